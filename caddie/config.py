@@ -1,0 +1,302 @@
+"""Settings as frozen values, and diffs between them.
+
+A `Config` is a frozen dataclass that holds settings and builds what it describes. It is checked when it is made, so
+a `Config` that exists is valid. A diff is a mapping from dotted path to value: the one notation for recipes,
+per-layer exceptions, sweeps, the command line and reports.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import json
+import math
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, replace
+from functools import cache
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+
+from caddie.errors import UserError, suggest
+
+Diff = Mapping[str, Any]
+"""Dotted path to value."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Inclusive bounds of a number, written `Annotated[int, Range(1, 8)]`."""
+
+    low: float
+    high: float
+
+
+Count = Annotated[int, Range(1, 1 << 40)]
+"""A whole number of at least one."""
+Fraction = Annotated[float, Range(0.0, 1.0)]
+"""A number from 0 to 1."""
+Positive = Annotated[float, Range(1e-30, 1e30)]
+"""A number above 0."""
+NonNegative = Annotated[float, Range(0.0, 1e30)]
+"""A number of at least 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Base of all settings. Subclasses are frozen, keyword-only dataclasses; a socket is an abstract subclass."""
+
+    def __post_init__(self) -> None:
+        for name, annotation in annotations(type(self)).items():
+            object.__setattr__(self, name, coerce(getattr(self, name), annotation, name))
+
+    def but(self, diff: Diff | None = None, **settings: Any) -> Self:
+        """A copy with the paths of `diff` (and whole fields by keyword) set; a misspelt path is a `UserError`."""
+        result: Any = self
+        for path, value in {**(diff or {}), **settings}.items():
+            try:
+                result = _set(result, path.split("."), value)
+            except UserError as error:
+                if isinstance(error, _NoSuchPath):
+                    raise UserError(f"no setting {path}{suggest(path, paths(self))}") from None
+                parent, _, name = path.rpartition(".")
+                joined = f"{parent}.{error}" if parent and str(error).startswith(name) else None
+                raise UserError(joined or (str(error) if not parent else f"{path}: {error}")) from None
+        return typing.cast(Self, result)
+
+    def diff(self, other: Config) -> dict[str, Any]:
+        """What turns this value into `other`: `self.but(self.diff(other)) == other`."""
+        if type(self) is not type(other):
+            raise TypeError(f"{type(self).__name__} and {type(other).__name__} have no diff")
+        return dict(_differences(self, other, ""))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values, with the class of every node under `kind`."""
+        return typing.cast(dict[str, Any], plain(self))
+
+    @classmethod
+    def from_json(cls, value: object) -> Self:
+        """The config that `to_json` described, or a `UserError`; only subclasses of `cls` can be named."""
+        return typing.cast(Self, coerce(value, cls, ""))
+
+    def key(self) -> str:
+        """Eight hexadecimal digits that name this value."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:8]
+
+
+class _NoSuchPath(UserError):
+    pass
+
+
+@cache
+def annotations(cls: type[Config]) -> dict[str, Any]:
+    """Field name to resolved type of a config class."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(cls)}
+
+
+@cache
+def descriptions(cls: type[Config]) -> dict[str, str]:
+    """Field name to the string written under the field, its documentation."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if not (isinstance(base, type) and issubclass(base, Config)) or base is Config:
+            continue
+        body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(base))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for statement, following in zip(body.body, body.body[1:], strict=False):
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+                    found[statement.target.id] = inspect.cleandoc(str(following.value.value))
+    return found
+
+
+def variants(socket: type[Config]) -> dict[str, type[Config]]:
+    """Name to class of everything that fits a socket: the class itself if concrete, and its subclasses."""
+    found = {} if inspect.isabstract(socket) else {socket.__name__: socket}
+    for subclass in socket.__subclasses__():
+        found.update(variants(subclass))
+    return found
+
+
+def paths(node: object, prefix: str = "") -> Iterator[str]:
+    """Every dotted path that `but` accepts on this value."""
+    children: list[tuple[str, object]] = []
+    if isinstance(node, Config):
+        children = [(field.name, getattr(node, field.name)) for field in fields(node)]
+    elif isinstance(node, Mapping):
+        children = [(str(key), value) for key, value in node.items()]
+    for name, value in children:
+        yield prefix + name
+        yield from paths(value, f"{prefix}{name}.")
+
+
+def plain(value: object) -> object:
+    """JSON form of a config, or of anything a config can hold."""
+    if isinstance(value, Config):
+        pairs = ((field.name, plain(getattr(value, field.name))) for field in fields(value))
+        return {"kind": type(value).__name__, **dict(pairs)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(item) for item in value]
+    return value
+
+
+def show(value: object) -> str:
+    """One line for people: what could be typed after `PATH=`."""
+    if isinstance(value, Config):
+        shown = ", ".join(
+            f"{field.name}={show(getattr(value, field.name))}"
+            for field in fields(value)
+            if getattr(value, field.name) != field.default
+        )
+        return f"{type(value).__name__}({shown})" if shown else type(value).__name__
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(plain(value))
+
+
+def parse_assignment(text: str) -> tuple[str, object]:
+    """`PATH=VALUE` from a command line; the value is read as JSON where it is JSON, else as a word."""
+    path, sign, value = text.partition("=")
+    if not sign or not path:
+        raise UserError(f"{text!r} is not a setting; write PATH=VALUE, as in train.seconds=60")
+    if value.lower() in ("none", "null"):
+        return path, None
+    try:
+        return path, json.loads(value)
+    except (ValueError, RecursionError):
+        return path, value
+
+
+def coerce(value: object, annotation: Any, name: str) -> Any:
+    """`value` as the type `annotation` asks for, or a `UserError` that names the field."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        result = coerce(value, arguments[0], name)
+        _check_range(result, arguments[1], name)
+        return result
+    if origin in (Union, types.UnionType):
+        return _coerce_union(value, arguments, name)
+    if origin is Literal:
+        if value not in arguments:
+            raise UserError(f"{name} must be one of {', '.join(map(str, arguments))}, not {show(value)}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, (tuple, list)):
+            raise UserError(f"{name} must be a list, not {show(value)}")
+        return tuple(coerce(item, arguments[0], f"{name}.{index}") for index, item in enumerate(value))
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(value, Mapping):
+            raise UserError(f"{name} must be a mapping, not {show(value)}")
+        return {str(key): coerce(item, arguments[1], f"{name}.{key}") for key, item in value.items()}
+    if annotation is Any:
+        return value
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        return _coerce_config(value, annotation, name)
+    return _coerce_scalar(value, annotation, name)
+
+
+def _coerce_union(value: object, arguments: tuple[Any, ...], name: str) -> Any:
+    if value is None and type(None) in arguments:
+        return None
+    choices = [choice for choice in arguments if choice is not type(None)]
+    configs = [choice for choice in choices if isinstance(choice, type) and issubclass(choice, Config)]
+    if isinstance(value, (Config, Mapping)) and configs:
+        return coerce(value, configs[0], name)
+    error: UserError | None = None
+    for choice in choices:
+        try:
+            return coerce(value, choice, name)
+        except UserError as caught:
+            error = error or caught
+    assert error is not None
+    raise error
+
+
+def _coerce_config(value: object, socket: type[Config], name: str) -> Config:
+    if isinstance(value, socket):
+        return value
+    known = variants(socket)
+    settings: dict[str, object] = {}
+    if isinstance(value, Mapping):
+        settings = {str(key): item for key, item in value.items()}
+        kind = settings.pop("kind", socket.__name__ if socket.__name__ in known else None)
+    else:
+        kind = value
+    if not isinstance(kind, str) or kind not in known:
+        hint = suggest(str(kind), known)
+        raise UserError(f"{name or 'config'} must be one of {', '.join(sorted(known))}, not {show(value)}{hint}")
+    cls = known[kind]
+    for setting in settings:
+        if setting not in annotations(cls):
+            raise UserError(f"{kind} has no setting {setting}{suggest(setting, annotations(cls))}")
+    missing = [field.name for field in fields(cls) if _required(field) and field.name not in settings]
+    if missing:
+        raise UserError(f"{kind} needs {', '.join(missing)}")
+    return cls(**settings)
+
+
+def _required(field: Any) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def _coerce_scalar(value: object, annotation: type, name: str) -> Any:
+    fits = isinstance(value, annotation) and (annotation is bool or not isinstance(value, bool))
+    if fits and not (annotation is float and not math.isfinite(typing.cast(float, value))):
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        if annotation is float:
+            return float(value)
+        if annotation is int and float(value).is_integer():
+            return int(value)
+    nouns = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    raise UserError(f"{name} must be {nouns.get(annotation, annotation.__name__)}, not {show(value)}")
+
+
+def _check_range(value: Any, bounds: Range, name: str) -> None:
+    if isinstance(value, (int, float)) and not bounds.low <= value <= bounds.high:
+        raise UserError(f"{name} must be from {bounds.low:,g} to {bounds.high:,g}, not {value:,g}")
+
+
+def _set(node: Any, parts: list[str], value: object) -> Any:
+    if isinstance(node, Config):
+        name, rest = parts[0], parts[1:]
+        if name not in annotations(type(node)):
+            raise _NoSuchPath(name)
+        held = getattr(node, name)
+        if rest:
+            changed = _set(held, rest, value)
+        elif isinstance(held, Config) and isinstance(value, Mapping) and "kind" not in value:
+            changed = held.but(value)
+        else:
+            changed = value
+        return replace(node, **{name: changed})
+    if isinstance(node, Mapping):
+        for length in range(len(parts), 0, -1):
+            key = ".".join(parts[:length])
+            if key in node and length < len(parts):
+                return {**node, key: _set(node[key], parts[length:], value)}
+        key = ".".join(parts)
+        held = node.get(key)
+        if isinstance(held, Config) and isinstance(value, Mapping) and "kind" not in value:
+            value = held.but(value)
+        return {**node, key: value}
+    raise _NoSuchPath(parts[0])
+
+
+def _differences(a: object, b: object, path: str) -> Iterator[tuple[str, Any]]:
+    dot = f"{path}." if path else ""
+    if isinstance(a, Config) and type(a) is type(b):
+        for field in fields(a):
+            yield from _differences(getattr(a, field.name), getattr(b, field.name), dot + field.name)
+    elif isinstance(a, Mapping) and isinstance(b, Mapping) and set(a) <= set(b):
+        for key in b:
+            if key not in a:
+                yield dot + str(key), b[key]
+            else:
+                yield from _differences(a[key], b[key], dot + str(key))
+    elif a != b:
+        yield path, b

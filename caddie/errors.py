@@ -1,0 +1,19 @@
+"""The one exception that a user is meant to read."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """A mistake in what was asked or given: one line that says what is wrong and what to do.
+
+    The command line prints it without a traceback and exits with status 2.
+    """
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` when a known word is close to `word`, else an empty string."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""

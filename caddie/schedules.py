@@ -1,0 +1,163 @@
+"""The budget, the moment a run is at, and numbers that change with it.
+
+Progress is the fraction of the budget spent, so one recipe means the same on a laptop and on eight GPUs. The two
+schedules that count steps exist to reproduce the contest's scripts and say so.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated
+
+from caddie.config import Config, Count, Fraction, Range
+from caddie.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget(Config):
+    """What training may spend. With both set, whichever runs out first ends it."""
+
+    seconds: Annotated[float, Range(0.01, 1e8)] | None = None
+    """Wall-clock seconds of training."""
+    steps: Count | None = None
+    """Optimizer steps."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.seconds is None and self.steps is None:
+            raise UserError("a budget needs seconds or steps; set train.budget.seconds or train.budget.steps")
+
+    def progress(self, step: int, seconds: float) -> float:
+        """Fraction spent, from 0 to 1, after `step` steps that took `seconds`."""
+        by_time = seconds / self.seconds if self.seconds else 0.0
+        by_steps = step / self.steps if self.steps else 0.0
+        return min(1.0, max(by_time, by_steps))
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where a run is: before step number `step`, after `seconds` of training."""
+
+    step: int
+    seconds: float
+    budget: Budget
+
+    @property
+    def progress(self) -> float:
+        """Fraction of the budget spent."""
+        return self.budget.progress(self.step, self.seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(Config):
+    """A value over the run."""
+
+    @abstractmethod
+    def at(self, moment: Moment) -> float:
+        """The value at `moment`."""
+
+
+Number = float | Schedule
+"""A number, or a schedule in its place."""
+NonNegativeNumber = Annotated[Number, Range(0.0, 1e30)]
+"""A number of at least 0, or a schedule."""
+
+
+def value_at(number: Number, moment: Moment) -> float:
+    """The number itself, or what the schedule says at `moment`."""
+    return number.at(moment) if isinstance(number, Schedule) else number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ramp(Schedule):
+    """A straight line over progress, constant before and after."""
+
+    start: float
+    """Value until progress `begin`."""
+    end: float
+    """Value from progress `finish` on."""
+    begin: Fraction = 0.0
+    """Progress at which the line leaves `start`."""
+    finish: Fraction = 1.0
+    """Progress at which the line reaches `end`."""
+
+    def at(self, moment: Moment) -> float:
+        """The value at `moment`."""
+        length = self.finish - self.begin
+        fraction = (moment.progress - self.begin) / length if length > 0 else float(moment.progress >= self.finish)
+        return self.start + (self.end - self.start) * min(1.0, max(0.0, fraction))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warmdown(Schedule):
+    """1, then a straight line down to `floor` over the last `fraction` of the budget (records from #1493 on)."""
+
+    fraction: Fraction
+    """Part of the budget over which the value falls."""
+    floor: Fraction = 0.0
+    """The least value."""
+
+    def at(self, moment: Moment) -> float:
+        """The value at `moment`."""
+        left = 1.0 - moment.progress
+        return max(left / self.fraction, self.floor) if left <= self.fraction and self.fraction > 0 else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterationWarmdown(Schedule):
+    """The contest baseline's warm-down: the last `steps` steps, their length foretold from the mean step time so far.
+
+    On a slow machine this decays from almost the first step; `Warmdown` is the cure. Kept to reproduce public runs.
+    """
+
+    steps: Count
+    """Steps over which the value falls to zero."""
+
+    def at(self, moment: Moment) -> float:
+        """The value at `moment`."""
+        budget = moment.budget
+        if budget.seconds is None:
+            assert budget.steps is not None
+            return min(1.0, max(0.0, (budget.steps - moment.step) / self.steps))
+        length = self.steps * moment.seconds / max(moment.step, 1)
+        left = max(budget.seconds - moment.seconds, 0.0)
+        return left / length if left <= length and length > 0 else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRamp(Schedule):
+    """A straight line over the first `steps` steps, as the contest's momentum warm-up counts them."""
+
+    start: float
+    """Value at step 0."""
+    end: float
+    """Value from step `steps` on."""
+    steps: Annotated[int, Range(0, 1 << 40)]
+    """Length in steps."""
+
+    def at(self, moment: Moment) -> float:
+        """The value at `moment`."""
+        fraction = min(1.0, moment.step / self.steps) if self.steps else 1.0
+        return (1.0 - fraction) * self.start + fraction * self.end
+
+
+class Clock:
+    """Seconds by phase. A phase may be entered several times; its seconds add up."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self.now = now
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Charge the enclosed work to `name`."""
+        begin = self.now()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + self.now() - begin
+
