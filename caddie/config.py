@@ -14,6 +14,7 @@ import json
 import math
 import types
 import typing
+from abc import ABC
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
@@ -44,11 +45,11 @@ NonNegative = Annotated[float, Range(0.0, 1e30)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(ABC):
     """Base of all settings. Subclasses are frozen, keyword-only dataclasses; a socket is an abstract subclass."""
 
     def __post_init__(self) -> None:
-        for name, annotation in annotations(type(self)).items():
+        for name, annotation in field_types(type(self)).items():
             object.__setattr__(self, name, coerce(getattr(self, name), annotation, name))
 
     def but(self, diff: Diff | None = None, **settings: Any) -> Self:
@@ -90,7 +91,7 @@ class _NoSuchPath(UserError):
 
 
 @cache
-def annotations(cls: type[Config]) -> dict[str, Any]:
+def field_types(cls: type[Config]) -> dict[str, Any]:
     """Field name to resolved type of a config class."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in fields(cls)}
@@ -231,8 +232,8 @@ def _coerce_config(value: object, socket: type[Config], name: str) -> Config:
         raise UserError(f"{name or 'config'} must be one of {', '.join(sorted(known))}, not {show(value)}{hint}")
     cls = known[kind]
     for setting in settings:
-        if setting not in annotations(cls):
-            raise UserError(f"{kind} has no setting {setting}{suggest(setting, annotations(cls))}")
+        if setting not in field_types(cls):
+            raise UserError(f"{kind} has no setting {setting}{suggest(setting, field_types(cls))}")
     missing = [field.name for field in fields(cls) if _required(field) and field.name not in settings]
     if missing:
         raise UserError(f"{kind} needs {', '.join(missing)}")
@@ -264,7 +265,7 @@ def _check_range(value: Any, bounds: Range, name: str) -> None:
 def _set(node: Any, parts: list[str], value: object) -> Any:
     if isinstance(node, Config):
         name, rest = parts[0], parts[1:]
-        if name not in annotations(type(node)):
+        if name not in field_types(type(node)):
             raise _NoSuchPath(name)
         held = getattr(node, name)
         if rest:

@@ -1,4 +1,4 @@
-"""The one exception that a user is meant to read."""
+"""The exceptions that a user is meant to read."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ class UserError(ValueError):
 
     The command line prints it without a traceback and exits with status 2.
     """
+
+
+class CheckFailed(Exception):
+    """Something was checked and did not hold: one line, printed without a traceback; exit status 1."""
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

@@ -17,19 +17,16 @@ from caddie.config import Config, Count, Fraction, Range
 from caddie.errors import UserError
 
 
-@dataclass(frozen=True, kw_only=True)
-class Budget(Config):
-    """What training may spend. With both set, whichever runs out first ends it."""
+@dataclass(frozen=True)
+class Budget:
+    """What training may spend: wall-clock seconds, optimizer steps, or whichever of both runs out first."""
 
-    seconds: Annotated[float, Range(0.01, 1e8)] | None = None
-    """Wall-clock seconds of training."""
-    steps: Count | None = None
-    """Optimizer steps."""
+    seconds: float | None = None
+    steps: int | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.seconds is None and self.steps is None:
-            raise UserError("a budget needs seconds or steps; set train.budget.seconds or train.budget.steps")
+            raise UserError("training needs a budget; set train.seconds or train.steps")
 
     def progress(self, step: int, seconds: float) -> float:
         """Fraction spent, from 0 to 1, after `step` steps that took `seconds`."""
@@ -160,4 +157,3 @@ class Clock:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + self.now() - begin
-

@@ -1,0 +1,155 @@
+"""The artifact: one file that holds everything needed to score it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from caddie import container
+from caddie.codecs import Brotli
+from caddie.compress import PREFIX, decompress
+from caddie.config import Config, coerce
+from caddie.errors import UserError
+from caddie.model import GPT, Model
+from caddie.quantize import Quantizer
+from caddie.scoring import Scoring
+from caddie.tokenizers import Tokenizer, deserialize
+
+CONFIG, TOKENIZER, MANIFEST = "config", "tokenizer", "manifest"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest(Config):
+    """Where an artifact comes from. Hashes are SHA-256 in hexadecimal."""
+
+    caddie: str
+    """Version of caddie that packed it."""
+    recipe: str
+    """Name of the recipe."""
+    recipe_sha256: str
+    """Hash of the recipe's settings."""
+    seed: int
+    """Seed of the initial weights and of the data order."""
+    parameters: int
+    """Number of parameters."""
+    tokenizer: str
+    """Kind of tokenizer."""
+    tokenizer_sha256: str
+    """Hash of the tokenizer."""
+    train_documents_sha256: str
+    """Hash of the set of training documents."""
+    validation_fraction: float
+    """Part of the documents held out, which with their hashes fixes the split."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file, read back: `ledger` gives its bytes by part and `tensor_bytes` those of each weight."""
+
+    path: Path
+    sha256: str
+    model: Model
+    tokenizer: Tokenizer
+    scoring: Scoring
+    manifest: Manifest
+    ledger: dict[str, int]
+    tensor_bytes: dict[str, int]
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the file on disk."""
+        return sum(self.ledger.values())
+
+
+def pack(
+    path: Path,
+    gpt: GPT,
+    quantizers: Mapping[str, Quantizer],
+    weights: list[container.Section],
+    tokenizer: Tokenizer,
+    scoring: Scoring,
+    manifest: Manifest,
+) -> None:
+    """Write the artifact, all of it or nothing; everything in it is data, no code and no pickle."""
+    config = {
+        "model": gpt.to_json(),
+        "quantizers": {k: q.to_json() for k, q in quantizers.items()},
+        "score": scoring.to_json(),
+    }
+    container.write(
+        path,
+        [
+            container.Section(CONFIG, _dump(config), Brotli()),
+            container.Section(MANIFEST, _dump(manifest.to_json()), Brotli()),
+            container.Section(TOKENIZER, tokenizer.serialize(), Brotli()),
+            *weights,
+        ],
+    )
+
+
+def load(path: Path, device: torch.device | str = "cpu") -> Artifact:
+    """The artifact in a file; whatever is wrong with the file is a `UserError`."""
+    contents = container.read(path)
+    for name in (CONFIG, MANIFEST, TOKENIZER):
+        if name not in contents.sections:
+            raise UserError(f"{path} is not a complete artifact: it has no {name}")
+    config = _parse(contents.sections[CONFIG], CONFIG)
+    manifest = _describe(Manifest, _parse(contents.sections[MANIFEST], MANIFEST), MANIFEST)
+    gpt = _describe(GPT, config.get("model"), CONFIG)
+    scoring = _describe(Scoring, config.get("score"), CONFIG)
+    try:
+        quantizers = coerce(config.get("quantizers"), dict[str, Quantizer], "quantizers")
+    except UserError as error:
+        raise UserError(f"the artifact's {CONFIG} is not valid: {error}") from None
+    tokenizer = deserialize(manifest.tokenizer, contents.sections[TOKENIZER])
+    if tokenizer.sha256 != manifest.tokenizer_sha256:
+        raise UserError("the artifact's tokenizer is not the one its manifest names")
+    if tokenizer.vocabulary != gpt.vocabulary:
+        raise UserError(f"the artifact's tokenizer has {tokenizer.vocabulary:,} ids and its model {gpt.vocabulary:,}")
+    weights = decompress(gpt, quantizers, contents.sections)
+    with torch.device("meta"):
+        model = gpt.build()
+    model.load_state_dict(weights, assign=True)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    stored = {entry.name: entry.stored_bytes for entry in contents.entries}
+    tensor_bytes = {name.removeprefix(PREFIX): size for name, size in stored.items() if name.startswith(PREFIX)}
+    data = path.read_bytes()
+    ledger = {
+        "weights": sum(tensor_bytes.values()),
+        "tokenizer": stored[TOKENIZER],
+        "config": stored[CONFIG],
+        "manifest": stored[MANIFEST],
+        "container": len(data) - sum(stored.values()),
+    }
+    digest = hashlib.sha256(data).hexdigest()
+    return Artifact(path, digest, model.to(device), tokenizer, scoring, manifest, ledger, tensor_bytes)
+
+
+def _dump(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _parse(data: bytes, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        raise UserError(f"the artifact's {name} is not JSON") from None
+    if not isinstance(value, dict):
+        raise UserError(f"the artifact's {name} is not a JSON object")
+    return value
+
+
+def _describe(cls: type[Any], value: object, name: str) -> Any:
+    try:
+        if not isinstance(value, dict):
+            raise UserError(f"no {cls.__name__}")
+        return cls.from_json(value)
+    except (UserError, RecursionError) as error:
+        raise UserError(f"the artifact's {name} is not valid: {error}") from None

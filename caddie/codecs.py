@@ -1,0 +1,177 @@
+"""General-purpose compressors of bytes, safe to run on a file from a stranger.
+
+Only the length of the original is kept beside a stream, so `decode` reads none of a codec's settings: whatever level
+wrote the stream, the codec with its defaults reads it. Streams carry no header, checksum or magic that the container
+has already.
+"""
+
+from __future__ import annotations
+
+import lzma
+import zlib
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import brotli
+import zstandard
+
+from caddie.config import Config, Range
+from caddie.errors import UserError
+
+_DICTIONARY_BYTES = 64 << 20
+"""The furthest that Lzma looks back: what its highest preset uses."""
+_WINDOW_BYTES = 128 << 20
+"""The furthest that Zstd looks back: what its highest level uses."""
+_ZSTD_RATIO = 1 << 15
+"""Nothing in Zstd is denser than a block of 128 KiB in four bytes."""
+_PIECE_BYTES = 1 << 16
+"""How much Brotli is asked for at a time: its decoder overshoots a limit in proportion."""
+_RAW_DEFLATE = -15
+_MAGICLESS = zstandard.FORMAT_ZSTD1_MAGICLESS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codec(Config):
+    """A reversible compressor of bytes. Every setting has a default and matters to `encode` only."""
+
+    @abstractmethod
+    def encode(self, data: bytes) -> bytes:
+        """`data`, compressed; the same bytes each time."""
+
+    @abstractmethod
+    def decode(self, data: bytes, size: int) -> bytes:
+        """The `size` bytes that `encode` was given, in memory of that order; a `UserError` for any other stream."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored(Codec):
+    """The bytes as they are, for what is compressed already."""
+
+    def encode(self, data: bytes) -> bytes:
+        """`data` itself."""
+        return data
+
+    def decode(self, data: bytes, size: int) -> bytes:
+        """`data` itself, if it is `size` bytes long."""
+        return _whole(self, data, size, True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zlib(Codec):
+    """Raw deflate (RFC 1951): quick, and least overhead on a few bytes."""
+
+    level: Annotated[int, Range(0, 9)] = 9
+    """Effort, from 0 (none) to 9."""
+
+    def encode(self, data: bytes) -> bytes:
+        """`data`, deflated."""
+        return zlib.compress(data, self.level, wbits=_RAW_DEFLATE)
+
+    def decode(self, data: bytes, size: int) -> bytes:
+        """The `size` bytes that were deflated."""
+        stream = zlib.decompressobj(wbits=_RAW_DEFLATE)
+        try:
+            # One byte more than is wanted, here and below: it is what tells a longer stream from a whole one.
+            result = stream.decompress(data, size + 1)
+        except zlib.error as error:
+            raise _damaged(self, size) from error
+        return _whole(self, result, size, stream.eof and not stream.unused_data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lzma(Codec):
+    """Raw LZMA2, the coder inside xz: it stores what it cannot compress, where LZMA1 would grow it by 1.4%."""
+
+    preset: Annotated[int, Range(0, 9)] = 9
+    """Effort, from 0 to 9."""
+    extreme: bool = True
+    """Whether to search harder at the same preset; decoding is as quick."""
+
+    def encode(self, data: bytes) -> bytes:
+        """`data`, compressed."""
+        effort = self.preset | (lzma.PRESET_EXTREME if self.extreme else 0)
+        return lzma.compress(data, lzma.FORMAT_RAW, filters=_lzma_filters(len(data), preset=effort))
+
+    def decode(self, data: bytes, size: int) -> bytes:
+        """The `size` bytes that were compressed."""
+        stream = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_lzma_filters(size))
+        try:
+            result = stream.decompress(data, size + 1)
+        except lzma.LZMAError as error:
+            raise _damaged(self, size) from error
+        return _whole(self, result, size, stream.eof and not stream.unused_data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zstd(Codec):
+    """Zstandard (RFC 8878), its frames without the magic number."""
+
+    level: Annotated[int, Range(1, 22)] = 22
+    """Effort, from 1 to 22."""
+
+    def encode(self, data: bytes) -> bytes:
+        """`data`, compressed; nothing stays nothing."""
+        if not data:
+            return b""
+        parameters = zstandard.ZstdCompressionParameters.from_level(
+            self.level, source_size=len(data), format=_MAGICLESS
+        )
+        return zstandard.ZstdCompressor(compression_params=parameters).compress(data)
+
+    def decode(self, data: bytes, size: int) -> bytes:
+        """The `size` bytes that were compressed."""
+        if not size:
+            # The library does not look past the header of an empty frame.
+            return _whole(self, data, 0, True)
+        window = min(max(size, 1024), _WINDOW_BYTES)
+        try:
+            # The decoder allocates what the frame claims, so the claim is checked first.
+            claim = zstandard.get_frame_parameters(data, format=_MAGICLESS).content_size
+            if claim != size or claim > len(data) * _ZSTD_RATIO:
+                raise _damaged(self, size)
+            stream = zstandard.ZstdDecompressor(max_window_size=window, format=_MAGICLESS)
+            result = stream.decompress(data, allow_extra_data=False)
+        except zstandard.ZstdError as error:
+            raise _damaged(self, size) from error
+        return _whole(self, result, size, True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Brotli(Codec):
+    """Brotli (RFC 7932), which is best on short text."""
+
+    quality: Annotated[int, Range(0, 11)] = 11
+    """Effort, from 0 to 11."""
+
+    def encode(self, data: bytes) -> bytes:
+        """`data`, compressed."""
+        return bytes(brotli.compress(data, quality=self.quality, lgwin=24))
+
+    def decode(self, data: bytes, size: int) -> bytes:
+        """The `size` bytes that were compressed."""
+        stream = brotli.Decompressor()
+        result = bytearray()
+        try:
+            piece = stream.process(data, output_buffer_limit=_PIECE_BYTES)
+            while piece and len(result) <= size:
+                result += piece
+                piece = b"" if stream.is_finished() else stream.process(b"", output_buffer_limit=_PIECE_BYTES)
+        except brotli.error as error:
+            raise _damaged(self, size) from error
+        return _whole(self, bytes(result), size, stream.is_finished())
+
+
+def _lzma_filters(size: int, **settings: int) -> list[dict[str, Any]]:
+    dictionary = min(max(size, 4096), _DICTIONARY_BYTES)
+    return [{"id": lzma.FILTER_LZMA2, "dict_size": dictionary, **settings}]
+
+
+def _whole(codec: Codec, result: bytes, size: int, finished: bool) -> bytes:
+    if len(result) != size or not finished:
+        raise _damaged(codec, size)
+    return result
+
+
+def _damaged(codec: Codec, size: int) -> UserError:
+    return UserError(f"the bytes are not one whole {type(codec).__name__} stream of {size:,} bytes")

@@ -1,0 +1,158 @@
+"""Which corpus is meant: by a recipe and a text, by an artifact to be scored, by `caddie data`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from caddie import artifact as artifacts
+from caddie.artifact import Artifact
+from caddie.corpus import Corpus
+from caddie.errors import UserError
+from caddie.prepare import prepare, prepare_validation
+from caddie.recipe import Recipe
+from caddie.scoring import Text
+from caddie.tokenizers import RawBytes, SentencePieceFile, SentencePieceTokenizer, Tokenizer, TokenizerSource
+
+CORPORA = Path("data")
+"""Where texts are prepared, below the working directory."""
+Report = Callable[[str], None]
+
+
+def open_corpus(recipe: Recipe, source: str | None, report: Report, folder: Path | None = None) -> Corpus:
+    """The corpus of a text under the recipe's tokenizer, prepared once and found again afterwards."""
+    data = recipe.data
+    folder = folder or _corpus_folder(
+        source, [data.tokenizer.to_json(), recipe.model.vocabulary, data.validation_fraction]
+    )
+    corpus = prepare(
+        source,
+        folder=folder,
+        tokenizer_source=data.tokenizer,
+        vocabulary=recipe.model.vocabulary,
+        validation_fraction=data.validation_fraction,
+        report=report,
+    )
+    vocabulary = corpus.manifest.tokenizer.vocabulary
+    if vocabulary != recipe.model.vocabulary:
+        raise UserError(f"the tokenizer of {corpus.folder} has {vocabulary:,} ids; set model.vocabulary={vocabulary}")
+    return corpus
+
+
+def _corpus_folder(source: str | None, settings: list[object]) -> Path:
+    place = str(Path(source).expanduser().resolve()) if source else "stdlib"
+    digest = hashlib.sha256(json.dumps([place, *settings], sort_keys=True).encode()).hexdigest()[:8]
+    return CORPORA / f"{Path(place).name.split('.')[0] or 'root'}-{digest}"
+
+
+def open_for_scoring(artifact: Artifact, source: str | None, report: Report) -> Corpus:
+    """The corpus to score an artifact on: one that is proven to hold no document that the artifact was trained on.
+
+    A text is split again as it was for training; unless that gives the very same training documents, nothing is proven
+    and it is refused.
+    """
+    tokenizer, manifest = artifact.tokenizer, artifact.manifest
+    if source is not None and (Path(source) / "manifest.json").is_file():
+        corpus = Corpus.load(Path(source))
+    else:
+        corpus = prepare(
+            source,
+            folder=_corpus_folder(source, [tokenizer.sha256, manifest.validation_fraction]),
+            tokenizer_source=_tokenizer_source(tokenizer),
+            vocabulary=tokenizer.vocabulary,
+            validation_fraction=manifest.validation_fraction,
+            report=report,
+        )
+    if corpus.manifest.tokenizer.sha256 != tokenizer.sha256:
+        raise UserError(
+            f"{corpus.folder} was tokenized by another tokenizer than the artifact's; "
+            f"make one with: caddie data TEXT --tokenizer {artifact.path} --against CORPUS --out DIR"
+        )
+    trained_on = corpus.manifest.train.document_set_sha256 if corpus.manifest.train else None
+    if trained_on != manifest.train_documents_sha256:
+        raise UserError(
+            "nothing proves that the artifact was not trained on this text; make a corpus that does with: "
+            f"caddie data TEXT --tokenizer {artifact.path} --against TRAINING_CORPUS --out DIR"
+        )
+    corpus.check_disjoint()
+    corpus.check_shards("validation")
+    return corpus
+
+
+def _tokenizer_source(tokenizer: Tokenizer) -> TokenizerSource:
+    data = tokenizer.serialize()
+    if not data:
+        return RawBytes()
+    path = CORPORA / "tokenizers" / f"{tokenizer.sha256[:16]}.model"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        partial.write_bytes(data)
+        os.replace(partial, path)
+    return SentencePieceFile(path=str(path))
+
+
+def text_of(corpus: Corpus) -> Text:
+    """The held-out text of a corpus, as the scorer takes it."""
+    split = corpus.manifest.validation
+    return Text(
+        tokens=corpus.validation_tokens(),
+        bos=corpus.manifest.tokenizer.bos,
+        source_bytes=split.source_bytes,
+        normalized_bytes=split.normalized_bytes,
+        table_bytes=split.table_bytes,
+    )
+
+
+def describe(corpus: Corpus) -> str:
+    """The corpus in one line: how much, and what its tokenizer loses."""
+    manifest = corpus.manifest
+    train_bytes = manifest.train.source_bytes if manifest.train else 0
+    trip = manifest.tokenizer.round_trip
+    if trip is None:
+        kept = "bytes by the contest's table (no text)"
+    elif trip.changed_documents:
+        lost = trip.source_bytes - trip.decoded_bytes
+        kept = (
+            f"lossy tokenizer: {trip.changed_documents:,} of {trip.documents:,} documents change, {lost:,} bytes lost"
+        )
+    else:
+        kept = "lossless tokenizer"
+    return f"{manifest.name}: {train_bytes:,} bytes to train on, {manifest.validation.source_bytes:,} held out; {kept}"
+
+
+def make_corpus(
+    source: str | None,
+    recipe: Recipe,
+    *,
+    tokenizer: str | None,
+    against: str | None,
+    out: str | None,
+    report: Report,
+) -> Corpus:
+    """The corpus that `caddie data` is asked for: split as the recipe says, or held out whole against another corpus.
+
+    `tokenizer` names an artifact or a SentencePiece model to take in place of the recipe's.
+    """
+    if against is not None:
+        other = Corpus.load(Path(against))
+        given = _given_tokenizer(Path(tokenizer)) if tokenizer else other.tokenizer()
+        folder = Path(out) if out else _corpus_folder(source, [given.sha256, against])
+        return prepare_validation(source, folder=folder, tokenizer=given, against=other, report=report)
+    if tokenizer is not None:
+        given = _given_tokenizer(Path(tokenizer))
+        diff = {"model.vocabulary": given.vocabulary, "data.tokenizer": _tokenizer_source(given)}
+        recipe = recipe.but(diff)
+    return open_corpus(recipe, source, report, Path(out) if out else None)
+
+
+def _given_tokenizer(path: Path) -> Tokenizer:
+    if path.suffix == ".model":
+        try:
+            return SentencePieceTokenizer(path.read_bytes())
+        except OSError as error:
+            raise UserError(f"{path}: cannot read the tokenizer ({error.strerror})") from None
+    return artifacts.load(path).tokenizer

@@ -1,0 +1,140 @@
+"""Several processes that train one model: who is who, and the few exchanges they need.
+
+The only environment variables that the program reads are torchrun's, and only here.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from caddie.errors import UserError
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's number among `world` processes, and its device."""
+
+    rank: int = 0
+    world: int = 1
+    device: torch.device = torch.device("cpu")
+
+    @property
+    def first(self) -> bool:
+        """Whether this process is the one that writes and reports."""
+        return self.rank == 0
+
+    def sum(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over all processes, in one exchange per dtype."""
+        if self.world == 1:
+            return
+        for dtype in {tensor.dtype for tensor in tensors}:
+            group = [tensor for tensor in tensors if tensor.dtype == dtype]
+            flat = torch.cat([tensor.reshape(-1) for tensor in group])
+            dist.all_reduce(flat)
+            offset = 0
+            for tensor in group:
+                tensor.copy_(flat[offset : offset + tensor.numel()].view_as(tensor))
+                offset += tensor.numel()
+
+    def maximum(self, *values: float) -> list[float]:
+        """The largest of each value over all processes, so that all decide alike."""
+        if self.world == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        found: list[float] = tensor.tolist()
+        return found
+
+    def wait(self) -> None:
+        """Return when every process has come here."""
+        if self.world > 1:
+            dist.barrier()
+
+
+def under_torchrun() -> bool:
+    """Whether this process was started as one of several."""
+    return "WORLD_SIZE" in os.environ
+
+
+def local_device() -> torch.device:
+    """The GPU of this process if there is one, else the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+
+
+@contextmanager
+def join() -> Iterator[Ranks]:
+    """The ranks of this process, with the exchange between them open as long as the block runs."""
+    device = local_device()
+    if not under_torchrun():
+        yield Ranks(device=device)
+        return
+    try:
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        raise UserError("RANK and WORLD_SIZE must both be whole numbers; start several processes with --gpus") from None
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", rank=rank, world_size=world)
+    try:
+        yield Ranks(rank, world, device)
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def launch(world: int, arguments: Sequence[str]) -> int:
+    """Run `python -m caddie ARGUMENTS` as `world` processes of one machine; the exit status of the first that failed.
+
+    Only the first process keeps its standard output; when one fails, the others are ended.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {**os.environ, "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "caddie", *arguments],
+            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdin=subprocess.DEVNULL,
+            stdout=None if rank == 0 else subprocess.DEVNULL,
+            stderr=None if rank == 0 else subprocess.DEVNULL,
+        )
+        for rank in range(world)
+    ]
+
+    def forward(number: int, frame: object) -> None:
+        for process in processes:
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return _watch(processes)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _watch(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+    while any(process.poll() is None for process in processes):
+        failed = [process.returncode for process in processes if process.poll() not in (None, 0)]
+        if failed:
+            time.sleep(5.0)  # the others may be about to fail for the same reason and say it
+            for process in processes:
+                process.kill()
+            return failed[0]
+        time.sleep(0.05)
+    return next((process.returncode for process in processes if process.returncode), 0)

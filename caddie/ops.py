@@ -1,0 +1,42 @@
+"""The few tensor functions that every model shares, as plain references."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def rms_norm(x: Tensor) -> Tensor:
+    """x / sqrt(mean(x²) + eps) over the last axis, no learned gain, eps the machine epsilon of the dtype."""
+    return F.rms_norm(x, (x.shape[-1],))
+
+
+def rotary_tables(positions: Tensor, dims: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of position times base^(-2i/dims), each (T, dims/2) (RoFormer, arXiv 2104.09864)."""
+    frequencies = base ** (-torch.arange(0, dims, 2, dtype=torch.float32, device=positions.device) / dims)
+    angles = positions.float()[:, None] * frequencies
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Turn the halves of the last axis of x (..., T, D) against each other: (u cos + w sin, -u sin + w cos)."""
+    u, w = x.chunk(2, dim=-1)
+    return torch.cat((u * cosine + w * sine, w * cosine - u * sine), dim=-1)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
+    """Causal attention of q (B, H, T, D) over k, v (B, K, T, D); query head h reads key/value head h // (H/K).
+
+    `documents` (B, T) numbers the document of each position; where given, no position sees another document.
+    """
+    if documents is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+    same = documents[:, None, :, None] == documents[:, None, None, :]
+    causal = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).tril()
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=same & causal, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def softcap(logits: Tensor, cap: float) -> Tensor:
+    """cap · tanh(logits / cap), near the identity for small logits (Gemma 2, arXiv 2408.00118)."""
+    return cap * torch.tanh(logits / cap)

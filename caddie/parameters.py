@@ -1,0 +1,151 @@
+"""Parameters declare what they are where they are born: name, shape, role and initial value.
+
+Rules in a recipe map a role or a name pattern to an optimizer or a quantizer. Roles live in the module that declares
+the parameter, because attributes set on an `nn.Parameter` do not survive `deepcopy` or `to_empty`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from caddie.config import Config
+from caddie.errors import UserError, suggest
+
+Role = Literal["embedding", "matrix", "gate", "scalar", "head"]
+ROLES: tuple[Role, ...] = ("embedding", "matrix", "gate", "scalar", "head")
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Initial(Config):
+    """Where a parameter starts."""
+
+    @abstractmethod
+    def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
+        """Set `tensor` (float32, on the CPU) in place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(Initial):
+    """The same value everywhere."""
+
+    value: float
+    """The value."""
+
+    def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
+        """Set every element."""
+        tensor.fill_(self.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowConstants(Initial):
+    """One value for each row."""
+
+    values: tuple[float, ...]
+    """The rows' values, in order."""
+
+    def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
+        """Set every row."""
+        tensor.copy_(torch.tensor(self.values).reshape(-1, *[1] * (tensor.ndim - 1)).expand_as(tensor))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normal(Initial):
+    """Independent normal values with mean 0."""
+
+    std: float
+    """Standard deviation."""
+
+    def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
+        """Draw every element."""
+        tensor.normal_(0.0, self.std, generator=generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FanIn(Initial):
+    """Uniform within one over the root of the number of inputs: PyTorch's default for linear layers."""
+
+    def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
+        """Draw every element."""
+        bound = 1.0 / math.sqrt(tensor.shape[-1])
+        tensor.uniform_(-bound, bound, generator=generator)
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What a module says of one of its parameters."""
+
+    role: Role
+    initial: Initial
+
+
+class Part(nn.Module):
+    """A module that declares its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.declarations: dict[str, Declaration] = {}
+
+    def declare(self, name: str, shape: tuple[int, ...], role: Role, initial: Initial) -> nn.Parameter:
+        """An uninitialized parameter of this module; `initialize` gives it its value."""
+        self.declarations[name] = Declaration(role, initial)
+        return nn.Parameter(torch.empty(shape))
+
+
+def declarations(model: nn.Module) -> dict[str, Declaration]:
+    """Full parameter name to declaration, in the model's order; a parameter nobody declared is our mistake."""
+    found: dict[str, Declaration] = {}
+    for prefix, module in model.named_modules():
+        for name, _ in module.named_parameters(recurse=False):
+            assert isinstance(module, Part), f"{prefix} declares no parameters"
+            assert name in module.declarations, f"undeclared parameter {prefix}.{name}"
+            found[f"{prefix}.{name}" if prefix else name] = module.declarations[name]
+    return found
+
+
+def initialize(model: nn.Module, seed: int) -> None:
+    """Give every parameter its initial value.
+
+    Each is drawn from its own generator, seeded by run seed and name: the values do not depend on the device, nor on
+    which other parameters the model has, so two recipes that share a parameter start it alike.
+    """
+    declared = declarations(model)
+    for name, parameter in model.named_parameters():
+        digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+        value = torch.empty(parameter.shape)
+        declared[name].initial.fill(value, generator)
+        with torch.no_grad():
+            parameter.copy_(value)
+
+
+def assign(rules: Mapping[str, Value], model: nn.Module, what: str) -> dict[str, Value]:
+    """Parameter name to the value of the last rule that matches its role or its name.
+
+    A rule's key is a role (`matrix`) or a pattern of names (`blocks.0.*`). A parameter without a rule and a pattern
+    that matches nothing are errors; a role that this model happens not to use is not.
+    """
+    declared = declarations(model)
+    chosen: dict[str, Value] = {}
+    for pattern, value in rules.items():
+        matches = [name for name in declared if _matches(pattern, name, declared[name].role)]
+        if not matches and pattern not in ROLES:
+            raise UserError(f"{what}: {pattern} matches no parameter{suggest(pattern, [*declared, *ROLES])}")
+        chosen.update(dict.fromkeys(matches, value))
+    for name, declaration in declared.items():
+        if name not in chosen:
+            raise UserError(f"{what}: no rule for {name}; add one for its role, {declaration.role}")
+    return chosen
+
+
+def _matches(pattern: str, name: str, role: str) -> bool:
+    return pattern == role or (pattern not in ROLES and fnmatch.fnmatchcase(name, pattern))

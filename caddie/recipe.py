@@ -1,0 +1,126 @@
+"""A recipe: every setting of a run as one value, with its reason and the public figures it answers to."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from caddie.compress import Compress
+from caddie.config import Config, Range
+from caddie.errors import UserError, suggest
+from caddie.model import GPT, parameter_count
+from caddie.scoring import Scoring
+from caddie.tokenizers import SentencePieceBPE, TokenizerSource
+from caddie.train import Train
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure(Config):
+    """A public result, as its source states it; nothing here was measured by caddie."""
+
+    label: str
+    """Machine and seed."""
+    bits_per_byte: float
+    """Bits per byte on the contest's validation text, after quantization."""
+    artifact_bytes: int | None = None
+    """Bytes of model and code."""
+    source: str
+    """Where it stands."""
+    note: str = ""
+    """What must be known to compare."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data(Config):
+    """How text becomes tokens."""
+
+    tokenizer: TokenizerSource = SentencePieceBPE()
+    """Where the tokenizer comes from; the size of its vocabulary is the model's."""
+    validation_fraction: Annotated[float, Range(0.0, 0.9)] = 0.03
+    """Part of the documents held out for scoring, chosen by hash."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Config):
+    """Everything that a run does, apart from the text, the seed and the machine."""
+
+    name: str = ""
+    """Short name."""
+    why: str = ""
+    """What the recipe is for, in one sentence."""
+    base: str | None = None
+    """Name of the recipe that it is a diff of."""
+    public: tuple[Figure, ...] = ()
+    """Public results of the same settings."""
+    data: Data = Data()
+    """How text becomes tokens."""
+    model: GPT = GPT()
+    """The model."""
+    train: Train = Train()
+    """How it is trained."""
+    compress: Compress = Compress()
+    """How its weights become bytes."""
+    score: Scoring = Scoring()
+    """How the artifact is scored."""
+
+    @property
+    def settings(self) -> Recipe:
+        """The recipe without its labels: what decides the result."""
+        return self.but(name="", why="", base=None, public=())
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the settings."""
+        return hashlib.sha256(json.dumps(self.settings.to_json(), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters of the model."""
+        return parameter_count(self.model)
+
+
+def recipes() -> dict[str, Recipe]:
+    """Name to recipe of all that caddie ships."""
+    from caddie import recipes as shelf
+
+    return _named(vars(shelf))
+
+
+def find(name: str) -> Recipe:
+    """A recipe by its name, or one of a user's own as `FILE.py:NAME`."""
+    path, colon, attribute = name.rpartition(":")
+    if not colon:
+        shelf = recipes()
+        if name not in shelf:
+            raise UserError(
+                f"no recipe {name}{suggest(name, shelf)}; `caddie recipes` lists them, FILE.py:NAME is yours"
+            )
+        return shelf[name]
+    own = _named(_execute(Path(path)))
+    if attribute not in own:
+        raise UserError(f"{path} has no recipe {attribute}{suggest(attribute, own)}")
+    return own[attribute]
+
+
+def _named(values: dict[str, object]) -> dict[str, Recipe]:
+    return {name: value.but(name=name) for name, value in values.items() if isinstance(value, Recipe)}
+
+
+def _execute(path: Path) -> dict[str, object]:
+    if not path.is_file():
+        raise UserError(f"no file {path}; write FILE.py:NAME")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(
+            f"{path} does not run: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        ) from error
+    return vars(module)

@@ -1,0 +1,122 @@
+"""What a run found, as the one document that every report reads (`docs/result.md`)."""
+
+from __future__ import annotations
+
+import math
+import platform
+import subprocess
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from caddie.artifact import Artifact
+from caddie.compress import Compressed
+from caddie.config import plain
+from caddie.corpus import Corpus
+from caddie.distributed import Ranks
+from caddie.recipe import Recipe, recipes
+from caddie.sample import sample
+from caddie.train import Trained
+
+VERSION = 1
+
+
+def describe_run(
+    recipe: Recipe, corpus: Corpus, trained: Trained, compressed: Compressed, artifact: Artifact, ranks: Ranks
+) -> dict[str, Any]:
+    manifest = corpus.manifest
+    assert manifest.train is not None
+    held_out = manifest.validation.source_bytes
+    base = recipes().get(recipe.base or "")
+    diff = base.settings.diff(recipe.settings) if base else {}
+    compressors = manifest.validation_compressors
+    return {
+        "version": VERSION,
+        "recipe": recipe.name,
+        "why": recipe.why,
+        "base": recipe.base,
+        "key": recipe.sha256[:8],
+        "diff": {path: plain(value) for path, value in diff.items()},
+        "artifact_bytes": artifact.file_bytes,
+        "cap_bytes": recipe.compress.cap_bytes,
+        "under_cap": artifact.file_bytes <= recipe.compress.cap_bytes,
+        "byte_source": manifest.byte_source,
+        "compressors": compressors
+        and {name: {"bytes": size, "bits_per_byte": 8 * size / held_out} for name, size in compressors.items()},
+        "ledger": {"file_bytes": artifact.file_bytes, "parts": artifact.ledger},
+        "tensors": [
+            {
+                "name": tensor.name,
+                "role": tensor.role,
+                "shape": list(tensor.shape),
+                "quantizer": f"{type(tensor.quantizer).__name__}",
+                "bytes": artifact.tensor_bytes[tensor.name],
+                "parameters": math.prod(tensor.shape),
+                "relative_error": tensor.relative_error,
+            }
+            for tensor in compressed.tensors
+        ],
+        "training": {
+            "steps": trained.steps,
+            "tokens": trained.tokens,
+            "tokens_per_second": trained.tokens / max(trained.seconds, 1e-9),
+            "parameters": recipe.parameters,
+            "final_loss": trained.final_loss,
+            "stopped": "budget",
+        },
+        "sample": sample(artifact).decode("utf-8", "replace"),
+        "device": device_name(ranks.device, trained.threads),
+        "precision": trained.precision,
+        "world": ranks.world,
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("caddie", "torch", "numpy")},
+        },
+        "code": commit(),
+        "sha256": {
+            "corpus": manifest.inputs,
+            "train_documents": manifest.train.document_set_sha256,
+            "validation_documents": manifest.validation.document_set_sha256,
+            "tokenizer": manifest.tokenizer.sha256,
+            "recipe": recipe.sha256,
+            "artifact": artifact.sha256,
+        },
+        "corpus": {
+            "name": manifest.name,
+            "documents": {"train": manifest.train.documents, "validation": manifest.validation.documents},
+            "tokens": {"train": manifest.train.tokens, "validation": manifest.validation.tokens},
+            "source_bytes": {"train": manifest.train.source_bytes, "validation": held_out},
+            "lossless": manifest.tokenizer.round_trip is not None
+            and not manifest.tokenizer.round_trip.changed_documents,
+            "changed_documents": manifest.tokenizer.round_trip and manifest.tokenizer.round_trip.changed_documents,
+            "duplicates_removed": manifest.duplicates_removed,
+        },
+        "public": [asdict(figure) for figure in recipe.public],
+    }
+
+
+def device_name(device: torch.device, threads: int) -> str:
+    """The device for people."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu, {threads} thread{'s' if threads != 1 else ''}"
+
+
+def commit() -> str | None:
+    """The git commit that this code was read from, with a + when the tree has changes; None outside a checkout."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        head, changes = (
+            subprocess.run(
+                ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
+            ).stdout.strip()
+            for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain"])
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head + ("+" if changes else "")

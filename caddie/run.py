@@ -1,0 +1,237 @@
+"""A run: the straight line from recipe and text to one verified, scored file."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from caddie import artifact as artifacts
+from caddie.artifact import Artifact, Manifest
+from caddie.compress import Compressed, compress
+from caddie.corpora import describe, open_corpus, text_of
+from caddie.corpus import Corpus
+from caddie.distributed import Ranks
+from caddie.errors import CheckFailed, UserError
+from caddie.model import build
+from caddie.recipe import Recipe
+from caddie.report import write_report
+from caddie.result import describe_run
+from caddie.schedules import Clock
+from caddie.scoring import Score, Scoring, Text, score, windows
+from caddie.train import Event, Trained, train
+
+RECIPE, LOG, WEIGHTS = "recipe.json", "log.jsonl", "weights.safetensors"
+ARTIFACT, RESULT = "artifact.caddie", "result.json"
+Watch = Callable[[Event], None]
+
+
+def run_folder(recipe: Recipe, seed: int) -> Path:
+    """Where a run goes unless another folder is named."""
+    return Path("runs") / f"{recipe.name}-{recipe.sha256[:8]}-s{seed}"
+
+
+def score_artifact(artifact: Artifact, corpus: Corpus) -> dict[str, Any]:
+    """The artifact's scores on the corpus; `bits_per_byte` is that of its own scoring."""
+    text = text_of(corpus)
+    own = score(artifact.model, text, artifact.scoring)
+    overlap = artifact.scoring.stride < artifact.scoring.sequence_length
+    flat = score(artifact.model, text, artifact.scoring.plain) if overlap else own
+    return {
+        "bits_per_byte": own.bits_per_byte,
+        "artifact_bytes": artifact.file_bytes,
+        "plain": flat.to_json(),
+        "sliding": own.to_json() if overlap else None,
+        "byte_source": corpus.manifest.byte_source,
+        "artifact_sha256": artifact.sha256,
+        "validation_documents_sha256": corpus.manifest.validation.document_set_sha256,
+    }
+
+
+def train_run(recipe: Recipe, corpus: Corpus, folder: Path, seed: int, ranks: Ranks, watch: Watch) -> Trained:
+    """Train into the run folder: recipe, log, checkpoint and weights."""
+    split = corpus.manifest.train
+    assert split is not None
+    if ranks.first:
+        folder.mkdir(parents=True, exist_ok=True)
+        _dump(folder / RECIPE, {"recipe": recipe.to_json(), "seed": seed, "corpus": str(corpus.folder.resolve())})
+    ranks.wait()
+    bits_per_nat = split.tokens / split.source_bytes / math.log(2)
+    with open(folder / LOG if ranks.first else os.devnull, "a", buffering=1) as log:
+
+        def tell(event: Event) -> None:
+            if ranks.first:
+                if "loss" in event:
+                    event = {**event, "bits_per_byte": event["loss"] * bits_per_nat}
+                log.write(json.dumps(event) + "\n")
+                watch(event)
+
+        trained = train(
+            recipe.model,
+            recipe.train,
+            corpus.train_shards(),
+            bos=corpus.manifest.tokenizer.bos,
+            seed=seed,
+            folder=folder,
+            ranks=ranks,
+            watch=tell,
+        )
+        tell({"event": "end", "step": trained.steps, "seconds": trained.seconds, "loss": trained.final_loss})
+    if ranks.first:
+        partial = folder / (WEIGHTS + ".partial")
+        save_file({name: weight.cpu().contiguous() for name, weight in trained.weights.items()}, partial)
+        os.replace(partial, folder / WEIGHTS)
+    return trained
+
+
+def pack_run(folder: Path) -> Compressed:
+    """Quantize, code and pack the weights of a run folder into its artifact."""
+    recipe, seed, corpus = read_run(folder)
+    try:
+        weights: Mapping[str, Tensor] = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{folder / WEIGHTS} cannot be read ({error}); train again with: caddie train") from None
+    split = corpus.manifest.train
+    assert split is not None
+    compressed = compress(recipe.model, weights, recipe.compress)
+    tokenizer = corpus.tokenizer()
+    manifest = Manifest(
+        caddie=version("caddie"),
+        recipe=recipe.name,
+        recipe_sha256=recipe.sha256,
+        seed=seed,
+        parameters=recipe.parameters,
+        tokenizer=tokenizer.kind,
+        tokenizer_sha256=tokenizer.sha256,
+        train_documents_sha256=split.document_set_sha256,
+        validation_fraction=recipe.data.validation_fraction,
+    )
+    path = folder / ARTIFACT
+    artifacts.pack(
+        path, recipe.model, recipe.compress.quantizers, compressed.sections, tokenizer, recipe.score, manifest
+    )
+    return compressed
+
+
+def read_run(folder: Path) -> tuple[Recipe, int, Corpus]:
+    """Recipe, seed and corpus of a run folder."""
+    try:
+        told = json.loads((folder / RECIPE).read_text())
+        return Recipe.from_json(told["recipe"]), int(told["seed"]), Corpus.load(Path(told["corpus"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{folder} is not a run folder ({type(error).__name__}: {RECIPE})") from None
+
+
+def run(
+    recipe: Recipe,
+    source: str | None,
+    *,
+    seed: int,
+    folder: Path,
+    ranks: Ranks,
+    watch: Watch = lambda event: None,
+    phase: Callable[[str], None] = lambda name: None,
+    command: str = "",
+) -> dict[str, Any] | None:
+    """The whole line; the result, also in `result.json`, or None on every process but the first.
+
+    Raises `UserError` before training for whatever can be known before, and leaves what was finished in the folder.
+    """
+    if (folder / RESULT).exists():
+        raise UserError(f"{folder} holds a finished run; name another folder with --out or remove it")
+    clock = Clock()
+
+    def note(text: str) -> None:
+        if ranks.first:
+            watch({"event": "note", "text": text})
+
+    phase("prepare")
+    with clock.phase("prepare"):
+        if ranks.first:
+            corpus = open_corpus(recipe, source, note)
+        ranks.wait()
+        if not ranks.first:
+            corpus = open_corpus(recipe, source, note)
+        text = text_of(corpus)
+        windows(len(text.tokens) - 1, recipe.score.sequence_length, recipe.score.stride)
+        corpus.check_disjoint()
+    note(describe(corpus))
+    phase("train")
+    trained = train_run(recipe, corpus, folder, seed, ranks, watch)
+    clock.seconds |= {"rehearse": trained.rehearsal_seconds, "train": trained.seconds}
+    if not ranks.first:
+        return None
+    phase("compress")
+    with clock.phase("compress"):
+        compressed = pack_run(folder)
+    phase("score")
+    with clock.phase("score"):
+        scores = _live_scores(recipe, trained, text, ranks)
+        scored = _fresh("score", folder / ARTIFACT, "--data", str(corpus.folder))
+    phase("verify")
+    with clock.phase("verify"):
+        verified = _fresh("verify", folder / ARTIFACT, f"compress.cap_bytes={recipe.compress.cap_bytes}")
+        artifact = artifacts.load(folder / ARTIFACT)
+    scores |= {"quantized_plain": scored["plain"], "quantized_sliding": scored["sliding"]}
+    result = describe_run(recipe, corpus, trained, compressed, artifact, ranks)
+    result |= {
+        "command": command,
+        "seed": seed,
+        "bits_per_byte": scored["bits_per_byte"],
+        "verified": verified["passed"],
+        "checks": verified["checks"],
+        "scores": scores,
+        "seconds": {**clock.seconds, "total": sum(clock.seconds.values())},
+    }
+    _dump(folder / RESULT, result)
+    write_report(folder)
+    return result
+
+
+def _live_scores(recipe: Recipe, trained: Trained, text: Text, ranks: Ranks) -> dict[str, Any]:
+    """Plain scores of the weights before they were packed: of the last step, and averaged where there is an average."""
+    averaged = recipe.train.averaging is not None
+    return {
+        "trained_plain": _score_weights(recipe, trained.last, text, recipe.score.plain, ranks).to_json(),
+        "averaged_plain": _score_weights(recipe, trained.weights, text, recipe.score.plain, ranks).to_json()
+        if averaged
+        else None,
+    }
+
+
+def _score_weights(recipe: Recipe, weights: Mapping[str, Tensor], text: Text, scoring: Scoring, ranks: Ranks) -> Score:
+    model = build(recipe.model, 0, ranks.device)
+    model.load_state_dict(dict(weights))
+    return score(model, text, scoring)
+
+
+def _fresh(verb: str, artifact: Path, *arguments: str) -> dict[str, Any]:
+    """What `caddie VERB ARTIFACT --json` says in a process of its own, which knows nothing of this one's weights."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    command = [sys.executable, "-m", "caddie", verb, str(artifact), *arguments, "--json", "--quiet"]
+    done = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    try:
+        return dict(json.loads(done.stdout))
+    except ValueError:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        raise CheckFailed(f"{verb} in a fresh process failed: {last[0]}") from None
+
+
+def _dump(path: Path, value: object) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(value, indent=1) + "\n")
+    os.replace(partial, path)

@@ -1,0 +1,39 @@
+"""Which predictions are read off which stretch of text."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from caddie.errors import UserError
+
+
+class Window(NamedTuple):
+    """Predictions `first` to `end` are scored with the context that begins at `start`.
+
+    Prediction p is that of token p + 1 from the tokens up to p, so the window reads tokens `start` to `end`.
+    """
+
+    start: int
+    first: int
+    end: int
+
+
+def windows(predictions: int, length: int, stride: int) -> list[Window]:
+    """Windows of at most `length` tokens that score every prediction exactly once, in order.
+
+    The first window scores all it holds; each later one begins `stride` after the one before and scores what is new,
+    its last `stride` predictions, each with at least `length - stride` tokens of context. A stride of the whole length
+    gives plain, non-overlapping scoring.
+    """
+    if not 1 <= stride <= length:
+        raise UserError(f"score.stride must be from 1 to score.sequence_length ({length:,}), not {stride:,}")
+    if predictions < length:
+        raise UserError(
+            f"the validation text has {predictions + 1:,} tokens, too few for one window of {length:,}; "
+            f"give more text or set score.sequence_length={max(1, predictions)}"
+        )
+    found = [Window(0, 0, length)]
+    while found[-1].end < predictions:
+        end = min(found[-1].end + stride, predictions)
+        found.append(Window(found[-1].start + stride, found[-1].end, end))
+    return found
