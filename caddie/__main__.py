@@ -1,0 +1,5 @@
+"""`python -m caddie`."""
+
+from caddie.cli import main
+
+main()

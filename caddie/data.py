@@ -1,0 +1,330 @@
+"""Token shards and the order in which training reads them.
+
+A stream is read by random access: micro-batch number i is the same whenever and by whomever it is asked for. So the
+position of a run is one integer, and several ranks need no agreement: rank r in accumulation step a of training step s
+reads index (s * accumulation + a) * world + r.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Generic, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from caddie.config import Config, Count
+from caddie.errors import UserError
+
+Tokens = npt.NDArray[np.uint16]
+Integers = npt.NDArray[np.int64]
+T = TypeVar("T")
+
+MAGIC = 20240520
+VERSION = 1
+HEADER_BYTES = 1024
+BOS_SCAN = 1 << 20
+
+
+def write_shard(path: Path, tokens: Tokens) -> None:
+    """Write a shard in the contest's format; the file appears complete or not at all."""
+    assert tokens.dtype == np.dtype(np.uint16)
+    assert 0 < len(tokens) < 1 << 31
+    header = np.zeros(HEADER_BYTES // 4, "<i4")
+    header[:3] = MAGIC, VERSION, len(tokens)
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(header.tobytes())
+        file.write(tokens.astype("<u2", copy=False).tobytes())
+    os.replace(partial, path)
+
+
+def open_shard(path: Path) -> Tokens:
+    """The tokens of a shard, memory-mapped and read-only; `UserError` if the file is not a complete shard."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(HEADER_BYTES)
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise UserError(f"{path}: cannot read the shard ({error.strerror})") from None
+    if len(header) < HEADER_BYTES:
+        raise UserError(f"{path}: not a token shard; it has {len(header)} bytes and the header alone has 1,024")
+    magic, version, count = (int(word) for word in np.frombuffer(header, "<i4", 3))
+    if magic != MAGIC:
+        raise UserError(f"{path}: not a token shard; it begins with {magic}, a shard with {MAGIC}")
+    if version != VERSION:
+        raise UserError(f"{path}: shard version {version}; this program reads version {VERSION}")
+    if count < 1:
+        raise UserError(f"{path}: the shard holds no tokens; prepare the data again")
+    if size != HEADER_BYTES + 2 * count:
+        expected = HEADER_BYTES + 2 * count
+        raise UserError(f"{path}: {size:,} bytes, but its {count:,} tokens need {expected:,}; copy it again")
+    return np.memmap(path, "<u2", "r", HEADER_BYTES, (count,)).view(np.ndarray)  # slices of memmap are slow
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs, and the targets one token later, both (rows, sequence length)."""
+
+    inputs: Integers
+    targets: Integers
+    starts: npt.NDArray[np.int32] | None = None
+    """Positions in the flattened batch where an attention segment begins, 0 first; None: every row is one segment."""
+
+
+class Stream(ABC):
+    """Endless training batches, read by random access."""
+
+    @abstractmethod
+    def micro_batch(self, index: int) -> Batch:
+        """Batch number `index`, from 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loader(Config, ABC):
+    """The order in which training reads its shards."""
+
+    @abstractmethod
+    def build(self, shards: Sequence[Tokens], *, tokens: int, sequence_length: int, seed: int, bos: int) -> Stream:
+        """The stream whose micro-batches hold `tokens` tokens, in rows of `sequence_length`.
+
+        `bos` is the id that begins every document. Raises `UserError` if `tokens` are no whole rows, or if the shards
+        are too small for one micro-batch.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequentialStream(Loader):
+    """The shards one after the other, for ever: the contest baseline's order, the same for every seed.
+
+    One token more than a micro-batch is taken each time, so one token in tokens + 1 is never predicted.
+    """
+
+    def build(self, shards: Sequence[Tokens], *, tokens: int, sequence_length: int, seed: int, bos: int) -> Stream:
+        """The endless concatenation, cut into spans of tokens + 1."""
+        _rows(tokens, sequence_length)
+        _require(sum(map(len, shards)), tokens)
+        return _Sequential(shards, tokens, sequence_length)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShuffledSequences(Loader):
+    """Rows of all shards in random order, each once per epoch, cut at a new random phase of every shard each epoch.
+
+    After the ShuffledSequenceLoader of the records, but the order follows the run's seed, not the rank.
+    """
+
+    def build(self, shards: Sequence[Tokens], *, tokens: int, sequence_length: int, seed: int, bos: int) -> Stream:
+        """Rows in an order that `seed` fixes."""
+        return _Epochs(shards, tokens, sequence_length, seed, _shuffled)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoprimeStride(Loader):
+    """Each shard walked by a random stride coprime to its number of blocks, the shards mixed at random (#726).
+
+    Block k of a shard is (start + k * stride) modulo the blocks, so each is read once per epoch; the next shard is
+    drawn in proportion to the blocks it has left.
+    """
+
+    def build(self, shards: Sequence[Tokens], *, tokens: int, sequence_length: int, seed: int, bos: int) -> Stream:
+        """Rows in an order that `seed` fixes."""
+        return _Epochs(shards, tokens, sequence_length, seed, _coprime)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedDocuments(Loader):
+    """One long row with attention cut at documents; documents longer than the sequence length are cut too.
+
+    The sequential order, the same for every seed, except that a shard is read from its first document and its tail is
+    skipped.
+    """
+
+    group: Count = 1
+    """Consecutive micro-batches that must fit one shard together. The contest's scripts use the number of ranks."""
+
+    def build(self, shards: Sequence[Tokens], *, tokens: int, sequence_length: int, seed: int, bos: int) -> Stream:
+        """One row per micro-batch; `tokens` need not be a multiple of `sequence_length`, the longest segment."""
+        return _Packed(shards, tokens, sequence_length, bos, self.group)
+
+
+class Prefetch(Generic[T]):
+    """What `make` returns for each index, in order, made ahead by a background thread.
+
+    Iterate over it inside a `with` block. An exception of `make` is raised where its result is asked for.
+    """
+
+    def __init__(self, make: Callable[[int], T], indices: Iterable[int], ready: int = 2) -> None:
+        assert ready >= 1
+        self._make = make
+        self._indices = iter(indices)
+        self._executor = ThreadPoolExecutor(1, "prefetch")
+        self._pending: deque[Future[T]] = deque()
+        self._submit(ready)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        if not self._pending:
+            self.close()
+            raise StopIteration
+        future = self._pending.popleft()
+        self._submit(1)
+        return future.result()
+
+    def close(self) -> None:
+        """Finish the piece in progress, drop the others and end the thread. More than once does no harm."""
+        self._pending.clear()
+        self._indices = iter(())
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def _submit(self, count: int) -> None:
+        for index in islice(self._indices, count):
+            self._pending.append(self._executor.submit(self._make, index))
+
+
+class _Sequential(Stream):
+    def __init__(self, shards: Sequence[Tokens], tokens: int, sequence_length: int) -> None:
+        self.shards, self.tokens, self.sequence_length = shards, tokens, sequence_length
+        self.ends = np.cumsum([len(shard) for shard in shards])
+
+    def micro_batch(self, index: int) -> Batch:
+        offset = index * (self.tokens + 1) % int(self.ends[-1])
+        number = int(np.searchsorted(self.ends, offset, "right"))
+        position = offset - int(self.ends[number]) + len(self.shards[number])
+        pieces: list[Tokens] = []
+        missing = self.tokens + 1
+        while missing:
+            pieces.append(self.shards[number][position : position + missing])
+            missing -= len(pieces[-1])
+            number, position = (number + 1) % len(self.shards), 0
+        span = np.concatenate(pieces).astype(np.int64)
+        return Batch(span[:-1].reshape(-1, self.sequence_length), span[1:].reshape(-1, self.sequence_length))
+
+
+class _Packed(Stream):
+    def __init__(self, shards: Sequence[Tokens], tokens: int, longest: int, bos: int, group: int) -> None:
+        self.shards, self.tokens, self.longest, self.bos, self.group = shards, tokens, longest, bos, group
+        self.first = [_first(shard, bos) for shard in shards]
+        available = [len(shard) - first for shard, first in zip(shards, self.first, strict=True)]
+        self.ends = np.cumsum([count // (group * (tokens + 1)) for count in available])
+        _require(max(available, default=0), group * (tokens + 1) - 1)
+
+    def micro_batch(self, index: int) -> Batch:
+        span, member = divmod(index, self.group)
+        span %= int(self.ends[-1])
+        number = int(np.searchsorted(self.ends, span, "right"))
+        if number:
+            span -= int(self.ends[number - 1])
+        begin = self.first[number] + (span * self.group + member) * (self.tokens + 1)
+        taken = self.shards[number][begin : begin + self.tokens + 1].astype(np.int64)
+        return Batch(taken[None, :-1], taken[None, 1:], segments(taken[:-1], self.bos, self.longest))
+
+
+def segments(inputs: Integers, bos: int, longest: int) -> npt.NDArray[np.int32]:
+    """Where attention segments of a flat span begin: at 0, at each `bos`, and every `longest` tokens after those."""
+    begins = np.union1d([0], np.flatnonzero(inputs == bos))
+    lengths = np.diff(begins, append=len(inputs))
+    cuts = [np.arange(begin, begin + length, longest) for begin, length in zip(begins, lengths, strict=True)]
+    return np.concatenate(cuts).astype(np.int32)
+
+
+Order = Callable[[np.random.Generator, Integers], tuple[Integers, Integers]]
+"""Generator and blocks per shard -> for every row of an epoch the shard it comes from and the block there."""
+
+
+class _Epochs(Stream):
+    """Rows of an epoch in the order that `order` draws; epoch after epoch."""
+
+    def __init__(self, shards: Sequence[Tokens], tokens: int, sequence_length: int, seed: int, order: Order) -> None:
+        self.shards, self.sequence_length, self.seed, self.draw = shards, sequence_length, seed, order
+        self.rows = _rows(tokens, sequence_length)
+        _require(sum(map(len, shards)), tokens)
+        # Any phase below the sequence length leaves this many blocks, so every epoch has the same number of rows.
+        sizes = np.array([len(shard) for shard in shards], np.int64)
+        self.blocks = np.where(sizes > sequence_length, np.maximum(sizes // sequence_length - 1, 1), 0)
+        self.phases = np.minimum(sizes - self.blocks * sequence_length, sequence_length)
+        self.epoch_rows = int(self.blocks.sum())
+        _require(int(sizes.max()), sequence_length)
+        self.order = lru_cache(2)(self._order)
+
+    def micro_batch(self, index: int) -> Batch:
+        rows = [self._row(number) for number in range(index * self.rows, (index + 1) * self.rows)]
+        taken = np.stack(rows).astype(np.int64)
+        return Batch(np.ascontiguousarray(taken[:, :-1]), np.ascontiguousarray(taken[:, 1:]))
+
+    def _row(self, number: int) -> Tokens:
+        epoch, row = divmod(number, self.epoch_rows)
+        shards, begins = self.order(epoch)
+        shard, begin = self.shards[int(shards[row])], int(begins[row])
+        return shard[begin : begin + self.sequence_length + 1]
+
+    def _order(self, epoch: int) -> tuple[Integers, Integers]:
+        generator = np.random.default_rng([self.seed, epoch])
+        phases = generator.integers(self.phases)
+        shards, blocks = self.draw(generator, self.blocks)
+        return shards, phases[shards] + blocks * self.sequence_length
+
+
+def _shuffled(generator: np.random.Generator, blocks: Integers) -> tuple[Integers, Integers]:
+    ends = np.cumsum(blocks)
+    rows = generator.permutation(int(ends[-1]))
+    shards = np.searchsorted(ends, rows, "right")
+    return shards, rows - (ends - blocks)[shards]
+
+
+def _coprime(generator: np.random.Generator, blocks: Integers) -> tuple[Integers, Integers]:
+    # Drawing shards in proportion to what is left is the same as shuffling all the draws.
+    shards = generator.permutation(np.repeat(np.arange(len(blocks)), blocks))
+    order = np.argsort(shards, kind="stable")
+    chosen = np.empty_like(shards)
+    walks = [_walk(generator, int(count)) for count in blocks]
+    chosen[order] = np.concatenate(walks)
+    return shards, chosen
+
+
+def _walk(generator: np.random.Generator, count: int) -> Integers:
+    if count == 0:
+        return np.empty(0, np.int64)
+    start, stride = int(generator.integers(count)), int(generator.integers(count))
+    while math.gcd(stride, count) != 1:
+        stride = int(generator.integers(count))
+    return (start + np.arange(count, dtype=np.int64) * stride) % count
+
+
+def _rows(tokens: int, sequence_length: int) -> int:
+    if tokens < sequence_length or tokens % sequence_length:
+        raise UserError(f"{tokens:,} tokens per micro-batch are not whole rows of {sequence_length:,}")
+    return tokens // sequence_length
+
+
+def _require(available: int, tokens: int) -> None:
+    if available <= tokens:
+        raise UserError(
+            f"the training shards hold {available:,} tokens in one piece and a micro-batch needs {tokens + 1:,};"
+            " use more text or a smaller batch"
+        )
+
+
+def _first(shard: Tokens, bos: int) -> int:
+    for begin in range(0, len(shard), BOS_SCAN):
+        found = np.flatnonzero(shard[begin : begin + BOS_SCAN] == bos)
+        if len(found):
+            return begin + int(found[0])
+    return len(shard)

@@ -1,0 +1,319 @@
+"""What a run shows on a terminal while it works, and the short table it ends with.
+
+Nothing here goes to standard output: the caller prints what `result_table` and `table` return. Text that a model or a
+file name supplies is stripped of control characters first, so it cannot steer the terminal.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import textwrap
+import time
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+WIDTH = 79
+"""Columns of everything printed here."""
+SHORTEST_GAP = 2.0
+"""Least seconds between two plain lines, but for the last."""
+LONGEST_GAP = 60.0
+"""Seconds after which a plain line comes even if progress has not reached the next tenth."""
+
+_FIGURE = re.compile(r"[-+]?[\d,]+(\.\d+)?")
+_PARTS = {
+    "weights": "weights",
+    "tokenizer": "tokenizer",
+    "config": "model config",
+    "manifest": "manifest",
+    "container": "container",
+}
+_STAGES = {
+    "trained": "trained",
+    "averaged": "averaged",
+    "quantized": "quantized, packed",
+}
+
+
+def printable(text: str) -> str:
+    """`text` on one line, with every character that could steer a terminal replaced."""
+    line = text.expandtabs(4).replace("\r\n", " ").replace("\n", " ")
+    return "".join(character if character.isprintable() else "\ufffd" for character in line)
+
+
+def columns(text: str) -> int:
+    """Terminal columns that `text` takes: two for wide East Asian characters, none for combining ones."""
+    return sum(_columns(character) for character in text)
+
+
+def crop(text: str, width: int) -> str:
+    """`text`, shortened to `width` columns with `...` at the end if it is longer."""
+    if columns(text) <= width:
+        return text
+    kept, used = [], 3
+    for character in text:
+        used += _columns(character)
+        if used > width:
+            break
+        kept.append(character)
+    return "".join(kept).rstrip() + "..."
+
+
+def clock(seconds: float) -> str:
+    """`0:35`, `12:05` or `3:10:00`."""
+    if not math.isfinite(seconds):
+        return "-:--"
+    minutes, rest = divmod(round(max(seconds, 0.0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def step_line(event: Mapping[str, Any]) -> str:
+    """Step, loss, bits per byte if the event has an estimate, speed and time left, from a `step` event of the log."""
+    progress, seconds = event["progress"], event["seconds"]
+    left = seconds * (1.0 - progress) / progress if progress > 0 else math.nan
+    fields = [f"step {event['step']:,}", f"loss {_number(event['loss'], '.4f')}"]
+    if event.get("bits_per_byte") is not None:
+        fields.append(f"{event['bits_per_byte']:.4f} bpb")
+    fields.append(f"{_number(event['tokens_per_second'], ',.0f')} tokens/s")
+    return "  ".join([*fields, f"{clock(left)} left"])
+
+
+def table(rows: Iterable[Sequence[object]], header: Sequence[str], width: int = WIDTH) -> str:
+    """A plain-text table: figures to the right with thousands separators, the last column wrapped at `width`.
+
+    Text that is a figure already, such as `1.530120`, is kept as it is. No line end follows the last line.
+    """
+    values = [list(row) for row in rows]
+    cells = [[_cell(value) for value in row] for row in values]
+    right = [_is_numeric([row[index] for row in values]) for index in range(len(header))]
+    lines = [list(header), *cells]
+    widths = [max(columns(line[index]) for line in lines) for index in range(len(header))]
+    room = max(20, width - sum(widths[:-1]) - 2 * (len(widths) - 1))
+    text = []
+    for line in lines:
+        pieces = textwrap.wrap(line[-1], room) or [""]
+        first = [_pad(cell, space, side) for cell, space, side in zip(line, widths, right, strict=True)][:-1]
+        last = _pad(pieces[0], widths[-1] if right[-1] else 0, right[-1])
+        text.append("  ".join([*first, last]).rstrip())
+        indent = " " * (sum(widths[:-1]) + 2 * (len(widths) - 1))
+        text.extend(indent + piece for piece in pieces[1:])
+    return "\n".join(text)
+
+
+def result_table(result: Mapping[str, Any], report: Path | str | None = None) -> str:
+    """The end of a run in about 25 lines of at most 79 columns, from what `result.json` holds."""
+    blocks = [
+        _headline(result),
+        _beside(_scores(result), _seconds(result)),
+        _beside(_bytes(result), _compressors(result)),
+        _sample(str(result.get("sample") or "")),
+        [f"report  {report}"] if report is not None else [],
+    ]
+    return "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks if block)
+
+
+class Display:
+    """The running commentary: a live bar on a terminal, a few plain lines elsewhere, nothing if quiet.
+
+    A context manager, so that an exception or Ctrl-C gives the terminal its cursor back.
+    """
+
+    def __init__(
+        self, quiet: bool = False, stream: TextIO | None = None, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.quiet = quiet
+        self.stream = stream if stream is not None else sys.stderr
+        self.now = now
+        self._live: Progress | None = None
+        self._task: TaskID | None = None
+        self._phase = ""
+        self._began = now()
+        self._last_step = ""
+        self._last_line = -math.inf
+        self._last_tenth = -1
+
+    def __enter__(self) -> Self:
+        self._live = None if self.quiet else _live(self.stream)
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live is None:
+            return
+        try:
+            self._end_phase()
+        finally:
+            self._live.stop()
+            self._live = None
+
+    def note(self, text: str) -> None:
+        """One line that stays."""
+        line = printable(text)
+        if self._live is not None:
+            self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        elif not self.quiet:
+            print(line, file=self.stream, flush=True)
+
+    def phase(self, name: str) -> None:
+        """Say that the work called `name` begins."""
+        if self._live is not None:
+            self._end_phase()
+            self._task = self._live.add_task(printable(name), total=None, text="")
+        else:
+            self.note(name)
+        self._phase, self._began, self._last_step = name, self.now(), ""
+        self._last_line, self._last_tenth = -math.inf, -1
+
+    def step(self, event: Mapping[str, Any]) -> None:
+        """Show a `step` event of the log; off a terminal, only at each tenth of the budget or once a minute."""
+        if self.quiet:
+            return
+        self._last_step = step_line(event)
+        if self._live is not None:
+            if self._task is None:
+                self._task = self._live.add_task("train", total=None, text="")
+            self._live.update(self._task, total=1.0, completed=event["progress"], text=self._last_step)
+        elif self._is_due(event["progress"]):
+            print(f"{event['progress']:4.0%}  {self._last_step}", file=self.stream, flush=True)
+
+    def _is_due(self, progress: float) -> bool:
+        now, tenth = self.now(), int(progress * 10 + 1e-9)
+        gap = now - self._last_line
+        ends = progress >= 1.0 and self._last_tenth < 10
+        if not (ends or (gap >= SHORTEST_GAP and tenth > self._last_tenth) or gap >= LONGEST_GAP):
+            return False
+        self._last_line, self._last_tenth = now, max(tenth, self._last_tenth)
+        return True
+
+    def _end_phase(self) -> None:
+        if self._live is None or self._task is None:
+            return
+        self._live.remove_task(self._task)
+        self._live.refresh()
+        self._task = None
+        line = f"{self._phase or 'train':<9}{self.now() - self._began:8,.1f} s"
+        self.note(f"{line}   {self._last_step.rpartition('  ')[0]}".rstrip())
+
+
+def _live(stream: TextIO) -> Progress | None:
+    if not stream.isatty():
+        return None
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    console = Console(file=stream)
+    if not console.is_interactive:
+        return None
+    return Progress(
+        TextColumn("{task.description}", markup=False, style="bold"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.fields[text]}", markup=False),
+        console=console,
+        expand=True,
+        transient=True,
+        refresh_per_second=2,  # every redraw takes the interpreter from training
+        redirect_stdout=False,  # standard output carries the result and may be a file
+        redirect_stderr=stream is sys.stderr,
+    )
+
+
+def _columns(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, str):
+        return _FIGURE.fullmatch(value) is not None
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_numeric(column: list[object]) -> bool:
+    present = [value for value in column if value is not None]
+    return bool(present) and all(_is_number(value) for value in present)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.4f}" if isinstance(value, float) else printable(str(value))
+
+
+def _pad(text: str, width: int, right: bool) -> str:
+    space = " " * max(0, width - columns(text))
+    return space + text if right else text + space
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _row(label: str, *cells: str, width: int = 20) -> str:
+    return f"{crop(label, width):<{width}}" + "".join(f"{cell:>10}" for cell in cells)
+
+
+def _beside(left: list[str], right: list[str]) -> list[str]:
+    height = max(len(left), len(right))
+    pad = [[*block, *[""] * (height - len(block))] for block in (left, right)]
+    return [f"{a:<44}{b}" for a, b in zip(*pad, strict=True)]
+
+
+def _headline(result: Mapping[str, Any]) -> list[str]:
+    verified = {True: "verified", False: "VERIFICATION FAILED", None: "not verified"}[result.get("verified")]
+    name = crop(printable(str(result["recipe"])), 20)
+    bits = _number(result.get("bits_per_byte"), ".4f")
+    lines = [f"{name}, seed {result['seed']}: {bits} bits per byte, {verified}"]
+    if result.get("under_cap") is False:
+        over = result["artifact_bytes"] - result["cap_bytes"]
+        lines.append(f"THE ARTIFACT IS {over:,} BYTES OVER ITS CAP")
+    return lines
+
+
+def _scores(result: Mapping[str, Any]) -> list[str]:
+    lines = [_row("bits per byte", "plain", "sliding")]
+    for stage, label in _STAGES.items():
+        entries = [result["scores"].get(f"{stage}_{way}") for way in ("plain", "sliding")]
+        if any(entries):
+            lines.append(_row("  " + label, *(_number(entry and entry["bits_per_byte"], ".4f") for entry in entries)))
+    return lines
+
+
+def _seconds(result: Mapping[str, Any]) -> list[str]:
+    rows = [_row("  " + name, _number(value, ",.1f"), width=23) for name, value in result["seconds"].items()]
+    return ["seconds", *rows]
+
+
+def _bytes(result: Mapping[str, Any]) -> list[str]:
+    ledger = result["ledger"]
+    shown = {_PARTS.get(name, name): value for name, value in ledger["parts"].items()}
+    shown |= {"whole file": ledger["file_bytes"], "cap": result.get("cap_bytes")}
+    return [_row("artifact bytes"), *(_row("  " + name, _number(value, ",")) for name, value in shown.items())]
+
+
+def _compressors(result: Mapping[str, Any]) -> list[str]:
+    shown = {"this artifact": result.get("bits_per_byte")}
+    shown |= {name: entry["bits_per_byte"] for name, entry in (result.get("compressors") or {}).items()}
+    rows = [_row("  " + name, _number(value, ".4f"), width=23) for name, value in shown.items()]
+    return ["same held-out bytes, bits per byte", *rows]
+
+
+def _sample(text: str) -> list[str]:
+    lines = [printable(line).rstrip() for line in text.splitlines()]
+    shown = [line for line in lines if line][:5]
+    return ["written by the packed artifact", *("  " + crop(line, WIDTH - 2) for line in shown)] if shown else []

@@ -1,0 +1,194 @@
+"""Documents from a text file, JSON lines, a folder of both, or the Python library that is always at hand.
+
+A document is a non-empty run of UTF-8 bytes. The order of a source is always the same.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import os
+import platform
+import re
+import sysconfig
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import zstandard
+
+from caddie.errors import UserError
+
+LIBRARY = "stdlib"
+LIBRARY_SUFFIXES = (".py", ".txt", ".rst")
+# Debian ships neither tests nor a site; the others differ from one build of Python to the next.
+LIBRARY_SKIPPED = re.compile(r"site-packages|dist-packages|__pycache__|tests?|idle_test|config-.*|_sysconfigdata.*")
+LINES = (".jsonl", ".ndjson")
+COMPRESSED = (".gz", ".xz", ".zst")
+UNCUT_BYTES = 1 << 16
+PIECE_BYTES = 1 << 14
+BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
+LINE_END = re.compile(rb"\n")
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of a text, and how it is told apart from others."""
+
+    name: str
+    description: str
+    files: tuple[Path, ...]
+    tolerant: bool
+    """Whether files that are not text are skipped, as in a folder, rather than an error."""
+
+    def documents(self, skipped: list[Path] | None = None) -> Iterator[bytes]:
+        """Every document in order; files that are not text are added to `skipped`. `UserError` names file and line."""
+        for path in self.files:
+            if _suffix(path) in LINES:
+                yield from _json_lines(path)
+                continue
+            text = _text(path)
+            if text is None and not self.tolerant:
+                raise UserError(f"{path}: not UTF-8 text; give text, JSON lines (.jsonl) or a folder of them")
+            if text is None and skipped is not None:
+                skipped.append(path)
+            if text and not self.tolerant and len(text) > UNCUT_BYTES:
+                yield from cut(text)
+            elif text:
+                yield text
+
+    def fingerprint(self) -> str:
+        """Hexadecimal digits that change with the path, size or time of any file."""
+        digest = hashlib.sha256()
+        for path in self.files:
+            state = path.stat()
+            digest.update(f"{path}\0{state.st_size}\0{state.st_mtime_ns}\0".encode())
+        return digest.hexdigest()
+
+
+def find(source: str | Path | None) -> Source:
+    """The source named by a path; None and `stdlib` name the running Python's own library. `UserError` if not there."""
+    if source is None or str(source) == LIBRARY:
+        return _library()
+    path = Path(source).expanduser().resolve()
+    if path.is_dir():
+        files = tuple(_walk(path, re.compile(r"\..*")))
+        if not files:
+            raise UserError(f"{path}: the folder holds no files; give a text file, JSON lines or a folder of them")
+        return Source(path.name, str(path), files, tolerant=True)
+    if not path.is_file():
+        raise UserError(f"{source}: no such file or folder; give a text file, JSON lines, a folder, or {LIBRARY}")
+    return Source(path.name.partition(".")[0], str(path), (path,), tolerant=False)
+
+
+def documents(source: str | Path | None) -> Iterator[bytes]:
+    """Every document of a source.
+
+    A file of a folder is one document and so is a file of up to 64 KiB; a longer file given by itself is `cut`. A line
+    of JSON lines (.jsonl, .ndjson) is one document, under the key "text". Each may be compressed (.gz, .xz, .zst).
+    """
+    return find(source).documents()
+
+
+def cut(text: bytes) -> Iterator[bytes]:
+    """Pieces of 16 KiB or somewhat more that end at a blank line, or at the end of a line where none is near."""
+    begin = 0
+    while len(text) - begin > PIECE_BYTES:
+        least = begin + PIECE_BYTES
+        found = BLANK_LINE.search(text, least, begin + UNCUT_BYTES) or LINE_END.search(text, least)
+        if found is None:
+            break
+        yield text[begin : found.end()]
+        begin = found.end()
+    if begin < len(text):
+        yield text[begin:]
+
+
+def _library() -> Source:
+    root = Path(sysconfig.get_path("stdlib"))
+    files = tuple(path for path in _walk(root, LIBRARY_SKIPPED) if path.suffix in LIBRARY_SUFFIXES)
+    if not files:
+        raise UserError(f"{root}: this Python has no library sources; name a text instead")
+    return Source(LIBRARY, f"the standard library of Python {platform.python_version()}", files, tolerant=True)
+
+
+def _walk(root: Path, skipped: re.Pattern[str]) -> Iterator[Path]:
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if not skipped.fullmatch(name))
+        for name in sorted(files):
+            path = Path(folder, name)
+            if not skipped.fullmatch(name) and path.is_file():
+                yield path
+
+
+def _suffix(path: Path) -> str:
+    """The suffix below that of the compression."""
+    return Path(path.stem).suffix if path.suffix in COMPRESSED else path.suffix
+
+
+def _open(path: Path) -> BinaryIO:
+    if path.suffix == ".gz":
+        return cast(BinaryIO, gzip.open(path, "rb"))
+    if path.suffix == ".xz":
+        return cast(BinaryIO, lzma.open(path, "rb"))
+    file = path.open("rb")
+    if path.suffix == ".zst":
+        reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True, closefd=True)
+        return io.BufferedReader(cast(io.RawIOBase, reader))
+    return file
+
+
+UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError)
+
+
+def _text(path: Path) -> bytes | None:
+    """The whole file, or None if it is not UTF-8 text."""
+    try:
+        with _open(path) as file:
+            text = file.read(8192)
+            if b"\0" in text:
+                return None
+            text += file.read()
+    except UNREADABLE as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+    return None if b"\0" in text or not _is_utf8(text) else text
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _json_lines(path: Path) -> Iterator[bytes]:
+    number = 0
+    try:
+        with _open(path) as file:
+            for number, line in enumerate(file, 1):
+                if line.strip() and (text := _json_text(line, f"{path}:{number}")):
+                    yield text
+    except UNREADABLE as error:
+        raise UserError(f"{path}:{number + 1}: cannot be read ({error})") from None
+
+
+def _json_text(line: bytes, where: str) -> bytes:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f'{where}: not JSON ({error}); each line must be an object with the key "text"') from None
+    text = value.get("text") if isinstance(value, dict) else None
+    if not isinstance(text, str):
+        raise UserError(f'{where}: no text; each line must be an object with the key "text"')
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{where}: half a surrogate pair at character {error.start} cannot be written as UTF-8"
+        ) from None

@@ -1,0 +1,401 @@
+"""The house rules: what imports what, what is documented, how long things are, and what never stands in the code."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from caddie.config import Config, variants
+from caddie.recipe import Recipe, find, recipes
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "caddie"
+MODULES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+"""Dotted name below `caddie` to file; a package goes by its own name, the root by `__init__`."""
+
+FLOORS: dict[int, set[str]] = {
+    5: {"__init__", "__main__", "cli"},
+    4: {"corpora", "display", "recipe", "recipes", "report", "result", "run"},
+    3: {
+        "artifact",
+        "compress",
+        "corpus",
+        "hub",
+        "prepare",
+        "published",
+        "sample",
+        "scoring",
+        "sources",
+        "splits",
+        "train",
+        "verify",
+    },
+    2: {"averaging", "data", "model", "optim", "quantize"},
+    1: {"distributed", "ops", "parameters"},
+    0: {"codecs", "config", "container", "errors", "schedules", "tokenizers"},
+}
+SIBLINGS = {0, 3, 4, 5}
+"""Floors whose modules may import one another, without cycles."""
+CYCLES = {("recipe", "recipes")}
+"""Imports that would close a cycle if they did not wait until they are needed, each inside one function."""
+FLOOR_OF = {part: floor for floor, parts in FLOORS.items() for part in parts}
+
+TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
+ENVIRONMENT = {("run", "_fresh"), ("hub", "_contained")}
+"""Functions outside `distributed` that touch the environment: one hands it on to a child process, one keeps a library
+from writing into the home folder and puts everything back."""
+
+FILE_LINES = 450
+FUNCTION_LINES = 90
+
+
+@cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text())
+
+
+def part(module: str) -> str:
+    """The file or package directly below `caddie` that a module belongs to."""
+    return module.split(".")[0]
+
+
+def imports(node: ast.AST) -> Iterator[str]:
+    """Modules of caddie that are imported anywhere below `node`, also inside functions."""
+    for statement in ast.walk(node):
+        if isinstance(statement, ast.Import):
+            names = [alias.name for alias in statement.names]
+        elif isinstance(statement, ast.ImportFrom):
+            assert not statement.level, f"line {statement.lineno}: relative import"
+            # `from caddie import X` imports the module X; so may `from caddie.model import X`
+            names = [f"{statement.module}.{alias.name}" for alias in statement.names]
+        else:
+            continue
+        for name in names:
+            parents = name.split(".")
+            if parents[0] == "caddie" and len(parents) > 1:
+                while ".".join(parents[1:]) not in MODULES:
+                    parents.pop()
+                yield ".".join(parents[1:])
+
+
+def functions(node: ast.AST, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], ast.AST]]:
+    """Classes and functions with their dotted position, also nested ones."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield (*path, child.name), child
+            yield from functions(child, (*path, child.name))
+        else:
+            yield from functions(child, path)
+
+
+def owner(module: str, line: int) -> str:
+    """Name of the outermost function or class around a line, or an empty string."""
+    around = [
+        path[0] for path, node in functions(tree(module)) if len(path) == 1 and node.lineno <= line <= node.end_lineno
+    ]
+    return around[0] if around else ""
+
+
+def project_files() -> list[Path]:
+    """What is or will be tracked."""
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        pytest.skip("no git checkout")
+    return [ROOT / name for name in done.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+# Floors
+
+
+def test_every_module_has_a_floor() -> None:
+    assert {part(module) for module in MODULES} == set(FLOOR_OF)
+
+
+def test_the_architecture_page_names_the_same_floors() -> None:
+    rows = re.findall(r"^\| (\d) \|[^|]*\|([^|]*)\|$", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
+    named = {name.rstrip("/"): int(floor) for floor, cell in rows for name in re.findall(r"`([^`]+)`", cell)}
+    assert len(named) > 20
+    assert named.items() <= FLOOR_OF.items()
+
+
+def test_modules_import_only_from_lower_floors() -> None:
+    wrong = []
+    for module in MODULES:
+        here = part(module)
+        for imported in imports(tree(module)):
+            there = part(imported)
+            beside = FLOOR_OF[there] == FLOOR_OF[here] and FLOOR_OF[here] in SIBLINGS
+            if here != there and not beside and FLOOR_OF[there] >= FLOOR_OF[here]:
+                wrong.append(f"{module} (floor {FLOOR_OF[here]}) imports {imported} (floor {FLOOR_OF[there]})")
+    assert not wrong
+
+
+def test_no_module_imports_itself_by_a_detour() -> None:
+    parts: dict[str, set[str]] = {part(module): set() for module in MODULES}
+    for module in MODULES:
+        parts[part(module)] |= {part(imported) for imported in imports(tree(module))} - {part(module)}
+    for early, late in CYCLES:
+        assert late in parts[early], f"{early} no longer imports {late}; take it from CYCLES"
+        at_the_top = [node for node in tree(early).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        assert all(late not in set(imports(node)) for node in at_the_top)
+        parts[early].discard(late)
+    assert not tangled(parts)
+    for package in {part(module) for module in MODULES if "." in module}:
+        inside = {module for module in MODULES if module.startswith(f"{package}.")}
+        assert not tangled({module: set(imports(tree(module))) & inside - {module} for module in inside})
+        assert all(package not in set(imports(tree(module))) for module in inside), f"{package} through its own door"
+
+
+def tangled(wanted: dict[str, set[str]]) -> set[str]:
+    """Names that need one another, directly or not, and whatever needs those."""
+    while free := {name for name, needed in wanted.items() if not needed & set(wanted)}:
+        wanted = {name: needed for name, needed in wanted.items() if name not in free}
+    return set(wanted)
+
+
+def test_tangles_are_found() -> None:
+    assert not tangled({"a": {"b", "c"}, "b": {"c"}, "c": set()})
+    assert tangled({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == {"a", "b", "c"}
+
+
+def test_no_module_is_a_drawer() -> None:
+    assert not {"utils", "util", "common", "core", "helpers", "misc"} & {
+        name for module in MODULES for name in module.split(".")
+    }
+
+
+# What happens at import
+
+
+def modules_loaded_by(statement: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys\n{statement}\nprint(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    return {name.split(".")[0] for name in done.stdout.split()}
+
+
+def test_the_lowest_floor_does_without_torch() -> None:
+    loaded = modules_loaded_by("import " + ", ".join(f"caddie.{module}" for module in sorted(FLOORS[0])))
+    assert "caddie" in loaded
+    assert "torch" not in loaded
+
+
+def test_importing_caddie_and_its_command_line_is_light() -> None:
+    heavy = {"torch", "numpy", "sentencepiece", "rich", "jinja2", "huggingface_hub", "safetensors"}
+    assert not heavy & modules_loaded_by("import caddie")
+    assert not heavy & modules_loaded_by("import caddie.cli")
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - {"__main__"}))
+def test_nothing_happens_at_import(module: str) -> None:
+    for statement in tree(module).body:
+        if isinstance(statement, ast.If):
+            assert ast.unparse(statement.test) == "TYPE_CHECKING", f"line {statement.lineno}"
+        elif isinstance(statement, ast.Expr):
+            assert isinstance(statement.value, ast.Constant), f"line {statement.lineno}: a call at import"
+        else:
+            assert isinstance(
+                statement, (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef)
+            ), f"line {statement.lineno}"
+
+
+def test_the_environment_is_read_for_torchrun_alone() -> None:
+    read: set[str] = set()
+    for module in MODULES:
+        for node in ast.walk(tree(module)):
+            if isinstance(node, ast.ImportFrom) and node.module == "os":
+                assert not {"environ", "environb", "getenv"} & {alias.name for alias in node.names}, module
+            if not (isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "putenv")):
+                continue
+            if module == "distributed":
+                continue
+            assert (module, owner(module, node.lineno)) in ENVIRONMENT, f"{module}, line {node.lineno}"
+    for node in ast.walk(tree("distributed")):
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "os.environ":
+            read.add(ast.literal_eval(node.slice))
+        elif isinstance(node, ast.Compare) and any(ast.unparse(c) == "os.environ" for c in node.comparators):
+            read.add(ast.literal_eval(node.left))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("os.environ.get", "os.getenv"):
+            read.add(ast.literal_eval(node.args[0]))
+    assert read == TORCHRUN
+
+
+# Documentation
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_what_is_public_has_a_docstring(module: str) -> None:
+    assert ast.get_docstring(tree(module)), "the module has none"
+    missing = []
+
+    def visit(node: ast.AST, path: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                continue
+            if child.name.startswith("_"):
+                continue
+            if not (ast.get_docstring(child) or "").strip():
+                missing.append(path + child.name)
+            if isinstance(child, ast.ClassDef):
+                visit(child, f"{path}{child.name}.")
+
+    visit(tree(module), "")
+    assert not missing
+
+
+@pytest.mark.parametrize("name", sorted(recipes()))
+def test_every_recipe_loads_and_says_why(name: str) -> None:
+    recipe = find(name)
+    shelf = recipes()
+    assert recipe == shelf[name]
+    assert recipe.name == name
+    assert re.fullmatch(r"[A-Z0-9].*[^.]\.", recipe.why), "one sentence"
+    assert recipe.parameters > 0
+    if recipe.base is not None:
+        base = shelf[recipe.base]
+        assert base.name != name
+        assert base.why != recipe.why
+        assert base.public != recipe.public or not recipe.public, "a recipe's figures are its own"
+        assert base.settings.diff(recipe.settings), "nothing differs from the base"
+    for figure in recipe.public:
+        assert figure.source
+        assert figure.label
+
+
+def test_every_chain_of_bases_ends() -> None:
+    shelf = recipes()
+    for recipe in shelf.values():
+        seen = [recipe.name]
+        while (base := shelf[seen[-1]].base) is not None:
+            assert base not in seen, f"{base} is a base of itself"
+            seen.append(base)
+    assert any(recipe.base is None for recipe in shelf.values())
+    assert all(isinstance(recipe, Recipe) for recipe in shelf.values())
+
+
+# Shape
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_files_and_functions_are_short(module: str) -> None:
+    lines = len(MODULES[module].read_text().splitlines())
+    long = {
+        ".".join(path): node.end_lineno - node.lineno + 1
+        for path, node in functions(tree(module))
+        if not isinstance(node, ast.ClassDef) and node.end_lineno - node.lineno + 1 > FUNCTION_LINES
+    }
+    print(f"{module}: {lines} lines")
+    assert lines <= FILE_LINES
+    assert not long
+
+
+def test_no_variant_of_a_socket_is_a_variant_of_another() -> None:
+    """A concrete config is never subclassed; to combine, wrap."""
+    configs = [cls for cls in _subclasses(Config) if cls.__module__.startswith("caddie")]
+    assert len(configs) > 20
+    for cls in configs:
+        concrete = [base for base in cls.__mro__[1:] if issubclass(base, Config) and base is not Config]
+        assert all(inspect.isabstract(base) for base in concrete), f"{cls.__name__} subclasses {concrete}"
+
+
+def test_no_two_variants_share_a_name() -> None:
+    """`kind` in a recipe names a class by its name alone."""
+    for socket_class in _subclasses(Config):
+        everything = [cls.__name__ for cls in _subclasses(socket_class) if not inspect.isabstract(cls)]
+        assert len(everything) == len(set(everything)), socket_class.__name__
+        assert set(everything) <= set(variants(socket_class))
+
+
+def _subclasses(cls: type) -> list[type]:
+    own = [sub for sub in cls.__subclasses__() if sub.__module__.startswith("caddie")]
+    return list({sub: None for direct in own for sub in [direct, *_subclasses(direct)]})
+
+
+# What never stands in the code
+
+
+def test_nothing_that_can_run_code_is_read_or_written() -> None:
+    wrong = []
+    for module in MODULES:
+        for node in ast.walk(tree(module)):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+            elif isinstance(node, ast.Attribute):
+                names = [ast.unparse(node)]
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("eval", "exec"):
+                names = ["pickle"]
+            elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+                names = [] if ast.unparse(node.value) == "False" else ["pickle"]
+            else:
+                continue
+            forbidden = {"torch.load", "torch.save", "pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
+            wrong += [f"{module}, line {node.lineno}: {name}" for name in names if name in forbidden]
+            wrong += [f"{module}, line {node.lineno}: {name}" for name in names if name.split(".")[0] == "pickle"]
+    assert not wrong
+
+
+def test_nothing_is_left_for_later_and_nothing_is_swallowed() -> None:
+    wrong = []
+    for module, path in MODULES.items():
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if re.search(r"\b(TODO|FIXME|XXX|HACK)\b", line):
+                wrong.append(f"{module}, line {number}: {line.strip()}")
+        for node in ast.walk(tree(module)):
+            if isinstance(node, ast.ExceptHandler):
+                silent = all(isinstance(child, ast.Pass) for child in node.body)
+                broad = node.type is None or ast.unparse(node.type) in ("Exception", "BaseException")
+                if broad and silent:
+                    wrong.append(f"{module}, line {node.lineno}: an exception is swallowed")
+            if isinstance(node, ast.Global):
+                wrong.append(f"{module}, line {node.lineno}: global")
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "hasattr":
+                wrong.append(f"{module}, line {node.lineno}: hasattr")
+    assert not wrong
+
+
+def test_no_file_names_the_place_where_it_was_written() -> None:
+    place = re.compile(rb"(?<![\w.~])/(?:work|home|Users|root|mnt|srv)/[A-Za-z0-9]")
+    host = socket.gethostname().encode()
+    wrong = []
+    for path in project_files():
+        content = path.read_bytes()
+        if match := place.search(content):
+            wrong.append(f"{path.relative_to(ROOT)}: {match[0]!r}")
+        if len(host) > 4 and host != b"localhost" and re.search(rb"\b" + re.escape(host) + rb"\b", content):
+            wrong.append(f"{path.relative_to(ROOT)}: the host's name")
+    assert project_files()
+    assert not wrong
+
+
+def test_no_tracked_file_is_a_build_product() -> None:
+    names = [path.relative_to(ROOT).as_posix() for path in project_files()]
+    assert "pyproject.toml" in names
+    for name in names:
+        assert not re.search(r"(^|/)(__pycache__|\.venv|runs|data|\.hypothesis)/|\.(pyc|partial|safetensors)$", name), (
+            name
+        )
+        assert os.path.getsize(ROOT / name) < 1 << 20, f"{name} is larger than a MiB"

@@ -1,0 +1,346 @@
+"""The report page: what it says, that it stands alone, and that nothing in a run folder can break it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_folder import make_events, make_result, write_run
+
+from caddie import report
+from caddie.errors import UserError
+from caddie.report import (
+    loss_chart,
+    nice_ticks,
+    number,
+    percent,
+    read_steps,
+    setting,
+    smooth,
+    thin,
+    time_ticks,
+    write_report,
+)
+
+GOLDEN = Path(__file__).parent / "golden" / "report.txt"
+DOCUMENTED = Path(__file__).parent.parent / "docs" / "result.md"
+VOID = {"meta", "br", "path"}
+
+
+class Page(HTMLParser):
+    """Tags, attributes and visible text, with every tag closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.text: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attributes]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        assert tag in VOID
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attributes]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if data.strip() and "style" not in self.open:
+            self.text.append(" ".join(data.split()))
+
+    @property
+    def lengths(self) -> list[float]:
+        found = [
+            re.fullmatch(r"(?:width|left|top):(\S+)%", value) for _, name, value in self.attributes if name == "style"
+        ]
+        return [float(match.group(1)) for match in found if match]
+
+
+def read(folder: Path, result: dict[str, Any] | None = None, events: list[dict[str, Any]] | None = None) -> Page:
+    return Page(write_report(write_run(folder, result, events)).read_text(encoding="utf-8"))
+
+
+def test_summary_is_golden(tmp_path: Path) -> None:
+    text = "\n".join(read(tmp_path).text) + "\n"
+    if os.environ.get("UPDATE_GOLDEN"):
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()
+
+
+def test_page_stands_alone(tmp_path: Path) -> None:
+    text = write_report(write_run(tmp_path)).read_text(encoding="utf-8")
+    page = Page(text)
+    assert not {"script", "link", "img", "iframe", "object", "embed", "base", "form"} & set(page.tags)
+    loads = [(tag, name, value) for tag, name, value in page.attributes if name in ("src", "srcset", "href", "action")]
+    assert loads == [("a", "href", "https://github.com/openai/parameter-golf")]
+    assert not re.search(r"url\(|@import|@font-face", text)
+    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
+    assert "default-src 'none'" in text
+    assert "prefers-color-scheme: dark" in text
+    assert 'name="viewport"' in text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.jsonl", "report.html", "result.json"]
+
+
+def test_lengths_stay_inside(tmp_path: Path) -> None:
+    page = read(tmp_path)
+    styled = [value for _, name, value in page.attributes if name == "style"]
+    assert len(page.lengths) == len(styled) > 100
+    assert all(0 <= length <= 100 for length in page.lengths)
+
+
+def test_page_has_every_picture(tmp_path: Path) -> None:
+    page = read(tmp_path)
+    assert page.tags.count("svg") == 1
+    assert page.tags.count("details") == 2
+    assert page.tags.count("section") == 9
+    for text in ("Bits per byte along the line", "1.5301", "brotli -11", "not measured here", "30 more tensors"):
+        assert any(text in line for line in page.text), text
+
+
+@pytest.mark.parametrize("place", ["sample", "recipe", "why", "tensor", "diff", "public", "device", "hash", "part"])
+def test_everything_is_escaped(tmp_path: Path, place: str) -> None:
+    evil = "<script>alert(1)</script>\"'\x00&amp;"
+    result = make_result()
+    if place == "tensor":
+        result["tensors"][0] |= {"name": evil, "quantizer": evil}
+    elif place == "diff":
+        result["diff"] = {evil: evil}
+    elif place == "public":
+        result["public"][0] |= {"label": evil, "note": evil, "source": "javascript:alert(1)"}
+    elif place == "hash":
+        result["sha256"] = {evil: evil}
+    elif place == "part":
+        result["ledger"]["parts"][evil] = 3
+        result["seconds"][evil] = 3.0
+        result["compressors"][evil] = {"bytes": 3, "bits_per_byte": 2.0}
+    else:
+        result[place] = evil
+    page = read(tmp_path, result)
+    assert "script" not in page.tags
+    assert any("<script>alert(1)</script>\"'\ufffd&amp;" in line for line in page.text)
+    assert not [value for _, name, value in page.attributes if name == "href" and not value.startswith("https://")]
+
+
+def without(value: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """The same nested mapping many times, each time with one value set to null."""
+    for key, held in value.items():
+        if path or key not in ("version", "recipe"):
+            yield f"{path}{key}", value | {key: None}
+        if isinstance(held, dict):
+            for name, changed in without(held, f"{path}{key}."):
+                yield name, value | {key: changed}
+
+
+def test_any_value_may_be_missing() -> None:
+    steps = [event for event in make_events(80) if event["event"] == "step"]
+    results = dict(without(make_result(depth=1)))
+    assert len(results) > 120
+    for name, result in results.items():
+        page = Page(report.render(result, steps))
+        assert all(0 <= length <= 100 for length in page.lengths), name
+
+
+def test_all_values_may_be_missing(tmp_path: Path) -> None:
+    page = read(tmp_path, {"version": 1, "recipe": "bare"}, [])
+    assert page.text.count("not measured") > 20
+    assert "svg" not in page.tags
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -5.0, 0, 1e300])
+def test_numbers_that_make_no_sense(tmp_path: Path, value: float) -> None:
+    result, events = make_result(), make_events()
+    result |= {"bits_per_byte": value, "artifact_bytes": value}
+    result["scores"]["trained_plain"]["bits_per_byte"] = value
+    result["compressors"]["gzip -9"]["bits_per_byte"] = value
+    result["tensors"][0] |= {"bytes": value, "relative_error": value}
+    result["seconds"]["train"] = value
+    result["ledger"]["parts"]["weights"] = value
+    for index in (1, 50, -3):
+        events[index] |= {"loss": value, "lr_scale": value}
+    page = read(tmp_path, result, events)
+    assert all(0 <= length <= 100 for length in page.lengths)
+    drawn = " ".join(value for tag, name, value in page.attributes if (tag, name) == ("path", "d"))
+    assert not re.search(r"nan|inf", drawn)
+
+
+def test_a_recipe_that_scores_plain(tmp_path: Path) -> None:
+    result = make_result()
+    result["scores"]["quantized_sliding"] = None
+    result["bits_per_byte"] = result["scores"]["quantized_plain"]["bits_per_byte"]
+    page = read(tmp_path, result)
+    assert "Bits per byte of the artifact, plain" in page.text
+    assert "This artifact, sliding" not in page.text
+    assert page.text[page.text.index("Window, tokens") + 1] == "256"
+    marked = [value for tag, name, value in page.attributes if name == "class" and value == "row last"]
+    assert len(marked) == 1
+
+
+def test_a_wrong_result_is_shown(tmp_path: Path) -> None:
+    result = make_result() | {"verified": False, "under_cap": False, "cap_bytes": 400_000}
+    result["checks"][0]["passed"] = False
+    text = read(tmp_path, result).text
+    assert "failed" in text
+    assert "533,336 bytes, over the cap" in text
+    assert "no" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "no .*result.json"), ("{", "not JSON"), ("[1]", "version none"), ('{"version": 2}', "version 2")],
+)
+def test_what_is_not_a_result_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "result.json").write_text(content)
+    with pytest.raises(UserError, match=message):
+        write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_failed_write_leaves_the_old_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_report(write_run(tmp_path))
+    before = (tmp_path / "report.html").read_bytes()
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_report(tmp_path)
+    assert (tmp_path / "report.html").read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_text_that_is_no_unicode_is_written(tmp_path: Path) -> None:
+    assert any("a?b" in line for line in read(tmp_path, make_result() | {"sample": "a\ud800b"}).text)
+
+
+def test_log_of_a_killed_and_resumed_run(tmp_path: Path) -> None:
+    lines = [{"event": "step", "step": step, "loss": float(step)} for step in (10, 20, 30)]
+    lines += [
+        {"event": "start"},
+        {"event": "step", "step": 20, "loss": 2.5},
+        {"event": "step", "step": 30, "loss": 3.5},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "log.jsonl").write_text(text[:40] + "\n" + text + '{"event": "st')
+    steps = read_steps(tmp_path / "log.jsonl")
+    assert [(step["step"], step["loss"]) for step in steps] == [(10, 10.0), (20, 2.5), (30, 3.5)]
+    assert read_steps(tmp_path / "none") == []
+
+
+def test_every_field_is_documented() -> None:
+    def fields(value: object, path: str) -> Iterator[str]:
+        if isinstance(value, dict):
+            for key, held in value.items():
+                yield from fields(held, f"{path}.{key}" if path else key)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            yield from fields(value[0], path + "[]")
+        else:
+            yield path
+
+    text = DOCUMENTED.read_text()
+    for field in fields(make_result() | {"diff": None}, ""):
+        name = re.sub(r"^compressors\.[^.]*", "compressors.*", field)
+        name = re.sub(r"^scores\.\w+\.", "", name)
+        assert f"| `{name}` |" in text, field
+    for name in make_events()[1]:
+        assert f"`{name}`" in text.partition("## log.jsonl")[2], name
+
+
+def test_percent() -> None:
+    assert percent(1.5, 1.0, 2.0) == 50.0
+    assert percent(3.0, 1.0, 2.0) == 100.0
+    assert percent(-3.0, 1.0, 2.0) == 0.0
+    assert [percent(value, 0, 1) for value in (None, math.nan, math.inf)] == [0.0, 0.0, 0.0]
+    assert percent(1.0, 2.0, 2.0) == percent(1.0, 0.0, math.nan) == 0.0
+
+
+def test_number() -> None:
+    assert number(1234.6, ",d") == "1,234"
+    assert number(1.53012, ".4f") == "1.5301"
+    assert number(None, ".4f") is None
+    assert number(math.nan, ",d") == "not finite"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0.0, 10.0, [0.0, 2.5, 5.0, 7.5, 10.0]),
+        (1.5301, 1.5487, [1.53, 1.535, 1.54, 1.545, 1.55]),
+        (2.3, 7.4, [2.0, 4.0, 6.0, 8.0]),
+        (-1.0, 1.0, [-1.0, -0.5, 0.0, 0.5, 1.0]),
+        (2.0, 2.0, [1.98, 1.99, 2.0, 2.01, 2.02]),
+    ],
+)
+def test_nice_ticks(low: float, high: float, ticks: list[float]) -> None:
+    assert nice_ticks(low, high, 5) == ticks
+
+
+def test_time_ticks() -> None:
+    assert [label for _, label in time_ticks(60.0)] == ["0 s", "10 s", "20 s", "30 s", "40 s", "50 s", "60 s"]
+    assert time_ticks(600.0)[-1] == (600.0, "10 min")
+    assert [label for _, label in time_ticks(8000.0)] == ["0 min", "30 min", "60 min", "90 min", "120 min"]
+    assert len(time_ticks(0.3)) == 1
+    assert len(time_ticks(1e7)) == 7
+
+
+def test_smooth_ignores_a_spike_and_keeps_the_ends() -> None:
+    assert smooth([2.0, 2.0, 2.0, 90.0, 2.0, 2.0, 2.0], 3, range(7))[3] == 2.0
+    assert smooth([1.0, 2.0, 3.0, 4.0], 2, range(4)) == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_thin_keeps_the_ends() -> None:
+    assert thin(5, 10) == [0, 1, 2, 3, 4]
+    kept = thin(10_000, 400)
+    assert (len(kept), kept[0], kept[-1]) == (400, 0, 9_999)
+    assert kept == sorted(set(kept))
+
+
+def test_setting() -> None:
+    value = {"kind": "Ramp", "start": 0.5, "end": None, "of": [{"kind": "Ema"}, 2]}
+    assert setting(value) == "Ramp(start=0.5, end=none, of=[Ema(), 2])"
+    assert [setting(held) for held in ("word", 3, None, True, {"a": 1})] == ["word", "3", "none", "true", '{"a": 1}']
+
+
+def test_loss_chart() -> None:
+    steps = [event for event in make_events(4_000, every=1) if event["event"] == "step"]
+    chart = loss_chart(steps)
+    assert chart is not None
+    assert chart.raw.count("h0") == 400
+    assert chart.smoothed.count(" ") == 399
+    assert chart.scale_top == "1"
+    assert [tick.label for tick in chart.across][:2] == ["0 s", "10 s"]
+    assert [tick.below for tick in chart.across] == ["0", "667", "1,333", "2,000", "2,667", "3,333", "4,000"]
+    assert chart.up[0].at == report.SPLIT / 10
+    assert chart.up[-1].at == 0
+    assert chart.notes == [f"Losses above {chart.up[-1].label} lie outside the picture."]
+
+
+def test_loss_chart_needs_two_points() -> None:
+    steps = [event for event in make_events() if event["event"] == "step"]
+    assert loss_chart([]) is None
+    assert loss_chart(steps[:1]) is None
+    assert loss_chart([step | {"seconds": 0.0} for step in steps]) is None
+    flat = loss_chart([step | {"loss": 2.0, "lr_scale": None} for step in steps[:2]])
+    assert flat is not None
+    assert flat.scale == ""
+    broken = loss_chart([*steps, steps[-1] | {"loss": math.nan}])
+    assert broken is not None
+    assert broken.notes[-1] == "Entries of the log without a finite loss: 1."

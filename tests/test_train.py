@@ -1,0 +1,194 @@
+"""Training: the budget, the rehearsal, interruption and resumption, several processes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing as multiprocessing
+
+from caddie import train as training
+from caddie.averaging import EMA
+from caddie.distributed import Ranks, join
+from caddie.errors import CheckFailed, UserError
+from caddie.model import GPT, Block, GroupedQueryAttention, ReluSquared
+from caddie.train import CHECKPOINT, Interrupted, Train, Trained, train
+
+TINY = GPT(
+    vocabulary=64,
+    width=32,
+    depth=2,
+    block=Block(attention=GroupedQueryAttention(heads=2, key_value_heads=1), mlp=ReluSquared(hidden=48)),
+)
+STEPS = Train(
+    steps=12, batch_tokens=256, micro_batches=4, sequence_length=32, averaging=EMA(decay=0.9), rehearsal_steps=2
+)
+SHARDS = [np.random.default_rng(0).integers(0, 64, 5000).astype(np.uint16)]
+
+
+def go(folder: Path, config: Train = STEPS, **keywords: Any) -> Trained:
+    return train(TINY, config, SHARDS, bos=1, seed=7, folder=folder, **keywords)
+
+
+def equal(a: Trained, b: Trained) -> bool:
+    pairs = [(x[name], y[name]) for x, y in ((a.last, b.last), (a.weights, b.weights)) for name in a.last]
+    return all(torch.equal(x, y) for x, y in pairs)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return go(tmp_path_factory.mktemp("unbroken"))
+
+
+def test_steps_mode_repeats_to_the_bit(unbroken: Trained, tmp_path: Path) -> None:
+    again = go(tmp_path)
+    assert equal(unbroken, again)
+    assert again.steps == 12
+    assert again.tokens == 12 * 256
+
+
+def test_rehearsal_leaves_no_trace(unbroken: Trained, tmp_path: Path) -> None:
+    assert equal(unbroken, go(tmp_path, STEPS.but(rehearsal_steps=0)))
+
+
+def test_seed_decides_weights_and_order(unbroken: Trained, tmp_path: Path) -> None:
+    other = train(TINY, STEPS, SHARDS, bos=1, seed=8, folder=tmp_path)
+    assert not equal(unbroken, other)
+
+
+def test_interrupted_run_resumes_to_the_bit(unbroken: Trained, tmp_path: Path) -> None:
+    def stop(event: dict[str, Any]) -> None:
+        if event.get("step") == 5 and event["event"] == "step":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="after step 6") as caught:
+        go(tmp_path, watch=stop)
+    assert caught.value.number == signal.SIGTERM
+    events: list[dict[str, Any]] = []
+    assert equal(unbroken, go(tmp_path, watch=events.append))
+    assert events[0]["step"] == 6  # the signal came while step 5 was logged
+    assert events[0]["seconds"] > 0
+
+
+def test_time_before_a_resume_counts(tmp_path: Path) -> None:
+    config = STEPS.but(steps=None, seconds=1.6, checkpoint_seconds=0.2)
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["event"] == "step" and event["progress"] > 0.2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        go(tmp_path, config, watch=stop)
+    events: list[dict[str, Any]] = []
+    go(tmp_path, config, watch=events.append)
+    assert events[0]["seconds"] > 0.32
+    assert events[1]["progress"] > 0.2
+    assert events[-1]["progress"] == 1.0
+
+
+def test_killed_process_resumes_to_the_bit(unbroken: Trained, tmp_path: Path) -> None:
+    """SIGKILL leaves whatever checkpoint was written last."""
+    script = (
+        "import sys; sys.path.insert(0, 'tests'); import time, pathlib; from test_train import *; "
+        f"go(pathlib.Path({str(tmp_path)!r}), STEPS.but(checkpoint_seconds=0.001), "
+        "watch=lambda event: (print(event.get('step'), flush=True), time.sleep(0.05)))"
+    )
+    root = Path(__file__).resolve().parent.parent
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=root, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip() == "4":
+            process.kill()
+            break
+    process.wait()
+    process.stdout.close()
+    assert process.returncode == -signal.SIGKILL
+    config = STEPS.but(checkpoint_seconds=0.001)
+    events: list[dict[str, Any]] = []
+    assert equal(unbroken, go(tmp_path, config.but(checkpoint_seconds=0.001), watch=events.append))
+    assert events[0]["step"] >= 3
+
+
+def test_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    go(tmp_path, STEPS.but(steps=1))
+    with pytest.raises(UserError, match="another recipe or seed"):
+        go(tmp_path, STEPS.but(batch_tokens=128))
+    with pytest.raises(UserError, match="another recipe or seed"):
+        train(TINY, STEPS, SHARDS, bos=1, seed=8, folder=tmp_path)
+
+
+def test_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    (tmp_path / CHECKPOINT).write_bytes(b"not a checkpoint")
+    with pytest.raises(UserError, match="not a readable checkpoint"):
+        go(tmp_path)
+
+
+def test_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(tmp_path: Path) -> None:
+    with pytest.raises(CheckFailed, match="the loss was nan at step"):
+        go(tmp_path, STEPS.but({"optimizers.matrix.lr": 1e30, "optimizers.scalar.lr": 1e30}))
+    kept = training._Trainer(TINY, STEPS.but({"optimizers.matrix.lr": 1e30, "optimizers.scalar.lr": 1e30}), 7, Ranks())
+    kept.restore(tmp_path / CHECKPOINT)
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in kept.state().values())
+
+
+def test_clipping_is_of_the_whole_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    norms = []
+    before = training._Trainer.step
+
+    def step(self: Any, *arguments: Any, **keywords: Any) -> float:
+        for updater in self.updaters.values():
+            updater.step = lambda *_: norms.append(
+                math.sqrt(sum(float(p.grad.square().sum()) for p in self.parameters.values() if p.grad is not None))
+            )
+        return before(self, *arguments, **keywords)
+
+    monkeypatch.setattr(training._Trainer, "step", step)
+    go(tmp_path, STEPS.but(clip_norm=0.01, rehearsal_steps=0, steps=1))
+    assert norms
+    assert all(norm == pytest.approx(0.01, rel=1e-3) for norm in norms)
+
+
+RANKS = STEPS.but({"micro_batches": 4, "clip_norm": 1.0, "steps": 4, "optimizers.matrix.precision": "float32"})
+
+
+def _rank(rank: int, port: int, folder: str) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    with join() as ranks:
+        trained = go(Path(folder), RANKS, ranks=ranks)
+        ranks.wait()
+    torch.save(trained.last, f"{folder}/rank{rank}.pt")
+
+
+def test_two_ranks_equal_one_with_twice_the_micro_batches(tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (tmp_path / "two").mkdir()
+    multiprocessing.spawn(_rank, (port, str(tmp_path / "two")), nprocs=2)  # type: ignore[no-untyped-call]
+    (tmp_path / "one").mkdir()
+    one = go(tmp_path / "one", RANKS).last
+    ranks = [torch.load(tmp_path / "two" / f"rank{rank}.pt") for rank in (0, 1)]
+    for name, weight in one.items():
+        assert torch.equal(ranks[0][name], ranks[1][name])
+        assert (ranks[0][name] - weight).norm() <= 1e-4 * weight.norm().clamp_min(1e-3)
+
+
+def test_time_budget_ends_the_run(tmp_path: Path) -> None:
+    begin = time.perf_counter()
+    trained = go(tmp_path, STEPS.but(steps=None, seconds=0.5))
+    assert 0.5 <= trained.seconds < time.perf_counter() - begin
+    assert trained.precision in ("float32", "bfloat16")
+    assert json.dumps(trained.final_loss) != "NaN"
