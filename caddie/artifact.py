@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,14 @@ from caddie.config import Config, coerce
 from caddie.errors import UserError
 from caddie.model import GPT, Model
 from caddie.quantize import Quantizer
-from caddie.scoring import Scoring
+from caddie.scoring import Scoring, windows
 from caddie.tokenizers import Tokenizer, deserialize
 
 CONFIG, TOKENIZER, MANIFEST = "config", "tokenizer", "manifest"
+# What a file from a stranger may ask for. A trained model packs 16 times at the very most; a bomb, a thousand times.
+_RATIO, _SMALLEST_BOMB = 16, 64 << 20
+_RULES, _EXCEPTIONS = 256, 1 << 16
+_LOGITS = 1 << 28
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,23 +99,32 @@ def pack(
 
 def load(path: Path, device: torch.device | str = "cpu") -> Artifact:
     """The artifact in a file; whatever is wrong with the file is a `UserError`."""
-    contents = container.read(path)
+    contents = container.read(path, _limits(path))
     for name in (CONFIG, MANIFEST, TOKENIZER):
         if name not in contents.sections:
             raise UserError(f"{path} is not a complete artifact: it has no {name}")
+    for name in contents.sections:
+        if name not in (CONFIG, MANIFEST, TOKENIZER) and not name.startswith(PREFIX):
+            raise UserError(f"{path} is not an artifact: it has a section {name}, which nothing reads")
     config = _parse(contents.sections[CONFIG], CONFIG)
+    _check_rules(config)
     manifest = _describe(Manifest, _parse(contents.sections[MANIFEST], MANIFEST), MANIFEST)
     gpt = _describe(GPT, config.get("model"), CONFIG)
     scoring = _describe(Scoring, config.get("score"), CONFIG)
     try:
+        windows(scoring.sequence_length, scoring.sequence_length, scoring.stride)
         quantizers = coerce(config.get("quantizers"), dict[str, Quantizer], "quantizers")
     except UserError as error:
         raise UserError(f"the artifact's {CONFIG} is not valid: {error}") from None
+    except RecursionError:
+        raise UserError(f"the artifact's {CONFIG} is nested too deeply") from None
     tokenizer = deserialize(manifest.tokenizer, contents.sections[TOKENIZER])
     if tokenizer.sha256 != manifest.tokenizer_sha256:
         raise UserError("the artifact's tokenizer is not the one its manifest names")
     if tokenizer.vocabulary != gpt.vocabulary:
         raise UserError(f"the artifact's tokenizer has {tokenizer.vocabulary:,} ids and its model {gpt.vocabulary:,}")
+    # The sum does not depend on how many windows are run at once; the memory does.
+    scoring = scoring.but(batch_tokens=min(scoring.batch_tokens, _LOGITS // gpt.vocabulary))
     weights = decompress(gpt, quantizers, contents.sections)
     with torch.device("meta"):
         model = gpt.build()
@@ -130,6 +143,25 @@ def load(path: Path, device: torch.device | str = "cpu") -> Artifact:
     }
     digest = hashlib.sha256(data).hexdigest()
     return Artifact(path, digest, model.to(device), tokenizer, scoring, manifest, ledger, tensor_bytes)
+
+
+def _limits(path: Path) -> container.Limits:
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return container.LIMITS  # reading the file says what is wrong with it
+    raw_bytes = min(container.LIMITS.raw_bytes, max(_SMALLEST_BOMB, _RATIO * size))
+    return replace(container.LIMITS, raw_bytes=raw_bytes)
+
+
+def _check_rules(config: Mapping[str, Any]) -> None:
+    """Refuse what would take minutes to apply: each rule and exception is tried on each layer."""
+    rules, model = config.get("quantizers"), config.get("model")
+    if isinstance(rules, dict) and len(rules) > _RULES:
+        raise UserError(f"the artifact's {CONFIG} has {len(rules):,} rules for quantizers, over the limit of {_RULES}")
+    layers, depth = (model.get("layers"), model.get("depth")) if isinstance(model, dict) else (None, None)
+    if isinstance(layers, dict) and len(layers) * (depth if isinstance(depth, (int, float)) else 1) > _EXCEPTIONS:
+        raise UserError(f"the artifact's {CONFIG} has {len(layers):,} exceptions for {depth} layers, too many to read")
 
 
 def _dump(value: object) -> bytes:
@@ -151,5 +183,7 @@ def _describe(cls: type[Any], value: object, name: str) -> Any:
         if not isinstance(value, dict):
             raise UserError(f"no {cls.__name__}")
         return cls.from_json(value)
-    except (UserError, RecursionError) as error:
+    except UserError as error:
         raise UserError(f"the artifact's {name} is not valid: {error}") from None
+    except RecursionError:
+        raise UserError(f"the artifact's {name} is nested too deeply") from None

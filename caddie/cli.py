@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,12 +21,15 @@ if TYPE_CHECKING:
 # Modules that need torch are imported inside the verbs, so that --help answers at once.
 
 Command = Callable[..., Any]
+_LONGEST_LINE = 600
 
 
 def _options(*names: str) -> Callable[[Command], Command]:
     known = {
         "data": click.option("--data", metavar="PATH", help="Text, JSON lines, a folder of them, shards, or a corpus."),
-        "seed": click.option("--seed", default=1337, show_default=True, help="Seed of weights and data order."),
+        "seed": click.option(
+            "--seed", type=click.IntRange(0, 2**32 - 1), default=1337, show_default=True, help="Seed of all chance."
+        ),
         "seconds": click.option("--seconds", type=float, help="Training time; short for train.seconds=."),
         "out": click.option("--out", metavar="DIR", help="Folder to write to."),
         "gpus": click.option("--gpus", type=click.IntRange(1), default=1, help="Processes, one for each GPU if any."),
@@ -75,6 +79,7 @@ def run(
     from caddie.run import run_folder
 
     chosen = _recipe(recipe, settings, seconds)
+    _rehearse(chosen, gpus)
     if gpus > 1 and not distributed.under_torchrun():
         return distributed.launch(gpus, sys.argv[1:])
     folder = Path(out) if out else run_folder(chosen, seed)
@@ -94,7 +99,7 @@ def run(
     if result is None:
         return 0
     _print(result, as_json, result_table(result, folder / "report.html"))
-    return 0 if result["verified"] and result["under_cap"] else 1
+    return _judge(result["checks"])
 
 
 @app.command()
@@ -119,6 +124,7 @@ def train(
     from caddie.run import run_folder, train_run
 
     chosen = _recipe(recipe, settings, seconds)
+    _rehearse(chosen, gpus)
     if gpus > 1 and not distributed.under_torchrun():
         return distributed.launch(gpus, sys.argv[1:])
     folder = Path(out) if out else run_folder(chosen, seed)
@@ -158,7 +164,9 @@ def pack(folder: Path, as_json: bool) -> int:
     _print(
         facts, as_json, table([*packed.ledger.items(), ("file", packed.file_bytes), ("cap", cap)], ["part", "bytes"])
     )
-    return 0 if packed.file_bytes <= cap else 1
+    if packed.file_bytes > cap:
+        raise CheckFailed(f"{packed.path} has {packed.file_bytes:,} bytes, {packed.file_bytes - cap:,} over the cap")
+    return 0
 
 
 @app.command()
@@ -167,21 +175,20 @@ def pack(folder: Path, as_json: bool) -> int:
 @_options("json", "quiet")
 def verify(artifact: Path, settings: tuple[str, ...], as_json: bool, quiet: bool) -> int:
     """Check that ARTIFACT is whole, under the cap, a distribution, and without look-ahead."""
-    from caddie.compress import Compress
+    from caddie.recipe import Recipe
     from caddie.verify import verify as verify_artifact
 
-    prefix = "compress."
     diff = dict(map(parse_assignment, settings))
     for path in diff:
-        if not path.startswith(prefix):
+        if path != "compress.cap_bytes":
             raise UserError(f"verify takes compress.cap_bytes=N alone, not {path}")
-    cap = Compress().but({path.removeprefix(prefix): value for path, value in diff.items()}).cap_bytes
+    cap = Recipe().but(diff).compress.cap_bytes
     checks = verify_artifact(_load(artifact), cap)
     passed = all(check.passed for check in checks)
     lines = [f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.evidence}" for check in checks]
     facts = [{"name": check.name, "passed": check.passed, "evidence": check.evidence} for check in checks]
     _print({"passed": passed, "checks": facts}, as_json, "\n".join(lines))
-    return 0 if passed else 1
+    return _judge(facts)
 
 
 @app.command()
@@ -198,6 +205,8 @@ def score(artifact: Path, data: str | None, as_json: bool, quiet: bool) -> int:
         corpus = open_for_scoring(loaded, data, display.note)
         display.phase("score")
         result = score_artifact(loaded, corpus)
+    if not math.isfinite(result["bits_per_byte"]):
+        raise CheckFailed(f"the score of {artifact} is {result['bits_per_byte']}: its model gives no probabilities")
     columns = (
         "bits_per_byte",
         "bits_per_normalized_byte",
@@ -225,10 +234,11 @@ def score(artifact: Path, data: str | None, as_json: bool, quiet: bool) -> int:
 @_options("seed", "json")
 def sample(artifact: Path, prompt: str, tokens: int, temperature: float, seed: int, as_json: bool) -> int:
     """Let ARTIFACT write text."""
+    from caddie.display import printable
     from caddie.sample import sample as write
 
-    text = write(_load(artifact), prompt.encode(), tokens, temperature, seed).decode("utf-8", "replace")
-    _print({"text": text}, as_json, text)
+    text = write(_load(artifact), prompt.encode(errors="replace"), tokens, temperature, seed).decode("utf-8", "replace")
+    _print({"text": text}, as_json, "\n".join(map(printable, text.split("\n"))))
     return 0
 
 
@@ -261,6 +271,8 @@ def data(
         settings = (source, *settings)
         source = None
     recipe = Recipe().but(dict(map(parse_assignment, settings)))
+    if fineweb is not None and (source or tokenizer or against):
+        raise UserError("--fineweb brings its own text and tokenizer; leave out PATH, --tokenizer and --against")
     with Display(quiet=quiet) as display:
         if fineweb is not None:
             corpus = fetch_fineweb(fineweb, shards, Path(out or f"data/fineweb-{fineweb}"), display.note)
@@ -344,7 +356,7 @@ def main() -> NoReturn:
     from contextlib import suppress
 
     try:
-        status = app.main(standalone_mode=False)
+        status = app.main(sys.argv[1:] or ["--help"], "caddie", standalone_mode=False)
     except click.exceptions.Abort:
         status = _fail("interrupted", 130)
     except click.ClickException as error:
@@ -364,12 +376,30 @@ def main() -> NoReturn:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         status = _fail(f"{where}{error.strerror or error}", 2)
+    except (MemoryError, RuntimeError) as error:
+        # PyTorch has no class of its own for memory that the system refuses.
+        if not isinstance(error, MemoryError) and "allocate" not in str(error) and "out of memory" not in str(error):
+            raise
+        status = _fail("not enough memory; take a smaller model, batch or sequence length", 2)
     sys.exit(status if isinstance(status, int) else 0)
 
 
 def _fail(message: str, status: int) -> int:
-    print(f"caddie: {' '.join(message.split())}", file=sys.stderr)
+    from caddie.display import printable
+
+    line = printable(" ".join(message.split()))
+    if len(line) > _LONGEST_LINE:  # what is wrong stands at the beginning, what to do at the end
+        line = f"{line[: _LONGEST_LINE // 2]} ... {line[-_LONGEST_LINE // 2 :]}"
+    print(f"caddie: {line}", file=sys.stderr)
     return status
+
+
+def _judge(checks: Sequence[Mapping[str, Any]]) -> int:
+    """0 when every check passed; else one line that names those that did not, as a `CheckFailed`."""
+    failed = [f"{check['name']} ({check['evidence']})" for check in checks if not check["passed"]]
+    if failed:
+        raise CheckFailed(f"verification failed: {'; '.join(failed)}")
+    return 0
 
 
 class _resume_hint:
@@ -395,6 +425,23 @@ def _recipe(name: str, settings: tuple[str, ...], seconds: float | None) -> Reci
     if seconds is not None:
         diff["train.seconds"] = seconds
     return find(name).but(diff)
+
+
+def _rehearse(recipe: Recipe, gpus: int) -> None:
+    """Raise now the `UserError` that would else come after hours of preparing and training."""
+    import torch
+
+    from caddie.parameters import assign
+    from caddie.scoring import windows
+
+    with torch.device("meta"):
+        model = recipe.model.build()
+    assign(recipe.train.optimizers, model, "train.optimizers")
+    assign(recipe.compress.quantizers, model, "compress.quantizers")
+    windows(recipe.score.sequence_length, recipe.score.sequence_length, recipe.score.stride)
+    _ = recipe.train.budget
+    if recipe.train.micro_batches % gpus:
+        raise UserError(f"train.micro_batches ({recipe.train.micro_batches}) must be a multiple of --gpus ({gpus})")
 
 
 def _load(path: Path) -> Artifact:

@@ -62,10 +62,14 @@ class Compressed:
 
 
 def compress(gpt: GPT, weights: Mapping[str, Tensor], config: Compress) -> Compressed:
-    """Quantize and code every weight; a weight that is not finite is a `UserError`."""
+    """Quantize and code every weight; weights of another model or not finite are a `UserError`."""
     with torch.device("meta"):
         model = gpt.build()
     roles = declarations(model)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    for name in sorted(shapes.keys() | weights.keys()):
+        if name not in weights or tuple(weights[name].shape) != shapes.get(name):
+            raise UserError(f"the weights are not those of this model: {name} does not fit; train again")
     sections, tensors = [], []
     for name, quantizer in assign(config.quantizers, model, "compress.quantizers").items():
         weight = weights[name]

@@ -149,18 +149,22 @@ def show(value: object) -> str:
     """One line for people: what could be typed after `PATH=`."""
     if isinstance(value, Config):
         shown = ", ".join(
-            f"{field.name}={show(getattr(value, field.name))}"
+            f"{field.name}={_show_inside(getattr(value, field.name))}"
             for field in fields(value)
             if getattr(value, field.name) != field.default
         )
         return f"{type(value).__name__}({shown})" if shown else type(value).__name__
     if value is None:
         return "none"
-    return value if isinstance(value, str) else json.dumps(plain(value))
+    return value if isinstance(value, str) else json.dumps(plain(value), default=str)
+
+
+def _show_inside(value: object) -> str:
+    return json.dumps(value) if isinstance(value, str) else show(value)
 
 
 def parse_assignment(text: str) -> tuple[str, object]:
-    """`PATH=VALUE` from a command line; the value is read as JSON where it is JSON, else as a word."""
+    """`PATH=VALUE` from a command line: JSON, a variant as `Name(setting=value)`, or a plain word."""
     path, sign, value = text.partition("=")
     if not sign or not path:
         raise UserError(f"{text!r} is not a setting; write PATH=VALUE, as in train.seconds=60")
@@ -169,7 +173,20 @@ def parse_assignment(text: str) -> tuple[str, object]:
     try:
         return path, json.loads(value)
     except (ValueError, RecursionError):
+        pass
+    try:
+        return path, _parse_variant(ast.parse(value, mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return path, value
+
+
+def _parse_variant(node: ast.expr) -> object:
+    """The value of `Name(setting=value)`, settings in turn being variants, words or Python constants."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
+        return {"kind": node.func.id, **{word.arg or "": _parse_variant(word.value) for word in node.keywords}}
+    if isinstance(node, ast.Name):
+        return {"none": None, "true": True, "false": False}.get(node.id, node.id)
+    return ast.literal_eval(node)
 
 
 def coerce(value: object, annotation: Any, name: str) -> Any:

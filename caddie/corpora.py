@@ -8,11 +8,13 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 from caddie import artifact as artifacts
 from caddie.artifact import Artifact
-from caddie.corpus import Corpus
+from caddie.corpus import DOCUMENTS, MANIFEST, Corpus, is_corpus
 from caddie.errors import UserError
-from caddie.prepare import prepare, prepare_validation
+from caddie.prepare import PREFIXES, prepare, prepare_validation
 from caddie.recipe import Recipe
 from caddie.scoring import Text
 from caddie.tokenizers import RawBytes, SentencePieceFile, SentencePieceTokenizer, Tokenizer, TokenizerSource
@@ -24,6 +26,7 @@ Report = Callable[[str], None]
 
 def open_corpus(recipe: Recipe, source: str | None, report: Report, folder: Path | None = None) -> Corpus:
     """The corpus of a text under the recipe's tokenizer, prepared once and found again afterwards."""
+    _check_whole(source)
     data = recipe.data
     folder = folder or _corpus_folder(
         source, [data.tokenizer.to_json(), recipe.model.vocabulary, data.validation_fraction]
@@ -39,7 +42,20 @@ def open_corpus(recipe: Recipe, source: str | None, report: Report, folder: Path
     vocabulary = corpus.manifest.tokenizer.vocabulary
     if vocabulary != recipe.model.vocabulary:
         raise UserError(f"the tokenizer of {corpus.folder} has {vocabulary:,} ids; set model.vocabulary={vocabulary}")
+    corpus.tokenizer()
+    corpus.train_shards()
+    corpus.check_shards("train")
+    corpus.check_shards("validation")
     return corpus
+
+
+def _check_whole(source: str | None) -> None:
+    """Refuse a corpus that lost its manifest: it would pass for a folder of text, held-out documents and all."""
+    if source is None:
+        return
+    folder = Path(source).expanduser()
+    if not is_corpus(folder) and any(any(folder.glob(f"{prefix}_*.bin")) for prefix in PREFIXES.values()):
+        raise UserError(f"{source} is a corpus without its {MANIFEST} or {DOCUMENTS}; prepare the data again")
 
 
 def _corpus_folder(source: str | None, settings: list[object]) -> Path:
@@ -55,6 +71,7 @@ def open_for_scoring(artifact: Artifact, source: str | None, report: Report) -> 
     and it is refused.
     """
     tokenizer, manifest = artifact.tokenizer, artifact.manifest
+    _check_whole(source)
     if source is not None and (Path(source) / "manifest.json").is_file():
         corpus = Corpus.load(Path(source))
     else:
@@ -97,9 +114,14 @@ def _tokenizer_source(tokenizer: Tokenizer) -> TokenizerSource:
 
 def text_of(corpus: Corpus) -> Text:
     """The held-out text of a corpus, as the scorer takes it."""
-    split = corpus.manifest.validation
+    split, vocabulary = corpus.manifest.validation, corpus.manifest.tokenizer.vocabulary
+    tokens = corpus.validation_tokens() if split.shards else np.empty(0, np.uint16)
+    if not 0 < len(tokens) == split.tokens or min(split.source_bytes, split.normalized_bytes, split.table_bytes) < 1:
+        raise UserError(f"the manifest of {corpus.folder} does not count its validation text; prepare the data again")
+    if int(tokens.max()) >= vocabulary:
+        raise UserError(f"the validation text of {corpus.folder} has ids over {vocabulary - 1:,}; prepare it again")
     return Text(
-        tokens=corpus.validation_tokens(),
+        tokens=tokens,
         bos=corpus.manifest.tokenizer.bos,
         source_bytes=split.source_bytes,
         normalized_bytes=split.normalized_bytes,
@@ -155,4 +177,6 @@ def _given_tokenizer(path: Path) -> Tokenizer:
             return SentencePieceTokenizer(path.read_bytes())
         except OSError as error:
             raise UserError(f"{path}: cannot read the tokenizer ({error.strerror})") from None
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
     return artifacts.load(path).tokenizer

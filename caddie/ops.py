@@ -25,16 +25,36 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return torch.cat((u * cosine + w * sine, w * cosine - u * sine), dim=-1)
 
 
+SHORT_ROW = 512
+"""Rows up to this length are attended by plain products on a CPU: 2 to 4 times faster there, forward and backward, than
+the fused kernel (bfloat16, T 256, head size 32, one and two cores, 2026-11-21)."""
+
+
 def attention(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
     """Causal attention of q (B, H, T, D) over k, v (B, K, T, D); query head h reads key/value head h // (H/K).
 
     `documents` (B, T) numbers the document of each position; where given, no position sees another document.
     """
-    if documents is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
-    same = documents[:, None, :, None] == documents[:, None, None, :]
-    causal = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).tril()
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=same & causal, enable_gqa=q.shape[1] != k.shape[1])
+    grouped = q.shape[1] != k.shape[1]
+    if documents is not None:
+        same = documents[:, None, :, None] == documents[:, None, None, :]
+        causal = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).tril()
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=same & causal, enable_gqa=grouped)
+    if q.device.type == "cpu" and q.shape[-2] <= SHORT_ROW:
+        return _plain_attention(q, k, v)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+
+
+def _plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The same by two batched products, the query heads of a group stacked along the row."""
+    heads, length, size = q.shape[1:]
+    group = heads // k.shape[1]
+    future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
+    bias = torch.zeros(length, length, dtype=q.dtype, device=q.device).masked_fill(future, -torch.inf).repeat(group, 1)
+    queries = (q * size**-0.5).reshape(-1, group * length, size)
+    keys, values = k.reshape(-1, length, size), v.reshape(-1, length, size)
+    weights = torch.baddbmm(bias, queries, keys.mT).softmax(-1)
+    return (weights @ values).reshape(q.shape)
 
 
 def softcap(logits: Tensor, cap: float) -> Tensor:

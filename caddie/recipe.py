@@ -40,7 +40,7 @@ class Data(Config):
 
     tokenizer: TokenizerSource = SentencePieceBPE()
     """Where the tokenizer comes from; the size of its vocabulary is the model's."""
-    validation_fraction: Annotated[float, Range(0.0, 0.9)] = 0.03
+    validation_fraction: Annotated[float, Range(0.0, 0.9)] = 0.05
     """Part of the documents held out for scoring, chosen by hash."""
 
 

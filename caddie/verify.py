@@ -45,7 +45,8 @@ def verify(artifact: Artifact, cap_bytes: int) -> list[Check]:
 
 def _under_cap(artifact: Artifact, cap_bytes: int) -> Check:
     left = cap_bytes - artifact.file_bytes
-    return Check("file is under the cap", left >= 0, f"{artifact.file_bytes:,} of {cap_bytes:,} bytes, {left:,} left")
+    evidence = f"{artifact.file_bytes:,} of {cap_bytes:,} bytes, {abs(left):,} {'left' if left >= 0 else 'over'}"
+    return Check("file is under the cap", left >= 0, evidence)
 
 
 def _parameters(artifact: Artifact) -> Check:

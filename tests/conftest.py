@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+import os
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+# The models of the tests are so small that more threads, which wait for each other, only slow them; read by PyTorch.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -32,3 +44,77 @@ def parity(request: pytest.FixtureRequest) -> Path:
 def real_data(request: pytest.FixtureRequest) -> Path:
     """Folder with real text and the contest's tokenizers."""
     return _folder(request, "--data")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a command left behind."""
+
+    status: int
+    out: str
+    err: str
+
+
+def call(*arguments: object) -> Ended:
+    """`caddie ARGUMENTS` in this process; whatever it raises but its exit is raised."""
+    from caddie import cli
+
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.setattr(sys, "argv", ["caddie", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    return Ended(int(ended.value.code or 0), out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="session")
+def caddie() -> Callable[..., Ended]:
+    """The command line, called in this process."""
+    return call
+
+
+@dataclass(frozen=True)
+class TinyRun:
+    """A finished run of the smallest recipe, and what it was made from; to be read, not changed."""
+
+    folder: Path
+    artifact: Path
+    corpus: Path
+    text: Path
+    settings: tuple[str, ...]
+    """What `caddie run tiny` was given besides the text."""
+    printed: dict[str, Any]
+    """What it printed."""
+
+
+TINY = (
+    "model.width=16",
+    "model.depth=2",
+    "model.block.attention.heads=2",
+    "model.block.attention.key_value_heads=1",
+    "model.block.mlp.hidden=16",
+    "data.tokenizer=RawBytes",
+    "model.vocabulary=257",
+    "train.steps=2",
+    "train.seconds=none",
+    "train.batch_tokens=128",
+    "train.sequence_length=32",
+    "score.sequence_length=32",
+    "score.stride=16",
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
+    """`caddie run` of two steps on 100 KB of made-up text."""
+    folder = tmp_path_factory.mktemp("tiny_run")
+    chance = random.Random(0)
+    words = ["".join(chance.choices("abcdefghij", k=chance.randint(2, 9))) for _ in range(300)]
+    paragraphs = [" ".join(chance.choices(words, k=80)) for _ in range(200)]
+    text = folder / "text.txt"
+    text.write_text("\n\n".join(paragraphs))
+    with contextlib.chdir(folder):
+        ended = call("run", "tiny", *TINY, "--data", text, "--out", folder / "run", "--json", "--quiet")
+    assert (ended.status, ended.err) == (0, "")
+    corpus = Path(json.loads((folder / "run" / "recipe.json").read_text())["corpus"])
+    return TinyRun(folder / "run", folder / "run" / "artifact.caddie", corpus, text, TINY, json.loads(ended.out))

@@ -1,0 +1,160 @@
+"""The whole line from the command line: real text in, one verified and scored file out, in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SMALL = (
+    "model.width=32",
+    "model.depth=2",
+    "model.block.attention.heads=2",
+    "model.block.attention.key_value_heads=1",
+    "model.block.mlp.hidden=32",
+    "train.seconds=none",
+    "train.steps=6",
+    "train.batch_tokens=512",
+    "train.micro_batches=2",
+    "train.sequence_length=64",
+    "train.precision=float32",
+    "score.sequence_length=64",
+    "score.stride=32",
+)
+"""A model that trains in a second; what is tested is the line, not the score."""
+
+
+def caddie(folder: Path, *arguments: str, status: int = 0) -> Any:
+    """What `caddie ARGUMENTS --json` prints when run in `folder`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "caddie", *arguments, "--json"],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    return json.loads(done.stdout) if done.stdout else done.stderr
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working directory with a folder of text files of a user's own, and a run on them."""
+    folder = tmp_path_factory.mktemp("line")
+    (folder / "texts").mkdir()
+    here = Path(__file__).parent
+    for path in (*here.glob("*.py"), *(here.parent / "caddie").rglob("*.py")):
+        shutil.copy(path, folder / "texts" / f"{path.parent.name}-{path.stem}.txt")
+    caddie(folder, "run", "tiny", *SMALL, "model.vocabulary=400", "--data", "texts", "--out", "run")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def result(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "run" / "result.json").read_text()))
+
+
+def test_run_folder_is_complete(folder: Path, result: dict[str, Any]) -> None:
+    names = {path.name for path in (folder / "run").iterdir()}
+    kept = {"recipe.json", "log.jsonl", "weights.safetensors", "artifact.caddie", "result.json", "report.html"}
+    assert names == kept | {"checkpoint.safetensors"}
+    assert {path.name for path in folder.iterdir()} == {"texts", "run", "data"}
+    assert result["verified"] is True
+    assert result["under_cap"] is True
+    assert result["artifact_bytes"] == (folder / "run" / "artifact.caddie").stat().st_size
+    assert result["artifact_bytes"] == sum(result["ledger"]["parts"].values())
+    assert result["corpus"]["lossless"] is True
+    assert 0 < result["scores"]["quantized_sliding"]["bits_per_byte"] < 9
+    assert result["bits_per_byte"] == result["scores"]["quantized_sliding"]["bits_per_byte"]
+
+
+def test_scores_anywhere_without_the_training_data(folder: Path, result: dict[str, Any], tmp_path: Path) -> None:
+    """The artifact and a corpus without its training shards, copied elsewhere, give the number of the run."""
+    shutil.copy(folder / "run" / "artifact.caddie", tmp_path / "copy.caddie")
+    corpus = next((folder / "data").glob("texts-*"))
+    shutil.copytree(corpus, tmp_path / "corpus", ignore=shutil.ignore_patterns("train_*"))
+    again = caddie(tmp_path, "score", "copy.caddie", "--data", "corpus")
+    assert abs(again["bits_per_byte"] - result["bits_per_byte"]) < 1e-6
+    assert again["artifact_bytes"] == result["artifact_bytes"]
+    assert caddie(tmp_path, "verify", "copy.caddie")["passed"] is True
+
+
+def test_scores_the_text_itself_but_no_other(folder: Path, result: dict[str, Any], tmp_path: Path) -> None:
+    """The same text splits the same way again; of another text nothing proves that it was not trained on."""
+    shutil.copytree(folder / "texts", tmp_path / "texts")
+    artifact = str(folder / "run" / "artifact.caddie")
+    again = caddie(tmp_path, "score", artifact, "--data", "texts")
+    assert again["bits_per_byte"] == pytest.approx(result["bits_per_byte"], abs=1e-6)
+    (tmp_path / "texts" / "new.txt").write_text("A text that was not there before.\n" * 10)
+    assert "nothing proves" in caddie(tmp_path, "score", artifact, "--data", "texts", status=2)
+    corpus = str(next((folder / "data").glob("texts-*")))
+    made = caddie(tmp_path, "data", "texts", "--tokenizer", artifact, "--against", corpus, "--out", "fair")
+    assert made["manifest"]["training_documents_removed"] == result["corpus"]["documents"]["train"]
+    fair = caddie(tmp_path, "score", artifact, "--data", "fair")
+    assert fair["plain"]["source_bytes"] == result["corpus"]["source_bytes"]["validation"] + 340
+
+
+def test_train_and_pack_are_arrows_of_their_own(folder: Path, result: dict[str, Any], tmp_path: Path) -> None:
+    corpus = str(next((folder / "data").glob("texts-*")))
+    caddie(tmp_path, "train", "tiny", *SMALL, "model.vocabulary=400", "--data", corpus, "--out", "alone")
+    packed = caddie(tmp_path, "pack", "alone")
+    assert packed["artifact_bytes"] == result["artifact_bytes"]
+    assert (tmp_path / "alone" / "artifact.caddie").read_bytes() == (folder / "run" / "artifact.caddie").read_bytes()
+
+
+def test_real_text_with_the_contest_tokenizer(real_data: Path, tmp_path: Path) -> None:
+    """FineWeb text under the contest's 1,024 ids: a lossy tokenizer, whose loss is counted and whose bytes are not."""
+    model = real_data / "tokenizers" / "fineweb_1024_bpe.model"
+    result = caddie(
+        tmp_path, "run", "tiny", *SMALL, f'data.tokenizer=SentencePieceFile(path="{model}")',
+        "--data", str(real_data / "small" / "train_small.jsonl"), "--out", "run",
+    )  # fmt: skip
+    plain = result["scores"]["quantized_plain"]
+    assert result["corpus"]["lossless"] is False
+    assert result["corpus"]["changed_documents"] > 0
+    assert plain["source_bytes"] > plain["normalized_bytes"]
+    assert plain["table_bytes"] == plain["normalized_bytes"]
+    assert plain["bits_per_byte"] < plain["bits_per_normalized_byte"]
+
+
+def test_two_processes_give_the_result_of_one(folder: Path, result: dict[str, Any], tmp_path: Path) -> None:
+    corpus = str(next((folder / "data").glob("texts-*")))
+    run = ("run", "tiny", *SMALL, "model.vocabulary=400", "--data", corpus, "--out", "two", "--gpus", "2")
+    two = caddie(tmp_path, *run)
+    assert two["world"] == 2
+    assert two["bits_per_byte"] == pytest.approx(result["bits_per_byte"], abs=2e-3)
+
+
+def test_terminated_run_says_how_to_go_on_and_does(folder: Path, result: dict[str, Any], tmp_path: Path) -> None:
+    corpus = str(next((folder / "data").glob("texts-*")))
+    arguments = ["run", "tiny", *SMALL, "model.vocabulary=400", "train.steps=300", "--data", corpus, "--out", "killed"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "caddie", *arguments],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    log = tmp_path / "killed" / "log.jsonl"
+    deadline = time.monotonic() + 60
+    while not (log.exists() and '"step": 3' in log.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    assert "go on with: caddie run tiny" in errors.splitlines()[-1]
+    assert "--out killed" in errors.splitlines()[-1]
+    done = caddie(tmp_path, *arguments)
+    assert done["training"]["steps"] == 300
+    starts = [json.loads(line) for line in log.read_text().splitlines() if '"start"' in line]
+    assert starts[0]["step"] == 0
+    assert starts[1]["step"] >= 3
