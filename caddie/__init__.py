@@ -1,1 +1,59 @@
-"""caddie."""
+"""caddie: the most language model per byte and per minute, and a score that can be checked.
+
+Everything below is loaded when it is first used; importing the package does nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from caddie.artifact import Artifact, load
+    from caddie.corpora import open_corpus, open_for_scoring, text_of
+    from caddie.errors import CheckFailed, UserError
+    from caddie.recipe import Recipe, find, shipped
+    from caddie.run import run
+    from caddie.sample import sample
+    from caddie.scoring import score
+    from caddie.verify import verify
+
+_HOMES = {
+    "Artifact": "artifact",
+    "CheckFailed": "errors",
+    "Recipe": "recipe",
+    "UserError": "errors",
+    "find": "recipe",
+    "load": "artifact",
+    "open_corpus": "corpora",
+    "open_for_scoring": "corpora",
+    "shipped": "recipe",
+    "run": "run",
+    "sample": "sample",
+    "score": "scoring",
+    "text_of": "corpora",
+    "verify": "verify",
+}
+
+__all__ = [
+    "Artifact",
+    "CheckFailed",
+    "Recipe",
+    "UserError",
+    "find",
+    "load",
+    "open_corpus",
+    "open_for_scoring",
+    "shipped",
+    "run",
+    "sample",
+    "score",
+    "text_of",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'caddie' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"caddie.{_HOMES[name]}"), name)

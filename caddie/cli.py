@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -13,6 +13,7 @@ import click
 
 from caddie.config import Config, parse_assignment, show
 from caddie.errors import CheckFailed, UserError
+from caddie.exits import end, judge, resume_hint
 
 if TYPE_CHECKING:
     from caddie.artifact import Artifact
@@ -21,14 +22,17 @@ if TYPE_CHECKING:
 # Modules that need torch are imported inside the verbs, so that --help answers at once.
 
 Command = Callable[..., Any]
-_LONGEST_LINE = 600
 
 
 def _options(*names: str) -> Callable[[Command], Command]:
     known = {
         "data": click.option("--data", metavar="PATH", help="Text, JSON lines, a folder of them, shards, or a corpus."),
         "seed": click.option(
-            "--seed", type=click.IntRange(0, 2**32 - 1), default=1337, show_default=True, help="Seed of all chance."
+            "--seed",
+            type=click.IntRange(0, 2**32 - 1),
+            default=1337,
+            show_default=True,
+            help="Seed of all chance.",
         ),
         "seconds": click.option("--seconds", type=float, help="Training time; short for train.seconds=."),
         "out": click.option("--out", metavar="DIR", help="Folder to write to."),
@@ -85,7 +89,7 @@ def run(
     folder = Path(out) if out else run_folder(chosen, seed)
     command = " ".join(["caddie", *sys.argv[1:]])
     with distributed.join() as ranks, Display(quiet=quiet or not ranks.first) as display:
-        with _resume_hint(command, folder, bool(out)):
+        with resume_hint(command, folder, bool(out)):
             result = run_line(
                 chosen,
                 data,
@@ -99,7 +103,7 @@ def run(
     if result is None:
         return 0
     _print(result, as_json, result_table(result, folder / "report.html"))
-    return _judge(result["checks"])
+    return judge(result["checks"])
 
 
 @app.command()
@@ -117,7 +121,7 @@ def train(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Train RECIPE and keep its weights; `caddie pack` goes on from there."""
+    """Train RECIPE and keep its weights. `caddie pack` goes on from there."""
     from caddie import distributed
     from caddie.corpora import open_corpus
     from caddie.display import Display
@@ -129,7 +133,7 @@ def train(
         return distributed.launch(gpus, sys.argv[1:])
     folder = Path(out) if out else run_folder(chosen, seed)
     with distributed.join() as ranks, Display(quiet=quiet or not ranks.first) as display:
-        with _resume_hint(" ".join(["caddie", *sys.argv[1:]]), folder, bool(out)):
+        with resume_hint(" ".join(["caddie", *sys.argv[1:]]), folder, bool(out)):
             if ranks.first:
                 open_corpus(chosen, data, display.note)
             ranks.wait()
@@ -146,7 +150,7 @@ def train(
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
 @_options("json")
 def pack(folder: Path, as_json: bool) -> int:
-    """Quantize and pack the weights of the run folder RUN into its artifact."""
+    """Quantize and pack the weights of the run folder RUN."""
     from caddie import artifact as artifacts
     from caddie.display import table
     from caddie.run import ARTIFACT, pack_run, read_run
@@ -174,7 +178,10 @@ def pack(folder: Path, as_json: bool) -> int:
 @_settings
 @_options("json", "quiet")
 def verify(artifact: Path, settings: tuple[str, ...], as_json: bool, quiet: bool) -> int:
-    """Check that ARTIFACT is whole, under the cap, a distribution, and without look-ahead."""
+    """Check that ARTIFACT is what it says.
+
+    It must be whole, under the cap (compress.cap_bytes=N), a distribution, and without look-ahead.
+    """
     from caddie.recipe import Recipe
     from caddie.verify import verify as verify_artifact
 
@@ -188,14 +195,14 @@ def verify(artifact: Path, settings: tuple[str, ...], as_json: bool, quiet: bool
     lines = [f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.evidence}" for check in checks]
     facts = [{"name": check.name, "passed": check.passed, "evidence": check.evidence} for check in checks]
     _print({"passed": passed, "checks": facts}, as_json, "\n".join(lines))
-    return _judge(facts)
+    return judge(facts)
 
 
 @app.command()
 @click.argument("artifact", type=click.Path(path_type=Path))
 @_options("data", "json", "quiet")
 def score(artifact: Path, data: str | None, as_json: bool, quiet: bool) -> int:
-    """Score ARTIFACT in bits per byte on held-out text that it was not trained on."""
+    """Score ARTIFACT in bits per byte on held-out text. It is refused unless it was proven to be held out."""
     from caddie.corpora import open_for_scoring
     from caddie.display import Display, table
     from caddie.run import score_artifact
@@ -220,7 +227,14 @@ def score(artifact: Path, data: str | None, as_json: bool, quiet: bool) -> int:
         [column, *(f"{s[column]:.6f}" if isinstance(s[column], float) else s[column] for s in scores.values())]
         for column in columns
     ]
-    _print(result, as_json, table(rows, ["", *scores]) + f"\n\nbits per byte  {result['bits_per_byte']:.6f}")
+    lines = [table(rows, ["", *scores]), "", f"bits per byte  {result['bits_per_byte']:.6f}"]
+    plain = result["plain"]
+    if plain["table_bytes"] != plain["normalized_bytes"]:
+        lines.append(
+            f"The contest's table counts {plain['table_bytes']:,} bytes where the tokens stand for "
+            f"{plain['normalized_bytes']:,}: its figure is wrong for this tokenizer."
+        )
+    _print(result, as_json, "\n".join(lines))
     return 0
 
 
@@ -261,7 +275,7 @@ def data(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Prepare text as a corpus: PATH, or the Python library's own sources when none is named."""
+    """Prepare text as a corpus. Without PATH, the sources of Python's own library are taken."""
     from caddie.corpora import describe, make_corpus
     from caddie.display import Display
     from caddie.hub import fetch_fineweb
@@ -289,9 +303,9 @@ def list_recipes(as_json: bool) -> int:
     """List the recipes with their size and public figures."""
     from caddie.config import plain
     from caddie.display import table
-    from caddie.recipe import recipes
+    from caddie.recipe import shipped
 
-    shelf = recipes()
+    shelf = shipped()
     facts = [
         {
             "name": name,
@@ -316,7 +330,7 @@ def list_recipes(as_json: bool) -> int:
 @_settings
 @_options("json")
 def diff(a: str, b: str | None, settings: tuple[str, ...], as_json: bool) -> int:
-    """Show what turns recipe B (A's base when B is not named) into recipe A."""
+    """Show what turns recipe B into recipe A. Without B, the base of A is taken."""
     from caddie.config import plain
     from caddie.display import table
     from caddie.recipe import find
@@ -352,70 +366,8 @@ def report(folder: Path, as_json: bool) -> int:
 
 
 def main() -> NoReturn:
-    """Run the command line; every mistake ends in one line on standard error and status 2, a failed check in 1."""
-    from contextlib import suppress
-
-    try:
-        status = app.main(sys.argv[1:] or ["--help"], "caddie", standalone_mode=False)
-    except click.exceptions.Abort:
-        status = _fail("interrupted", 130)
-    except click.ClickException as error:
-        hint = getattr(error, "ctx", None)
-        usage = f"; see `{hint.command_path} --help`" if hint else ""
-        status = _fail(" ".join(error.format_message().split()).rstrip(".") + usage, 2)
-    except UserError as error:
-        status = _fail(str(error), 2)
-    except CheckFailed as error:
-        status = _fail(str(error), 1)
-    except KeyboardInterrupt:
-        status = _fail("interrupted", 130)
-    except BrokenPipeError:
-        with suppress(OSError):
-            sys.stdout.close()
-        status = 1
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        status = _fail(f"{where}{error.strerror or error}", 2)
-    except (MemoryError, RuntimeError) as error:
-        # PyTorch has no class of its own for memory that the system refuses.
-        if not isinstance(error, MemoryError) and "allocate" not in str(error) and "out of memory" not in str(error):
-            raise
-        status = _fail("not enough memory; take a smaller model, batch or sequence length", 2)
-    sys.exit(status if isinstance(status, int) else 0)
-
-
-def _fail(message: str, status: int) -> int:
-    from caddie.display import printable
-
-    line = printable(" ".join(message.split()))
-    if len(line) > _LONGEST_LINE:  # what is wrong stands at the beginning, what to do at the end
-        line = f"{line[: _LONGEST_LINE // 2]} ... {line[-_LONGEST_LINE // 2 :]}"
-    print(f"caddie: {line}", file=sys.stderr)
-    return status
-
-
-def _judge(checks: Sequence[Mapping[str, Any]]) -> int:
-    """0 when every check passed; else one line that names those that did not, as a `CheckFailed`."""
-    failed = [f"{check['name']} ({check['evidence']})" for check in checks if not check["passed"]]
-    if failed:
-        raise CheckFailed(f"verification failed: {'; '.join(failed)}")
-    return 0
-
-
-class _resume_hint:
-    """Turns an interrupted run into its exit status and one line that says how to go on."""
-
-    def __init__(self, command: str, folder: Path, named: bool) -> None:
-        self.command = command if named else f"{command} --out {folder}"
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        from caddie.train import Interrupted
-
-        if isinstance(error, Interrupted):
-            raise SystemExit(_fail(f"{error}; go on with: {self.command}", 128 + error.number))
+    """Run the command line."""
+    end(lambda: app.main(sys.argv[1:] or ["--help"], "caddie", standalone_mode=False))
 
 
 def _recipe(name: str, settings: tuple[str, ...], seconds: float | None) -> Recipe:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import json
 from dataclasses import dataclass
@@ -83,18 +84,16 @@ class Recipe(Config):
         return parameter_count(self.model)
 
 
-def recipes() -> dict[str, Recipe]:
+def shipped() -> dict[str, Recipe]:
     """Name to recipe of all that caddie ships."""
-    from caddie import recipes as shelf
-
-    return _named(vars(shelf))
+    return _named(vars(importlib.import_module("caddie.recipes")))
 
 
 def find(name: str) -> Recipe:
     """A recipe by its name, or one of a user's own as `FILE.py:NAME`."""
     path, colon, attribute = name.rpartition(":")
     if not colon:
-        shelf = recipes()
+        shelf = shipped()
         if name not in shelf:
             raise UserError(
                 f"no recipe {name}{suggest(name, shelf)}; `caddie recipes` lists them, FILE.py:NAME is yours"

@@ -17,7 +17,7 @@ from caddie.compress import Compressed
 from caddie.config import plain
 from caddie.corpus import Corpus
 from caddie.distributed import Ranks
-from caddie.recipe import Recipe, recipes
+from caddie.recipe import Recipe, shipped
 from caddie.sample import sample
 from caddie.train import Trained
 
@@ -30,7 +30,7 @@ def describe_run(
     manifest = corpus.manifest
     assert manifest.train is not None
     held_out = manifest.validation.source_bytes
-    base = recipes().get(recipe.base or "")
+    base = shipped().get(recipe.base or "")
     diff = base.settings.diff(recipe.settings) if base else {}
     compressors = manifest.validation_compressors
     return {

@@ -21,14 +21,14 @@ from caddie.artifact import Artifact, Manifest
 from caddie.compress import Compressed, compress
 from caddie.corpora import describe, open_corpus, text_of
 from caddie.corpus import Corpus
-from caddie.distributed import Ranks
+from caddie.distributed import Ranks, local_device
 from caddie.errors import CheckFailed, UserError
 from caddie.model import build
 from caddie.recipe import Recipe
 from caddie.report import write_report
 from caddie.result import describe_run
 from caddie.schedules import Clock
-from caddie.scoring import Score, Scoring, Text, score, windows
+from caddie.scoring import Score, Scoring, Text, score, use_quickest_threads, windows
 from caddie.train import Event, Trained, train
 
 RECIPE, LOG, WEIGHTS = "recipe.json", "log.jsonl", "weights.safetensors"
@@ -44,6 +44,7 @@ def run_folder(recipe: Recipe, seed: int) -> Path:
 def score_artifact(artifact: Artifact, corpus: Corpus) -> dict[str, Any]:
     """The artifact's scores on the corpus; `bits_per_byte` is that of its own scoring."""
     text = text_of(corpus)
+    use_quickest_threads(artifact.model, text, artifact.scoring)
     own = score(artifact.model, text, artifact.scoring)
     overlap = artifact.scoring.stride < artifact.scoring.sequence_length
     flat = score(artifact.model, text, artifact.scoring.plain) if overlap else own
@@ -138,9 +139,9 @@ def run(
     recipe: Recipe,
     source: str | None,
     *,
-    seed: int,
-    folder: Path,
-    ranks: Ranks,
+    seed: int = 1337,
+    folder: Path | None = None,
+    ranks: Ranks | None = None,
     watch: Watch = lambda event: None,
     phase: Callable[[str], None] = lambda name: None,
     command: str = "",
@@ -149,6 +150,8 @@ def run(
 
     Raises `UserError` before training for whatever can be known before, and leaves what was finished in the folder.
     """
+    ranks = ranks or Ranks(device=local_device())
+    folder = folder or run_folder(recipe, seed)
     if (folder / RESULT).exists():
         raise UserError(f"{folder} holds a finished run; name another folder with --out or remove it")
     clock = Clock()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product, repeat
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,6 +31,7 @@ from caddie.model import GPT, build
 from caddie.optim import AdamW, Muon, Optimizer, Updater
 from caddie.parameters import assign
 from caddie.schedules import Budget, Moment, Schedule, StepRamp, Warmdown, value_at
+from caddie.threads import quickest, thread_counts
 
 CHECKPOINT = "checkpoint.safetensors"
 """Name of the checkpoint in a run folder."""
@@ -129,7 +131,7 @@ def train(
         shards, tokens=trainer.micro_tokens, sequence_length=config.sequence_length, seed=seed, bos=bos
     )
     begin = time.perf_counter()
-    precision, threads = trainer.rehearse(budget)
+    precision, threads = trainer.rehearse(budget, stream.micro_batch(0).inputs.shape)
     rehearsed = time.perf_counter() - begin
     start = trainer.restore(folder / CHECKPOINT)
     watch({"event": "start", "step": start.step, "seconds": start.seconds, "precision": precision, "threads": threads})
@@ -228,43 +230,37 @@ class _Trainer:
             return tuple(t.pin_memory().to(self.ranks.device, non_blocking=True) for t in (inputs, targets, starts))  # type: ignore[return-value]
         return inputs, targets, starts
 
-    def rehearse(self, budget: Budget) -> tuple[str, int]:
-        """Run every shape on random tokens, choose precision and threads by measurement, then undo everything.
+    def rehearse(self, budget: Budget, shape: tuple[int, ...]) -> tuple[str, int]:
+        """Run micro-batches of `shape` on random tokens, choose precision and threads by measurement, undo everything.
 
         With a budget of steps alone nothing is chosen by the clock, so such a run can be repeated to the bit.
         """
         on_gpu = self.ranks.device.type == "cuda"
         asked = self.config.precision
         timed = budget.seconds is not None and not on_gpu and self.ranks.world == 1
-        precisions = ["bfloat16" if on_gpu else "float32"] if asked == "auto" and not timed else [asked]
-        if asked == "auto" and timed:
-            precisions = ["float32", "bfloat16"]
-        most = torch.get_num_threads()
-        threads = sorted({1, most}, reverse=True) if timed else [most]
+        if asked != "auto":
+            precisions = [asked]
+        else:
+            precisions = ["bfloat16", "float32"] if timed else ["bfloat16" if on_gpu else "float32"]
+        threads = thread_counts() if timed else [torch.get_num_threads()]
         saved = {name: tensor.clone() for name, tensor in self.state().items()}
-        seconds = {}
-        for choice in [(precision, count) for precision in precisions for count in threads]:
-            seconds[choice] = self._time(*choice, budget)
-        precision, count = min(seconds, key=lambda choice: seconds[choice])
-        self.dtype = getattr(torch, precision)
-        torch.set_num_threads(count)
+        choices = list(product(precisions, threads))
+        chosen = quickest(choices, lambda choice: self._rehearse_step(*choice, budget, shape))
+        for _ in range(self.config.rehearsal_steps):
+            self._rehearse_step(*chosen, budget, shape)
+        self._use(*chosen)
         for name, tensor in self.state().items():
             tensor.data.copy_(saved[name])
-        return precision, count
+        return chosen
 
-    def _time(self, precision: str, threads: int, budget: Budget) -> float:
-        """The quickest of the rehearsal's steps, in seconds."""
+    def _use(self, precision: str, threads: int) -> None:
         self.dtype = getattr(torch, precision)
         torch.set_num_threads(threads)
-        generator = np.random.default_rng(self.seed)
-        shape = (self.micro_tokens // self.config.sequence_length, self.config.sequence_length)
-        quickest = math.inf
-        for _ in range(self.config.rehearsal_steps):
-            ids = generator.integers(0, self.vocabulary, (2, *shape))
-            begin = time.perf_counter()
-            self.step(iter([Batch(ids[0], ids[1], None)] * self.config.micro_batches), Moment(0, 0.0, budget), bos=-1)
-            quickest = min(quickest, time.perf_counter() - begin)
-        return quickest
+
+    def _rehearse_step(self, precision: str, threads: int, budget: Budget, shape: tuple[int, ...]) -> None:
+        self._use(precision, threads)
+        ids = np.random.default_rng(self.seed).integers(0, self.vocabulary, (2, *shape))
+        self.step(repeat(Batch(ids[0], ids[1], None)), Moment(0, 0.0, budget), bos=-1)
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that a step changes, by name; the tensors themselves."""

@@ -25,6 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     shared = ROOT.parent / "shared"
     parser.addoption("--parity", default=str(shared / "reference" / "parity"), help="folder of the parity data")
     parser.addoption("--data", default=str(shared / "data"), help="folder of real text and tokenizers")
+    parser.addoption("--update-golden", action="store_true", help="write golden files anew instead of comparing")
 
 
 def _folder(request: pytest.FixtureRequest, option: str) -> Path:

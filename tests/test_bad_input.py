@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -444,7 +445,7 @@ def test_a_run_over_the_cap_ends_in_status_1_and_the_ledger(
     def fresh(verb: str, artifact: Path, *arguments: str) -> Any:
         return json.loads(caddie(verb, artifact, *arguments, "--json", "--quiet").out)
 
-    monkeypatch.setattr("caddie.run._fresh", fresh)
+    monkeypatch.setattr(import_module("caddie.run"), "_fresh", fresh)
     check(caddie(*bench.run("compress.cap_bytes=1000")), "file is under the cap", status=1, out="weights")
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["artifact_bytes"] == (tmp_path / "out" / "artifact.caddie").stat().st_size > 1000
@@ -613,15 +614,17 @@ def hostile(sections: Sections, edit: Callable[[Sections], object]) -> bytes:
 
 
 READER = """
-import contextlib, io, json, resource, sys, time
+import contextlib, io, json, resource, signal, sys, time
 import caddie.artifact, caddie.corpora, caddie.verify  # so that no case waits for PyTorch
 from caddie import cli
 
+signal.signal(signal.SIGALRM, signal.default_int_handler)
 held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (held + int(sys.argv[1]),) * 2)
 for line in sys.stdin:
     label, arguments = json.loads(line)
     sys.argv = ["caddie", *arguments]
+    signal.alarm(20)
     out, err, begin = io.StringIO(), io.StringIO(), time.perf_counter()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:

@@ -21,7 +21,7 @@ from caddie.errors import UserError
 from caddie.model import GPT, Block, GroupedQueryAttention, ReluSquared, UNet
 from caddie.optim import AdamW, Muon, Optimizer
 from caddie.quantize import Float16, Float32, Quantizer, Rows
-from caddie.recipe import Figure, Recipe, recipes
+from caddie.recipe import Figure, Recipe, shipped
 from caddie.schedules import Ramp, Schedule, StepRamp, Warmdown
 from caddie.train import Train
 
@@ -29,7 +29,7 @@ for _module in pkgutil.walk_packages(caddie.__path__, "caddie."):
     if not _module.name.endswith("__main__"):
         importlib.import_module(_module.name)
 
-SHELF = recipes()
+SHELF = shipped()
 BASE = SHELF["baseline"]
 
 quick = settings(derandomize=True, deadline=None, max_examples=40)
@@ -121,15 +121,20 @@ def test_json_leads_back(recipe: Recipe) -> None:
 @given(some_recipes())
 def test_every_path_can_be_read_back_and_set(recipe: Recipe) -> None:
     for path in paths(recipe):
-        value: Any = recipe
-        rest = path.split(".")
-        while rest:
-            if isinstance(value, Config):
-                value, rest = getattr(value, rest[0]), rest[1:]
-            else:
-                length = next(n for n in range(len(rest), 0, -1) if ".".join(rest[:n]) in value)
-                value, rest = value[".".join(rest[:length])], rest[length:]
-        assert recipe.but({path: value}) == recipe, path
+        assert recipe.but({path: value_at_path(recipe, path)}) == recipe, path
+
+
+def value_at_path(config: Config, path: str) -> Any:
+    """What stands at a path; the longest key of a mapping that fits."""
+    value: Any = config
+    rest = path.split(".")
+    while rest:
+        if isinstance(value, Config):
+            value, rest = getattr(value, rest[0]), rest[1:]
+        else:
+            length = next(n for n in range(len(rest), 0, -1) if ".".join(rest[:n]) in value)
+            value, rest = value[".".join(rest[:length])], rest[length:]
+    return value
 
 
 def test_a_diff_says_only_what_differs() -> None:
@@ -458,12 +463,37 @@ def test_show_is_one_line_to_type() -> None:
         ("a=b=c", "a", "b=c"),
         ('a={"kind": "Ramp"}', "a", {"kind": "Ramp"}),
         ("a=[1, 2", "a", "[1, 2"),
+        ("a=Ramp(start=1, end=0.5)", "a", {"kind": "Ramp", "start": 1, "end": 0.5}),
+        (
+            'a=Muon(lr=Ramp(start=1, end=0), precision="float32", x=word, y=none)',
+            "a",
+            {
+                "kind": "Muon",
+                "lr": {"kind": "Ramp", "start": 1, "end": 0},
+                "precision": "float32",
+                "x": "word",
+                "y": None,
+            },
+        ),
+        ("a=Ramp(1, 0)", "a", "Ramp(1, 0)"),
+        ("a=0-6", "a", "0-6"),
+        ("a={[1]: 2}", "a", "{[1]: 2}"),
+        ("a=__import__('os').getcwd()", "a", "__import__('os').getcwd()"),
         ("a=" + "[" * 100_000, "a", "[" * 100_000),
         ("a=" + "9" * 5000, "a", "9" * 5000),
     ],
 )
 def test_assignments_are_json_or_words(text: str, path: str, value: object) -> None:
     assert parse_assignment(text) == (path, value)
+
+
+@pytest.mark.parametrize("name", sorted(SHELF))
+def test_what_is_shown_can_be_typed(name: str) -> None:
+    recipe = SHELF[name]
+    for path in paths(recipe):
+        assert recipe.but(dict([parse_assignment(f"{path}={show(value_at_path(recipe, path))}")])) == recipe, path
+    typed = BASE.but({"train.optimizers.matrix": parse_assignment(f"x={show(recipe.train.optimizers['matrix'])}")[1]})
+    assert typed.train.optimizers["matrix"] == recipe.train.optimizers["matrix"]
 
 
 @pytest.mark.parametrize("text", ["", "a", "=1", "=", "--seed"])

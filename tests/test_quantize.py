@@ -198,6 +198,18 @@ def test_rows_clip_at_the_percentile() -> None:
     assert arrays["integers"][0, 25] in (63, 64)
 
 
+def test_rows_clip_also_where_the_floor_sets_the_step() -> None:
+    weight = torch.tensor([[0.01, 0.02, 0.03, 0.04, 0.05]])  # in steps of 1/127: 1.27, 2.54, 3.81, 5.08, 6.35
+    assert Rows(percentile=0.5, floor="absolute").quantize(weight)["integers"].tolist() == [[1, 3, 4, 4, 4]]
+
+
+@pytest.mark.parametrize("magnitude", [0.0, 1e-38, 1e-9, 1.0])
+def test_no_step_is_zero(magnitude: float) -> None:
+    steps = Rows().quantize(torch.tensor([[1.0, -1.0], [0.0, 0.0]]) * magnitude)["steps"]
+    assert (steps >= np.float16(2**-20)).all()
+    assert magnitude == 1.0 or (steps == np.float16(2**-20)).all()
+
+
 @pytest.mark.parametrize("bits", range(2, 9))
 @pytest.mark.parametrize("floor", ["relative", "absolute"])
 def test_rows_use_their_bits_and_no_more(bits: int, floor: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Annotated, Literal
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from caddie.config import Config, Count, Range
 from caddie.model import Model
 from caddie.scoring.windows import Window, windows
+from caddie.threads import quickest, thread_counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +115,19 @@ def score(
         stride=scoring.stride,
         seconds=time.perf_counter() - begin,
     )
+
+
+def use_quickest_threads(model: Model, text: Text, scoring: Scoring) -> None:
+    """Give this process the number of threads that scores a first stretch of `text` quickest; nothing on a GPU."""
+    if next(model.parameters()).device.type != "cpu":
+        return
+    stretch = replace(text, tokens=text.tokens[: max(scoring.sequence_length, 8192) + 1])
+
+    def work(threads: int) -> None:
+        torch.set_num_threads(threads)
+        score(model, stretch, scoring.plain)
+
+    torch.set_num_threads(quickest(thread_counts(), work))
 
 
 def _batches(plan: list[Window], rows: int) -> Iterator[list[Window]]:

@@ -1,0 +1,188 @@
+"""The artifact holds exactly what was packed, wherever it lies, and the checks on it can fail."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from caddie import artifact as artifacts
+from caddie import container
+from caddie.artifact import Artifact
+from caddie.codecs import Brotli
+from caddie.parameters import assign
+from caddie.recipe import Recipe
+from caddie.verify import verify
+
+Call = Callable[..., Any]
+CAP = 16_000_000
+
+
+@pytest.fixture(scope="module")
+def packed(tiny_run: Any) -> Artifact:
+    return artifacts.load(tiny_run.artifact)
+
+
+@pytest.fixture(scope="module")
+def recipe(tiny_run: Any) -> Recipe:
+    return Recipe.from_json(json.loads((tiny_run.folder / "recipe.json").read_text())["recipe"])
+
+
+def test_weights_come_back_as_their_quantizers_say(tiny_run: Any, packed: Artifact, recipe: Recipe) -> None:
+    trained = load_file(tiny_run.folder / "weights.safetensors")
+    quantizers = assign(recipe.compress.quantizers, packed.model, "compress.quantizers")
+    assert {type(quantizer).__name__ for quantizer in quantizers.values()} == {"Rows", "Float16"}
+    changed = 0
+    for name, weight in packed.model.named_parameters():
+        expected = quantizers[name].dequantize(quantizers[name].quantize(trained[name]), tuple(weight.shape))
+        assert torch.equal(weight, expected), name
+        changed += not torch.equal(weight, trained[name])
+    assert changed  # else nothing was quantized, and nothing shown
+
+
+def test_settings_come_back(packed: Artifact, recipe: Recipe) -> None:
+    assert packed.model.config == recipe.model
+    assert packed.scoring == recipe.score
+    assert packed.manifest.recipe_sha256 == recipe.sha256
+    assert packed.manifest.parameters == recipe.parameters == sum(p.numel() for p in packed.model.parameters())
+    assert packed.tokenizer.sha256 == packed.manifest.tokenizer_sha256
+
+
+def test_ledger_counts_the_file_on_disk(tiny_run: Any, packed: Artifact) -> None:
+    size = tiny_run.artifact.stat().st_size
+    assert packed.file_bytes == sum(packed.ledger.values()) == size
+    assert packed.ledger["weights"] == sum(packed.tensor_bytes.values())
+    assert set(packed.tensor_bytes) == {name for name, _ in packed.model.named_parameters()}
+    assert min(packed.ledger.values()) > 0
+    assert tiny_run.printed["artifact_bytes"] == size
+    assert tiny_run.printed["ledger"] == {"file_bytes": size, "parts": packed.ledger}
+
+
+def test_the_same_weights_give_the_same_file(tiny_run: Any, caddie: Call, tmp_path: Path) -> None:
+    shutil.copytree(tiny_run.folder, tmp_path / "run")
+    (tmp_path / "run" / "artifact.caddie").unlink()
+    assert caddie("pack", tmp_path / "run").status == 0
+    assert (tmp_path / "run" / "artifact.caddie").read_bytes() == tiny_run.artifact.read_bytes()
+
+
+def test_score_is_the_same_elsewhere_and_without_the_training_data(tiny_run: Any, caddie: Call, tmp_path: Path) -> None:
+    shutil.copytree(tiny_run.corpus, tmp_path / "corpus")
+    for shard in (tmp_path / "corpus").glob("train_*.bin"):
+        shard.unlink()
+    copy = shutil.copy(tiny_run.artifact, tmp_path / "moved.caddie")
+    there, here = (
+        json.loads(caddie("score", artifact, "--data", corpus, "--json", "--quiet").out)
+        for artifact, corpus in ((copy, tmp_path / "corpus"), (tiny_run.artifact, tiny_run.corpus))
+    )
+    for told in (there, here):
+        for scored in (told["plain"], told["sliding"]):
+            del scored["seconds"]
+    assert there == here
+    assert there["bits_per_byte"] == there["sliding"]["bits_per_byte"]
+    assert there["bits_per_byte"] == pytest.approx(tiny_run.printed["bits_per_byte"], abs=1e-6)
+
+
+class Doctored(nn.Module):
+    """A model whose logits are changed after the fact."""
+
+    def __init__(self, model: Any, change: Callable[[Any, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.model, self.config, self.change = model, model.config, change
+
+    def forward(self, ids: Tensor, starts: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self.change(self.model, ids, self.model(ids, starts, dtype))
+
+
+def peek(model: Any, ids: Tensor, logits: Tensor) -> Tensor:
+    """A little more for the token that comes next, which no model may know."""
+    coming = nn.functional.one_hot(ids[:, 1:], logits.shape[-1])
+    return torch.cat((logits[:, :-1] + 0.01 * coming, logits[:, -1:]), 1)
+
+
+def spoil(model: Any, ids: Tensor, logits: Tensor) -> Tensor:
+    """One logit that is not a number."""
+    logits = logits.clone()
+    logits[0, 1, 2] = torch.nan
+    return logits
+
+
+def waver(model: Any, ids: Tensor, logits: Tensor) -> Tensor:
+    """Another result each time."""
+    return logits + 1e-3 * torch.rand(1)
+
+
+def learn(model: Any, ids: Tensor, logits: Tensor) -> Tensor:
+    """Weights that move when they are used."""
+    model.embedding.weight.mul_(1.001)
+    return logits
+
+
+def failed(artifact: Artifact, cap: int = CAP) -> set[str]:
+    return {check.name for check in verify(artifact, cap) if not check.passed}
+
+
+def test_a_good_artifact_passes_every_check(packed: Artifact) -> None:
+    assert len(verify(packed, CAP)) >= 7
+    assert failed(packed) == set()
+
+
+def test_the_cap_itself_is_allowed_and_a_byte_more_is_not(packed: Artifact) -> None:
+    assert failed(packed, packed.file_bytes) == set()
+    assert failed(packed, packed.file_bytes - 1) == {"file is under the cap"}
+
+
+@pytest.mark.parametrize(
+    ("change", "check"),
+    [
+        (peek, "no look-ahead"),
+        (spoil, "distributions sum to one"),
+        (waver, "two runs agree"),
+        (learn, "weights are unchanged by use"),
+    ],
+)
+def test_a_doctored_model_fails(
+    change: Callable[..., Tensor], check: str, tiny_run: Any, caddie: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = artifacts.load(tiny_run.artifact)
+    doctored = replace(loaded, model=Doctored(loaded.model, change))
+    assert check in failed(doctored)
+    monkeypatch.setattr(artifacts, "load", lambda path, device: doctored)
+    ended = caddie("verify", tiny_run.artifact)
+    assert ended.status == 1
+    assert f"FAIL  {check}" in ended.out
+    assert ended.err.startswith("caddie: verification failed: ")
+    assert check in ended.err
+    assert len(ended.err.splitlines()) == 1
+
+
+def test_look_ahead_is_all_that_a_peeking_model_fails(tiny_run: Any) -> None:
+    loaded = artifacts.load(tiny_run.artifact)
+    assert failed(replace(loaded, model=Doctored(loaded.model, peek))) == {"no look-ahead"}
+
+
+def test_a_score_that_is_no_number_is_a_failed_check(
+    tiny_run: Any, caddie: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = artifacts.load(tiny_run.artifact)
+    monkeypatch.setattr(artifacts, "load", lambda path, device: replace(loaded, model=Doctored(loaded.model, spoil)))
+    ended = caddie("score", tiny_run.artifact, "--data", tiny_run.corpus, "--json", "--quiet")
+    assert (ended.status, ended.out) == (1, "")
+    assert ended.err == f"caddie: the score of {tiny_run.artifact} is nan: its model gives no probabilities\n"
+
+
+def test_a_false_parameter_count_fails(tiny_run: Any, tmp_path: Path) -> None:
+    sections = container.read(tiny_run.artifact).sections
+    manifest = json.loads(sections["manifest"])
+    manifest["parameters"] -= 1
+    sections["manifest"] = json.dumps(manifest).encode()
+    false = tmp_path / "false"
+    container.write(false, [container.Section(name, data, Brotli()) for name, data in sections.items()])
+    assert failed(artifacts.load(false)) == {"parameter count is as stated"}

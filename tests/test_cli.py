@@ -1,0 +1,230 @@
+"""The command line: what it prints, where, and with which status."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caddie.cli import app
+
+Call = Callable[..., Any]
+HELP = Path(__file__).parent / "golden" / "help.txt"
+VERBS = ("data", "diff", "pack", "recipes", "report", "run", "sample", "score", "train", "verify")
+
+
+def test_help_is_golden(caddie: Call, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    pages = []
+    for arguments in (("--help",), *((verb, "--help") for verb in VERBS)):
+        ended = caddie(*arguments)
+        assert (ended.status, ended.err) == (0, "")
+        pages.append(f"$ caddie {' '.join(arguments)}\n{ended.out}")
+    text = "\n".join(pages)
+    if request.config.getoption("--update-golden"):
+        HELP.write_text(text)
+    assert text == HELP.read_text(), "if this is meant: pytest tests/test_cli.py --update-golden"
+
+
+def test_every_verb_is_tested() -> None:
+    assert tuple(sorted(app.commands)) == VERBS
+
+
+def test_no_verb_is_a_call_for_help(caddie: Call) -> None:
+    assert caddie() == caddie("--help") == caddie("-h")
+
+
+def test_version(caddie: Call) -> None:
+    ended = caddie("--version")
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out.startswith("caddie, version 0.")
+
+
+def test_help_waits_for_no_library() -> None:
+    code = (
+        "import sys\n"
+        "from caddie import cli\n"
+        "for arguments in (['--help'], ['run', '--help'], ['score', '-h']):\n"
+        "    sys.argv = ['caddie', *arguments]\n"
+        "    try:\n"
+        "        cli.main()\n"
+        "    except SystemExit as ended:\n"
+        "        assert ended.code == 0\n"
+        "heavy = {'torch', 'numpy', 'rich', 'sentencepiece', 'safetensors', 'jinja2', 'huggingface_hub'}\n"
+        "print('loaded:', sorted(heavy & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "loaded: []"
+
+
+@pytest.fixture(scope="module")
+def copy(tiny_run: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder to pack and report anew."""
+    return Path(shutil.copytree(tiny_run.folder, tmp_path_factory.mktemp("cli") / "run"))
+
+
+def arguments(verb: str, tiny: Any, copy: Path, out: Path) -> list[object]:
+    """A quick use of a verb."""
+    run = ["tiny", *tiny.settings, "--data", tiny.corpus, "--out", out]
+    return {
+        "data": ["data", tiny.text, "data.tokenizer=RawBytes", "model.vocabulary=257", "--out", out],
+        "diff": ["diff", "tiny"],
+        "pack": ["pack", copy],
+        "recipes": ["recipes"],
+        "report": ["report", copy],
+        "sample": ["sample", tiny.artifact, "--tokens", 3],
+        "score": ["score", tiny.artifact, "--data", tiny.corpus],
+        "train": ["train", *run],
+        "verify": ["verify", tiny.artifact],
+    }[verb]
+
+
+FACTS = {
+    "data": {"folder", "manifest"},
+    "diff": {"from", "to", "diff", "parameters"},
+    "pack": {"artifact", "artifact_bytes", "cap_bytes", "ledger"},
+    "recipes": {"recipes"},
+    "report": {"report"},
+    "sample": {"text"},
+    "score": {"bits_per_byte", "artifact_bytes", "plain", "sliding"},
+    "train": {"folder", "steps", "tokens", "loss"},
+    "verify": {"passed", "checks"},
+}
+
+
+@pytest.mark.parametrize("verb", FACTS)
+def test_json_is_one_object_and_progress_goes_elsewhere(
+    verb: str, tiny_run: Any, copy: Path, caddie: Call, tmp_path: Path
+) -> None:
+    ended = caddie(*arguments(verb, tiny_run, copy, tmp_path / "out"), "--json")
+    assert ended.status == 0
+    assert ended.out.count("\n") == 1
+    facts = json.loads(ended.out, parse_constant=pytest.fail)
+    assert FACTS[verb] <= set(facts)
+    assert "caddie: " not in ended.err
+
+
+@pytest.mark.parametrize("verb", FACTS)
+def test_people_get_text_and_quiet_is_quiet(verb: str, tiny_run: Any, copy: Path, caddie: Call, tmp_path: Path) -> None:
+    given = arguments(verb, tiny_run, copy, tmp_path / "out")
+    ended = caddie(*given, *(["--quiet"] if verb in ("data", "score", "train", "verify") else []))
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out.strip()
+    assert not ended.out.startswith("{")
+
+
+def test_progress_is_told_on_standard_error(tiny_run: Any, copy: Path, caddie: Call, tmp_path: Path) -> None:
+    told = caddie(*arguments("train", tiny_run, copy, tmp_path / "out"), "--json").err.splitlines()
+    assert told[0] == "train"
+    assert told[-1].startswith("100%  step 2  loss ")
+
+
+def test_run_prints_the_result_and_keeps_it(tiny_run: Any) -> None:
+    kept = json.loads((tiny_run.folder / "result.json").read_text())
+    assert tiny_run.printed == kept
+    assert 0 < kept["bits_per_byte"] < 9
+    assert kept["artifact_bytes"] == tiny_run.artifact.stat().st_size
+
+
+def test_score_prints_both_figures_at_the_top(tiny_run: Any, caddie: Call) -> None:
+    facts = json.loads(caddie("score", tiny_run.artifact, "--data", tiny_run.corpus, "--json", "--quiet").out)
+    assert facts["bits_per_byte"] == pytest.approx(tiny_run.printed["bits_per_byte"], abs=1e-6)
+    assert facts["artifact_bytes"] == tiny_run.printed["artifact_bytes"]
+
+
+def test_recipes_are_listed_with_size_and_public_figures(caddie: Call) -> None:
+    listed = {recipe["name"]: recipe for recipe in json.loads(caddie("recipes", "--json").out)["recipes"]}
+    assert {"baseline", "fp16_embedding", "lower_lr", "tiny"} <= set(listed)
+    sizes = {"baseline": 17_059_912, "fp16_embedding": 16_765_000, "lower_lr": 17_059_912, "tiny": 592_144}
+    assert {name: listed[name]["parameters"] for name in sizes} == sizes
+    assert all(recipe["why"].endswith(".") for recipe in listed.values())
+    assert listed["baseline"]["base"] is None
+    assert {listed[name]["base"] for name in ("fp16_embedding", "lower_lr", "tiny")} == {"baseline"}
+    assert listed["tiny"]["public"] == []
+    figure = listed["fp16_embedding"]["public"][0]
+    assert figure["bits_per_byte"] == 1.21972502
+    assert figure["artifact_bytes"] == 15_896_222
+    assert figure["label"] == "8xH100, seed 1337"
+    assert figure["source"].endswith("2026-03-18_FP16Embed_WD3600")
+
+
+def test_diff_shows_what_a_recipe_changes(caddie: Call) -> None:
+    lines = caddie("diff", "lower_lr").out.splitlines()
+    assert [line.split() for line in lines] == [
+        ["setting", "baseline", "lower_lr"],
+        ["train.optimizers.matrix.lr", "0.04", "0.02"],
+        ["train.optimizers.embedding.lr", "0.05", "0.03"],
+        ["train.optimizers.scalar.lr", "0.04", "0.02"],
+        ["parameters", "17,059,912", "17,059,912"],
+    ]
+
+
+def test_diff_takes_two_recipes_and_settings(caddie: Call) -> None:
+    facts = json.loads(caddie("diff", "lower_lr", "fp16_embedding", "train.optimizers.matrix.lr=0.06", "--json").out)
+    assert (facts["from"], facts["to"]) == ("fp16_embedding", "lower_lr")
+    assert facts["diff"]["model.block.mlp.hidden"] == 1024
+    assert "train.optimizers.matrix.lr" not in facts["diff"]
+    assert facts["parameters"] == {"from": 16_765_000, "to": 17_059_912}
+    alone = json.loads(caddie("diff", "tiny", "model.depth=6", "--json").out)
+    assert alone["from"] == "baseline"
+    assert alone["diff"]["model.depth"] == 6
+
+
+def test_seconds_is_short_for_a_setting(tiny_run: Any, caddie: Call, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    ended = caddie(
+        "train", "tiny", *tiny_run.settings, "--seconds", 90, "--data", tiny_run.corpus, "--out", out, "--quiet"
+    )
+    assert ended.status == 0
+    trained = json.loads((out / "recipe.json").read_text())
+    assert trained["recipe"]["train"]["seconds"] == 90
+    assert trained["seed"] == 1337
+
+
+def test_a_sample_cannot_steer_the_terminal(tiny_run: Any, caddie: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("caddie.sample"), "sample", lambda *arguments: b"one\n\x1b[2Jtwo\x07 \xc3\xa9")
+    assert caddie("sample", tiny_run.artifact).out == "one\n\ufffd[2Jtwo\ufffd é\n"
+
+
+def test_a_stranger_s_long_word_is_shortened(caddie: Call) -> None:
+    ended = caddie("run", "tiny", "model.width=" + "x\x1b[2J" * 5000)
+    assert ended.status == 2
+    assert ended.err.startswith("caddie: model.width must be a whole number, not x")
+    assert len(ended.err) < 700
+    assert "\x1b" not in ended.err
+
+
+def test_a_model_that_memory_cannot_hold(caddie: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
+
+    monkeypatch.setattr(import_module("caddie.recipe"), "find", refuse)
+    ended = caddie("diff", "tiny")
+    assert ended.status == 2
+    assert ended.err == "caddie: not enough memory; take a smaller model, batch or sequence length\n"
+
+
+def test_our_own_mistakes_are_not_hidden(caddie: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise RuntimeError("shapes differ")
+
+    monkeypatch.setattr(import_module("caddie.recipe"), "find", fail)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        caddie("diff", "tiny")
+
+
+def test_ctrl_c_is_one_line_and_status_130(caddie: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(import_module("caddie.recipe"), "find", interrupt)
+    ended = caddie("diff", "tiny")
+    assert (ended.status, ended.out, ended.err.strip()) == (130, "", "caddie: interrupted")
