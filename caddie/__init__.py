@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from caddie.corpora import open_corpus, open_for_scoring, text_of
     from caddie.errors import CheckFailed, UserError
     from caddie.recipe import Recipe, find, shipped
-    from caddie.run import run
-    from caddie.sample import sample
+    from caddie.line import run
+    from caddie.generate import sample
     from caddie.scoring import score
-    from caddie.verify import verify
+    from caddie.checks import verify
 
 _HOMES = {
     "Artifact": "artifact",
@@ -28,11 +28,11 @@ _HOMES = {
     "open_corpus": "corpora",
     "open_for_scoring": "corpora",
     "shipped": "recipe",
-    "run": "run",
-    "sample": "sample",
+    "run": "line",
+    "sample": "generate",
     "score": "scoring",
     "text_of": "corpora",
-    "verify": "verify",
+    "verify": "checks",
 }
 
 __all__ = [

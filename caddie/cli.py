@@ -79,8 +79,8 @@ def run(
     """Train, pack, verify and score RECIPE, and write a report."""
     from caddie import distributed
     from caddie.display import Display, result_table
-    from caddie.run import run as run_line
-    from caddie.run import run_folder
+    from caddie.line import run as run_line
+    from caddie.line import run_folder
 
     chosen = _recipe(recipe, settings, seconds)
     _rehearse(chosen, gpus)
@@ -125,7 +125,7 @@ def train(
     from caddie import distributed
     from caddie.corpora import open_corpus
     from caddie.display import Display
-    from caddie.run import run_folder, train_run
+    from caddie.line import run_folder, train_run
 
     chosen = _recipe(recipe, settings, seconds)
     _rehearse(chosen, gpus)
@@ -153,7 +153,7 @@ def pack(folder: Path, as_json: bool) -> int:
     """Quantize and pack the weights of the run folder RUN."""
     from caddie import artifact as artifacts
     from caddie.display import table
-    from caddie.run import ARTIFACT, pack_run, read_run
+    from caddie.line import ARTIFACT, pack_run, read_run
 
     recipe, _, _ = read_run(folder)
     pack_run(folder)
@@ -183,7 +183,7 @@ def verify(artifact: Path, settings: tuple[str, ...], as_json: bool, quiet: bool
     It must be whole, under the cap (compress.cap_bytes=N), a distribution, and without look-ahead.
     """
     from caddie.recipe import Recipe
-    from caddie.verify import verify as verify_artifact
+    from caddie.checks import verify as verify_artifact
 
     diff = dict(map(parse_assignment, settings))
     for path in diff:
@@ -205,7 +205,7 @@ def score(artifact: Path, data: str | None, as_json: bool, quiet: bool) -> int:
     """Score ARTIFACT in bits per byte on held-out text. It is refused unless it was proven to be held out."""
     from caddie.corpora import open_for_scoring
     from caddie.display import Display, table
-    from caddie.run import score_artifact
+    from caddie.line import score_artifact
 
     loaded = _load(artifact)
     with Display(quiet=quiet) as display:
@@ -249,7 +249,7 @@ def score(artifact: Path, data: str | None, as_json: bool, quiet: bool) -> int:
 def sample(artifact: Path, prompt: str, tokens: int, temperature: float, seed: int, as_json: bool) -> int:
     """Let ARTIFACT write text."""
     from caddie.display import printable
-    from caddie.sample import sample as write
+    from caddie.generate import sample as write
 
     text = write(_load(artifact), prompt.encode(errors="replace"), tokens, temperature, seed).decode("utf-8", "replace")
     _print({"text": text}, as_json, "\n".join(map(printable, text.split("\n"))))

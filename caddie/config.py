@@ -14,6 +14,7 @@ import json
 import math
 import types
 import typing
+import warnings
 from abc import ABC
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
@@ -175,8 +176,10 @@ def parse_assignment(text: str) -> tuple[str, object]:
     except (ValueError, RecursionError):
         pass
     try:
-        return path, _parse_variant(ast.parse(value, mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a word may be odd Python
+            return path, _parse_variant(ast.parse(value, mode="eval").body)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return path, value
 
 
@@ -265,7 +268,7 @@ def _coerce_scalar(value: object, annotation: type, name: str) -> Any:
     fits = isinstance(value, annotation) and (annotation is bool or not isinstance(value, bool))
     if fits and not (annotation is float and not math.isfinite(typing.cast(float, value))):
         return value
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300:
         if annotation is float:
             return float(value)
         if annotation is int and float(value).is_integer():
@@ -276,7 +279,7 @@ def _coerce_scalar(value: object, annotation: type, name: str) -> Any:
 
 def _check_range(value: Any, bounds: Range, name: str) -> None:
     if isinstance(value, (int, float)) and not bounds.low <= value <= bounds.high:
-        raise UserError(f"{name} must be from {bounds.low:,g} to {bounds.high:,g}, not {value:,g}")
+        raise UserError(f"{name} must be from {bounds.low:,g} to {bounds.high:,g}, not {show(value)[:20]}")
 
 
 def _set(node: Any, parts: list[str], value: object) -> Any:

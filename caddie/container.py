@@ -25,7 +25,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import secrets
 import stat
 import struct
 import zlib
@@ -36,6 +35,7 @@ from pathlib import Path
 from caddie.codecs import Brotli, Codec, Stored
 from caddie.config import variants
 from caddie.errors import UserError
+from caddie.files import reason, replacing
 
 MAGIC = b"caddie"
 VERSION = 1
@@ -99,22 +99,8 @@ def unpack(blob: bytes, limits: Limits = LIMITS) -> dict[str, bytes]:
 def write(path: str | os.PathLike[str], sections: Sequence[Section]) -> list[Entry]:
     """Write `sections` to `path`: all of the file or, after a `UserError`, none of it and no trace."""
     blob, entries = _pack(sections)
-    path = Path(path)
-    temporary = path.parent / f".{secrets.token_hex(8)}.tmp"
-    try:
-        if path.exists() and not path.is_file():
-            # A rename would replace even a device such as /dev/null.
-            raise OSError(errno.EEXIST, "it exists and is not a regular file")
-        try:
-            with open(temporary, "xb") as file:
-                file.write(blob)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot write {path}: {_reason(error)}") from error
+    with replacing(Path(path)) as temporary:
+        temporary.write_bytes(blob)
     return entries
 
 
@@ -129,7 +115,7 @@ def read(path: str | os.PathLike[str], limits: Limits = LIMITS) -> Contents:
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {_reason(error)}") from error
+        raise UserError(f"cannot read {path}: {reason(error)}") from error
     try:
         return _unpack(blob, limits)
     except UserError as error:
@@ -252,7 +238,3 @@ def _check_length(blob: bytes, needed: int, exact: bool = False) -> None:
         raise UserError(f"the file is cut short: {len(blob):,} of at least {needed:,} bytes; copy it again")
     if exact and len(blob) > needed:
         raise UserError(f"{len(blob) - needed:,} bytes follow the end of the file's data; {_DAMAGED}")
-
-
-def _reason(error: Exception) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

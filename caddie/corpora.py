@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from caddie import artifact as artifacts
 from caddie.artifact import Artifact
 from caddie.corpus import DOCUMENTS, MANIFEST, Corpus, is_corpus
 from caddie.errors import UserError
+from caddie.files import replacing
 from caddie.prepare import PREFIXES, prepare, prepare_validation
 from caddie.recipe import Recipe
 from caddie.scoring import Text
@@ -96,6 +96,7 @@ def open_for_scoring(artifact: Artifact, source: str | None, report: Report) -> 
         )
     corpus.check_disjoint()
     corpus.check_shards("validation")
+    corpus.check_counts()
     return corpus
 
 
@@ -106,9 +107,8 @@ def _tokenizer_source(tokenizer: Tokenizer) -> TokenizerSource:
     path = CORPORA / "tokenizers" / f"{tokenizer.sha256[:16]}.model"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        partial.write_bytes(data)
-        os.replace(partial, path)
+        with replacing(path) as temporary:
+            temporary.write_bytes(data)
     return SentencePieceFile(path=str(path))
 
 

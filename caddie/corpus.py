@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import typing
 import zipfile
 from collections.abc import Iterable
@@ -24,6 +23,7 @@ from caddie import sources
 from caddie.config import coerce
 from caddie.data import Tokens, open_shard
 from caddie.errors import UserError
+from caddie.files import replacing
 from caddie.tokenizers import Tokenizer, deserialize
 
 VERSION = 1
@@ -168,6 +168,25 @@ class Corpus:
             raise UserError(f"{self.folder / VALIDATION_TEXT}: not the text of the manifest; prepare the data again")
         return documents
 
+    def check_counts(self) -> None:
+        """Count the held-out bytes again, from the documents and from the tokens; `UserError` where they differ."""
+        split, tokenizer = self.manifest.validation, self.tokenizer()
+        lengths = np.array([len(token) for token in tokenizer.token_bytes])
+        counts = {"normalized_bytes": int(lengths[self.validation_tokens()].sum())}
+        if self.manifest.byte_source == "documents":
+            documents = self.validation_documents()
+            counts |= {"documents": len(documents), "source_bytes": sum(map(len, documents))}
+            if self.manifest.hashed == "documents" and set_sha256(map(document_hash, documents)) != (
+                split.document_set_sha256
+            ):
+                raise UserError(f"{self.folder / VALIDATION_TEXT}: not the documents of the manifest")
+        for name, count in counts.items():
+            stated = getattr(split, name)
+            if count != stated:
+                raise UserError(
+                    f"{self.folder / MANIFEST} states {stated:,} {name} for validation; there are {count:,}"
+                )
+
     def overlap(self) -> int:
         """Documents in both splits, from the document hashes; `UserError` where these are not the manifest's."""
         train = self.manifest.train
@@ -226,9 +245,8 @@ def parse(text: str, path: Path) -> Manifest:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """The last step of a preparation; the file appears complete or not at all."""
-    partial = folder / f"{MANIFEST}.partial"
-    partial.write_text(json.dumps(asdict(manifest), indent=2) + "\n")
-    os.replace(partial, folder / MANIFEST)
+    with replacing(folder / MANIFEST) as temporary:
+        temporary.write_text(json.dumps(asdict(manifest), indent=2) + "\n")
 
 
 def is_corpus(folder: Path) -> bool:
@@ -276,7 +294,7 @@ def read_hashes(folder: Path, split: SplitName) -> set[bytes]:
     """The document hashes of a split."""
     path = folder / DOCUMENTS
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             data = arrays[split].tobytes()
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise UserError(f"{path}: cannot read the document hashes ({error})") from None

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from caddie.config import Config, Count
 from caddie.errors import UserError
+from caddie.files import replacing
 
 Tokens = npt.NDArray[np.uint16]
 Integers = npt.NDArray[np.int64]
@@ -41,11 +42,9 @@ def write_shard(path: Path, tokens: Tokens) -> None:
     assert 0 < len(tokens) < 1 << 31
     header = np.zeros(HEADER_BYTES // 4, "<i4")
     header[:3] = MAGIC, VERSION, len(tokens)
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
+    with replacing(path) as temporary, temporary.open("wb") as file:
         file.write(header.tobytes())
         file.write(tokens.astype("<u2", copy=False).tobytes())
-    os.replace(partial, path)
 
 
 def open_shard(path: Path) -> Tokens:

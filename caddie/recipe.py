@@ -118,8 +118,6 @@ def _execute(path: Path) -> dict[str, object]:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise UserError(
-            f"{path} does not run: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        ) from error
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{path} does not run: {type(error).__name__}: {error}") from error
     return vars(module)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from caddie.config import show
 from caddie.errors import UserError
+from caddie.files import replacing
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -89,12 +89,9 @@ def write_report(folder: Path) -> Path:
     """Write `report.html` beside the `result.json` and `log.jsonl` of `folder`, and return its path."""
     folder = Path(folder)
     page = render(read_result(folder / "result.json"), read_steps(folder / "log.jsonl"))
-    path, unfinished = folder / "report.html", folder / "report.html.unfinished"
-    try:
-        unfinished.write_text(page, encoding="utf-8", errors="replace")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    path = folder / "report.html"
+    with replacing(path) as temporary:
+        temporary.write_text(page, encoding="utf-8", errors="replace")
     return path
 
 
@@ -109,6 +106,9 @@ def read_result(path: Path) -> dict[str, Any]:
     version = result.get("version") if isinstance(result, dict) else None
     if version != VERSION:
         raise UserError(f"{path} has version {show(version)}, this program reads {VERSION}; run the recipe again")
+    missing = [field for field in ("recipe", "bits_per_byte", "artifact_bytes", "scores") if field not in result]
+    if missing:
+        raise UserError(f"{path} has no {missing[0]}; run the recipe again")
     return dict(result)
 
 

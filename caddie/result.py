@@ -18,7 +18,7 @@ from caddie.config import plain
 from caddie.corpus import Corpus
 from caddie.distributed import Ranks
 from caddie.recipe import Recipe, shipped
-from caddie.sample import sample
+from caddie.generate import sample
 from caddie.train import Trained
 
 VERSION = 1

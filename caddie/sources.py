@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import zstandard
 
@@ -138,9 +138,42 @@ def _open(path: Path) -> BinaryIO:
         return cast(BinaryIO, lzma.open(path, "rb"))
     file = path.open("rb")
     if path.suffix == ".zst":
-        reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True, closefd=True)
-        return io.BufferedReader(cast(io.RawIOBase, reader))
+        return io.BufferedReader(_ZstdReader(file))
     return file
+
+
+class _ZstdReader(io.RawIOBase):
+    """The bytes of a .zst file; unlike zstandard's own reader, it notices when the file ends in the middle."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.frame = zstandard.ZstdDecompressor().decompressobj()
+        self.begun = False
+        self.ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.ready:
+            if self.frame.eof:
+                rest = self.frame.unused_data
+                self.frame, self.begun = zstandard.ZstdDecompressor().decompressobj(), False
+            else:
+                rest = b""
+            piece = rest or self.file.read(1 << 16)
+            if not piece:
+                if self.begun:
+                    raise EOFError("the file ends in the middle")
+                return 0
+            self.ready, self.begun = self.frame.decompress(piece), True
+        count = min(len(buffer), len(self.ready))
+        buffer[:count], self.ready = self.ready[:count], self.ready[count:]
+        return count
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
 
 
 UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError)

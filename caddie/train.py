@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
 import threading
 import time
@@ -27,6 +26,7 @@ from caddie.config import Config, Count, Positive, Range
 from caddie.data import Batch, Loader, Prefetch, SequentialStream
 from caddie.distributed import Ranks
 from caddie.errors import CheckFailed, UserError
+from caddie.files import replacing
 from caddie.model import GPT, build
 from caddie.optim import AdamW, Muon, Optimizer, Updater
 from caddie.parameters import assign
@@ -275,10 +275,8 @@ class _Trainer:
         """Write the checkpoint, all of it or nothing."""
         if not self.ranks.first:
             return
-        temporary = path.with_name(path.name + ".partial")
         metadata = {**self.identity, "step": str(moment.step), "seconds": json.dumps(moment.seconds)}
-        save_file({name: tensor.detach().contiguous() for name, tensor in self.state().items()}, temporary, metadata)
-        os.replace(temporary, path)
+        save_tensors(path, self.state(), metadata)
 
     def restore(self, path: Path) -> Moment:
         """Take back a checkpoint if there is one; the moment to go on from."""
@@ -359,6 +357,16 @@ class _Loop:
                 "lr_scale": round(lr_scale, 6),
             }
         )
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write tensors as a safetensors file, all of it or nothing."""
+    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with replacing(path) as temporary:
+        try:
+            save_file(held, temporary, metadata)
+        except SafetensorError as error:  # its own class for what the system refused
+            raise OSError(str(error)) from None
 
 
 @contextmanager

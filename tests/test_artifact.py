@@ -20,7 +20,7 @@ from caddie.artifact import Artifact
 from caddie.codecs import Brotli
 from caddie.parameters import assign
 from caddie.recipe import Recipe
-from caddie.verify import verify
+from caddie.checks import verify
 
 Call = Callable[..., Any]
 CAP = 16_000_000

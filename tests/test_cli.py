@@ -190,7 +190,7 @@ def test_seconds_is_short_for_a_setting(tiny_run: Any, caddie: Call, tmp_path: P
 
 
 def test_a_sample_cannot_steer_the_terminal(tiny_run: Any, caddie: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("caddie.sample"), "sample", lambda *arguments: b"one\n\x1b[2Jtwo\x07 \xc3\xa9")
+    monkeypatch.setattr(import_module("caddie.generate"), "sample", lambda *arguments: b"one\n\x1b[2Jtwo\x07 \xc3\xa9")
     assert caddie("sample", tiny_run.artifact).out == "one\n\ufffd[2Jtwo\ufffd é\n"
 
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caddie.codecs import Brotli, Codec, Lzma, Stored, Zlib, Zstd
-from caddie.config import annotations, descriptions, variants
+from caddie.config import descriptions, field_types, variants
 from caddie.errors import UserError
 
 NAMES = sorted(variants(Codec))
@@ -75,7 +75,7 @@ def test_the_variants():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_setting_is_documented_and_has_a_default(name):
-    assert set(descriptions(variants(Codec)[name])) == set(annotations(variants(Codec)[name]))
+    assert set(descriptions(variants(Codec)[name])) == set(field_types(variants(Codec)[name]))
     assert Codec.from_json(name) == named(name)
 
 

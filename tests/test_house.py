@@ -28,7 +28,7 @@ MODULES = {
 
 FLOORS: dict[int, set[str]] = {
     5: {"__init__", "__main__", "cli", "exits"},
-    4: {"corpora", "display", "recipe", "recipes", "report", "result", "run"},
+    4: {"corpora", "display", "recipe", "recipes", "report", "result", "line"},
     3: {
         "artifact",
         "compress",
@@ -36,16 +36,16 @@ FLOORS: dict[int, set[str]] = {
         "hub",
         "prepare",
         "published",
-        "sample",
+        "generate",
         "scoring",
         "sources",
         "splits",
         "train",
-        "verify",
+        "checks",
     },
     2: {"averaging", "data", "model", "optim", "quantize"},
-    1: {"distributed", "ops", "parameters"},
-    0: {"codecs", "config", "container", "errors", "schedules", "tokenizers"},
+    1: {"distributed", "ops", "parameters", "threads"},
+    0: {"codecs", "config", "container", "errors", "files", "schedules", "tokenizers"},
 }
 SIBLINGS = {0, 3, 4, 5}
 """Floors whose modules may import one another, without cycles."""
@@ -54,7 +54,7 @@ CYCLES = {("recipe", "recipes")}
 FLOOR_OF = {part: floor for floor, parts in FLOORS.items() for part in parts}
 
 TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
-ENVIRONMENT = {("run", "_fresh"), ("hub", "_contained")}
+ENVIRONMENT = {("line", "_fresh"), ("hub", "_contained")}
 """Functions outside `distributed` that touch the environment: one hands it on to a child process, one keeps a library
 from writing into the home folder and puts everything back."""
 

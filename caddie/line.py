@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from caddie import artifact as artifacts
@@ -23,13 +23,14 @@ from caddie.corpora import describe, open_corpus, text_of
 from caddie.corpus import Corpus
 from caddie.distributed import Ranks, local_device
 from caddie.errors import CheckFailed, UserError
+from caddie.files import replacing
 from caddie.model import build
 from caddie.recipe import Recipe
 from caddie.report import write_report
 from caddie.result import describe_run
 from caddie.schedules import Clock
 from caddie.scoring import Score, Scoring, Text, score, use_quickest_threads, windows
-from caddie.train import Event, Trained, train
+from caddie.train import Event, Trained, save_tensors, train
 
 RECIPE, LOG, WEIGHTS = "recipe.json", "log.jsonl", "weights.safetensors"
 ARTIFACT, RESULT = "artifact.caddie", "result.json"
@@ -89,9 +90,7 @@ def train_run(recipe: Recipe, corpus: Corpus, folder: Path, seed: int, ranks: Ra
         )
         tell({"event": "end", "step": trained.steps, "seconds": trained.seconds, "loss": trained.final_loss})
     if ranks.first:
-        partial = folder / (WEIGHTS + ".partial")
-        save_file({name: weight.cpu().contiguous() for name, weight in trained.weights.items()}, partial)
-        os.replace(partial, folder / WEIGHTS)
+        save_tensors(folder / WEIGHTS, trained.weights)
     return trained
 
 
@@ -235,6 +234,5 @@ def _fresh(verb: str, artifact: Path, *arguments: str) -> dict[str, Any]:
 
 
 def _dump(path: Path, value: object) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(value, indent=1) + "\n")
-    os.replace(partial, path)
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=1) + "\n")
