@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from caddie.artifact import Artifact, load
+    from caddie.checks import verify
     from caddie.corpora import open_corpus, open_for_scoring, text_of
     from caddie.errors import CheckFailed, UserError
-    from caddie.recipe import Recipe, find, shipped
-    from caddie.line import run
     from caddie.generate import sample
+    from caddie.line import run
+    from caddie.recipe import Recipe, find, shipped
     from caddie.scoring import score
-    from caddie.checks import verify
 
 _HOMES = {
     "Artifact": "artifact",

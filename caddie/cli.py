@@ -182,8 +182,8 @@ def verify(artifact: Path, settings: tuple[str, ...], as_json: bool, quiet: bool
 
     It must be whole, under the cap (compress.cap_bytes=N), a distribution, and without look-ahead.
     """
-    from caddie.recipe import Recipe
     from caddie.checks import verify as verify_artifact
+    from caddie.recipe import Recipe
 
     diff = dict(map(parse_assignment, settings))
     for path in diff:

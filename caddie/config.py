@@ -16,7 +16,7 @@ import types
 import typing
 import warnings
 from abc import ABC
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
@@ -25,6 +25,8 @@ from caddie.errors import UserError, suggest
 
 Diff = Mapping[str, Any]
 """Dotted path to value."""
+Changes = Sequence[tuple[Sequence[str], Any]]
+"""Paths, split at the dots, and values."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +57,13 @@ class Config(ABC):
 
     def but(self, diff: Diff | None = None, **settings: Any) -> Self:
         """A copy with the paths of `diff` (and whole fields by keyword) set; a misspelt path is a `UserError`."""
-        result: Any = self
-        for path, value in {**(diff or {}), **settings}.items():
-            try:
-                result = _set(result, path.split("."), value)
-            except UserError as error:
-                if isinstance(error, _NoSuchPath):
-                    raise UserError(f"no setting {path}{suggest(path, paths(self))}") from None
-                parent, _, name = path.rpartition(".")
-                joined = f"{parent}.{error}" if parent and str(error).startswith(name) else None
-                raise UserError(joined or (str(error) if not parent else f"{path}: {error}")) from None
-        return typing.cast(Self, result)
+        changes = {**(diff or {}), **settings}
+        try:
+            return typing.cast(Self, _changed(self, [(path.split("."), value) for path, value in changes.items()], ""))
+        except _NoSuchPath as error:
+            raise UserError(f"no setting {error}{suggest(str(error), paths(self))}") from None
+        except RecursionError:
+            raise UserError("a value is nested too deeply") from None
 
     def diff(self, other: Config) -> dict[str, Any]:
         """What turns this value into `other`: `self.but(self.diff(other)) == other`."""
@@ -80,11 +78,14 @@ class Config(ABC):
     @classmethod
     def from_json(cls, value: object) -> Self:
         """The config that `to_json` described, or a `UserError`; only subclasses of `cls` can be named."""
-        return typing.cast(Self, coerce(value, cls, ""))
+        try:
+            return typing.cast(Self, coerce(value, cls, ""))
+        except RecursionError:
+            raise UserError("the settings are nested too deeply") from None
 
     def key(self) -> str:
         """Eight hexadecimal digits that name this value."""
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:8]
+        return hashlib.sha256(json.dumps(self.to_json()).encode()).hexdigest()[:8]
 
 
 class _NoSuchPath(UserError):
@@ -164,6 +165,15 @@ def _show_inside(value: object) -> str:
     return json.dumps(value) if isinstance(value, str) else show(value)
 
 
+def _seen(value: object) -> str:
+    """What a message says of a wrong value: one line of bounded length."""
+    try:
+        text = " ".join(show(value).split())
+    except (TypeError, ValueError, RecursionError):
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 200 else text[:200] + "…"
+
+
 def parse_assignment(text: str) -> tuple[str, object]:
     """`PATH=VALUE` from a command line: JSON, a variant as `Name(setting=value)`, or a plain word."""
     path, sign, value = text.partition("=")
@@ -179,7 +189,7 @@ def parse_assignment(text: str) -> tuple[str, object]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a word may be odd Python
             return path, _parse_variant(ast.parse(value, mode="eval").body)
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
         return path, value
 
 
@@ -203,15 +213,15 @@ def coerce(value: object, annotation: Any, name: str) -> Any:
         return _coerce_union(value, arguments, name)
     if origin is Literal:
         if value not in arguments:
-            raise UserError(f"{name} must be one of {', '.join(map(str, arguments))}, not {show(value)}")
+            raise UserError(f"{name} must be one of {', '.join(map(str, arguments))}, not {_seen(value)}")
         return value
     if origin is tuple:
         if not isinstance(value, (tuple, list)):
-            raise UserError(f"{name} must be a list, not {show(value)}")
+            raise UserError(f"{name} must be a list, not {_seen(value)}")
         return tuple(coerce(item, arguments[0], f"{name}.{index}") for index, item in enumerate(value))
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, Mapping):
-            raise UserError(f"{name} must be a mapping, not {show(value)}")
+            raise UserError(f"{name} must be a mapping, not {_seen(value)}")
         return {str(key): coerce(item, arguments[1], f"{name}.{key}") for key, item in value.items()}
     if annotation is Any:
         return value
@@ -248,15 +258,16 @@ def _coerce_config(value: object, socket: type[Config], name: str) -> Config:
     else:
         kind = value
     if not isinstance(kind, str) or kind not in known:
-        hint = suggest(str(kind), known)
-        raise UserError(f"{name or 'config'} must be one of {', '.join(sorted(known))}, not {show(value)}{hint}")
-    cls = known[kind]
+        hint = suggest(kind[:100], known) if isinstance(kind, str) else ""
+        raise UserError(f"{name or 'config'} must be one of {', '.join(sorted(known))}, not {_seen(value)}{hint}")
+    cls, where = known[kind], f"{name}: " if name else ""
     for setting in settings:
         if setting not in field_types(cls):
-            raise UserError(f"{kind} has no setting {setting}{suggest(setting, field_types(cls))}")
+            hint = suggest(setting[:100], field_types(cls))
+            raise UserError(f"{where}{kind} has no setting {_seen(setting)}{hint}")
     missing = [field.name for field in fields(cls) if _required(field) and field.name not in settings]
     if missing:
-        raise UserError(f"{kind} needs {', '.join(missing)}")
+        raise UserError(f"{where}{kind} needs {', '.join(missing)}")
     return cls(**settings)
 
 
@@ -268,44 +279,72 @@ def _coerce_scalar(value: object, annotation: type, name: str) -> Any:
     fits = isinstance(value, annotation) and (annotation is bool or not isinstance(value, bool))
     if fits and not (annotation is float and not math.isfinite(typing.cast(float, value))):
         return value
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= 1e308:
         if annotation is float:
             return float(value)
         if annotation is int and float(value).is_integer():
             return int(value)
     nouns = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    raise UserError(f"{name} must be {nouns.get(annotation, annotation.__name__)}, not {show(value)}")
+    raise UserError(f"{name} must be {nouns.get(annotation, annotation.__name__)}, not {_seen(value)}")
 
 
 def _check_range(value: Any, bounds: Range, name: str) -> None:
     if isinstance(value, (int, float)) and not bounds.low <= value <= bounds.high:
-        raise UserError(f"{name} must be from {bounds.low:,g} to {bounds.high:,g}, not {show(value)[:20]}")
+        raise UserError(f"{name} must be from {bounds.low:,g} to {bounds.high:,g}, not {_seen(value)}")
 
 
-def _set(node: Any, parts: list[str], value: object) -> Any:
-    if isinstance(node, Config):
-        name, rest = parts[0], parts[1:]
-        if name not in field_types(type(node)):
-            raise _NoSuchPath(name)
-        held = getattr(node, name)
-        if rest:
-            changed = _set(held, rest, value)
-        elif isinstance(held, Config) and isinstance(value, Mapping) and "kind" not in value:
-            changed = held.but(value)
-        else:
-            changed = value
-        return replace(node, **{name: changed})
+def _changed(node: Any, changes: Changes, path: str) -> Any:
+    """`node` with all changes made at once, so that settings that only fit each other can change together."""
     if isinstance(node, Mapping):
-        for length in range(len(parts), 0, -1):
-            key = ".".join(parts[:length])
-            if key in node and length < len(parts):
-                return {**node, key: _set(node[key], parts[length:], value)}
-        key = ".".join(parts)
-        held = node.get(key)
-        if isinstance(held, Config) and isinstance(value, Mapping) and "kind" not in value:
-            value = held.but(value)
-        return {**node, key: value}
-    raise _NoSuchPath(parts[0])
+        for parts, value in changes:
+            node = _changed_mapping(node, parts, value, path)
+        return node
+    types = field_types(type(node)) if isinstance(node, Config) else {}
+    new: dict[str, Any] = {}
+    inner: dict[str, list[tuple[Sequence[str], Any]]] = {}
+    for (name, *rest), value in changes:
+        if name not in types:
+            raise _NoSuchPath(".".join([*([path] if path else []), name, *rest]))
+        if rest:
+            inner.setdefault(name, []).append((rest, value))
+        elif _is_diff(new.get(name, getattr(node, name)), value):
+            inner.setdefault(name, []).extend((key.split("."), item) for key, item in value.items())
+        else:
+            new[name] = coerce(value, types[name], _join(path, name))
+            inner.pop(name, None)
+    for name, group in inner.items():
+        new[name] = _changed(new.get(name, getattr(node, name)), group, _join(path, name))
+    try:
+        return replace(node, **new)
+    except UserError as error:
+        raise UserError(_join(path, str(error))) from None
+
+
+def _changed_mapping(node: Mapping[str, Any], parts: Sequence[str], value: object, path: str) -> Mapping[str, Any]:
+    for length in range(len(parts) - 1, 0, -1):
+        key = ".".join(parts[:length])
+        if key in node:
+            try:
+                return {**node, key: _changed(node[key], [(parts[length:], value)], _join(path, key))}
+            except _NoSuchPath:  # unless it is a new rule, whose name begins like that of another
+                if not isinstance(value, Config) and not (isinstance(value, Mapping) and "kind" in value):
+                    raise
+    key = ".".join(parts)
+    if len(parts) > 1 and any(isinstance(held, Config) for held in node.values()):
+        if not isinstance(value, (Config, Mapping, str)):
+            raise _NoSuchPath(_join(path, key))
+    if _is_diff(node.get(key), value):
+        assert isinstance(value, Mapping)
+        value = _changed(node[key], [(name.split("."), item) for name, item in value.items()], _join(path, key))
+    return {**node, key: value}
+
+
+def _is_diff(held: object, value: object) -> bool:
+    return isinstance(held, Config) and isinstance(value, Mapping) and "kind" not in value
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def _differences(a: object, b: object, path: str) -> Iterator[tuple[str, Any]]:
@@ -313,11 +352,11 @@ def _differences(a: object, b: object, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(a, Config) and type(a) is type(b):
         for field in fields(a):
             yield from _differences(getattr(a, field.name), getattr(b, field.name), dot + field.name)
-    elif isinstance(a, Mapping) and isinstance(b, Mapping) and set(a) <= set(b):
+    elif isinstance(a, Mapping) and isinstance(b, Mapping) and [*b][: len(a)] == [*a]:
         for key in b:
             if key not in a:
                 yield dot + str(key), b[key]
             else:
                 yield from _differences(a[key], b[key], dot + str(key))
-    elif a != b:
+    elif a != b or (isinstance(a, Mapping) and isinstance(b, Mapping) and [*a] != [*b]):
         yield path, b

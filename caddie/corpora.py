@@ -7,8 +7,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from caddie import artifact as artifacts
 from caddie.artifact import Artifact
 from caddie.corpus import DOCUMENTS, MANIFEST, Corpus, is_corpus
@@ -96,7 +94,6 @@ def open_for_scoring(artifact: Artifact, source: str | None, report: Report) -> 
         )
     corpus.check_disjoint()
     corpus.check_shards("validation")
-    corpus.check_counts()
     return corpus
 
 
@@ -113,15 +110,11 @@ def _tokenizer_source(tokenizer: Tokenizer) -> TokenizerSource:
 
 
 def text_of(corpus: Corpus) -> Text:
-    """The held-out text of a corpus, as the scorer takes it."""
-    split, vocabulary = corpus.manifest.validation, corpus.manifest.tokenizer.vocabulary
-    tokens = corpus.validation_tokens() if split.shards else np.empty(0, np.uint16)
-    if not 0 < len(tokens) == split.tokens or min(split.source_bytes, split.normalized_bytes, split.table_bytes) < 1:
-        raise UserError(f"the manifest of {corpus.folder} does not count its validation text; prepare the data again")
-    if int(tokens.max()) >= vocabulary:
-        raise UserError(f"the validation text of {corpus.folder} has ids over {vocabulary - 1:,}; prepare it again")
+    """The held-out text of a corpus, counted again, as the scorer takes it."""
+    corpus.check_counts()
+    split = corpus.manifest.validation
     return Text(
-        tokens=tokens,
+        tokens=corpus.validation_tokens(),
         bos=corpus.manifest.tokenizer.bos,
         source_bytes=split.source_bytes,
         normalized_bytes=split.normalized_bytes,

@@ -171,8 +171,16 @@ class Corpus:
     def check_counts(self) -> None:
         """Count the held-out bytes again, from the documents and from the tokens; `UserError` where they differ."""
         split, tokenizer = self.manifest.validation, self.tokenizer()
+        tokens = self.validation_tokens() if split.shards else np.empty(0, np.uint16)
+        if (
+            not 0 < len(tokens) == split.tokens
+            or min(split.source_bytes, split.normalized_bytes, split.table_bytes) < 1
+        ):
+            raise UserError(f"the manifest of {self.folder} does not count its validation text; prepare the data again")
+        if int(tokens.max()) >= tokenizer.vocabulary:
+            raise UserError(f"{self.folder} holds out ids over {tokenizer.vocabulary - 1:,}; prepare the data again")
         lengths = np.array([len(token) for token in tokenizer.token_bytes])
-        counts = {"normalized_bytes": int(lengths[self.validation_tokens()].sum())}
+        counts = {"normalized_bytes": int(lengths[tokens].sum())}
         if self.manifest.byte_source == "documents":
             documents = self.validation_documents()
             counts |= {"documents": len(documents), "source_bytes": sum(map(len, documents))}

@@ -253,6 +253,8 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         partial.rename(folder)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
+    except UserError as error:
+        raise UserError(str(error).replace(str(partial), str(folder))) from None
     finally:
         for leftover in (partial, old):
             shutil.rmtree(leftover, ignore_errors=True)

@@ -115,7 +115,7 @@ class Rows(Quantizer):
     def _steps(self, clip: Tensor) -> Tensor:
         steps = clip / self._largest
         if self.floor == "absolute":
-            return steps.clamp_min(1.0 / self._largest)
+            return steps.clamp(1.0 / self._largest, 65_504)
         largest = float(steps.max()) if len(steps) else 0.0
         # 2^-20 is a safe distance above the smallest half; 65,504 is the largest
         return steps.clamp(max(largest / 1024, 2.0**-20), 65_504)

@@ -76,7 +76,7 @@ class Recipe(Config):
     @property
     def sha256(self) -> str:
         """Hash of the settings."""
-        return hashlib.sha256(json.dumps(self.settings.to_json(), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self.settings.to_json()).encode()).hexdigest()
 
     @property
     def parameters(self) -> int:

@@ -17,8 +17,8 @@ from caddie.compress import Compressed
 from caddie.config import plain
 from caddie.corpus import Corpus
 from caddie.distributed import Ranks
-from caddie.recipe import Recipe, shipped
 from caddie.generate import sample
+from caddie.recipe import Recipe, shipped
 from caddie.train import Trained
 
 VERSION = 1
@@ -27,6 +27,7 @@ VERSION = 1
 def describe_run(
     recipe: Recipe, corpus: Corpus, trained: Trained, compressed: Compressed, artifact: Artifact, ranks: Ranks
 ) -> dict[str, Any]:
+    """The document of a run, but for its scores and seconds."""
     manifest = corpus.manifest
     assert manifest.train is not None
     held_out = manifest.validation.source_bytes

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from caddie import artifact as artifacts
 from caddie import container
 from caddie.artifact import Artifact
+from caddie.checks import verify
 from caddie.codecs import Brotli
 from caddie.parameters import assign
 from caddie.recipe import Recipe
-from caddie.checks import verify
 
 Call = Callable[..., Any]
 CAP = 16_000_000

@@ -221,7 +221,7 @@ def test_a_failed_write_leaves_the_old_report(tmp_path: Path, monkeypatch: pytes
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(UserError, match="disk full"):
         write_report(tmp_path)
     assert (tmp_path / "report.html").read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 3

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 from torch import Tensor
 
@@ -21,12 +19,9 @@ class Context:
         self.ids = ids
         self.starts = starts
         self.dtype = dtype
-        self._rotary: dict[tuple[int, float], tuple[Tensor, Tensor]] = {}
-
-    @cached_property
-    def documents(self) -> Tensor | None:
+        self.documents = None if starts is None else starts.cumsum(1)
         """The running number of each position's document in its row, (B, T), or None without `starts`."""
-        return None if self.starts is None else self.starts.cumsum(1)
+        self._rotary: dict[tuple[int, float], tuple[Tensor, Tensor]] = {}
 
     def rotary(self, dims: int, base: float) -> tuple[Tensor, Tensor]:
         """Cosine and sine tables over the positions of a row, each (T, dims/2)."""

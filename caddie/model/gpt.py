@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from caddie.config import Config, Range
+from caddie.config import Config, Range, plain
 from caddie.errors import UserError
 from caddie.model.block import Block
 from caddie.model.context import Context
@@ -43,6 +43,7 @@ class GPT(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "layers", plain(self.layers))  # the same from Python and from JSON
         for layer in self._exceptions():
             self.block_of(layer)
 
@@ -51,7 +52,10 @@ class GPT(Config):
         block = self.block
         for key, diff in self.layers.items():
             if layer in _layer_range(key, self.depth):
-                block = block.but(diff)
+                try:
+                    block = block.but(diff)
+                except UserError as error:
+                    raise UserError(f"layers.{key}: {error}") from None
         return block
 
     def build(self) -> Model:
