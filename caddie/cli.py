@@ -289,7 +289,8 @@ def data(
         raise UserError("--fineweb brings its own text and tokenizer; leave out PATH, --tokenizer and --against")
     with Display(quiet=quiet) as display:
         if fineweb is not None:
-            corpus = fetch_fineweb(fineweb, shards, Path(out or f"data/fineweb-{fineweb}"), display.note)
+            folder, bars = Path(out or f"data/fineweb-{fineweb}"), sys.stderr.isatty() and not quiet
+            corpus = fetch_fineweb(fineweb, shards, folder, display.note, bars=bars)
         else:
             corpus = make_corpus(source, recipe, tokenizer=tokenizer, against=against, out=out, report=display.note)
     facts = {"folder": str(corpus.folder), "manifest": json.loads((corpus.folder / "manifest.json").read_text())}

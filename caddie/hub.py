@@ -37,16 +37,25 @@ class Listing:
     validation_shards: int
 
 
-def fetch_fineweb(variant: str, train_shards: int, folder: Path, report: Report, endpoint: str | None = None) -> Corpus:
+def fetch_fineweb(
+    variant: str,
+    train_shards: int,
+    folder: Path,
+    report: Report,
+    *,
+    endpoint: str | None = None,
+    bars: bool = False,
+) -> Corpus:
     """The corpus of the first `train_shards` shards (100 million tokens, 200 MB each) and all validation shards.
 
-    `variant` names the tokenizer, as in sp1024; `endpoint` another server than the one huggingface_hub is set to.
+    `variant` names the tokenizer, as in sp1024; `endpoint` another server than the one huggingface_hub is set to;
+    `bars` shows that library's progress bars.
     `UserError` if huggingface_hub is not installed, a file cannot be fetched, or there are not so many shards.
     """
     if train_shards < 1:
         raise UserError(f"at least one training shard is needed, not {train_shards}")
     folder = folder.expanduser().resolve()
-    fetch = _Fetch(folder, endpoint, report)
+    fetch = _Fetch(folder, endpoint, report, bars)
     known = _listings(fetch(f"{ROOT}/manifest.json"))
     if variant not in known:
         raise UserError(f"{REPOSITORY} has {', '.join(sorted(known))}, not {variant}{suggest(variant, known)}")
@@ -68,15 +77,15 @@ def fetch_fineweb(variant: str, train_shards: int, folder: Path, report: Report,
 class _Fetch:
     """Fetches one file of the repository at a time into the same place below `folder`, if it is not there."""
 
-    def __init__(self, folder: Path, endpoint: str | None, report: Report) -> None:
-        self.folder, self.endpoint, self.report = folder, endpoint, report
+    def __init__(self, folder: Path, endpoint: str | None, report: Report, bars: bool) -> None:
+        self.folder, self.endpoint, self.report, self.bars = folder, endpoint, report, bars
 
     def __call__(self, name: str, progress: str = "") -> Path:
         path = self.folder / name
         if _complete(path):
             return path
         path.unlink(missing_ok=True)  # the library trusts a file it has fetched, however long it is now
-        with _contained(self.folder):
+        with _contained(self.folder, self.bars):
             self._download(name)
         if path.suffix == ".bin":
             open_shard(path)
@@ -107,7 +116,7 @@ class _Fetch:
 
 
 @contextmanager
-def _contained(folder: Path) -> Iterator[None]:
+def _contained(folder: Path, bars: bool) -> Iterator[None]:
     """Keep huggingface_hub and its transfer library from writing to the home folder or calling home.
 
     They take these settings from the environment alone, in part when they are first imported.
@@ -117,7 +126,7 @@ def _contained(folder: Path) -> Iterator[None]:
         "HF_HOME": home,
         "HF_XET_CACHE": f"{home}/xet",
         "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "0" if bars else "1",
     }
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
