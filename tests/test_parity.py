@@ -16,7 +16,8 @@ from caddie.distributed import Ranks
 from caddie.model import GPT, Block, GroupedQueryAttention, Model, ReluSquared, build
 from caddie.optim import AdamW, Muon
 from caddie.parameters import assign
-from caddie.schedules import Budget, Moment, StepRamp
+from caddie.recipes import baseline, fp16_embedding
+from caddie.schedules import Budget, IterationWarmdown, Moment, StepRamp
 
 NAMES = {
     "tok_emb.weight": "embedding.weight",
@@ -121,7 +122,7 @@ def figures_of(summary: dict[str, Any], name: str) -> float:
     return float(summary[name]["absmax"])
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-3), ("bfloat16", 2e-2)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-3), ("bfloat16", 5e-2)])
 def test_short_training(golden: Golden, precision: str, tolerance: float) -> None:
     """Four steps of the scripts' Muon and Adam from the same weights on the same tokens."""
     variant = golden.config["training_trajectory"][
@@ -145,16 +146,53 @@ def test_short_training(golden: Golden, precision: str, tolerance: float) -> Non
     budget = Budget(steps=4)
     for step, figures in enumerate(variant["steps"]):
         loss = loss_of(model, golden.tokens["train_inputs"][step], golden.tokens["train_targets"][step])
-        assert loss.item() == pytest.approx(
-            figures["loss_before_update"], abs=tolerance * 20 if precision == "bfloat16" else tolerance
-        )
+        assert loss.item() == pytest.approx(figures["loss_before_update"], abs=tolerance)
         loss.backward()
         norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-        assert norm.item() == pytest.approx(
-            figures["gradient_norm_before_clip"], rel=5e-2 if precision == "bfloat16" else 1e-3
-        )
+        assert norm.item() == pytest.approx(figures["gradient_norm_before_clip"], rel=tolerance)
         for updater in updaters:
             updater.step(Moment(step, 0.0, budget), figures["learning_rate_multiplier"])
         model.zero_grad()
     final = loss_of(model, golden.tokens["train_inputs"][0], golden.tokens["train_targets"][0]).item()
-    print(precision, final, variant["loss_on_batch_0_after_all_steps"])
+    assert final == pytest.approx(variant["loss_on_batch_0_after_all_steps"], abs=tolerance)
+    weights = dict(model.named_parameters())
+    for name, norm in variant["final_parameter_norms"].items():
+        assert weights[ours(name)].norm().item() == pytest.approx(norm, rel=tolerance)
+    after = f"train4_{'fp32' if precision == 'float32' else 'bf16'}.after."
+    compared = [name for name in golden.expected if name.startswith(after)]
+    assert len(compared) == len(weights)
+    for name in compared:
+        weight, expected = weights[ours(name.removeprefix(after))].detach().flatten(), golden.expected[name].flatten()
+        sample = weight[:: max(1, weight.numel() // 64)][: expected.numel()]
+        assert (sample - expected).norm() < (1e-3 if precision == "float32" else 0.1) * expected.norm()
+
+
+def test_the_recipes_have_the_settings_of_the_scripts(parity: Path) -> None:
+    """Every number of the full recipes that the parity data states."""
+    for recipe, folder in ((baseline, "BASE"), (fp16_embedding, "S003")):
+        config = json.loads((parity / folder / "config.json").read_text())
+        stated, model, train = config["settings_full_recipe"], recipe.model, recipe.train
+        attention, muon, adam = model.block.attention, train.optimizers["matrix"], train.optimizers["embedding"]
+        assert isinstance(attention, GroupedQueryAttention)
+        assert isinstance(muon, Muon)
+        assert isinstance(adam, AdamW)
+        assert recipe.parameters == config["parameter_count_full_recipe"]
+        assert (model.vocabulary, model.width, model.depth) == tuple(
+            stated[name] for name in ("vocab size", "model dim", "num layers")
+        )
+        assert (attention.heads, attention.key_value_heads) == (stated["num heads"], stated["num kv heads"])
+        assert (attention.gain, attention.rotary_base) == (stated["qk gain init"], stated["rope base"])
+        assert (train.batch_tokens, train.sequence_length) == (stated["train batch tokens"], stated["train seq len"])
+        assert (train.seconds, train.steps) == (stated["max wallclock seconds"], stated["iterations"])
+        assert train.lr_schedule == IterationWarmdown(steps=stated["warmdown iters"])
+        assert (muon.lr, muon.steps) == (stated["matrix lr"], stated["muon backend steps"])
+        assert muon.momentum == StepRamp(
+            start=stated["muon momentum warmup start"],
+            end=stated["muon momentum"],
+            steps=stated["muon momentum warmup steps"],
+        )
+        assert (adam.lr, adam.beta1, adam.beta2) == (stated["tied embed lr"], stated["beta1"], stated["beta2"])
+        assert train.optimizers["scalar"].lr == stated["scalar lr"]
+        assert train.rehearsal_steps == stated["warmup steps"]
+        assert train.clip_norm is None
+        assert stated["grad clip norm"] == 0.0
