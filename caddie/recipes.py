@@ -92,6 +92,7 @@ tiny = baseline.but(
         "model.block.attention.heads": 4,
         "model.block.attention.key_value_heads": 2,
         "model.block.mlp.hidden": 256,
+        "model.skips": None,
         "train.seconds": 60,
         "train.steps": None,
         "train.batch_tokens": 2048,
