@@ -105,7 +105,7 @@ tiny = baseline.but(
         "train.rehearsal_steps": 3,
         "compress.quantizers": {"embedding": Rows(), "matrix": Rows(), "scalar": Float16()},
         "score.sequence_length": 256,
-        "score.stride": 64,
+        "score.stride": 128,
         "score.batch_tokens": 16_384,
         "score.precision": "float32",
     },
