@@ -22,7 +22,11 @@ CORPORA = Path("data")
 Report = Callable[[str], None]
 
 
-def open_corpus(recipe: Recipe, source: str | None, report: Report, folder: Path | None = None) -> Corpus:
+def _silent(line: str) -> None:
+    """Say nothing."""
+
+
+def open_corpus(recipe: Recipe, source: str | None, report: Report = _silent, folder: Path | None = None) -> Corpus:
     """The corpus of a text under the recipe's tokenizer, prepared once and found again afterwards."""
     _check_whole(source)
     data = recipe.data
@@ -62,7 +66,7 @@ def _corpus_folder(source: str | None, settings: list[object]) -> Path:
     return CORPORA / f"{Path(place).name.split('.')[0] or 'root'}-{digest}"
 
 
-def open_for_scoring(artifact: Artifact, source: str | None, report: Report) -> Corpus:
+def open_for_scoring(artifact: Artifact, source: str | None, report: Report = _silent) -> Corpus:
     """The corpus to score an artifact on: one that is proven to hold no document that the artifact was trained on.
 
     A text is split again as it was for training; unless that gives the very same training documents, nothing is proven

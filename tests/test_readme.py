@@ -1,0 +1,40 @@
+"""The README's Python, run as it stands but for the time it trains."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import caddie
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+
+
+def test_the_program_is_twelve_lines_and_scores_alike_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = BLOCKS[0]
+    assert len(program.strip().splitlines()) == 12
+    assert '"train.seconds": 20' in program
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_texts").mkdir()
+    for path in (ROOT / "caddie").glob("*.py"):
+        shutil.copy(path, tmp_path / "my_texts" / f"{path.stem}.txt")
+    exec(compile(program.replace('"train.seconds": 20', '"train.seconds": 0.5'), "README", "exec"), {})
+    printed = capsys.readouterr().out.splitlines()
+    first, again = float(printed[0].split()[0]), float(printed[1])
+    assert 0 < first < 9
+    assert again == pytest.approx(first, abs=1e-6)
+    assert printed[2].startswith("def ")
+
+
+def test_the_recipe_of_ones_own_is_a_diff_on_its_base(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(BLOCKS[1])
+    recipe = caddie.find(f"{tmp_path / 'mine.py'}:late_windows")
+    assert recipe.name == "late_windows"
+    changed = caddie.find("tiny").settings.diff(recipe.settings)
+    assert list(changed) == ["model.layers.0-1"]
