@@ -48,8 +48,8 @@ class Manifest(Config):
     """Hash of the tokenizer."""
     train_documents_sha256: str
     """Hash of the set of training documents."""
-    validation_fraction: float
-    """Part of the documents held out, which with their hashes fixes the split."""
+    validation_fraction: float | None
+    """Part of the documents held out by hash, which fixes the split; none where it came with the data."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,8 @@ def load(path: Path, device: torch.device | str = "cpu") -> Artifact:
         raise UserError("the artifact's tokenizer is not the one its manifest names")
     if tokenizer.vocabulary != gpt.vocabulary:
         raise UserError(f"the artifact's tokenizer has {tokenizer.vocabulary:,} ids and its model {gpt.vocabulary:,}")
+    if scoring.sequence_length * gpt.vocabulary > _LOGITS:
+        raise UserError(f"the artifact's windows of {scoring.sequence_length:,} tokens are too long for its vocabulary")
     # The sum does not depend on how many windows are run at once; the memory does.
     scoring = scoring.but(batch_tokens=min(scoring.batch_tokens, _LOGITS // gpt.vocabulary))
     weights = decompress(gpt, quantizers, contents.sections)

@@ -32,11 +32,6 @@ class Average(ABC):
     def result(self) -> dict[str, Tensor]:
         """The averaged weights, also what must survive a restart; the tensors themselves, not copies."""
 
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take back what `result` gave."""
-        for name, tensor in self.result().items():
-            tensor.copy_(state[name])
-
 
 @dataclass(frozen=True, kw_only=True)
 class EMA(Averaging):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -87,7 +88,7 @@ def run(
     if gpus > 1 and not distributed.under_torchrun():
         return distributed.launch(gpus, sys.argv[1:])
     folder = Path(out) if out else run_folder(chosen, seed)
-    command = " ".join(["caddie", *sys.argv[1:]])
+    command = shlex.join(["caddie", *sys.argv[1:]])
     with distributed.join() as ranks, Display(quiet=quiet or not ranks.first) as display:
         with resume_hint(command, folder, bool(out)):
             result = run_line(
@@ -133,11 +134,12 @@ def train(
         return distributed.launch(gpus, sys.argv[1:])
     folder = Path(out) if out else run_folder(chosen, seed)
     with distributed.join() as ranks, Display(quiet=quiet or not ranks.first) as display:
-        with resume_hint(" ".join(["caddie", *sys.argv[1:]]), folder, bool(out)):
+        with resume_hint(shlex.join(["caddie", *sys.argv[1:]]), folder, bool(out)):
             if ranks.first:
-                open_corpus(chosen, data, display.note)
+                corpus = open_corpus(chosen, data, display.note)
             ranks.wait()
-            corpus = open_corpus(chosen, data, display.note)
+            if not ranks.first:
+                corpus = open_corpus(chosen, data, display.note)
             display.phase("train")
             trained = train_run(chosen, corpus, folder, seed, ranks, _watch(display))
     if ranks.first:
@@ -176,8 +178,8 @@ def pack(folder: Path, as_json: bool) -> int:
 @app.command()
 @click.argument("artifact", type=click.Path(path_type=Path))
 @_settings
-@_options("json", "quiet")
-def verify(artifact: Path, settings: tuple[str, ...], as_json: bool, quiet: bool) -> int:
+@_options("json")
+def verify(artifact: Path, settings: tuple[str, ...], as_json: bool) -> int:
     """Check that ARTIFACT is what it says.
 
     It must be whole, under the cap (compress.cap_bytes=N), a distribution, and without look-ahead.
@@ -284,9 +286,15 @@ def data(
     if source is not None and "=" in source and not Path(source).exists():
         settings = (source, *settings)
         source = None
-    recipe = Recipe().but(dict(map(parse_assignment, settings)))
+    diff = dict(map(parse_assignment, settings))
+    for path in diff:
+        if not path.startswith("data.") and path != "model.vocabulary":
+            raise UserError(f"{path} does not change the data; give data.* or model.vocabulary")
+    recipe = Recipe().but(diff)
     if fineweb is not None and (source or tokenizer or against):
         raise UserError("--fineweb brings its own text and tokenizer; leave out PATH, --tokenizer and --against")
+    if diff and (fineweb or against):
+        raise UserError(f"{next(iter(diff))} has no effect with --fineweb or --against; leave it out")
     with Display(quiet=quiet) as display:
         if fineweb is not None:
             folder, bars = Path(out or f"data/fineweb-{fineweb}"), sys.stderr.isatty() and not quiet
@@ -393,8 +401,7 @@ def _rehearse(recipe: Recipe, gpus: int) -> None:
     assign(recipe.compress.quantizers, model, "compress.quantizers")
     windows(recipe.score.sequence_length, recipe.score.sequence_length, recipe.score.stride)
     _ = recipe.train.budget
-    if recipe.train.micro_batches % gpus:
-        raise UserError(f"train.micro_batches ({recipe.train.micro_batches}) must be a multiple of --gpus ({gpus})")
+    recipe.train.micro_tokens(gpus)
 
 
 def _load(path: Path) -> Artifact:

@@ -13,7 +13,7 @@ from caddie.corpus import DOCUMENTS, MANIFEST, Corpus, is_corpus
 from caddie.errors import UserError
 from caddie.files import replacing
 from caddie.prepare import PREFIXES, prepare, prepare_validation
-from caddie.recipe import Recipe
+from caddie.recipe import Data, Recipe
 from caddie.scoring import Text
 from caddie.tokenizers import RawBytes, SentencePieceFile, SentencePieceTokenizer, Tokenizer, TokenizerSource
 
@@ -74,15 +74,16 @@ def open_for_scoring(artifact: Artifact, source: str | None, report: Report = _s
     """
     tokenizer, manifest = artifact.tokenizer, artifact.manifest
     _check_whole(source)
-    if source is not None and (Path(source) / "manifest.json").is_file():
-        corpus = Corpus.load(Path(source))
+    if source is not None and is_corpus(Path(source).expanduser()):
+        corpus = Corpus.load(Path(source).expanduser())
     else:
+        fraction = manifest.validation_fraction or Data().validation_fraction
         corpus = prepare(
             source,
-            folder=_corpus_folder(source, [tokenizer.sha256, manifest.validation_fraction]),
+            folder=_corpus_folder(source, [tokenizer.sha256, fraction]),
             tokenizer_source=_tokenizer_source(tokenizer),
             vocabulary=tokenizer.vocabulary,
-            validation_fraction=manifest.validation_fraction,
+            validation_fraction=fraction,
             report=report,
         )
     if corpus.manifest.tokenizer.sha256 != tokenizer.sha256:

@@ -116,6 +116,8 @@ class Manifest:
     """What `source_bytes` counts."""
     validation_compressors: dict[str, int] | None
     """Compressed bytes of the concatenated validation documents, per compressor; None above 4 MB."""
+    validation_fraction: float | None
+    """Part of the documents that was held out by hash; None where the split came from elsewhere."""
 
 
 class Corpus:
@@ -179,11 +181,16 @@ class Corpus:
             raise UserError(f"the manifest of {self.folder} does not count its validation text; prepare the data again")
         if int(tokens.max()) >= tokenizer.vocabulary:
             raise UserError(f"{self.folder} holds out ids over {tokenizer.vocabulary - 1:,}; prepare the data again")
-        lengths = np.array([len(token) for token in tokenizer.token_bytes])
-        counts = {"normalized_bytes": int(lengths[tokens].sum())}
-        if self.manifest.byte_source == "documents":
+        counts = {"table_bytes": tokenizer.table_bytes(tokens)}
+        if self.manifest.byte_source == "table":
+            counts |= dict.fromkeys(("source_bytes", "normalized_bytes"), counts["table_bytes"])
+        else:
             documents = self.validation_documents()
-            counts |= {"documents": len(documents), "source_bytes": sum(map(len, documents))}
+            lengths = np.array([len(token) for token in tokenizer.token_bytes])
+            counts |= {"source_bytes": sum(map(len, documents)), "normalized_bytes": int(lengths[tokens].sum())}
+            pieces = [np.append(np.uint16(tokenizer.bos), ids) for ids in tokenizer.encode_many(documents)]
+            if not np.array_equal(np.concatenate(pieces), tokens):
+                raise UserError(f"{self.folder}: the held-out tokens are not those of the held-out documents")
             if self.manifest.hashed == "documents" and set_sha256(map(document_hash, documents)) != (
                 split.document_set_sha256
             ):

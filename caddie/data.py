@@ -142,7 +142,9 @@ class CoprimeStride(Loader):
 
 @dataclass(frozen=True, kw_only=True)
 class PackedDocuments(Loader):
-    """One long row with attention cut at documents; documents longer than the sequence length are cut too.
+    """One long row with the places where attention is to be cut: documents, and the sequence length in longer ones.
+
+    An attention with the scope `document` cuts there; one with the scope `row` does not.
 
     The sequential order, the same for every seed, except that a shard is read from its first document and its tail is
     skipped.

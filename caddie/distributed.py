@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -39,7 +40,7 @@ class Ranks:
         """Replace each tensor by its sum over all processes, in one exchange per dtype."""
         if self.world == 1:
             return
-        for dtype in {tensor.dtype for tensor in tensors}:
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):  # in the same order everywhere
             group = [tensor for tensor in tensors if tensor.dtype == dtype]
             flat = torch.cat([tensor.reshape(-1) for tensor in group])
             dist.all_reduce(flat)
@@ -88,7 +89,9 @@ def join() -> Iterator[Ranks]:
         raise UserError("RANK and WORLD_SIZE must both be whole numbers; start several processes with --gpus") from None
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", rank=rank, world_size=world)
+    # The first process prepares, packs and scores while the others wait, which may take longer than any usual limit.
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, rank=rank, world_size=world, timeout=timedelta(days=7))
     try:
         yield Ranks(rank, world, device)
         dist.barrier()
@@ -101,17 +104,26 @@ def launch(world: int, arguments: Sequence[str]) -> int:
 
     Only the first process keeps its standard output; when one fails, the others are ended.
     """
+    if torch.cuda.is_available() and world > torch.cuda.device_count():
+        raise UserError(f"--gpus {world} was asked for, and this machine has {torch.cuda.device_count()}")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    shared = {**os.environ, "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    threads = str(max(1, (os.cpu_count() or 1) // world))
+    shared = {
+        "OMP_NUM_THREADS": threads,
+        **os.environ,
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "caddie", *arguments],
             env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdin=subprocess.DEVNULL,
             stdout=None if rank == 0 else subprocess.DEVNULL,
-            stderr=None if rank == 0 else subprocess.DEVNULL,
+            start_new_session=True,  # so that Ctrl-C reaches each once, from here
         )
         for rank in range(world)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -73,5 +74,5 @@ def resume_hint(command: str, folder: Path, named: bool) -> Iterator[None]:
     try:
         yield
     except Interrupted as error:
-        again = command if named else f"{command} --out {folder}"
+        again = command if named else f"{command} --out {shlex.quote(str(folder))}"
         raise SystemExit(fail(f"{error}; go on with: {again}", 128 + error.number)) from None

@@ -22,7 +22,7 @@ def sample(
     for _ in range(tokens):
         ids = torch.tensor([written[-longest:]], device=device)
         logits = model(ids, ids == tokenizer.bos)[0, -1].float().cpu()
-        if temperature > 0:
+        if temperature > 1e-4:
             chosen = int(torch.multinomial((logits / temperature).softmax(0), 1, generator=generator))
         else:
             chosen = int(logits.argmax())

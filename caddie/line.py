@@ -12,8 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from caddie import artifact as artifacts
@@ -66,8 +65,9 @@ def train_run(recipe: Recipe, corpus: Corpus, folder: Path, seed: int, ranks: Ra
     assert split is not None
     if ranks.first:
         folder.mkdir(parents=True, exist_ok=True)
-        _dump(folder / RECIPE, {"recipe": recipe.to_json(), "seed": seed, "corpus": str(corpus.folder.resolve())})
+        _end_line(folder / LOG)
     ranks.wait()
+    told = {"recipe": recipe.to_json(), "seed": seed, "corpus": str(corpus.folder.resolve())}
     bits_per_nat = split.tokens / split.source_bytes / math.log(2)
     with open(folder / LOG if ranks.first else os.devnull, "a", buffering=1) as log:
 
@@ -75,6 +75,8 @@ def train_run(recipe: Recipe, corpus: Corpus, folder: Path, seed: int, ranks: Ra
             if ranks.first:
                 if "loss" in event:
                     event = {**event, "bits_per_byte": event["loss"] * bits_per_nat}
+                if event["event"] == "start":  # whatever stands in the folder was found to be of this run
+                    _dump(folder / RECIPE, told)
                 log.write(json.dumps(event) + "\n")
                 watch(event)
 
@@ -85,22 +87,41 @@ def train_run(recipe: Recipe, corpus: Corpus, folder: Path, seed: int, ranks: Ra
             bos=corpus.manifest.tokenizer.bos,
             seed=seed,
             folder=folder,
+            data=split.document_set_sha256 + corpus.manifest.tokenizer.sha256,
             ranks=ranks,
             watch=tell,
         )
         tell({"event": "end", "step": trained.steps, "seconds": trained.seconds, "loss": trained.final_loss})
     if ranks.first:
-        save_tensors(folder / WEIGHTS, trained.weights)
+        save_tensors(folder / WEIGHTS, trained.weights, _identity(recipe, corpus))
     return trained
+
+
+def _identity(recipe: Recipe, corpus: Corpus) -> dict[str, str]:
+    """What a run's weights belong to."""
+    train = corpus.manifest.train
+    data = train.document_set_sha256 if train else ""
+    return {"model": recipe.model.key(), "train": recipe.train.key(), "data": data}
+
+
+def _end_line(log: Path) -> None:
+    """End the line that a killed run left unfinished, so that the next event has its own."""
+    if log.exists() and not log.read_bytes().endswith(b"\n"):
+        with log.open("a") as file:
+            file.write("\n")
 
 
 def pack_run(folder: Path) -> Compressed:
     """Quantize, code and pack the weights of a run folder into its artifact."""
     recipe, seed, corpus = read_run(folder)
     try:
-        weights: Mapping[str, Tensor] = load_file(folder / WEIGHTS)
+        with safe_open(folder / WEIGHTS, "pt") as file:
+            identity = file.metadata()
+            weights: Mapping[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder / WEIGHTS} cannot be read ({error}); train again with: caddie train") from None
+    if identity != _identity(recipe, corpus):
+        raise UserError(f"{folder / WEIGHTS} are not those of this model and text; train again with: caddie train")
     split = corpus.manifest.train
     assert split is not None
     compressed = compress(recipe.model, weights, recipe.compress)
@@ -114,7 +135,7 @@ def pack_run(folder: Path) -> Compressed:
         tokenizer=tokenizer.kind,
         tokenizer_sha256=tokenizer.sha256,
         train_documents_sha256=split.document_set_sha256,
-        validation_fraction=recipe.data.validation_fraction,
+        validation_fraction=corpus.manifest.validation_fraction,
     )
     path = folder / ARTIFACT
     artifacts.pack(
@@ -181,7 +202,7 @@ def run(
     phase("score")
     with clock.phase("score"):
         scores = _live_scores(recipe, trained, text, ranks)
-        scored = _fresh("score", folder / ARTIFACT, "--data", str(corpus.folder))
+        scored = _fresh("score", folder / ARTIFACT, "--data", str(corpus.folder), "--quiet")
     phase("verify")
     with clock.phase("verify"):
         verified = _fresh("verify", folder / ARTIFACT, f"compress.cap_bytes={recipe.compress.cap_bytes}")
@@ -222,7 +243,7 @@ def _score_weights(recipe: Recipe, weights: Mapping[str, Tensor], text: Text, sc
 def _fresh(verb: str, artifact: Path, *arguments: str) -> dict[str, Any]:
     """What `caddie VERB ARTIFACT --json` says in a process of its own, which knows nothing of this one's weights."""
     environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    command = [sys.executable, "-m", "caddie", verb, str(artifact), *arguments, "--json", "--quiet"]
+    command = [sys.executable, "-m", "caddie", verb, str(artifact), *arguments, "--json"]
     done = subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )

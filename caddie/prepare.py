@@ -72,7 +72,7 @@ def prepare(
     report(f"tokenizer: {type(tokenizer_source).__name__} with {vocabulary:,} ids")
     tokenizer = tokenizer_source.build(vocabulary, lambda: plan.sample(SAMPLE_BYTES / sum(sizes.values())))
     with _new_folder(folder) as partial:
-        manifest = _write(plan, tokenizer, partial, report)
+        manifest = replace(_write(plan, tokenizer, partial, report), validation_fraction=validation_fraction)
         corpus.write_hashes(partial, plan.hashes("train"), plan.hashes("validation"))
         corpus.write_manifest(partial, manifest)
     return Corpus.load(folder)
@@ -192,6 +192,7 @@ def _write(plan: Plan, tokenizer: Tokenizer, folder: Path, report: Report) -> Ma
         overlap=0,
         byte_source="documents",
         validation_compressors=_compressed(b"".join(held_out)),
+        validation_fraction=None,
     )
 
 

@@ -74,6 +74,7 @@ def describe(
         overlap=len(train_hashes & validation_hashes),
         byte_source="table",
         validation_compressors=None,
+        validation_fraction=None,
     )
     if manifest.overlap:
         report(f"{manifest.overlap:,} validation documents are training documents too")

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import importlib.util
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -112,10 +113,11 @@ def _named(values: dict[str, object]) -> dict[str, Recipe]:
 def _execute(path: Path) -> dict[str, object]:
     if not path.is_file():
         raise UserError(f"no file {path}; write FILE.py:NAME")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"caddie_recipe_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise UserError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:

@@ -110,6 +110,6 @@ tiny = baseline.but(
         "score.precision": "float32",
     },
     base="baseline",
-    why="The baseline's shape at a size that two cores train in a minute.",
+    why="The baseline without skips at a size that two cores train in a minute.",
     public=(),
 )

@@ -15,7 +15,7 @@ import torch
 from caddie.artifact import Artifact
 from caddie.compress import Compressed
 from caddie.config import plain
-from caddie.corpus import Corpus
+from caddie.corpus import MANIFEST, Corpus, file_sha256
 from caddie.distributed import Ranks
 from caddie.generate import sample
 from caddie.recipe import Recipe, shipped
@@ -66,7 +66,6 @@ def describe_run(
             "tokens_per_second": trained.tokens / max(trained.seconds, 1e-9),
             "parameters": recipe.parameters,
             "final_loss": trained.final_loss,
-            "stopped": "budget",
         },
         "sample": sample(artifact).decode("utf-8", "replace"),
         "device": device_name(ranks.device, trained.threads),
@@ -78,7 +77,7 @@ def describe_run(
         },
         "code": commit(),
         "sha256": {
-            "corpus": manifest.inputs,
+            "corpus": file_sha256(corpus.folder / MANIFEST),
             "train_documents": manifest.train.document_set_sha256,
             "validation_documents": manifest.validation.document_set_sha256,
             "tokenizer": manifest.tokenizer.sha256,

@@ -91,7 +91,7 @@ class Ramp(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Warmdown(Schedule):
-    """1, then a straight line down to `floor` over the last `fraction` of the budget (records from #1493 on)."""
+    """1, then a straight line toward 0 over the last `fraction` of the budget, never below `floor` (#1493 on)."""
 
     fraction: Fraction
     """Part of the budget over which the value falls."""

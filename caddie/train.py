@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
+import shutil
 import signal
 import threading
 import time
@@ -74,7 +74,7 @@ class Train(Config):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of the stream; auto takes bfloat16 on a GPU and the faster in the rehearsal on a CPU."""
     compile: Literal["auto", "always", "never"] = "auto"
-    """Whether to compile the model; auto compiles on a GPU."""
+    """Whether to compile the model; auto compiles on a GPU where there is a C compiler."""
     rehearsal_steps: Annotated[int, Range(0, 1000)] = 3
     """Steps on random tokens before the clock starts, undone afterwards."""
     checkpoint_seconds: Positive = 60.0
@@ -84,6 +84,18 @@ class Train(Config):
     def budget(self) -> Budget:
         """What may be spent, or a `UserError` when nothing is said."""
         return Budget(self.seconds, self.steps)
+
+    def micro_tokens(self, world: int) -> int:
+        """Tokens of a micro-batch when `world` processes share a step; parts that are not equal are a `UserError`."""
+        if self.micro_batches % world:
+            raise UserError(f"train.micro_batches ({self.micro_batches}) must be a multiple of the {world} processes")
+        tokens, rest = divmod(self.batch_tokens, self.micro_batches)
+        if rest or tokens % self.sequence_length:
+            raise UserError(
+                f"train.batch_tokens ({self.batch_tokens:,}) must be train.micro_batches ({self.micro_batches}) "
+                f"times a multiple of train.sequence_length ({self.sequence_length:,})"
+            )
+        return tokens
 
 
 @dataclass(frozen=True)
@@ -117,27 +129,30 @@ def train(
     bos: int,
     seed: int,
     folder: Path,
+    data: str = "",
     ranks: Ranks = Ranks(),
     watch: Callable[[Event], None] = lambda event: None,
 ) -> Trained:
     """Train on the shards until the budget is spent, from the checkpoint in `folder` if there is one.
 
+    `data` names the training data; a checkpoint of other data, settings or seed is refused.
+
     Raises `Interrupted` after SIGINT or SIGTERM and `CheckFailed` when the loss is no longer finite; in both cases the
     checkpoint in `folder` is good.
     """
     budget = config.budget
-    trainer = _Trainer(gpt, config, seed, ranks)
+    trainer = _Trainer(gpt, config, seed, ranks, data)
     stream = config.loader.build(
         shards, tokens=trainer.micro_tokens, sequence_length=config.sequence_length, seed=seed, bos=bos
     )
     begin = time.perf_counter()
     precision, threads = trainer.rehearse(budget, stream.micro_batch(0).inputs.shape)
     rehearsed = time.perf_counter() - begin
-    start = trainer.restore(folder / CHECKPOINT)
+    start, loss = trainer.restore(folder / CHECKPOINT)
     watch({"event": "start", "step": start.step, "seconds": start.seconds, "precision": precision, "threads": threads})
     with _signals() as received, Prefetch(stream.micro_batch, trainer.indices(start.step), ready=4) as batches:
         run = _Loop(trainer, config, budget, folder, watch, received)
-        moment, loss = run.to_the_end(start, batches, bos)
+        moment, loss = run.to_the_end(start, loss, batches, bos)
     last = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
     return Trained(
         weights=trainer.average.result() if trainer.average else last,
@@ -155,33 +170,27 @@ def train(
 class _Trainer:
     """The model, its optimizers and its average: all that a step changes and a checkpoint holds."""
 
-    def __init__(self, gpt: GPT, config: Train, seed: int, ranks: Ranks) -> None:
-        if config.micro_batches % ranks.world:
-            raise UserError(
-                f"train.micro_batches ({config.micro_batches}) must be a multiple of the {ranks.world} processes"
-            )
-        self.micro_tokens, rest = divmod(config.batch_tokens, config.micro_batches)
-        if rest or self.micro_tokens % config.sequence_length:
-            raise UserError(
-                f"train.batch_tokens ({config.batch_tokens:,}) must be train.micro_batches ({config.micro_batches}) "
-                f"times a multiple of train.sequence_length ({config.sequence_length:,})"
-            )
+    def __init__(self, gpt: GPT, config: Train, seed: int, ranks: Ranks, data: str = "") -> None:
+        self.micro_tokens = config.micro_tokens(ranks.world)
         self.config = config
         self.ranks = ranks
         self.seed = seed
         self.vocabulary = gpt.vocabulary
-        self.identity = {"model": gpt.key(), "train": config.but(seconds=None, steps=1).key(), "seed": str(seed)}
+        settings = config.but(seconds=None, steps=1)  # a run may go on with a larger budget
+        self.identity = {"model": gpt.key(), "train": settings.key(), "seed": str(seed), "data": data}
         self.model = build(gpt, seed, ranks.device)
         self.parameters = dict(self.model.named_parameters())
-        chosen = assign(config.optimizers, self.model, "train.optimizers")
+        chosen = assign({rule: rule for rule in config.optimizers}, self.model, "train.optimizers")
         self.updaters: dict[str, Updater] = {}
         for rule, optimizer in config.optimizers.items():
-            members = {name: self.parameters[name] for name in self.parameters if chosen[name] is optimizer}
+            members = {name: self.parameters[name] for name in self.parameters if chosen[name] == rule}
             if members:
                 self.updaters[rule] = optimizer.build(members, ranks)
         self.average: Average | None = config.averaging.build(self.parameters) if config.averaging else None
         self.dtype = torch.float32
-        compiled = config.compile == "always" or (config.compile == "auto" and ranks.device.type == "cuda")
+        compiler = any(map(shutil.which, ("cc", "gcc", "clang")))  # Triton needs one to launch its kernels
+        automatic = config.compile == "auto" and ranks.device.type == "cuda" and compiler
+        compiled = config.compile == "always" or automatic
         self.forward: Callable[..., Tensor] = torch.compile(self._loss, dynamic=False) if compiled else self._loss
 
     def _loss(self, inputs: Tensor, targets: Tensor, starts: Tensor) -> Tensor:
@@ -196,7 +205,7 @@ class _Trainer:
             index += self.ranks.world
 
     def step(self, batches: Iterator[Batch], moment: Moment, bos: int) -> float:
-        """One optimizer step; the mean loss, without which no update is made when it is not finite."""
+        """One optimizer step; the mean loss. When it or the gradient is not finite it is NaN and nothing changes."""
         losses = torch.zeros((), device=self.ranks.device)
         for _ in range(self.config.micro_batches // self.ranks.world):
             inputs, targets, starts = self._tensors(next(batches), bos)
@@ -205,10 +214,11 @@ class _Trainer:
             losses += loss.detach()
         gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
         self.ranks.sum([losses, *gradients])
-        mean = float(losses)
+        norm = nn.utils.get_total_norm(gradients)
+        mean = float(losses + 0.0 * norm)
         if math.isfinite(mean):
             if self.config.clip_norm is not None:
-                nn.utils.clip_grad_norm_(self.parameters.values(), self.config.clip_norm)
+                nn.utils.clip_grads_with_norm_(self.parameters.values(), self.config.clip_norm, norm)
             scale = value_at(self.config.lr_schedule, moment)
             for updater in self.updaters.values():
                 updater.step(moment, scale)
@@ -271,27 +281,30 @@ class _Trainer:
             found.update({f"average/{name}": tensor for name, tensor in self.average.result().items()})
         return found
 
-    def save(self, path: Path, moment: Moment) -> None:
+    def save(self, path: Path, moment: Moment, loss: float) -> None:
         """Write the checkpoint, all of it or nothing."""
         if not self.ranks.first:
             return
-        metadata = {**self.identity, "step": str(moment.step), "seconds": json.dumps(moment.seconds)}
+        metadata = {**self.identity, "step": str(moment.step), "seconds": repr(moment.seconds), "loss": repr(loss)}
         save_tensors(path, self.state(), metadata)
 
-    def restore(self, path: Path) -> Moment:
-        """Take back a checkpoint if there is one; the moment to go on from."""
+    def restore(self, path: Path) -> tuple[Moment, float]:
+        """Take back a checkpoint if there is one; the moment to go on from, and the last loss."""
         budget = self.config.budget
         if not path.exists():
-            return Moment(0, 0.0, budget)
+            return Moment(0, 0.0, budget), math.nan
         try:
             with safe_open(path, "pt") as file:
                 metadata = file.metadata() or {}
                 if any(metadata.get(key) != value for key, value in self.identity.items()):
-                    raise UserError(f"{path} is of another recipe or seed; name another folder with --out or remove it")
+                    raise UserError(f"{path} is of another recipe, text or seed; name another --out or remove it")
                 for name, tensor in self.state().items():
                     tensor.data.copy_(file.get_tensor(name))
-                return Moment(int(metadata["step"]), float(metadata["seconds"]), budget)
-        except (SafetensorError, KeyError, OSError) as error:
+                moment = Moment(int(metadata["step"]), float(metadata["seconds"]), budget)
+                return moment, float(metadata["loss"])
+        except UserError:
+            raise
+        except (SafetensorError, KeyError, OSError, ValueError, RuntimeError) as error:
             raise UserError(f"{path} is not a readable checkpoint ({error}); remove it to start anew") from None
 
 
@@ -314,19 +327,19 @@ class _Loop:
         self.watch = watch
         self.received = received
 
-    def to_the_end(self, start: Moment, batches: Iterator[Batch], bos: int) -> tuple[Moment, float]:
+    def to_the_end(self, start: Moment, loss: float, batches: Iterator[Batch], bos: int) -> tuple[Moment, float]:
         """Step until the budget is spent; the last moment and the last loss."""
         ranks, trainer = self.trainer.ranks, self.trainer
         clock_began = time.perf_counter() - start.seconds
-        moment, loss, saved, logged = start, math.nan, start, start
-        trainer.save(self.checkpoint, start)
+        moment, saved, logged = start, start, start
+        trainer.save(self.checkpoint, start, loss)
         while moment.progress < 1.0:
             lr_scale = value_at(self.config.lr_schedule, moment)
             loss = trainer.step(batches, moment, bos)
             if not math.isfinite(loss):
                 raise CheckFailed(
-                    f"the loss was {loss} at step {moment.step:,}; the weights of step {saved.step:,} are in "
-                    f"{self.checkpoint}; lower train.optimizers.*.lr or set train.clip_norm"
+                    f"the loss or its gradient was {loss} at step {moment.step:,}; the weights of step {saved.step:,} "
+                    f"are in {self.checkpoint}; lower train.optimizers.*.lr or set train.clip_norm, under another --out"
                 )
             seconds, signalled = ranks.maximum(time.perf_counter() - clock_began, float(max(self.received, default=0)))
             moment = Moment(moment.step + 1, seconds, self.budget)
@@ -334,12 +347,13 @@ class _Loop:
                 self._log(moment, logged, loss, lr_scale)
                 logged = moment
             if signalled and moment.progress < 1.0:
-                trainer.save(self.checkpoint, moment)
+                trainer.save(self.checkpoint, moment, loss)
+                ranks.wait()
                 raise Interrupted(int(signalled), moment.step)
             if moment.seconds - saved.seconds >= self.config.checkpoint_seconds:
-                trainer.save(self.checkpoint, moment)
+                trainer.save(self.checkpoint, moment, loss)
                 saved = moment
-        trainer.save(self.checkpoint, moment)
+        trainer.save(self.checkpoint, moment, loss)
         return moment, loss
 
     def _log(self, moment: Moment, before: Moment, loss: float, lr_scale: float) -> None:

@@ -141,7 +141,6 @@ def make_result(depth: int = 4) -> dict[str, Any]:
             "tokens_per_second": 27_707.0,
             "parameters": sum(entry["parameters"] for entry in found),
             "final_loss": 2.6121,
-            "stopped": "budget",
         },
         "sample": SAMPLE,
         "device": "cpu, 2 threads",

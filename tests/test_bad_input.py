@@ -171,7 +171,9 @@ WORDS = [
     Case("seed below zero", lambda b: b.run("--seed", "-1"), "'--seed': -1 is not in the range"),
     Case("seconds not a number", lambda b: b.run("--seconds", "nan"), "train.seconds must be a number, not NaN"),
     Case("no processes", lambda b: b.run("--gpus", "0"), "'--gpus': 0 is not in the range"),
-    Case("micro-batches", lambda b: b.run("--gpus", "2"), "train.micro_batches (1) must be a multiple of --gpus (2)"),
+    Case(
+        "micro-batches", lambda b: b.run("--gpus", "2"), "train.micro_batches (1) must be a multiple of the 2 processes"
+    ),
     Case("unknown recipe", lambda b: ["run", "tinny"], "no recipe tinny; did you mean tiny?"),
     Case("unknown path", lambda b: b.run("model.widht=64"), "no setting model.widht; did you mean model.width?"),
     Case("no equals sign", lambda b: b.run("model.width"), "'model.width' is not a setting; write PATH=VALUE"),
@@ -262,7 +264,11 @@ TOKENIZERS = [
 ]
 
 CORPORA = [
-    Case("corpus missing", lambda b: b.data("--against", "none"), "no corpus in none; make one with: caddie data"),
+    Case(
+        "corpus missing",
+        lambda b: ["data", str(b.tiny.text), "--against", "none", "--quiet"],
+        "no corpus in none; make one with: caddie data",
+    ),
     Case("manifest missing", lambda b: b.run(data=b.corpus("manifest.json", None)), "corpus without its manifest.json"),
     Case("manifest broken", lambda b: b.run(data=b.corpus("manifest.json", half)), "corpus/manifest.json: not JSON"),
     Case("manifest version", lambda b: b.run(data=b.manifest(put(9, "version"))), "manifest version 9"),
@@ -341,7 +347,7 @@ RUNS = [
     Case(
         "checkpoint of another seed",
         lambda b: b.run("--seed", "2", out=b.folder("none", None, keep="checkpoint*")),
-        "kept/checkpoint.safetensors is of another recipe or seed",
+        "kept/checkpoint.safetensors is of another recipe, text or seed",
     ),
     Case("out is a file", lambda b: b.run(out=b.write("file", "")), "file: File exists"),
     Case("out is below a file", lambda b: b.run(out="/dev/null/x"), "/dev/null/x: Not a directory"),
@@ -438,7 +444,7 @@ def test_a_run_over_the_cap_ends_in_status_1_and_the_ledger(
     bench: Bench, caddie: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fresh(verb: str, artifact: Path, *arguments: str) -> Any:
-        return json.loads(caddie(verb, artifact, *arguments, "--json", "--quiet").out)
+        return json.loads(caddie(verb, artifact, *arguments, "--json").out)
 
     monkeypatch.setattr(import_module("caddie.line"), "_fresh", fresh)
     check(caddie(*bench.run("compress.cap_bytes=1000")), "file is under the cap", status=1, out="weights")
@@ -593,7 +599,7 @@ HOSTILE = [
     Hostile("tokenizer unknown", manifest("pickle", "tokenizer"), "no tokenizer of kind 'pickle'"),
     Hostile("tokenizer spare", section("tokenizer", lambda data: b"x"), "no tokenizer of kind 'bytes' with 1 bytes"),
     Hostile("seed a text", manifest("\x1b[2J" * 9999, "seed"), "seed must be a whole number"),
-    Hostile("windows", config(put(1 << 20, "score", "sequence_length")), "too few for one window", verb="score"),
+    Hostile("windows", config(put(1 << 20, "score", "sequence_length")), "too long for its vocabulary", verb="score"),
     Hostile("stride", config(put(1 << 20, "score", "stride")), "score.stride must be from 1"),
     Hostile("bomb", section("weights/bomb", lambda data: bytes(1 << 29)), "over the limit of"),
 ]
@@ -641,7 +647,7 @@ def readings(tiny_run: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         path = folder / case.label.replace(" ", "_")
         path.write_bytes(hostile(good, case.edit))
         arguments = [case.verb, path.name, *(["--data", str(tiny_run.corpus)] if case.verb == "score" else [])]
-        lines.append(json.dumps([case.label, [*arguments, "--quiet"]]) + "\n")
+        lines.append(json.dumps([case.label, [*arguments, *(["--quiet"] if case.verb == "score" else [])]]) + "\n")
     done = subprocess.run(
         [sys.executable, "-c", READER, str(MEMORY_BYTES)],
         cwd=folder,

@@ -12,7 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from caddie.data import write_shard
+from caddie.tokenizers import SentencePieceTokenizer
 
 SMALL = (
     "model.width=32",
@@ -124,6 +128,33 @@ def test_real_text_with_the_contest_tokenizer(real_data: Path, tmp_path: Path) -
     assert plain["source_bytes"] > plain["normalized_bytes"]
     assert plain["table_bytes"] == plain["normalized_bytes"]
     assert plain["bits_per_byte"] < plain["bits_per_normalized_byte"]
+
+
+def test_published_shards_without_their_text(real_data: Path, tmp_path: Path) -> None:
+    """The contest's layout: token shards alone, whose bytes the contest's own table counts."""
+    model = real_data / "tokenizers" / "fineweb_1024_bpe.model"
+    tokenizer = SentencePieceTokenizer(model.read_bytes())
+    lines = (real_data / "small" / "train_small.jsonl").read_text().splitlines()[:300]
+    ids = [np.append(np.uint16(1), tokenizer.encode(json.loads(line)["text"].encode())) for line in lines]
+    (tmp_path / "shards").mkdir()
+    write_shard(tmp_path / "shards" / "fineweb_train_000000.bin", np.concatenate(ids[30:]).astype(np.uint16))
+    write_shard(tmp_path / "shards" / "fineweb_val_000000.bin", np.concatenate(ids[:30]).astype(np.uint16))
+    source = f'data.tokenizer=SentencePieceFile(path="{model}")'
+    result = caddie(tmp_path, "run", "tiny", *SMALL, source, "--data", "shards", "--out", "run")
+    assert result["byte_source"] == "table"
+    assert result["corpus"]["documents"] == {"train": 270, "validation": 30}
+    again = caddie(tmp_path, "score", "run/artifact.caddie", "--data", "shards")
+    assert again["bits_per_byte"] == pytest.approx(result["bits_per_byte"], abs=1e-6)
+
+
+def test_counts_edited_by_hand_are_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(next((folder / "data").glob("texts-*")), tmp_path / "corpus")
+    manifest = json.loads((tmp_path / "corpus" / "manifest.json").read_text())
+    artifact = str(folder / "run" / "artifact.caddie")
+    for name in ("source_bytes", "normalized_bytes", "table_bytes"):
+        split = manifest["validation"] | {name: manifest["validation"][name] + 1}
+        (tmp_path / "corpus" / "manifest.json").write_text(json.dumps(manifest | {"validation": split}))
+        assert f"{name} for validation; there are" in caddie(tmp_path, "score", artifact, "--data", "corpus", status=2)
 
 
 def test_two_processes_give_the_result_of_one(folder: Path, result: dict[str, Any], tmp_path: Path) -> None:

@@ -121,10 +121,39 @@ def test_killed_process_resumes_to_the_bit(unbroken: Trained, tmp_path: Path) ->
 
 def test_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     go(tmp_path, STEPS.but(steps=1))
-    with pytest.raises(UserError, match="another recipe or seed"):
+    with pytest.raises(UserError, match="another recipe, text or seed"):
         go(tmp_path, STEPS.but(batch_tokens=128))
-    with pytest.raises(UserError, match="another recipe or seed"):
+    with pytest.raises(UserError, match="another recipe, text or seed"):
         train(TINY, STEPS, SHARDS, bos=1, seed=8, folder=tmp_path)
+
+
+def test_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
+    go(tmp_path, STEPS.but(steps=1), data="one text")
+    with pytest.raises(UserError, match="another recipe, text or seed"):
+        go(tmp_path, data="another text")
+
+
+def test_a_finished_run_keeps_its_last_loss(tmp_path: Path) -> None:
+    first = go(tmp_path, STEPS.but(steps=2))
+    assert go(tmp_path, STEPS.but(steps=2)).final_loss == first.final_loss
+
+
+def test_one_optimizer_under_two_rules_updates_each_parameter_once(tmp_path: Path) -> None:
+    shared = STEPS.optimizers["embedding"].but(lr=0.01)
+    rules = {**STEPS.optimizers, "embedding": shared, "scalar": shared}
+    trainer = training._Trainer(TINY, STEPS.but({"optimizers": rules}), 7, Ranks())
+    owned = [name for updater in trainer.updaters.values() for name in updater.state() if "exp_avg_sq" in name]
+    assert len(owned) == len(set(owned)) > 2
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
+    trainer = training._Trainer(TINY, STEPS, 7, Ranks())
+    before = {name: tensor.clone() for name, tensor in trainer.state().items()}
+    trainer.model.embedding.weight.register_hook(lambda gradient: gradient * math.inf)
+    ids = np.zeros((2, 32), np.int64)
+    batch = training.Batch(ids, ids, None)
+    assert math.isnan(trainer.step(iter([batch] * 4), training.Moment(0, 0.0, STEPS.budget), bos=1))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.state().items())
 
 
 def test_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -134,7 +163,7 @@ def test_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(tmp_path: Path) -> None:
-    with pytest.raises(CheckFailed, match="the loss was nan at step"):
+    with pytest.raises(CheckFailed, match="the loss or its gradient was nan at step"):
         go(tmp_path, STEPS.but({"optimizers.matrix.lr": 1e30, "optimizers.scalar.lr": 1e30}))
     kept = training._Trainer(TINY, STEPS.but({"optimizers.matrix.lr": 1e30, "optimizers.scalar.lr": 1e30}), 7, Ranks())
     kept.restore(tmp_path / CHECKPOINT)

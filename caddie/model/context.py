@@ -11,8 +11,8 @@ from caddie.ops import rotary_tables
 class Context:
     """One forward's surroundings, for ids (B, T).
 
-    `starts` (B, T) is true where a document begins, or None when the rows are taken as they come. Derived values are
-    computed at most once, and only when a part asks.
+    `starts` (B, T) is true where a document begins, or None when the rows are taken as they come. Rotary
+    tables are made once for all layers.
     """
 
     def __init__(self, ids: Tensor, starts: Tensor | None, dtype: torch.dtype) -> None:

@@ -35,8 +35,3 @@ class Updater(ABC):
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
         """Everything that must survive a restart, by name; the tensors themselves, not copies."""
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take back what `state` gave."""
-        for name, tensor in self.state().items():
-            tensor.copy_(state[name])
