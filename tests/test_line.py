@@ -118,10 +118,10 @@ def test_train_and_pack_are_arrows_of_their_own(folder: Path, result: dict[str, 
 def test_real_text_with_the_contest_tokenizer(real_data: Path, tmp_path: Path) -> None:
     """FineWeb text under the contest's 1,024 ids: a lossy tokenizer, whose loss is counted and whose bytes are not."""
     model = real_data / "tokenizers" / "fineweb_1024_bpe.model"
-    result = caddie(
-        tmp_path, "run", "tiny", *SMALL, f'data.tokenizer=SentencePieceFile(path="{model}")',
-        "--data", str(real_data / "small" / "train_small.jsonl"), "--out", "run",
-    )  # fmt: skip
+    lines = (real_data / "small" / "train_small.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "fineweb.jsonl").write_text("".join(lines[:400]))
+    source = f'data.tokenizer=SentencePieceFile(path="{model}")'
+    result = caddie(tmp_path, "run", "tiny", *SMALL, source, "--data", "fineweb.jsonl", "--out", "run")
     plain = result["scores"]["quantized_plain"]
     assert result["corpus"]["lossless"] is False
     assert result["corpus"]["changed_documents"] > 0
@@ -167,10 +167,11 @@ def test_two_processes_give_the_result_of_one(folder: Path, result: dict[str, An
 
 def test_terminated_run_says_how_to_go_on_and_does(folder: Path, result: dict[str, Any], tmp_path: Path) -> None:
     corpus = str(next((folder / "data").glob("texts-*")))
-    arguments = ["run", "tiny", *SMALL, "model.vocabulary=400", "train.steps=300", "--data", corpus, "--out", "killed"]
+    arguments = ["run", "tiny", *SMALL, "model.vocabulary=400", "train.steps=150", "--data", corpus, "--out", "killed"]
     process = subprocess.Popen(
         [sys.executable, "-m", "caddie", *arguments],
         cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -185,7 +186,7 @@ def test_terminated_run_says_how_to_go_on_and_does(folder: Path, result: dict[st
     assert "go on with: caddie run tiny" in errors.splitlines()[-1]
     assert "--out killed" in errors.splitlines()[-1]
     done = caddie(tmp_path, *arguments)
-    assert done["training"]["steps"] == 300
+    assert done["training"]["steps"] == 150
     starts = [json.loads(line) for line in log.read_text().splitlines() if '"start"' in line]
     assert starts[0]["step"] == 0
     assert starts[1]["step"] >= 3
