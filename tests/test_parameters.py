@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from script_names import NAMES
 from torch import nn
 
 from caddie.config import field_types, variants
@@ -272,30 +273,14 @@ def test_a_start_in_half_precision_is_the_rounded_one() -> None:
 
 # The public scripts
 
-SCRIPTS = {
-    "skip_weights": "skips.weight",
-    "tok_emb.weight": "embedding.weight",
-    "attn_scale": "attention_scale",
-    "mlp_scale": "mlp_scale",
-    "resid_mix": "mix",
-    "attn.q_gain": "attention.gain",
-    "attn.c_q.weight": "attention.query.weight",
-    "attn.c_k.weight": "attention.key.weight",
-    "attn.c_v.weight": "attention.value.weight",
-    "attn.proj.weight": "attention.output.weight",
-    "mlp.fc.weight": "mlp.up.weight",
-    "mlp.proj.weight": "mlp.down.weight",
-}
-"""The baseline's names, without `blocks.*.`, to ours."""
-
 
 def test_the_baseline_starts_like_the_public_script(parity: Path) -> None:
     facts = json.loads((parity / "components" / "initialisation" / "initial_statistics.json").read_text())["BASE"]
     depth = facts["layers used here"]
     found = values(GPT(vocabulary=facts["vocabulary used here"], depth=depth), seed=0)
-    assert len(facts["parameters"]) == len(SCRIPTS)
+    assert len(facts["parameters"]) == len(NAMES)
     for figures in facts["parameters"]:
-        ours = SCRIPTS[figures["name"].removeprefix("blocks.*.")]
+        ours = NAMES[figures["name"].removeprefix("blocks.*.")]
         tensors = [value for name, value in found.items() if name == ours or name.endswith(f".{ours}")]
         assert len(tensors) == figures["count"], ours
         assert list(tensors[0].shape) == figures["shape"], ours

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from script_names import NAMES
 from torch import Tensor
 
 from caddie.distributed import Ranks
@@ -18,22 +19,6 @@ from caddie.optim import AdamW, Muon
 from caddie.parameters import assign
 from caddie.recipes import baseline, fp16_embedding
 from caddie.schedules import Budget, IterationWarmdown, Moment, StepRamp
-
-NAMES = {
-    "tok_emb.weight": "embedding.weight",
-    "skip_weights": "skips.weight",
-    "resid_mix": "mix",
-    "attn_scale": "attention_scale",
-    "mlp_scale": "mlp_scale",
-    "attn.q_gain": "attention.gain",
-    "attn.c_q.weight": "attention.query.weight",
-    "attn.c_k.weight": "attention.key.weight",
-    "attn.c_v.weight": "attention.value.weight",
-    "attn.proj.weight": "attention.output.weight",
-    "mlp.fc.weight": "mlp.up.weight",
-    "mlp.proj.weight": "mlp.down.weight",
-}
-"""The scripts' parameter names, without `blocks.N.`, to ours."""
 
 
 def ours(name: str) -> str:
