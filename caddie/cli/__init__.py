@@ -1,0 +1,35 @@
+"""The command line: verbs, their options, and one line for every mistake."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+import click
+
+from caddie.cli import lab, line, model, shelf
+from caddie.exits import end
+
+# Modules that need torch are imported inside the verbs, so that --help answers at once.
+
+
+@click.group(
+    commands=[
+        *[line.run, line.train, line.pack, line.verify, line.score],
+        *[model.sample, model.compress, model.decompress],
+        *[lab.report, lab.compare],
+        *[shelf.data, shelf.recipes, shelf.diff],
+    ],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="caddie")
+def app() -> None:
+    """Train the best small language model that fits in a byte budget, and score the one file it is packed into.
+
+    Settings are reached by PATH=VALUE, as in: caddie run tiny model.depth=6 train.seconds=120
+    """
+
+
+def main() -> NoReturn:
+    """Run the command line."""
+    end(lambda: app.main(sys.argv[1:] or ["--help"], "caddie", standalone_mode=False))

@@ -1,0 +1,254 @@
+"""Verbs of the straight line: run, train, pack, verify, score."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from caddie.cli.options import (
+    changed_scoring,
+    load_artifact,
+    named_recipe,
+    options,
+    path_argument,
+    settings_argument,
+    tell,
+)
+from caddie.config import parse_assignment
+from caddie.errors import CheckFailed, UserError
+from caddie.exits import judge, resume_hint
+
+if TYPE_CHECKING:
+    from caddie.display import Display
+    from caddie.distributed import Ranks
+    from caddie.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a verb that trains is asked for, in one of its processes."""
+
+    recipe: Recipe
+    data: str | None
+    seed: int
+    folder: Path
+    command: str
+    ranks: Ranks
+    display: Display
+
+    def watch(self, event: dict[str, Any]) -> None:
+        """Show an event of the training."""
+        if event["event"] == "step":
+            self.display.step(event)
+        elif event["event"] == "note":
+            self.display.note(event["text"])
+
+
+def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Command:
+    """The command of a verb that trains: its options, its processes, and how it ends.
+
+    The verb gives its facts, and the same for people; None in all processes but the first.
+    """
+
+    @click.command(verb.__name__, help=verb.__doc__)
+    @click.argument("recipe")
+    @settings_argument
+    @options("data", "seed", "seconds", "out", "gpus", "json", "quiet")
+    def command(
+        recipe: str,
+        settings: tuple[str, ...],
+        data: str | None,
+        seed: int,
+        seconds: float | None,
+        out: str | None,
+        gpus: int,
+        as_json: bool,
+        quiet: bool,
+    ) -> int:
+        from caddie import distributed
+        from caddie.display import Display
+        from caddie.line import run_folder
+
+        chosen = named_recipe(recipe, settings, seconds)
+        _rehearse(chosen, gpus)
+        if gpus > 1 and not distributed.under_torchrun():
+            return distributed.launch(gpus, sys.argv[1:])
+        folder = Path(out) if out else run_folder(chosen, seed)
+        typed = shlex.join(["caddie", *sys.argv[1:]])
+        with distributed.join() as ranks, Display(quiet=quiet or not ranks.first) as display:
+            with resume_hint(typed, folder, bool(out)):
+                told = verb(Job(chosen, data, seed, folder, typed, ranks, display))
+        if told is None:
+            return 0
+        facts, text = told
+        tell(facts, as_json, text)
+        return judge(facts.get("checks", []))
+
+    return command
+
+
+@trains
+def run(job: Job) -> tuple[dict[str, Any], str] | None:
+    """Train, pack, verify and score RECIPE, and write a report."""
+    from caddie.display import result_table
+    from caddie.line import run as run_line
+
+    result = run_line(
+        job.recipe,
+        job.data,
+        seed=job.seed,
+        folder=job.folder,
+        ranks=job.ranks,
+        watch=job.watch,
+        phase=job.display.phase,
+        command=job.command,
+    )
+    return (result, result_table(result, job.folder / "report.html")) if result else None
+
+
+@trains
+def train(job: Job) -> tuple[dict[str, Any], str] | None:
+    """Train RECIPE and keep its weights. `caddie pack` goes on from there."""
+    from caddie.corpora import open_corpus
+    from caddie.line import train_run
+
+    if job.ranks.first:
+        corpus = open_corpus(job.recipe, job.data, job.display.note)
+    job.ranks.wait()
+    if not job.ranks.first:
+        corpus = open_corpus(job.recipe, job.data, job.display.note)
+    job.display.phase("train")
+    trained = train_run(job.recipe, corpus, job.folder, job.seed, job.ranks, job.watch)
+    if not job.ranks.first:
+        return None
+    facts = {"folder": str(job.folder), "steps": trained.steps, "tokens": trained.tokens, "loss": trained.final_loss}
+    return facts, f"{trained.steps:,} steps; weights in {job.folder}; next: caddie pack {job.folder}"
+
+
+@click.command()
+@path_argument("folder", metavar="RUN")
+@options("json")
+def pack(folder: Path, as_json: bool) -> int:
+    """Quantize and pack the weights of the run folder RUN."""
+    from caddie import artifact as artifacts
+    from caddie.display import table
+    from caddie.line import ARTIFACT, pack_run, read_run
+
+    recipe, _, _ = read_run(folder)
+    pack_run(folder)
+    packed = artifacts.load(folder / ARTIFACT)
+    cap = recipe.compress.cap_bytes
+    facts = {
+        "artifact": str(packed.path),
+        "artifact_bytes": packed.file_bytes,
+        "cap_bytes": cap,
+        "ledger": packed.ledger,
+    }
+    tell(facts, as_json, table([*packed.ledger.items(), ("file", packed.file_bytes), ("cap", cap)], ["part", "bytes"]))
+    if packed.file_bytes > cap:
+        raise CheckFailed(f"{packed.path} has {packed.file_bytes:,} bytes, {packed.file_bytes - cap:,} over the cap")
+    return 0
+
+
+@click.command()
+@path_argument("artifact")
+@settings_argument
+@click.option(
+    "--scorer", metavar="FILE.py:NAME", help="A scorer of your own, or known_bad:NAME for one that must fail."
+)
+@click.option("--known-bad", "examples", is_flag=True, help="Also try every known-bad example: all must be caught.")
+@options("data", "json")
+def verify(
+    artifact: Path,
+    settings: tuple[str, ...],
+    scorer: str | None,
+    examples: bool,
+    data: str | None,
+    as_json: bool,
+) -> int:
+    """Check that ARTIFACT is what it says, and probe its scorer in a sealed process.
+
+    Settings are compress.cap_bytes=N and those of score, for another scoring than the artifact's own. The probe text is
+    from Python's library, or from the held-out documents of --data, which must be proven to be held out.
+    """
+    from caddie.corpora import open_for_scoring
+    from caddie.display import table
+    from caddie.probes import verify as verify_artifact
+    from caddie.recipe import Recipe
+
+    diff = dict(map(parse_assignment, settings))
+    for path in diff:
+        if path != "compress.cap_bytes" and not path.startswith("score."):
+            raise UserError(f"verify takes compress.cap_bytes=N and settings of score, not {path}")
+    loaded = load_artifact(artifact)
+    recipe = Recipe().but({"score": loaded.scoring}).but(diff)
+    verdict = verify_artifact(
+        loaded,
+        recipe.compress.cap_bytes,
+        scoring=recipe.score,
+        scorer=scorer,
+        corpus=open_for_scoring(loaded, data) if data else None,
+        examples=examples,
+    )
+    lines = [f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.evidence}" for check in verdict.checks]
+    if verdict.caught:
+        rows = [[bad.name, "pass" if bad.passed else "FAIL", f"{bad.probe}: {bad.evidence}"] for bad in verdict.caught]
+        lines += ["", table(rows, ["known-bad example", "", "must be caught by, and what that saw"])]
+    facts = [asdict(check) for check in verdict.checks]
+    caught = [asdict(bad) | {"passed": bad.passed} for bad in verdict.caught]
+    tell(
+        {"passed": verdict.passed, "checks": facts, **({"known_bad": caught} if caught else {})},
+        as_json,
+        "\n".join(lines),
+    )
+    return judge([*facts, *({**bad, "name": f"{bad['name']} was not caught by {bad['probe']}"} for bad in caught)])
+
+
+@click.command()
+@path_argument("artifact")
+@settings_argument
+@click.option("--scorer", metavar="FILE.py:NAME", help="Score with a class of your own.")
+@options("data", "json", "quiet")
+def score(
+    artifact: Path, settings: tuple[str, ...], scorer: str | None, data: str | None, as_json: bool, quiet: bool
+) -> int:
+    """Score ARTIFACT in bits per byte on held-out text. It is refused unless it was proven to be held out.
+
+    Another scoring than the artifact's own is set by score.PATH=VALUE, as in score.adaptation=ChunkSGD.
+    """
+    from caddie.corpora import open_for_scoring
+    from caddie.display import Display, score_table
+    from caddie.line import score_artifact
+
+    loaded = load_artifact(artifact)
+    scoring = changed_scoring(loaded, settings)
+    with Display(quiet=quiet) as display:
+        corpus = open_for_scoring(loaded, data, display.note)
+        result = score_artifact(loaded, corpus, scoring, scorer, display.phase, display.tokens)
+    if not math.isfinite(result["bits_per_byte"]):
+        raise CheckFailed(f"the score of {artifact} is {result['bits_per_byte']}: its model gives no probabilities")
+    tell(result, as_json, score_table(result))
+    return 0
+
+
+def _rehearse(recipe: Recipe, gpus: int) -> None:
+    """Raise now the `UserError` that would else come after hours of preparing and training."""
+    import torch
+
+    from caddie.parameters import assign
+    from caddie.scoring import check_windows
+
+    with torch.device("meta"):
+        model = recipe.model.build()
+    assign(recipe.train.optimizers, model, "train.optimizers")
+    assign(recipe.compress.quantizers, model, "compress.quantizers")
+    check_windows(recipe.score.sequence_length, recipe.score.stride)
+    _ = recipe.train.budget
+    recipe.train.micro_tokens(gpus)

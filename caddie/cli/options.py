@@ -1,0 +1,86 @@
+"""What several verbs share: options, the ways to name a recipe or an artifact, and how facts are printed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from caddie.config import parse_assignment
+from caddie.errors import UserError
+
+if TYPE_CHECKING:
+    from caddie.artifact import Artifact
+    from caddie.recipe import Recipe
+    from caddie.scoring import Scoring
+
+Verb = Callable[..., Any]
+
+
+def options(*names: str) -> Callable[[Verb], Verb]:
+    """Options that mean the same for every verb, by name."""
+    known = {
+        "data": click.option("--data", metavar="PATH", help="Text, JSON lines, a folder of them, shards, or a corpus."),
+        "seed": click.option(
+            "--seed",
+            type=click.IntRange(0, 2**32 - 1),
+            default=1337,
+            show_default=True,
+            help="Seed of all chance.",
+        ),
+        "seconds": click.option("--seconds", type=float, help="Training time; short for train.seconds=."),
+        "out": click.option("--out", metavar="DIR", help="Folder to write to."),
+        "gpus": click.option("--gpus", type=click.IntRange(1), default=1, help="Processes, one for each GPU if any."),
+        "json": click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
+        "quiet": click.option("--quiet", is_flag=True, help="No progress on standard error."),
+    }
+
+    def decorate(verb: Verb) -> Verb:
+        for name in reversed(names):
+            verb = known[name](verb)
+        return verb
+
+    return decorate
+
+
+settings_argument = click.argument("settings", metavar="[PATH=VALUE]...", nargs=-1)
+
+
+def path_argument(name: str, metavar: str | None = None) -> Callable[[Verb], Verb]:
+    """An argument that names a file or folder."""
+    return click.argument(name, metavar=metavar, type=click.Path(path_type=Path))
+
+
+def named_recipe(name: str, settings: tuple[str, ...], seconds: float | None = None) -> Recipe:
+    """The recipe of this name with its settings changed."""
+    from caddie.recipe import find
+
+    diff = dict(map(parse_assignment, settings))
+    if seconds is not None:
+        diff["train.seconds"] = seconds
+    return find(name).but(diff)
+
+
+def load_artifact(path: Path) -> Artifact:
+    """The artifact, its model on this process's device."""
+    from caddie import artifact as artifacts
+    from caddie import distributed
+
+    return artifacts.load(path, distributed.local_device())
+
+
+def changed_scoring(artifact: Artifact, settings: tuple[str, ...]) -> Scoring:
+    """The artifact's scoring with settings of the form score.PATH=VALUE applied."""
+    diff = dict(map(parse_assignment, settings))
+    for path in diff:
+        if not path.startswith("score."):
+            raise UserError(f"{path} does not change how an artifact is scored; give score.*")
+    return artifact.scoring.but({path.removeprefix("score."): value for path, value in diff.items()})
+
+
+def tell(facts: dict[str, Any], as_json: bool, text: str) -> None:
+    """Print the result of a verb: the facts as one JSON object, or a text for people."""
+    print(json.dumps(facts) if as_json else text)

@@ -1,0 +1,139 @@
+"""Verbs of the shelf: data, recipes, diff."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from caddie.cli.options import named_recipe, options, settings_argument, tell
+from caddie.config import Config, parse_assignment, show
+from caddie.errors import UserError
+
+
+@click.command()
+@click.argument("source", metavar="[PATH]", required=False)
+@settings_argument
+@click.option("--fineweb", metavar="VARIANT", help="Fetch the contest's published shards instead: sp1024 and others.")
+@click.option("--shards", type=click.IntRange(1), default=1, show_default=True, help="Training shards to fetch.")
+@click.option("--tokenizer", metavar="FILE", help="An artifact or a .model file, in place of data.tokenizer.")
+@click.option("--against", metavar="CORPUS", help="Drop documents that this corpus trains on; hold out all others.")
+@options("out", "json", "quiet")
+def data(
+    source: str | None,
+    settings: tuple[str, ...],
+    fineweb: str | None,
+    shards: int,
+    tokenizer: str | None,
+    against: str | None,
+    out: str | None,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Prepare text as a corpus. Without PATH, the sources of Python's own library are taken."""
+    from caddie.corpora import audit_corpus, describe, make_corpus
+    from caddie.display import Display
+    from caddie.hub import fetch_fineweb
+    from caddie.recipe import Recipe
+
+    if source is not None and "=" in source and not Path(source).exists():
+        settings = (source, *settings)
+        source = None
+    diff = dict(map(parse_assignment, settings))
+    for path in diff:
+        if not path.startswith("data.") and path != "model.vocabulary":
+            raise UserError(f"{path} does not change the data; give data.* or model.vocabulary")
+    recipe = Recipe().but(diff)
+    if fineweb is not None and (source or tokenizer or against):
+        raise UserError("--fineweb brings its own text and tokenizer; leave out PATH, --tokenizer and --against")
+    if diff and (fineweb or against):
+        raise UserError(f"{next(iter(diff))} has no effect with --fineweb or --against; leave it out")
+    with Display(quiet=quiet) as display:
+        if fineweb is not None:
+            folder, bars = Path(out or f"data/fineweb-{fineweb}"), sys.stderr.isatty() and not quiet
+            corpus = fetch_fineweb(fineweb, shards, folder, display.note, bars=bars)
+        else:
+            corpus = make_corpus(source, recipe, tokenizer=tokenizer, against=against, out=out, report=display.note)
+    lossy = [rule for rule in audit_corpus(corpus) if rule.lossy]
+    facts = {
+        "folder": str(corpus.folder),
+        "manifest": json.loads((corpus.folder / "manifest.json").read_text()),
+        "lossy_rules": [rule.to_json() for rule in lossy],
+    }
+    tell(facts, as_json, "\n".join([describe(corpus), *map(str, lossy), f"corpus in {corpus.folder}"]))
+    return 0
+
+
+@click.command()
+@options("json")
+def recipes(as_json: bool) -> int:
+    """List the recipes with their size and public figures."""
+    from caddie.config import plain
+    from caddie.display import table
+    from caddie.recipe import shipped
+
+    shelf = shipped()
+    facts = [
+        {
+            "name": name,
+            "why": recipe.why,
+            "base": recipe.base,
+            "parameters": recipe.parameters,
+            "public": [plain(figure) for figure in recipe.public],
+        }
+        for name, recipe in shelf.items()
+    ]
+    rows = [
+        (name, f"{recipe.parameters:,}", f"{recipe.public[0].bits_per_byte:.4f}" if recipe.public else "", recipe.why)
+        for name, recipe in shelf.items()
+    ]
+    tell({"recipes": facts}, as_json, table(rows, ["recipe", "parameters", "public bpb", "why"], width=140))
+    return 0
+
+
+@click.command()
+@click.argument("a")
+@click.argument("b", required=False)
+@settings_argument
+@options("json")
+def diff(a: str, b: str | None, settings: tuple[str, ...], as_json: bool) -> int:
+    """Show what turns recipe B into recipe A. Without B, the base of A is taken."""
+    from caddie.config import plain
+    from caddie.display import table
+    from caddie.recipe import find
+
+    if b is not None and "=" in b:
+        settings = (b, *settings)
+        b = None
+    right = named_recipe(a, settings)
+    left = find(b or find(a).base or a)
+    changes = left.settings.diff(right.settings)
+    facts = {
+        "from": left.name,
+        "to": right.name,
+        "diff": {path: plain(value) for path, value in changes.items()},
+        "parameters": {"from": left.parameters, "to": right.parameters},
+    }
+    rows = [(path, _held(left, path), show(value)) for path, value in changes.items()]
+    rows.append(("parameters", f"{left.parameters:,}", f"{right.parameters:,}"))
+    tell(facts, as_json, table(rows, ["setting", left.name, right.name], width=140))
+    return 0
+
+
+def _held(config: Config, path: str) -> str:
+    """What a config holds at a path, for people; empty where the path does not exist."""
+    value: Any = config
+    parts = path.split(".")
+    while parts:
+        if isinstance(value, Config):
+            value = getattr(value, parts.pop(0), None)
+        elif isinstance(value, dict) and (
+            key := next((k for n in range(len(parts), 0, -1) if (k := ".".join(parts[:n])) in value), None)
+        ):
+            value, parts = value[key], parts[key.count(".") + 1 :]
+        else:
+            return ""
+    return show(value)
