@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +16,7 @@ from caddie.model import GPT, parameter_count
 from caddie.scoring import Scoring
 from caddie.tokenizers import SentencePieceBPE, TokenizerSource
 from caddie.train import Train
+from caddie.userfile import execute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +99,7 @@ def find(name: str) -> Recipe:
                 f"no recipe {name}{suggest(name, shelf)}; `caddie recipes` lists them, FILE.py:NAME is yours"
             )
         return shelf[name]
-    own = _named(_execute(Path(path)))
+    own = _named(execute(Path(path)))
     if attribute not in own:
         raise UserError(f"{path} has no recipe {attribute}{suggest(attribute, own)}")
     return own[attribute]
@@ -108,18 +107,3 @@ def find(name: str) -> Recipe:
 
 def _named(values: dict[str, object]) -> dict[str, Recipe]:
     return {name: value.but(name=name) for name, value in values.items() if isinstance(value, Recipe)}
-
-
-def _execute(path: Path) -> dict[str, object]:
-    if not path.is_file():
-        raise UserError(f"no file {path}; write FILE.py:NAME")
-    spec = importlib.util.spec_from_file_location(f"caddie_recipe_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise UserError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise UserError(f"{path} does not run: {type(error).__name__}: {error}") from error
-    return vars(module)

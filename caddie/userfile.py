@@ -1,0 +1,25 @@
+"""A user's own Python file, named on the command line as FILE.py or FILE.py:NAME."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+from caddie.errors import UserError
+
+
+def execute(path: Path) -> dict[str, object]:
+    """Run a file and give back what it defines; whatever goes wrong is a `UserError`."""
+    if not path.is_file():
+        raise UserError(f"no file {path}; write FILE.py:NAME")
+    spec = importlib.util.spec_from_file_location(f"caddie_user_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{path} does not run: {type(error).__name__}: {error}") from error
+    return vars(module)
