@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Generic, Self, TypeVar
+from typing import Generic, Literal, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -101,18 +101,25 @@ class Loader(Config, ABC):
         """
 
 
+Begin = Literal["seed", "first shard"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class SequentialStream(Loader):
-    """The shards one after the other, for ever: the contest baseline's order, the same for every seed.
+    """The shards one after the other, for ever: the contest baseline's order.
 
     One token more than a micro-batch is taken each time, so one token in tokens + 1 is never predicted.
     """
 
+    begin: Begin = "seed"
+    """Where to begin: anywhere, drawn from the seed, so that seeds are independent; or as the contest's scripts do."""
+
     def build(self, shards: Sequence[Tokens], *, tokens: int, sequence_length: int, seed: int, bos: int) -> Stream:
         """The endless concatenation, cut into spans of tokens + 1."""
         _rows(tokens, sequence_length)
-        _require(sum(map(len, shards)), tokens)
-        return _Sequential(shards, tokens, sequence_length)
+        _require(total := sum(map(len, shards)), tokens)
+        stream = _Sequential(shards, tokens, sequence_length)
+        return stream if self.begin == "first shard" else _From(stream, seed, total // (tokens + 1), 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,16 +153,19 @@ class PackedDocuments(Loader):
 
     An attention with the scope `document` cuts there; one with the scope `row` does not.
 
-    The sequential order, the same for every seed, except that a shard is read from its first document and its tail is
-    skipped.
+    The sequential order, except that a shard is read from its first document and its tail is skipped.
     """
+
+    begin: Begin = "seed"
+    """Where to begin: anywhere, drawn from the seed, so that seeds are independent; or as the contest's scripts do."""
 
     group: Count = 1
     """Consecutive micro-batches that must fit one shard together. The contest's scripts use the number of ranks."""
 
     def build(self, shards: Sequence[Tokens], *, tokens: int, sequence_length: int, seed: int, bos: int) -> Stream:
         """One row per micro-batch; `tokens` need not be a multiple of `sequence_length`, the longest segment."""
-        return _Packed(shards, tokens, sequence_length, bos, self.group)
+        stream = _Packed(shards, tokens, sequence_length, bos, self.group)
+        return stream if self.begin == "first shard" else _From(stream, seed, int(stream.ends[-1]), self.group)
 
 
 class Prefetch(Generic[T]):
@@ -217,6 +227,16 @@ class _Sequential(Stream):
             number, position = (number + 1) % len(self.shards), 0
         span = np.concatenate(pieces).astype(np.int64)
         return Batch(span[:-1].reshape(-1, self.sequence_length), span[1:].reshape(-1, self.sequence_length))
+
+
+class _From(Stream):
+    """A stream from a place on that the seed draws, among `places` of `size` micro-batches each."""
+
+    def __init__(self, stream: Stream, seed: int, places: int, size: int) -> None:
+        self.stream, self.first = stream, int(np.random.default_rng(seed).integers(places)) * size
+
+    def micro_batch(self, index: int) -> Batch:
+        return self.stream.micro_batch(self.first + index)
 
 
 class _Packed(Stream):

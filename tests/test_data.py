@@ -117,7 +117,7 @@ def shards_of(arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
 def test_sequential_parity(reference, case: str, world: int, rank: int) -> None:  # type: ignore[no-untyped-def]
     arrays, info = reference[0], reference[1][case]
     tokens = info["global_tokens"] // (world * info["accumulation"])
-    stream = build(SequentialStream(), shards_of(arrays), tokens, info["row_length"])
+    stream = build(SequentialStream(begin="first shard"), shards_of(arrays), tokens, info["row_length"])
     for number in range(info["batches"]):
         batch = stream.micro_batch(number * world + rank)
         np.testing.assert_array_equal(batch.inputs, arrays[f"{case}.batch{number}.x"])
@@ -129,7 +129,7 @@ def test_sequential_parity(reference, case: str, world: int, rank: int) -> None:
 def test_packed_parity(reference, case: str, world: int, rank: int) -> None:  # type: ignore[no-untyped-def]
     arrays, info = reference[0], reference[1][case]
     tokens = info["global_tokens"] // (world * info["accumulation"])
-    stream = build(PackedDocuments(group=world), shards_of(arrays), tokens, info["cut_length"])
+    stream = build(PackedDocuments(group=world, begin="first shard"), shards_of(arrays), tokens, info["cut_length"])
     for number in range(info["batches"]):
         batch = stream.micro_batch(number * world + rank)
         np.testing.assert_array_equal(batch.inputs, arrays[f"{case}.batch{number}.x"])
@@ -215,7 +215,7 @@ def test_shards_are_mixed() -> None:
 def test_packed_starts_at_a_document_and_skips_the_tail() -> None:
     shards = distinct(30, 30)
     shards[0] = np.concatenate([np.array([5, 5, 5], np.uint16), shards[0]])
-    stream = build(PackedDocuments(group=2), shards, 6, 4)
+    stream = build(PackedDocuments(group=2, begin="first shard"), shards, 6, 4)
     firsts = [int(stream.micro_batch(index).inputs[0, 0]) for index in range(9)]
     assert firsts == [1, 17, 24, 31, 1, 47, 54, 61, 1]
 

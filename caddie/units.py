@@ -1,0 +1,38 @@
+"""Bits per byte, nats per byte, nats per token: the cost of a text in three units, and the way between them.
+
+All three are the same sum of nats (minus the natural logarithm of every token's probability) over another length. Bits
+per byte compares models of any tokenizer; nats per token is a training script's loss and depends on the tokenizer.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+Unit = Literal["bits-per-byte", "nats-per-byte", "nats-per-token"]
+"""What a cost is stated in."""
+UNITS: tuple[Unit, ...] = get_args(Unit)
+
+
+def bits_per_byte(nats: float, source_bytes: int) -> float:
+    """nats / ln 2 / bytes."""
+    return nats / math.log(2) / source_bytes
+
+
+def nats_per_byte(nats: float, source_bytes: int) -> float:
+    """nats / bytes, which is bits per byte * ln 2."""
+    return nats / source_bytes
+
+
+def nats_per_token(nats: float, tokens: int) -> float:
+    """nats / tokens, which is bits per byte * ln 2 * bytes / tokens."""
+    return nats / tokens
+
+
+def convert(cost: float, unit: Unit, to: Unit, *, tokens: int, source_bytes: int) -> float:
+    """A cost, or a difference of costs, of a text of that many scored tokens and source bytes, in another unit.
+
+    cost * (nats that one of `unit` is over the whole text) / (nats that one of `to` is).
+    """
+    nats = {"bits-per-byte": math.log(2) * source_bytes, "nats-per-byte": source_bytes, "nats-per-token": tokens}
+    return cost if unit == to else cost * nats[unit] / nats[to]
