@@ -5,20 +5,32 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 
 from caddie import artifact as artifacts
 from caddie.artifact import Artifact
+from caddie.audit import Rule, audit
 from caddie.corpus import DOCUMENTS, MANIFEST, Corpus, is_corpus
 from caddie.errors import UserError
 from caddie.files import replacing
 from caddie.prepare import PREFIXES, prepare, prepare_validation
 from caddie.recipe import Data, Recipe
 from caddie.scoring import Text
-from caddie.tokenizers import RawBytes, SentencePieceFile, SentencePieceTokenizer, Tokenizer, TokenizerSource
+from caddie.tokenizers import (
+    CaseOps,
+    CaseOpsTokenizer,
+    RawBytes,
+    SentencePieceFile,
+    SentencePieceTokenizer,
+    Tokenizer,
+    TokenizerSource,
+)
 
 CORPORA = Path("data")
 """Where texts are prepared, below the working directory."""
+AUDIT_BYTES = 1 << 22
+"""Of held-out documents that the round-trip audit reads, some seconds' worth."""
 Report = Callable[[str], None]
 
 
@@ -111,7 +123,8 @@ def _tokenizer_source(tokenizer: Tokenizer) -> TokenizerSource:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             temporary.write_bytes(data)
-    return SentencePieceFile(path=str(path))
+    model = SentencePieceFile(path=str(path))
+    return CaseOps(of=model) if isinstance(tokenizer, CaseOpsTokenizer) else model
 
 
 def text_of(corpus: Corpus) -> Text:
@@ -133,15 +146,26 @@ def describe(corpus: Corpus) -> str:
     train_bytes = manifest.train.source_bytes if manifest.train else 0
     trip = manifest.tokenizer.round_trip
     if trip is None:
-        kept = "bytes by the contest's table (no text)"
+        counted_by = "the contest's table" if manifest.byte_source == "table" else "the tokens"
+        kept = f"bytes by {counted_by} (no text)"
     elif trip.changed_documents:
-        lost = trip.source_bytes - trip.decoded_bytes
+        rules = sum(rule.lossy for rule in audit(corpus.tokenizer()))
         kept = (
-            f"lossy tokenizer: {trip.changed_documents:,} of {trip.documents:,} documents change, {lost:,} bytes lost"
+            f"lossy tokenizer: {rules} rules, {trip.changed_documents:,} of {trip.documents:,} documents change,"
+            f" their length by {trip.decoded_bytes - trip.source_bytes:+,} bytes"
         )
     else:
         kept = "lossless tokenizer"
     return f"{manifest.name}: {train_bytes:,} bytes to train on, {manifest.validation.source_bytes:,} held out; {kept}"
+
+
+def audit_corpus(corpus: Corpus) -> list[Rule]:
+    """The round-trip audit of a corpus's tokenizer, on the first `AUDIT_BYTES` of held-out text where that is known."""
+    documents = corpus.validation_documents() if corpus.manifest.byte_source == "documents" else []
+    begins = accumulate(map(len, documents), initial=0)
+    return audit(
+        corpus.tokenizer(), [text for text, begin in zip(documents, begins, strict=False) if begin < AUDIT_BYTES]
+    )
 
 
 def make_corpus(

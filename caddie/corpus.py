@@ -53,7 +53,7 @@ class Split:
     tokens: int
     """Including the BOS of every document."""
     source_bytes: int
-    """Bytes of the documents; by the table method where only shards are known."""
+    """Bytes of the documents, counted as `Manifest.byte_source` says."""
     normalized_bytes: int
     """Bytes of the documents after encoding and decoding."""
     table_bytes: int
@@ -112,8 +112,9 @@ class Manifest:
     """Validation documents dropped because another corpus trains on them."""
     overlap: int
     """Document hashes in both splits; 0 unless the shards came from elsewhere."""
-    byte_source: Literal["documents", "table"]
-    """What `source_bytes` counts."""
+    byte_source: Literal["documents", "table", "tokens"]
+    """What `source_bytes` counts: the documents; or, where only shards are known, what the tokens decode to, which is
+    called `table` where the contest's table agrees with it."""
     validation_compressors: dict[str, int] | None
     """Compressed bytes of the concatenated validation documents, per compressor; None above 4 MB."""
     validation_fraction: float | None
@@ -163,7 +164,7 @@ class Corpus:
 
     def validation_documents(self) -> list[bytes]:
         """The validation documents as they were; `UserError` where only shards are known or the file has changed."""
-        if self.manifest.byte_source == "table":
+        if self.manifest.byte_source != "documents":
             raise UserError(f"the corpus in {self.folder} was made from token shards and has no text")
         documents = list(sources.documents(self.folder / VALIDATION_TEXT))
         if len(documents) != self.manifest.validation.documents:
@@ -182,12 +183,11 @@ class Corpus:
         if int(tokens.max()) >= tokenizer.vocabulary:
             raise UserError(f"{self.folder} holds out ids over {tokenizer.vocabulary - 1:,}; prepare the data again")
         counts = {"table_bytes": tokenizer.table_bytes(tokens)}
-        if self.manifest.byte_source == "table":
-            counts |= dict.fromkeys(("source_bytes", "normalized_bytes"), counts["table_bytes"])
-        else:
+        counts["normalized_bytes"] = int(tokenizer.byte_lengths(tokens)[1:].sum())  # the first is context only
+        counts["source_bytes"] = counts["normalized_bytes"]
+        if self.manifest.byte_source == "documents":
             documents = self.validation_documents()
-            lengths = np.array([len(token) for token in tokenizer.token_bytes])
-            counts |= {"source_bytes": sum(map(len, documents)), "normalized_bytes": int(lengths[tokens].sum())}
+            counts["source_bytes"] = sum(map(len, documents))
             pieces = [np.append(np.uint16(tokenizer.bos), ids) for ids in tokenizer.encode_many(documents)]
             if not np.array_equal(np.concatenate(pieces), tokens):
                 raise UserError(f"{self.folder}: the held-out tokens are not those of the held-out documents")

@@ -26,7 +26,7 @@ from caddie.corpus import Corpus, Manifest, RoundTripFigures, Shard, Split, Spli
 from caddie.data import Tokens, write_shard
 from caddie.errors import UserError
 from caddie.splits import Plan, Text, divide, identity
-from caddie.tokenizers import SentencePieceFile, Tokenizer, TokenizerSource
+from caddie.tokenizers import CaseOps, SentencePieceFile, Tokenizer, TokenizerSource
 
 SHARD_TOKENS = 100_000_000
 BATCH_BYTES = 1 << 22
@@ -118,6 +118,8 @@ def prepare_validation(
 
 def _content(tokenizer_source: TokenizerSource) -> object:
     """What names a tokenizer source: its settings, or the hash of the model it names."""
+    if isinstance(tokenizer_source, CaseOps):
+        return ["CaseOps", _content(tokenizer_source.of)]
     if not isinstance(tokenizer_source, SentencePieceFile):
         return tokenizer_source.to_json()
     try:

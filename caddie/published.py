@@ -1,6 +1,6 @@
 """Token shards that someone else prepared, in the contest's layout, described where they lie.
 
-Their text is not known, so bytes are counted by the table method, and documents are told apart by their ids.
+Their text is not known, so bytes are counted from the tokens, and documents are told apart by their ids.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from caddie.tokenizers import Tokenizer, TokenizerSource
 
 PATTERNS = {"train": "*_train_*.bin", "validation": "*_val_*.bin"}
 CHUNK_TOKENS = 1 << 22
-FORMAT = 1
+FORMAT = 2
 """Part of every fingerprint: raised when the same shards come to mean another corpus."""
 
 Report = Callable[[str], None]
@@ -60,6 +60,7 @@ def describe(
         return found
     train, train_hashes = _split(paths["train"], folder, tokenizer, report)
     validation, validation_hashes = _split(paths["validation"], folder, tokenizer, report)
+    by_table = all(split.table_bytes == split.normalized_bytes for split in (train, validation))
     manifest = Manifest(
         version=corpus.VERSION,
         name=shards.name,
@@ -72,7 +73,7 @@ def describe(
         duplicates_removed=0,
         training_documents_removed=0,
         overlap=len(train_hashes & validation_hashes),
-        byte_source="table",
+        byte_source="table" if by_table else "tokens",
         validation_compressors=None,
         validation_fraction=None,
     )
@@ -127,12 +128,15 @@ def _split(paths: Sequence[Path], folder: Path, tokenizer: Tokenizer, report: Re
         file = str(path.relative_to(folder) if path.is_relative_to(folder) else path)
         described.append(Shard(file, len(tokens), corpus.file_sha256(path)))
         report(f"{path.name}: {len(tokens):,} tokens")
-    hashes = [corpus.document_hash(run.tobytes()) for run in documents(opened, tokenizer.bos)]
+    hashes, decoded_bytes = [], 0
+    for run in documents(opened, tokenizer.bos):
+        hashes.append(corpus.document_hash(run.tobytes()))
+        decoded_bytes += int(tokenizer.byte_lengths(run)[1:].sum())  # the first is BOS, or context only
     split = Split(
         documents=len(hashes),
         tokens=sum(map(len, opened)),
-        source_bytes=table_bytes,
-        normalized_bytes=table_bytes,
+        source_bytes=decoded_bytes,
+        normalized_bytes=decoded_bytes,
         table_bytes=table_bytes,
         document_set_sha256=corpus.set_sha256(hashes),
         shards=tuple(described),

@@ -1,27 +1,25 @@
-"""Bytes to ids and back: raw bytes, or SentencePiece.
+"""Bytes to ids and back: raw bytes, SentencePiece, or SentencePiece behind CaseOps.
 
 A tokenizer with SentencePiece's identity settings, as `SentencePieceBPE` trains, gives back every byte string exactly.
-A foreign model keeps its own ids for ordinary text, so published shards are reproduced, and `round_trip` says what it
+A foreign model keeps its own ids for ordinary text, so published shards are reproduced, and `audit` names what it
 loses.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
-import random
 import re
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from caddie import bpe, caseops
 from caddie.config import Config, Count
 from caddie.errors import UserError
 
@@ -29,15 +27,7 @@ Ids = npt.NDArray[np.uint16]
 
 MARK = "\u2581"
 """What SentencePiece writes for a space."""
-MOST_IDS = 65_536
-_RESERVED = 4 + 256  # pad, BOS, EOS, unknown and the bytes
-_COVERAGE = 0.999  # of the characters of the text; the rest are left to byte ids
 _BATCH = 256  # documents
-_LONGEST = 10_000  # characters of training text that SentencePiece takes as one sentence
-# What SentencePiece cannot carry: NUL, a literal mark, and bytes that are not UTF-8 (surrogates from surrogateescape).
-_RAW = "\0\u2581\udc80-\udcff"
-# And what its trainer skips: a tab, and its own sign for the unknown.
-_UNTRAINED = re.compile(f"[\t\u2585{_RAW}]+")
 
 
 @dataclass(frozen=True)
@@ -54,7 +44,11 @@ class ByteTable:
 
 
 class Tokenizer(ABC):
-    """Turns documents into ids below `vocabulary`. Streams put the id `bos` before every document."""
+    """Turns documents into ids below `vocabulary`. Streams put the id `bos` before every document.
+
+    `token_bytes` is what each id writes. For the text itself ask `decode` and `byte_lengths`: a kind may read what its
+    ids write in context.
+    """
 
     kind: ClassVar[str]
     vocabulary: int
@@ -75,8 +69,20 @@ class Tokenizer(ABC):
         return self.encode_many([data])[0]
 
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> bytes:
-        """The bytes the ids stand for; control ids stand for none."""
+        """The bytes the ids stand for; control ids stand for none. Any ids are taken, such as a model samples."""
         return b"".join(map(self.token_bytes.__getitem__, np.asarray(ids, np.int64).tolist()))
+
+    def byte_lengths(self, ids: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """Bytes of the text that each id accounts for, BOS none; their sum is the length of what `decode` gives.
+
+        A stream may hold several documents, each begun by BOS. A stream that begins within a document may be off for
+        its first ids where their meaning depends on those before.
+        """
+        return self._lengths[np.asarray(ids, np.int64)]
+
+    @cached_property
+    def _lengths(self) -> npt.NDArray[np.int64]:
+        return np.array([len(text) for text in self.token_bytes], np.int64)
 
     def table_bytes(self, ids: npt.NDArray[Any]) -> int:
         """Bytes by the contest's table method; the first id is context only.
@@ -138,8 +144,8 @@ class SentencePieceTokenizer(Tokenizer):
             count = 0
         if not count:
             raise UserError(f"not a SentencePiece model, or a damaged one ({len(model):,} bytes)")
-        if count > MOST_IDS:
-            raise UserError(f"a tokenizer may have {MOST_IDS:,} ids; this SentencePiece model has {count:,}")
+        if count > bpe.MOST_IDS:
+            raise UserError(f"a tokenizer may have {bpe.MOST_IDS:,} ids; this SentencePiece model has {count:,}")
         self._processor, self.vocabulary, self.bos = processor, count, processor.bos_id()
         if self.bos < 0:
             raise UserError("this SentencePiece model has no BOS id; train it with --bos_id=1")
@@ -158,7 +164,7 @@ class SentencePieceTokenizer(Tokenizer):
         self.lossless = len(byte_ids) == 256 and _keeps_text(model)
         self._byte_ids = np.array([byte_ids.get(byte, 0) for byte in range(256)], np.uint16)
         # Without a piece for it, a space would fall back to the three bytes of the mark.
-        self._raw = re.compile(f"([{_RAW}]+)" if MARK in texts else f"([ {_RAW}]+)")
+        self._raw = re.compile(f"([{bpe.RAW}]+)" if MARK in texts else f"([ {bpe.RAW}]+)")
 
     def encode_many(self, documents: Sequence[bytes]) -> list[Ids]:
         """The ids of each document, a batch of documents at a time."""
@@ -188,10 +194,48 @@ class SentencePieceTokenizer(Tokenizer):
         return self._model
 
 
+class CaseOpsTokenizer(Tokenizer):
+    """CaseOps (`caseops`) before a SentencePiece model, and undone after it.
+
+    Loses what the model loses. `decode` takes any ids: a mark that nothing follows which it could apply to vanishes.
+    `table` is the model's and counts marks as text: its figure is too high.
+    """
+
+    kind = "caseops"
+
+    def __init__(self, of: SentencePieceTokenizer) -> None:
+        self.of = of
+        self.vocabulary, self.bos, self.token_bytes, self.table = of.vocabulary, of.bos, of.token_bytes, of.table
+
+    def encode_many(self, documents: Sequence[bytes]) -> list[Ids]:
+        """The model's ids of each document with marks for its capitals."""
+        return self.of.encode_many([caseops.encode(document) for document in documents])
+
+    def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> bytes:
+        """The bytes the ids stand for, document by document."""
+        return b"".join(caseops.decode(self.of.decode(run), strict=False) for run in self._documents(ids))
+
+    def byte_lengths(self, ids: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """Bytes of the text that each id accounts for; marks none, except where they are text."""
+        runs = ([self.token_bytes[index] for index in run.tolist()] for run in self._documents(ids))
+        return np.concatenate([caseops.byte_lengths(pieces, strict=False) for pieces in runs])
+
+    def _documents(self, ids: Sequence[int] | npt.NDArray[Any]) -> list[npt.NDArray[np.int64]]:
+        # One after the other, or the end of a document and the beginning of the next could make a mark.
+        stream = np.asarray(ids, np.int64)
+        return np.split(stream, np.flatnonzero(stream == self.bos))
+
+    def serialize(self) -> bytes:
+        """The model file."""
+        return self.of.serialize()
+
+
 def deserialize(kind: str, data: bytes) -> Tokenizer:
     """The tokenizer of that kind whose `serialize` gave `data`, or a `UserError`."""
     if kind == SentencePieceTokenizer.kind:
         return SentencePieceTokenizer(data)
+    if kind == CaseOpsTokenizer.kind:
+        return CaseOpsTokenizer(SentencePieceTokenizer(data))
     if kind == ByteTokenizer.kind and not data:
         return ByteTokenizer()
     raise UserError(f"no tokenizer of kind {kind!r} with {len(data):,} bytes")
@@ -229,38 +273,6 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
             yield field, message[place - length : place]
 
 
-@dataclass(frozen=True)
-class RoundTrip:
-    """What encoding and decoding did to some documents."""
-
-    documents: int
-    changed_documents: int
-    source_bytes: int
-    decoded_bytes: int
-    examples: tuple[tuple[str, str], ...]
-    """Up to three excerpts around a first difference, before and after."""
-
-
-def round_trip(tokenizer: Tokenizer, documents: Sequence[bytes]) -> RoundTrip:
-    """Measure what a tokenizer loses; a lossless one changes no document."""
-    decoded = [tokenizer.decode(ids) for ids in tokenizer.encode_many(documents)]
-    changed = [(before, after) for before, after in zip(documents, decoded, strict=True) if before != after]
-    return RoundTrip(
-        documents=len(documents),
-        changed_documents=len(changed),
-        source_bytes=sum(map(len, documents)),
-        decoded_bytes=sum(map(len, decoded)),
-        examples=tuple(_excerpts(before, after) for before, after in changed[:3]),
-    )
-
-
-def _excerpts(before: bytes, after: bytes) -> tuple[str, str]:
-    a, b = before.decode(errors="backslashreplace"), after.decode(errors="backslashreplace")
-    same = next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    window = slice(max(0, same - 16), same + 24)
-    return a[window], b[window]
-
-
 @dataclass(frozen=True, kw_only=True)
 class TokenizerSource(Config, ABC):
     """Where a tokenizer comes from."""
@@ -280,13 +292,27 @@ class RawBytes(TokenizerSource):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SentencePieceFile(TokenizerSource):
+class SentencePieceSource(TokenizerSource):
+    """Where a SentencePiece model comes from."""
+
+    @abstractmethod
+    def build(
+        self, vocabulary: int, sample: Callable[[], Sequence[bytes]], symbols: Sequence[str] = ()
+    ) -> SentencePieceTokenizer:
+        """The model; one that is trained has each of `symbols`, single characters, as a piece that no other has in
+        it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentencePieceFile(SentencePieceSource):
     """A SentencePiece model that exists."""
 
     path: str
     """The model file."""
 
-    def build(self, vocabulary: int, sample: Callable[[], Sequence[bytes]]) -> Tokenizer:
+    def build(
+        self, vocabulary: int, sample: Callable[[], Sequence[bytes]], symbols: Sequence[str] = ()
+    ) -> SentencePieceTokenizer:
         """The model as it is."""
         try:
             tokenizer = SentencePieceTokenizer(Path(self.path).read_bytes())
@@ -297,90 +323,43 @@ class SentencePieceFile(TokenizerSource):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SentencePieceBPE(TokenizerSource):
+class SentencePieceBPE(SentencePieceSource):
     """Byte pair encoding trained on the training text, lossless and the same for the same text."""
 
     sample_bytes: Count = 4_000_000
     """Bytes of training text to learn from."""
 
-    def build(self, vocabulary: int, sample: Callable[[], Sequence[bytes]]) -> Tokenizer:
+    def build(
+        self, vocabulary: int, sample: Callable[[], Sequence[bytes]], symbols: Sequence[str] = ()
+    ) -> SentencePieceTokenizer:
         """Train on documents drawn from `sample`."""
-        room = vocabulary - _RESERVED
-        if not 0 < room <= MOST_IDS - _RESERVED:
-            raise UserError(f"SentencePieceBPE needs model.vocabulary from 261 to 65536, not {vocabulary}")
-        texts = [data.decode(errors="surrogateescape") for data in _draw(sample(), self.sample_bytes)]
-        counts = Counter(_UNTRAINED.sub("", "".join(texts)))
-        largest = _RESERVED
-        for characters in (max(1, room // 2), room):  # all of them where the text has too few pairs
-            sentences = _sentences(texts, _alphabet(counts, characters))
-            model, largest = _train(sentences, vocabulary) if sentences else (b"", largest)
-            if model:
-                return SentencePieceTokenizer(model)
-        advice = f"set model.vocabulary to at most {largest}, or " if largest > _RESERVED else ""
-        raise UserError(f"too little training text for a vocabulary of {vocabulary}; {advice}use RawBytes")
+        return SentencePieceTokenizer(bpe.train(sample(), vocabulary, self.sample_bytes, symbols))
 
 
-def _draw(documents: Sequence[bytes], size: int) -> Iterator[bytes]:
-    """Documents in a fixed random order, `size` bytes of them at most."""
-    for index in random.Random(0).sample(range(len(documents)), min(len(documents), size)):
-        document = documents[index][:size]
-        yield document
-        size -= len(document)
-        if not size:
-            return
+@dataclass(frozen=True, kw_only=True)
+class CaseOps(TokenizerSource):
+    """Capitals as marks before small letters, in front of a SentencePiece model; lossless where the model is.
+
+    A model that is trained learns from the marked text, each mark a piece of its own; so should one that exists have
+    been (#1729). Raw bytes have no pieces to share, so they are no choice.
+    """
+
+    of: SentencePieceSource = SentencePieceBPE()
+    """Where the model comes from."""
+
+    def build(self, vocabulary: int, sample: Callable[[], Sequence[bytes]]) -> CaseOpsTokenizer:
+        """The model of marked text, wrapped."""
+
+        def marked() -> list[bytes]:
+            return [caseops.encode(document) for document in sample()]
+
+        return CaseOpsTokenizer(self.of.build(vocabulary, marked, caseops.SYMBOLS))
 
 
-def _alphabet(counts: Counter[str], most: int) -> str:
-    """The commonest characters, enough for `_COVERAGE` of the text and at most `most`."""
-    ordered = sorted(counts, key=lambda character: (-counts[character], character))
-    covered = np.cumsum([counts[character] for character in ordered])
-    enough = int(np.searchsorted(covered, _COVERAGE * counts.total())) + 1
-    return "".join(ordered[: min(enough, most)])
+T = TypeVar("T", bound=Tokenizer)
 
 
-def _sentences(texts: list[str], alphabet: str) -> list[str]:
-    """The runs of these characters, cut to a length the trainer takes; it would drop characters by rules of its own."""
-    outside = re.compile(f"[^{re.escape(alphabet)}]+") if alphabet else re.compile(".+", re.DOTALL)
-    runs = (run for text in texts for run in outside.split(text) if run.strip("\r\n"))
-    return [run[start : start + _LONGEST] for run in runs for start in range(0, len(run), _LONGEST)]
-
-
-def _train(sentences: list[str], vocabulary: int) -> tuple[bytes, int]:
-    """The model file, or an empty one and the largest vocabulary that these sentences can make."""
-    from sentencepiece import SentencePieceTrainer
-
-    model = io.BytesIO()
-    try:
-        SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences),
-            model_writer=model,
-            model_type="bpe",
-            vocab_size=vocabulary,
-            normalization_rule_name="identity",
-            character_coverage=1.0,
-            byte_fallback=True,
-            add_dummy_prefix=False,
-            remove_extra_whitespaces=False,
-            allow_whitespace_only_pieces=True,
-            split_digits=True,
-            split_by_unicode_script=False,  # 0.7 % more bytes per token on web text, 3 % on Python (November 2026)
-            max_sentence_length=8 * _LONGEST,
-            pad_id=0,
-            bos_id=1,
-            eos_id=2,
-            unk_id=3,
-            num_threads=1,
-            minloglevel=3,
-        )
-    except RuntimeError as error:
-        largest = re.search(r"too high .* <= (\d+)", str(error))
-        if not largest:
-            raise
-        return b"", int(largest[1])
-    return model.getvalue(), vocabulary
-
-
-def _of_size(tokenizer: Tokenizer, vocabulary: int, name: str) -> Tokenizer:
+def _of_size(tokenizer: T, vocabulary: int, name: str) -> T:
     if tokenizer.vocabulary != vocabulary:
         raise UserError(f"{name} has {tokenizer.vocabulary} ids; set model.vocabulary={tokenizer.vocabulary}")
     return tokenizer

@@ -16,11 +16,11 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caddie import corpus, prepare, published, sources
+from caddie import corpora, corpus, prepare, published, sources
 from caddie.corpus import Corpus
 from caddie.data import open_shard, write_shard
 from caddie.errors import UserError
-from caddie.tokenizers import ByteTokenizer, RawBytes, SentencePieceBPE, SentencePieceFile, TokenizerSource
+from caddie.tokenizers import ByteTokenizer, CaseOps, RawBytes, SentencePieceBPE, SentencePieceFile, TokenizerSource
 
 TEXTS = [f"document {number} {'words and more ' * (number % 5)}" for number in range(60)]
 
@@ -450,6 +450,117 @@ def test_a_foreign_text_is_held_out_from_training(made: Corpus, tmp_path: Path) 
     (tmp_path / "other.jsonl").write_bytes(lines(*trained))
     with pytest.raises(UserError, match="every document is in the training text"):
         prepare.prepare_validation(tmp_path / "other.jsonl", folder=tmp_path / "x", against=made, **arguments)
+
+
+# Denominators
+
+
+CAPITALS = [f"The {number}th of NASA's eBay \ue001 pages\n{'And MORE Words ' * (number % 5)}" for number in range(60)]
+
+
+@pytest.fixture
+def marked(tmp_path: Path) -> Corpus:
+    (tmp_path / "capitals.jsonl").write_bytes(lines(*CAPITALS))
+    return make(tmp_path / "capitals.jsonl", tmp_path / "marked", tokenizer_source=CaseOps(), vocabulary=300)
+
+
+def test_caseops_counts_the_bytes_of_the_text(marked: Corpus) -> None:
+    train, validation = marked.manifest.train, marked.manifest.validation
+    assert train is not None
+    assert train.source_bytes + validation.source_bytes == len("".join(CAPITALS).encode())
+    for split in (train, validation):
+        assert split.normalized_bytes == split.source_bytes < split.table_bytes
+    assert marked.manifest.tokenizer.kind == "caseops"
+    assert marked.manifest.tokenizer.round_trip is not None
+    assert marked.manifest.tokenizer.round_trip.changed_documents == 0
+    text = corpora.text_of(marked)
+    assert text.source_bytes == text.normalized_bytes == sum(map(len, marked.validation_documents()))
+    assert text.source_bytes == marked.tokenizer().byte_lengths(text.tokens).sum()
+    assert corpora.describe(marked).endswith("lossless tokenizer")
+
+
+@pytest.mark.parametrize("byte_source", ["documents", "table", "tokens"])
+@pytest.mark.parametrize("count", ["source_bytes", "normalized_bytes"])
+def test_bytes_that_only_the_table_sees_are_refused(marked: Corpus, byte_source: str, count: str) -> None:
+    split = marked.manifest.validation
+    forged = replace(split, **{count: split.table_bytes})
+    manifest = replace(marked.manifest, validation=forged, byte_source=byte_source)
+    with pytest.raises(UserError, match=f"states {split.table_bytes:,} {count} for validation; there are"):
+        Corpus(marked.folder, manifest).check_counts()
+
+
+def test_a_caseops_corpus_is_reused_until_its_model_changes(marked: Corpus, tmp_path: Path) -> None:
+    model = tmp_path / "own.model"
+    model.write_bytes(marked.tokenizer().serialize())
+    arguments = {"tokenizer_source": CaseOps(of=SentencePieceFile(path=str(model))), "vocabulary": 300}
+    found = make(tmp_path / "capitals.jsonl", tmp_path / "file", **arguments)
+    assert found.manifest.tokenizer.sha256 == marked.manifest.tokenizer.sha256
+    model.write_bytes(SentencePieceBPE().build(300, lambda: [text.encode() for text in CAPITALS]).serialize())
+    again = make(tmp_path / "capitals.jsonl", tmp_path / "file", **arguments)
+    assert again.manifest.tokenizer.sha256 != marked.manifest.tokenizer.sha256
+    plain = make(
+        tmp_path / "capitals.jsonl",
+        tmp_path / "file",
+        **arguments | {"tokenizer_source": arguments["tokenizer_source"].of},
+    )
+    assert plain.manifest.tokenizer.kind == "sentencepiece"
+
+
+def test_the_tokenizer_of_an_artifact_is_made_a_source_again(
+    marked: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for tokenizer in (marked.tokenizer(), ByteTokenizer(), marked.tokenizer().of):  # type: ignore[attr-defined]
+        source = corpora._tokenizer_source(tokenizer)
+        assert source.build(tokenizer.vocabulary, lambda: []).sha256 == tokenizer.sha256
+
+
+def test_published_caseops_shards_count_what_they_stand_for(marked: Corpus, tmp_path: Path) -> None:
+    folder = tmp_path / "published"
+    folder.mkdir()
+    for name in ("train", "val"):
+        shutil.copyfile(marked.folder / f"{name}_000000.bin", folder / f"fineweb_{name}_000000.bin")
+    (tmp_path / "own.model").write_bytes(marked.tokenizer().serialize())
+    source = CaseOps(of=SentencePieceFile(path=str(tmp_path / "own.model")))
+    found = make(folder, tmp_path / "described", tokenizer_source=source, vocabulary=300)
+    assert found.manifest.byte_source == "tokens"
+    for ours, theirs in zip(
+        (found.manifest.train, found.manifest.validation),
+        (marked.manifest.train, marked.manifest.validation),
+        strict=True,
+    ):
+        assert ours is not None
+        assert theirs is not None
+        assert (ours.source_bytes, ours.normalized_bytes, ours.table_bytes) == (
+            theirs.source_bytes,
+            theirs.normalized_bytes,
+            theirs.table_bytes,
+        )
+    found.check_counts()
+    with pytest.raises(UserError, match="has no text"):
+        found.validation_documents()
+    assert corpora.describe(found).endswith("bytes by the tokens (no text)")
+
+
+def test_a_stream_that_begins_within_a_document_counts_what_is_predicted(tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        write_shard(tmp_path / f"a_{name}_0.bin", np.array([*b"cut", 256, *b"whole"], np.uint16))
+    found = make(tmp_path, tmp_path / "out")
+    assert found.manifest.validation.source_bytes == found.manifest.validation.table_bytes == 7
+    assert found.manifest.byte_source == "table"
+    found.check_counts()
+
+
+def test_a_lossy_corpus_is_described_and_audited(tmp_path: Path, real_data: Path) -> None:
+    model = SentencePieceFile(path=str(real_data / "tokenizers" / "fineweb_1024_bpe.model"))
+    (tmp_path / "a.jsonl").write_bytes(lines("a\nb", "c\n\nd", "e\nf"))
+    found = make(tmp_path / "a.jsonl", tmp_path / "out", tokenizer_source=model, vocabulary=1024)
+    assert corpora.describe(found).endswith(
+        "; lossy tokenizer: 17 rules, 3 of 3 documents change, their length by -1 bytes"
+    )
+    rules = {rule.name: rule.lost_bytes for rule in corpora.audit_corpus(found)}
+    assert rules["line breaks"] == b"".join(found.validation_documents()).count(b"\n") > 0
+    assert sum(rules.values()) == rules["line breaks"]
 
 
 # Published shards

@@ -1,0 +1,78 @@
+"""The contest's validation sets by their totals, so that a score on another text, or on a part, says so.
+
+Totals are all that can be compared: of the texts themselves no hash was published. Bytes are known to about 10 kB, from
+the losses and bits per byte that merged logs print. Tokens are those that the logs print: predictions, cut to whole
+sequences of up to 2,048, so that a file holds up to 2,048 tokens more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_BYTES_KNOWN_TO = 10_000
+_LONGEST_SEQUENCE = 2_048
+_DENSITY = 0.1  # by which the bytes per token of a part may differ from the whole's
+
+
+@dataclass(frozen=True)
+class OfficialSet:
+    """A validation set of the contest."""
+
+    name: str
+    documents: int | None
+    """None where it was not published."""
+    bytes: int
+    """To about 10 kB."""
+    tokens: dict[str, int]
+    """By tokenizer; its vocabulary stands last in its name."""
+
+
+CURRENT = OfficialSet(
+    name="the contest's validation set",
+    documents=50_000,
+    bytes=151_080_000,
+    tokens={"SP 1024": 62_021_632, "SP 4096": 45_508_608, "SP 8192": 40_540_160, "CaseOps 8192": 47_851_520},
+)
+"""That of every record but the first. Public counts, not repeated here, agree on 151,080,645 bytes as found (#1578) and
+on 151,080,891 after the normalization of the SentencePiece models (#1314)."""
+FIRST = OfficialSet(
+    name="the contest's first validation set, which no later result was scored on",
+    documents=None,
+    bytes=155_770_000,
+    tokens={"SP 1024": 63_779_840},
+)
+"""That of the baseline's published 1.2244 (#837)."""
+
+
+def identify(tokens: int, bytes_: int, documents: int, vocabulary: int) -> str:
+    """One sentence: whether a validation text can be an official set, or a part of one, going by its totals.
+
+    `tokens` include the BOS of every document, `bytes_` are those of the text, and `vocabulary` is the number of ids.
+    """
+    for known in (CURRENT, FIRST):
+        if abs(bytes_ - known.bytes) <= _BYTES_KNOWN_TO and documents == (known.documents or documents):
+            names = [name for name, count in known.tokens.items() if 0 <= tokens - count <= _LONGEST_SEQUENCE]
+            names = [name for name in names if _vocabulary(name) == vocabulary]
+            under = f"tokenized by {names[0]}" if names else "under another tokenizer"
+            return f"By its totals this is {known.name}, {under}: {_totals(known)}."
+    for name, count in CURRENT.tokens.items():
+        smaller = documents < (CURRENT.documents or 0) and bytes_ < CURRENT.bytes
+        whole = CURRENT.bytes * tokens  # beside count * bytes_: both are bytes times tokens
+        if _vocabulary(name) == vocabulary and smaller and abs(count * bytes_ - whole) <= _DENSITY * whole:
+            return (
+                f"By its totals this may be a part of {CURRENT.name}, {bytes_ / CURRENT.bytes:.1%} of its bytes, and is"
+                " not the whole: its score compares with no official one."
+            )
+    return (
+        f"By its totals ({documents:,} documents, {bytes_ / 1e6:,.2f} MB) this is no validation set of the contest"
+        f" ({_totals(CURRENT)}): its score compares with no official one."
+    )
+
+
+def _vocabulary(name: str) -> int:
+    return int(name.split()[-1])
+
+
+def _totals(known: OfficialSet) -> str:
+    documents = f"{known.documents:,} documents, " if known.documents else ""
+    return f"{documents}{known.bytes / 1e6:,.2f} MB known to {_BYTES_KNOWN_TO / 1e3:.0f} kB"
