@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,14 +19,17 @@ from caddie.config import Config, coerce
 from caddie.errors import UserError
 from caddie.model import GPT, Model
 from caddie.quantize import Quantizer
-from caddie.scoring import Scoring, windows
+from caddie.scoring import Scoring, check_windows
 from caddie.tokenizers import Tokenizer, deserialize
 
 CONFIG, TOKENIZER, MANIFEST = "config", "tokenizer", "manifest"
+SOURCE = "source"
+"""Section with the source that scores the artifact, if it carries that; `load` never looks into it."""
 # What a file from a stranger may ask for. A trained model packs 16 times at the very most; a bomb, a thousand times.
 _RATIO, _SMALLEST_BOMB = 16, 64 << 20
 _RULES, _EXCEPTIONS = 256, 1 << 16
 _LOGITS = 1 << 28
+_SOURCE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +58,7 @@ class Manifest(Config):
 
 @dataclass(frozen=True)
 class Artifact:
-    """A file, read back: `ledger` gives its bytes by part and `tensor_bytes` those of each weight."""
+    """A file, read back in `load_seconds`: `ledger` has its bytes by part and `tensor_bytes` those of each weight."""
 
     path: Path
     sha256: str
@@ -64,6 +68,7 @@ class Artifact:
     manifest: Manifest
     ledger: dict[str, int]
     tensor_bytes: dict[str, int]
+    load_seconds: float
 
     @property
     def file_bytes(self) -> int:
@@ -79,8 +84,12 @@ def pack(
     tokenizer: Tokenizer,
     scoring: Scoring,
     manifest: Manifest,
+    source: container.Section | None = None,
 ) -> None:
-    """Write the artifact, all of it or nothing; everything in it is data, no code and no pickle."""
+    """Write the artifact, all of it or nothing; everything in it is data, no pickle and nothing that `load` runs.
+
+    `source` is the section `SOURCE`, for an artifact that carries the code it needs.
+    """
     config = {
         "model": gpt.to_json(),
         "quantizers": {k: q.to_json() for k, q in quantizers.items()},
@@ -93,26 +102,30 @@ def pack(
             container.Section(MANIFEST, _dump(manifest.to_json()), Brotli()),
             container.Section(TOKENIZER, tokenizer.serialize(), Brotli()),
             *weights,
+            *([source] if source else []),
         ],
     )
 
 
 def load(path: Path, device: torch.device | str = "cpu") -> Artifact:
     """The artifact in a file; whatever is wrong with the file is a `UserError`."""
+    begin = time.perf_counter()
     contents = container.read(path, _limits(path))
     for name in (CONFIG, MANIFEST, TOKENIZER):
         if name not in contents.sections:
             raise UserError(f"{path} is not a complete artifact: it has no {name}")
     for name in contents.sections:
-        if name not in (CONFIG, MANIFEST, TOKENIZER) and not name.startswith(PREFIX):
+        if name not in (CONFIG, MANIFEST, TOKENIZER, SOURCE) and not name.startswith(PREFIX):
             raise UserError(f"{path} is not an artifact: it has a section {name}, which nothing reads")
+    if (carried := len(contents.sections.get(SOURCE, b""))) > _SOURCE_BYTES:
+        raise UserError(f"{path} carries {carried:,} bytes of source, over the limit of {_SOURCE_BYTES:,}")
     config = _parse(contents.sections[CONFIG], CONFIG)
     _check_rules(config)
     manifest = _describe(Manifest, _parse(contents.sections[MANIFEST], MANIFEST), MANIFEST)
     gpt = _describe(GPT, config.get("model"), CONFIG)
     scoring = _describe(Scoring, config.get("score"), CONFIG)
     try:
-        windows(scoring.sequence_length, scoring.sequence_length, scoring.stride)
+        check_windows(scoring.sequence_length, scoring.stride)
         quantizers = coerce(config.get("quantizers"), dict[str, Quantizer], "quantizers")
     except UserError as error:
         raise UserError(f"the artifact's {CONFIG} is not valid: {error}") from None
@@ -141,10 +154,13 @@ def load(path: Path, device: torch.device | str = "cpu") -> Artifact:
         "tokenizer": stored[TOKENIZER],
         "config": stored[CONFIG],
         "manifest": stored[MANIFEST],
+        **({SOURCE: stored[SOURCE]} if SOURCE in stored else {}),
         "container": len(data) - sum(stored.values()),
     }
     digest = hashlib.sha256(data).hexdigest()
-    return Artifact(path, digest, model.to(device), tokenizer, scoring, manifest, ledger, tensor_bytes)
+    model = model.to(device)
+    seconds = time.perf_counter() - begin
+    return Artifact(path, digest, model, tokenizer, scoring, manifest, ledger, tensor_bytes, seconds)
 
 
 def _limits(path: Path) -> container.Limits:

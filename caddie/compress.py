@@ -40,6 +40,9 @@ class Compress(Config):
     """Compressor of the integers."""
     cap_bytes: Count = 16_000_000
     """Bytes that the artifact may have."""
+    carry_source: bool = False
+    """Whether the artifact carries the source that scores it. Off, because whoever scores it has this program, and the
+    bytes would be taken from the weights; what the source would take is measured in any case."""
 
 
 @dataclass(frozen=True)

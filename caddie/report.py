@@ -38,12 +38,14 @@ _STAGES = (
     ("Averaged", "plain", "averaged_plain"),
     ("Quantized, packed", "plain", "quantized_plain"),
     ("Quantized, packed", "sliding", "quantized_sliding"),
+    ("Quantized, packed", "adaptive", "quantized_adaptive"),
 )
 _PARTS = {
     "weights": "Weights",
     "tokenizer": "Tokenizer",
     "config": "Model config",
     "manifest": "Manifest",
+    "source": "Source code",
     "container": "Container overhead",
 }
 _PHASE_COLORS = (5, 1, 0, 3, 4, 2)
@@ -143,6 +145,7 @@ def render(result: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> str
         by_error=_tensors(result, "relative_error", ".5f"),
         total_seconds=number(pick(result, "seconds", "total"), ",.1f"),
         settings=[(path, setting(value)) for path, value in (result.get("diff") or {}).items()],
+        policies=_policies(result),
         public=_public(result),
         fact=lambda path, form="": _fact(pick(result, *path.split(".")), form),
         open_bars=OPEN_BARS,
@@ -308,7 +311,8 @@ def _shown(value: object) -> object:
 
 def _head(result: Mapping[str, Any]) -> dict[str, Any]:
     size, cap = result.get("artifact_bytes"), result.get("cap_bytes")
-    training, sliding = result.get("training"), pick(result, "scores", "quantized_sliding")
+    training, scores = result.get("training"), result.get("scores") or {}
+    way = next((way for way in ("adaptive", "sliding") if scores.get(f"quantized_{way}")), "plain")
     facts = [
         (number(pick(training, "parameters"), ",d"), "parameters"),
         (number(pick(training, "steps"), ",d"), "steps"),
@@ -316,10 +320,10 @@ def _head(result: Mapping[str, Any]) -> dict[str, Any]:
         (number(pick(result, "seconds", "train"), ",.1f"), "seconds of training"),
     ]
     return {
-        "way": "sliding" if sliding else "plain",
+        "way": way,
         "bits": number(result.get("bits_per_byte"), ".4f"),
         "plain": number(pick(result, "scores", "quantized_plain", "bits_per_byte"), ".4f"),
-        "score": "scores.quantized_sliding." if sliding else "scores.quantized_plain.",
+        "score": f"scores.quantized_{way}.",
         "bytes": number(size, ",d"),
         "cap": number(cap, ",d"),
         "width": percent(size, 0, cap or 0),
@@ -358,7 +362,7 @@ def _line(result: Mapping[str, Any]) -> dict[str, Any] | None:
 def _beside(result: Mapping[str, Any]) -> list[Bar]:
     entries = [
         (f"This artifact, {way}", pick(result, "scores", f"quantized_{way}", "bits_per_byte"), 1)
-        for way in ("sliding", "plain")
+        for way in ("adaptive", "sliding", "plain")
     ]
     entries += [(name, pick(entry, "bits_per_byte"), 0) for name, entry in (result.get("compressors") or {}).items()]
     known = sorted((value, name, mark) for name, value, mark in entries if _finite(value))
@@ -396,6 +400,26 @@ def _tensors(result: Mapping[str, Any], key: str, form: str) -> list[Bar]:
         )
         for entry in known
     ]
+
+
+def _policies(result: Mapping[str, Any]) -> dict[str, Any]:
+    entries, rows = result.get("policies") or [], []
+    for entry in entries:
+        cells = [_held(entry.get("bytes"), entry.get("cap_bytes"), ",d")]
+        for clock in (entry.get("training"), entry.get("evaluation")):
+            cells.append(_held(pick(clock, "seconds"), pick(clock, "budget_seconds"), ",.1f"))
+        rows.append({"name": entry.get("name"), "why": entry.get("why"), "cells": cells})
+    machines = dict.fromkeys(str(entry["hardware"]) for entry in entries if entry.get("hardware"))
+    return {"rows": rows, "machines": ", ".join(machines)}
+
+
+def _held(value: float | None, limit: float | None, form: str) -> dict[str, Any]:
+    """A figure, what it is held against, and whether it is over that."""
+    if limit is None:
+        return {"figure": number(value, form), "limit": "no limit", "over": False}
+    over = value is not None and value > limit
+    said = f"{number(value - limit, form)} over" if over and value else f"of {number(limit, form)}"
+    return {"figure": number(value, form), "limit": said.removesuffix(".0"), "over": over}  # of 600, not of 600.0
 
 
 def _public(result: Mapping[str, Any]) -> list[dict[str, Any]]:

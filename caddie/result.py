@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from caddie.artifact import Artifact
+from caddie.bundle import describe_source
 from caddie.compress import Compressed
 from caddie.config import plain
 from caddie.corpus import MANIFEST, Corpus, file_sha256
@@ -27,7 +28,7 @@ VERSION = 1
 def describe_run(
     recipe: Recipe, corpus: Corpus, trained: Trained, compressed: Compressed, artifact: Artifact, ranks: Ranks
 ) -> dict[str, Any]:
-    """The document of a run, but for its scores and seconds."""
+    """The document of a run, but for its scores, its seconds and what follows from them, such as its policies."""
     manifest = corpus.manifest
     assert manifest.train is not None
     held_out = manifest.validation.source_bytes
@@ -48,6 +49,7 @@ def describe_run(
         "compressors": compressors
         and {name: {"bytes": size, "bits_per_byte": 8 * size / held_out} for name, size in compressors.items()},
         "ledger": {"file_bytes": artifact.file_bytes, "parts": artifact.ledger},
+        "source": describe_source(),
         "tensors": [
             {
                 "name": tensor.name,

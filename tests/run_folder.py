@@ -8,6 +8,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+from caddie.policy import state
+
 WIDTH, HIDDEN, KEYS, VOCABULARY = 128, 256, 64, 1024
 SOURCE_BYTES = 1_182_204
 
@@ -90,7 +92,7 @@ def make_result(depth: int = 4) -> dict[str, Any]:
     parts |= {"manifest": 1_214, "container": 212}
     size = sum(parts.values())
     compressed = {"gzip -9": 1.894, "xz -9e": 1.474, "zstd -22": 1.516, "brotli -11": 1.446}
-    return {
+    result = {
         "version": 1,
         "recipe": "tiny",
         "why": "Learns most from 60 seconds on two CPU cores; the demo.",
@@ -125,6 +127,12 @@ def make_result(depth: int = 4) -> dict[str, Any]:
             name: {"bytes": round(bits * SOURCE_BYTES / 8), "bits_per_byte": bits} for name, bits in compressed.items()
         },
         "ledger": {"file_bytes": size, "parts": parts},
+        "source": {
+            "needed_bytes": 16_375,
+            "training_bytes": 8_010,
+            "modules": {"caddie/__init__.py": 0, "caddie/artifact.py": 4_727, "caddie/codecs.py": 3_199},
+            "decoders": {"brotli": 5_184_980, "torch": 698_003_938},
+        },
         "tensors": found,
         "seconds": {
             "prepare": 3.21,
@@ -135,6 +143,7 @@ def make_result(depth: int = 4) -> dict[str, Any]:
             "score": 38.3,
             "total": 125.0,
         },
+        "evaluation": {"load": 0.24, "warm_up": 1.53, "score": 22.8},
         "training": {
             "steps": 812,
             "tokens": 1_662_976,
@@ -173,6 +182,7 @@ def make_result(depth: int = 4) -> dict[str, Any]:
             }
         ],
     }
+    return {**result, "policies": state(result)}
 
 
 def make_events(steps: int = 812, seconds: float = 60.0, every: int = 4) -> list[dict[str, Any]]:

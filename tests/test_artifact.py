@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from caddie.artifact import Artifact
 from caddie.checks import verify
 from caddie.codecs import Brotli
 from caddie.parameters import assign
+from caddie.policy import Part, state
 from caddie.recipe import Recipe
 
 Call = Callable[..., Any]
@@ -66,6 +67,19 @@ def test_ledger_counts_the_file_on_disk(tiny_run: Any, packed: Artifact) -> None
     assert tiny_run.printed["ledger"] == {"file_bytes": size, "parts": packed.ledger}
 
 
+def test_policies_know_every_part_of_the_file(tiny_run: Any, packed: Artifact) -> None:
+    assert set(packed.ledger) <= set(get_args(Part))
+    contest, strict, hutter = state(tiny_run.printed)
+    source = tiny_run.printed["source"]
+    assert strict["bytes"] == packed.file_bytes + source["needed_bytes"] + source["training_bytes"]
+    assert contest["bytes"] == strict["bytes"] - packed.ledger["tokenizer"]
+    assert hutter["bytes"] == packed.file_bytes + source["needed_bytes"] + hutter["parts"]["text"]
+    text = tiny_run.printed["corpus"]["source_bytes"]["validation"] * tiny_run.printed["bits_per_byte"] / 8
+    assert text <= hutter["parts"]["text"] < text + 1
+    train = tiny_run.printed["seconds"]["train"]
+    assert 0 < contest["training"]["seconds"] == train < strict["training"]["seconds"]
+
+
 def test_the_same_weights_give_the_same_file(tiny_run: Any, caddie: Call, tmp_path: Path) -> None:
     shutil.copytree(tiny_run.folder, tmp_path / "run")
     (tmp_path / "run" / "artifact.caddie").unlink()
@@ -83,6 +97,7 @@ def test_score_is_the_same_elsewhere_and_without_the_training_data(tiny_run: Any
         for artifact, corpus in ((copy, tmp_path / "corpus"), (tiny_run.artifact, tiny_run.corpus))
     )
     for told in (there, here):
+        told.pop("seconds", None)
         for scored in (told["plain"], told["sliding"]):
             del scored["seconds"]
     assert there == here
@@ -97,8 +112,17 @@ class Doctored(nn.Module):
         super().__init__()
         self.model, self.config, self.change = model, model.config, change
 
-    def forward(self, ids: Tensor, starts: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-        return self.change(self.model, ids, self.model(ids, starts, dtype))
+    def forward(
+        self,
+        ids: Tensor,
+        starts: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+        *,
+        last: int | None = None,
+        cache: Any = None,
+    ) -> Tensor:
+        logits = self.change(self.model, ids, self.model(ids, starts, dtype, cache=cache))
+        return logits if last is None else logits[:, -last:]
 
 
 def peek(model: Any, ids: Tensor, logits: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from run_folder import make_events, make_result, write_run
 
 from caddie import report
 from caddie.errors import UserError
+from caddie.policy import state
 from caddie.report import (
     loss_chart,
     nice_ticks,
@@ -32,6 +33,7 @@ from caddie.report import (
 GOLDEN = Path(__file__).parent / "golden" / "report.txt"
 DOCUMENTED = Path(__file__).parent.parent / "docs" / "result.md"
 VOID = {"meta", "br", "path"}
+PLACES = ["sample", "recipe", "why", "tensor", "diff", "public", "policy", "device", "hash", "part"]
 
 
 class Page(HTMLParser):
@@ -108,13 +110,13 @@ def test_lengths_stay_inside(tmp_path: Path) -> None:
 def test_page_has_every_picture(tmp_path: Path) -> None:
     page = read(tmp_path)
     assert page.tags.count("svg") == 1
-    assert page.tags.count("details") == 2
-    assert page.tags.count("section") == 9
+    assert page.tags.count("details") == 3
+    assert page.tags.count("section") == 10
     for text in ("Bits per byte along the line", "1.5301", "brotli -11", "not measured here", "30 more tensors"):
         assert any(text in line for line in page.text), text
 
 
-@pytest.mark.parametrize("place", ["sample", "recipe", "why", "tensor", "diff", "public", "device", "hash", "part"])
+@pytest.mark.parametrize("place", PLACES)
 def test_everything_is_escaped(tmp_path: Path, place: str) -> None:
     evil = "<script>alert(1)</script>\"'\x00&amp;"
     result = make_result()
@@ -124,6 +126,8 @@ def test_everything_is_escaped(tmp_path: Path, place: str) -> None:
         result["diff"] = {evil: evil}
     elif place == "public":
         result["public"][0] |= {"label": evil, "note": evil, "source": "javascript:alert(1)"}
+    elif place == "policy":
+        result["policies"][0] |= {"name": evil, "why": evil, "hardware": evil}
     elif place == "hash":
         result["sha256"] = {evil: evil}
     elif place == "part":
@@ -190,6 +194,26 @@ def test_a_recipe_that_scores_plain(tmp_path: Path) -> None:
     assert page.text[page.text.index("Window, tokens") + 1] == "256"
     marked = [value for tag, name, value in page.attributes if name == "class" and value == "row last"]
     assert len(marked) == 1
+
+
+def test_policies_say_how_much_is_over_on_which_machine(tmp_path: Path) -> None:
+    result = make_result()
+    result["ledger"]["parts"]["weights"] = 15_998_000
+    result["seconds"]["train"] = 600.4
+    result["evaluation"] |= {"load": None, "score": 713.8}
+    text = read(tmp_path, result | {"policies": state(result)}).text
+    assert "Bytes, and seconds of this machine, cpu, 2 threads; the budgets are for 8xH100." in text
+    row = text[text.index("contest-2026") :][:7]
+    assert row == ["contest-2026", "16,024,713", "24,713 over", "600.4", "0.4 over", "713.8", "113.8 over"]
+    row = text[text.index("strict") :][:7]
+    assert row == ["strict", "16,037,725", "37,725 over", "619.8", "19.8 over", "not measured", "of 600"]
+
+
+def test_a_result_from_before_the_policies_is_read(tmp_path: Path) -> None:
+    old = {name: value for name, value in make_result().items() if name not in ("source", "evaluation", "policies")}
+    page = read(tmp_path, old)
+    assert not any("policy" in line for line in page.text)
+    assert any("30 more tensors" in line for line in page.text)
 
 
 def test_a_wrong_result_is_shown(tmp_path: Path) -> None:
@@ -259,6 +283,8 @@ def test_every_field_is_documented() -> None:
     for field in fields(make_result() | {"diff": None}, ""):
         name = re.sub(r"^compressors\.[^.]*", "compressors.*", field)
         name = re.sub(r"^scores\.\w+\.", "", name)
+        name = re.sub(r"^(source\.(modules|decoders)|.*\.(parts|phases))\.[^.]*(\.py)?$", r"\1.*", name)
+        name = name.replace("ledger.parts.*", field).replace("policies[].evaluation.", "policies[].training.")
         assert f"| `{name}` |" in text, field
     for name in make_events()[1]:
         assert f"`{name}`" in text.partition("## log.jsonl")[2], name

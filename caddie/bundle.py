@@ -1,0 +1,162 @@
+"""The source that an artifact needs to be scored, stripped and compressed, so that the bytes of code are measured.
+
+What is needed follows from the imports alone. Docstrings, comments, names of local variables and the annotations of
+functions go; assertions stay, and so do names and annotations of classes and their fields, since those are what
+settings are read by.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import python_minifier
+
+from caddie.codecs import Brotli, Codec, Lzma
+from caddie.container import Section
+from caddie.errors import UserError
+from caddie.files import replacing
+
+SCORING = ("caddie.artifact", "caddie.scoring")
+"""Modules that score an artifact: one reads it, the other takes the tokens of a text and gives bits per byte."""
+TRAINING = (*SCORING, "caddie.train")
+"""The same and those that make one."""
+
+_PACKAGE = Path(__file__).parent
+_PATH = re.compile(r"caddie(/[a-z_][a-z0-9_]*)+\.py")
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Modules of caddie that work without the others."""
+
+    files: dict[str, str]
+    """Path, with slashes, to stripped source."""
+    libraries: tuple[str, ...]
+    """Other libraries that they import, in alphabetical order; those of Python itself are not named."""
+    data: bytes
+    """The files as one JSON object, for `unpack`."""
+    codec: Codec
+    """What makes `data` smallest: Brotli or LZMA."""
+    bytes: int
+    """Length of `data` after the codec: the code bytes."""
+
+    def section(self, name: str) -> Section:
+        """The bundle as a section of an artifact."""
+        return Section(name, self.data, self.codec)
+
+
+@cache
+def source_needed(roots: tuple[str, ...] = SCORING) -> Bundle:
+    """The bundle of these modules and of all that they import; computed once in a process.
+
+    The front door of the package is left empty, since it leads to the whole program.
+    """
+    modules = _modules()
+    wanted, files, libraries = list(roots), {"caddie/__init__.py": ""}, set()
+    while wanted:
+        name = wanted.pop()
+        path = modules[name].relative_to(_PACKAGE.parent).as_posix()
+        if path in files:
+            continue
+        text = modules[name].read_text(encoding="utf-8")
+        files[path] = _strip(text)
+        for imported in [name, *_imports(ast.parse(text))]:
+            parts = imported.split(".")
+            if parts[0] == "caddie":
+                # Importing a module runs the packages around it as well.
+                around = (".".join(parts[:count]) for count in range(2, len(parts) + 1))
+                wanted += [module for module in around if module in modules]
+            elif parts[0] not in sys.stdlib_module_names:
+                libraries.add(parts[0])
+    data = json.dumps(dict(sorted(files.items())), separators=(",", ":"), ensure_ascii=False).encode()
+    sizes = {codec: len(codec.encode(data)) for codec in (Brotli(), Lzma())}
+    codec = min(sizes, key=sizes.__getitem__)
+    return Bundle(files, tuple(sorted(libraries)), data, codec, sizes[codec])
+
+
+def unpack(data: bytes, folder: Path) -> None:
+    """Write the files of a bundle, such as the section `source` of an artifact, into a new or empty folder.
+
+    Nothing is run. Data that is not a bundle, names that lead elsewhere and a folder in use are a `UserError`.
+    """
+    try:
+        files = json.loads(data)
+    except (ValueError, RecursionError):
+        raise UserError("this is not a bundle of source") from None
+    if not isinstance(files, dict) or not all(isinstance(text, str) for text in files.values()):
+        raise UserError("this is not a bundle of source")
+    for name in files:
+        if not _PATH.fullmatch(name):
+            raise UserError(f"{name[:100]!a} is not a module of caddie; nothing was written")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is in use; name a new folder for the source")
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            temporary.write_bytes(text.encode(errors="surrogatepass"))
+
+
+def installed_bytes(library: str) -> int | None:
+    """Bytes of the files that the distribution of this name brought, by its own list; None where there is no list.
+
+    What the library requires in turn is not among them.
+    """
+    try:
+        files = metadata.files(library)
+    except metadata.PackageNotFoundError:
+        return None
+    return sum(file.size or 0 for file in files) if files else None
+
+
+def describe_source() -> dict[str, Any]:
+    """What `result.json` says of the source: bytes to score and beyond that to train, modules, libraries."""
+    scoring, training = source_needed(SCORING), source_needed(TRAINING)
+    return {
+        "needed_bytes": scoring.bytes,
+        "training_bytes": training.bytes - scoring.bytes,
+        "modules": {path: len(text.encode()) for path, text in sorted(scoring.files.items())},
+        "decoders": {library: installed_bytes(library) for library in scoring.libraries},
+    }
+
+
+def _modules() -> dict[str, Path]:
+    """Dotted name to file of every module of caddie."""
+    root = _PACKAGE.parent
+    paths = {path.relative_to(root).with_suffix(""): path for path in sorted(_PACKAGE.rglob("*.py"))}
+    return {".".join(place.parts).removesuffix(".__init__"): path for place, path in paths.items()}
+
+
+def _imports(node: ast.AST) -> Iterator[str]:
+    """Dotted names imported anywhere below `node`, but for those that only a type checker imports."""
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        return
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    for child in ast.iter_child_nodes(node):
+        yield from _imports(child)
+
+
+@cache
+def _strip(text: str) -> str:
+    annotations = python_minifier.RemoveAnnotationsOptions(
+        remove_variable_annotations=True,
+        remove_return_annotations=True,
+        remove_argument_annotations=True,
+        remove_class_attribute_annotations=False,
+    )
+    # Literals are not gathered into names: that is shorter, but longer after compression.
+    return python_minifier.minify(
+        text, remove_annotations=annotations, remove_literal_statements=True, hoist_literals=False
+    )

@@ -1,0 +1,163 @@
+"""Policies: what counts, by name. Which bytes are held against the cap, which seconds against which budget.
+
+Rules of contests are policy and rulings change, so they are data here, and a run states its result under each.
+`docs/policies.md` says where each rule comes from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from caddie.config import Config, Count, Positive
+from caddie.errors import UserError
+
+Part = Literal[
+    "weights",
+    "tokenizer",
+    "config",
+    "manifest",
+    "container",
+    "source",
+    "source_needed",
+    "source_training",
+    "text",
+    "decoders",
+]
+"""Parts of the file, `source` included where the file carries it; what scoring needs of caddie and what training needs
+beyond that, stripped and compressed, carried or not; the scored text as the model codes it, which is the score in
+bytes; and the libraries that reading the file needs, as installed."""
+
+Phase = Literal["prepare", "rehearse", "calibrate", "train", "compress", "load", "warm_up", "score", "verify"]
+"""Phases of a run. `load`, `warm_up` and `score` are those of the artifact in a fresh process, by its own scoring."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allowance(Config):
+    """Phases whose seconds are charged to one budget."""
+
+    phases: tuple[Phase, ...]
+    """The phases; one that a run does not have costs nothing."""
+    seconds: Positive | None = None
+    """Seconds that they may take together; none where they are only added up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy(Config):
+    """What counts, under one name."""
+
+    name: str
+    """Short name."""
+    why: str
+    """What it is for, in one sentence."""
+    counts: tuple[Part, ...]
+    """Parts whose bytes count; all others do not."""
+    cap_bytes: Count | None = None
+    """Bytes that the counted parts may have together; none where they are only added up."""
+    training: Allowance
+    """What is charged to training."""
+    evaluation: Allowance
+    """What is charged to evaluation; phases charged to neither are on no clock."""
+    hardware: str | None = None
+    """Machine that the budgets are defined for."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        phases = [*self.training.phases, *self.evaluation.phases]
+        if len({*self.counts}) < len(self.counts) or len({*phases}) < len(phases):
+            raise UserError(f"the policy {self.name} counts a part or a phase twice")
+        if {"source", "source_needed"} <= {*self.counts}:
+            raise UserError(f"the policy {self.name} counts the same code as source and as source_needed; take one")
+
+
+_FILE: tuple[Part, ...] = ("weights", "tokenizer", "config", "manifest", "container")
+
+CONTEST_2026 = Policy(
+    name="contest-2026",
+    why="What the parameter-golf contest counted: model and code without the tokenizer, work without warm-up.",
+    counts=("weights", "config", "manifest", "container", "source_needed", "source_training"),
+    cap_bytes=16_000_000,
+    training=Allowance(phases=("calibrate", "train"), seconds=600.0),
+    evaluation=Allowance(phases=("score",), seconds=600.0),
+    hardware="8xH100",
+)
+
+STRICT = Policy(
+    name="strict",
+    why="The contest's limits with nothing left out: tokenizer, warm-up, packing and loading count as well.",
+    counts=(*_FILE, "source_needed", "source_training"),
+    cap_bytes=16_000_000,
+    training=Allowance(phases=("rehearse", "calibrate", "train", "compress"), seconds=600.0),
+    evaluation=Allowance(phases=("load", "warm_up", "score"), seconds=600.0),
+    hardware="8xH100",
+)
+
+HUTTER = Policy(
+    name="hutter",
+    why="Everything that restores the text, as in the Hutter prize: the file, the code that reads it, the coded text.",
+    counts=(*_FILE, "source_needed", "text"),
+    training=Allowance(phases=STRICT.training.phases),
+    evaluation=Allowance(phases=STRICT.evaluation.phases),
+)
+
+POLICIES = (CONTEST_2026, STRICT, HUTTER)
+"""The policies that every run states its result under."""
+
+
+def state(result: Mapping[str, Any], policies: Sequence[Policy] = POLICIES) -> list[dict[str, Any]]:
+    """What a run's result (the document `result.json`) is under each policy, for `policies` of the same document.
+
+    A figure that was not measured makes its sum and its verdict None. Seconds are those of the run's own machine,
+    whatever machine a budget is defined for.
+    """
+    sizes, seconds = _sizes(result), _seconds(result)
+    return [
+        {
+            "name": policy.name,
+            "why": policy.why,
+            **_charge({part: sizes[part] for part in policy.counts}, policy.cap_bytes),
+            "hardware": policy.hardware,
+            "training": _clock(policy.training, seconds),
+            "evaluation": _clock(policy.evaluation, seconds),
+        }
+        for policy in policies
+    ]
+
+
+def _sizes(result: Mapping[str, Any]) -> dict[str, int | None]:
+    source = result.get("source") or {}
+    libraries = list((source.get("decoders") or {"": None}).values())
+    bits, scored = result.get("bits_per_byte"), result["corpus"]["source_bytes"]["validation"]
+    return {
+        "source": 0,
+        **result["ledger"]["parts"],
+        "source_needed": source.get("needed_bytes"),
+        "source_training": source.get("training_bytes"),
+        "text": math.ceil(bits * scored / 8) if bits is not None and math.isfinite(bits) else None,
+        "decoders": None if None in libraries else sum(libraries),
+    }
+
+
+def _seconds(result: Mapping[str, Any]) -> dict[str, float | None]:
+    """Seconds by phase. The run's phase of scoring scores every stage, so an evaluation has clocks of its own."""
+    evaluation: dict[str, float | None] = {"load": None, "warm_up": None, "score": None}
+    return {**result["seconds"], **evaluation, **(result.get("evaluation") or {})}
+
+
+def _charge(parts: Mapping[str, int | None], cap: int | None) -> dict[str, Any]:
+    total = _sum(parts)
+    under = None if total is None or cap is None else total <= cap
+    return {"parts": dict(parts), "bytes": total, "cap_bytes": cap, "under_cap": under}
+
+
+def _clock(allowance: Allowance, seconds: Mapping[str, float | None]) -> dict[str, Any]:
+    phases = {phase: seconds[phase] for phase in allowance.phases if phase in seconds}
+    total, budget = _sum(phases), allowance.seconds
+    within = None if total is None or budget is None else total <= budget
+    return {"phases": phases, "seconds": total, "budget_seconds": budget, "within": within}
+
+
+def _sum(values: Mapping[Any, Any]) -> Any:
+    return None if None in values.values() else sum(values.values())
