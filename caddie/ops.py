@@ -14,8 +14,9 @@ def rms_norm(x: Tensor) -> Tensor:
 
 def rotary_tables(positions: Tensor, dims: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosine and sine of position times base^(-2i/dims), each (T, dims/2) (RoFormer, arXiv 2104.09864)."""
-    frequencies = base ** (-torch.arange(0, dims, 2, dtype=torch.float32, device=positions.device) / dims)
-    angles = positions.float()[:, None] * frequencies
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    frequencies = base ** (-torch.arange(0, dims, 2, dtype=exact, device=positions.device) / dims)
+    angles = positions.to(exact)[:, None] * frequencies
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
@@ -30,17 +31,24 @@ SHORT_ROW = 512
 backward, than the fused kernel (`bench/attention.py`, 2026-11-21); in float32 the fused kernel is the faster."""
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
-    """Causal attention of q (B, H, T, D) over k, v (B, K, T, D); query head h reads key/value head h // (H/K).
+def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
+    """True where a query may look, (queries, keys); the queries are the last of the keys."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
-    `documents` (B, T) numbers the document of each position; where given, no position sees another document.
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Attention of q (B, H, T, D) over k, v (B, K, S, D); query head h reads key/value head h // (H/K).
+
+    `mask` (B, 1, T, S) is true where a query may look. Without it each query, the T being the last of the S positions,
+    sees itself and all before.
     """
     grouped = q.shape[1] != k.shape[1]
-    if documents is not None:
-        same = documents[:, None, :, None] == documents[:, None, None, :]
-        causal = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).tril()
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=same & causal, enable_gqa=grouped)
-    if q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.shape[-2] <= SHORT_ROW:
+    queries, keys = q.shape[-2], k.shape[-2]
+    if mask is None and 1 < queries < keys:
+        mask = causal_mask(queries, keys, q.device)
+    if mask is not None or queries < keys:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16 and queries <= SHORT_ROW:
         return _plain_attention(q, k, v)
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
 

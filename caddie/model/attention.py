@@ -68,9 +68,8 @@ class _GroupedQueryAttention(Part):
         cosine, sine = context.rotary(self.head_size, self.config.rotary_base)
         q = rotate(rms_norm(self._heads(self.query(x))), cosine, sine) * self.gain.to(x.dtype)[:, None, None]
         k = rotate(rms_norm(self._heads(self.key(x))), cosine, sine)
-        v = self._heads(self.value(x))
-        documents = context.documents if self.config.scope == "document" else None
-        y: Tensor = self.output(attention(q, k, v, documents).transpose(1, 2).reshape(x.shape))
+        k, v = context.keys_and_values(k, self._heads(self.value(x)))
+        y: Tensor = self.output(attention(q, k, v, context.mask(self.config.scope)).transpose(1, 2).reshape(x.shape))
         return y
 
     def _heads(self, x: Tensor) -> Tensor:

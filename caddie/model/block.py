@@ -9,6 +9,7 @@ from torch import Tensor
 from caddie.config import Config
 from caddie.model.attention import Attention, GroupedQueryAttention
 from caddie.model.context import Context
+from caddie.model.linear import Delta, adapted
 from caddie.model.mlp import MLP, ReluSquared
 from caddie.ops import rms_norm
 from caddie.parameters import Constant, Part, RowConstants
@@ -29,7 +30,10 @@ class Block(Config):
 
 
 class BlockModule(Part):
-    """The layer: the stream (B, T, width) and the embedded input x0 of the same shape to the stream."""
+    """The layer: the stream (B, T, width) and the embedded input x0 of the same shape to the stream.
+
+    The deltas add to the outputs of attention and MLP what they compute from the normed stream.
+    """
 
     def __init__(self, config: Block, width: int) -> None:
         super().__init__()
@@ -38,11 +42,14 @@ class BlockModule(Part):
         self.mix = self.declare("mix", (2, width), "scalar", RowConstants(values=(1.0, 0.0)))
         self.attention_scale = self.declare("attention_scale", (width,), "scalar", Constant(value=1.0))
         self.mlp_scale = self.declare("mlp_scale", (width,), "scalar", Constant(value=1.0))
+        self.attention_delta: Delta | None = None
+        self.mlp_delta: Delta | None = None
 
     def forward(self, x: Tensor, x0: Tensor, context: Context) -> Tensor:
         """One layer of the stream."""
         a, b = self.mix.to(x.dtype)
         x = a * x + b * x0
-        x = x + self.attention_scale.to(x.dtype) * self.attention(rms_norm(x), context)
-        x = x + self.mlp_scale.to(x.dtype) * self.mlp(rms_norm(x))
-        return x
+        h = rms_norm(x)
+        x = x + self.attention_scale.to(x.dtype) * adapted(self.attention(h, context), self.attention_delta, h)
+        h = rms_norm(x)
+        return x + self.mlp_scale.to(x.dtype) * adapted(self.mlp(h), self.mlp_delta, h)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from caddie.config import Config, Range, plain
 from caddie.errors import UserError
 from caddie.model.block import Block
-from caddie.model.context import Context
+from caddie.model.context import Cache, Context
 from caddie.model.embedding import Embedding, TokenEmbedding
 from caddie.model.head import Head, TiedHead
 from caddie.model.skips import Skips, UNet
@@ -87,9 +87,21 @@ class Model(Part):
         self.skips = config.skips.build(config.depth, config.width) if config.skips else None
         self.head = config.head.build(config.vocabulary, config.width)
 
-    def forward(self, ids: Tensor, starts: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Logits in `dtype`; `starts` (B, T) is true where a document begins."""
-        context = Context(ids, starts, dtype)
+    def forward(
+        self,
+        ids: Tensor,
+        starts: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+        *,
+        last: int | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Logits in `dtype`; `starts` (B, T) is true where a document begins.
+
+        With `last`, logits of that many last positions alone. With a `cache`, which the forward extends, the ids go on
+        where those of the call before ended.
+        """
+        context = Context(ids, starts, dtype, cache)
         x = x0 = self.embedding(context)
         saved: list[Tensor] = []
         for layer, block in enumerate(self.blocks):
@@ -98,7 +110,7 @@ class Model(Part):
             x = block(x, x0, context)
             if self.skips is not None:
                 self.skips.leave(layer, x, saved)
-        logits: Tensor = self.head(x, self.embedding)
+        logits: Tensor = self.head(x if last is None else x[:, x.shape[1] - last :], self.embedding)
         return logits
 
 

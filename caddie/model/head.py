@@ -10,6 +10,7 @@ from torch import Tensor
 
 from caddie.config import Config, Positive
 from caddie.model.embedding import TokenTable
+from caddie.model.linear import Delta, adapted
 from caddie.ops import rms_norm, softcap
 from caddie.parameters import Part
 
@@ -19,8 +20,19 @@ class Head(Config):
     """Socket: how the stream becomes logits."""
 
     @abstractmethod
-    def build(self, vocabulary: int, width: int) -> Part:
-        """The module; its forward takes the stream (B, T, width) and the embedding, and returns (B, T, vocabulary)."""
+    def build(self, vocabulary: int, width: int) -> HeadModule:
+        """The module."""
+
+
+class HeadModule(Part):
+    """Takes the stream (B, T, width) and the embedding, and returns logits (B, T, vocabulary).
+
+    The delta adds to the logits, before they are capped, what it computes from the normed stream.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.delta: Delta | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,16 +42,17 @@ class TiedHead(Head):
     softcap: Positive | None = 30.0
     """Bound of the logits, or none."""
 
-    def build(self, vocabulary: int, width: int) -> Part:
+    def build(self, vocabulary: int, width: int) -> HeadModule:
         """The module."""
         return _TiedHead(self.softcap)
 
 
-class _TiedHead(Part):
+class _TiedHead(HeadModule):
     def __init__(self, cap: float | None) -> None:
         super().__init__()
         self.cap = cap
 
     def forward(self, x: Tensor, embedding: TokenTable) -> Tensor:
-        logits = F.linear(rms_norm(x), embedding.weight.to(x.dtype))
+        h = rms_norm(x)
+        logits = adapted(F.linear(h, embedding.weight.to(x.dtype)), self.delta, h)
         return logits if self.cap is None else softcap(logits, self.cap)

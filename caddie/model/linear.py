@@ -9,9 +9,15 @@ from torch import Tensor
 
 from caddie.parameters import Initial, Part, Role
 
+Delta = Callable[[Tensor], Tensor]
+"""What test-time training adds to the output of a part, computed from the part's input."""
+
 
 class LowRankDelta:
-    """An addition x Aᵀ Bᵀ · scale to a linear layer's output (LoRA, arXiv 2106.09685), kept outside its parameters."""
+    """An addition x Aᵀ Bᵀ · scale to a part's output (LoRA, arXiv 2106.09685), kept outside its parameters.
+
+    A is (rank, inputs) and B (outputs, rank) for all rows of x (B, T, inputs), or there is one of each for every row.
+    """
 
     def __init__(self, a: Tensor, b: Tensor, scale: float = 1.0) -> None:
         self.a = a
@@ -19,8 +25,13 @@ class LowRankDelta:
         self.scale = scale
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x (..., inputs) to (..., outputs)."""
-        return F.linear(F.linear(x, self.a.to(x.dtype)), self.b.to(x.dtype)) * self.scale
+        """x (B, T, inputs) to (B, T, outputs)."""
+        return x @ self.a.to(x.dtype).mT @ self.b.to(x.dtype).mT * self.scale
+
+
+def adapted(y: Tensor, delta: Delta | None, x: Tensor) -> Tensor:
+    """The output y of a part on x, with what the delta adds."""
+    return y if delta is None else y + delta(x)
 
 
 class Linear(Part):
@@ -34,10 +45,9 @@ class Linear(Part):
         super().__init__()
         self.weight = self.declare("weight", (outputs, inputs), role, initial)
         self.view: Callable[[Tensor], Tensor] | None = None
-        self.delta: Callable[[Tensor], Tensor] | None = None
+        self.delta: Delta | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., inputs) to (..., outputs)."""
         weight: Tensor = self.weight if self.view is None else self.view(self.weight)
-        y = F.linear(x, weight.to(x.dtype))
-        return y if self.delta is None else y + self.delta(x)
+        return adapted(F.linear(x, weight.to(x.dtype)), self.delta, x)
