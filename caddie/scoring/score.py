@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from caddie.config import Config, Count, Range
+from caddie.config import Config, Count, Range, show
 from caddie.model import Model
-from caddie.scoring.windows import Window, windows
+from caddie.scoring.adaptation import Adaptation
+from caddie.scoring.frozen import Frozen
+from caddie.scoring.loop import Losses, layout_of, run
+from caddie.scoring.scorer import Scorer
+from caddie.scoring.windows import Window, check_windows
 from caddie.threads import quickest, thread_counts
+from caddie.units import bits_per_byte, nats_per_byte, nats_per_token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +31,27 @@ class Scoring(Config):
     """Tokens by which the sliding window moves; the sequence length gives plain scoring."""
     batch_tokens: Count = 65_536
     """Tokens of the windows that are run at once."""
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "bfloat16", "float64"] = "float32"
     """Number format of the forward pass; sums are always float64."""
+    adaptation: Adaptation | None = None
+    """Test-time training on what was scored, or none."""
 
     @property
     def plain(self) -> Scoring:
-        """The same without overlap."""
-        return self.but(stride=self.sequence_length)
+        """The same without overlap and adaptation."""
+        return self.but({"stride": self.sequence_length, "adaptation": None})
+
+    @property
+    def rows(self) -> int:
+        """Windows that are run at once."""
+        return max(1, self.batch_tokens // self.sequence_length)
+
+    def scorer(self, model: Model, bos: int) -> Scorer:
+        """The scorer of a model, or a `UserError`; `model` itself is never changed."""
+        dtype = getattr(torch, self.precision)
+        if self.adaptation is not None:
+            return self.adaptation.build(model, bos, self.sequence_length, self.stride, dtype)
+        return Frozen(model, bos, self.sequence_length, self.stride, dtype)
 
 
 @dataclass(frozen=True)
@@ -65,21 +80,22 @@ class Score:
     table_bytes: int
     sequence_length: int
     stride: int
+    adaptation: str | None
     seconds: float
 
     @property
     def bits_per_byte(self) -> float:
         """Bits per byte of the source text: the score."""
-        return self.nats / math.log(2) / self.source_bytes
+        return bits_per_byte(self.nats, self.source_bytes)
 
     def to_json(self) -> dict[str, float]:
         """All fields, and the rates that follow from them."""
         return {
             "bits_per_byte": self.bits_per_byte,
-            "bits_per_normalized_byte": self.nats / math.log(2) / self.normalized_bytes,
-            "bits_per_table_byte": self.nats / math.log(2) / self.table_bytes,
-            "nats_per_token": self.nats / self.tokens,
-            "nats_per_byte": self.nats / self.source_bytes,
+            "bits_per_normalized_byte": bits_per_byte(self.nats, self.normalized_bytes),
+            "bits_per_table_byte": bits_per_byte(self.nats, self.table_bytes),
+            "nats_per_token": nats_per_token(self.nats, self.tokens),
+            "nats_per_byte": nats_per_byte(self.nats, self.source_bytes),
             **asdict(self),
         }
 
@@ -89,21 +105,29 @@ def score(
     text: Text,
     scoring: Scoring,
     report: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    scorer: Scorer | None = None,
 ) -> Score:
-    """Score every prediction of `text` exactly once.
+    """Score every prediction of `text` exactly once, with the scorer of `scoring` unless another is given.
 
-    `report` is told of predictions done and in all. The sum is taken in float64, window after window, so it does not
-    depend on the batch size except through the rounding of the forward pass.
+    That one must be new, since it may learn. `report` is told of predictions done and in all. The sum is taken in
+    float64, window after window, so it does not depend on the batch size except through the rounding of the forward.
     """
     begin = time.perf_counter()
+    adaptation = None if scorer else scoring.adaptation
     predictions = len(text.tokens) - 1
-    plan = windows(predictions, scoring.sequence_length, scoring.stride)
+    check_windows(scoring.sequence_length, scoring.stride, predictions)
+    chosen = scorer or scoring.scorer(model, text.bos)
     nats, scored = 0.0, 0
-    for batch in _batches(plan, max(1, scoring.batch_tokens // scoring.sequence_length)):
-        for window, losses in zip(batch, _losses(model, text, batch, scoring.precision), strict=True):
-            nats += float(losses[window.first - window.start :].sum())
-            scored += window.end - window.first
+
+    def tell(window: Window, losses: Losses) -> None:
+        nonlocal nats, scored
+        nats += float(losses.sum())
+        scored += len(losses)
         report(scored, predictions)
+
+    device = next(model.parameters()).device
+    run(chosen, text.tokens, layout_of(text.tokens, text.bos, chosen.per_document), scoring.rows, tell, device)
     assert scored == predictions
     return Score(
         nats=nats,
@@ -113,6 +137,7 @@ def score(
         table_bytes=text.table_bytes,
         sequence_length=scoring.sequence_length,
         stride=scoring.stride,
+        adaptation=None if adaptation is None else show(adaptation),
         seconds=time.perf_counter() - begin,
     )
 
@@ -128,22 +153,3 @@ def use_quickest_threads(model: Model, text: Text, scoring: Scoring) -> None:
         score(model, stretch, scoring.plain)
 
     torch.set_num_threads(quickest(thread_counts(), work))
-
-
-def _batches(plan: list[Window], rows: int) -> Iterator[list[Window]]:
-    """Windows in order, at most `rows` at once, all of one batch equally long."""
-    for _, group in groupby(plan, key=lambda window: window.end - window.start):
-        equal = list(group)
-        for index in range(0, len(equal), rows):
-            yield equal[index : index + rows]
-
-
-@torch.inference_mode()
-def _losses(model: Model, text: Text, batch: list[Window], precision: str) -> np.ndarray:
-    """Nats of every prediction in the windows, float64 (rows, window length)."""
-    device = next(model.parameters()).device
-    tokens = np.stack([text.tokens[window.start : window.end + 1] for window in batch]).astype(np.int64)
-    ids = torch.from_numpy(tokens).to(device)
-    logits: Tensor = model(ids[:, :-1], ids[:, :-1] == text.bos, getattr(torch, precision))
-    losses = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
-    return losses.double().cpu().numpy().reshape(len(batch), -1)

@@ -1,0 +1,149 @@
+"""Score-first test-time training of all weights: each chunk of the text is charged for, then learnt from."""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Annotated
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from caddie.config import Config, Fraction, NonNegative, Positive, Range
+from caddie.errors import UserError
+from caddie.model import Cache, Model
+from caddie.scoring.scorer import Asked, Layout, Past, Positions, Scorer, Step, nats
+from caddie.scoring.windows import Window, windows
+
+Rows = Annotated[int, Range(1, 4096)]
+Tokens = Annotated[int, Range(1, 1 << 24)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptation(Config):
+    """Socket: how a scorer learns from what it has scored."""
+
+    @abstractmethod
+    def build(self, model: Model, bos: int, length: int, stride: int, dtype: torch.dtype) -> Scorer:
+        """The scorer; `model` itself is never changed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD(Config):
+    """Gradient descent with momentum on all weights, its rate falling from chunk to chunk as half a cosine."""
+
+    lr: NonNegative = 0.005
+    """Rate at the first chunk."""
+    momentum: Fraction = 0.9
+    """Momentum."""
+    clip: Positive = 1.0
+    """Largest norm of the whole gradient."""
+    rows: Rows = 32
+    """Rows of a step."""
+    epochs: Annotated[int, Range(1, 100)] = 3
+    """Times that a chunk is gone through."""
+
+    def lr_at(self, chunk: int, chunks: int) -> float:
+        """The rate at a chunk."""
+        return self.lr * 0.5 * (1 + math.cos(math.pi * chunk / max(chunks - 1, 1)))
+
+
+class Learner:
+    """A model with its optimizer, trained on rows of tokens."""
+
+    def __init__(self, model: Model, bos: int, sgd: SGD, dtype: torch.dtype) -> None:
+        self.model, self._bos, self._sgd, self._dtype = model, bos, sgd, dtype
+        self._parameters = [parameter.requires_grad_() for parameter in model.parameters()]
+        self._optimizer = torch.optim.SGD(self._parameters, lr=0.0, momentum=sgd.momentum)
+
+    @torch.enable_grad()
+    def learn(self, rows: Positions, chunk: int, chunks: int) -> None:
+        """Train on rows (n, T + 1) of one chunk."""
+        self._optimizer.param_groups[0]["lr"] = self._sgd.lr_at(chunk, chunks)
+        device = self._parameters[0].device
+        for _ in range(self._sgd.epochs):
+            for begin in range(0, len(rows), self._sgd.rows):
+                ids = torch.from_numpy(rows[begin : begin + self._sgd.rows]).to(device)
+                logits = self.model(ids[:, :-1], ids[:, :-1] == self._bos, self._dtype)
+                loss = nats(logits, ids[:, 1:]).mean()
+                self._optimizer.zero_grad(set_to_none=True)
+                loss.backward()  # type: ignore[no-untyped-call]
+                torch.nn.utils.clip_grad_norm_(self._parameters, self._sgd.clip)
+                self._optimizer.step()
+
+
+def check_chunk(setting: str, chunk_tokens: int, length: int) -> None:
+    """Raise `UserError` for chunks that hold no complete row, from which nothing would be learnt."""
+    if chunk_tokens < length:
+        raise UserError(f"{setting} must be at least score.sequence_length ({length:,}), not {chunk_tokens:,}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkSGD(Adaptation):
+    """All weights are trained on each chunk of the text after it was scored, and stay so for the rest of it.
+
+    The contest's rule on test-time training, openai/parameter-golf #1017, and its records LeakyReLU2 and L3.
+    """
+
+    chunk_tokens: Tokens = 32_768
+    """Predictions between two updates."""
+    sgd: SGD = SGD()
+    """The optimizer; its state lives through the whole text."""
+
+    def build(self, model: Model, bos: int, length: int, stride: int, dtype: torch.dtype) -> Scorer:
+        """The scorer."""
+        return _ChunkSGD(self, model, bos, length, stride, dtype)
+
+
+class _ChunkSGD(Scorer):
+    def __init__(self, config: ChunkSGD, model: Model, bos: int, length: int, stride: int, dtype: torch.dtype) -> None:
+        check_chunk("score.adaptation.chunk_tokens", config.chunk_tokens, length)
+        self._chunk_tokens, self._length, self._stride = config.chunk_tokens, length, stride
+        self._bos, self._dtype = bos, dtype
+        self._learner = Learner(copy.deepcopy(model), bos, config.sgd, dtype)
+        self._chunk, self._chunks, self._per_lane = 0, 1, config.chunk_tokens
+
+    def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
+        """Chunk after chunk, each with the windows whose first scored prediction lies in it."""
+        if len(layout.begins) > 1:
+            self._per_lane = max(self._length, self._chunk_tokens // len(layout.begins))
+        self._chunks = math.ceil(int((layout.ends - layout.begins).max(initial=0)) / self._per_lane)
+        lanes = []
+        for begin, end in zip(layout.begins.tolist(), layout.ends.tolist(), strict=True):
+            lanes.append(groupby(windows(begin, end, self._length, self._stride), self._chunk_of(begin)))
+        waiting = [next(lane, None) for lane in lanes]
+        for chunk in range(self._chunks):
+            self._chunk = chunk
+            chosen: list[Window] = []
+            for lane, group in enumerate(waiting):
+                if group is not None and group[0] == chunk:
+                    chosen.extend(group[1])
+                    waiting[lane] = next(lanes[lane], None)
+            yield Step(chosen, [0] * len(chosen))
+
+    def _chunk_of(self, begin: int) -> Callable[[Window], int]:
+        return lambda window: (window.first - begin) // self._per_lane
+
+    @torch.no_grad()
+    def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
+        """One forward of the weights as they are now."""
+        answer: Tensor = self._learner.model(inputs, inputs == self._bos, self._dtype, last=last, cache=cache)
+        return answer
+
+    def update(self, asked: Sequence[Asked], past: Past) -> None:
+        """Train on the complete rows of the chunk; not after the last chunk, nor where no window began in it."""
+        if not asked or self._chunk == self._chunks - 1:
+            return
+        rows = []
+        for lane_begin, lane_end in zip(past.layout.begins.tolist(), past.layout.ends.tolist(), strict=True):
+            begin = lane_begin + self._chunk * self._per_lane
+            end = min(begin + self._per_lane, lane_end)
+            starts = range(begin, end - self._length + 1, self._length)
+            rows += [past.known(start, start + self._length + 1) for start in starts]
+        if rows:
+            self._learner.learn(np.stack(rows), self._chunk, self._chunks)
