@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from caddie.artifact import Artifact
+from caddie.model import Cache
 
 
 @torch.inference_mode()
@@ -19,9 +20,12 @@ def sample(
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     written = [tokenizer.bos, *(int(token) for token in tokenizer.encode(prompt))]
+    fresh, cache = written[-longest:], Cache()
     for _ in range(tokens):
-        ids = torch.tensor([written[-longest:]], device=device)
-        logits = model(ids, ids == tokenizer.bos)[0, -1].float().cpu()
+        if cache.length + len(fresh) > longest:  # begin a new window, half full
+            fresh, cache = written[-max(1, longest // 2) :], Cache()
+        ids = torch.tensor([fresh], device=device)
+        logits = model(ids, ids == tokenizer.bos, last=1, cache=cache)[0, -1].float().cpu()
         if temperature > 1e-4:
             chosen = int(torch.multinomial((logits / temperature).softmax(0), 1, generator=generator))
         else:
@@ -29,4 +33,5 @@ def sample(
         if chosen == tokenizer.bos:
             break
         written.append(chosen)
+        fresh = [chosen]
     return tokenizer.decode(written)
