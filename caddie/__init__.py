@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from caddie.artifact import Artifact, load
-    from caddie.checks import verify
     from caddie.corpora import open_corpus, open_for_scoring, text_of
     from caddie.errors import CheckFailed, UserError
     from caddie.generate import sample
     from caddie.line import run
+    from caddie.probes import verify
     from caddie.recipe import Recipe, find, shipped
-    from caddie.scoring import score
+    from caddie.scoring.score import score
 
 _HOMES = {
     "Artifact": "artifact",
@@ -32,7 +32,7 @@ _HOMES = {
     "sample": "generate",
     "score": "scoring",
     "text_of": "corpora",
-    "verify": "checks",
+    "verify": "probes",
 }
 
 __all__ = [
