@@ -33,8 +33,10 @@ _PARTS = {
     "tokenizer": "tokenizer",
     "config": "model config",
     "manifest": "manifest",
+    "source": "source code",
     "container": "container",
 }
+_ACROSS = (12, 17, 15, 15)  # columns of the figures of a policy
 _STAGES = {
     "trained": "trained",
     "averaged": "averaged",
@@ -86,6 +88,13 @@ def step_line(event: Mapping[str, Any]) -> str:
     return "  ".join([*fields, f"{clock(left)} left"])
 
 
+def tokens_line(done: int, total: int, seconds: float) -> str:
+    """Tokens done, speed and time left."""
+    speed = done / seconds if seconds > 0 else math.nan
+    left = (total - done) / speed if done and speed > 0 else math.nan
+    return f"{done:,} of {total:,} tokens  {_number(speed, ',.0f')} tokens/s  {clock(left)} left"
+
+
 def table(rows: Iterable[Sequence[object]], header: Sequence[str], width: int = WIDTH) -> str:
     """A plain-text table: figures to the right with thousands separators, the last column wrapped at `width`.
 
@@ -109,15 +118,38 @@ def table(rows: Iterable[Sequence[object]], header: Sequence[str], width: int = 
 
 
 def result_table(result: Mapping[str, Any], report: Path | str | None = None) -> str:
-    """The end of a run in about 25 lines of at most 79 columns, from what `result.json` holds."""
+    """The end of a run in about 30 lines of at most 79 columns, from what `result.json` holds."""
     blocks = [
         _headline(result),
         _beside(_scores(result), _seconds(result)),
         _beside(_bytes(result), _compressors(result)),
+        _policies(result),
         _sample(str(result.get("sample") or "")),
         [f"report  {report}"] if report is not None else [],
     ]
     return "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks if block)
+
+
+def score_table(result: Mapping[str, Any]) -> str:
+    """What `caddie score` found: a column for each kind of scoring, and what must be known to read it."""
+    columns = ("bits_per_byte", "bits_per_normalized_byte", "bits_per_table_byte", "nats_per_token")
+    counts = ("tokens", "source_bytes", "normalized_bytes", "table_bytes")
+    scores = [(kind, result[kind]) for kind in ("plain", "sliding", "adaptive", "user") if result.get(kind)]
+    rows = [[name.replace("_", " "), *(f"{score[name]:.6f}" for _, score in scores)] for name in columns]
+    rows += [[name.replace("_", " "), *(score[name] for _, score in scores)] for name in counts]
+    rows.append(["seconds", *(f"{score['seconds']:.1f}" for _, score in scores)])
+    lines = [table(rows, ["", *(kind for kind, _ in scores)]), ""]
+    lines.append(f"bits per byte  {result['bits_per_byte']:.6f}")
+    lines += textwrap.wrap(result["validation_set"], WIDTH)
+    if not result["own_scoring"]:
+        lines.append("Not the scoring that the artifact carries.")
+    plain = result["plain"]
+    if plain["table_bytes"] != plain["normalized_bytes"]:
+        lines.append(
+            f"The contest's table counts {plain['table_bytes']:,} bytes where the tokens stand for "
+            f"{plain['normalized_bytes']:,}: its figure is wrong for this tokenizer."
+        )
+    return "\n".join(lines)
 
 
 class Display:
@@ -177,15 +209,22 @@ class Display:
 
     def step(self, event: Mapping[str, Any]) -> None:
         """Show a `step` event of the log; off a terminal, only at each tenth of the budget or once a minute."""
-        if self.quiet:
-            return
-        self._last_step = step_line(event)
+        if not self.quiet:
+            self._show(event["progress"], step_line(event))
+
+    def tokens(self, done: int, total: int) -> None:
+        """Show how many of the tokens of this phase are done."""
+        if not self.quiet and total:
+            self._show(done / total, tokens_line(done, total, self.now() - self._began))
+
+    def _show(self, progress: float, line: str) -> None:
+        self._last_step = line
         if self._live is not None:
             if self._task is None:
                 self._task = self._live.add_task("train", total=None, text="")
-            self._live.update(self._task, total=1.0, completed=event["progress"], text=self._last_step)
-        elif self._is_due(event["progress"]):
-            print(f"{event['progress']:4.0%}  {self._last_step}", file=self.stream, flush=True)
+            self._live.update(self._task, total=1.0, completed=progress, text=line)
+        elif self._is_due(progress):
+            print(f"{progress:4.0%}  {line}", file=self.stream, flush=True)
 
     def _is_due(self, progress: float) -> bool:
         now, tenth = self.now(), int(progress * 10 + 1e-9)
@@ -291,6 +330,8 @@ def _scores(result: Mapping[str, Any]) -> list[str]:
         entries = [result["scores"].get(f"{stage}_{way}") for way in ("plain", "sliding")]
         if any(entries):
             lines.append(_row("  " + label, *(_number(entry and entry["bits_per_byte"], ".4f") for entry in entries)))
+    if adaptive := result["scores"].get("quantized_adaptive"):
+        lines.append(_row("  packed, adaptive", _number(adaptive["bits_per_byte"], ".4f")))
     return lines
 
 
@@ -311,6 +352,33 @@ def _compressors(result: Mapping[str, Any]) -> list[str]:
     shown |= {name: entry["bits_per_byte"] for name, entry in (result.get("compressors") or {}).items()}
     rows = [_row("  " + name, _number(value, ".4f"), width=23) for name, value in shown.items()]
     return ["same held-out bytes, bits per byte", *rows]
+
+
+def _policies(result: Mapping[str, Any]) -> list[str]:
+    policies = result.get("policies") or []
+    lines = [_policy("counted by policy", "bytes", "cap", "training s", "evaluation s")]
+    for entry in policies:
+        size, cap = entry["bytes"], entry["cap_bytes"]
+        room = "-" if size is None or cap is None else "under" if size <= cap else f"{size - cap:,} over"
+        clocks = (_charged(entry["training"]), _charged(entry["evaluation"]))
+        lines.append(_policy("  " + printable(entry["name"]), _number(size, ","), room, *clocks))
+    machines = dict.fromkeys(printable(entry["hardware"]) for entry in policies if entry["hardware"])
+    if machines:
+        lines.append(crop(f"  seconds of this machine; budgets are for {', '.join(machines)}", WIDTH))
+    return lines if policies else []
+
+
+def _policy(name: str, *cells: str) -> str:
+    return _pad(crop(name, 20), 20, False) + "".join(
+        f"{cell:>{width}}" for cell, width in zip(cells, _ACROSS, strict=True)
+    )
+
+
+def _charged(budget: Mapping[str, Any]) -> str:
+    seconds, most = _number(budget["seconds"], ",.1f"), budget["budget_seconds"]
+    if most is None or budget["seconds"] is None:
+        return seconds
+    return f"{seconds} {'over' if budget['within'] is False else 'of'} {most:,g}"
 
 
 def _sample(text: str) -> list[str]:

@@ -17,22 +17,28 @@ from torch import Tensor
 
 from caddie import artifact as artifacts
 from caddie.artifact import Artifact, Manifest
+from caddie.bundle import source_needed
 from caddie.compress import Compressed, compress
+from caddie.config import show
 from caddie.corpora import describe, open_corpus, text_of
 from caddie.corpus import Corpus
 from caddie.distributed import Ranks, local_device
 from caddie.errors import CheckFailed, UserError
 from caddie.files import replacing
 from caddie.model import build
+from caddie.official import identify
+from caddie.policy import state
 from caddie.recipe import Recipe
 from caddie.report import write_report
 from caddie.result import describe_run
 from caddie.schedules import Clock
-from caddie.scoring import Score, Scoring, Text, score, use_quickest_threads, windows
+from caddie.scoring import Score, Scoring, Text, check_windows, load_scorer, score, use_quickest_threads
 from caddie.train import Event, Trained, save_tensors, train
 
 RECIPE, LOG, WEIGHTS = "recipe.json", "log.jsonl", "weights.safetensors"
 ARTIFACT, RESULT = "artifact.caddie", "result.json"
+KINDS = ("plain", "sliding", "adaptive", "user")
+"""Scores of an artifact, from the simplest to the one that counts."""
 Watch = Callable[[Event], None]
 
 
@@ -41,21 +47,50 @@ def run_folder(recipe: Recipe, seed: int) -> Path:
     return Path("runs") / f"{recipe.name}-{recipe.sha256[:8]}-s{seed}"
 
 
-def score_artifact(artifact: Artifact, corpus: Corpus) -> dict[str, Any]:
-    """The artifact's scores on the corpus; `bits_per_byte` is that of its own scoring."""
-    text = text_of(corpus)
-    use_quickest_threads(artifact.model, text, artifact.scoring)
-    own = score(artifact.model, text, artifact.scoring)
-    overlap = artifact.scoring.stride < artifact.scoring.sequence_length
-    flat = score(artifact.model, text, artifact.scoring.plain) if overlap else own
+def score_artifact(
+    artifact: Artifact,
+    corpus: Corpus,
+    scoring: Scoring | None = None,
+    scorer: str | None = None,
+    phase: Callable[[str], None] = lambda name: None,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """The artifact's scores on the corpus; `bits_per_byte` is that of its own scoring.
+
+    `scoring` takes the place of the artifact's own, and `scorer` (`FILE.py:NAME`) is a user's that does: figures of
+    another kind, which the result says.
+    """
+    own, text, model = scoring or artifact.scoring, text_of(corpus), artifact.model
+    clock = Clock()
+    with clock.phase("warm_up"):
+        use_quickest_threads(model, text, own)
+    kinds = {"plain": own.plain}
+    if own.stride < own.sequence_length:
+        kinds["sliding"] = own.but(adaptation=None)
+    if own.adaptation is not None:
+        kinds["adaptive"] = own
+    scores = {}
+    for kind, setting in kinds.items():
+        phase(kind)
+        scores[kind] = score(model, text, setting, report)
+    if scorer is not None:
+        phase(scorer)
+        loaded = load_scorer(scorer, model, artifact.tokenizer)
+        scores["user"] = score(model, text, own.plain, report, scorer=loaded)
+    counted, held_out = list(scores.values())[-1], corpus.manifest.validation
     return {
-        "bits_per_byte": own.bits_per_byte,
+        "bits_per_byte": counted.bits_per_byte,
+        "seconds": {"load": artifact.load_seconds, **clock.seconds, "score": counted.seconds},
         "artifact_bytes": artifact.file_bytes,
-        "plain": flat.to_json(),
-        "sliding": own.to_json() if overlap else None,
+        **{kind: scores[kind].to_json() if kind in scores else None for kind in KINDS},
+        "scoring": show(own),
+        "own_scoring": own == artifact.scoring and scorer is None,
         "byte_source": corpus.manifest.byte_source,
+        "validation_set": identify(
+            held_out.tokens, held_out.source_bytes, held_out.documents, corpus.manifest.tokenizer.vocabulary
+        ),
         "artifact_sha256": artifact.sha256,
-        "validation_documents_sha256": corpus.manifest.validation.document_set_sha256,
+        "validation_documents_sha256": held_out.document_set_sha256,
     }
 
 
@@ -138,8 +173,9 @@ def pack_run(folder: Path) -> Compressed:
         validation_fraction=corpus.manifest.validation_fraction,
     )
     path = folder / ARTIFACT
+    source = source_needed().section(artifacts.SOURCE) if recipe.compress.carry_source else None
     artifacts.pack(
-        path, recipe.model, recipe.compress.quantizers, compressed.sections, tokenizer, recipe.score, manifest
+        path, recipe.model, recipe.compress.quantizers, compressed.sections, tokenizer, recipe.score, manifest, source
     )
     return compressed
 
@@ -188,7 +224,7 @@ def run(
         if not ranks.first:
             corpus = open_corpus(recipe, source, note)
         text = text_of(corpus)
-        windows(len(text.tokens) - 1, recipe.score.sequence_length, recipe.score.stride)
+        check_windows(recipe.score.sequence_length, recipe.score.stride, len(text.tokens) - 1)
         corpus.check_disjoint()
     note(describe(corpus))
     phase("train")
@@ -207,7 +243,7 @@ def run(
     with clock.phase("verify"):
         verified = _fresh("verify", folder / ARTIFACT, f"compress.cap_bytes={recipe.compress.cap_bytes}")
         artifact = artifacts.load(folder / ARTIFACT)
-    scores |= {"quantized_plain": scored["plain"], "quantized_sliding": scored["sliding"]}
+    scores |= {f"quantized_{kind}": scored[kind] for kind in ("plain", "sliding", "adaptive")}
     result = describe_run(recipe, corpus, trained, compressed, artifact, ranks)
     result |= {
         "command": command,
@@ -217,7 +253,9 @@ def run(
         "checks": verified["checks"],
         "scores": scores,
         "seconds": {**clock.seconds, "total": sum(clock.seconds.values())},
+        "evaluation": scored["seconds"],
     }
+    result["policies"] = state(result)
     _dump(folder / RESULT, result)
     write_report(folder)
     return result

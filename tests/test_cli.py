@@ -13,11 +13,16 @@ from typing import Any
 
 import pytest
 
+from caddie import artifact as artifacts
+from caddie import lossless
 from caddie.cli import app
 
 Call = Callable[..., Any]
 HELP = Path(__file__).parent / "golden" / "help.txt"
-VERBS = ("data", "diff", "pack", "recipes", "report", "run", "sample", "score", "train", "verify")
+VERBS = (
+    *("compare", "compress", "data", "decompress", "diff", "pack", "recipes", "report", "run", "sample", "score"),
+    *("train", "verify"),
+)
 
 
 def test_help_is_golden(caddie: Call, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
@@ -71,10 +76,35 @@ def copy(tiny_run: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(shutil.copytree(tiny_run.folder, tmp_path_factory.mktemp("cli") / "run"))
 
 
+def other_seed(run: Path, path: Path) -> Path:
+    """The result of a run as another seed would have left it."""
+    result = json.loads((run / "result.json").read_text())
+    result["seed"], result["sha256"]["artifact"] = 2, "0" * 64
+    path.write_text(json.dumps(result))
+    return path
+
+
+def small_file(path: Path) -> Path:
+    """A file to compress."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"abcdefgh ij" * 9 + b"\xff")
+    return path
+
+
+def compressed(tiny: Any, path: Path) -> Path:
+    """A file to decompress."""
+    path.write_bytes(lossless.compress(artifacts.load(tiny.artifact), [small_file(path).read_bytes()]))
+    return path
+
+
 def arguments(verb: str, tiny: Any, copy: Path, out: Path) -> list[object]:
     """A quick use of a verb."""
     run = ["tiny", *tiny.settings, "--data", tiny.corpus, "--out", out]
+    if verb == "decompress":
+        return [verb, tiny.artifact, compressed(tiny, out.with_suffix(".cz"))]
     return {
+        "compare": ["compare", tiny.folder, "--against", other_seed(tiny.folder, out.with_suffix(".json"))],
+        "compress": ["compress", tiny.artifact, small_file(out.with_suffix(".txt"))],
         "data": ["data", tiny.text, "data.tokenizer=RawBytes", "model.vocabulary=257", "--out", out],
         "diff": ["diff", "tiny"],
         "pack": ["pack", copy],
@@ -88,7 +118,10 @@ def arguments(verb: str, tiny: Any, copy: Path, out: Path) -> list[object]:
 
 
 FACTS = {
-    "data": {"folder", "manifest"},
+    "compare": {"runs", "against", "difference", "p", "seeds_to_show_difference"},
+    "compress": {"file", "bytes", "source_bytes", "bits_per_byte"},
+    "data": {"folder", "manifest", "lossy_rules"},
+    "decompress": {"file", "bytes"},
     "diff": {"from", "to", "diff", "parameters"},
     "pack": {"artifact", "artifact_bytes", "cap_bytes", "ledger"},
     "recipes": {"recipes"},
@@ -115,10 +148,22 @@ def test_json_is_one_object_and_progress_goes_elsewhere(
 @pytest.mark.parametrize("verb", FACTS)
 def test_people_get_text_and_quiet_is_quiet(verb: str, tiny_run: Any, copy: Path, caddie: Call, tmp_path: Path) -> None:
     given = arguments(verb, tiny_run, copy, tmp_path / "out")
-    ended = caddie(*given, *(["--quiet"] if verb in ("data", "score", "train") else []))
+    ended = caddie(*given, *(["--quiet"] if verb in ("compress", "data", "decompress", "score", "train") else []))
     assert (ended.status, ended.err) == (0, "")
     assert ended.out.strip()
     assert not ended.out.startswith("{")
+
+
+def test_a_file_comes_back(tiny_run: Any, caddie: Call, tmp_path: Path) -> None:
+    file = small_file(tmp_path / "file")
+    assert caddie("compress", tiny_run.artifact, file).status == 0
+    ended = caddie("decompress", tiny_run.artifact, tmp_path / "file.cz", "--out", tmp_path / "again")
+    assert ended.out == f"{tmp_path / 'again'}: {file.stat().st_size} bytes\n"
+    assert (tmp_path / "again").read_bytes() == file.read_bytes()
+    for again in (["compress", tiny_run.artifact, file], ["decompress", tiny_run.artifact, tmp_path / "file.cz"]):
+        ended = caddie(*again)
+        assert (ended.status, ended.out) == (2, "")
+        assert "exists; name another file with --out or remove it" in ended.err, "nothing is overwritten"
 
 
 def test_progress_is_told_on_standard_error(tiny_run: Any, copy: Path, caddie: Call, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from run_folder import make_events, make_result
 
 from caddie.display import WIDTH, Display, clock, columns, crop, printable, result_table, step_line, table
+from caddie.policy import state
 
 GOLDEN = Path(__file__).parent / "golden" / "result_table.txt"
 
@@ -62,7 +63,7 @@ def test_result_table_is_golden() -> None:
         GOLDEN.write_text(text + "\n")
     assert text + "\n" == GOLDEN.read_text()
     assert max(map(columns, text.splitlines())) <= WIDTH
-    assert len(text.splitlines()) <= 28
+    assert len(text.splitlines()) <= 34
     assert text.isascii()
 
 
@@ -87,8 +88,25 @@ def test_result_table_says_what_is_wrong() -> None:
     assert "THE ARTIFACT IS 33,336 BYTES OVER ITS CAP" in text
 
 
+def test_result_table_under_policies() -> None:
+    result = make_result()
+    result["ledger"]["parts"]["weights"] = 15_998_000
+    result["seconds"]["train"] = 600.4
+    result["evaluation"] |= {"load": None, "score": 713.8}
+    lines = result_table(result | {"policies": state(result)}).splitlines()
+    start = lines.index("counted by policy          bytes              cap     training s   evaluation s")
+    assert lines[start + 1 : start + 5] == [
+        "  contest-2026        16,024,713      24,713 over 600.4 over 600 713.8 over 600",
+        "  strict              16,037,725      37,725 over 619.8 over 600              -",
+        "  hutter              16,255,830                -          619.8              -",
+        "  seconds of this machine; budgets are for 8xH100",
+    ]
+    assert "policy" not in result_table({**result, "policies": None})
+
+
 def test_result_table_keeps_the_terminal_safe() -> None:
     result = make_result() | {"recipe": "a\x1b[2Jb" * 20, "sample": "\x1b]0;title\x07one\n\u202etwo\n" + "字" * 90}
+    result["policies"][0] |= {"name": "\x1b[2J" + "字" * 90, "hardware": "\x07"}
     text = result_table(result)
     assert "\x1b" not in text
     assert "\x07" not in text

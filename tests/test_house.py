@@ -28,24 +28,43 @@ MODULES = {
 
 FLOORS: dict[int, set[str]] = {
     5: {"__init__", "__main__", "cli", "exits"},
-    4: {"corpora", "display", "recipe", "recipes", "report", "result", "line"},
+    4: {"comparison", "corpora", "display", "policy", "recipe", "recipes", "report", "result", "line", "stats"},
     3: {
         "artifact",
+        "bundle",
+        "checks",
         "compress",
         "corpus",
-        "hub",
-        "prepare",
-        "published",
         "generate",
+        "hub",
+        "lossless",
+        "official",
+        "prepare",
+        "probes",
+        "published",
         "scoring",
         "sources",
         "splits",
         "train",
-        "checks",
     },
     2: {"averaging", "data", "model", "optim", "quantize"},
-    1: {"distributed", "ops", "parameters", "threads"},
-    0: {"codecs", "config", "container", "errors", "files", "schedules", "tokenizers"},
+    1: {"distributed", "ops", "parameters", "sealed", "threads"},
+    0: {
+        "audit",
+        "bpe",
+        "caseops",
+        "codecs",
+        "coder",
+        "config",
+        "container",
+        "errors",
+        "exact",
+        "files",
+        "schedules",
+        "tokenizers",
+        "units",
+        "userfile",
+    },
 }
 SIBLINGS = {0, 3, 4, 5}
 """Floors whose modules may import one another, without cycles."""
@@ -54,8 +73,8 @@ CYCLES = {("recipe", "recipes")}
 FLOOR_OF = {part: floor for floor, parts in FLOORS.items() for part in parts}
 
 TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
-ENVIRONMENT = {("line", "_fresh"), ("hub", "_contained")}
-"""Functions outside `distributed` that touch the environment: one hands it on to a child process, one keeps a library
+ENVIRONMENT = {("line", "_fresh"), ("hub", "_contained"), ("sealed", "_environment")}
+"""Functions outside `distributed` that touch the environment: two hand it on to a child process, one keeps a library
 from writing into the home folder and puts everything back."""
 
 FILE_LINES = 450

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from caddie.data import write_shard
+from caddie.policy import state
 from caddie.tokenizers import SentencePieceTokenizer
 
 SMALL = (
@@ -79,6 +80,9 @@ def test_run_folder_is_complete(folder: Path, result: dict[str, Any]) -> None:
     assert result["corpus"]["lossless"] is True
     assert 0 < result["scores"]["quantized_sliding"]["bits_per_byte"] < 9
     assert result["bits_per_byte"] == result["scores"]["quantized_sliding"]["bits_per_byte"]
+    assert result["scores"]["quantized_adaptive"] is None
+    assert result["policies"] == state(result)
+    assert result["evaluation"]["load"] > 0
 
 
 def test_scores_anywhere_without_the_training_data(folder: Path, result: dict[str, Any], tmp_path: Path) -> None:

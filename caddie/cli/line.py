@@ -164,12 +164,14 @@ def pack(folder: Path, as_json: bool) -> int:
     "--scorer", metavar="FILE.py:NAME", help="A scorer of your own, or known_bad:NAME for one that must fail."
 )
 @click.option("--known-bad", "examples", is_flag=True, help="Also try every known-bad example: all must be caught.")
+@click.option("--lossless", is_flag=True, help="Also compress some documents and decompress them.")
 @options("data", "json")
 def verify(
     artifact: Path,
     settings: tuple[str, ...],
     scorer: str | None,
     examples: bool,
+    lossless: bool,
     data: str | None,
     as_json: bool,
 ) -> int:
@@ -196,6 +198,7 @@ def verify(
         scorer=scorer,
         corpus=open_for_scoring(loaded, data) if data else None,
         examples=examples,
+        lossless=lossless,
     )
     lines = [f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.evidence}" for check in verdict.checks]
     if verdict.caught:
