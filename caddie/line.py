@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from caddie.files import replacing
 from caddie.model import build
 from caddie.official import identify
 from caddie.policy import state
+from caddie.probes import verify
 from caddie.recipe import Recipe
 from caddie.report import write_report
 from caddie.result import describe_run
@@ -241,16 +243,16 @@ def run(
         scored = _fresh("score", folder / ARTIFACT, "--data", str(corpus.folder), "--quiet")
     phase("verify")
     with clock.phase("verify"):
-        verified = _fresh("verify", folder / ARTIFACT, f"compress.cap_bytes={recipe.compress.cap_bytes}")
         artifact = artifacts.load(folder / ARTIFACT)
+        verdict = verify(artifact, recipe.compress.cap_bytes)
     scores |= {f"quantized_{kind}": scored[kind] for kind in ("plain", "sliding", "adaptive")}
     result = describe_run(recipe, corpus, trained, compressed, artifact, ranks)
     result |= {
         "command": command,
         "seed": seed,
         "bits_per_byte": scored["bits_per_byte"],
-        "verified": verified["passed"],
-        "checks": verified["checks"],
+        "verified": verdict.passed,
+        "checks": [asdict(check) for check in verdict.checks],
         "scores": scores,
         "seconds": {**clock.seconds, "total": sum(clock.seconds.values())},
         "evaluation": scored["seconds"],

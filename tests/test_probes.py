@@ -379,6 +379,7 @@ def test_an_example_in_place_of_the_scorer(artifact: Artifact) -> None:
         "documents": [piece.decode("latin-1") for piece in excerpts(library(), artifact.scoring)],
         "seed": 1,
         "examples": False,
+        "lossless": [],
     }
     assert KNOWN_BAD["slot"].probe in {
         check["name"] for check in verification._probed(asked)["checks"] if not check["passed"]

@@ -212,7 +212,7 @@ def test_what_cannot_be_read_is_named_at_once(tmp_path: Path) -> None:
         run("", readable=[tmp_path / "absent"])
 
 
-def test_an_artifact_is_checked_and_an_optimizer_steps(namespaces: None, tiny_run: Any) -> None:
+def test_an_artifact_writes_and_an_optimizer_steps(namespaces: None, tiny_run: Any) -> None:
     """Whatever PyTorch loads when it is first asked, it finds in there; and it touches nothing else."""
     code = """
         import json, sys
@@ -220,14 +220,15 @@ def test_an_artifact_is_checked_and_an_optimizer_steps(namespaces: None, tiny_ru
         from caddie.sealed import watch_reads
         with watch_reads([Path(sys.argv[1])]) as touched:
             import caddie, torch
-            checks = caddie.verify(caddie.load(Path(sys.argv[1])), 16_000_000)
+            from caddie.generate import sample
+            sample(caddie.load(Path(sys.argv[1])), tokens=2)
             weight = torch.ones(1, requires_grad=True)
             weight.square().backward()
             torch.optim.AdamW([weight], lr=0.1).step()
-        print(json.dumps([touched, [check.name for check in checks if not check.passed], weight.item() < 1]))
+        print(json.dumps([touched, weight.item() < 1]))
     """
     outcome = run(code, tiny_run.artifact, readable=[tiny_run.artifact], memory=2048 * MIB, seconds=120)
-    assert answer(outcome) == [[], [], True]
+    assert answer(outcome) == [[], True]
     assert 64 * MIB < outcome.peak_bytes < 2048 * MIB
 
 
