@@ -1,0 +1,73 @@
+"""A share of the token before in every token."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from caddie.config import Config
+from caddie.model.context import Context
+from caddie.model.linear import Linear
+from caddie.ops import rms_norm
+from caddie.parameters import Constant, Part
+
+GATE_CHANNELS = 12
+"""Leading channels of a token that decide its share in `TokenSmear`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Smear(Config):
+    """Socket: how the token before enters a token. The first of a row or a document has none before it."""
+
+    @abstractmethod
+    def build(self, width: int) -> Part:
+        """The module; its forward takes tokens (B, T, width) and a context and returns them smeared and normed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelSmear(Smear):
+    """Norm, then x_t ← (1 - σ(γ)) x_t + σ(γ) x_{t-1}, γ one number for each channel that starts at 0.
+
+    SmearGate as in openai/parameter-golf, 2026-03-20_Int6_MLP3x_SmearGate_BigramHash_MuonWD_SWA, which smears across
+    documents too.
+    """
+
+    def build(self, width: int) -> Part:
+        """The module."""
+        return _ChannelSmear(width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenSmear(Smear):
+    """x_t ← x_t + λ σ(w · x_t[:12]) x_{t-1}, then norm; λ and w start at 0, so w gets its first gradient at step 2.
+
+    SmearGate as in openai/parameter-golf, 2026-04-27_SP8192_LQER_SparseGate_BOSSmearFix_9HpStack_1.0611.
+    """
+
+    def build(self, width: int) -> Part:
+        """The module."""
+        return _TokenSmear(width)
+
+
+class _ChannelSmear(Part):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gate = self.declare("gate", (width,), "scalar", Constant(value=0.0))
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        x = rms_norm(x)
+        return torch.lerp(x, context.previous(x), torch.sigmoid(self.gate).to(x.dtype))
+
+
+class _TokenSmear(Part):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gate = Linear(min(GATE_CHANNELS, width), 1, Constant(value=0.0), role="scalar")
+        self.scale = self.declare("scale", (), "scalar", Constant(value=0.0))
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        share = self.scale.to(x.dtype) * torch.sigmoid(self.gate(x[..., :GATE_CHANNELS]))
+        return rms_norm(x + share * context.previous(x))
