@@ -8,10 +8,12 @@ settings are read by.
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -119,7 +121,23 @@ def installed_bytes(library: str) -> int | None:
 
 
 def describe_source() -> dict[str, Any]:
-    """What `result.json` says of the source: bytes to score and beyond that to train, modules, libraries."""
+    """What `result.json` says of the source: bytes to score and beyond that to train, modules, libraries.
+
+    As Python keeps what it compiled, the answer is kept beside the source until that changes: it takes two seconds.
+    """
+    digest = hashlib.sha256(f"{sys.version} {metadata.version('python-minifier')}".encode())
+    for name, path in _modules().items():
+        digest.update(name.encode() + hashlib.sha256(path.read_bytes()).digest())
+    kept = _PACKAGE / "__pycache__" / f"source-{digest.hexdigest()[:16]}.json"
+    with suppress(OSError, ValueError):
+        return dict(json.loads(kept.read_text()))
+    described = _describe_source()
+    with suppress(UserError), replacing(kept) as temporary:  # where nothing can be written, it is measured again
+        temporary.write_text(json.dumps(described))
+    return described
+
+
+def _describe_source() -> dict[str, Any]:
     scoring, training = source_needed(SCORING), source_needed(TRAINING)
     return {
         "needed_bytes": scoring.bytes,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 # The models of the tests are so small that more threads, which wait for each other, only slow them; read by PyTorch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -94,6 +95,7 @@ TINY = (
     "model.block.attention.heads=2",
     "model.block.attention.key_value_heads=1",
     "model.block.mlp.hidden=16",
+    "model.embedding.bigrams.buckets=64",
     "data.tokenizer=RawBytes",
     "model.vocabulary=257",
     "train.steps=2",
@@ -106,16 +108,23 @@ TINY = (
 
 
 @pytest.fixture(scope="session")
-def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
-    """`caddie run` of two steps on 100 KB of made-up text."""
-    folder = tmp_path_factory.mktemp("tiny_run")
-    chance = random.Random(0)
-    words = ["".join(chance.choices("abcdefghij", k=chance.randint(2, 9))) for _ in range(300)]
-    paragraphs = [" ".join(chance.choices(words, k=80)) for _ in range(200)]
-    text = folder / "text.txt"
-    text.write_text("\n\n".join(paragraphs))
-    with contextlib.chdir(folder):
-        ended = call("run", "tiny", *TINY, "--data", text, "--out", folder / "run", "--json", "--quiet")
-    assert (ended.status, ended.err) == (0, "")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> TinyRun:
+    """`caddie run` of two steps on 100 KB of made-up text, made by the first of the test processes for all."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "tiny_run"
+    text, printed = folder / "text.txt", folder / "printed.json"
+    with FileLock(f"{folder}.lock"):
+        if not printed.exists():
+            folder.mkdir()
+            chance = random.Random(0)
+            words = ["".join(chance.choices("abcdefghij", k=chance.randint(2, 9))) for _ in range(300)]
+            paragraphs = [" ".join(chance.choices(words, k=80)) for _ in range(200)]
+            text.write_text("\n\n".join(paragraphs))
+            with contextlib.chdir(folder):
+                ended = call("run", "tiny", *TINY, "--data", text, "--out", folder / "run", "--json", "--quiet")
+            assert (ended.status, ended.err) == (0, "")
+            printed.write_text(ended.out)
     corpus = Path(json.loads((folder / "run" / "recipe.json").read_text())["corpus"])
-    return TinyRun(folder / "run", folder / "run" / "artifact.caddie", corpus, text, TINY, json.loads(ended.out))
+    return TinyRun(
+        folder / "run", folder / "run" / "artifact.caddie", corpus, text, TINY, json.loads(printed.read_text())
+    )

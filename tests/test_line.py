@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import call
 
 from caddie.data import write_shard
 from caddie.policy import state
@@ -25,6 +27,7 @@ SMALL = (
     "model.block.attention.heads=2",
     "model.block.attention.key_value_heads=1",
     "model.block.mlp.hidden=32",
+    "model.embedding.bigrams.buckets=256",
     "train.seconds=none",
     "train.steps=6",
     "train.batch_tokens=512",
@@ -38,7 +41,15 @@ SMALL = (
 
 
 def caddie(folder: Path, *arguments: str, status: int = 0) -> Any:
-    """What `caddie ARGUMENTS --json` prints when run in `folder`."""
+    """What `caddie ARGUMENTS --json` prints in this process, with `folder` as its working directory."""
+    with contextlib.chdir(folder):
+        ended = call(*arguments, "--json")
+    assert ended.status == status, ended.err
+    return json.loads(ended.out) if ended.out else ended.err
+
+
+def process(folder: Path, *arguments: str, status: int = 0) -> Any:
+    """The same in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "caddie", *arguments, "--json"],
         cwd=folder,
@@ -57,9 +68,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("line")
     (folder / "texts").mkdir()
     here = Path(__file__).parent
-    for path in (*here.glob("*.py"), *(here.parent / "caddie").rglob("*.py")):
+    for path in (here.parent / "caddie").rglob("*.py"):
         shutil.copy(path, folder / "texts" / f"{path.parent.name}-{path.stem}.txt")
-    caddie(folder, "run", "tiny", *SMALL, "model.vocabulary=400", "--data", "texts", "--out", "run")
+    process(folder, "run", "tiny", *SMALL, "model.vocabulary=400", "--data", "texts", "--out", "run")
     return folder
 
 
@@ -90,7 +101,7 @@ def test_scores_anywhere_without_the_training_data(folder: Path, result: dict[st
     shutil.copy(folder / "run" / "artifact.caddie", tmp_path / "copy.caddie")
     corpus = next((folder / "data").glob("texts-*"))
     shutil.copytree(corpus, tmp_path / "corpus", ignore=shutil.ignore_patterns("train_*"))
-    again = caddie(tmp_path, "score", "copy.caddie", "--data", "corpus")
+    again = process(tmp_path, "score", "copy.caddie", "--data", "corpus")
     assert abs(again["bits_per_byte"] - result["bits_per_byte"]) < 1e-6
     assert again["artifact_bytes"] == result["artifact_bytes"]
     assert caddie(tmp_path, "verify", "copy.caddie")["passed"] is True
@@ -123,7 +134,7 @@ def test_real_text_with_the_contest_tokenizer(real_data: Path, tmp_path: Path) -
     """FineWeb text under the contest's 1,024 ids: a lossy tokenizer, whose loss is counted and whose bytes are not."""
     model = real_data / "tokenizers" / "fineweb_1024_bpe.model"
     lines = (real_data / "small" / "train_small.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "fineweb.jsonl").write_text("".join(lines[:400]))
+    (tmp_path / "fineweb.jsonl").write_text("".join(lines[:250]))
     source = f'data.tokenizer=SentencePieceFile(path="{model}")'
     result = caddie(tmp_path, "run", "tiny", *SMALL, source, "--data", "fineweb.jsonl", "--out", "run")
     plain = result["scores"]["quantized_plain"]
@@ -138,15 +149,15 @@ def test_published_shards_without_their_text(real_data: Path, tmp_path: Path) ->
     """The contest's layout: token shards alone, whose bytes the contest's own table counts."""
     model = real_data / "tokenizers" / "fineweb_1024_bpe.model"
     tokenizer = SentencePieceTokenizer(model.read_bytes())
-    lines = (real_data / "small" / "train_small.jsonl").read_text().splitlines()[:300]
+    lines = (real_data / "small" / "train_small.jsonl").read_text().splitlines()[:90]
     ids = [np.append(np.uint16(1), tokenizer.encode(json.loads(line)["text"].encode())) for line in lines]
     (tmp_path / "shards").mkdir()
-    write_shard(tmp_path / "shards" / "fineweb_train_000000.bin", np.concatenate(ids[30:]).astype(np.uint16))
-    write_shard(tmp_path / "shards" / "fineweb_val_000000.bin", np.concatenate(ids[:30]).astype(np.uint16))
+    write_shard(tmp_path / "shards" / "fineweb_train_000000.bin", np.concatenate(ids[10:]).astype(np.uint16))
+    write_shard(tmp_path / "shards" / "fineweb_val_000000.bin", np.concatenate(ids[:10]).astype(np.uint16))
     source = f'data.tokenizer=SentencePieceFile(path="{model}")'
     result = caddie(tmp_path, "run", "tiny", *SMALL, source, "--data", "shards", "--out", "run")
     assert result["byte_source"] == "table"
-    assert result["corpus"]["documents"] == {"train": 270, "validation": 30}
+    assert result["corpus"]["documents"] == {"train": 80, "validation": 10}
     again = caddie(tmp_path, "score", "run/artifact.caddie", "--data", "shards")
     assert again["bits_per_byte"] == pytest.approx(result["bits_per_byte"], abs=1e-6)
 
@@ -164,14 +175,14 @@ def test_counts_edited_by_hand_are_refused(folder: Path, tmp_path: Path) -> None
 def test_two_processes_give_the_result_of_one(folder: Path, result: dict[str, Any], tmp_path: Path) -> None:
     corpus = str(next((folder / "data").glob("texts-*")))
     run = ("run", "tiny", *SMALL, "model.vocabulary=400", "--data", corpus, "--out", "two", "--gpus", "2")
-    two = caddie(tmp_path, *run)
+    two = process(tmp_path, *run)
     assert two["world"] == 2
     assert two["bits_per_byte"] == pytest.approx(result["bits_per_byte"], abs=2e-3)
 
 
 def test_terminated_run_says_how_to_go_on_and_does(folder: Path, result: dict[str, Any], tmp_path: Path) -> None:
     corpus = str(next((folder / "data").glob("texts-*")))
-    arguments = ["run", "tiny", *SMALL, "model.vocabulary=400", "train.steps=150", "--data", corpus, "--out", "killed"]
+    arguments = ["run", "tiny", *SMALL, "model.vocabulary=400", "train.steps=100", "--data", corpus, "--out", "killed"]
     process = subprocess.Popen(
         [sys.executable, "-m", "caddie", *arguments],
         cwd=tmp_path,
@@ -190,7 +201,7 @@ def test_terminated_run_says_how_to_go_on_and_does(folder: Path, result: dict[st
     assert "go on with: caddie run tiny" in errors.splitlines()[-1]
     assert "--out killed" in errors.splitlines()[-1]
     done = caddie(tmp_path, *arguments)
-    assert done["training"]["steps"] == 150
+    assert done["training"]["steps"] == 100
     starts = [json.loads(line) for line in log.read_text().splitlines() if '"start"' in line]
     assert starts[0]["step"] == 0
     assert starts[1]["step"] >= 3

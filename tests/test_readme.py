@@ -22,7 +22,7 @@ def test_the_program_is_twelve_lines_and_scores_alike_twice(
     assert '"train.seconds": 20' in program
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_texts").mkdir()
-    for path in (ROOT / "caddie").glob("*.py"):
+    for path in (ROOT / "caddie").glob("[a-d]*.py"):
         shutil.copy(path, tmp_path / "my_texts" / f"{path.stem}.txt")
     exec(compile(program.replace('"train.seconds": 20', '"train.seconds": 0.5'), "README", "exec"), {})
     printed = capsys.readouterr().out.splitlines()

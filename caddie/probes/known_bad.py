@@ -71,7 +71,7 @@ class FittedScale(Cheat):
             p = _softmax(scale * logits)
             mean = (p * logits).sum(1)
             curvature = ((p * logits**2).sum(1) - mean**2).mean()
-            scale = float(np.clip(scale + (target - mean.mean()) / max(curvature, 1e-9), 0.2, 5.0))
+            scale = float(np.clip(scale + (target - mean.mean()) / max(curvature, 1e-9), -5.0, 5.0))
         return _softmax(scale * logits)
 
 
