@@ -55,11 +55,13 @@ def compress(
     """The documents, one or several, as few bytes; `decompress` gives back their concatenation.
 
     A single document is cut into streams that are coded side by side, several are dealt out among them; each stream
-    begins without a past, which costs it some bytes. `scoring` replaces the artifact's own.
+    begins without a past, which costs it some bytes. A scorer that learns along the whole text gets one stream alone,
+    unless `streams` says otherwise, and takes the longer. `scoring` replaces the artifact's own.
     """
     whole = b"".join(documents)
     chosen = scoring or artifact.scoring
     scorer = _scorer(artifact, chosen)
+    streams = streams or (1 if scorer.in_order else None)
     bos = artifact.tokenizer.bos
     ids = [exact_ids(artifact.tokenizer, document) for document in documents if document]
     if len(ids) <= 1:

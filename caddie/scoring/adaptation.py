@@ -101,6 +101,8 @@ class ChunkSGD(Adaptation):
 
 
 class _ChunkSGD(Scorer):
+    in_order = True
+
     def __init__(self, config: ChunkSGD, model: Model, bos: int, length: int, stride: int, dtype: torch.dtype) -> None:
         check_chunk("score.adaptation.chunk_tokens", config.chunk_tokens, length)
         self._chunk_tokens, self._length, self._stride = config.chunk_tokens, length, stride

@@ -129,6 +129,8 @@ class Scorer(ABC):
 
     per_document = False
     """Whether every document is a stretch of its own, or the whole text is one."""
+    in_order = False
+    """Whether it learns along the whole text, so that cutting the text into stretches would make another score."""
 
     @abstractmethod
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
