@@ -349,6 +349,8 @@ def _line(result: Mapping[str, Any]) -> dict[str, Any] | None:
     rows, before = [], None
     result_row = max(index for index, value in enumerate(values) if _finite(value))
     for index, ((stage, way, _), value) in enumerate(zip(_STAGES, values, strict=True)):
+        if way == "adaptive" and value is None:
+            continue  # most recipes learn nothing while they are scored
         change, at = "", None
         if _finite(value):
             change = f"{value - before:+.4f}".replace("-", "\u2212") if before is not None else ""
