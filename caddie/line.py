@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from caddie.result import describe_run
 from caddie.schedules import Clock
 from caddie.scoring import Score, Scoring, Text, check_windows, load_scorer, score, use_quickest_threads
 from caddie.train import Event, Trained, save_tensors, train
+from caddie.units import convert
 
 RECIPE, LOG, WEIGHTS = "recipe.json", "log.jsonl", "weights.safetensors"
 ARTIFACT, RESULT = "artifact.caddie", "result.json"
@@ -105,7 +105,7 @@ def train_run(recipe: Recipe, corpus: Corpus, folder: Path, seed: int, ranks: Ra
         _end_line(folder / LOG)
     ranks.wait()
     told = {"recipe": recipe.to_json(), "seed": seed, "corpus": str(corpus.folder.resolve())}
-    bits_per_nat = split.tokens / split.source_bytes / math.log(2)
+    bits_per_nat = convert(1.0, "nats-per-token", "bits-per-byte", tokens=split.tokens, source_bytes=split.source_bytes)
     with open(folder / LOG if ranks.first else os.devnull, "a", buffering=1) as log:
 
         def tell(event: Event) -> None:

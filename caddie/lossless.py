@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from caddie.errors import UserError
 from caddie.exact import exact_ids
 from caddie.model import Cache
 from caddie.scoring import Asked, Layout, Scorer, Scoring, Step, Stream, Text, equal, score
+from caddie.units import whole_bytes
 
 Tokens = npt.NDArray[np.uint16]
 Report = Callable[[int, int], None]
@@ -132,8 +132,8 @@ def measure(
         exact=whole == b"".join(documents),
         source_bytes=len(whole),
         compressed_bytes=len(packed),
-        promised_bytes=promised / math.log(2) / 8,
-        claimed_bytes=(promised if same else _nats(artifact, chosen, own)) / math.log(2) / 8,
+        promised_bytes=whole_bytes(promised),
+        claimed_bytes=whole_bytes(promised if same else _nats(artifact, chosen, own)),
         streams=len(lengths),
         head_bytes=head_bytes,
         compress_seconds=middle - start,

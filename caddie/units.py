@@ -29,6 +29,11 @@ def nats_per_token(nats: float, tokens: int) -> float:
     return nats / tokens
 
 
+def whole_bytes(nats: float) -> float:
+    """nats / ln 2 / 8: bytes that an ideal compressor needs for a text of that cost."""
+    return nats / math.log(2) / 8
+
+
 def convert(cost: float, unit: Unit, to: Unit, *, tokens: int, source_bytes: int) -> float:
     """A cost, or a difference of costs, of a text of that many scored tokens and source bytes, in another unit.
 

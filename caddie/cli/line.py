@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from caddie.cli.options import (
-    changed_scoring,
+    changed_recipe,
     load_artifact,
     named_recipe,
     options,
@@ -21,8 +21,7 @@ from caddie.cli.options import (
     settings_argument,
     tell,
 )
-from caddie.config import parse_assignment
-from caddie.errors import CheckFailed, UserError
+from caddie.errors import CheckFailed
 from caddie.exits import judge, resume_hint
 
 if TYPE_CHECKING:
@@ -183,14 +182,9 @@ def verify(
     from caddie.corpora import open_for_scoring
     from caddie.display import table
     from caddie.probes import verify as verify_artifact
-    from caddie.recipe import Recipe
 
-    diff = dict(map(parse_assignment, settings))
-    for path in diff:
-        if path != "compress.cap_bytes" and not path.startswith("score."):
-            raise UserError(f"verify takes compress.cap_bytes=N and settings of score, not {path}")
     loaded = load_artifact(artifact)
-    recipe = Recipe().but({"score": loaded.scoring}).but(diff)
+    recipe = changed_recipe(loaded, settings, "compress.cap_bytes")
     verdict = verify_artifact(
         loaded,
         recipe.compress.cap_bytes,
@@ -231,7 +225,7 @@ def score(
     from caddie.line import score_artifact
 
     loaded = load_artifact(artifact)
-    scoring = changed_scoring(loaded, settings)
+    scoring = changed_recipe(loaded, settings).score
     with Display(quiet=quiet) as display:
         corpus = open_for_scoring(loaded, data, display.note)
         result = score_artifact(loaded, corpus, scoring, scorer, display.phase, display.tokens)

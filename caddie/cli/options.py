@@ -15,7 +15,6 @@ from caddie.errors import UserError
 if TYPE_CHECKING:
     from caddie.artifact import Artifact
     from caddie.recipe import Recipe
-    from caddie.scoring import Scoring
 
 Verb = Callable[..., Any]
 
@@ -72,13 +71,16 @@ def load_artifact(path: Path) -> Artifact:
     return artifacts.load(path, distributed.local_device())
 
 
-def changed_scoring(artifact: Artifact, settings: tuple[str, ...]) -> Scoring:
-    """The artifact's scoring with settings of the form score.PATH=VALUE applied."""
+def changed_recipe(artifact: Artifact, settings: tuple[str, ...], *others: str) -> Recipe:
+    """A recipe with the artifact's scoring and what settings of the form score.PATH=VALUE, or `others`, change."""
+    from caddie.recipe import Recipe
+
     diff = dict(map(parse_assignment, settings))
     for path in diff:
-        if not path.startswith("score."):
-            raise UserError(f"{path} does not change how an artifact is scored; give score.*")
-    return artifact.scoring.but({path.removeprefix("score."): value for path, value in diff.items()})
+        if path not in others and not path.startswith("score."):
+            takes = " and ".join([*(f"{other}=N" for other in others), "settings of score"])
+            raise UserError(f"{click.get_current_context().info_name} takes {takes}, not {path}")
+    return Recipe().but({"score": artifact.scoring}).but(diff)
 
 
 def tell(facts: dict[str, Any], as_json: bool, text: str) -> None:
