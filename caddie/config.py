@@ -19,7 +19,7 @@ from abc import ABC
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, Union, get_args, get_origin
 
 from caddie.errors import UserError, suggest
 
@@ -47,9 +47,23 @@ NonNegative = Annotated[float, Range(0.0, 1e30)]
 """A number of at least 0."""
 
 
+class Technique(NamedTuple):
+    """What is known of a class or of one of its settings, beside its docstring; `caddie techniques` shows it."""
+
+    why: str
+    """What it is for, in one sentence."""
+    source: str
+    """Paper or record."""
+    elsewhere: str = ""
+    """Effects that others measured, in bits per byte unless said; minus is better."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config(ABC):
     """Base of all settings. Subclasses are frozen, keyword-only dataclasses; a socket is an abstract subclass."""
+
+    techniques: ClassVar[Mapping[str, Technique]] = {}
+    """What is known of the class, under an empty key, and of its settings, each under its name."""
 
     def __post_init__(self) -> None:
         for name, annotation in field_types(type(self)).items():
@@ -198,7 +212,12 @@ def _parse_variant(node: ast.expr) -> object:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
         return {"kind": node.func.id, **{word.arg or "": _parse_variant(word.value) for word in node.keywords}}
     if isinstance(node, ast.Name):
-        return {"none": None, "true": True, "false": False}.get(node.id, node.id)
+        return {"none": None, "null": None, "true": True, "false": False}.get(node.id, node.id)
+    if isinstance(node, ast.Dict):
+        keys = [ast.literal_eval(key) if key else None for key in node.keys]
+        return dict(zip(keys, map(_parse_variant, node.values), strict=True))
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_parse_variant(item) for item in node.elts]
     return ast.literal_eval(node)
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated
+from itertools import pairwise
+from typing import Annotated, ClassVar
 
-from caddie.config import Config, Count, Fraction, Range
+from caddie.config import Config, Count, Fraction, Range, Technique, coerce
 from caddie.errors import UserError
 
 
@@ -73,6 +75,14 @@ def value_at(number: Number, moment: Moment) -> float:
 class Ramp(Schedule):
     """A straight line over progress, constant before and after."""
 
+    techniques: ClassVar = {
+        "": Technique(
+            "Warm-ups and tapers that mean the same on every machine.",
+            "openai/parameter-golf #1729 (the taper of the weight decay); as a warm-up of momentum, the baseline's",
+            "warming the learning rate up instead: +0.0024 to +0.0066 (#2005)",
+        ),
+    }
+
     start: float
     """Value until progress `begin`."""
     end: float
@@ -93,6 +103,19 @@ class Ramp(Schedule):
 class Warmdown(Schedule):
     """1, then a straight line toward 0 over the last `fraction` of the budget, never below `floor` (#1493 on)."""
 
+    techniques: ClassVar = {
+        "": Technique(
+            "The rate reaches its end when the budget does, however fast the machine.",
+            "openai/parameter-golf: the last 20 % (seed 001), 67 % (#1218), 72 % (#1493), 85 % (#1855)",
+            "-0.0056 to -0.0078 for a warm-down by steps on one RTX 5090; a cosine instead +0.0039 (#1125)",
+        ),
+        "floor": Technique(
+            "The last steps still move.",
+            "openai/parameter-golf #1787: 0.1",
+            "in a bundle only (#1787)",
+        ),
+    }
+
     fraction: Fraction
     """Part of the budget over which the value falls."""
     floor: Fraction = 0.0
@@ -110,6 +133,14 @@ class IterationWarmdown(Schedule):
 
     On a slow machine this decays from almost the first step; `Warmdown` is the cure. Kept to reproduce public runs.
     """
+
+    techniques: ClassVar = {
+        "": Technique(
+            "To repeat the contest's scripts.",
+            "openai/parameter-golf, the baseline (1,200 steps) to ARG (4,000)",
+            "3,500 for 3,000 -0.0002 (#414)",
+        ),
+    }
 
     steps: Count
     """Steps over which the value falls to zero."""
@@ -129,6 +160,13 @@ class IterationWarmdown(Schedule):
 class StepRamp(Schedule):
     """A straight line over the first `steps` steps, as the contest's momentum warm-up counts them."""
 
+    techniques: ClassVar = {
+        "": Technique(
+            "To repeat the contest's warm-up of momentum.",
+            "openai/parameter-golf, the baseline (500 steps), 1,500 in most after it",
+        ),
+    }
+
     start: float
     """Value at step 0."""
     end: float
@@ -140,6 +178,62 @@ class StepRamp(Schedule):
         """The value at `moment`."""
         fraction = min(1.0, moment.step / self.steps) if self.steps else 1.0
         return (1.0 - fraction) * self.start + fraction * self.end
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stairs(Schedule):
+    """Constant pieces over progress: layers repeated from 35 % of the run on (L3), longer rows, a larger batch."""
+
+    techniques: ClassVar = {
+        "": Technique(
+            "Layers repeated only late, longer rows or larger batches later: each piece of the run has its own graph.",
+            "openai/parameter-golf #1204, #1493",
+            "batches and rows that grow: a net loss, compiling costs more (the ternary record)",
+        ),
+    }
+
+    values: tuple[float, ...]
+    """Value of each piece."""
+    begins: tuple[Fraction, ...]
+    """Progress at which each piece but the first begins, rising."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        bounds = (0.0, *self.begins, 1.0)
+        if len(self.values) != len(self.begins) + 1 or any(a >= b for a, b in pairwise(bounds)):
+            raise UserError(
+                f"Stairs has {len(self.values)} values and begins {list(self.begins)}; give one begin fewer than "
+                "values, rising between 0 and 1, as in Stairs(values=[1, 2, 4], begins=[0.3, 0.6])"
+            )
+
+    def at(self, moment: Moment) -> float:
+        """The value at `moment`."""
+        return self.values[bisect_right(self.begins, moment.progress)]
+
+
+Whole = Annotated[int | Stairs, Range(1, 1 << 40)]
+"""A whole number of at least one, or one in pieces; the owner of such a field calls `check_whole`."""
+
+
+def check_whole(name: str, number: Whole) -> None:
+    """Raise `UserError` unless every piece of the field `name` is a whole number of at least one."""
+    for value in number.values if isinstance(number, Stairs) else ():
+        coerce(value, Count, f"{name}.values")
+
+
+def whole_at(number: Whole, moment: Moment) -> int:
+    """The number itself, or its value at `moment`."""
+    return int(number.at(moment)) if isinstance(number, Stairs) else number
+
+
+def all_values(number: Whole) -> tuple[int, ...]:
+    """Every value in the order of the run; one that comes back stands twice."""
+    return tuple(int(value) for value in number.values) if isinstance(number, Stairs) else (number,)
+
+
+def changes(numbers: Iterable[Whole]) -> tuple[float, ...]:
+    """Progress at which any of the numbers may change, rising."""
+    return tuple(sorted({begin for number in numbers if isinstance(number, Stairs) for begin in number.begins}))
 
 
 class Clock:

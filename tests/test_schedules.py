@@ -1,4 +1,4 @@
-"""Progress, schedules, the clock and the running average: hand-computed numbers and those of the public scripts."""
+"""Progress, schedules and the clock: hand-computed numbers and those of the public scripts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 
-from caddie.averaging import EMA, Averaging
-from caddie.config import coerce, variants
+from caddie.config import coerce, parse_assignment, variants
 from caddie.errors import UserError
 from caddie.schedules import (
     Budget,
@@ -23,9 +20,15 @@ from caddie.schedules import (
     NonNegativeNumber,
     Ramp,
     Schedule,
+    Stairs,
     StepRamp,
     Warmdown,
+    Whole,
+    all_values,
+    changes,
+    check_whole,
     value_at,
+    whole_at,
 )
 
 quick = settings(derandomize=True, deadline=None, max_examples=60)
@@ -76,11 +79,19 @@ def test_a_budget_of_nothing_is_an_error() -> None:
         (Warmdown(fraction=0.5, floor=0.25), {0.5: 1.0, 0.75: 0.5, 0.875: 0.25, 1.0: 0.25}),
         (Warmdown(fraction=1.0), {0.0: 1.0, 0.25: 0.75, 1.0: 0.0}),
         (Warmdown(fraction=0.0), {0.0: 1.0, 1.0: 1.0}),
+        # The weight decay of CASE: constant to 70 %, then down to half: 0.08 - 0.04·(progress - 0.7)/0.3.
+        (
+            Ramp(start=0.08, end=0.04, begin=0.7),
+            {0.0: 0.08, 0.7: 0.08, 0.775: 0.07, 0.85: 0.06, 0.94: 0.048, 1.0: 0.04},
+        ),
+        (Stairs(values=(1, 3), begins=(0.35,)), {0.0: 1.0, 0.3499: 1.0, 0.35: 3.0, 1.0: 3.0}),
+        (Stairs(values=(4, 0.5, 2), begins=(0.25, 0.75)), {0.0: 4, 0.2: 4, 0.25: 0.5, 0.7: 0.5, 0.75: 2, 1.0: 2}),
+        (Stairs(values=(7,), begins=()), {0.0: 7.0, 0.5: 7.0, 1.0: 7.0}),
     ],
 )
 def test_schedules_of_progress(schedule: Schedule, values: dict[float, float]) -> None:
     for progress, value in values.items():
-        assert schedule.at(at(progress)) == value, progress
+        assert schedule.at(at(progress)) == pytest.approx(value, rel=1e-12), progress
 
 
 def test_the_iteration_warmdown_foretells_its_length_from_the_mean_step() -> None:
@@ -118,11 +129,91 @@ def test_a_schedule_stands_where_a_number_stands() -> None:
         coerce(-1, NonNegativeNumber, "lr")
 
 
+# Stairs and whole numbers in pieces
+
+
+@pytest.mark.parametrize(
+    ("values", "begins"),
+    [
+        ((1, 2), ()),
+        ((1,), (0.5,)),
+        ((), ()),
+        ((1, 2, 3), (0.5, 0.5)),
+        ((1, 2, 3), (0.5, 0.4)),
+        ((1, 2), (0.0,)),
+        ((1, 2), (1.0,)),
+    ],
+)
+def test_stairs_that_do_not_rise_in_the_run_are_an_error(values: tuple[float, ...], begins: tuple[float, ...]) -> None:
+    with pytest.raises(UserError, match=r"give one begin fewer than values, rising between 0 and 1, as in") as error:
+        Stairs(values=values, begins=begins)
+    assert "\n" not in str(error.value)
+
+
+def test_stairs_outside_of_the_run_are_an_error() -> None:
+    with pytest.raises(UserError, match=r"begins\.0 must be from 0 to 1, not 35"):
+        Stairs(values=(1, 3), begins=(35,))
+    with pytest.raises(UserError, match=r"values\.1 must be a number"):
+        Stairs(values=(1, float("nan")), begins=(0.5,))
+
+
+@quick
+@given(
+    st.lists(st.floats(0.001, 0.999), unique=True, max_size=6).map(sorted), st.floats(0, 1), st.integers(0, 2**32 - 1)
+)
+def test_stairs_hold_each_value_from_its_begin_on(begins: list[float], progress: float, seed: int) -> None:
+    stairs = Stairs(values=tuple(float((seed >> 4 * i) % 16) for i in range(len(begins) + 1)), begins=tuple(begins))
+    moment = Moment(0, progress, Budget(seconds=1.0))
+    assert stairs.at(moment) == stairs.values[sum(begin <= moment.progress for begin in begins)]
+
+
+def test_a_whole_number_may_come_in_pieces() -> None:
+    tokens: Whole = coerce(parse_assignment("x=Stairs(values=[64, 256], begins=[0.5])")[1], Whole, "batch_tokens")
+    assert tokens == Stairs(values=(64, 256), begins=(0.5,))
+    found = [whole_at(tokens, at(progress)) for progress in (0.0, 0.49, 0.5, 1.0)]
+    assert found == [64, 64, 256, 256]
+    assert all(type(number) is int for number in (*found, *all_values(tokens)))
+    assert all_values(tokens) == (64, 256)
+    assert coerce(128, Whole, "batch_tokens") == whole_at(128, at(0.5)) == 128
+    assert all_values(128) == (128,)
+    check_whole("batch_tokens", tokens)
+    check_whole("batch_tokens", 128)
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (0, "rows must be from 1 to"),
+        (1.5, "rows must be a whole number, not 1.5"),
+        (Ramp(start=1, end=2), "rows must be one of Stairs, not Ramp"),
+        (Stairs(values=(1, 0), begins=(0.5,)), r"rows\.values must be from 1 to .*, not 0"),
+        (Stairs(values=(1, 2.5), begins=(0.5,)), r"rows\.values must be a whole number, not 2\.5"),
+    ],
+)
+def test_what_is_not_whole_is_an_error(number: object, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_whole("rows", coerce(number, Whole, "rows"))
+
+
+def test_the_changes_of_several_numbers_are_known_beforehand() -> None:
+    tokens = Stairs(values=(64, 128, 64), begins=(0.25, 0.75))
+    passes = Stairs(values=(1, 2, 3), begins=(0.5, 0.75))
+    assert changes([tokens, 32, passes]) == (0.25, 0.5, 0.75)
+    assert changes([tokens]) == tokens.begins
+    assert changes([32]) == ()
+    assert all_values(tokens) == (64, 128, 64)
+    shapes = [
+        (whole_at(tokens, at(progress)), whole_at(passes, at(progress))) for progress in (0, *changes([tokens, passes]))
+    ]
+    assert shapes == [(64, 1), (128, 1), (128, 2), (64, 3)]
+
+
 SAMPLES: dict[str, Schedule] = {
     "Ramp": Ramp(start=1.0, end=0.5, begin=0.1, finish=0.7),
     "Warmdown": Warmdown(fraction=0.7, floor=0.1),
     "IterationWarmdown": IterationWarmdown(steps=100),
     "StepRamp": StepRamp(start=1.0, end=0.5, steps=50),
+    "Stairs": Stairs(values=(0.2, 1.0, 0.5), begins=(0.3, 0.65)),
 }
 """One of each; a new schedule needs one here."""
 
@@ -141,7 +232,7 @@ def test_every_schedule_is_bounded_and_pure(name: str, step: int, seconds: float
     assert again.at(Moment(step, seconds, budget)) == value
 
 
-@pytest.mark.parametrize("name", ["Ramp", "Warmdown"])
+@pytest.mark.parametrize("name", ["Ramp", "Stairs", "Warmdown"])
 def test_schedules_of_progress_mean_the_same_on_every_machine(name: str) -> None:
     for tenth in range(11):
         slow = Moment(tenth, tenth * 60.0, Budget(seconds=600))
@@ -194,17 +285,36 @@ def test_warmdown_agrees_with_the_script_of_a_fraction(scripts: dict[str, Any]) 
         assert schedule.at(Moment(step, 0.0, by_steps)) == pytest.approx(multiplier, abs=1e-9)
 
 
+def test_quantization_joins_when_the_script_of_a_fraction_says(scripts: dict[str, Any]) -> None:
+    facts = scripts["S001"]
+    chosen = facts["settings"]
+    joined = Stairs(values=(0, 1), begins=(1 - chosen["qat last frac"],))
+    start = facts["late quantisation-aware training starts at elapsed ms"]
+    assert start == 510_000
+    for milliseconds in (0.0, start - 0.01, start, start + 0.01, 600_000.0):
+        moment = Moment(1, milliseconds / 1000, Budget(chosen["max wallclock seconds"]))
+        assert joined.at(moment) == (milliseconds >= start)
+
+
 @pytest.mark.parametrize("name", ["L3", "TOP"])
 def test_warmdown_agrees_with_the_scripts_that_reserve_time(scripts: dict[str, Any], name: str) -> None:
     facts = scripts[name]
     chosen = facts["settings"]
     budget = Budget(chosen["max wallclock seconds"] - chosen["gptq reserve seconds"])
     schedule = Warmdown(fraction=chosen["warmdown frac"], floor=chosen["min lr"])
-    assert len(facts["grid"]) > 10
-    for milliseconds, fraction, multiplier, _ in facts["grid"]:
+    assert budget.seconds == facts["effective cap ms"] / 1000
+    passes = Stairs(values=(1, 1 + chosen["num loops"]), begins=(chosen["enable looping at"],))
+    assert facts["columns"] == ["elapsed ms", "training fraction", "learning-rate multiplier", "looping on"]
+    assert len(facts["grid"]) > 40
+    assert {looping for *_, looping in facts["grid"]} == {False, True}
+    for milliseconds, fraction, multiplier, looping in facts["grid"]:
         moment = Moment(1, milliseconds / 1000, budget)
         assert moment.progress == pytest.approx(min(fraction, 1.0), abs=1e-12)
         assert schedule.at(moment) == pytest.approx(multiplier, abs=1e-9)
+        assert whole_at(passes, moment) == (3 if looping else 1)
+    uncapped = Budget(None, chosen["iterations"])
+    for step, fraction in facts["fraction without a wallclock cap"]:
+        assert uncapped.progress(step, 1e9) == pytest.approx(fraction, abs=1e-15)
 
 
 @pytest.mark.parametrize("name", ["BASE", "S003", "S001", "S002", "ARG", "L3", "TOP"])
@@ -217,66 +327,6 @@ def test_momentum_agrees_with_the_scripts(scripts: dict[str, Any], name: str) ->
     )
     for step, momentum in scripts[name]["muon momentum"]:
         assert ramp.at(Moment(step, 0.0, Budget(seconds=600))) == pytest.approx(momentum, abs=1e-15)
-
-
-# Averaging
-
-
-@pytest.mark.parametrize("decay", [0.99, 0.9965, 0.997])
-def test_the_average_agrees_with_the_scripts(parity: Path, decay: float) -> None:
-    data = load_file(parity / "components" / "schedules" / "ema.safetensors")
-    weights = [data[f"weights.step{step:02}"] for step in range(21)]
-    average = EMA(decay=decay).build({"w": weights[0]})
-    for weight in weights[1:]:
-        average.watch({"w": weight})
-    expected = data[f"ema_decay_{decay}.after_step20"]
-    torch.testing.assert_close(average.result()["w"], expected, rtol=2e-6, atol=1e-6)
-    assert (weights[20] - expected).abs().max() > 1e-2
-
-
-def test_the_average_by_hand() -> None:
-    average = EMA(decay=0.75).build({"w": torch.tensor([8.0])})
-    average.watch({"w": torch.tensor([0.0])})
-    assert average.result()["w"].item() == 6.0
-    average.watch({"w": torch.tensor([2.0])})
-    assert average.result()["w"].item() == 5.0
-
-
-AVERAGES: dict[str, Averaging] = {"EMA": EMA(decay=0.9)}
-"""One of each; a new average needs one here."""
-
-
-@pytest.mark.parametrize("name", sorted(variants(Averaging)))
-def test_every_average_of_a_constant_is_the_constant(name: str) -> None:
-    constant = {"a": torch.full((3, 2), 0.1), "b": torch.tensor(7.0)}
-    average = AVERAGES[name].build(constant)
-    for _ in range(50):
-        average.watch(constant)
-    for key, value in constant.items():
-        assert torch.allclose(average.result()[key], value, rtol=1e-6)
-
-
-@pytest.mark.parametrize("name", sorted(variants(Averaging)))
-def test_every_average_keeps_its_own_numbers_and_resumes(name: str) -> None:
-    torch.manual_seed(0)
-    seen = [{"w": torch.randn(4, 3), "v": torch.randn(5).bfloat16()} for _ in range(7)]
-    first = {key: value.clone() for key, value in seen[0].items()}
-    average = AVERAGES[name].build(first)
-    first["w"].fill_(100.0)
-    assert torch.equal(average.result()["w"], seen[0]["w"]), "not a view of the weights"
-    for weights in seen[1:4]:
-        average.watch(weights)
-    saved = {key: value.clone() for key, value in average.result().items()}
-    resumed = AVERAGES[name].build(seen[5])
-    for key, tensor in resumed.result().items():
-        tensor.copy_(saved[key])
-    for weights in seen[4:]:
-        average.watch(weights)
-        resumed.watch(weights)
-    for key in seen[0]:
-        assert torch.equal(average.result()[key], resumed.result()[key])
-        assert average.result()[key].dtype == torch.float32
-        assert not average.result()[key].requires_grad
 
 
 # Clock
