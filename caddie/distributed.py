@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -38,16 +38,64 @@ class Ranks:
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over all processes, in one exchange per dtype."""
+        self.begin_sum(tensors)()
+
+    def begin_sum(self, tensors: Sequence[Tensor]) -> Callable[[], None]:
+        """Begin to replace each tensor by its sum over all processes; calling the answer ends it, in all processes."""
+        flying = []
+        if self.world > 1:
+            for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):  # in the same order everywhere
+                group = [tensor for tensor in tensors if tensor.dtype == dtype]
+                flat = torch.cat([tensor.reshape(-1) for tensor in group])
+                flying.append((dist.all_reduce(flat, async_op=True), flat, group))
+
+        def finish() -> None:
+            for work, flat, group in flying:
+                work.wait()
+                for tensor, part in zip(
+                    group, flat.split_with_sizes([tensor.numel() for tensor in group]), strict=True
+                ):
+                    tensor.copy_(part.view_as(tensor))
+            flying.clear()
+
+        return finish
+
+    def share(self, count: int) -> slice:
+        """This process's part of `count` things in equal parts; `count` is a multiple of `world`."""
+        size = count // self.world
+        return slice(self.rank * size, (self.rank + 1) * size)
+
+    def begin_reduce_scatter(self, stack: Tensor) -> Callable[[], Tensor]:
+        """Begin to sum `stack` (a multiple of `world`, ...) over all processes; the answer waits for this one's share.
+
+        It may be called again. With gloo it costs as much as summing the whole, with NCCL half.
+        """
         if self.world == 1:
-            return
-        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):  # in the same order everywhere
-            group = [tensor for tensor in tensors if tensor.dtype == dtype]
-            flat = torch.cat([tensor.reshape(-1) for tensor in group])
-            dist.all_reduce(flat)
-            offset = 0
-            for tensor in group:
-                tensor.copy_(flat[offset : offset + tensor.numel()].view_as(tensor))
-                offset += tensor.numel()
+            return lambda: stack
+        mine = torch.empty_like(stack[self.share(len(stack))])
+        work = dist.reduce_scatter_tensor(mine, stack, async_op=True)
+
+        def arrive() -> Tensor:
+            work.wait()
+            return mine
+
+        return arrive
+
+    def begin_all_gather(self, mine: Tensor) -> Callable[[], Tensor]:
+        """Begin to bring together the shares of all processes; the answer waits for the stack of them, in their order.
+
+        It may be called again. Shares have one shape in all processes.
+        """
+        if self.world == 1:
+            return lambda: mine
+        stack = mine.new_empty((self.world * len(mine), *mine.shape[1:]))
+        work = dist.all_gather_into_tensor(stack, mine.contiguous(), async_op=True)
+
+        def arrive() -> Tensor:
+            work.wait()
+            return stack
+
+        return arrive
 
     def maximum(self, *values: float) -> list[float]:
         """The largest of each value over all processes, so that all decide alike."""

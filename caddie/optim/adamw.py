@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from caddie.config import Fraction, Positive
+from caddie.config import Fraction, Positive, Technique
 from caddie.distributed import Ranks
-from caddie.optim.optimizer import Optimizer, Updater
+from caddie.optim.optimizer import Optimizer, Updater, sum_of_squares
 from caddie.schedules import Moment, NonNegativeNumber, value_at
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW(Optimizer):
     """Adam with decoupled weight decay (arXiv 1412.6980, 1711.05101)."""
+
+    techniques: ClassVar = {
+        "": Technique(
+            "Each element has its own step; for embeddings, gains and gates, which Muon does not suit.",
+            "arXiv 1412.6980, 1711.05101; openai/parameter-golf, baseline",
+        ),
+        "beta2": Technique(
+            "A longer memory of the squared gradient.",
+            "openai/parameter-golf, #1855: 0.99, and 0.95 before",
+        ),
+        "weight_decay": Technique(
+            "Smaller weights compress better.",
+            "arXiv 1711.05101; openai/parameter-golf, #1218: 0.085 for the embedding, 0.02 for scalars",
+            "coupled to the gradient instead, on embeddings, +0.78 (#1125)",
+        ),
+    }
 
     beta1: Fraction = 0.9
     """Decay of the mean gradient."""
@@ -29,13 +46,15 @@ class AdamW(Optimizer):
 
     def build(self, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> Updater:
         """The updater of these parameters."""
-        return _AdamWUpdater(self, parameters)
+        return _AdamWUpdater(self, parameters, ranks)
 
 
 class _AdamWUpdater(Updater):
-    def __init__(self, config: AdamW, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, config: AdamW, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> None:
         self.config = config
         self.parameters = dict(parameters)
+        self.ranks = ranks
+        self.arrive: Callable[[], None] | None = None
         self.inner = torch.optim.AdamW(
             self.parameters.values(), lr=0.0, betas=(config.beta1, config.beta2), eps=config.epsilon, fused=True
         )
@@ -46,11 +65,22 @@ class _AdamWUpdater(Updater):
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
 
-    def step(self, moment: Moment, lr_scale: float) -> None:
+    def launch(self) -> None:
+        self.arrive = self.ranks.begin_sum(self._gradients())
+
+    def squares(self) -> Tensor:
+        self._arrive()
+        return sum_of_squares(self._gradients()).to(self.ranks.device)
+
+    def step(self, moment: Moment, lr_scale: float, gradient_scale: Tensor | None = None) -> None:
+        self._arrive()
+        if gradient_scale is not None and (gradients := self._gradients()):
+            torch._foreach_mul_(gradients, gradient_scale)
         group = self.inner.param_groups[0]
         group["lr"] = value_at(self.config.lr, moment) * lr_scale
         group["weight_decay"] = value_at(self.config.weight_decay, moment)
         self.inner.step()
+        self.arrive = None
 
     def state(self) -> dict[str, Tensor]:
         return {
@@ -58,3 +88,12 @@ class _AdamWUpdater(Updater):
             for name, parameter in self.parameters.items()
             for key, tensor in self.inner.state[parameter].items()
         }
+
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
+
+    def _arrive(self) -> None:
+        if self.arrive is None:
+            self.launch()
+        assert self.arrive is not None
+        self.arrive()
