@@ -1,4 +1,4 @@
-"""Attention on a CPU: PyTorch's fused kernel against two batched products, forward and backward, in one run.
+"""Attention on a CPU: what `caddie.attend` chooses against PyTorch's fused kernel, forward and backward, in one run.
 
 python bench/attention.py [THREADS]
 """
@@ -7,47 +7,58 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from caddie.ops import attention
+from caddie.attend import BACKENDS, Visibility, attention, choose
 
-Function = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """PyTorch's own choice."""
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+TOKENS, HEADS, SHARED, SIZE = 2048, 4, 2, 32
 
 
-def milliseconds(function: Function, dtype: torch.dtype, batch: int, length: int) -> tuple[float, float]:
-    """Best of 15 forward and backward times for 4 heads of size 32 over 2 key/value heads."""
-    q, k, v = (torch.randn(batch, heads, length, 32, dtype=dtype, requires_grad=True) for heads in (4, 2, 2))
-    forward = backward = float("inf")
-    for _ in range(15):
-        begin = time.perf_counter()
-        y = function(q, k, v)
-        middle = time.perf_counter()
-        y.backward(torch.ones_like(y))  # type: ignore[no-untyped-call]
-        forward = min(forward, middle - begin)
-        backward = min(backward, time.perf_counter() - middle)
-    return 1e3 * forward, 1e3 * backward
+def fused(q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:
+    """PyTorch's own choice, with a mask over all pairs where one is needed."""
+    if visible.segments is None and visible.window is None:
+        return BACKENDS["SDPA"](q, k, v, visible)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=visible.mask(q.device), enable_gqa=True)
+
+
+def milliseconds(dtype: torch.dtype, length: int, documents: bool, window: int | None) -> list[tuple[float, float]]:
+    """Best of 15 forward and backward times of the fused kernel and of what is chosen; masks made before."""
+    rows = TOKENS // length
+    q, k, v = (torch.randn(rows, h, length, SIZE, dtype=dtype, requires_grad=True) for h in (HEADS, SHARED, SHARED))
+    segments = (torch.rand(rows, length) < 1 / 100).cumsum(1) if documents else None
+    visible = Visibility(length, length, segments, window)
+    best = [(float("inf"), float("inf"))] * 2
+    for i, function in enumerate((fused, attention)):
+        for _ in range(16):
+            begin = time.perf_counter()
+            y = function(q, k, v, visible)
+            middle = time.perf_counter()
+            y.backward(torch.ones_like(y))  # type: ignore[no-untyped-call]
+            best[i] = min(best[i][0], middle - begin), min(best[i][1], time.perf_counter() - middle)
+    return [(1e3 * forward, 1e3 * backward) for forward, backward in best]
 
 
 def main() -> None:
     """Print a table of times and ratios."""
     torch.set_num_threads(int(sys.argv[1]) if len(sys.argv) > 1 else 1)
-    print(f"{torch.get_num_threads()} threads, 2,048 tokens; milliseconds forward + backward")
+    print(f"{torch.get_num_threads()} threads, {TOKENS:,} tokens; milliseconds forward + backward")
     for dtype in (torch.float32, torch.bfloat16):
-        for batch, length in ((16, 128), (8, 256), (4, 512)):
-            a, b = milliseconds(fused, dtype, batch, length), milliseconds(attention, dtype, batch, length)
-            print(
-                f"{str(dtype).removeprefix('torch.'):9} row {length:4}: fused {a[0]:6.2f} + {a[1]:6.2f}, "
-                f"plain {b[0]:6.2f} + {b[1]:6.2f}, ratio {sum(a) / sum(b):.2f}"
-            )
+        for length in (128, 256, 512, 1024):
+            windows = [(False, w) for w in (32, 128, 256) if 2 * w < length]
+            for documents, window in ((False, None), (True, None), *windows):
+                name = choose(torch.device("cpu"), dtype, SIZE, length, length, documents, window)
+                what = f"{str(dtype).removeprefix('torch.'):8} row {length:4} " + (
+                    "documents " if documents else f"window {window or 'none':4}"[:11].ljust(11)
+                )
+                a, b = milliseconds(dtype, length, documents, window)
+                print(
+                    f"{what:28}: fused {a[0]:6.2f} + {a[1]:6.2f}, chosen {b[0]:6.2f} + {b[1]:6.2f}, "
+                    f"ratio {sum(a) / sum(b):5.2f} ({name})",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":
