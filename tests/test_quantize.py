@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from caddie.config import variants
+from caddie.errors import UserError
 from caddie.model import GPT, build
-from caddie.quantize import Arrays, Float16, Quantizer, Rows
+from caddie.quantize import Arrays, Float16, Quantizer, Rows, _half, _quantile
 
 quick = settings(derandomize=True, deadline=None, max_examples=25)
 
@@ -27,9 +28,23 @@ SETTINGS: list[Quantizer] = [
     Rows(bits=6, percentile=1.0),
     Rows(floor="absolute"),
     Rows(bits=6, floor="absolute"),
+    Rows(bits=6, percentile=1.0, floor="absolute", steps="float32"),
+    Rows(bits=4, steps="float32"),
 ]
 """Every variant as it comes, and a few with other settings. A variant that has no defaults needs a line here."""
+EMPTY = torch.zeros(0, 1)
+
+
+def can_be_faked(quantizer: Quantizer) -> bool:
+    try:
+        quantizer.fake(EMPTY)
+    except UserError:
+        return False
+    return True
+
+
 every_quantizer = pytest.mark.parametrize("quantizer", SETTINGS, ids=repr)
+every_fake = pytest.mark.parametrize("quantizer", [q for q in SETTINGS if can_be_faked(q)], ids=repr)
 
 SHAPES = [(8, 32), (1, 32), (32, 1), (1, 1), (1,), (17,), (3, 4, 5), (0, 4), (0,), ()]
 
@@ -172,6 +187,55 @@ def test_the_weight_is_left_alone_and_may_be_any_tensor(quantizer: Quantizer) ->
     assert torch.equal(quantizer.dequantize(arrays, (6, 8)), restored(quantizer, weight)), "its own memory"
 
 
+# Fake quantization
+
+
+@every_fake
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_fake_is_what_the_arrays_stand_for(quantizer: Quantizer, shape: tuple[int, ...]) -> None:
+    for exponent in (-30, -7, -2, 0, 3, 37):
+        weight = sample(shape) * 10.0**exponent
+        assert torch.equal(quantizer.fake(weight), restored(quantizer, weight)), exponent
+    assert quantizer.fake(weight.bfloat16()).dtype == torch.float32
+
+
+@every_fake
+@quick
+@given(st.integers(0, 1000), st.integers(1, 9), st.integers(1, 300), st.floats(-6, 6))
+def test_fake_of_any_matrix(quantizer: Quantizer, seed: int, rows: int, columns: int, exponent: float) -> None:
+    weight = sample((rows, columns), seed) * 10**exponent
+    assert torch.equal(quantizer.fake(weight), restored(quantizer, weight))
+
+
+@every_fake
+def test_fake_hands_its_rounding_counts_of_steps_and_a_gradient(quantizer: Quantizer) -> None:
+    weight = sample((4, 30)).requires_grad_()
+    assert (quantizer.fake(weight, lambda y: y) - weight).abs().max() < weight.abs().max(), "nothing is rounded"
+    seen = quantizer.fake(weight, lambda y: 2 * y)
+    (gradient,) = torch.autograd.grad(seen.sum(), weight)
+    torch.testing.assert_close(gradient, torch.full_like(gradient, 2.0), rtol=2e-3, atol=0)  # a step may be rounded
+
+
+def test_a_quantizer_without_fake_says_so() -> None:
+    with pytest.raises(UserError, match="Float16 cannot be taken into training; choose Rows"):
+        Float16().fake(torch.ones(2, 2))
+
+
+@quick
+@given(st.integers(0, 1000), st.integers(1, 400), st.sampled_from([0.5, 0.7, 0.99, 0.999, 0.9999984, 1.0]))
+def test_quantiles_are_those_of_torch(seed: int, columns: int, fraction: float) -> None:
+    rows = sample((3, columns), seed).abs()
+    torch.testing.assert_close(_quantile(rows, fraction), torch.quantile(rows, fraction, dim=1), rtol=1e-6, atol=1e-9)
+
+
+def test_halves_are_those_of_torch() -> None:
+    halves = torch.arange(0x7C00, dtype=torch.int16).view(torch.float16).float()  # all that are finite, from zero on
+    assert torch.equal(_half(halves), halves)
+    between = torch.cat([(halves[1:] + halves[:-1]) / 2, torch.logspace(-8, 4.8, 20_000)])
+    for values in (between, torch.nextafter(between, torch.tensor(0.0)), torch.nextafter(between, torch.tensor(1e9))):
+        assert torch.equal(_half(values), values.half().float())
+
+
 # Rows by hand
 
 
@@ -225,6 +289,14 @@ def test_more_bits_err_less() -> None:
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 0.01 * weight.norm()
     assert errors[3] / errors[4] == pytest.approx(2.0, rel=0.1), "half the step, half the error"
+
+
+def test_steps_may_keep_full_precision() -> None:
+    weight = torch.tensor([[3.1, -1.0, 0.49]])
+    arrays = Rows(bits=6, percentile=1.0, steps="float32").quantize(weight)
+    assert arrays["steps"].dtype == np.float32
+    assert arrays["steps"][0] == np.float32(3.1) / np.float32(31)
+    assert arrays["integers"].tolist() == [[31, -10, 5]]
 
 
 def test_the_relative_floor_bounds_the_smallest_step() -> None:
@@ -287,6 +359,24 @@ def test_a_vector_agrees_but_for_its_step_in_half_precision(golden: Golden, pref
     arrays = Rows(bits=bits, floor="absolute").quantize(golden.inputs["vector"])
     assert arrays["integers"].tobytes() == golden.results[f"{prefix}.vector.q"].numpy().tobytes()
     assert arrays["steps"].tobytes() == golden.results[f"{prefix}.vector.scale"].half().numpy().tobytes()
+
+
+def test_the_vector_of_the_scripts_agrees_with_full_steps(golden: Golden) -> None:
+    arrays = Rows(floor="absolute", steps="float32").quantize(golden.inputs["vector"])
+    assert arrays["integers"].tobytes() == golden.results["base_int8.vector.q"].numpy().tobytes()
+    assert arrays["steps"].tobytes() == golden.results["base_int8.vector.scale"].numpy().tobytes()
+
+
+@pytest.mark.parametrize("name", ["outliers", "tiny_rows"])
+def test_the_weights_seen_in_training_agree_with_1559(golden: Golden, name: str) -> None:
+    seen = Rows(floor="absolute").fake(golden.inputs[name])
+    assert torch.equal(seen, golden.results[f"s001_qat.{name}.fake_quantised_8bit"])
+
+
+@pytest.mark.parametrize("name", ["large_with_zero_row", "outliers", "tiny_rows"])
+def test_the_weights_seen_in_training_agree_with_649(golden: Golden, name: str) -> None:
+    seen = Rows(bits=6, percentile=1.0, floor="absolute", steps="float32").fake(golden.inputs[name])
+    assert torch.equal(seen, golden.results[f"s002_late_qat.{name}.effective_weight_transposed"].mT)
 
 
 def test_the_relative_floor_errs_less_where_the_scripts_floor_bites(golden: Golden) -> None:
