@@ -18,6 +18,7 @@ from caddie.compress import PREFIX, decompress
 from caddie.config import Config, coerce
 from caddie.errors import UserError
 from caddie.model import GPT, Model
+from caddie.parameters import draw_constants
 from caddie.quantize import Quantizer
 from caddie.scoring import Scoring, check_windows
 from caddie.tokenizers import Tokenizer, deserialize
@@ -29,6 +30,7 @@ SOURCE = "source"
 _RATIO, _SMALLEST_BOMB = 16, 64 << 20
 _RULES, _EXCEPTIONS = 256, 1 << 16
 _LOGITS = 1 << 28
+_CONSTANTS = 1 << 28
 _SOURCE_BYTES = 1 << 20
 
 
@@ -143,7 +145,10 @@ def load(path: Path, device: torch.device | str = "cpu") -> Artifact:
     weights = decompress(gpt, quantizers, contents.sections)
     with torch.device("meta"):
         model = gpt.build()
+    if (drawn := sum(buffer.numel() for buffer in model.buffers())) > _CONSTANTS:
+        raise UserError(f"the artifact's model has {drawn:,} random constants, over the limit of {_CONSTANTS:,}")
     model.load_state_dict(weights, assign=True)
+    draw_constants(model)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     stored = {entry.name: entry.stored_bytes for entry in contents.entries}

@@ -12,12 +12,12 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from caddie.config import Config
+from caddie.config import Config, Technique
 from caddie.errors import UserError, suggest
 
 Role = Literal["embedding", "matrix", "gate", "scalar", "head"]
@@ -80,6 +80,60 @@ class FanIn(Initial):
         tensor.uniform_(-bound, bound, generator=generator)
 
 
+@dataclass(frozen=True, kw_only=True)
+class FanInNormal(Initial):
+    """Normal with a standard deviation of one over the root of the number of inputs (LeCun et al. 1998)."""
+
+    def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
+        """Draw every element."""
+        tensor.normal_(0.0, tensor.shape[-1] ** -0.5, generator=generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orthogonal(Initial):
+    """Rows, or columns where there are fewer, that are orthogonal and `gain` long (arXiv 1312.6120)."""
+
+    techniques: ClassVar = {
+        "": Technique(
+            "All directions pass alike.",
+            "arXiv 1312.6120; openai/parameter-golf, 2026-03-19_smeargate_orthoinit_muonwd and all after it",
+            "in bundles only",
+        ),
+    }
+
+    gain: float = 1.0
+    """Length of a row or column."""
+
+    def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
+        """Draw a normal matrix and take the orthogonal factor of its QR decomposition."""
+        nn.init.orthogonal_(tensor, self.gain, generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overtone(Initial):
+    """Normal values whose singular values then fall like one over the root of their number.
+
+    openai/parameter-golf, 2026-03-19_SlidingWindow_FP16Emb_10L_MuonWD_OvertoneInit.
+    """
+
+    techniques: ClassVar = {
+        "": Technique(
+            "A table starts with a spectrum like that of a trained one.",
+            "openai/parameter-golf, 2026-03-19_SlidingWindow_FP16Emb_10L_MuonWD_OvertoneInit",
+            "in a bundle only",
+        ),
+    }
+
+    std: float = 0.005
+    """Standard deviation of the values before their spectrum is shaped."""
+
+    def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
+        """Draw, and put S₀ k^(-1/2) in the place of singular value number k, from 1."""
+        u, s, v = torch.linalg.svd(tensor.normal_(0.0, self.std, generator=generator), full_matrices=False)
+        falling = s[0] * torch.arange(1, len(s) + 1, dtype=s.dtype).rsqrt()
+        tensor.copy_((u * falling) @ v)
+
+
 @dataclass(frozen=True)
 class Declaration:
     """What a module says of one of its parameters."""
@@ -94,11 +148,19 @@ class Part(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.declarations: dict[str, Declaration] = {}
+        self.constants: dict[str, Initial] = {}
 
     def declare(self, name: str, shape: tuple[int, ...], role: Role, initial: Initial) -> nn.Parameter:
         """An uninitialized parameter of this module; `initialize` gives it its value."""
         self.declarations[name] = Declaration(role, initial)
         return nn.Parameter(torch.empty(shape))
+
+    def constant(self, name: str, shape: tuple[int, ...], initial: Initial) -> Tensor:
+        """A random tensor that is never learned nor stored: `draw_constants` makes it again from its name."""
+        self.constants[name] = initial
+        self.register_buffer(name, torch.empty(shape), persistent=False)
+        tensor: Tensor = getattr(self, name)
+        return tensor
 
 
 def declarations(model: nn.Module) -> dict[str, Declaration]:
@@ -113,19 +175,33 @@ def declarations(model: nn.Module) -> dict[str, Declaration]:
 
 
 def initialize(model: nn.Module, seed: int) -> None:
-    """Give every parameter its initial value.
+    """Give every parameter its initial value, and every constant its value.
 
     Each is drawn from its own generator, seeded by run seed and name: the values do not depend on the device, nor on
     which other parameters the model has, so two recipes that share a parameter start it alike.
     """
     declared = declarations(model)
     for name, parameter in model.named_parameters():
-        digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-        value = torch.empty(parameter.shape)
-        declared[name].initial.fill(value, generator)
         with torch.no_grad():
-            parameter.copy_(value)
+            parameter.copy_(_drawn(declared[name].initial, parameter.shape, f"{seed}:{name}"))
+    draw_constants(model)
+
+
+def draw_constants(model: nn.Module) -> None:
+    """Give every constant its value, which depends on its name alone, on the device of the model's parameters."""
+    for prefix, module in model.named_modules():
+        for name, initial in module.constants.items() if isinstance(module, Part) else ():
+            held: Tensor = getattr(module, name)
+            device = next(model.parameters()).device
+            setattr(module, name, _drawn(initial, held.shape, f"constant:{prefix}.{name}").to(device, held.dtype))
+
+
+def _drawn(initial: Initial, shape: torch.Size, name: str) -> Tensor:
+    digest = hashlib.sha256(name.encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+    value = torch.empty(shape)
+    initial.fill(value, generator)
+    return value
 
 
 def assign(rules: Mapping[str, Value], model: nn.Module, what: str) -> dict[str, Value]:

@@ -4,13 +4,20 @@ from caddie.model.attention import Attention, GroupedQueryAttention
 from caddie.model.block import Block, BlockModule
 from caddie.model.context import Cache
 from caddie.model.embedding import Embedding, TokenEmbedding
+from caddie.model.gates import DenseGate, HeadGate, NarrowGate, SparseGate
 from caddie.model.gpt import GPT, Model, build, parameter_count
-from caddie.model.head import Head, TiedHead
-from caddie.model.linear import Linear, LowRankDelta
-from caddie.model.mlp import MLP, ReluSquared
+from caddie.model.head import Head, TiedHead, UntiedHead
+from caddie.model.lanes import Lanes, RoutedLanes, SeparateLanes
+from caddie.model.linear import Dense, Linear, LinearMap, LowRankDelta, RandomMap
+from caddie.model.mix import Mix, PhaseMix, StreamMix
+from caddie.model.mlp import MLP, LeakyReluSquared, ReluSquared, SwiGLU
 from caddie.model.ngrams import HashedNGrams
-from caddie.model.skips import Skips, UNet
+from caddie.model.norm import DepthScaledNorm, Norm, RMSNorm
+from caddie.model.recurrence import Recurrence
+from caddie.model.rotary import NTKRotary, Positions, Rotary, YaRNRotary
+from caddie.model.skips import GatedUNet, Skips, UNet
 from caddie.model.smear import ChannelSmear, Smear, TokenSmear
+from caddie.model.values import GatedValueResidual, MixedValueResidual, ValueEmbedding, ValueResidual
 
 __all__ = [
     "GPT",
@@ -20,20 +27,49 @@ __all__ = [
     "BlockModule",
     "Cache",
     "ChannelSmear",
+    "Dense",
+    "DenseGate",
+    "DepthScaledNorm",
     "Embedding",
+    "GatedUNet",
+    "GatedValueResidual",
     "GroupedQueryAttention",
     "HashedNGrams",
     "Head",
+    "HeadGate",
+    "Lanes",
+    "LeakyReluSquared",
     "Linear",
+    "LinearMap",
     "LowRankDelta",
+    "Mix",
+    "MixedValueResidual",
     "Model",
+    "NTKRotary",
+    "NarrowGate",
+    "Norm",
+    "PhaseMix",
+    "Positions",
+    "RMSNorm",
+    "RandomMap",
+    "Recurrence",
     "ReluSquared",
+    "Rotary",
+    "RoutedLanes",
+    "SeparateLanes",
     "Skips",
     "Smear",
+    "SparseGate",
+    "StreamMix",
+    "SwiGLU",
     "TiedHead",
     "TokenEmbedding",
     "TokenSmear",
     "UNet",
+    "UntiedHead",
+    "ValueEmbedding",
+    "ValueResidual",
+    "YaRNRotary",
     "build",
     "parameter_count",
 ]

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
-from caddie.config import Config, Positive, Range
+from caddie.config import Config, Count, Positive, Range, Technique
 from caddie.errors import UserError
 from caddie.model.context import Context
-from caddie.model.linear import Linear
-from caddie.ops import attention, rms_norm, rotate
-from caddie.parameters import Constant, FanIn, Part
+from caddie.model.gates import HeadGate
+from caddie.model.linear import Dense, LinearMap
+from caddie.model.rotary import Positions, Rotary
+from caddie.model.values import ValueResidual
+from caddie.ops import exclusive, rms_norm, rotate
+from caddie.parameters import Constant, Part
+from caddie.schedules import Whole, check_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +27,12 @@ class Attention(Config):
     """Socket: how positions of a row see each other."""
 
     @abstractmethod
-    def build(self, width: int) -> Part:
-        """The module; its forward takes the normed stream (B, T, width) and the context, and keeps the shape."""
+    def build(self, width: int, layer: int) -> Part:
+        """The module of `layer`; its forward takes the normed stream (B, T, width) and the context, and keeps shape."""
+
+    @abstractmethod
+    def value_width(self, width: int) -> int:
+        """Channels of all values of a position."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,45 +42,125 @@ class GroupedQueryAttention(Attention):
     Grouped queries: arXiv 2305.13245; query-key norm: arXiv 2010.04245; rotary positions: arXiv 2104.09864.
     """
 
+    techniques: ClassVar = {
+        "key_value_heads": Technique(
+            "Half the key and value weights.", "arXiv 2305.13245; openai/parameter-golf, all: 8 heads on 4"
+        ),
+        "gain": Technique(
+            "With normed queries and keys the gain bounds how sharply a head may look.",
+            "arXiv 2010.04245; openai/parameter-golf: 1.5 at first, 1.7 seed 001, 5 from #1413 on, 5.25 L3",
+            "4 for 1.5: -0.0039 on one RTX 5090 (#1125)",
+        ),
+        "fused": Technique(
+            "One product instead of three.",
+            "openai/parameter-golf, the ternary record; seed 000 tried it",
+            "3 to 17 % slower under torch.compile with 8 heads on 4 (seed 000)",
+        ),
+        "window": Technique(
+            "Near context is enough for early layers, and costs less.",
+            "Longformer, arXiv 2004.05150; modded-nanogpt",
+            "not in a record",
+        ),
+        "scope": Technique(
+            "A document is not disturbed by the one before it in the row.",
+            "openai/parameter-golf, 2026-04-10_VarLenAttn to the record at 1.0611",
+            "2 % faster and about -0.001 nats (#1530); scored alone -0.011 on the baseline (LoRA_TTT)",
+        ),
+        "exclusive": Technique(
+            "A head brings what other positions say, since the stream holds the position's own value anyway.",
+            "openai/parameter-golf #265; in all layers #1019 and after; seeds 000 (11), 001 (last 2), 002 (last 4)",
+            "all layers for four: -0.0016 (#609), -0.002 (#478), -0.0018 (#1125), +0.014 at 100 s (seed 000)",
+        ),
+    }
+
     heads: Annotated[int, Range(1, 1024)] = 8
     """Query heads; the width is divided among them."""
     key_value_heads: Annotated[int, Range(1, 1024)] = 4
     """Key and value heads, each shared by an equal number of query heads."""
     gain: Positive = 1.5
     """Initial factor on the normed queries; logits are bounded by it times the root of the head's size."""
-    rotary_base: Positive = 10_000.0
-    """Base of the rotary frequencies."""
+    rotary: Positions = Rotary()
+    """Positions."""
+    linear: LinearMap = Dense()
+    """What the matrices are."""
+    fused: bool = False
+    """Whether queries, keys and values come from one matrix."""
     scope: Literal["row", "document"] = "row"
     """Whether a position sees its whole row's past or its own document's alone."""
+    longest: Count | None = None
+    """With the scope `document`: tokens after which a longer document is cut, or none."""
+    window: Whole | None = None
+    """Latest positions that one sees, itself included, or none for all."""
+    value_residual: ValueResidual | None = None
+    """How the values of layer 0 return, or none. Layer 0 itself has nothing to add."""
+    exclusive: bool = False
+    """Whether each head's output loses its part along the position's own value."""
+    gate: HeadGate | None = None
+    """Factor on each head's output, or none."""
 
-    def build(self, width: int) -> Part:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window is not None:
+            check_whole("window", self.window)
+
+    def build(self, width: int, layer: int) -> Part:
         """The module, or a `UserError` when the heads do not divide."""
         if width % self.heads or (width // self.heads) % 2:
             raise UserError(f"a width of {width} does not divide into {self.heads} heads of even size")
         if self.heads % self.key_value_heads:
             raise UserError(f"{self.heads} heads cannot share {self.key_value_heads} key_value_heads equally")
-        return _GroupedQueryAttention(self, width)
+        return _GroupedQueryAttention(self, width, layer)
+
+    def value_width(self, width: int) -> int:
+        """The key and value heads' channels."""
+        return width // self.heads * self.key_value_heads
 
 
 class _GroupedQueryAttention(Part):
-    def __init__(self, config: GroupedQueryAttention, width: int) -> None:
+    def __init__(self, config: GroupedQueryAttention, width: int, layer: int) -> None:
         super().__init__()
         self.config = config
+        self.layer = layer
         self.head_size = width // config.heads
-        key_value_width = config.key_value_heads * self.head_size
-        self.query = Linear(width, width, FanIn())
-        self.key = Linear(width, key_value_width, FanIn())
-        self.value = Linear(width, key_value_width, FanIn())
-        self.output = Linear(width, width, Constant(value=0.0))
+        self.turning = config.rotary.turning(self.head_size)
+        values = config.value_width(width)
+        self.sizes = [width, values, values]
+        if config.fused:
+            self.query_key_value = config.linear.build(width, sum(self.sizes))
+        else:
+            self.query, self.key, self.value = (config.linear.build(width, size) for size in self.sizes)
+        self.output = config.linear.build_output(width, width)
         self.gain = self.declare("gain", (config.heads,), "scalar", Constant(value=config.gain))
+        self.value_residual = config.value_residual.build() if config.value_residual and layer else None
+        self.gate = config.gate.build(width, config.heads) if config.gate else None
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
-        cosine, sine = context.rotary(self.head_size, self.config.rotary_base)
-        q = rotate(rms_norm(self._heads(self.query(x))), cosine, sine) * self.gain.to(x.dtype)[:, None, None]
-        k = rotate(rms_norm(self._heads(self.key(x))), cosine, sine)
-        k, v = context.keys_and_values(k, self._heads(self.value(x)))
-        y: Tensor = self.output(attention(q, k, v, context.mask(self.config.scope)).transpose(1, 2).reshape(x.shape))
-        return y
+    def forward(self, h: Tensor, context: Context) -> Tensor:
+        config = self.config
+        q, k, v = self._projected(h)
+        if (added := context.values.get(self.layer)) is not None:
+            v = v + added
+        q, k, v = (self._heads(x) for x in (q, k, v))
+        if self.value_residual is not None and context.first_values is not None:
+            v = self.value_residual(v, context.first_values)
+        elif config.value_residual and context.first_values is None:
+            context.first_values = v
+        cosine, sine = context.rotary(config.rotary, self.turning)
+        q = rotate(rms_norm(q), cosine, sine) * self.gain.to(h.dtype)[:, None, None]
+        k = rotate(rms_norm(k), cosine, sine)
+        visible = context.visible(config.scope, config.longest, config.window)
+        y = context.attention(q, k, v, visible)
+        if config.exclusive:
+            y = exclusive(y, v)
+        if self.gate is not None:
+            y = y * self.gate(h).transpose(1, 2)[..., None]
+        out: Tensor = self.output(y.transpose(1, 2).reshape(h.shape))
+        return out
+
+    def _projected(self, h: Tensor) -> Sequence[Tensor]:
+        if self.config.fused:
+            together: Tensor = self.query_key_value(h)
+            return torch.split(together, self.sizes, dim=-1)
+        return self.query(h), self.key(h), self.value(h)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], -1, self.head_size).transpose(1, 2)  # (B, heads, T, head size)

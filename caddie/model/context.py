@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from caddie.ops import causal_mask, rotary_tables
+from caddie.attend import Visibility, attention
+from caddie.model.rotary import Positions
+from caddie.schedules import Budget, Moment, Whole, whole_at
 
 
 class Cache:
@@ -25,36 +27,46 @@ class Context:
     """One forward's surroundings, for ids (B, T).
 
     `starts` (B, T) is true where a document begins, or None when the rows are taken as they come. With a `cache`, the
-    ids go on where those of the forward before ended. Rotary tables and masks are made once for all layers.
+    ids go on where those of the forward before ended. Rotary tables and visibilities are made once for all layers.
+    `progress` is how much of the run is over, for what changes with it.
     """
 
-    def __init__(self, ids: Tensor, starts: Tensor | None, dtype: torch.dtype, cache: Cache | None = None) -> None:
+    def __init__(
+        self,
+        ids: Tensor,
+        starts: Tensor | None,
+        dtype: torch.dtype,
+        cache: Cache | None = None,
+        progress: float = 1.0,
+    ) -> None:
         self.ids = ids
         self.starts = starts
         self.dtype = dtype
+        self.moment = Moment(0, progress, Budget(seconds=1.0))
+        self.first_values: Tensor | None = None
+        """Values (B, K, T, D) of layer 0, once it has run, for layers that take them up."""
+        self.values: dict[int, Tensor] = {}
+        """What is added to the values (B, T, K·D) of a layer, by layer."""
+        self.again = 0
+        """How often the layer that runs now ran before in this forward."""
         self._cache = cache
         self._calls = 0
         self._first = 0 if cache is None else cache.length
-        self._rotary: dict[tuple[int, float], tuple[Tensor, Tensor]] = {}
-        self._mask: Tensor | None = None
+        self._rotary: dict[tuple[Positions, int], tuple[Tensor, Tensor]] = {}
+        self._segments: dict[int | None, Tensor] = {}
+        self._visible: dict[tuple[str, int | None, int | None], Visibility] = {}
         if cache is not None:
             cache.length += ids.shape[1]
-        self.documents = None if starts is None else starts.cumsum(1)
-        """The running number of each position's document in its row, (B, T), or None without `starts`."""
-        self._seen = self.documents
-        if cache is not None and self.documents is not None:
-            (before,) = self._keep((self.documents[:, :0],))
-            if before.shape[1]:
-                self.documents = self.documents + before[:, -1:]
-            self._seen = torch.cat((before, self.documents), 1)
-            cache.kept[0] = (self._seen,)
 
-    def rotary(self, dims: int, base: float) -> tuple[Tensor, Tensor]:
+    def rotary(self, positions: Positions, dims: int) -> tuple[Tensor, Tensor]:
         """Cosine and sine tables over the positions of a row, each (T, dims/2)."""
-        if (dims, base) not in self._rotary:
-            positions = torch.arange(self._first, self._first + self.ids.shape[1], device=self.ids.device)
-            self._rotary[dims, base] = rotary_tables(positions, dims, base, self.dtype)
-        return self._rotary[dims, base]
+        if (positions, dims) not in self._rotary:
+            exact = torch.float64 if self.dtype == torch.float64 else torch.float32
+            device = self.ids.device
+            place = torch.arange(self._first, self._first + self.ids.shape[1], device=device).to(exact)
+            angles = place[:, None] * positions.frequencies(dims, device, exact)
+            self._rotary[positions, dims] = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+        return self._rotary[positions, dims]
 
     def previous(self, x: Tensor) -> Tensor:
         """x (B, T, ...) shifted by one position: what stood before, zero at the start of a row or a document."""
@@ -66,23 +78,41 @@ class Context:
             return shifted
         return shifted.masked_fill(self.starts.reshape(*self.starts.shape, *[1] * (x.ndim - 2)), 0)
 
-    def keys_and_values(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """k and v (B, K, T, D) of these positions behind those of all positions before."""
-        if self._cache is None:
-            return k, v
-        before = self._keep((k[:, :, :0], v[:, :, :0]))
-        both = torch.cat((before[0], k), 2), torch.cat((before[1], v), 2)
-        self._cache.kept[self._calls - 1] = both
-        return both
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:
+        """Attention of q (B, H, T, D) over k, v (B, K, T, D) of these positions and of all positions before."""
+        if self._cache is not None:
+            before = self._keep((k[:, :, :0], v[:, :, :0]))
+            k, v = torch.cat((before[0], k), 2), torch.cat((before[1], v), 2)
+            self._cache.kept[self._calls - 1] = (k, v)
+        return attention(q, k, v, visible)
 
-    def mask(self, scope: str) -> Tensor | None:
-        """Which positions attend to which, (B, 1, T, all positions), or None where all that is past is seen."""
-        if scope == "row" or self.documents is None or self._seen is None:
-            return None
-        if self._mask is None:
-            same = self.documents[:, None, :, None] == self._seen[:, None, None, :]
-            self._mask = same & causal_mask(self.documents.shape[1], self._seen.shape[1], same.device)
-        return self._mask
+    def visible(self, scope: str, longest: int | None, window: Whole | None) -> Visibility:
+        """Which positions attend to which: those of the `row` or of the `document`, cut into pieces of `longest`."""
+        width = None if window is None else _now(window, self.moment.progress)
+        key = (scope, longest, width)
+        if key not in self._visible:
+            segments = None if scope == "row" or self.starts is None else self._numbered(self.starts, longest)
+            length = self.ids.shape[1]
+            self._visible[key] = Visibility(length, self._first + length, segments, width)
+        return self._visible[key]
+
+    def _numbered(self, starts: Tensor, longest: int | None) -> Tensor:
+        """The running number of the segment of every position up to the last of these, (B, S)."""
+        if longest in self._segments:
+            return self._segments[longest]
+        # Number and age of all positions before; the age counts from the start of the document.
+        outside = starts.new_full((len(starts), 1), -1, dtype=torch.long)
+        numbers, ages = self._keep((outside, outside))
+        place = torch.arange(starts.shape[1], device=starts.device)
+        last = torch.where(starts, place, -1).cummax(1).values  # the start that a position belongs to, if it is here
+        age = torch.where(last < 0, ages[:, -1:] + 1 + place, place - last)
+        begins = starts if longest is None else starts | (age % longest == 0)
+        numbers = torch.cat((numbers, numbers[:, -1:] + begins.cumsum(1)), 1)
+        ages = torch.cat((ages, age), 1)
+        if self._cache is not None:
+            self._cache.kept[self._calls - 1] = (numbers, ages)
+        self._segments[longest] = numbers[:, 1:]  # the first stands outside
+        return self._segments[longest]
 
     def _keep(self, first: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What this call kept in the forward before, or `first` in the first one."""
@@ -92,3 +122,9 @@ class Context:
         if len(self._cache.kept) < self._calls:
             self._cache.kept.append(first)
         return self._cache.kept[self._calls - 1]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _now(number: Whole, progress: float) -> int:
+    """The number at that progress; PyTorch traces no search for a stair, and a stage of the run is one graph anyway."""
+    return whole_at(number, Moment(0, progress, Budget(seconds=1.0)))

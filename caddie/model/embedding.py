@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from caddie.config import Config, NonNegative
+from caddie.config import Config, Count, Technique
 from caddie.model.context import Context
+from caddie.model.linear import Linear
 from caddie.model.ngrams import HashedNGrams
 from caddie.model.smear import Smear
 from caddie.ops import rms_norm
-from caddie.parameters import Normal, Part
+from caddie.parameters import FanIn, Initial, Normal, Part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +31,34 @@ class Embedding(Config):
 class TokenEmbedding(Embedding):
     """One row for each id, normed. The small start keeps the first logits of a tied head near zero."""
 
-    std: NonNegative = 0.005
-    """Standard deviation of the initial rows."""
+    techniques: ClassVar = {
+        "initial": Technique(
+            "`Overtone` starts the table with a falling spectrum.",
+            "openai/parameter-golf, 2026-03-19_SlidingWindow_FP16Emb_10L_MuonWD_OvertoneInit",
+            "in a bundle only",
+        ),
+        "dims": Technique(
+            "A large vocabulary at a fraction of its parameters.",
+            "ALBERT, arXiv 1909.11942; openai/parameter-golf, the ternary record (254 of 768)",
+            "frees 4 MB at 8,192 ids; at 1,024 ids +0.053 to +0.063 (#363)",
+        ),
+        "bigrams": Technique(
+            "Pairs of tokens are known before the first layer.",
+            "arXiv 1709.03933; openai/parameter-golf #162 to #1060, seeds 000 and 002",
+            "1.1446 to 1.1426 with 10,240 rows (INT5), -0.0009 from 2,048 to 3,072 rows (#549); no gain at 8,192 ids",
+        ),
+        "trigrams": Technique("The same for three tokens.", "openai/parameter-golf #609", "+0.002 to +0.0049 (#609)"),
+        "smear": Technique(
+            "Each token carries a share of the one before.",
+            "modded-nanogpt; openai/parameter-golf, 2026-03-19_smeargate, seeds 000 and 002, the record at 1.0611",
+            "in bundles only",
+        ),
+    }
+
+    initial: Initial = Normal(std=0.005)
+    """Where the rows start."""
+    dims: Count | None = None
+    """Channels of a row, projected to the stream and, for a tied head, back; or none for rows as wide as the stream."""
     bigrams: HashedNGrams | None = None
     """Rows of the last two tokens, added before the norm, or none."""
     trigrams: HashedNGrams | None = None
@@ -44,11 +72,12 @@ class TokenEmbedding(Embedding):
 
 
 class TokenTable(Part):
-    """A table (vocabulary, width), which a tied head shares, and what is added to its rows."""
+    """A table (vocabulary, dims), which a tied head shares, and what is added to its rows."""
 
     def __init__(self, config: TokenEmbedding, vocabulary: int, width: int) -> None:
         super().__init__()
-        self.weight = self.declare("weight", (vocabulary, width), "embedding", Normal(std=config.std))
+        self.weight = self.declare("weight", (vocabulary, config.dims or width), "embedding", config.initial)
+        self.projection = Linear(config.dims, width, FanIn()) if config.dims else None
         self.bigrams = config.bigrams.build(2, width) if config.bigrams else None
         self.trigrams = config.trigrams.build(3, width) if config.trigrams else None
         self.smear = config.smear.build(width) if config.smear else None
@@ -56,6 +85,8 @@ class TokenTable(Part):
     def forward(self, context: Context) -> Tensor:
         """The normed stream, (B, T, width)."""
         x = F.embedding(context.ids, self.weight).to(context.dtype)
+        if self.projection is not None:
+            x = self.projection(x)
         for ngrams in (self.bigrams, self.trigrams):
             if ngrams is not None:
                 x = x + ngrams(context)

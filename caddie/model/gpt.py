@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import typing
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -12,12 +14,16 @@ from torch import Tensor, nn
 
 from caddie.config import Config, Range, plain
 from caddie.errors import UserError
-from caddie.model.block import Block
+from caddie.model.block import Block, BlockModule
 from caddie.model.context import Cache, Context
 from caddie.model.embedding import Embedding, TokenEmbedding
 from caddie.model.head import Head, TiedHead
+from caddie.model.lanes import Lanes
+from caddie.model.recurrence import Recurrence
 from caddie.model.skips import Skips, UNet
+from caddie.model.values import ValueEmbedding, ValueTable
 from caddie.parameters import Part, initialize
+from caddie.schedules import Budget, Moment, changes, whole_at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +44,12 @@ class GPT(Config):
     """Exceptions: a layer or a range of layers (`3`, `0-6`) to a diff on its block."""
     skips: Skips | None = UNet()
     """Connections from early to late layers, or none."""
+    recurrence: Recurrence | None = None
+    """Layers that run more than once, or none."""
+    lanes: Lanes | None = None
+    """Two streams from some layer on, or none."""
+    value_embedding: ValueEmbedding | None = None
+    """Embeddings of the tokens that some layers' values get, or none."""
     head: Head = TiedHead()
     """How the stream becomes logits."""
 
@@ -46,6 +58,17 @@ class GPT(Config):
         object.__setattr__(self, "layers", plain(self.layers))  # the same from Python and from JSON
         for layer in self._exceptions():
             self.block_of(layer)
+        for name, layers in (
+            ("recurrence", [self.recurrence.last] if self.recurrence else []),
+            ("lanes.first", [self.lanes.first] if self.lanes else []),
+            ("value_embedding.layers", self.value_embedding.layers if self.value_embedding else []),
+        ):
+            if any(not 0 <= layer < self.depth for layer in layers) or len(set(layers)) < len(layers):
+                raise UserError(f"{name} must name layers from 0 to {self.depth - 1}, each once")
+        if self.lanes and self.recurrence and self.lanes.first <= self.recurrence.last:
+            raise UserError("lanes.first must be behind recurrence.last; layers with two lanes run once")
+        if self.lanes and not all(self.block_of(layer).attention for layer in range(self.lanes.first, self.depth)):
+            raise UserError("lanes need attention in every layer from lanes.first on, which writes the first of the two")
 
     def block_of(self, layer: int) -> Block:
         """The settings of one layer: `block` with every exception that names the layer, in order."""
@@ -61,6 +84,32 @@ class GPT(Config):
     def build(self) -> Model:
         """The model with uninitialized weights, on the default device."""
         return Model(self)
+
+    @property
+    def stages(self) -> tuple[float, ...]:
+        """Progress at which each stage of the run begins, 0 first: between them the graph stays the same."""
+        windows = (getattr(self.block_of(layer).attention, "window", None) for layer in range(self.depth))
+        numbers = [*(window for window in windows if window is not None)]
+        return (0.0, *changes(numbers + ([self.recurrence.passes] if self.recurrence else [])))
+
+    def order(self, progress: float = 1.0) -> list[int]:
+        """Layers in the order in which they run when that much of the run is over."""
+        if self.recurrence is None:
+            return list(range(self.depth))
+        passes = whole_at(self.recurrence.passes, Moment(0, progress, Budget(seconds=1.0)))
+        return self.recurrence.order(self.depth, passes)
+
+    def own_mlps(self, layer: int) -> int:
+        """MLPs that a layer has for its later runs, beside that of the first."""
+        recurrence = self.recurrence
+        if recurrence is None or not recurrence.own_mlps or not recurrence.first <= layer <= recurrence.last:
+            return 0
+        return recurrence.most - 1
+
+    def value_width(self, layer: int) -> int:
+        """Channels of the values of a layer's attention, 0 where it has none."""
+        attention = self.block_of(layer).attention
+        return attention.value_width(self.width) if attention else 0
 
     def _exceptions(self) -> set[int]:
         return {layer for key in self.layers for layer in _layer_range(key, self.depth)}
@@ -82,10 +131,32 @@ class Model(Part):
     def __init__(self, config: GPT) -> None:
         super().__init__()
         self.config = config
-        self.embedding = config.embedding.build(config.vocabulary, config.width)
-        self.blocks = nn.ModuleList(config.block_of(layer).build(config.width) for layer in range(config.depth))
-        self.skips = config.skips.build(config.depth, config.width) if config.skips else None
-        self.head = config.head.build(config.vocabulary, config.width)
+        self.stages = config.stages
+        self.orders = [config.order(progress) for progress in self.stages]
+        width, depth = config.width, config.depth
+        self.embedding = config.embedding.build(config.vocabulary, width)
+        self.blocks = nn.ModuleList(
+            config.block_of(layer).build(width, layer, depth, config.own_mlps(layer)) for layer in range(depth)
+        )
+        self.connections = max(len(order) // 2 for order in self.orders)
+        self.skips = config.skips.build(self.connections, width) if config.skips and self.connections else None
+        self.passes = config.recurrence.build(width) if config.recurrence and config.recurrence.embeddings else None
+        self.lanes = config.lanes.build(depth) if config.lanes else None
+        self.value_embedding = self._value_embedding()
+        self.head = config.head.build(self.embedding, config.vocabulary, width)
+
+    def _value_embedding(self) -> ValueTable | None:
+        wanted = self.config.value_embedding
+        if wanted is None:
+            return None
+        widths = {self.config.value_width(layer) for layer in wanted.layers}
+        if len(widths) != 1 or 0 in widths:
+            raise UserError("the layers of value_embedding must have attention, with values of one width")
+        return wanted.build(self.config.vocabulary, widths.pop())
+
+    def stage(self, progress: float) -> int:
+        """Number of the stage that a run is in."""
+        return bisect_right(self.stages, progress) - 1
 
     def forward(
         self,
@@ -95,23 +166,43 @@ class Model(Part):
         *,
         last: int | None = None,
         cache: Cache | None = None,
+        stage: int = -1,
     ) -> Tensor:
         """Logits in `dtype`; `starts` (B, T) is true where a document begins.
 
         With `last`, logits of that many last positions alone. With a `cache`, which the forward extends, the ids go on
-        where those of the call before ended.
+        where those of the call before ended. `stage` is that of the run; the last one is what is packed and scored.
         """
-        context = Context(ids, starts, dtype, cache)
-        x = x0 = self.embedding(context)
-        saved: list[Tensor] = []
-        for layer, block in enumerate(self.blocks):
-            if self.skips is not None:
-                x = self.skips.enter(layer, x, saved)
-            x = block(x, x0, context)
-            if self.skips is not None:
-                self.skips.leave(layer, x, saved)
+        context = Context(ids, starts, dtype, cache, self.stages[stage])
+        x = self.embedding(context)
+        if self.value_embedding is not None:
+            context.values = self.value_embedding(context)
+        x = self._through(x, context, self.orders[stage])
         logits: Tensor = self.head(x if last is None else x[:, x.shape[1] - last :], self.embedding)
         return logits
+
+    def _through(self, x: Tensor, context: Context, order: Sequence[int]) -> Tensor:
+        """The stream behind all layers, in the order in which they run."""
+        x0, lane1 = x, None
+        saved: list[Tensor] = []
+        half, runs = len(order) // 2, [0] * len(self.blocks)
+        for number, layer in enumerate(order):
+            if self.lanes is not None and lane1 is None and layer >= self.lanes.first:
+                lane1 = x
+            if self.skips is not None and number >= half and saved and number - half < self.connections:
+                x = self.skips(number - half, x, saved.pop())
+            context.again = runs[layer]
+            runs[layer] += 1
+            if self.passes is not None and layer == self.passes.first:
+                x = self.passes(context.again, x)
+            block = typing.cast(BlockModule, self.blocks[layer])
+            if self.lanes is None or lane1 is None:
+                x = block(x, x0, context)
+            else:
+                x, lane1 = self.lanes.step(layer, block, (x, lane1), x0, context)
+            if number < half:
+                saved.append(x)
+        return x if lane1 is None or self.lanes is None else self.lanes.merge((x, lane1))
 
 
 def build(config: GPT, seed: int, device: torch.device | str = "cpu") -> Model:

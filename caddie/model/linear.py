@@ -1,13 +1,18 @@
-"""The one linear layer."""
+"""The one linear layer, and what its weight may be."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from caddie.parameters import Initial, Part, Role
+from caddie.config import Config, Count, Technique
+from caddie.ops import rms_norm
+from caddie.parameters import Constant, FanIn, Initial, Part, Role
 
 Delta = Callable[[Tensor], Tensor]
 """What test-time training adds to the output of a part, computed from the part's input."""
@@ -35,19 +40,108 @@ def adapted(y: Tensor, delta: Delta | None, x: Tensor) -> Tensor:
 
 
 class Linear(Part):
-    """y = x Wᵀ with W (outputs, inputs) kept in float32 and cast to the stream's dtype; no bias.
+    """y = x Wᵀ with W (outputs, inputs) kept in float32 and cast to the stream's dtype; no bias. Or n(x) Wᵀ, `normed`.
 
     `view` replaces the weight by what the forward should see of it (quantization-aware training); `delta` adds to the
     output (test-time training). With both None, the identity case, this is a plain linear layer.
     """
 
-    def __init__(self, inputs: int, outputs: int, initial: Initial, role: Role = "matrix") -> None:
+    def __init__(
+        self, inputs: int, outputs: int, initial: Initial, role: Role = "matrix", *, normed: bool = False
+    ) -> None:
         super().__init__()
+        self.normed = normed
         self.weight = self.declare("weight", (outputs, inputs), role, initial)
         self.view: Callable[[Tensor], Tensor] | None = None
         self.delta: Delta | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., inputs) to (..., outputs)."""
+        if self.normed:
+            x = rms_norm(x)
         weight: Tensor = self.weight if self.view is None else self.view(self.weight)
         return adapted(F.linear(x, weight.to(x.dtype)), self.delta, x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearMap(Config):
+    """Socket: what the matrices of attention and MLP are."""
+
+    @abstractmethod
+    def build(self, inputs: int, outputs: int) -> Part:
+        """A map that reads the stream."""
+
+    @abstractmethod
+    def build_output(self, inputs: int, outputs: int) -> Part:
+        """A map that writes to the stream."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dense(LinearMap):
+    """A learned matrix. What writes to the stream starts at zero, so that a new layer is the identity."""
+
+    techniques: ClassVar = {
+        "initial": Technique(
+            "Orthogonal maps pass all directions on alike.",
+            "arXiv 1312.6120; openai/parameter-golf, 2026-03-19_smeargate_orthoinit_muonwd and all records after it",
+            "not isolated",
+        )
+    }
+
+    initial: Initial = FanIn()
+    """Where matrices that read the stream start."""
+    normed: bool = False
+    """Whether matrices that write to the stream norm what they read, as in the ternary record."""
+
+    def build(self, inputs: int, outputs: int) -> Part:
+        """The linear layer."""
+        return Linear(inputs, outputs, self.initial)
+
+    def build_output(self, inputs: int, outputs: int) -> Part:
+        """The linear layer, zero at the start."""
+        return Linear(inputs, outputs, Constant(value=0.0), normed=self.normed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomMap(LinearMap):
+    """A fixed random matrix plus a learned one of low rank: R + B A.
+
+    R is drawn again from its name wherever the model is made and takes no bytes.
+    openai/parameter-golf #2058 (MLPs, rank 160) and #1113 (all maps, orthogonal, rank 32).
+    """
+
+    techniques: ClassVar = {
+        "": Technique(
+            "Width that costs no bytes.",
+            "openai/parameter-golf #2058, #1113; cf. arXiv 2104.08821 and 1804.08838",
+            "1.1971 with MLPs alone (#2058), 1.3705 with all maps in 5.19 MB (#1113)",
+        )
+    }
+
+    rank: Count = 160
+    """Rank of what is learned."""
+    initial: Initial = FanIn()
+    """What the fixed matrix is drawn from."""
+
+    def build(self, inputs: int, outputs: int) -> Part:
+        """The map."""
+        return RandomLinear(inputs, outputs, self.rank, self.initial)
+
+    def build_output(self, inputs: int, outputs: int) -> Part:
+        """The same."""
+        return self.build(inputs, outputs)
+
+
+class RandomLinear(Part):
+    """y = x Rᵀ + x Aᵀ Bᵀ with R (outputs, inputs) fixed, A (rank, inputs) and B (outputs, rank), zero at the start."""
+
+    def __init__(self, inputs: int, outputs: int, rank: int, initial: Initial) -> None:
+        super().__init__()
+        self.fixed = self.constant("fixed", (outputs, inputs), initial)
+        self.down = Linear(inputs, rank, FanIn())
+        self.up = Linear(rank, outputs, Constant(value=0.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., inputs) to (..., outputs)."""
+        learned: Tensor = self.up(self.down(x))
+        return F.linear(x, self.fixed.to(x.dtype)) + learned

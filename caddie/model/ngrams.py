@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from caddie.config import Config, Count, Range
+from caddie.config import Config, Count, Range, Technique
 from caddie.model.context import Context
 from caddie.model.linear import Linear
-from caddie.parameters import Constant, FanIn, Part
+from caddie.parameters import Constant, FanIn, Initial, Part
 
 FACTORS = (36_313, 27_191, 51_497)
 """What a token's id, the one before it and the one before that are multiplied by."""
@@ -27,10 +27,26 @@ class HashedNGrams(Config):
     gradient at step 2; a run that was never seen keeps adding nothing.
     """
 
+    techniques: ClassVar = {
+        "": Technique(
+            "Frequent runs of tokens are known without any layer's work.",
+            "arXiv 1709.03933; openai/parameter-golf #162 to #1060, seeds 000 and 002",
+            "in bundles only; +0.020 in the ternary record's model",
+        ),
+        "buckets": Technique(
+            "Fewer runs share a row.",
+            "openai/parameter-golf: 1,536 to 10,240",
+            "10,240 rows -0.002 (INT5); 8,192 for 4,096 +0.0001 (#375); 10,240 with layers that repeat 0 (#363)",
+        ),
+    }
+
     buckets: Annotated[int, Range(2, 1 << 24)] = 16_384
     """Number of rows; the last is that of positions with too few tokens before them."""
     dims: Count | None = None
     """Channels of a row, or none for rows as wide as the stream that are not projected."""
+    initial: Initial = FanIn()
+    """Where the projection starts. At zero it would never learn, nor would the rows. The scripts' code reads as if it
+    did; a later pass makes it orthogonal, by 1/√(2·layers) in seed 002 and by 1 in seed 000 and ARG."""
 
     def build(self, order: int, width: int) -> NGramTable:
         """The module for runs of `order` tokens, two or three."""
@@ -44,7 +60,7 @@ class NGramTable(Part):
         super().__init__()
         self.order = order
         self.weight = self.declare("weight", (config.buckets, config.dims or width), "embedding", Constant(value=0.0))
-        self.projection = Linear(config.dims, width, FanIn()) if config.dims else None
+        self.projection = Linear(config.dims, width, config.initial) if config.dims else None
         self.scale = self.declare("scale", (), "scalar", Constant(value=0.05))
 
     def forward(self, context: Context) -> Tensor:

@@ -4,49 +4,75 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from caddie.config import Config
+from caddie.config import Config, Technique
 from caddie.parameters import Constant, Part
 
 
 @dataclass(frozen=True, kw_only=True)
 class Skips(Config):
-    """Socket: which layers' outputs return, and how."""
+    """Socket: how the saved output of an early layer returns.
+
+    The first half of the layers, in the order in which they run, save their outputs; each later one first takes the
+    last one left. With depth recurrence a layer saves and takes as often as it runs.
+    """
 
     @abstractmethod
-    def build(self, depth: int, width: int) -> SkipWeights:
-        """The module."""
+    def build(self, count: int, width: int) -> Part:
+        """The module for `count` connections; forward(number, x, saved) is the stream with saved output `number`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UNet(Skips):
-    """The first half of the layers push their outputs; each later layer first adds the last one left, by channel.
+    """x ← x + w·saved, w by channel, 1 at the start (U-Net, arXiv 1505.04597, as in the contest's baseline)."""
 
-    After the U-Net (arXiv 1505.04597), as in the contest's baseline.
-    """
+    techniques: ClassVar = {
+        "": Technique(
+            "Late layers see what early ones saw.",
+            "arXiv 1505.04597; modded-nanogpt; openai/parameter-golf, the baseline and all after it",
+        )
+    }
 
-    def build(self, depth: int, width: int) -> SkipWeights:
+    def build(self, count: int, width: int) -> Part:
         """The module."""
-        return SkipWeights(depth, width)
+        return _UNet(count, width)
 
 
-class SkipWeights(Part):
-    """One row of channel weights for each returning layer."""
+@dataclass(frozen=True, kw_only=True)
+class GatedUNet(Skips):
+    """x ← σ(γ)·x + (1 - σ(γ))·w·saved, γ by channel, 0 at the start, so the two begin half and half."""
 
-    def __init__(self, depth: int, width: int) -> None:
+    techniques: ClassVar = {
+        "": Technique(
+            "A channel chooses between the stream and what was saved, instead of adding both.",
+            "openai/parameter-golf #1394 and all records after it",
+            "in bundles only",
+        )
+    }
+
+    def build(self, count: int, width: int) -> Part:
+        """The module."""
+        return _GatedUNet(count, width)
+
+
+class _UNet(Part):
+    def __init__(self, count: int, width: int) -> None:
         super().__init__()
-        self.pushing = depth // 2
-        self.weight = self.declare("weight", (self.pushing, width), "scalar", Constant(value=1.0))
+        self.weight = self.declare("weight", (count, width), "scalar", Constant(value=1.0))
 
-    def enter(self, layer: int, x: Tensor, saved: list[Tensor]) -> Tensor:
-        """The stream as it enters `layer`; takes the last saved output once the pushing half is over."""
-        if layer < self.pushing or not saved:
-            return x
-        return x + self.weight[layer - self.pushing].to(x.dtype) * saved.pop()
+    def forward(self, number: int, x: Tensor, saved: Tensor) -> Tensor:
+        return x + self.weight[number].to(x.dtype) * saved
 
-    def leave(self, layer: int, x: Tensor, saved: list[Tensor]) -> None:
-        """Save the output of a pushing layer."""
-        if layer < self.pushing:
-            saved.append(x)
+
+class _GatedUNet(Part):
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__()
+        self.weight = self.declare("weight", (count, width), "scalar", Constant(value=1.0))
+        self.gate = self.declare("gate", (count, width), "scalar", Constant(value=0.0))
+
+    def forward(self, number: int, x: Tensor, saved: Tensor) -> Tensor:
+        return torch.lerp(self.weight[number].to(x.dtype) * saved, x, torch.sigmoid(self.gate[number]).to(x.dtype))

@@ -1,0 +1,108 @@
+"""Gates on the outputs of attention heads."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from caddie.config import Config, Count, NonNegative, Positive, Technique
+from caddie.model.linear import Linear
+from caddie.parameters import Constant, Normal, Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadGate(Config):
+    """Socket: a factor for each head and position, from what attention reads."""
+
+    @abstractmethod
+    def build(self, width: int, heads: int) -> Part:
+        """The module; its forward takes the normed stream (B, T, width) and returns factors (B, T, heads)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseGate(HeadGate):
+    """σ(W h + b), W (heads, width) (arXiv 2505.06708)."""
+
+    techniques: ClassVar = {
+        "": Technique(
+            "A head with nothing to say can be silent without attending to a sink.",
+            "arXiv 2505.06708; seed 000 (bias 4, weights 0); openai/parameter-golf, CaseOps_GatedAttn (no bias)",
+            "+0.0026 and 4 % slower (seed 000, #670); part of a bundle of -0.0064 (#1736); +0.0011 with XSA (#609)",
+        )
+    }
+
+    bias: float | None = 4.0
+    """Start of b, which leaves heads at σ(4) = 0.98, or none for no bias and heads at one half."""
+    std: NonNegative = 0.0
+    """Standard deviation of the weights at the start; 0.005 in the record without bias."""
+
+    def build(self, width: int, heads: int) -> Part:
+        """The module."""
+        return _Gate(width, heads, self.std, self.bias)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NarrowGate(HeadGate):
+    """height · σ(W h[:channels]), W (heads, channels) zero at the start, so every head starts at height/2.
+
+    Height 2 is the records' attention output gate, an identity at the start.
+    """
+
+    techniques: ClassVar = {
+        "": Technique(
+            "The gate at a fortieth of its parameters: twelve channels decide.",
+            "modded-nanogpt; openai/parameter-golf, 2026-04-16_SmearGate_AttentionOutputGate_ScoreFirstTTT",
+            "-0.0005 to -0.001 in a bundle, 1.5 % slower (#1667)",
+        )
+    }
+
+    channels: Count = 12
+    """Leading channels of the stream that decide."""
+    height: Positive = 2.0
+    """Largest factor."""
+
+    def build(self, width: int, heads: int) -> Part:
+        """The module."""
+        return _Gate(min(self.channels, width), heads, 0.0, None, height=self.height)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseGate(HeadGate):
+    """σ(scale · W h[:channels]), W (heads, channels) zero at the start: heads start at one half."""
+
+    techniques: ClassVar = {
+        "": Technique(
+            "The narrow gate with a gentler slope; the scale of attention's output learns the missing factor of two.",
+            "openai/parameter-golf, 2026-04-23_SP8192_CaseOps_SparseGate (scale 1); the record at 1.0611 (scale 0.5)",
+            "in bundles only (#1787, #1855)",
+        )
+    }
+
+    channels: Count = 12
+    """Leading channels of the stream that decide."""
+    scale: Positive = 0.5
+    """Factor on the logits of the gate."""
+
+    def build(self, width: int, heads: int) -> Part:
+        """The module."""
+        return _Gate(min(self.channels, width), heads, 0.0, None, slope=self.scale)
+
+
+class _Gate(Part):
+    def __init__(
+        self, channels: int, heads: int, std: float, bias: float | None, slope: float = 1.0, height: float = 1.0
+    ) -> None:
+        super().__init__()
+        self.channels, self.slope, self.height = channels, slope, height
+        self.logits = Linear(channels, heads, Normal(std=std), role="gate")
+        self.bias = None if bias is None else self.declare("bias", (heads,), "gate", Constant(value=bias))
+
+    def forward(self, h: Tensor) -> Tensor:
+        logits = self.slope * self.logits(h[..., : self.channels].contiguous())
+        if self.bias is not None:
+            logits = logits + self.bias.to(h.dtype)
+        return self.height * torch.sigmoid(logits)

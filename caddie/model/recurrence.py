@@ -1,0 +1,93 @@
+"""Layers that run more than once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from torch import Tensor
+
+from caddie.config import Config, Range, Technique
+from caddie.errors import UserError
+from caddie.parameters import Constant, Part
+from caddie.schedules import Stairs, Whole, all_values, check_whole
+
+MOST_PASSES = 64
+"""How often a layer may run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recurrence(Config):
+    """Layers first to last run several times in a row with the same weights (Universal Transformer, arXiv 1807.03819).
+
+    `passes` may change over the run. Connections between layers follow the order in which layers run, so they are split
+    anew with it. Both orders are rehearsed before the clock starts. What is packed runs as at the end of the run.
+    """
+
+    techniques: ClassVar = {
+        "": Technique(
+            "Depth without bytes: late in the run some layers run again.",
+            "arXiv 1807.03819; openai/parameter-golf #1204, #1285, #1394 (layers 4 and 5), #1493 to #1855 (3 to 5, from"
+            " 35 % of the time)",
+            "-0.002 to -0.003 (#1204, #1285); always on 1.1163 against 1.1153 (#1204); in all layers +0.025 (#363)",
+        ),
+        "embeddings": Technique(
+            "A layer can tell its passes apart.",
+            "arXiv 1807.03819; the universal transformer among the contest's non-records",
+            "not helpful but for tiny artifacts (#363)",
+        ),
+        "own_mlps": Technique(
+            "Repeated layers differ where it costs little time, though it costs bytes.",
+            "openai/parameter-golf, 2026-03-31_ParallelResiduals_MiniDepthRecurrence",
+            "in a bundle only; the next record shared them again (#1285)",
+        ),
+    }
+
+    first: Annotated[int, Range(0, 1023)] = 3
+    """First layer that runs again."""
+    last: Annotated[int, Range(0, 1023)] = 5
+    """Last layer that runs again."""
+    passes: Whole = Stairs(values=(1, 3), begins=(0.35,))
+    """How often these layers run."""
+    embeddings: bool = False
+    """Whether a learned vector for each pass is added to the stream before it."""
+    own_mlps: bool = False
+    """Whether the later runs of a layer have MLPs of their own, and share its attention alone (#1204)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.first > self.last:
+            raise UserError(f"first ({self.first}) must be at most last ({self.last})")
+        check_whole("passes", self.passes)
+        if self.most > MOST_PASSES:
+            raise UserError(f"passes must be at most {MOST_PASSES}, not {self.most}")
+
+    @property
+    def most(self) -> int:
+        """The largest number of passes of the run."""
+        return max(all_values(self.passes))
+
+    def order(self, depth: int, passes: int) -> list[int]:
+        """Layers in the order in which they run."""
+        return [
+            *range(self.first),
+            *list(range(self.first, self.last + 1)) * passes,
+            *range(self.last + 1, depth),
+        ]
+
+    def build(self, width: int) -> PassEmbeddings:
+        """The vectors of the passes."""
+        return PassEmbeddings(self, width)
+
+
+class PassEmbeddings(Part):
+    """One vector for each pass, zero at the start."""
+
+    def __init__(self, config: Recurrence, width: int) -> None:
+        super().__init__()
+        self.first = config.first
+        self.weight = self.declare("weight", (config.most, width), "scalar", Constant(value=0.0))
+
+    def forward(self, number: int, x: Tensor) -> Tensor:
+        """The stream (B, T, width) as it enters pass `number`, from 0."""
+        return x + self.weight[number].to(x.dtype)

@@ -1,0 +1,117 @@
+"""Positions, as rotations of queries and keys."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+
+from caddie.config import Config, Count, Positive, Range, Technique
+from caddie.errors import UserError
+
+Dims = Annotated[int, Range(2, 1 << 16)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Positions(Config):
+    """Socket: how fast each pair of channels turns. The frequencies never depend on the row that is read.
+
+    So the base of a packed row is that of a short one, and a row may grow while it is generated.
+    """
+
+    dims: Dims | None = None
+    """Leading channels of a head that turn, an even number, or none for all; the others know no position."""
+    base: Positive = 10_000.0
+    """The slowest pair turns by about one over this at each position."""
+
+    @abstractmethod
+    def frequencies(self, dims: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Angle per position of each pair of channels, (dims/2)."""
+
+    def turning(self, head_size: int) -> int:
+        """How many channels of a head turn, or a `UserError` when there are not so many or the number is odd."""
+        dims = head_size if self.dims is None else self.dims
+        if dims > head_size or dims % 2:
+            raise UserError(f"rotary.dims must be even and at most {head_size}, the size of a head, not {dims}")
+        return dims
+
+
+def _powers(base: float, dims: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return base ** (-torch.arange(0, dims, 2, dtype=dtype, device=device) / dims)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotary(Positions):
+    """Pair i turns by base^(-2i/dims) at each position (RoFormer, arXiv 2104.09864)."""
+
+    techniques: ClassVar = {
+        "dims": Technique(
+            "Channels that do not turn can match content at any distance.",
+            "openai/parameter-golf #315 (16 of 64), seed 001 (32), seed 002 (16)",
+            "-0.0023 together with depth-scaled norms (#315)",
+        ),
+        "base": Technique("The reach of the slowest channels.", "arXiv 2104.09864", "base 1,000: +0.0148 (#1125)"),
+    }
+
+    def frequencies(self, dims: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """The powers of the base."""
+        return _powers(self.base, dims, device, dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NTKRotary(Positions):
+    """The base raised for rows longer than those that it was meant for: base · (length/native_length)^(d/(d-2)).
+
+    The "NTK-aware" rule. In seed 002 and the record ARG rows of 2,048 are trained with the native length left at 1,024,
+    so the base is 2.21 times as large in training too.
+    """
+
+    techniques: ClassVar = {
+        "": Technique(
+            "Longer rows than those of training, without channels that turn further than ever before.",
+            "bloc97, 2023 (NTK-aware scaling); openai/parameter-golf, seed 002 and ARG, where it acts in training too",
+            "1,408 for 1,024: -0.007 claimed (WarmdownQuantization); beyond about 1.4 times it fails",
+        )
+    }
+
+    native_length: Count = 1024
+    """Positions that the base is meant for."""
+    length: Count = 2048
+    """Positions of a row; up to the native length nothing changes."""
+
+    def frequencies(self, dims: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """The powers of the raised base."""
+        stretch = max(1.0, self.length / self.native_length)
+        base = self.base * stretch ** (dims / (dims - 2)) if dims > 2 else self.base
+        return _powers(base, dims, device, dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class YaRNRotary(Positions):
+    """Slow pairs turn slower by length/native_length, fast ones as before, a ramp between (YaRN, arXiv 2309.00071).
+
+    The ramp is that of openai/parameter-golf, 2026-03-24_74M_Ternary_UNet_FP8_10L_8192BPE_YaRN_NeoMuon: 0 for the first
+    quarter of the pairs, then linear to 1. YaRN's factor on the logits is left to the gain of the queries.
+    """
+
+    techniques: ClassVar = {
+        "": Technique(
+            "Longer rows, while fast channels keep telling near positions apart.",
+            "arXiv 2309.00071; openai/parameter-golf, the ternary record (base 5,000, 2,048 for 1,024)",
+            "not isolated there; records that name it otherwise have it switched off",
+        )
+    }
+
+    native_length: Count = 1024
+    """Positions that the frequencies are meant for."""
+    length: Count = 2048
+    """Positions of a row."""
+
+    def frequencies(self, dims: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """The powers of the base, divided by what the ramp says."""
+        pair = torch.arange(0, dims, 2, dtype=dtype, device=device) / dims
+        ramp = ((pair - 0.25) / 0.75).clamp(0.0, 1.0)
+        return _powers(self.base, dims, device, dtype) / (1.0 + ramp * (self.length / self.native_length - 1.0))

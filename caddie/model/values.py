@@ -1,0 +1,123 @@
+"""What attention's values are besides a map of the stream: those of the first layer, and embeddings of the tokens."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from caddie.config import Config, Count, Technique
+from caddie.model.context import Context
+from caddie.model.linear import Linear
+from caddie.parameters import Constant, FanIn, Initial, Normal, Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueResidual(Config):
+    """Socket: how the values of the first layer return in later ones (ResFormer, arXiv 2410.17897)."""
+
+    @abstractmethod
+    def build(self) -> Part:
+        """The module of a later layer: forward(values, first), both (B, K, T, D), to the values that are used."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedValueResidual(ValueResidual):
+    """v ← a·v₀ + b·v, both learned in each layer, both ½ at the start (openai/parameter-golf #670, ARG's flag)."""
+
+    techniques: ClassVar = {
+        "": Technique(
+            "The identity of tokens reaches deep layers.",
+            "arXiv 2410.17897; seed 000 (#670)",
+            "+0.0008 (#670), +0.0012 (#609), +0.14 with looped layers (#363): off by default",
+        )
+    }
+
+    def build(self) -> Part:
+        """The module."""
+        return _MixedValues()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedValueResidual(ValueResidual):
+    """v ← v + σ(α)·v₀, α learned in each layer, 0 at the start (openai/parameter-golf #569)."""
+
+    techniques: ClassVar = {
+        "": Technique(
+            "The same, the layer's own values left whole.",
+            "arXiv 2410.17897; openai/parameter-golf #569",
+            "+0.0020 with trigrams (#609)",
+        )
+    }
+
+    def build(self) -> Part:
+        """The module."""
+        return _GatedValues()
+
+
+class _MixedValues(Part):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shares = self.declare("shares", (2,), "scalar", Constant(value=0.5))
+
+    def forward(self, values: Tensor, first: Tensor) -> Tensor:
+        shares = self.shares.to(values.dtype)
+        return shares[0] * first + shares[1] * values
+
+
+class _GatedValues(Part):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = self.declare("gate", (), "scalar", Constant(value=0.0))
+
+    def forward(self, values: Tensor, first: Tensor) -> Tensor:
+        return values + torch.sigmoid(self.gate).to(values.dtype) * first
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueEmbedding(Config):
+    """A second table, whose rows are added to the values of some layers: v ← v + c_l · s · P U[token].
+
+    Value embeddings as in seeds 000 and 002 and the records from #287 to ARG (there "VE128"); after modded-nanogpt.
+    """
+
+    techniques: ClassVar = {
+        "": Technique(
+            "Late layers can fetch what a token is instead of carrying it through the stream.",
+            "modded-nanogpt; openai/parameter-golf #287 to ARG, seeds 000 and 002 (128 channels, layers 9 and 10)",
+            "in bundles only; dropped where the vocabulary grew (#1218)",
+        )
+    }
+
+    layers: tuple[int, ...] = (9, 10)
+    """Layers that get them."""
+    dims: Count = 128
+    """Channels of a row."""
+    initial: Initial = FanIn()
+    """Where the projection starts. The scripts' starts orthogonal, though their code reads as if it were zero."""
+
+    def build(self, vocabulary: int, values: int) -> ValueTable:
+        """The module, for values of that many channels."""
+        return ValueTable(self, vocabulary, values)
+
+
+class ValueTable(Part):
+    """The table (vocabulary, dims), its projection to the values, and a scale for each layer."""
+
+    def __init__(self, config: ValueEmbedding, vocabulary: int, values: int) -> None:
+        super().__init__()
+        self.layers = config.layers
+        self.weight = self.declare("weight", (vocabulary, config.dims), "embedding", Normal(std=0.01))
+        self.projection = Linear(config.dims, values, config.initial)
+        self.scale = self.declare("scale", (), "scalar", Constant(value=0.1))
+        self.layer_scales = self.declare("layer_scales", (len(config.layers),), "scalar", Constant(value=1.0))
+
+    def forward(self, context: Context) -> dict[int, Tensor]:
+        """Layer to what is added to its values, (B, T, values)."""
+        rows = self.projection(F.embedding(context.ids, self.weight).to(context.dtype)) * self.scale.to(context.dtype)
+        scales = self.layer_scales.to(context.dtype).unbind()
+        return {layer: scale * rows for layer, scale in zip(self.layers, scales, strict=True)}
