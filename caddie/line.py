@@ -18,6 +18,7 @@ from torch import Tensor
 from caddie import artifact as artifacts
 from caddie.artifact import Artifact, Manifest
 from caddie.bundle import source_needed
+from caddie.checkpoint import save_tensors
 from caddie.compress import Compressed, compress
 from caddie.config import show
 from caddie.corpora import describe, open_corpus, text_of
@@ -34,7 +35,7 @@ from caddie.report import write_report
 from caddie.result import describe_run
 from caddie.schedules import Clock
 from caddie.scoring import Score, Scoring, Text, check_windows, load_scorer, score, use_quickest_threads
-from caddie.train import Event, Trained, save_tensors, train
+from caddie.train import Event, Trained, train
 from caddie.units import convert
 
 RECIPE, LOG, WEIGHTS = "recipe.json", "log.jsonl", "weights.safetensors"

@@ -15,7 +15,7 @@ from caddie.errors import UserError, suggest
 from caddie.model import GPT, parameter_count
 from caddie.scoring import Scoring
 from caddie.tokenizers import SentencePieceBPE, TokenizerSource
-from caddie.train import Train
+from caddie.trainer import Train
 from caddie.userfile import execute
 
 
@@ -90,19 +90,21 @@ def shipped() -> dict[str, Recipe]:
 
 
 def find(name: str) -> Recipe:
-    """A recipe by its name, or one of a user's own as `FILE.py:NAME`."""
+    """A recipe by its name, its twin for two cores as `NAME_mini`, or one of a user's own as `FILE.py:NAME`."""
     path, colon, attribute = name.rpartition(":")
-    if not colon:
-        shelf = shipped()
-        if name not in shelf:
-            raise UserError(
-                f"no recipe {name}{suggest(name, shelf)}; `caddie recipes` lists them, FILE.py:NAME is yours"
-            )
-        return shelf[name]
-    own = _named(execute(Path(path)))
-    if attribute not in own:
-        raise UserError(f"{path} has no recipe {attribute}{suggest(attribute, own)}")
-    return own[attribute]
+    shelf = _named(execute(Path(path))) if colon else shipped()
+    full = attribute.removesuffix("_mini")
+    if attribute not in shelf and full in shelf:
+        twin: Recipe = importlib.import_module("caddie.recipes.mini").mini(shelf[full])
+        return twin
+    if attribute not in shelf:
+        hint = suggest(attribute, shelf)
+        raise UserError(
+            f"{path} has no recipe {attribute}{hint}"
+            if colon
+            else f"no recipe {name}{hint}; `caddie recipes` lists them, FILE.py:NAME is yours"
+        )
+    return shelf[attribute]
 
 
 def _named(values: dict[str, object]) -> dict[str, Recipe]:

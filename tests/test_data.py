@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
@@ -25,10 +26,10 @@ from caddie.data import (
     ShuffledSequences,
     Stream,
     open_shard,
-    segments,
     write_shard,
 )
 from caddie.errors import UserError
+from caddie.model.context import Context
 
 BOS = 1
 LOADERS = [SequentialStream(), ShuffledSequences(), CoprimeStride(), PackedDocuments()]
@@ -122,7 +123,6 @@ def test_sequential_parity(reference, case: str, world: int, rank: int) -> None:
         batch = stream.micro_batch(number * world + rank)
         np.testing.assert_array_equal(batch.inputs, arrays[f"{case}.batch{number}.x"])
         np.testing.assert_array_equal(batch.targets, arrays[f"{case}.batch{number}.y"])
-        assert batch.starts is None
 
 
 @pytest.mark.parametrize(("case", "world", "rank"), [("packed.world1.rank0", 1, 0), ("packed.world2.rank1", 2, 1)])
@@ -134,17 +134,24 @@ def test_packed_parity(reference, case: str, world: int, rank: int) -> None:  # 
         batch = stream.micro_batch(number * world + rank)
         np.testing.assert_array_equal(batch.inputs, arrays[f"{case}.batch{number}.x"])
         np.testing.assert_array_equal(batch.targets, arrays[f"{case}.batch{number}.y"])
-        assert batch.starts is not None
-        ends = np.append(batch.starts, tokens)
+        ends = np.append(segments(batch.inputs, info["cut_length"]), tokens)
         assert ends.tolist() == sorted(set(arrays[f"{case}.batch{number}.boundaries"].tolist()))
         assert int(np.diff(ends).max()) == info["longest"][number]
 
 
+def segments(inputs: np.ndarray, longest: int) -> list[int]:
+    """Where an attention with the scope `document` begins a segment, in one row of inputs."""
+    ids = torch.from_numpy(inputs).reshape(1, -1)
+    numbers = Context(ids, ids == BOS, torch.float32).visible("document", longest, None).segments
+    assert numbers is not None
+    return [0, *(1 + torch.nonzero(numbers[0].diff()).flatten()).tolist()]
+
+
 def test_segments_by_hand() -> None:
     inputs = np.array([9, 9, 9, BOS, 9, BOS, BOS, 9, 9, 9, 9])
-    assert segments(inputs, BOS, 2).tolist() == [0, 2, 3, 5, 6, 8, 10]
-    assert segments(inputs, BOS, 100).tolist() == [0, 3, 5, 6]
-    assert segments(inputs[:1], BOS, 100).tolist() == [0]
+    assert segments(inputs, 2) == [0, 2, 3, 5, 6, 8, 10]
+    assert segments(inputs, 100) == [0, 3, 5, 6]
+    assert segments(inputs[:1], 100) == [0]
 
 
 sizes = st.lists(st.integers(2, 90), min_size=1, max_size=4)

@@ -17,12 +17,18 @@ import pytest
 import torch
 import torch.multiprocessing as multiprocessing
 
-from caddie import train as training
 from caddie.averaging import EMA
+from caddie.checkpoint import CHECKPOINT, restore
+from caddie.data import Batch
 from caddie.distributed import Ranks, join
 from caddie.errors import CheckFailed, UserError
-from caddie.model import GPT, Block, GroupedQueryAttention, ReluSquared
-from caddie.train import CHECKPOINT, Interrupted, Train, Trained, train
+from caddie.fake_quantize import StraightThrough
+from caddie.model import GPT, Block, GroupedQueryAttention, HashedNGrams, Recurrence, ReluSquared
+from caddie.parameters import Constant
+from caddie.quantize import Rows
+from caddie.schedules import Budget, Moment, Ramp, Stairs, Warmdown
+from caddie.train import Interrupted, Trained, train
+from caddie.trainer import Train, Trainer
 
 TINY = GPT(
     vocabulary=64,
@@ -83,8 +89,11 @@ def test_interrupted_run_resumes_to_the_bit(unbroken: Trained, tmp_path: Path) -
 def test_time_before_a_resume_counts(tmp_path: Path) -> None:
     config = STEPS.but(steps=None, seconds=1.6, checkpoint_seconds=0.2)
 
+    asked: list[float] = []
+
     def stop(event: dict[str, Any]) -> None:
-        if event["event"] == "step" and event["progress"] > 0.2:
+        if event["event"] == "step" and event["progress"] > 0.2 and not asked:
+            asked.append(event["progress"])  # a second signal would act as usual
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(Interrupted):
@@ -141,18 +150,18 @@ def test_a_finished_run_keeps_its_last_loss(tmp_path: Path) -> None:
 def test_one_optimizer_under_two_rules_updates_each_parameter_once(tmp_path: Path) -> None:
     shared = STEPS.optimizers["embedding"].but(lr=0.01)
     rules = {**STEPS.optimizers, "embedding": shared, "scalar": shared}
-    trainer = training._Trainer(TINY, STEPS.but({"optimizers": rules}), 7, Ranks())
+    trainer = Trainer(TINY, STEPS.but({"optimizers": rules}), 7, Ranks())
     owned = [name for updater in trainer.updaters.values() for name in updater.state() if "exp_avg_sq" in name]
     assert len(owned) == len(set(owned)) > 2
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
-    trainer = training._Trainer(TINY, STEPS, 7, Ranks())
+    trainer = Trainer(TINY, STEPS, 7, Ranks())
     before = {name: tensor.clone() for name, tensor in trainer.state().items()}
     trainer.model.embedding.weight.register_hook(lambda gradient: gradient * math.inf)
     ids = np.zeros((2, 32), np.int64)
-    batch = training.Batch(ids, ids, None)
-    assert math.isnan(trainer.step(iter([batch] * 4), training.Moment(0, 0.0, STEPS.budget), bos=1))
+    batch = Batch(ids, ids)
+    assert math.isnan(trainer.step(iter([batch] * 4), Moment(0, 0.0, STEPS.budget), bos=1))
     assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.state().items())
 
 
@@ -165,26 +174,119 @@ def test_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
 def test_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(tmp_path: Path) -> None:
     with pytest.raises(CheckFailed, match="the loss or its gradient was nan at step"):
         go(tmp_path, STEPS.but({"optimizers.matrix.lr": 1e30, "optimizers.scalar.lr": 1e30}))
-    kept = training._Trainer(TINY, STEPS.but({"optimizers.matrix.lr": 1e30, "optimizers.scalar.lr": 1e30}), 7, Ranks())
-    kept.restore(tmp_path / CHECKPOINT)
+    kept = Trainer(TINY, STEPS.but({"optimizers.matrix.lr": 1e30, "optimizers.scalar.lr": 1e30}), 7, Ranks())
+    restore(tmp_path / CHECKPOINT, kept.state(), {})
     assert all(bool(torch.isfinite(tensor).all()) for tensor in kept.state().values())
 
 
-def test_clipping_is_of_the_whole_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    norms = []
-    before = training._Trainer.step
+def test_clipping_is_of_the_whole_gradient() -> None:
+    def scale(clip: float | None) -> tuple[float, float]:
+        """What the optimizers are told to multiply the gradient by, and the norm of the whole gradient."""
+        trainer = Trainer(TINY, STEPS.but(clip_norm=clip), 7, Ranks())
+        told: list[Any] = []
+        for updater in trainer.updaters.values():
+            updater.step = lambda moment, lr, scale=None: told.append(scale)  # type: ignore[method-assign]
+        ids = np.random.default_rng(0).integers(0, 64, (2, 2, 32))
+        trainer.step(iter([Batch(*ids)] * 4), Moment(0, 0.0, STEPS.budget), bos=1)
+        norm = math.sqrt(sum(float(p.grad.square().sum()) for p in trainer.parameters.values() if p.grad is not None))
+        assert len(told) > 1
+        assert all(one is told[0] for one in told)
+        return 1.0 if told[0] is None else float(told[0]), norm
 
-    def step(self: Any, *arguments: Any, **keywords: Any) -> float:
-        for updater in self.updaters.values():
-            updater.step = lambda *_: norms.append(
-                math.sqrt(sum(float(p.grad.square().sum()) for p in self.parameters.values() if p.grad is not None))
-            )
-        return before(self, *arguments, **keywords)
+    factor, norm = scale(0.01)
+    assert factor * norm == pytest.approx(0.01, rel=1e-3)
+    assert scale(1000.0)[0] == 1.0
+    assert scale(None)[0] == 1.0
 
-    monkeypatch.setattr(training._Trainer, "step", step)
-    go(tmp_path, STEPS.but(clip_norm=0.01, rehearsal_steps=0, steps=1))
-    assert norms
-    assert all(norm == pytest.approx(0.01, rel=1e-3) for norm in norms)
+
+GROWING = STEPS.but(
+    batch_tokens=Stairs(values=(128, 256), begins=(0.5,)),
+    sequence_length=Stairs(values=(16, 32), begins=(0.25,)),
+    lr_schedule=Warmdown(fraction=0.5),
+)
+
+
+def test_steps_and_rows_grow_and_resume_to_the_bit(tmp_path: Path) -> None:
+    shapes: list[tuple[int, ...]] = []
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+
+    def note(self: Trainer, batch: Batch, length: int, bos: int) -> Any:
+        tensors = before(self, batch, length, bos)
+        shapes.append(tuple(tensors[0].shape))
+        return tensors
+
+    before = Trainer._tensors
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_tensors", note)
+        whole = go(tmp_path / "a", GROWING.but(rehearsal_steps=0))
+    assert whole.tokens == 6 * 128 + 6 * 256
+    assert shapes == [(4, 16)] * 6 + [(2, 32)] * 6 + [(2, 32)] * 24
+
+    def stop(event: dict[str, Any]) -> None:
+        if event.get("step") == 7 and event["event"] == "step":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        go(tmp_path / "b", GROWING, watch=stop)
+    assert equal(whole, go(tmp_path / "b", GROWING))
+
+
+def test_every_shape_of_a_run_is_rehearsed() -> None:
+    gpt = TINY.but({"recurrence": Recurrence(first=1, last=1, passes=Stairs(values=(1, 2), begins=(0.4,)))})
+    view = StraightThrough(strength=Ramp(start=0.0, end=1.0, begin=0.8, finish=0.9))
+    trainer = Trainer(gpt, GROWING.but(fake_quantize={"matrix": view}), 7, Ranks())
+    shapes = trainer.shapes(Budget(seconds=10.0))
+    assert [(s.stage, s.sequence_length, s.quantized) for s in shapes] == [
+        (0, 16, False),
+        (0, 32, False),
+        (1, 32, False),
+        (1, 32, True),
+    ]
+    assert all(trainer.shape(moment) == shape for shape, moment in shapes.items())
+
+
+def test_a_parameter_that_no_gradient_reaches_is_refused(tmp_path: Path) -> None:
+    """Both factors of a hashed embedding at zero never train."""
+    dead = TINY.but({"embedding.bigrams": HashedNGrams(buckets=10, dims=4, initial=Constant(value=0.0))})
+    alive = TINY.but({"embedding.bigrams": HashedNGrams(buckets=10, dims=4)})
+    once = STEPS.but(steps=1, rehearsal_steps=3)
+    with pytest.raises(UserError, match=r"no gradient reaches embedding\.bigrams"):
+        train(dead, once, SHARDS, bos=1, seed=7, folder=tmp_path)
+    assert not list(tmp_path.iterdir())
+    train(alive, once, SHARDS, bos=1, seed=7, folder=tmp_path)
+
+
+def test_quantized_weights_change_the_loss_from_when_they_are_switched_on(tmp_path: Path) -> None:
+    def losses(name: str, config: Train) -> list[float]:
+        events: list[dict[str, Any]] = []
+        (tmp_path / name).mkdir()
+        go(tmp_path / name, config, watch=events.append)
+        return [event["loss"] for event in events if event["event"] == "step"]
+
+    view = StraightThrough(quantizer=Rows(bits=2), strength=Stairs(values=(0, 1), begins=(0.5,)))
+    plain, seen = losses("plain", STEPS), losses("seen", STEPS.but(fake_quantize={"matrix": view}))
+    assert plain[:6] == seen[:6]
+    assert all(abs(a - b) > 1e-4 for a, b in zip(plain[6:], seen[6:], strict=True))
+
+
+def test_z_loss_changes_what_is_descended_and_not_what_is_reported() -> None:
+    ids = np.random.default_rng(0).integers(0, 64, (2, 2, 32))
+    ends = []
+    for z_loss in (0.0, 0.1):
+        trainer = Trainer(TINY, STEPS.but(z_loss=z_loss), 7, Ranks())
+        first = trainer.step(iter([Batch(*ids)] * 4), Moment(0, 0.0, STEPS.budget), bos=1)
+        ends.append((first, trainer.parameters["embedding.weight"].detach().clone()))
+    assert ends[0][0] == ends[1][0]
+    assert not torch.equal(ends[0][1], ends[1][1])
+
+
+def test_the_start_of_the_log_says_how_attention_is_computed(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    gpt = TINY.but({"layers": {"1": {"attention.window": 8}}})
+    train(gpt, STEPS.but(steps=1, precision="float32"), SHARDS, bos=1, seed=7, folder=tmp_path, watch=events.append)
+    assert events[0]["attention"].split(", ")[0] == "SDPA"
+    assert "bands" in events[0]["attention"]
 
 
 RANKS = STEPS.but({"micro_batches": 4, "clip_norm": 1.0, "steps": 4, "optimizers.matrix.precision": "float32"})

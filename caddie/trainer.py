@@ -1,0 +1,332 @@
+"""The model, its optimizers and its average at work: a step, and the rehearsal of all kinds of steps."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product, repeat
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from caddie.attend import choose
+from caddie.averaging import Average, Averaging
+from caddie.config import Config, Count, NonNegative, Positive, Range, Technique
+from caddie.data import Batch, Loader, SequentialStream
+from caddie.distributed import Ranks
+from caddie.errors import UserError
+from caddie.fake_quantize import FakeQuantize, Views
+from caddie.model import GPT, GroupedQueryAttention, build
+from caddie.optim import AdamW, Muon, Optimizer, Updater
+from caddie.parameters import assign
+from caddie.schedules import (
+    Budget,
+    Moment,
+    Schedule,
+    StepRamp,
+    Warmdown,
+    Whole,
+    all_values,
+    check_whole,
+    value_at,
+    whole_at,
+)
+from caddie.threads import quickest, thread_counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Config):
+    """How a model is trained."""
+
+    techniques: ClassVar = {
+        "batch_tokens": Technique(
+            "Large batches for long runs, more steps for short ones.",
+            "openai/parameter-golf: 524,288, and 786,432 from #162 on; 262,144 in seed 002",
+            "786,432 for 524,288 -0.004, 1 M +0.003 (#375, #670); half as many -0.016 on one RTX 5090",
+        ),
+        "sequence_length": Technique(
+            "Longer rows, longer memory.",
+            "openai/parameter-golf, LongContextSeq2048, TrainingOptSeq4096; seeds 001 and 002",
+            "2,048 for 1,024 -0.022, 4,096 -0.0044 more (8 GPUs); 4,096 +0.025 on one RTX 5090 (#1125)",
+        ),
+        "clip_norm": Technique(
+            "No single batch can throw the weights far.",
+            "arXiv 1211.5063; openai/parameter-golf: 0.3 from Seq2048_FP16Emb_TunedLR on",
+            "not isolated",
+        ),
+        "z_loss": Technique(
+            "Logits do not drift, which low precision would punish.",
+            "PaLM, arXiv 2204.02311; openai/parameter-golf, the ternary record (1e-4)",
+            "not isolated",
+        ),
+    }
+
+    seconds: Annotated[float, Range(0.01, 1e8)] | None = None
+    """Wall-clock budget. With `steps` set too, whichever runs out first ends the run."""
+    steps: Count | None = None
+    """Budget in optimizer steps."""
+    batch_tokens: Whole = 524_288
+    """Tokens of one optimizer step; may grow over the run."""
+    micro_batches: Count = 8
+    """Parts into which the largest step is cut, shared equally by the processes; smaller steps have fewer."""
+    sequence_length: Whole = 1024
+    """Tokens of a row; may grow over the run."""
+    loader: Loader = SequentialStream()
+    """Order of the data."""
+    optimizers: Mapping[str, Optimizer] = field(
+        default_factory=lambda: {
+            "matrix": Muon(lr=0.04, momentum=StepRamp(start=0.85, end=0.95, steps=500)),
+            "embedding": AdamW(lr=0.05),
+            "head": AdamW(lr=0.008),
+            "gate": AdamW(lr=0.04),
+            "scalar": AdamW(lr=0.04),
+        }
+    )
+    """Role or name pattern to optimizer; the last match wins."""
+    lr_schedule: Schedule = Warmdown(fraction=0.2)
+    """Factor on every learning rate."""
+    clip_norm: Positive | None = None
+    """Largest norm of the whole gradient, or none."""
+    z_loss: NonNegative = 0.0
+    """Factor on the mean squared log of the softmax's denominator, added to the loss (PaLM, arXiv 2204.02311)."""
+    fake_quantize: Mapping[str, FakeQuantize] = field(default_factory=dict)
+    """Role or name pattern to how linear layers see weights that will be quantized; the last match wins."""
+    averaging: Averaging | None = None
+    """Average of the weights that the run hands on, or none for the last weights."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of the stream; auto takes bfloat16 on a GPU and the faster in the rehearsal on a CPU."""
+    compile: Literal["auto", "always", "never"] = "auto"
+    """Whether to compile the model; auto compiles on a GPU where there is a C compiler."""
+    rehearsal_steps: Annotated[int, Range(0, 1000)] = 3
+    """Steps on random tokens before the clock starts, undone afterwards."""
+    checkpoint_seconds: Positive = 60.0
+    """Training time between checkpoints."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("batch_tokens", self.batch_tokens)
+        check_whole("sequence_length", self.sequence_length)
+
+    @property
+    def budget(self) -> Budget:
+        """What may be spent, or a `UserError` when nothing is said."""
+        return Budget(self.seconds, self.steps)
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens of the longest row of the run."""
+        return max(all_values(self.sequence_length))
+
+    def micro_tokens(self, world: int) -> int:
+        """Tokens of a micro-batch when `world` processes share a step; parts that are not equal are a `UserError`."""
+        batches, lengths = all_values(self.batch_tokens), all_values(self.sequence_length)
+        tokens, rest = divmod(max(batches), self.micro_batches)
+        if rest or any(tokens % length for length in lengths) or any(self.longest_row % length for length in lengths):
+            raise UserError(
+                f"train.batch_tokens ({max(batches):,}) must be train.micro_batches ({self.micro_batches}) "
+                f"times a multiple of train.sequence_length ({', '.join(f'{length:,}' for length in lengths)})"
+            )
+        for batch in batches:
+            if batch % tokens or batch // tokens % world:
+                parts = f"micro-batches of {tokens:,} tokens, a multiple of the {world} processes"
+                raise UserError(f"train.batch_tokens ({batch:,}) must be {parts}; see train.micro_batches")
+        return tokens
+
+    def micro_batches_at(self, moment: Moment) -> int:
+        """Micro-batches of the step at `moment`, of all processes together."""
+        return whole_at(self.batch_tokens, moment) * self.micro_batches // max(all_values(self.batch_tokens))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What decides the graph of a forward: a run goes through a few of these, all of which are rehearsed."""
+
+    stage: int
+    """That of the model: how often layers run, and how far attention looks."""
+    sequence_length: int
+    """Tokens of a row."""
+    quantized: bool
+    """Whether weights are seen as the quantizer will leave them."""
+
+
+class Trainer:
+    """All that a step changes and a checkpoint holds."""
+
+    def __init__(self, gpt: GPT, config: Train, seed: int, ranks: Ranks) -> None:
+        self.micro_tokens = config.micro_tokens(ranks.world)
+        self.config = config
+        self.ranks = ranks
+        self.seed = seed
+        self.vocabulary = gpt.vocabulary
+        self.model = build(gpt, seed, ranks.device)
+        self.parameters = dict(self.model.named_parameters())
+        chosen = assign({rule: rule for rule in config.optimizers}, self.model, "train.optimizers")
+        self.updaters: dict[str, Updater] = {}
+        for rule, optimizer in config.optimizers.items():
+            members = {name: self.parameters[name] for name in self.parameters if chosen[name] == rule}
+            if members:
+                self.updaters[rule] = optimizer.build(members, ranks)
+        self.average: Average | None = config.averaging.build(self.parameters) if config.averaging else None
+        self.views = Views(config.fake_quantize, self.model, "train.fake_quantize")
+        self.dtype = torch.float32
+        compiler = any(map(shutil.which, ("cc", "gcc", "clang")))  # Triton needs one to launch its kernels
+        automatic = config.compile == "auto" and ranks.device.type == "cuda" and compiler
+        self.compiled = config.compile == "always" or automatic
+        self.forward: Callable[..., tuple[Tensor, Tensor]] = (
+            torch.compile(self._losses, dynamic=False) if self.compiled else self._losses
+        )
+
+    def _losses(self, inputs: Tensor, targets: Tensor, starts: Tensor, stage: int) -> tuple[Tensor, Tensor]:
+        """What is descended, and the mean cross-entropy in it."""
+        logits = self.model(inputs, starts, self.dtype, stage=stage).float().flatten(0, 1)
+        loss = F.cross_entropy(logits, targets.flatten())
+        if not self.config.z_loss:
+            return loss, loss.detach()
+        return loss + self.config.z_loss * logits.logsumexp(-1).square().mean(), loss.detach()
+
+    def shape(self, moment: Moment) -> Shape:
+        """The shape of the step at `moment`."""
+        length = whole_at(self.config.sequence_length, moment)
+        return Shape(self.model.stage(moment.progress), length, self.views.active(moment))
+
+    def shapes(self, budget: Budget) -> dict[Shape, Moment]:
+        """Every shape of the run, each with a moment at which it comes, in order."""
+        found: dict[Shape, Moment] = {}
+        steps, seconds = budget.steps or 1000, budget.seconds or 0.0
+        for part in np.linspace(0.0, 1.0, 1001):
+            moment = Moment(round(part * steps), part * seconds, budget)
+            found.setdefault(self.shape(moment), moment)
+        return found
+
+    def indices(self, position: int) -> Iterator[int]:
+        """This rank's micro-batches from `position` on, without end."""
+        index = position + self.ranks.rank
+        while True:
+            yield index
+            index += self.ranks.world
+
+    def step(self, batches: Iterator[Batch], moment: Moment, bos: int) -> float:
+        """One optimizer step; the mean loss. When it or the gradient is not finite it is NaN and nothing changes."""
+        shape = self.shape(moment)
+        self.views.set(moment)
+        losses = torch.zeros((), device=self.ranks.device)
+        count = self.config.micro_batches_at(moment)
+        for _ in range(count // self.ranks.world):
+            loss, entropy = self.forward(*self._tensors(next(batches), shape.sequence_length, bos), shape.stage)
+            (loss / count).backward()  # type: ignore[no-untyped-call]
+            losses += entropy / count
+        for updater in self.updaters.values():
+            updater.launch()
+        self.ranks.sum([losses])
+        norm = torch.stack([updater.squares() for updater in self.updaters.values()]).sum().sqrt()
+        mean = float(losses + 0.0 * norm)
+        if math.isfinite(mean):
+            clip = self.config.clip_norm
+            scale = None if clip is None else (clip / (norm + 1e-6)).clamp(max=1.0)
+            lr_scale = value_at(self.config.lr_schedule, moment)
+            for updater in self.updaters.values():
+                updater.step(moment, lr_scale, scale)
+        return mean
+
+    def attention(self) -> str:
+        """How attention is computed here, for the log: the names of the implementations, at the end of the run."""
+        length, device = self.config.longest_row, self.ranks.device
+        end = Moment(0, 1.0, Budget(seconds=1.0))
+        names = []
+        for layer in range(self.model.config.depth):
+            attention = self.model.config.block_of(layer).attention
+            if isinstance(attention, GroupedQueryAttention):
+                size = self.model.config.width // attention.heads
+                window = None if attention.window is None else whole_at(attention.window, end)
+                documents = attention.scope == "document"
+                names.append(choose(device, self.dtype, size, length, length, documents, window))
+        return ", ".join(dict.fromkeys(names))
+
+    def graphs(self) -> int:
+        """How many graphs were compiled so far."""
+        return int(torch._dynamo.utils.counters["stats"]["unique_graphs"]) if self.compiled else 0
+
+    def forget_gradients(self) -> None:
+        """Free the gradients of the last step."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def watch(self, moment: Moment, lr_scale: float) -> None:
+        """Let the average see the weights as they are at `moment`, after a step with that factor on its rates."""
+        if self.average is not None:
+            self.average.watch(self.parameters, moment, lr_scale)
+
+    def _tensors(self, batch: Batch, length: int, bos: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs, targets and document starts, in rows of `length` where the run's rows may be longer."""
+        longest = self.config.longest_row
+        inputs, targets = (torch.from_numpy(array) for array in (batch.inputs, batch.targets))
+        if length < longest:
+            inputs, targets = (t.reshape(-1, t.shape[1] * length // longest) for t in (inputs, targets))
+        starts = inputs == bos
+        if self.ranks.device.type == "cuda":
+            return tuple(t.pin_memory().to(self.ranks.device, non_blocking=True) for t in (inputs, targets, starts))  # type: ignore[return-value]
+        return inputs, targets, starts
+
+    def rehearse(self, budget: Budget, rows: tuple[int, ...]) -> tuple[str, int]:
+        """Run every shape on random tokens, choose precision and threads by measurement, undo everything.
+
+        With a budget of steps alone nothing is chosen by the clock, so such a run can be repeated to the bit. A
+        parameter that no gradient reaches in any shape is a `UserError`; three steps are enough for it to come.
+        """
+        on_gpu = self.ranks.device.type == "cuda"
+        asked = self.config.precision
+        timed = budget.seconds is not None and not on_gpu and self.ranks.world == 1
+        if asked != "auto":
+            precisions = [asked]
+        else:
+            precisions = ["bfloat16", "float32"] if timed else ["bfloat16" if on_gpu else "float32"]
+        threads = thread_counts() if timed else [torch.get_num_threads()]
+        saved = {name: tensor.clone() for name, tensor in self.state().items()}
+        moments = list(self.shapes(budget).values())
+        still = set(self.parameters)
+        choices = list(product(precisions, threads))
+        chosen = quickest(choices, lambda choice: self._rehearse_step(*choice, moments[0], rows, still))
+        self._use(*chosen)
+        for moment in moments:
+            for _ in range(self.config.rehearsal_steps):
+                self._rehearse_step(*chosen, moment, rows, still)
+        state = self.state()
+        for name, tensor in state.items():
+            tensor.data.copy_(saved[name])
+        if still and self.config.rehearsal_steps >= 3:
+            raise UserError(
+                f"no gradient reaches {', '.join(sorted(still)[:3])} ({len(still)} in all): nothing that the loss"
+                " depends on reads it, or two factors start at zero; train.rehearsal_steps=0 trains it anyway"
+            )
+        return chosen
+
+    def _use(self, precision: str, threads: int) -> None:
+        self.dtype = getattr(torch, precision)
+        torch.set_num_threads(threads)
+
+    def _rehearse_step(
+        self, precision: str, threads: int, moment: Moment, rows: tuple[int, ...], still: set[str]
+    ) -> None:
+        self._use(precision, threads)
+        ids = np.random.default_rng(self.seed).integers(0, self.vocabulary, (2, *rows))
+        self.step(repeat(Batch(ids[0], ids[1])), moment, bos=-1)
+        self.watch(moment, 1.0)
+        for name in list(still):
+            gradient = self.parameters[name].grad
+            if gradient is not None and bool(gradient.any()):
+                still.discard(name)
+        self.forget_gradients()
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that a step changes, by name; the tensors themselves. All ranks call it together."""
+        found: dict[str, Tensor] = {f"weights/{name}": tensor for name, tensor in self.parameters.items()}
+        for rule, updater in self.updaters.items():
+            found.update({f"optimizers/{rule}/{name}": tensor for name, tensor in updater.state().items()})
+        if self.average is not None:
+            found.update({f"average/{name}": tensor for name, tensor in self.average.state().items()})
+        return found
