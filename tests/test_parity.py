@@ -1,8 +1,12 @@
-"""Agreement with the public scripts: weights, tokens and expected values computed by them."""
+"""The public scripts' numbers: logits, gradients and four steps of training, for the seeds and the records.
+
+The models are the shipped recipes' own, made small; so what agrees here is what a recipe runs.
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,174 +14,210 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from script_names import NAMES
+from script_names import load_script_weights, script_view
 from torch import Tensor
 
 from caddie.distributed import Ranks
-from caddie.model import GPT, Block, GroupedQueryAttention, Model, ReluSquared, build
-from caddie.optim import AdamW, Muon
+from caddie.model import GPT, Model, build
 from caddie.parameters import assign
-from caddie.recipes import baseline, fp16_embedding
-from caddie.schedules import Budget, IterationWarmdown, Moment, StepRamp
+from caddie.recipe import Recipe, shipped
+from caddie.schedules import Budget, Moment, StepRamp
 
-
-def ours(name: str) -> str:
-    """Our name of a script's parameter."""
-    if name.startswith("blocks."):
-        _, layer, rest = name.split(".", 2)
-        return f"blocks.{layer}.{NAMES[rest]}"
-    return NAMES[name]
+EXCLUSIVE = {"attention.exclusive": True}
+SMALL: dict[str, dict[str, Any]] = {
+    "baseline": {},
+    "fp16_embedding": {},
+    "single_gpu": {"block.attention.rotary.dims": 8, "layers": {"3-4": EXCLUSIVE}},
+    "gold6": {"layers": {"3-5": EXCLUSIVE}, "block.attention.rotary.native_length": 32},
+    "parallel_muon": {"layers": {"4-5": EXCLUSIVE}, "block.attention.rotary.native_length": 24},
+    "exclusive_everywhere": {"block.attention.rotary.native_length": 32},
+    "three_layer_recurrence": {
+        "layers": {"5-6": {"parallel": True}},
+        "recurrence.first": 2,
+        "recurrence.last": 3,
+        "block.attention.rotary.dims": 4,
+    },
+    "best_record": {
+        "lanes.first": 5,
+        "recurrence.first": 2,
+        "recurrence.last": 3,
+        "block.attention.rotary.dims": 4,
+    },
+}
+FOLDERS = {
+    "BASE": "baseline",
+    "S003": "fp16_embedding",
+    "S001": "single_gpu",
+    "S002": "gold6",
+    "S000": "parallel_muon",
+    "ARG": "exclusive_everywhere",
+    "L3": "three_layer_recurrence",
+    "TOP": "best_record",
+}
+"""Folder of the parity data to recipe."""
 
 
 class Golden:
-    """One recipe's folder of the parity data, and our model with its weights."""
+    """One folder of the parity data, and our recipe at its size."""
 
-    def __init__(self, folder: Path) -> None:
-        self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    def __init__(self, folder: Path, recipe: str) -> None:
+        self.config = json.loads((folder / "config.json").read_text())
         self.tokens = load_file(folder / "tokens.safetensors")
         self.expected = load_file(folder / "expected.safetensors")
         self.weights = load_file(folder / "weights.safetensors")
-        full, tiny = self.config["settings_full_recipe"], self.config["settings_tiny_model_that_differ"]
-        settings = {**full, **tiny}
-        hidden = settings.get("mlp hidden") or settings["mlp mult"] * settings["model dim"]
-        self.gpt = GPT(
-            vocabulary=settings["vocab size"],
-            width=settings["model dim"],
-            depth=settings["num layers"],
-            block=Block(
-                attention=GroupedQueryAttention(
-                    heads=settings["num heads"],
-                    key_value_heads=settings["num kv heads"],
-                    gain=settings["qk gain init"],
-                    rotary_base=settings["rope base"],
-                ),
-                mlp=ReluSquared(hidden=hidden),
-            ),
-        ).but({"head.softcap": settings["logit softcap"]})
+        self.recipe: Recipe = shipped()[recipe]
+        tiny = self.config["settings_tiny_model_that_differ"]
+        settings = {**self.config["settings_full_recipe"], **tiny}
+        self.settings = settings
+        hidden = settings.get("mlp hidden") or int(settings["mlp mult"] * settings["model dim"])
+        diff: dict[str, Any] = {
+            "vocabulary": settings["vocab size"],
+            "width": settings["model dim"],
+            "depth": settings["num layers"],
+            "block.attention.heads": settings["num heads"],
+            "block.attention.key_value_heads": settings["num kv heads"],
+            "block.mlp.hidden": hidden,
+            **SMALL[recipe],
+        }
+        if "bigram dim" in tiny:
+            diff["embedding.bigrams.buckets"] = tiny["bigram vocab size"]
+            diff["embedding.bigrams.dims"] = tiny["bigram dim"]
+            diff["value_embedding.dims"] = tiny["ve dim"]
+            diff["value_embedding.layers"] = [int(layer) for layer in tiny["ve layers"].split(",")]
+            diff["block.attention.rotary.dims"] = tiny["rope dims"]
+            diff["block.attention.rotary.length"] = tiny["train seq len"]
+        self.gpt: GPT = self.recipe.model.but(diff)
 
-    def model(self) -> Model:
-        model = build(self.gpt, seed=0)
-        model.load_state_dict({ours(name): value.float() for name, value in self.weights.items()})
+    def model(self, diff: tuple[tuple[str, Any], ...] = ()) -> Model:
+        model = build(self.gpt.but(dict(diff)), seed=0)
+        load_script_weights(dict(model.named_parameters()), {n: w.float() for n, w in self.weights.items()})
         return model
 
 
-@pytest.fixture(scope="module", params=["BASE", "S003"])
-def golden(request: pytest.FixtureRequest, parity: Path) -> Golden:
-    return Golden(parity / request.param)
+@dataclass(frozen=True)
+class Case:
+    """One forward that the parity data recorded."""
+
+    name: str = "plain"
+    prefix: str = ""
+    tokens: str = ""
+    stage: int = -1
+    starts: bool = False
+    diff: tuple[tuple[str, Any], ...] = ()
 
 
-def loss_of(model: Model, inputs: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(model(inputs.long()).float().flatten(0, 1), targets.long().flatten())
+WHOLE_ROW = (("block.attention.scope", "row"), ("block.attention.longest", None))
+PACKED = (("block.attention.longest", 24),)
+LONG = (("block.attention.rotary", "NTKRotary"), ("block.attention.rotary.dims", 4))
+LENGTHS = (("block.attention.rotary.native_length", 64), ("block.attention.rotary.length", 96))
+CASES = {
+    "L3": [
+        Case("loop_off", "loop_off.", stage=0),
+        Case("loop_on", "loop_on."),
+        Case("long_row_with_rotary_rescaling", "long_row_with_rotary_rescaling.", "long_", diff=(*LONG, *LENGTHS)),
+    ],
+    "TOP": [
+        Case("loop_off", "loop_off.", stage=0, starts=True, diff=WHOLE_ROW),
+        Case("loop_on", "loop_on.", starts=True, diff=WHOLE_ROW),
+        Case("packed_loop_off", "packed_loop_off.", "packed_", stage=0, starts=True, diff=PACKED),
+        Case("packed_loop_on", "packed_loop_on.", "packed_", starts=True, diff=PACKED),
+    ],
+}
+EVERY_CASE = [(folder, case) for folder in FOLDERS for case in CASES.get(folder, [Case()])]
 
 
-def test_forward(golden: Golden) -> None:
-    model, expected = golden.model(), golden.expected
-    logits = model(golden.tokens["inputs"].long())
-    assert (logits - expected["logits"]).abs().max() < 5e-4
-    nll = F.cross_entropy(logits.flatten(0, 1), golden.tokens["targets"].long().flatten(), reduction="none")
-    assert (nll - expected["nll"].flatten()).abs().max() < 5e-4
-    assert abs(nll.mean().item() - golden.config["results"]["plain"]["mean_loss"]) < 1e-4
+@pytest.fixture(scope="module")
+def goldens(parity: Path) -> dict[str, Golden]:
+    return {folder: Golden(parity / folder, recipe) for folder, recipe in FOLDERS.items()}
 
 
-def test_gradients(golden: Golden) -> None:
-    model = golden.model()
-    loss_of(model, golden.tokens["inputs"], golden.tokens["targets"]).backward()
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    summary = golden.config["results"]["plain"]["gradient_summary_of_mean_loss"]
-    assert {ours(name) for name in summary} == set(gradients)
+def losses_of(model: Model, inputs: Tensor, targets: Tensor, case: Case) -> tuple[Tensor, Tensor]:
+    """Logits and the loss of each position."""
+    ids = inputs.long()
+    logits = model(ids, ids == 1 if case.starts else None, stage=case.stage).float()
+    return logits, F.cross_entropy(logits.flatten(0, 1), targets.long().flatten(), reduction="none")
+
+
+@pytest.mark.parametrize(("folder", "case"), EVERY_CASE, ids=lambda value: getattr(value, "name", value))
+def test_logits_and_gradients(folder: str, case: Case, goldens: dict[str, Golden]) -> None:
+    golden = goldens[folder]
+    model, expected = golden.model(case.diff), golden.expected
+    results = golden.config["results"][case.name]
+    stage = model.stages[case.stage]
+    assert model.config.order(stage) == results["layer_execution_order"]
+    inputs, targets = golden.tokens[case.tokens + "inputs"], golden.tokens[case.tokens + "targets"]
+    seen: dict[str, Tensor] = {}
+    model.embedding.register_forward_hook(lambda module, arguments, output: seen.update(x0=output))
+    logits, losses = losses_of(model, inputs, targets, case)
+    assert (seen["x0"] - expected[case.prefix + "x0"]).abs().max() < 1e-5
+    assert (logits - expected[case.prefix + "logits"]).abs().max() < 5e-4
+    assert (losses - expected[case.prefix + "nll"].flatten()).abs().max() < 5e-4
+    assert abs(losses.mean().item() - results["mean_loss"]) < 1e-4
+    if "gradient_summary_of_mean_loss" in results:
+        losses.mean().backward()
+        compare_gradients(model, results["gradient_summary_of_mean_loss"], expected, case.prefix)
+
+
+def compare_gradients(model: Model, summary: dict[str, Any], expected: dict[str, Tensor], prefix: str) -> None:
+    """Norms of all gradients, and the elements that were recorded."""
+    zero = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
     for name, figures in summary.items():
-        gradient = gradients[ours(name)]
-        assert gradient is not None
-        assert gradient.norm().item() == pytest.approx(figures["norm"], rel=1e-3)
+        assert script_view(name, zero).norm().item() == pytest.approx(figures["norm"], rel=1e-3)
     compared = 0
-    for key, value in golden.expected.items():
-        if not key.startswith("grad"):
+    for key, value in expected.items():
+        if not key.startswith(prefix + "grad"):
             continue
-        head, name = key.split(".", 1)
-        gradient = gradients[ours(name)]
-        assert gradient is not None
+        head, name = key.removeprefix(prefix).split(".", 1)
         stride = int(head.rsplit("_", 1)[1]) if head != "grad" else 1
-        sample = gradient.flatten()[::stride][: value.numel()]
-        assert (sample - value.flatten()).abs().max() < 1e-3 * max(1e-3, figures_of(summary, name))
+        sample = script_view(name, zero).flatten()[::stride][: value.numel()]
+        assert (sample - value.flatten()).abs().max() < 1e-3 * max(1e-3, float(summary[name]["absmax"]))
         compared += 1
     assert compared == len(summary)
 
 
-def figures_of(summary: dict[str, Any], name: str) -> float:
-    return float(summary[name]["absmax"])
-
-
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-3), ("bfloat16", 5e-2)])
-def test_short_training(golden: Golden, precision: str, tolerance: float) -> None:
-    """Four steps of the scripts' Muon and Adam from the same weights on the same tokens."""
-    variant = golden.config["training_trajectory"][
-        "newton_schulz_in_" + {"float32": "fp32", "bfloat16": "bf16"}[precision]
-    ]
-    settings = golden.config["settings_full_recipe"]
-    model = golden.model()
-    rules: dict[str, Any] = {
-        "embedding": AdamW(lr=settings["tied embed lr"]),
-        "scalar": AdamW(lr=settings["scalar lr"]),
-        "matrix": Muon(
-            lr=settings["matrix lr"],
-            precision=precision,
-            momentum=StepRamp(start=settings["muon momentum warmup start"], end=settings["muon momentum"], steps=2),
-        ),
-    }
-    chosen = assign(rules, model, "optimizers")
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_short_training(folder: str, precision: str, tolerance: float, goldens: dict[str, Golden]) -> None:
+    """Four steps of the recipe's optimizers from the scripts' weights on the scripts' tokens."""
+    golden = goldens[folder]
+    short = {"float32": "fp32", "bfloat16": "bf16"}[precision]
+    variant = golden.config["training_trajectory"][f"newton_schulz_in_{short}"]
+    case = next((c for c in CASES.get(folder, []) if c.name == "loop_on"), Case())
+    model = golden.model(case.diff)
+    momentum = golden.recipe.train.optimizers["matrix"].momentum  # type: ignore[attr-defined]
+    assert isinstance(momentum, StepRamp)
+    muon = {"matrix.precision": precision, "matrix.momentum": momentum.but(steps=2)}
+    rules = golden.recipe.train.but({f"optimizers.{path}": value for path, value in muon.items()}).optimizers
+    chosen = assign({rule: rule for rule in rules}, model, "optimizers")
+    parameters = dict(model.named_parameters())
     updaters = [
-        rule.build({n: p for n, p in model.named_parameters() if chosen[n] is rule}, Ranks()) for rule in rules.values()
+        optimizer.build(members, Ranks())
+        for rule, optimizer in rules.items()
+        if (members := {name: parameters[name] for name in parameters if chosen[name] == rule})
     ]
-    budget = Budget(steps=4)
+    clip = golden.recipe.train.clip_norm
+    assert (clip or 0.0) == golden.settings["grad clip norm"]
     for step, figures in enumerate(variant["steps"]):
-        loss = loss_of(model, golden.tokens["train_inputs"][step], golden.tokens["train_targets"][step])
-        assert loss.item() == pytest.approx(figures["loss_before_update"], abs=tolerance)
-        loss.backward()
-        norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+        _, losses = losses_of(
+            model, golden.tokens["train_inputs"][step], golden.tokens["train_targets"][step], case
+        )
+        assert losses.mean().item() == pytest.approx(figures["loss_before_update"], abs=tolerance)
+        losses.mean().backward()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters.values() if p.grad is not None])
         assert norm.item() == pytest.approx(figures["gradient_norm_before_clip"], rel=tolerance)
+        scale = None if clip is None else (clip / (norm + 1e-6)).clamp(max=1.0)
         for updater in updaters:
-            updater.step(Moment(step, 0.0, budget), figures["learning_rate_multiplier"])
+            updater.step(Moment(step, 0.0, Budget(steps=4)), figures["learning_rate_multiplier"], scale)
         model.zero_grad()
-    final = loss_of(model, golden.tokens["train_inputs"][0], golden.tokens["train_targets"][0]).item()
-    assert final == pytest.approx(variant["loss_on_batch_0_after_all_steps"], abs=tolerance)
-    weights = dict(model.named_parameters())
+    _, losses = losses_of(model, golden.tokens["train_inputs"][0], golden.tokens["train_targets"][0], case)
+    assert losses.mean().item() == pytest.approx(variant["loss_on_batch_0_after_all_steps"], abs=tolerance)
+    final = {name: parameter.detach() for name, parameter in parameters.items()}
     for name, norm in variant["final_parameter_norms"].items():
-        assert weights[ours(name)].norm().item() == pytest.approx(norm, rel=tolerance)
-    after = f"train4_{'fp32' if precision == 'float32' else 'bf16'}.after."
+        assert script_view(name, final).norm().item() == pytest.approx(norm, rel=tolerance)
+    after = f"train4_{short}.after."
     compared = [name for name in golden.expected if name.startswith(after)]
-    assert len(compared) == len(weights)
+    assert len(compared) == len(variant["final_parameter_norms"])
     for name in compared:
-        weight, expected = weights[ours(name.removeprefix(after))].detach().flatten(), golden.expected[name].flatten()
+        weight, expected = script_view(name.removeprefix(after), final).flatten(), golden.expected[name].flatten()
         sample = weight[:: max(1, weight.numel() // 64)][: expected.numel()]
         assert (sample - expected).norm() < (1e-3 if precision == "float32" else 0.1) * expected.norm()
-
-
-def test_the_recipes_have_the_settings_of_the_scripts(parity: Path) -> None:
-    """Every number of the full recipes that the parity data states."""
-    for recipe, folder in ((baseline, "BASE"), (fp16_embedding, "S003")):
-        config = json.loads((parity / folder / "config.json").read_text())
-        stated, model, train = config["settings_full_recipe"], recipe.model, recipe.train
-        attention, muon, adam = model.block.attention, train.optimizers["matrix"], train.optimizers["embedding"]
-        assert isinstance(attention, GroupedQueryAttention)
-        assert isinstance(muon, Muon)
-        assert isinstance(adam, AdamW)
-        assert recipe.parameters == config["parameter_count_full_recipe"]
-        assert (model.vocabulary, model.width, model.depth) == tuple(
-            stated[name] for name in ("vocab size", "model dim", "num layers")
-        )
-        assert (attention.heads, attention.key_value_heads) == (stated["num heads"], stated["num kv heads"])
-        assert (attention.gain, attention.rotary_base) == (stated["qk gain init"], stated["rope base"])
-        assert (train.batch_tokens, train.sequence_length) == (stated["train batch tokens"], stated["train seq len"])
-        assert (train.seconds, train.steps) == (stated["max wallclock seconds"], stated["iterations"])
-        assert train.lr_schedule == IterationWarmdown(steps=stated["warmdown iters"])
-        assert (muon.lr, muon.steps) == (stated["matrix lr"], stated["muon backend steps"])
-        assert muon.momentum == StepRamp(
-            start=stated["muon momentum warmup start"],
-            end=stated["muon momentum"],
-            steps=stated["muon momentum warmup steps"],
-        )
-        assert (adam.lr, adam.beta1, adam.beta2) == (stated["tied embed lr"], stated["beta1"], stated["beta2"])
-        assert train.optimizers["scalar"].lr == stated["scalar lr"]
-        assert train.rehearsal_steps == stated["warmup steps"]
-        assert train.clip_norm is None
-        assert stated["grad clip norm"] == 0.0

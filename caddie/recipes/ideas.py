@@ -1,0 +1,128 @@
+"""Ideas from outside the records: a ternary model, one block many times, random matrices with small learned parts."""
+
+from __future__ import annotations
+
+from caddie.codecs import Lzma, Zstd
+from caddie.model import (
+    Dense,
+    GatedValueResidual,
+    LeakyReluSquared,
+    PhaseMix,
+    RandomMap,
+    Recurrence,
+    YaRNRotary,
+)
+from caddie.parameters import FanInNormal, Normal, Orthogonal
+from caddie.quantize import Float16, Rows
+from caddie.recipes.baseline import baseline, lower_lr
+from caddie.recipes.early_records import value_embeddings
+from caddie.recipes.figures import RECORDS, figures
+from caddie.schedules import Warmdown
+
+_TERNARY_MAP = Dense(initial=Normal(std=0.02), normed=True)
+
+ternary = baseline.but(
+    {
+        "model.vocabulary": 8192,
+        "model.width": 768,
+        "model.depth": 10,
+        "model.embedding.dims": 254,
+        "model.block.attention.fused": True,
+        "model.block.attention.gain": 2.25,
+        "model.block.attention.linear": _TERNARY_MAP,
+        "model.block.attention.rotary": YaRNRotary(base=5000.0, native_length=1024, length=2048),
+        "model.block.mlp.hidden": 3072,
+        "model.block.mlp.linear": _TERNARY_MAP,
+        "model.head.softcap": 10.0,
+        "model.head.softcap_form": "polynomial",
+        "model.head.bias": True,
+        "train.seconds": 599,
+        "train.steps": 10_000,
+        "train.lr_schedule": Warmdown(fraction=0.2),
+        "train.z_loss": 1e-4,
+        "train.rehearsal_steps": 5,
+        "train.optimizers.matrix.steps": 3,
+        "train.optimizers.matrix.normalize_rows": True,
+        "train.optimizers.embedding.lr": 0.02,
+        "train.optimizers.scalar.lr": 0.02,
+        "compress.codec": Lzma(extreme=False),
+        "score.stride": 16,
+    },
+    base="baseline",
+    why="The wide model of the ternary record, its weights not ternary yet: the artifact is over the cap.",
+    public=figures(
+        RECORDS + "2026-03-24_74M_Ternary_UNet_FP8_10L_8192BPE_YaRN_NeoMuon",
+        (42, 1.1565, 15_993_853),
+        (1337, 1.1568, 15_995_705),
+        (7, 1.1578, 15_992_753),
+        note="ternary weights; of its 73,685,840 parameters 6,291,456 are a head that nothing reads",
+    ),
+)
+
+_FOLDED = {
+    "model.block.mlp": LeakyReluSquared(hidden=1536),
+    "model.block.mix": PhaseMix(),
+    "model.block.attention.exclusive": True,
+    "model.block.attention.value_residual": GatedValueResidual(),
+    "model.layers": {},
+    "train.seconds": 555,
+}
+"""What #1110 and #1113 share."""
+
+universal_transformer = value_embeddings.but(
+    {
+        **_FOLDED,
+        "model.depth": 3,
+        "model.block.mlp.linear.initial": Orthogonal(),
+        "model.recurrence": Recurrence(first=0, last=2, passes=4, embeddings=True),
+        "model.embedding.bigrams.initial": Orthogonal(gain=6**-0.5),
+        "model.value_embedding.layers": (0, 1),
+        "model.value_embedding.initial": Orthogonal(gain=6**-0.5),
+    },
+    base="value_embeddings",
+    why="Three layers that run four times each, a third of the bytes.",
+    public=figures(
+        "openai/parameter-golf #1110",
+        (42, 1.22490891, 4_946_680),
+        note="8,115,775 parameters: there each of the 12 runs has gates, scales and vectors of its own, the vectors in no "
+        "optimizer, and value embeddings enter the last runs alone",
+    ),
+)
+
+random_mlps = lower_lr.but(
+    {
+        "model.depth": 12,
+        "model.block.mlp.hidden": 1536,
+        "model.block.mlp.linear": RandomMap(rank=160, initial=FanInNormal()),
+        "train.sequence_length": 2048,
+        "compress.quantizers.embedding": Float16(),
+        "compress.quantizers.blocks.[5-7].*.weight": Rows(bits=6, floor="absolute"),
+        "compress.codec": Zstd(),
+        "score.sequence_length": 2048,
+        "score.stride": 512,
+    },
+    base="lower_lr",
+    why="Twelve layers whose MLPs are random but for a part of rank 160; the non-record Random_Linear_Adapter.",
+    public=figures(
+        "openai/parameter-golf #2058",
+        (1337, 1.19710, 15_418_110),
+        (42, 1.19692, 15_422_121),
+        (2026, 1.19666, 15_413_210),
+        note="its six bits are eight, rounded to multiples of four",
+    ),
+)
+
+random_maps = value_embeddings.but(
+    {
+        **_FOLDED,
+        "model.block.attention.linear": RandomMap(rank=32, initial=Orthogonal()),
+        "model.block.mlp.linear": RandomMap(rank=32, initial=Orthogonal()),
+    },
+    base="value_embeddings",
+    why="All maps are random and orthogonal but for a part of rank 32: the whole in five megabytes.",
+    public=figures(
+        "openai/parameter-golf #1113",
+        (42, 1.37047831, 5_191_021),
+        note="3,744,892 parameters, 22 of them scales of the layers' inputs and outputs that are left out here",
+    ),
+)
