@@ -79,6 +79,12 @@ class Recipe(Config):
         return hashlib.sha256(json.dumps(self.settings.to_json()).encode()).hexdigest()
 
     @property
+    def published(self) -> float | None:
+        """Bits per byte of the public result, the mean over its seeds; of the first source where there are several."""
+        figures = [figure.bits_per_byte for figure in self.public if figure.source == self.public[0].source]
+        return sum(figures) / len(figures) if figures else None
+
+    @property
     def parameters(self) -> int:
         """Number of parameters of the model."""
         return parameter_count(self.model)

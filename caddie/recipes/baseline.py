@@ -35,6 +35,8 @@ baseline = Recipe(
         "compress.quantizers": {
             "embedding": Rows(floor="absolute"),
             "matrix": Rows(floor="absolute"),
+            "head": Rows(floor="absolute"),
+            "gate": Float16(),
             "scalar": Float32(),
         },
         "compress.codec.level": 9,
@@ -51,7 +53,7 @@ fp16_embedding = baseline.but(
         "compress.quantizers.embedding": Float16(),
     },
     base="baseline",
-    why="The tied embedding kept in fp16 for 32 hidden channels, with a longer warm-down and a higher rate.",
+    why="The tied embedding in fp16 for 32 hidden channels, a longer warm-down and a higher rate.",
     public=figures(
         RECORDS + "2026-03-18_FP16Embed_WD3600", (1337, 1.21972502, 15_896_222), (42, 1.22006458, 15_897_173)
     ),
@@ -89,7 +91,13 @@ tiny = baseline.but(
         "train.optimizers.embedding.lr": 0.025,
         "train.optimizers.matrix.momentum": Ramp(start=0.85, end=0.95, finish=0.1),
         "train.rehearsal_steps": 3,
-        "compress.quantizers": {"embedding": Rows(), "matrix": Rows(), "scalar": Float16()},
+        "compress.quantizers": {
+            "embedding": Rows(),
+            "matrix": Rows(),
+            "head": Rows(),
+            "gate": Float16(),
+            "scalar": Float16(),
+        },
         "score.sequence_length": 256,
         "score.stride": 128,
         "score.batch_tokens": 16_384,

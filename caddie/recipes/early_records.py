@@ -84,7 +84,7 @@ rows_4096 = rows_2048.but(
         "score.stride": 4096,
     },
     base="rows_2048",
-    why="Rows of 4,096 tokens, smaller batches and a longer memory of Muon; the record TrainingOptSeq4096.",
+    why="Rows of 4,096 tokens, smaller batches, longer momentum; the record TrainingOptSeq4096.",
     public=figures(
         RECORDS + "2026-03-19_TrainingOptSeq4096",
         (1337, 1.20143, 15_868_326),
@@ -146,7 +146,7 @@ six_bits = sliding_window.but(
         "compress.quantizers": SIX_BITS,
     },
     base="sliding_window",
-    why="Six bits, trained for from the first step, pay for MLPs three times as wide; the record MixedQuant_Int6Int8.",
+    why="Six bits, trained for from the start, pay for wider MLPs; the record MixedQuant_Int6Int8.",
     public=figures(
         RECORDS + "2026-03-19_MixedQuant_Int6Int8_SlidingWindow",
         (1337, 1.16301431, 15_353_490),
@@ -186,11 +186,11 @@ smear_and_bigrams = six_bits.but(
         "compress.codec": Zstd(),
     },
     base="six_bits",
-    why="The token before, as a share of its row and as a hashed pair; orthogonal starts; the record smeargate.",
+    why="The token before as a share and as a hashed pair, orthogonal starts; the record smeargate.",
     public=figures(
         RECORDS + "2026-03-19_smeargate_orthoinit_muonwd",
         (1337, 1.15555486, 15_878_809),
-        note="22,368,840 parameters: its pairs have no scale, and another hash; its smear starts at 5 %, before the norm",
+        note="22,368,840 parameters: no scale of the pairs; another hash; the smear before the norm, from 5 % on",
     ),
 )
 
@@ -231,7 +231,7 @@ snapshot_average = smear_and_bigrams.but(
         "score.sequence_length": 2048,
     },
     base="smear_and_bigrams",
-    why="The mean of 30 snapshots, longer rows, larger batches, more weight decay; the record SmearGate_BigramHash.",
+    why="The mean of 30 snapshots, longer rows, larger batches; the record SmearGate_BigramHash.",
     public=figures(
         RECORDS + "2026-03-20_Int6_MLP3x_SmearGate_BigramHash_MuonWD_SWA",
         (1337, 1.14597, 15_862_650),
@@ -324,7 +324,7 @@ value_embeddings = partial_rotary.but(
         "train.lr_schedule": IterationWarmdown(steps=3500),
     },
     base="partial_rotary",
-    why="Token embeddings in the values of the last layers, and a longer warm-down; the record GPTQ-lite.",
+    why="Token embeddings in the last layers' values, a longer warm-down; the record GPTQ-lite.",
     public=figures(
         RECORDS + "2026-03-22_11L_EMA_GPTQ-lite_warmdown3500_QAT015_1.1233",
         (1337, 1.12278, 15_555_017),

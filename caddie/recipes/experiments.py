@@ -174,7 +174,5 @@ seed_000_experiments = (
         note=_QUANTIZATION,
     ),
     Experiment(label="stale_processes", outcome="2 to 3 times as slow", note=_HABIT),
-    Experiment(
-        label="early_losses_decide", outcome="they foretell nothing: weight decay and exclusive layers", note=_HABIT
-    ),
+    Experiment(label="early_losses_decide", outcome="false: see weight decay and exclusive layers", note=_HABIT),
 )

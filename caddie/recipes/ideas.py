@@ -49,7 +49,7 @@ ternary = baseline.but(
         "score.stride": 16,
     },
     base="baseline",
-    why="The wide model of the ternary record, its weights not ternary yet: the artifact is over the cap.",
+    why="The ternary record's wide model, its weights not ternary yet: the artifact is over the cap.",
     public=figures(
         RECORDS + "2026-03-24_74M_Ternary_UNet_FP8_10L_8192BPE_YaRN_NeoMuon",
         (42, 1.1565, 15_993_853),
@@ -84,8 +84,8 @@ universal_transformer = value_embeddings.but(
     public=figures(
         "openai/parameter-golf #1110",
         (42, 1.22490891, 4_946_680),
-        note="8,115,775 parameters: there each of the 12 runs has gates, scales and vectors of its own, the vectors in no "
-        "optimizer, and value embeddings enter the last runs alone",
+        note="8,115,775 parameters: there each of the 12 runs has gates, scales and vectors of its own, the vectors "
+        "in no optimizer, and value embeddings enter the last runs alone",
     ),
 )
 
@@ -102,7 +102,7 @@ random_mlps = lower_lr.but(
         "score.stride": 512,
     },
     base="lower_lr",
-    why="Twelve layers whose MLPs are random but for a part of rank 160; the non-record Random_Linear_Adapter.",
+    why="Twelve layers, their MLPs random but for a part of rank 160; Random_Linear_Adapter.",
     public=figures(
         "openai/parameter-golf #2058",
         (1337, 1.19710, 15_418_110),

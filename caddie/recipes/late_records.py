@@ -30,7 +30,7 @@ document_attention = three_layer_recurrence.but(
         "score.adaptation": DocumentLoRA(rank=96, alpha=96.0, beta2=0.999, chunk_tokens=32, warm_start=False),
     },
     base="three_layer_recurrence",
-    why="Attention within documents, two lanes, and adapters of each document's own; the record VarLenAttn.",
+    why="Attention within documents, two lanes, adapters of each document; the record VarLenAttn.",
     public=figures(
         RECORDS + "2026-04-10_VarLenAttn",
         (0, 1.07258, 15_996_664),
@@ -42,7 +42,7 @@ document_attention = three_layer_recurrence.but(
 one_phase = document_attention.but(
     {"score.adaptation.phases": GlobalSGD(documents=2000, phases=1, sgd=SGD(lr=0.005))},
     base="document_attention",
-    why="All weights trained once, on the 2,000 longest documents after they were scored; the record PhasingTTT2000.",
+    why="All weights trained once on the documents scored so far; the record PhasingTTT2000.",
     public=figures(
         RECORDS + "2026-04-13_VarLenAttn_PhasingTTT2000",
         (0, 1.07217, 15_996_697),
@@ -61,7 +61,7 @@ three_phases = one_phase.but(
         "score.adaptation.phases": GlobalSGD(documents=2000),
     },
     base="one_phase",
-    why="Three phases at a fifth of the rate, and a longer run and warm-down; the record MultiPhaseGlobalSGD.",
+    why="Three such phases at a lower rate, a longer warm-down; the record MultiPhaseGlobalSGD.",
     public=figures(
         RECORDS + "2026-04-14_MultiPhaseGlobalSGD_PhasedTTT",
         (0, 1.07134, 15_939_841),
@@ -98,7 +98,7 @@ lossless_caps = three_phases.but(
         "train.optimizers.matrix.weight_decay": Ramp(start=0.095, end=0.0475, begin=0.7),
     },
     base="three_phases",
-    why="Capitals as marks before small letters, and less weight decay at the end; the record CaseOps_Taper.",
+    why="Capitals as marks, and less weight decay at the end; the record CaseOps_Taper.",
     public=figures(
         RECORDS + "2026-04-18_PR1626_CaseOps_Taper",
         (0, 1.06806, 15_932_307),
@@ -146,7 +146,7 @@ sparse_gates = dense_gates.but(
         "score.adaptation.warm_start": True,
     },
     base="dense_gates",
-    why="Narrow gates, Polar Express, rates that stop at a tenth, adapters that start warm; the record SparseGate.",
+    why="Narrow gates, Polar Express, rates not below a tenth, warm adapters; the record SparseGate.",
     public=figures(
         RECORDS + "2026-04-23_SP8192_CaseOps_SparseGate_QuantGate_Loop45_PhasedTTT_PolarNS_MinLR_FusedCE",
         (0, 1.06308, 15_939_508),
@@ -192,7 +192,7 @@ best_record = document_smear.but(
         "score.adaptation.phases.documents": 2500,
     },
     base="document_smear",
-    why="The best record, 1.0611: sparse gates, two lanes, smear, documents apart, adapters and phases when scored.",
+    why="The best record, 1.0611: gentler gates, longer memories, a longer warm-down.",
     public=figures(
         RECORDS + "2026-04-27_SP8192_LQER_SparseGate_BOSSmearFix_9HpStack_1.0611",
         (42, 1.05989454, 15_897_259),

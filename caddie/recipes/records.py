@@ -1,4 +1,4 @@
-"""The contest's records from April's first days: exclusive attention, larger vocabularies, recurrence, lanes.
+"""The contest's records of late March and early April: a larger vocabulary, layers that run again, two lanes.
 
 Each is a small diff on one before it. Where a record quantizes or codes with a method that is not here yet, rows of the
 same width stand in for it. What a record begins at a step begins here at the part of the run that was over then.
@@ -45,7 +45,7 @@ coprime_loader = exclusive_everywhere.but(
         "train.lr_schedule.steps": 3500,
     },
     base="exclusive_everywhere",
-    why="Rows of all shards mixed, each shard walked by a stride of its own; the record Loader_FullGPTQ_XSA11.",
+    why="All shards mixed, each walked by its own stride; the record Loader_FullGPTQ_XSA11.",
     public=figures(
         RECORDS + "2026-03-29_Loader_FullGPTQ_XSA11_BigramHash2816",
         (1337, 1.11184, 15_973_962),
@@ -62,7 +62,7 @@ plain_six_bits = coprime_loader.but(
         "score.stride": 2048,
     },
     base="coprime_loader",
-    why="The coprime loader with plain six bits; Rascal, once on the leaderboard with the score of another model.",
+    why="The coprime loader with plain six bits; Rascal, whose claimed score is not its artifact's.",
     public=figures(
         "openai/parameter-golf #1120",
         (42, 1.14384, 15_540_001),
@@ -85,7 +85,7 @@ own_mlps = coprime_loader.but(
         "compress.codec": Brotli(),
     },
     base="coprime_loader",
-    why="Two layers run twice with MLPs of their own, two lanes from layer 7; the record MiniDepthRecurrence.",
+    why="Layers 4 and 5 twice with own MLPs, two lanes; the record MiniDepthRecurrence.",
     public=figures(
         RECORDS + "2026-03-31_ParallelResiduals_MiniDepthRecurrence",
         (1337, 1.10658, 15_942_395),
@@ -120,7 +120,7 @@ vocabulary_4096 = coprime_loader.but(
         "compress.codec": Brotli(),
     },
     base="coprime_loader",
-    why="Four times the vocabulary, wider MLPs, and the weight decay that makes room; the record Vocab4096.",
+    why="Four times the vocabulary, wider MLPs, more weight decay; the record Vocab4096.",
     public=figures(
         RECORDS + "2026-04-01_Vocab4096_MLPMult4_WD085",
         (42, 1.09744, 15_915_268),
@@ -137,7 +137,7 @@ equal_rows = vocabulary_4096.but(
         "train.optimizers.embedding.weight_decay": 0.09,
     },
     base="vocabulary_4096",
-    why="Muon with rows of equal length, and layers 4 and 5 twice; the record MuonEqR_DepthRecurrence.",
+    why="Rows of equal length in Muon, layers 4 and 5 twice; the record MuonEqR_DepthRecurrence.",
     public=figures(
         RECORDS + "2026-04-03_MuonEqR_DepthRecurrence_WD090_AllInt6",
         (42, 1.09057, 15_967_483),
@@ -150,7 +150,7 @@ equal_rows = vocabulary_4096.but(
 separate_lanes_4096 = equal_rows.but(
     {"model.block.attention.gain": 5.0, "model.lanes": SeparateLanes(first=7)},
     base="equal_rows",
-    why="Attention and MLP in lanes of their own from layer 7; the record SP4096_DepthRecurrence_ParallelResid.",
+    why="Attention and MLP in lanes of their own; SP4096_DepthRecurrence_ParallelResid.",
     public=figures(
         RECORDS + "2026-04-04_SP4096_DepthRecurrence_ParallelResid_MuonEqR",
         (42, 1.08939, 15_999_533),
@@ -170,7 +170,7 @@ vocabulary_8192 = vocabulary_4096.but(
         "train.optimizers.matrix.normalize_rows": True,
     },
     base="vocabulary_4096",
-    why="A vocabulary of 8,192 in the place of value embeddings, layers 4 and 5 three times; the record Loop45x2.",
+    why="A vocabulary of 8,192 for value embeddings, layers 4 and 5 three times; the record Loop45x2.",
     public=figures(
         RECORDS + "2026-04-05_SP8192_GPTQ-Embeddings_SDClip_Loop45x2",
         (1, 1.08554, 15_987_547),
@@ -187,7 +187,7 @@ progressive_recurrence = vocabulary_8192.but(
         "model.recurrence.passes": Stairs(values=(1, 2, 3), begins=(0.5, 0.65)),
     },
     base="vocabulary_8192",
-    why="Layers 4 and 5 twice, then three times, and parallel residuals; HessianSDClip_ProgressiveRecurrence.",
+    why="Layers 4 and 5 twice, then three times; HessianSDClip_ProgressiveRecurrence.",
     public=figures(
         RECORDS + "2026-04-06_SP8192_HessianSDClip_ProgressiveRecurrence",
         (1337, 1.08301, 15_976_275),
@@ -200,7 +200,7 @@ progressive_recurrence = vocabulary_8192.but(
 sharp_attention = vocabulary_8192.but(
     {"model.block.attention.gain": 5.0, "score.adaptation": ChunkSGD()},
     base="vocabulary_8192",
-    why="Queries five times as long, all weights trained on each chunk that was scored; the record QK5_LegalTTT.",
+    why="Queries five times as long, training on each chunk that was scored; the record QK5_LegalTTT.",
     public=figures(
         RECORDS + "2026-04-06_SP8192_QK5_LegalTTT_1.0828",
         (0, 1.08210, 15_991_018),
@@ -212,7 +212,7 @@ sharp_attention = vocabulary_8192.but(
 separate_lanes = sharp_attention.but(
     {"model.block.attention.gain": 4.0, "model.lanes": SeparateLanes(first=7)},
     base="sharp_attention",
-    why="Attention and MLP in lanes of their own from layer 7; the record ParallelResid_ScoreFirstTTT.",
+    why="Attention and MLP in lanes of their own; the record ParallelResid_ScoreFirstTTT.",
     public=figures(
         RECORDS + "2026-04-08_SP8192_ParallelResid_ScoreFirstTTT",
         (42, 1.08261, 15_991_486),
@@ -250,7 +250,7 @@ three_layer_recurrence = sharp_attention.but(
         "train.optimizers.matrix.weight_decay": 0.095,
     },
     base="sharp_attention",
-    why="Layers 3 to 5 run three times from 35 % of the time on; parallel residuals; the record at 1.0810.",
+    why="Layers 3 to 5 three times from 35 % of the time on, parallel residuals; the record at 1.0810.",
     public=figures(
         RECORDS + "2026-04-09_SP8192_3LayerRecur_ParResid_QK525_LegalTTT",
         (42, 1.08079352, 15_991_930),

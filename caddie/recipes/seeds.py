@@ -41,7 +41,7 @@ single_gpu = baseline.but(
         "score.stride": 128,
     },
     base="baseline",
-    why="Eight layers for one GPU: rows of 2,048, half the channels rotary, two exclusive layers (seed 001).",
+    why="Eight layers for one GPU, half the channels rotary, two exclusive layers (seed 001).",
     public=figures(
         "openai/parameter-golf #1559",
         (1337, 1.24979460, 15_201_324),
@@ -53,7 +53,7 @@ single_gpu = baseline.but(
 gold6 = value_embeddings.but(
     {"train.batch_tokens": 262_144, "score.stride": 2048},
     base="value_embeddings",
-    why="Eleven layers, hashed bigrams, value embeddings and smear, with small batches for slow machines (seed 002).",
+    why="Eleven layers and small batches, for machines that make few steps (seed 002).",
     public=figures(
         "openai/parameter-golf #649",
         (42, 1.21083708, None),
@@ -75,7 +75,7 @@ parallel_muon = value_embeddings.but(
         "score.adaptation": ChunkSGD(sgd=SGD(lr=0.002)),
     },
     base="value_embeddings",
-    why="The base of seed 000's thirty experiments: leaky relu-squared, Parallel Muon, test-time training by chunks.",
+    why="Leaky relu-squared, Parallel Muon, training on each scored chunk; seed 000 builds on it.",
     public=(
         *figures(
             "openai/parameter-golf #593",
