@@ -18,7 +18,7 @@ from caddie.exits import end
         *[line.run, line.train, line.pack, line.verify, line.score],
         *[model.sample, model.compress, model.decompress],
         *[lab.report, lab.compare],
-        *[shelf.data, shelf.recipes, shelf.diff],
+        *[shelf.data, shelf.recipes, shelf.techniques, shelf.diff],
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
