@@ -92,6 +92,8 @@ class Context:
         key = (scope, longest, width)
         if key not in self._visible:
             segments = None if scope == "row" or self.starts is None else self._numbered(self.starts, longest)
+            if segments is not None and longest is not None and self.ids.device.type == "cpu":
+                width = min(longest, width or longest)  # no segment is longer; a CPU then need not look at whole rows
             length = self.ids.shape[1]
             self._visible[key] = Visibility(length, self._first + length, segments, width)
         return self._visible[key]
