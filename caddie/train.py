@@ -88,7 +88,7 @@ def train(
             "seconds": run.moment.seconds,
             "precision": precision,
             "threads": threads,
-            "attention": trainer.attention(),
+            "attention": trainer.attention(stream.micro_batch(0).inputs.shape[1]),
         }
     )
     with _signals() as received, Prefetch(stream.micro_batch, trainer.indices(run.position), ready=4) as batches:

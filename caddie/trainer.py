@@ -233,17 +233,20 @@ class Trainer:
                 updater.step(moment, lr_scale, scale)
         return mean
 
-    def attention(self) -> str:
-        """How attention is computed here, for the log: the names of the implementations, at the end of the run."""
-        length, device = self.config.longest_row, self.ranks.device
+    def attention(self, length: int) -> str:
+        """How attention over rows of `length` is computed here at the end of the run: names of the implementations."""
+        device = self.ranks.device
         end = Moment(0, 1.0, Budget(seconds=1.0))
         names = []
         for layer in range(self.model.config.depth):
             attention = self.model.config.block_of(layer).attention
             if isinstance(attention, GroupedQueryAttention):
                 size = self.model.config.width // attention.heads
-                window = None if attention.window is None else whole_at(attention.window, end)
                 documents = attention.scope == "document"
+                bounds = [whole_at(attention.window, end)] if attention.window is not None else []
+                if documents and attention.longest is not None and device.type == "cpu":
+                    bounds.append(attention.longest)
+                window = min(bounds, default=None)
                 names.append(choose(device, self.dtype, size, length, length, documents, window))
         return ", ".join(dict.fromkeys(names))
 

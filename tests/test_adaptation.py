@@ -14,10 +14,28 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
+from test_parity import CASES, Golden
 from torch import Tensor, nn
 
 from caddie.errors import CheckFailed, UserError
-from caddie.model import GPT, Cache, Model, build
+from caddie.model import (
+    GPT,
+    Cache,
+    HashedNGrams,
+    LeakyReluSquared,
+    Model,
+    NTKRotary,
+    RandomMap,
+    Recurrence,
+    RoutedLanes,
+    SeparateLanes,
+    SwiGLU,
+    ValueEmbedding,
+    YaRNRotary,
+    build,
+)
+from caddie.schedules import Stairs
 from caddie.scoring import (
     SGD,
     Adaptation,
@@ -41,7 +59,8 @@ from caddie.scoring import (
     score,
 )
 from caddie.scoring.adaptation import Learner
-from caddie.scoring.adapters import global_rows, groups
+from caddie.scoring.adapters import Target, global_rows, groups
+from caddie.scoring.scorer import nats
 
 BOS = 0
 LENGTH, STRIDE = 16, 8
@@ -49,6 +68,53 @@ TINY = GPT(vocabulary=16, width=16, depth=1).but(
     {"block.attention.heads": 2, "block.attention.key_value_heads": 1, "block.mlp.hidden": 16}
 )
 EVERYTHING = ("query", "key", "value", "output", "up", "down", "attention", "mlp", "head")
+RECURRENT = TINY.but({"depth": 4, "recurrence": Recurrence(first=1, last=2, passes=3)})
+ENDING = Stairs(values=(3, 1), begins=(0.5,))
+RICH = {
+    "one of each": TINY.but(
+        {
+            "depth": 4,
+            "embedding.dims": 12,
+            "embedding.bigrams": HashedNGrams(buckets=32, dims=4),
+            "embedding.trigrams": HashedNGrams(buckets=32),
+            "embedding.smear": "TokenSmear",
+            "block.mix": "PhaseMix",
+            "block.attention.rotary": NTKRotary(dims=4, native_length=8, length=16),
+            "block.attention.scope": "document",
+            "block.attention.longest": 12,
+            "block.attention.window": 10,
+            "block.attention.value_residual": "GatedValueResidual",
+            "block.attention.exclusive": True,
+            "block.attention.gate": "SparseGate",
+            "block.attention_norm": "DepthScaledNorm",
+            "block.mlp_norm": "DepthScaledNorm",
+            "block.mlp": LeakyReluSquared(hidden=16),
+            "layers": {"1": {"parallel": True}},
+            "skips": "GatedUNet",
+            "recurrence": Recurrence(first=1, last=2, embeddings=True),
+            "lanes": RoutedLanes(first=3),
+            "value_embedding": ValueEmbedding(layers=(2, 3), dims=4),
+            "head.bias": True,
+            "head.softcap_form": "polynomial",
+        }
+    ),
+    "the others": TINY.but(
+        {
+            "depth": 4,
+            "embedding.smear": "ChannelSmear",
+            "block.attention.rotary": YaRNRotary(native_length=8, length=16),
+            "block.attention.linear.normed": True,  # with `exclusive` it norms mere rounding where a document begins
+            "block.attention.value_residual": "MixedValueResidual",
+            "block.attention.gate": "DenseGate",
+            "block.mlp": SwiGLU(hidden=16),
+            "layers": {"0-1": {"attention.window": 5, "attention.gate": "NarrowGate"}},
+            "recurrence": Recurrence(first=1, last=2, own_mlps=True),
+            "lanes": SeparateLanes(first=3),
+            "head": "UntiedHead",
+        }
+    ),
+}
+"""The model's techniques all at once; what excludes another one stands in the other model."""
 
 CHUNKS = ChunkSGD(chunk_tokens=24, sgd=SGD(lr=0.3, epochs=2, rows=2))
 LORA = DocumentLoRA(rank=2, alpha=6.0, lr=0.05, chunk_tokens=5, documents=3, targets=("value", "up", "mlp", "head"))
@@ -532,6 +598,124 @@ def test_every_document_learns_as_it_would_alone(beta1: float) -> None:
         assert b.abs().max() > 0.01
 
 
+def test_each_run_of_a_layer_has_adapters_of_its_own() -> None:
+    """A model that loops learns as one in which the same layers are written out."""
+    tokens, looped = documents(*NINE), tiny_model(TINY.but({"depth": 3, "recurrence": Recurrence(first=1, last=1)}))
+    written = build(TINY.but({"depth": 5}), 0).double()
+    copies = {0: 0, 1: 1, 2: 1, 3: 1, 4: 2}
+    written.load_state_dict(
+        looped.state_dict()
+        | {
+            f"blocks.{place}.{name}": value
+            for place, layer in copies.items()
+            for name, value in looped.blocks[layer].state_dict().items()
+        }
+    )
+    chosen = LORA.but(targets=EVERYTHING)
+    scorer = scorer_of(chosen, looped)
+    found, expected = in_place(scorer, tokens), in_place(scorer_of(chosen, written), tokens)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    value = 5 * EVERYTHING.index("value")
+    of_one_layer = scorer._adapters._second[value + 1 : value + 4]
+    assert not any(torch.allclose(*pair) for pair in pairwise(of_one_layer))
+
+
+@pytest.mark.parametrize(
+    ("gpt", "counts"),
+    [
+        (RECURRENT, {"query": 8, "down": 8, "attention": 8, "mlp": 8, "head": 1}),
+        (RECURRENT.but({"recurrence.own_mlps": True}), {"query": 8, "down": 8, "attention": 8, "mlp": 8}),
+        # once three passes, but one at the end of the run, which is scored
+        (RECURRENT.but({"recurrence.own_mlps": True, "recurrence.passes": ENDING}), {"value": 4, "up": 4, "mlp": 4}),
+        (RECURRENT.but({"layers": {"2": {"attention": None}}}), {"key": 5, "attention": 5, "up": 8}),
+        (TINY.but({"block.mlp.linear": RandomMap(rank=2)}), {"output": 1, "mlp": 1}),
+    ],
+)
+def test_there_is_an_adapter_for_every_run_of_what_there_is(gpt: GPT, counts: dict[Target, int]) -> None:
+    model, tokens = tiny_model(gpt), documents(8, 7)
+    for target, count in counts.items():
+        scorer = scorer_of(LORA.but(targets=(target,)), model)
+        in_place(scorer, tokens)
+        assert len(scorer._adapters._second) == count
+        assert all(b.any() for b in scorer._adapters._second), "each was used and has learnt"
+
+
+def test_a_forward_that_was_interrupted_leaves_the_runs_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer, tokens = scorer_of(LORA, tiny_model(RECURRENT)), documents(*NINE)
+    in_place(scorer, tokens)
+    ids = torch.from_numpy(tokens[None, :9].astype(np.int64))
+    expected = scorer.logits(ids, [1], 9, Cache())
+    with monkeypatch.context() as patch:
+        patch.setattr(scorer._model.blocks[2].mlp, "forward", lambda x: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            scorer.logits(ids, [1], 9, Cache())
+    assert torch.equal(scorer.logits(ids, [1], 9, Cache()), expected)
+    in_pieces = Cache()
+    pieces = [scorer.logits(ids[:, t : t + 3], [1], 3, in_pieces) for t in (0, 3, 6)]
+    torch.testing.assert_close(torch.cat(pieces, 1), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_adapters_of_the_best_record_are_those_of_its_script(parity: Path) -> None:
+    """What it charges with given factors, and one step on one chunk of two documents, of which one is over."""
+    golden = Golden(parity / "TOP", "best_record")
+    case = next(case for case in CASES["TOP"] if case.name == "loop_on")
+    setup, step = golden.config["results"]["ttt_setup"], golden.config["results"]["ttt_step"]
+    size, begin = step["chunk_size"], step["chunk_offset"]
+    model = golden.model(case.diff)
+    order = model.orders[-1]
+    inputs, targets = (golden.tokens[name].long() for name in ("inputs", "targets"))
+    rows, length = inputs.shape
+    chosen = DocumentLoRA(rank=setup["rank"], alpha=setup["alpha"], chunk_tokens=size, documents=rows)
+    scorer: Any = chosen.build(model, 1, length, length, torch.float32)
+    assert len(order) == setup["slots"]
+    made = scorer._adapters
+    made.begin(0)
+    # Ours stand target by target, layer by layer and run by run; the script's are numbered as the layers run.
+    script = {"query": "q", "key": "k", "value": "v", "attention": "o", "mlp": "mlp"}
+    runs = [slot for layer in range(len(model.blocks)) for slot, ran in enumerate(order) if ran == layer]
+    names = [f"{name}_loras.{slot}" for name in script.values() for slot in runs] + ["lm_head_lora"]
+    assert (*script, "head") == chosen.targets
+    ours = {
+        f"{name}.{factor}": tensor
+        for name, *pair in zip(names, made._first, made._second, strict=True)
+        for factor, tensor in zip("AB", pair, strict=True)
+    }
+    given = load_file(parity / "TOP" / "lora_weights.safetensors")
+    assert given.keys() == ours.keys()
+    with torch.no_grad():
+        for name, tensor in ours.items():
+            tensor.copy_(given[name])
+
+    def close(name: str, found: Tensor, tolerance: float) -> None:
+        assert (found.detach() - golden.expected[f"ttt_loop_on.{name}"]).abs().max() < tolerance
+
+    def losses() -> Tensor:
+        return nats(scorer.logits(inputs, range(rows), length, Cache()), targets)
+
+    close("per_token_loss_before_step", losses(), 5e-4)
+    # Both rows in one text: the first goes on, the second ends with the chunk.
+    going = [bool(mask) for mask in step["document_mask"]]
+    text = torch.cat([inputs, targets[:, -1:]], 1).flatten().numpy()
+    begins = np.arange(rows) * (length + 1)
+    stream = Stream(text, Layout(begins, begins + np.where(going, length, begin + size)))
+    windows = [Window(int(start), int(start) + begin, int(start) + begin + size) for start in begins]
+    for window in windows:
+        stream.mark(Window(window.start, window.start, window.first))
+        stream.mark(window)
+    assert [not stream.past.over(window) for window in windows] == going == [True, False]
+    made._used = None
+    scorer.update([Asked(windows, range(rows), stream.inputs(windows), begin)], stream.past)
+    recorded = {name.removeprefix("ttt_loop_on.") for name in golden.expected if name.startswith("ttt_loop_on.")}
+    assert len(recorded) == 11
+    for name in sorted(recorded - {"per_token_loss_before_step", "per_token_loss_after_step"}):
+        kind, _, factor = name.partition(".")
+        if kind == "grad":
+            close(name, ours[factor].grad, 1e-3 * float(ours[factor].grad.abs().max()))
+        else:
+            close(name, ours[factor], 1e-6)
+    close("per_token_loss_after_step", losses(), 5e-4)
+
+
 def test_first_factors_are_drawn_uniformly_for_each_document_and_target() -> None:
     chosen = DocumentLoRA(rank=40, documents=30, chunk_tokens=16, targets=("query", "up", "down"))
     made = scorer_of(chosen)._adapters
@@ -555,7 +739,7 @@ def test_a_new_group_has_second_factors_of_zero_and_warm_or_new_first_ones(
 
     def note(self: Any, group: int) -> None:
         before = [first.detach().clone() for first in self._first]
-        drawn = [self._draw(group, index) for index in range(len(self._parts))]
+        drawn = [self._draw(group, index) for index in range(len(self._sizes))]
         begin(self, group)
         assert not any(second.any() for second in self._second)
         assert not self._optimizer.state
@@ -623,11 +807,21 @@ def token_by_token(scorer: Scorer, tokens: np.ndarray, layout: Layout) -> np.nda
 
 
 @pytest.mark.parametrize(
-    ("name", "with_gradients"), [("documents in phases", True), ("documents in phases", False), ("chunks", True)]
+    ("name", "gpt", "with_gradients"),
+    [
+        ("documents in phases", TINY, True),
+        ("documents in phases", TINY, False),
+        ("chunks", TINY, True),
+        ("documents in phases", RICH["one of each"], False),
+        ("documents in phases", RICH["the others"], True),
+        ("chunks", RICH["one of each"], False),
+    ],
+    ids=lambda value: value.key() if isinstance(value, GPT) else value,
 )
-def test_a_decoder_learns_the_same(name: str, with_gradients: bool) -> None:
-    chosen, tokens = VARIANTS[name], documents(*NINE)
-    scorer, other = scorer_of(chosen), scorer_of(chosen)
+def test_a_decoder_learns_the_same(name: str, gpt: GPT, with_gradients: bool) -> None:
+    chosen, model = VARIANTS[name], tiny_model(gpt)
+    tokens = documents(*NINE) if gpt is TINY else documents(9, 17, 1, 4, 8)  # all weights learn just once
+    scorer, other = scorer_of(chosen, model), scorer_of(chosen, model)
     expected = in_place(scorer, tokens)
     with torch.set_grad_enabled(with_gradients):
         found = token_by_token(other, tokens, layout_of(tokens, BOS, scorer.per_document))
@@ -635,6 +829,16 @@ def test_a_decoder_learns_the_same(name: str, with_gradients: bool) -> None:
     if isinstance(chosen, DocumentLoRA):
         for mine, theirs in zip(scorer._adapters._second, other._adapters._second, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("stride", [LENGTH, STRIDE])
+@pytest.mark.parametrize("gpt", RICH.values(), ids=RICH)
+def test_with_every_technique_a_cache_changes_no_score(gpt: GPT, stride: int) -> None:
+    tokens, model = documents(9, 17, 1, 8), tiny_model(gpt)
+    assert len(model.orders[-1]) > len(model.orders[0]), "what is scored loops"
+    scorer = Scoring(sequence_length=LENGTH, stride=stride, precision="float64").scorer(model, BOS)
+    found = token_by_token(scorer, tokens, layout_of(tokens, BOS, scorer.per_document))
+    np.testing.assert_allclose(found, in_place(scorer, tokens), rtol=1e-12)
 
 
 def test_the_weights_of_the_model_gather_no_gradients() -> None:

@@ -1,4 +1,4 @@
-"""Verbs of the shelf: data, recipes, diff."""
+"""Verbs of the shelf: data, recipes, techniques, diff."""
 
 from __future__ import annotations
 
@@ -70,12 +70,13 @@ def data(
 @click.command()
 @options("json")
 def recipes(as_json: bool) -> int:
-    """List the recipes with their size and public figures."""
+    """List the recipes with their size and public figures; NAME_mini is the twin of each for two cores."""
     from caddie.config import plain
     from caddie.display import table
     from caddie.recipe import shipped
 
-    shelf = shipped()
+    # The public results from the first to the best are nearly the history; what has none stands in front.
+    shelf = dict(sorted(shipped().items(), key=lambda item: -(item[1].published or 9.0)))
     facts = [
         {
             "name": name,
@@ -87,10 +88,25 @@ def recipes(as_json: bool) -> int:
         for name, recipe in shelf.items()
     ]
     rows = [
-        (name, f"{recipe.parameters:,}", f"{recipe.public[0].bits_per_byte:.4f}" if recipe.public else "", recipe.why)
+        (name, f"{recipe.parameters:,}", f"{recipe.published:.4f}" if recipe.published else "", recipe.why)
         for name, recipe in shelf.items()
     ]
     tell({"recipes": facts}, as_json, table(rows, ["recipe", "parameters", "public bpb", "why"], width=140))
+    return 0
+
+
+@click.command()
+@click.argument("name", metavar="[SOCKET]", required=False)
+@options("json")
+def techniques(name: str | None, as_json: bool) -> int:
+    """List what can stand where in a recipe, or tell all that is known of SOCKET.
+
+    SOCKET is also the name of what fits one, a setting, or a path, as in: caddie techniques model.block.mlp
+    """
+    from caddie.techniques import details, facts, find, overview, sockets
+
+    known = sockets() if name is None else find(name)
+    tell(facts(known), as_json, overview(known) if name is None else details(known))
     return 0
 
 
@@ -103,6 +119,7 @@ def diff(a: str, b: str | None, settings: tuple[str, ...], as_json: bool) -> int
     """Show what turns recipe B into recipe A. Without B, the base of A is taken."""
     from caddie.config import plain
     from caddie.display import table
+    from caddie.flops import flops_per_token
     from caddie.recipe import find
 
     if b is not None and "=" in b:
@@ -111,16 +128,36 @@ def diff(a: str, b: str | None, settings: tuple[str, ...], as_json: bool) -> int
     right = named_recipe(a, settings)
     left = find(b or find(a).base or a)
     changes = left.settings.diff(right.settings)
+    size = {"from": left.parameters, "to": right.parameters}
+    work = {
+        side: {
+            when: flops_per_token(recipe.model, recipe.train.sequence_length, progress)
+            for when, progress in (("start", 0.0), ("end", 1.0))
+        }
+        for side, recipe in (("from", left), ("to", right))
+    }
     facts = {
         "from": left.name,
         "to": right.name,
         "diff": {path: plain(value) for path, value in changes.items()},
-        "parameters": {"from": left.parameters, "to": right.parameters},
+        "parameters": size,
+        "training_flops_per_token": work,
     }
     rows = [(path, _held(left, path), show(value)) for path, value in changes.items()]
-    rows.append(("parameters", f"{left.parameters:,}", f"{right.parameters:,}"))
-    tell(facts, as_json, table(rows, ["setting", left.name, right.name], width=140))
+    figures = [("parameters", f"{size['from']:,}", f"{size['to']:,}", _relative(size["from"], size["to"]))]
+    grows = any(one["start"] != one["end"] for one in work.values())
+    for when, label in (("start", "at the start"), ("end", "at the end")) if grows else (("end", ""),):
+        before, after = work["from"][when], work["to"][when]
+        label = f"training MFLOP per token {label}".strip()
+        figures.append((label, f"{before / 1e6:,.1f}", f"{after / 1e6:,.1f}", _relative(before, after)))
+    changed = table(rows, ["setting", left.name, right.name], width=140) if rows else "the same settings"
+    compared = table(figures, ["", left.name, right.name, "difference"], width=140)
+    tell(facts, as_json, f"{changed}\n\n{compared}")
     return 0
+
+
+def _relative(before: float, after: float) -> str:
+    return "none" if after == before else f"{after / before - 1:+.1%}"
 
 
 def _held(config: Config, path: str) -> str:

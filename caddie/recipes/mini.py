@@ -20,9 +20,11 @@ from caddie.trainer import Train
 
 WIDTH = 128
 HEADS = 4
-ROW = 4
+ROW = 8
 """Rows of a twin are shorter by this factor."""
-BATCH = 256
+RANK = 4
+"""Tables and maps that are projected have fewer channels by this factor."""
+BATCH = 512
 """Steps of a twin have fewer tokens by this factor."""
 TOKENS = 7e9
 """What a record saw: with the tokens of a step, how many steps it made."""
@@ -73,11 +75,11 @@ def _model(model: GPT) -> dict[str, Any]:
         diff["lanes.first"] = layer(model.lanes.first)
     if model.value_embedding:
         diff["value_embedding.layers"] = sorted({layer(number) for number in model.value_embedding.layers})
-        diff["value_embedding.dims"] = model.value_embedding.dims // ROW
+        diff["value_embedding.dims"] = model.value_embedding.dims // RANK
     for name in ("bigrams", "trigrams"):
         ngrams = getattr(model.embedding, name)
         if ngrams and ngrams.dims:
-            diff[f"embedding.{name}.dims"] = ngrams.dims // ROW
+            diff[f"embedding.{name}.dims"] = ngrams.dims // RANK
     if dims := model.embedding.dims:  # type: ignore[attr-defined]
         diff["embedding.dims"] = dims * WIDTH // model.width
     return diff
@@ -106,9 +108,9 @@ def _block(exception: Mapping[str, Any], model: GPT, size: float) -> dict[str, A
         if attention.longest:  # type: ignore[attr-defined]
             diff["attention.longest"] = attention.longest // ROW  # type: ignore[attr-defined]
         if isinstance(attention.linear, RandomMap):  # type: ignore[attr-defined]
-            diff["attention.linear.rank"] = max(1, attention.linear.rank // ROW)  # type: ignore[attr-defined]
+            diff["attention.linear.rank"] = max(1, attention.linear.rank // RANK)  # type: ignore[attr-defined]
     if isinstance(mlp.linear, RandomMap):
-        diff["mlp.linear.rank"] = max(1, mlp.linear.rank // ROW)
+        diff["mlp.linear.rank"] = max(1, mlp.linear.rank // RANK)
     return diff
 
 

@@ -8,13 +8,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from caddie.config import Config, Fraction, NonNegative, Positive, Range
+from caddie.config import Config, Fraction, NonNegative, Positive, Range, Technique
 from caddie.errors import UserError
 from caddie.model import Cache, Model
 from caddie.scoring.scorer import Asked, Layout, Past, Positions, Scorer, Step, nats
@@ -89,6 +89,14 @@ class ChunkSGD(Adaptation):
 
     The contest's rule on test-time training, openai/parameter-golf #1017, and its records LeakyReLU2 and L3.
     """
+
+    techniques: ClassVar = {
+        "": Technique(
+            "The model learns the text that it is scored on, always behind the score.",
+            "openai/parameter-golf #1017 (the rule), LeakyReLU_LegalTTT_ParallelMuon, L3",
+            "-0.0017 to -0.0025 in the records; +0.0006 at best in 22 variants (seed 000)",
+        ),
+    }
 
     chunk_tokens: Tokens = 32_768
     """Predictions between two updates."""

@@ -7,13 +7,14 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from itertools import islice
+from typing import Annotated, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from caddie.config import Config, Count, NonNegative, Positive, Range
+from caddie.config import Config, Count, NonNegative, Positive, Range, Technique
 from caddie.errors import UserError
 from caddie.model import BlockModule, Cache, Linear, LowRankDelta, Model
 from caddie.scoring.adaptation import SGD, Adaptation, Learner, Tokens, check_chunk
@@ -28,6 +29,14 @@ _MOST_NUMBERS = 1 << 29  # of all adapters together
 @dataclass(frozen=True, kw_only=True)
 class GlobalSGD(Config):
     """Between groups of documents, all weights are trained on those that have been scored (records PH1, PH3, TOP)."""
+
+    techniques: ClassVar = {
+        "": Technique(
+            "What many documents share is learned once for all.",
+            "openai/parameter-golf, PhasingTTT2000 and MultiPhaseGlobalSGD_PhasedTTT",
+            "one phase -0.0006; three for one -0.0008; six and more too many",
+        ),
+    }
 
     documents: Count = 2500
     """Documents after which the last phase is over."""
@@ -49,8 +58,22 @@ class DocumentLoRA(Adaptation):
     """Low-rank adapters (arXiv 2106.09685) of each document's own, trained chunk by chunk on what was scored of it.
 
     Documents are scored in groups of similar length, the longest first; those of a group run side by side, each with
-    adapters of its own, and know nothing of each other. After openai/parameter-golf's records LoRA_TTT, VARL and TOP.
+    adapters of its own, and know nothing of each other. A layer that runs several times in a forward has adapters of
+    their own for each run. After openai/parameter-golf's records LoRA_TTT, VARL and TOP.
     """
+
+    techniques: ClassVar = {
+        "": Technique(
+            "Each document has a small model of its own, and nothing leaks into the next.",
+            "arXiv 2106.09685; openai/parameter-golf, LoRA_TTT, VarLenAttn, the record at 1.0611",
+            "-0.003 (LoRA_TTT); -0.0127 with phases against documents scored alone (the record at 1.0611)",
+        ),
+        "warm_start": Technique(
+            "New documents begin where others have been.",
+            "openai/parameter-golf #1767",
+            "-0.0004 with alpha 144 and a larger weight decay (#1767)",
+        ),
+    }
 
     rank: Annotated[int, Range(1, 1024)] = 80
     """Rank of every adapter."""
@@ -82,21 +105,49 @@ class DocumentLoRA(Adaptation):
         return _DocumentLoRA(self, model, bos, length, dtype)
 
 
+class _InTurn:
+    """What is added to the output of a part: by its first run in a forward the first of the additions, and so on."""
+
+    def __init__(self, runs: Sequence[LowRankDelta]) -> None:
+        self.runs = runs
+        self.rewind()
+
+    def rewind(self) -> None:
+        """Let the next run be the first, whatever became of the forward before."""
+        self._next = iter(self.runs)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return next(self._next)(x)
+
+
+class _Place(NamedTuple):
+    """Where a delta goes, how many inputs and outputs it has, and how often its part runs in a forward."""
+
+    part: nn.Module
+    attribute: str
+    inputs: int
+    outputs: int
+    runs: int
+
+
 class _Adapters:
-    """One pair of factors for each target and each document of a group."""
+    """One pair of factors for each run of each target and each document of a group."""
 
     def __init__(self, config: DocumentLoRA, model: Model) -> None:
         self._config = config
-        self._parts = list(_targets(config.targets, model))
-        if not self._parts:
+        places = [place for name in config.targets for place in _places(name, model)]
+        if not places:
             raise UserError('score.adaptation.targets must name what gets an adapter, as in ["query", "head"]')
-        numbers = sum(inputs + outputs for _, _, inputs, outputs in self._parts) * config.rank * config.documents
+        self._sizes = [(place.inputs, place.outputs) for place in places for _ in range(place.runs)]
+        numbers = sum(map(sum, self._sizes)) * config.rank * config.documents
         if numbers > _MOST_NUMBERS:
             raise UserError(f"the adapters would have {numbers:,} numbers; set a smaller rank or fewer documents")
         self._weight = weight = next(model.parameters())  # whose device and number format the adapters share
         self._first: list[Tensor] = []
         self._second: list[Tensor] = []
-        self._deltas = [LowRankDelta(weight, weight, config.alpha / config.rank) for _ in self._parts]
+        self._deltas = [LowRankDelta(weight, weight, config.alpha / config.rank) for _ in self._sizes]
+        deltas = iter(self._deltas)
+        self._parts = [(place, _InTurn(list(islice(deltas, place.runs)))) for place in places]
         self._used: Sequence[int] | None = None
         self.attach(True)
 
@@ -109,8 +160,8 @@ class _Adapters:
         self._used = None
         rows, rank = self._config.documents, self._config.rank
         if not (self._config.warm_start and self._first):
-            self._first = [self._draw(group, index) for index in range(len(self._parts))]
-        self._second = [self._weight.new_zeros(rows, out, rank).requires_grad_() for *_, out in self._parts]
+            self._first = [self._draw(group, index) for index in range(len(self._sizes))]
+        self._second = [self._weight.new_zeros(rows, out, rank).requires_grad_() for _, out in self._sizes]
         self._optimizer = torch.optim.AdamW(
             [*self._first, *self._second],
             lr=self._config.lr,
@@ -120,7 +171,9 @@ class _Adapters:
         )
 
     def use(self, slots: Sequence[int]) -> None:
-        """Let the rows of the next forward have the adapters of these documents."""
+        """Let the rows of the next forward have the adapters of these documents; to be called before every forward."""
+        for _, in_turn in self._parts:
+            in_turn.rewind()
         if self._used == slots:
             return
         self._used = slots
@@ -138,12 +191,12 @@ class _Adapters:
 
     def attach(self, on: bool) -> None:
         """Put the adapters into the model, or take them out."""
-        for (part, attribute, *_), delta in zip(self._parts, self._deltas, strict=True):
-            setattr(part, attribute, delta if on else None)
+        for place, in_turn in self._parts:
+            setattr(place.part, place.attribute, in_turn if on else None)
 
     def _draw(self, group: int, index: int) -> Tensor:
         """First factors, uniform within one over the root of the number of inputs; the same on every device."""
-        inputs = self._parts[index][2]
+        inputs, _ = self._sizes[index]
         digest = hashlib.sha256(f"adapter {group} {index}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
         bound = 1 / math.sqrt(inputs)
@@ -151,26 +204,25 @@ class _Adapters:
         return drawn.uniform_(-bound, bound, generator=generator).to(self._weight).requires_grad_()
 
 
-def _targets(names: Sequence[Target], model: Model) -> Iterator[tuple[nn.Module, str, int, int]]:
-    """Part, attribute of its delta, inputs and outputs of everything that gets an adapter."""
-    width = model.config.width
-    blocks = [module for module in model.modules() if isinstance(module, BlockModule)]
-    for name in names:
-        if name == "head":
-            yield model.head, "delta", width, model.config.vocabulary
-        elif name in ("attention", "mlp"):
-            yield from ((block, f"{name}_delta", width, width) for block in blocks)
-        else:
-            found = [
-                layer
-                for block in blocks
-                for path, layer in block.named_modules()
-                if isinstance(layer, Linear) and path.rpartition(".")[2] == name
-            ]
-            if not found:
-                raise UserError(f"score.adaptation.targets: this model has no linear layer named {name}")
-            for layer in found:
-                yield layer, "delta", layer.weight.shape[1], layer.weight.shape[0]
+def _places(name: Target, model: Model) -> list[_Place]:
+    """Everything of that name; `UserError` where the model has nothing."""
+    width, order = model.config.width, model.orders[-1]
+    if name == "head":
+        return [_Place(model.head, "delta", width, model.config.vocabulary, 1)]
+    found: list[_Place] = []
+    for number, module in enumerate(model.blocks):
+        block, runs = cast(BlockModule, module), order.count(number)
+        if name == "mlp" or (name == "attention" and block.attention is not None):
+            found.append(_Place(block, f"{name}_delta", width, width, runs))
+        mlps = [block.mlp, *block.later_mlps][:runs]  # one for all runs, or one for each
+        for part, times in [(block.attention, runs), *((mlp, runs // len(mlps)) for mlp in mlps)]:
+            layer = getattr(part, name, None)
+            if isinstance(layer, Linear):
+                outputs, inputs = layer.weight.shape
+                found.append(_Place(layer, "delta", inputs, outputs, times))
+    if not found:
+        raise UserError(f"score.adaptation.targets: this model has no linear layer named {name}")
+    return found
 
 
 class _DocumentLoRA(Scorer):
