@@ -130,9 +130,17 @@ def main() -> None:
         work(options.text, options.seconds)
         return
     from caddie.corpora import open_corpus
-    from caddie.recipe import shipped
+    from caddie.recipe import find, shipped
 
-    variants = options.variants or [name for name in shipped() if name != "tiny"]
+    asked = options.variants or [name for name in shipped() if name != "tiny"]
+    alike: dict[str, list[str]] = {}
+    for words in asked:  # some records differ in how they are scored alone, which twins are not
+        twin = variant(words)
+        alike.setdefault(twin.but(score=find("baseline_mini").score).settings.key(), []).append(words)
+    for first, *others in alike.values():
+        if others:
+            print(f"{first}, also for {', '.join(others)}", file=sys.stderr)
+    variants = [names[0] for names in alike.values()]
     for words in variants:
         open_corpus(variant(words), options.text, lambda line: print(line, file=sys.stderr))
     rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []

@@ -18,8 +18,10 @@ from script_names import load_script_weights, script_view
 from torch import Tensor
 
 from caddie.distributed import Ranks
+from caddie.fake_quantize import StraightThrough, Views
 from caddie.model import GPT, Model, build
 from caddie.parameters import assign
+from caddie.quantize import Rows
 from caddie.recipe import Recipe, shipped
 from caddie.schedules import Budget, Moment, StepRamp
 
@@ -198,9 +200,7 @@ def test_short_training(folder: str, precision: str, tolerance: float, goldens: 
     clip = golden.recipe.train.clip_norm
     assert (clip or 0.0) == golden.settings["grad clip norm"]
     for step, figures in enumerate(variant["steps"]):
-        _, losses = losses_of(
-            model, golden.tokens["train_inputs"][step], golden.tokens["train_targets"][step], case
-        )
+        _, losses = losses_of(model, golden.tokens["train_inputs"][step], golden.tokens["train_targets"][step], case)
         assert losses.mean().item() == pytest.approx(figures["loss_before_update"], abs=tolerance)
         losses.mean().backward()
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters.values() if p.grad is not None])
@@ -221,3 +221,33 @@ def test_short_training(folder: str, precision: str, tolerance: float, goldens: 
         weight, expected = script_view(name.removeprefix(after), final).flatten(), golden.expected[name].flatten()
         sample = weight[:: max(1, weight.numel() // 64)][: expected.numel()]
         assert (sample - expected).norm() < (1e-3 if precision == "float32" else 0.1) * expected.norm()
+
+
+LATE = StraightThrough(quantizer=Rows(bits=6, percentile=1.0, floor="absolute", steps="float32"), strength=1.0)
+PROJECTIONS = {"embedding.bigrams.projection.weight": LATE, "value_embedding.projection.weight": LATE}
+QUANTIZED = [
+    ("S001", "qat_on", None),
+    ("S002", "late_qat_on", {"matrix": LATE}),
+    ("S000", "late_qat_on", PROJECTIONS),
+    ("ARG", "late_qat_on", PROJECTIONS),
+]
+"""What the scripts' flags reach: in those with banks the two projections alone, as the parity data say."""
+
+
+@pytest.mark.parametrize(("folder", "case", "rules"), QUANTIZED, ids=[folder for folder, _, _ in QUANTIZED])
+def test_quantized_weights(
+    folder: str, case: str, rules: dict[str, StraightThrough] | None, goldens: dict[str, Golden]
+) -> None:
+    """Logits, and where recorded gradients, with weights seen as the quantizer will leave them."""
+    golden = goldens[folder]
+    model = golden.model()
+    chosen = rules or golden.recipe.train.fake_quantize
+    Views(chosen, model, "rules").set(Moment(1, 1.0, Budget(seconds=1.0)))
+    logits, losses = losses_of(model, golden.tokens["inputs"], golden.tokens["targets"], Case())
+    assert (logits - golden.expected[f"{case}.logits"]).abs().max() < 5e-4
+    assert (logits - golden.expected["logits"]).abs().max() > 1e-2, "the switch does something"
+    results = golden.config["results"][case]
+    assert losses.mean().item() == pytest.approx(results["mean_loss"], abs=1e-4)
+    if "gradient_summary_of_mean_loss" in results:
+        losses.mean().backward()
+        compare_gradients(model, results["gradient_summary_of_mean_loss"], golden.expected, f"{case}.")
