@@ -156,6 +156,10 @@ def diff(a: str, b: str | None, settings: tuple[str, ...], as_json: bool) -> int
     return 0
 
 
+_ROOM = 48
+"""Columns of a setting of the recipe that is left; that of the other recipe is shown whole."""
+
+
 def _relative(before: float, after: float) -> str:
     return "none" if after == before else f"{after / before - 1:+.1%}"
 
@@ -173,4 +177,5 @@ def _held(config: Config, path: str) -> str:
             value, parts = value[key], parts[key.count(".") + 1 :]
         else:
             return ""
-    return show(value)
+    text = show(value)
+    return text if len(text) <= _ROOM else text[: _ROOM - 1] + "…"

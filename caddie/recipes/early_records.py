@@ -11,7 +11,7 @@ from caddie.codecs import Zstd
 from caddie.fake_quantize import StraightThrough
 from caddie.model import ChannelSmear, DepthScaledNorm, HashedNGrams, NTKRotary, PhaseMix, ValueEmbedding
 from caddie.parameters import Orthogonal, Overtone
-from caddie.quantize import Float16, Float32, Rows
+from caddie.quantize import Float16, Rows
 from caddie.recipes.baseline import baseline, lower_lr
 from caddie.recipes.figures import RECORDS, figures
 from caddie.schedules import IterationWarmdown, StepRamp
@@ -22,9 +22,6 @@ ORTHOGONAL = {
     "model.block.mlp.linear.initial": Orthogonal(),
 }
 """Orthogonal starts of all matrices that read the stream."""
-
-SIX_BITS = {"embedding": Rows(floor="absolute"), "matrix": Rows(bits=6, floor="absolute"), "scalar": Float32()}
-"""Quantizers of most records with a vocabulary of 1,024."""
 
 document_lora = baseline.but(
     {
@@ -143,7 +140,7 @@ six_bits = sliding_window.but(
         "train.optimizers.scalar.lr": 0.02,
         "train.optimizers.embedding.lr": 0.03,
         "train.fake_quantize": {"matrix": StraightThrough(quantizer=Rows(bits=6), strength=1.0)},
-        "compress.quantizers": SIX_BITS,
+        "compress.quantizers.matrix": Rows(bits=6, floor="absolute"),
     },
     base="sliding_window",
     why="Six bits, trained for from the start, pay for wider MLPs; the record MixedQuant_Int6Int8.",
@@ -275,7 +272,8 @@ exclusive_three = snapshot_average.but(
         "train.optimizers.scalar.weight_decay": 0.04,
         "train.optimizers.embedding.lr": 0.035,
         "train.optimizers.embedding.weight_decay": 0.04,
-        "compress.quantizers": SIX_BITS,
+        "compress.quantizers.embedding": Rows(floor="absolute"),
+        "compress.quantizers.matrix": Rows(bits=6, floor="absolute"),
     },
     base="snapshot_average",
     why="Eleven layers, the last three exclusive; the record EfficientPartialXSA.",

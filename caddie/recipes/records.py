@@ -11,7 +11,7 @@ from caddie.codecs import Brotli, Zstd
 from caddie.data import CoprimeStride, ShuffledSequences
 from caddie.model import GatedUNet, HashedNGrams, Recurrence, Rotary, RoutedLanes, SeparateLanes
 from caddie.parameters import Orthogonal
-from caddie.quantize import Float32, Rows
+from caddie.quantize import Rows
 from caddie.recipes.baseline import baseline
 from caddie.recipes.figures import RECORDS, figures
 from caddie.recipes.seeds import parallel_muon
@@ -116,7 +116,8 @@ vocabulary_4096 = coprime_loader.but(
         "train.optimizers.embedding.weight_decay": 0.085,
         "train.optimizers.scalar.lr": 0.02,
         "train.optimizers.scalar.weight_decay": 0.02,
-        "compress.quantizers": {"embedding": Rows(), "matrix": Rows(bits=6), "scalar": Float32()},
+        "compress.quantizers.embedding": Rows(),
+        "compress.quantizers.matrix": Rows(bits=6),
         "compress.codec": Brotli(),
     },
     base="coprime_loader",
