@@ -26,6 +26,7 @@ from caddie.corpus import Corpus
 from caddie.distributed import Ranks, local_device
 from caddie.errors import CheckFailed, UserError
 from caddie.files import replacing
+from caddie.liveness import verify_alive
 from caddie.model import build
 from caddie.official import identify
 from caddie.policy import state
@@ -98,7 +99,11 @@ def score_artifact(
 
 
 def train_run(recipe: Recipe, corpus: Corpus, folder: Path, seed: int, ranks: Ranks, watch: Watch) -> Trained:
-    """Train into the run folder: recipe, log, checkpoint and weights."""
+    """Train into the run folder: recipe, log, checkpoint and weights.
+
+    A setting that changes nothing is a `UserError` before anything is written.
+    """
+    verify_alive(recipe)
     split = corpus.manifest.train
     assert split is not None
     if ranks.first:

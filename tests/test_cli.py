@@ -21,7 +21,7 @@ Call = Callable[..., Any]
 HELP = Path(__file__).parent / "golden" / "help.txt"
 VERBS = (
     *("compare", "compress", "data", "decompress", "diff", "pack", "recipes", "report", "run", "sample", "score"),
-    *("train", "verify"),
+    *("techniques", "train", "verify"),
 )
 
 
@@ -112,6 +112,7 @@ def arguments(verb: str, tiny: Any, copy: Path, out: Path) -> list[object]:
         "report": ["report", copy],
         "sample": ["sample", tiny.artifact, "--tokens", 3],
         "score": ["score", tiny.artifact, "--data", tiny.corpus],
+        "techniques": ["techniques", "HeadGate"],
         "train": ["train", *run],
         "verify": ["verify", tiny.artifact],
     }[verb]
@@ -122,12 +123,13 @@ FACTS = {
     "compress": {"file", "bytes", "source_bytes", "bits_per_byte"},
     "data": {"folder", "manifest", "lossy_rules"},
     "decompress": {"file", "bytes"},
-    "diff": {"from", "to", "diff", "parameters"},
+    "diff": {"from", "to", "diff", "parameters", "training_flops_per_token"},
     "pack": {"artifact", "artifact_bytes", "cap_bytes", "ledger"},
     "recipes": {"recipes"},
     "report": {"report"},
     "sample": {"text"},
     "score": {"bits_per_byte", "artifact_bytes", "plain", "sliding"},
+    "techniques": {"sockets"},
     "train": {"folder", "steps", "tokens", "loss"},
     "verify": {"passed", "checks"},
 }
@@ -208,8 +210,25 @@ def test_diff_shows_what_a_recipe_changes(caddie: Call) -> None:
         ["train.optimizers.matrix.lr", "0.04", "0.02"],
         ["train.optimizers.embedding.lr", "0.05", "0.03"],
         ["train.optimizers.scalar.lr", "0.04", "0.02"],
-        ["parameters", "17,059,912", "17,059,912"],
+        [],
+        ["baseline", "lower_lr", "difference"],
+        ["parameters", "17,059,912", "17,059,912", "none"],
+        ["training", "MFLOP", "per", "token", "130.6", "130.6", "none"],
     ]
+
+
+def test_diff_tells_size_and_work(caddie: Call) -> None:
+    lines = caddie("diff", "three_layer_recurrence", "baseline").out.splitlines()
+    assert [line.split() for line in lines[-3:]] == [
+        ["parameters", "17,059,912", "35,944,536", "+110.7%"],
+        ["training", "MFLOP", "per", "token", "at", "the", "start", "130.6", "284.7", "+118.1%"],
+        ["training", "MFLOP", "per", "token", "at", "the", "end", "130.6", "426.3", "+226.5%"],
+    ]
+    facts = json.loads(caddie("diff", "baseline", "baseline", "--json").out)
+    assert facts["diff"] == {}
+    assert facts["training_flops_per_token"]["from"] == facts["training_flops_per_token"]["to"]
+    assert facts["training_flops_per_token"]["to"]["end"] == pytest.approx(130.5e6, rel=0.001)
+    assert caddie("diff", "baseline").out.startswith("the same settings\n")
 
 
 def test_diff_takes_two_recipes_and_settings(caddie: Call) -> None:

@@ -1,0 +1,84 @@
+"""Estimated arithmetic of a model, in floating-point operations (FLOPs) per token; a multiply-add counts as two."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from caddie.model import GPT, BlockModule, Linear, Model
+from caddie.model.attention import Attention
+from caddie.parameters import Part
+from caddie.schedules import Budget, Moment, Whole, changes, whole_at
+
+TRAINING = 3
+"""A backward costs twice a forward: one product for the gradient of the input, one for that of the weight."""
+
+
+def flops_per_token(gpt: GPT, sequence_length: Whole, progress: float = 1.0) -> float:
+    """FLOPs per token of a training step, forward and backward, when that much of the run is over.
+
+    Matrix products, as often as their layer runs, and the two products of attention over the positions that a query
+    sees on average; norms, rotations, gates' elementwise part and the optimizer are left out. Where documents bound
+    attention their lengths are not known here, so rows count in full; pieces of `longest` tokens and windows count
+    exactly. The convention of PaLM (arXiv 2204.02311, appendix B), with causality.
+    """
+    moment = Moment(0, progress, Budget(seconds=1.0))
+    length = whole_at(sequence_length, moment)
+    with torch.device("meta"):
+        model = gpt.build()
+    once = _outside(model)
+    runs = Counter(gpt.order(progress))
+    looped = sum(_block(model.blocks[layer], count) for layer, count in runs.items())
+    attended = sum(
+        count * 4.0 * gpt.width * mean_visible(attention, length, moment)
+        for layer, count in runs.items()
+        if (attention := gpt.block_of(layer).attention) is not None
+    )
+    return TRAINING * (2.0 * (once + looped) + attended)
+
+
+def mean_flops_per_token(gpt: GPT, sequence_length: Whole) -> float:
+    """The same, averaged over the progress of the run."""
+    bounds = sorted({*gpt.stages, *changes([sequence_length]), 1.0})
+    return sum((end - begin) * flops_per_token(gpt, sequence_length, begin) for begin, end in pairwise(bounds))
+
+
+def mean_visible(attention: Attention, length: int, moment: Moment) -> float:
+    """Positions that a query of a row of `length` tokens sees on average, itself included."""
+    longest = getattr(attention, "longest", None)
+    if getattr(attention, "scope", "row") == "document" and longest is not None:
+        length = min(length, longest)
+    window = getattr(attention, "window", None)
+    width = length if window is None else min(length, whole_at(window, moment))
+    return width - width * (width - 1) / (2 * length)  # the first `width` queries see 1, 2, ... positions
+
+
+def _block(block: nn.Module, runs: int) -> int:
+    """Multiply-adds per token of a layer that runs so often in one forward."""
+    assert isinstance(block, BlockModule)
+    own = [_products(mlp) for mlp in block.later_mlps]
+    mlp = _products(block.mlp)
+    again = sum(own[: runs - 1]) if own else mlp * (runs - 1)
+    return (_products(block) - mlp - sum(own)) * runs + mlp + again
+
+
+def _outside(model: Model) -> int:
+    """Multiply-adds per token of everything but the layers; a shared table is a product where the head reads it."""
+    maps = [part.weight for part in model.head.modules() if isinstance(part, Linear)]
+    untied = any(len(weight) == model.config.vocabulary for weight in maps)
+    return _products(model) - _products(model.blocks) + (0 if untied else model.embedding.weight.numel())
+
+
+def _products(module: nn.Module) -> int:
+    """Elements of all matrices in a module that a token is multiplied by once, learned or fixed."""
+    count = 0
+    for part in module.modules():
+        if isinstance(part, Linear):
+            count += part.weight.numel()
+        elif isinstance(part, Part):
+            count += sum(math.prod(part.get_buffer(name).shape) for name in part.constants)
+    return count
