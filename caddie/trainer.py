@@ -131,10 +131,14 @@ class Train(Config):
                 f"train.batch_tokens ({max(batches):,}) must be train.micro_batches ({self.micro_batches}) "
                 f"times a multiple of train.sequence_length ({', '.join(f'{length:,}' for length in lengths)})"
             )
+        if self.micro_batches % world:
+            raise UserError(f"train.micro_batches ({self.micro_batches}) must be a multiple of the {world} processes")
         for batch in batches:
-            if batch % tokens or batch // tokens % world:
-                parts = f"micro-batches of {tokens:,} tokens, a multiple of the {world} processes"
-                raise UserError(f"train.batch_tokens ({batch:,}) must be {parts}; see train.micro_batches")
+            if batch % (tokens * world):
+                raise UserError(
+                    f"train.batch_tokens: {batch:,} must be a multiple of {tokens * world:,}, the tokens that {world} "
+                    f"processes read at a time, as train.micro_batches ({self.micro_batches}) cuts the largest step"
+                )
         return tokens
 
     def micro_batches_at(self, moment: Moment) -> int:

@@ -68,7 +68,7 @@ class GPT(Config):
         if self.lanes and self.recurrence and self.lanes.first <= self.recurrence.last:
             raise UserError("lanes.first must be behind recurrence.last; layers with two lanes run once")
         if self.lanes and not all(self.block_of(layer).attention for layer in range(self.lanes.first, self.depth)):
-            raise UserError("lanes need attention in every layer from lanes.first on, which writes the first of the two")
+            raise UserError("lanes need attention in every layer from lanes.first on; it writes the first of the two")
 
     def block_of(self, layer: int) -> Block:
         """The settings of one layer: `block` with every exception that names the layer, in order."""
