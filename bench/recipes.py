@@ -20,7 +20,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-
 HELD_OUT = 0.01
 """Part of the text that is scored: enough for differences of 0.01, little enough to take seconds."""
 

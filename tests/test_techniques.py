@@ -286,7 +286,7 @@ def test_following_the_page_adds_a_technique_in_one_file(tmp_path: Path) -> None
     package, tests = tmp_path / "caddie", tmp_path / "tests"
     shutil.copytree(ROOT / "caddie", package)
     tests.mkdir()
-    for name in ("conftest.py", "run_folder.py", "test_contracts.py", "variations.py"):
+    for name in ("conftest.py", "run_folder.py", "test_model.py", "variations.py"):
         shutil.copy(ROOT / "tests" / name, tests)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     with (package / "model" / "gates.py").open("a") as file:
