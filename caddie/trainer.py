@@ -299,6 +299,8 @@ class Trainer:
         threads = thread_counts() if timed else [torch.get_num_threads()]
         saved = {name: tensor.clone() for name, tensor in self.state().items()}
         moments = list(self.shapes(budget).values())
+        if self.compiled:  # beyond its limit PyTorch runs uncompiled, without an error
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 4 * len(moments))
         still = set(self.parameters)
         choices = list(product(precisions, threads))
         chosen = quickest(choices, lambda choice: self._rehearse_step(*choice, moments[0], rows, still))

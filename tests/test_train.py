@@ -281,6 +281,26 @@ def test_z_loss_changes_what_is_descended_and_not_what_is_reported() -> None:
     assert not torch.equal(ends[0][1], ends[1][1])
 
 
+def test_a_shape_that_was_not_rehearsed_is_compiled_on_the_clock_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **options: compiled(f, backend="eager", **options))
+    config = GROWING.but(compile="always", rehearsal_steps=1, steps=4)
+
+    def notes(name: str) -> list[str]:
+        torch._dynamo.reset()
+        events: list[dict[str, Any]] = []
+        (tmp_path / name).mkdir()
+        go(tmp_path / name, config, watch=events.append)
+        return [event["text"] for event in events if event["event"] == "note"]
+
+    assert notes("rehearsed") == []
+    first = Trainer.shapes
+    monkeypatch.setattr(Trainer, "shapes", lambda self, budget: dict(list(first(self, budget).items())[:1]))
+    assert [text.split(";")[0] for text in notes("not")] == ["recompiled 1 graphs on the clock"]
+
+
 def test_the_start_of_the_log_says_how_attention_is_computed(tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
     gpt = TINY.but({"layers": {"1": {"attention.window": 8}}})
