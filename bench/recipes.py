@@ -2,8 +2,7 @@
 
     python bench/recipes.py TEXT --out runs.jsonl --seconds 20 --seeds 3 --workers 2 [VARIANT ...]
 
-A variant is a recipe, whose twin for two cores is trained, or `LABEL: NAME PATH=VALUE ...`, the twin with changes, or
-`seed 000: LABEL`, one of that seed's experiments.
+A variant is a recipe, whose twin for two cores is trained, or `LABEL: NAME PATH=VALUE ...`, the twin with changes.
 Without variants all shipped recipes run. Each worker has one thread; recipes take turns and seeds come last, so that
 noise of the machine falls on all alike. What stands in the file already is not run again. The table goes to standard
 output: bits per byte of the packed weights on held-out text, plain windows.
@@ -30,14 +29,7 @@ def variant(words: str) -> Any:
     from caddie.config import parse_assignment
     from caddie.recipe import find
 
-    kind, _, rest = words.partition(": ")
-    if kind == "seed 000":
-        from caddie.recipes.experiments import seed_000_experiments
-        from caddie.recipes.mini import mini
-
-        (recipe,) = (one.recipe for one in seed_000_experiments if one.label == rest)
-        return mini(recipe).but({"data.validation_fraction": HELD_OUT})
-    name, *changes = rest.split() or [words]
+    name, *changes = words.partition(": ")[2].split() or [words]
     return find(name if name.endswith("_mini") or name == "tiny" else f"{name}_mini").but(
         {"data.validation_fraction": HELD_OUT, **dict(parse_assignment(change) for change in changes)}
     )

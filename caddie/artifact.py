@@ -30,7 +30,8 @@ SOURCE = "source"
 _RATIO, _SMALLEST_BOMB = 16, 64 << 20
 _RULES, _EXCEPTIONS = 256, 1 << 16
 _LOGITS = 1 << 28
-_CONSTANTS = 1 << 28
+_CONSTANTS = 1 << 26
+_CONSTANT = 1 << 23
 _SOURCE_BYTES = 1 << 20
 
 
@@ -145,8 +146,12 @@ def load(path: Path, device: torch.device | str = "cpu") -> Artifact:
     weights = decompress(gpt, quantizers, contents.sections)
     with torch.device("meta"):
         model = gpt.build()
-    if (drawn := sum(buffer.numel() for buffer in model.buffers())) > _CONSTANTS:
-        raise UserError(f"the artifact's model has {drawn:,} random constants, over the limit of {_CONSTANTS:,}")
+    drawn = [buffer.numel() for buffer in model.buffers()]
+    if sum(drawn) > _CONSTANTS or max(drawn, default=0) > _CONSTANT:
+        raise UserError(
+            f"the artifact's model has {sum(drawn):,} random constants, over the limit of {_CONSTANTS:,}, "
+            f"or more than {_CONSTANT:,} in one matrix"
+        )
     model.load_state_dict(weights, assign=True)
     draw_constants(model)
     for parameter in model.parameters():
@@ -183,7 +188,10 @@ def _check_rules(config: Mapping[str, Any]) -> None:
     if isinstance(rules, dict) and len(rules) > _RULES:
         raise UserError(f"the artifact's {CONFIG} has {len(rules):,} rules for quantizers, over the limit of {_RULES}")
     layers, depth = (model.get("layers"), model.get("depth")) if isinstance(model, dict) else (None, None)
-    if isinstance(layers, dict) and len(layers) * (depth if isinstance(depth, (int, float)) else 1) > _EXCEPTIONS:
+    if (
+        isinstance(layers, dict)
+        and len(layers) * (depth if isinstance(depth, (int, float)) else GPT().depth) > _EXCEPTIONS
+    ):
         raise UserError(f"the artifact's {CONFIG} has {len(layers):,} exceptions for {depth} layers, too many to read")
 
 

@@ -34,7 +34,7 @@ class Visibility:
     FlashAttention wants the places where segments begin, in a number that is data; a compiled graph wants fixed shapes.
     So there is `room` for so many segments in the whole batch, filled up with empty ones, as in the contest's records,
     which count them outside of the graph. Whoever holds the batch in host memory passes `segment_bucket` of the count;
-    else there is room for one in 16 positions. More segments than room are an error, never a wrong number.
+    else there is room for a segment at each position. More segments than room are an error, never a wrong number.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Visibility:
             if self.segments is None:
                 self._bounds = torch.arange(0, end + 1, self.keys, dtype=torch.int32, device=device)
             else:
-                room = self._room or segment_bucket(rows + end // 16)
+                room = self._room or end
                 begins = F.pad(self.segments.diff(dim=1) != 0, (1, 0), value=True).flatten()
                 places = torch.where(begins, torch.arange(end, device=device), end)
                 places = F.pad(places, (0, room + 1), value=end).sort().values[: room + 1]

@@ -39,6 +39,8 @@ class Range:
 
 Count = Annotated[int, Range(1, 1 << 40)]
 """A whole number of at least one."""
+Channels = Annotated[int, Range(1, 65_536)]
+"""A whole number of channels."""
 Fraction = Annotated[float, Range(0.0, 1.0)]
 """A number from 0 to 1."""
 Positive = Annotated[float, Range(1e-30, 1e30)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import pairwise
 
 import torch
 from torch import nn
@@ -12,7 +11,7 @@ from torch import nn
 from caddie.model import GPT, BlockModule, Linear, Model
 from caddie.model.attention import Attention
 from caddie.parameters import Part
-from caddie.schedules import Budget, Moment, Whole, changes, whole_at
+from caddie.schedules import Budget, Moment, Whole, whole_at
 
 TRAINING = 3
 """A backward costs twice a forward: one product for the gradient of the input, one for that of the weight."""
@@ -39,12 +38,6 @@ def flops_per_token(gpt: GPT, sequence_length: Whole, progress: float = 1.0) -> 
         if (attention := gpt.block_of(layer).attention) is not None
     )
     return TRAINING * (2.0 * (once + looped) + attended)
-
-
-def mean_flops_per_token(gpt: GPT, sequence_length: Whole) -> float:
-    """The same, averaged over the progress of the run."""
-    bounds = sorted({*gpt.stages, *changes([sequence_length]), 1.0})
-    return sum((end - begin) * flops_per_token(gpt, sequence_length, begin) for begin, end in pairwise(bounds))
 
 
 def mean_visible(attention: Attention, length: int, moment: Moment) -> float:

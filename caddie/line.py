@@ -99,11 +99,7 @@ def score_artifact(
 
 
 def train_run(recipe: Recipe, corpus: Corpus, folder: Path, seed: int, ranks: Ranks, watch: Watch) -> Trained:
-    """Train into the run folder: recipe, log, checkpoint and weights.
-
-    A setting that changes nothing is a `UserError` before anything is written.
-    """
-    verify_alive(recipe)
+    """Train into the run folder: recipe, log, checkpoint and weights."""
     split = corpus.manifest.train
     assert split is not None
     if ranks.first:
@@ -218,6 +214,7 @@ def run(
     folder = folder or run_folder(recipe, seed)
     if (folder / RESULT).exists():
         raise UserError(f"{folder} holds a finished run; name another folder with --out or remove it")
+    verify_alive(recipe)
     clock = Clock()
 
     def note(text: str) -> None:

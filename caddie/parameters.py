@@ -12,12 +12,12 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from caddie.config import Config, Technique
+from caddie.config import Config, NonNegative, Range, Technique
 from caddie.errors import UserError, suggest
 
 Role = Literal["embedding", "matrix", "gate", "scalar", "head"]
@@ -38,7 +38,7 @@ class Initial(Config):
 class Constant(Initial):
     """The same value everywhere."""
 
-    value: float
+    value: Annotated[float, Range(-1e30, 1e30)]
     """The value."""
 
     def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
@@ -54,7 +54,9 @@ class RowConstants(Initial):
     """The rows' values, in order."""
 
     def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
-        """Set every row."""
+        """Set every row, of which there must be as many as values."""
+        if len(self.values) != len(tensor):
+            raise UserError(f"RowConstants has {len(self.values)} values for {len(tensor)} rows")
         tensor.copy_(torch.tensor(self.values).reshape(-1, *[1] * (tensor.ndim - 1)).expand_as(tensor))
 
 
@@ -62,7 +64,7 @@ class RowConstants(Initial):
 class Normal(Initial):
     """Independent normal values with mean 0."""
 
-    std: float
+    std: NonNegative
     """Standard deviation."""
 
     def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
@@ -101,7 +103,7 @@ class Orthogonal(Initial):
         ),
     }
 
-    gain: float = 1.0
+    gain: NonNegative = 1.0
     """Length of a row or column."""
 
     def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
@@ -124,7 +126,7 @@ class Overtone(Initial):
         ),
     }
 
-    std: float = 0.005
+    std: NonNegative = 0.005
     """Standard deviation of the values before their spectrum is shaped."""
 
     def fill(self, tensor: Tensor, generator: torch.Generator) -> None:

@@ -96,9 +96,16 @@ def shipped() -> dict[str, Recipe]:
 
 
 def find(name: str) -> Recipe:
-    """A recipe by its name, its twin for two cores as `NAME_mini`, or one of a user's own as `FILE.py:NAME`."""
+    """A recipe by its name, its twin for two cores as `NAME_mini`, or one of a user's own as `FILE.py:NAME`.
+
+    Seed 000's experiments are found by their labels, as `seed_000:LABEL`.
+    """
     path, colon, attribute = name.rpartition(":")
-    shelf = _named(execute(Path(path))) if colon else shipped()
+    if path == "seed_000":
+        tried = importlib.import_module("caddie.recipes.experiments").seed_000_experiments
+        shelf = {one.label: recipe for one in tried if (recipe := one.recipe)}
+    else:
+        shelf = _named(execute(Path(path))) if colon else shipped()
     full = attribute.removesuffix("_mini")
     if attribute not in shelf and full in shelf:
         twin: Recipe = importlib.import_module("caddie.recipes.mini").mini(shelf[full])

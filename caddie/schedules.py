@@ -180,6 +180,10 @@ class StepRamp(Schedule):
         return (1.0 - fraction) * self.start + fraction * self.end
 
 
+MOST_PIECES = 64
+"""Values that `Stairs` may have, each of which may be a graph of its own."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stairs(Schedule):
     """Constant pieces over progress: layers repeated from 35 % of the run on (L3), longer rows, a larger batch."""
@@ -199,6 +203,8 @@ class Stairs(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if len(self.values) > MOST_PIECES:
+            raise UserError(f"Stairs has {len(self.values):,} values, over the limit of {MOST_PIECES}")
         bounds = (0.0, *self.begins, 1.0)
         if len(self.values) != len(self.begins) + 1 or any(a >= b for a, b in pairwise(bounds)):
             raise UserError(

@@ -132,7 +132,7 @@ class _Run:
 
     def restore(self) -> None:
         """Go on from the checkpoint if there is one."""
-        if self.checkpoint.exists():
+        if self.trainer.ranks.maximum(float(self.checkpoint.exists()))[0]:  # all alike, for they read it together
             found = restore(self.checkpoint, self.trainer.state(), self.identity)
             self.moment = Moment(int(found["step"]), float(found["seconds"]), self.budget)
             self.position, self.loss = int(found["position"]), float(found["loss"])

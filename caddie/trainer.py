@@ -28,10 +28,12 @@ from caddie.schedules import (
     Budget,
     Moment,
     Schedule,
+    Stairs,
     StepRamp,
     Warmdown,
     Whole,
     all_values,
+    changes,
     check_whole,
     value_at,
     whole_at,
@@ -126,7 +128,9 @@ class Train(Config):
         """Tokens of a micro-batch when `world` processes share a step; parts that are not equal are a `UserError`."""
         batches, lengths = all_values(self.batch_tokens), all_values(self.sequence_length)
         tokens, rest = divmod(max(batches), self.micro_batches)
-        if rest or any(tokens % length for length in lengths) or any(self.longest_row % length for length in lengths):
+        if any(self.longest_row % length for length in lengths):
+            raise UserError(f"train.sequence_length: {self.longest_row:,}, the longest row, must be a multiple of all")
+        if rest or any(tokens % length for length in lengths):
             raise UserError(
                 f"train.batch_tokens ({max(batches):,}) must be train.micro_batches ({self.micro_batches}) "
                 f"times a multiple of train.sequence_length ({', '.join(f'{length:,}' for length in lengths)})"
@@ -136,8 +140,8 @@ class Train(Config):
         for batch in batches:
             if batch % (tokens * world):
                 raise UserError(
-                    f"train.batch_tokens: {batch:,} must be a multiple of {tokens * world:,}, the tokens that {world} "
-                    f"processes read at a time, as train.micro_batches ({self.micro_batches}) cuts the largest step"
+                    f"train.batch_tokens: {batch:,} must be a multiple of {tokens * world:,}, the tokens read at a "
+                    f"time, as train.micro_batches ({self.micro_batches}) cuts the largest step"
                 )
         return tokens
 
@@ -182,7 +186,11 @@ class Trainer:
         self.average: Average | None = config.averaging.build(self.parameters) if config.averaging else None
         self.views = Views(config.fake_quantize, self.model, "train.fake_quantize")
         self.dtype = torch.float32
-        compiler = any(map(shutil.which, ("cc", "gcc", "clang")))  # Triton needs one to launch its kernels
+        # Triton needs a C compiler to launch its kernels; on a CPU the kernels are C++.
+        compilers = ("cc", "gcc", "clang") if ranks.device.type == "cuda" else ("c++", "g++", "clang++")
+        compiler = any(map(shutil.which, compilers))
+        if config.compile == "always" and not compiler:
+            raise UserError(f"train.compile=always needs a compiler, one of {', '.join(compilers)}; install one")
         automatic = config.compile == "auto" and ranks.device.type == "cuda" and compiler
         self.compiled = config.compile == "always" or automatic
         self.forward: Callable[..., tuple[Tensor, Tensor]] = (
@@ -205,10 +213,14 @@ class Trainer:
     def shapes(self, budget: Budget) -> dict[Shape, Moment]:
         """Every shape of the run, each with a moment at which it comes, in order."""
         found: dict[Shape, Moment] = {}
-        steps, seconds = budget.steps or 1000, budget.seconds or 0.0
-        for part in np.linspace(0.0, 1.0, 1001):
-            moment = Moment(round(part * steps), part * seconds, budget)
-            found.setdefault(self.shape(moment), moment)
+        strengths = [view.strength for view in self.config.fake_quantize.values()]
+        numbers = (self.config.batch_tokens, self.config.sequence_length, *strengths)
+        begins = changes(number for number in numbers if isinstance(number, Stairs))
+        for part in sorted({*np.linspace(0.0, 1.0, 1000, endpoint=False).tolist(), *self.model.stages, *begins}):
+            step = math.ceil(part * budget.steps) if budget.steps else 0
+            moment = Moment(step, part * (budget.seconds or 0.0), budget)
+            if moment.progress < 1.0:  # else no step begins there
+                found.setdefault(self.shape(moment), moment)
         return found
 
     def indices(self, position: int) -> Iterator[int]:
@@ -218,8 +230,11 @@ class Trainer:
             yield index
             index += self.ranks.world
 
-    def step(self, batches: Iterator[Batch], moment: Moment, bos: int) -> float:
-        """One optimizer step; the mean loss. When it or the gradient is not finite it is NaN and nothing changes."""
+    def step(self, batches: Iterator[Batch], moment: Moment, bos: int, lr_scale: float | None = None) -> float:
+        """One optimizer step; the mean loss. When it or the gradient is not finite it is NaN and nothing changes.
+
+        `lr_scale` takes the place of the learning-rate schedule.
+        """
         shape = self.shape(moment)
         self.views.set(moment)
         losses = torch.zeros((), device=self.ranks.device)
@@ -236,7 +251,8 @@ class Trainer:
         if math.isfinite(mean):
             clip = self.config.clip_norm
             scale = None if clip is None else (clip / (norm + 1e-6)).clamp(max=1.0)
-            lr_scale = value_at(self.config.lr_schedule, moment)
+            if lr_scale is None:
+                lr_scale = value_at(self.config.lr_schedule, moment)
             for updater in self.updaters.values():
                 updater.step(moment, lr_scale, scale)
         return mean
@@ -328,7 +344,7 @@ class Trainer:
     ) -> None:
         self._use(precision, threads)
         ids = np.random.default_rng(self.seed).integers(0, self.vocabulary, (2, *rows))
-        self.step(repeat(Batch(ids[0], ids[1])), moment, bos=-1)
+        self.step(repeat(Batch(ids[0], ids[1])), moment, bos=-1, lr_scale=1.0)  # at rate 0 nothing would move
         self.watch(moment, 1.0)
         for name in list(still):
             gradient = self.parameters[name].grad

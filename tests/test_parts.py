@@ -619,8 +619,8 @@ def test_a_narrow_table_is_projected_there_and_back() -> None:
         ({"block.attention.key_value_heads": 3}, "4 heads cannot share 3"),
         ({"block.attention.key_value_heads": 8}, "4 heads cannot share 8"),
         ({"block.attention.window": Stairs(values=(1.5, 2), begins=(0.5,))}, "window"),
-        ({"recurrence": Recurrence(first=1, last=3)}, "recurrence must name layers from 0 to 2"),
-        ({"lanes": RoutedLanes(first=3)}, "lanes.first must name layers from 0 to 2"),
+        ({"recurrence": Recurrence(first=1, last=3)}, "recurrence.last must be at most 2, not 3"),
+        ({"lanes": RoutedLanes(first=3)}, "lanes.first must be at most 2, not 3"),
         ({"lanes": RoutedLanes(first=1), "recurrence": Recurrence(first=0, last=1)}, "behind recurrence.last"),
         ({"lanes": RoutedLanes(first=1), "layers": {"2": {"attention": None}}}, "lanes need attention in every layer"),
         ({"value_embedding": ValueEmbedding(layers=(1, 3))}, "value_embedding.layers must name layers from 0 to 2"),
@@ -634,12 +634,33 @@ def test_a_narrow_table_is_projected_there_and_back() -> None:
             "must have attention",
         ),
         ({"layers": {"1-5": {"parallel": True}}}, "layers.1-5 names no layers"),
+        ({"layers": {"1": True}}, "layers.1 must be a mapping"),
+        ({"layers.1.attention.value_residual": "GatedValueResidual"}, "takes up the values of layer 0"),
+        (
+            {"block.attention.value_residual": "GatedValueResidual", "layers.1.attention.key_value_heads": 1},
+            "with equal heads",
+        ),
+        ({"depth": 1024, "recurrence": Recurrence(first=0, last=63, passes=64)}, "over the limit of 1,024"),
+        ({"block.mlp.linear": {"kind": "RandomMap", "initial": "Overtone"}}, "takes too long"),
+        ({"embedding.initial": {"kind": "Normal", "std": -1}}, "std must be from 0"),
+        ({"embedding.bigrams": {"kind": "HashedNGrams", "dims": 1 << 40}}, "dims must be from 1 to 65,536"),
     ],
 )
 def test_settings_that_do_not_fit_are_a_mistake(diff: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         BASE.but(diff).build()
     assert "\n" not in str(caught.value)
+
+
+def test_an_exception_may_be_a_path() -> None:
+    gpt = BASE.but({"layers.1.parallel": True, "layers.0-1.attention.exclusive": True})
+    assert gpt.layers == {"1": {"parallel": True}, "0-1": {"attention.exclusive": True}}
+    assert [(block.parallel, block.attention.exclusive) for block in gpt.blocks] == [  # type: ignore[union-attr]
+        (False, True),
+        (True, True),
+        (False, False),
+    ]
+    assert gpt.but({"layers.1.attention.gain": 2.0}).layers["1"] == {"parallel": True, "attention.gain": 2.0}
 
 
 @pytest.mark.parametrize(

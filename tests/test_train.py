@@ -257,6 +257,17 @@ def test_a_parameter_that_no_gradient_reaches_is_refused(tmp_path: Path) -> None
     train(alive, once, SHARDS, bos=1, seed=7, folder=tmp_path)
 
 
+def test_a_rate_that_starts_at_zero_is_no_dead_parameter(tmp_path: Path) -> None:
+    config = STEPS.but(steps=4, rehearsal_steps=3, lr_schedule=Ramp(start=0.0, end=1.0, finish=0.5))
+    assert go(tmp_path, config).steps == 4
+
+
+def test_compiling_needs_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(UserError, match="compile=always needs a compiler"):
+        go(tmp_path, STEPS.but(compile="always"))
+
+
 def test_quantized_weights_change_the_loss_from_when_they_are_switched_on(tmp_path: Path) -> None:
     def losses(name: str, config: Train) -> list[float]:
         events: list[dict[str, Any]] = []
@@ -285,6 +296,7 @@ def test_a_shape_that_was_not_rehearsed_is_compiled_on_the_clock_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled = torch.compile
+    monkeypatch.setattr("shutil.which", lambda name: name)  # this backend needs none
     monkeypatch.setattr(torch, "compile", lambda f, **options: compiled(f, backend="eager", **options))
     config = GROWING.but(compile="always", rehearsal_steps=1, steps=4)
 

@@ -48,7 +48,7 @@ class GroupedQueryAttention(Attention):
         ),
         "gain": Technique(
             "With normed queries and keys the gain bounds how sharply a head may look.",
-            "arXiv 2010.04245; openai/parameter-golf: 1.5 at first, 1.7 seed 001, 5 from #1413 on, 5.25 L3",
+            "arXiv 2010.04245; openai/parameter-golf: 1.5 at first, 1.7 seed 001, 4 or 5 from #1218 on, 5.25 L3",
             "4 for 1.5: -0.0039 on one RTX 5090 (#1125)",
         ),
         "fused": Technique(

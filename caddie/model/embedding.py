@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from caddie.config import Config, Count, Technique
+from caddie.config import Channels, Config, Technique
 from caddie.model.context import Context
 from caddie.model.linear import Linear
 from caddie.model.ngrams import HashedNGrams
@@ -44,7 +44,7 @@ class TokenEmbedding(Embedding):
         ),
         "bigrams": Technique(
             "Pairs of tokens are known before the first layer.",
-            "arXiv 1709.03933; openai/parameter-golf #162 to #1060, seeds 000 and 002",
+            "arXiv 1709.03933; openai/parameter-golf, smeargate to #1204, seeds 000 and 002",
             "1.1446 to 1.1426 with 10,240 rows (INT5), -0.0009 from 2,048 to 3,072 rows (#549); no gain at 8,192 ids",
         ),
         "trigrams": Technique("The same for three tokens.", "openai/parameter-golf #609", "+0.002 to +0.0049 (#609)"),
@@ -57,7 +57,7 @@ class TokenEmbedding(Embedding):
 
     initial: Initial = Normal(std=0.005)
     """Where the rows start."""
-    dims: Count | None = None
+    dims: Channels | None = None
     """Channels of a row, projected to the stream and, for a tied head, back; or none for rows as wide as the stream."""
     bigrams: HashedNGrams | None = None
     """Rows of the last two tokens, added before the norm, or none."""

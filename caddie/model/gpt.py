@@ -7,12 +7,13 @@ import typing
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
-from caddie.config import Config, Range, plain
+from caddie.config import Config, Range, plain, show
 from caddie.errors import UserError
 from caddie.model.block import Block, BlockModule
 from caddie.model.context import Cache, Context
@@ -24,6 +25,9 @@ from caddie.model.skips import Skips, UNet
 from caddie.model.values import ValueEmbedding, ValueTable
 from caddie.parameters import Part, initialize
 from caddie.schedules import Budget, Moment, changes, whole_at
+
+MOST_RUNS = 1024
+"""How often layers may run in a forward, all together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +44,8 @@ class GPT(Config):
     """How ids enter the stream."""
     block: Block = Block()
     """What every layer is."""
-    layers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Exceptions: a layer or a range of layers (`3`, `0-6`) to a diff on its block."""
+    layers: Mapping[str, Any] = field(default_factory=dict)
+    """Exceptions: a layer or a range of layers (`3`, `0-6`) to a diff on its block; as a path `layers.0-6.parallel`."""
     skips: Skips | None = UNet()
     """Connections from early to late layers, or none."""
     recurrence: Recurrence | None = None
@@ -55,31 +59,56 @@ class GPT(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "layers", plain(self.layers))  # the same from Python and from JSON
-        for layer in self._exceptions():
-            self.block_of(layer)
-        for name, layers in (
-            ("recurrence", [self.recurrence.last] if self.recurrence else []),
-            ("lanes.first", [self.lanes.first] if self.lanes else []),
-            ("value_embedding.layers", self.value_embedding.layers if self.value_embedding else []),
-        ):
-            if any(not 0 <= layer < self.depth for layer in layers) or len(set(layers)) < len(layers):
-                raise UserError(f"{name} must name layers from 0 to {self.depth - 1}, each once")
-        if self.lanes and self.recurrence and self.lanes.first <= self.recurrence.last:
-            raise UserError("lanes.first must be behind recurrence.last; layers with two lanes run once")
-        if self.lanes and not all(self.block_of(layer).attention for layer in range(self.lanes.first, self.depth)):
-            raise UserError("lanes need attention in every layer from lanes.first on; it writes the first of the two")
+        object.__setattr__(self, "layers", _by_layer(plain(self.layers)))  # the same from Python, JSON and paths
+        blocks, last = self.blocks, self.depth - 1
+        if self.recurrence:
+            if self.recurrence.last > last:
+                raise UserError(f"recurrence.last must be at most {last}, not {self.recurrence.last}")
+            runs = self.depth + (self.recurrence.last + 1 - self.recurrence.first) * (self.recurrence.most - 1)
+            if runs > MOST_RUNS:
+                raise UserError(f"layers would run {runs:,} times in a forward, over the limit of {MOST_RUNS:,}")
+        if self.lanes:
+            if self.lanes.first > last:
+                raise UserError(f"lanes.first must be at most {last}, not {self.lanes.first}")
+            if self.recurrence and self.lanes.first <= self.recurrence.last:
+                raise UserError("lanes.first must be behind recurrence.last; layers with two lanes run once")
+            if not all(block.attention for block in blocks[self.lanes.first :]):
+                raise UserError("lanes need attention in every layer from lanes.first on; it writes the first lane")
+        if self.value_embedding:
+            layers = self.value_embedding.layers
+            if not layers or len(set(layers)) < len(layers) or not all(0 <= layer <= last for layer in layers):
+                raise UserError(f"value_embedding.layers must name layers from 0 to {last}, each once")
+            widths = {self.value_width(layer) for layer in layers}
+            if len(widths) != 1 or 0 in widths:
+                raise UserError("the layers of value_embedding must have attention, with values of one width")
+        self._check_value_residuals()
 
-    def block_of(self, layer: int) -> Block:
-        """The settings of one layer: `block` with every exception that names the layer, in order."""
-        block = self.block
+    def _check_value_residuals(self) -> None:
+        taking = [
+            (layer, attention.value_width(self.width), getattr(attention, "key_value_heads", None))
+            for layer, block in enumerate(self.blocks)
+            if (attention := block.attention) is not None and getattr(attention, "value_residual", None) is not None
+        ]
+        if taking and (taking[0][0] != 0 or len({one[1:] for one in taking}) > 1):
+            raise UserError(
+                "attention.value_residual takes up the values of layer 0: set it there too, with equal heads"
+            )
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """The settings of each layer: `block` with every exception that names the layer, in order."""
+        found = [self.block] * self.depth
         for key, diff in self.layers.items():
-            if layer in _layer_range(key, self.depth):
+            for layer in _layer_range(key, self.depth):
                 try:
-                    block = block.but(diff)
+                    found[layer] = found[layer].but(diff)
                 except UserError as error:
                     raise UserError(f"layers.{key}: {error}") from None
-        return block
+        return tuple(found)
+
+    def block_of(self, layer: int) -> Block:
+        """The settings of one layer."""
+        return self.blocks[layer]
 
     def build(self) -> Model:
         """The model with uninitialized weights, on the default device."""
@@ -111,8 +140,16 @@ class GPT(Config):
         attention = self.block_of(layer).attention
         return attention.value_width(self.width) if attention else 0
 
-    def _exceptions(self) -> set[int]:
-        return {layer for key in self.layers for layer in _layer_range(key, self.depth)}
+
+def _by_layer(layers: Any) -> dict[str, dict[str, Any]]:
+    """Exceptions with what stands behind the layer's name in a path moved into that layer's diff."""
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in layers.items():
+        layer, dot, path = key.partition(".")
+        if not dot and not isinstance(value, Mapping):
+            raise UserError(f"layers.{key} must be a mapping from setting to value, not {show(value)}")
+        found.setdefault(layer, {}).update({path: value} if dot else value)
+    return found
 
 
 def _layer_range(key: str, depth: int) -> range:
@@ -149,10 +186,7 @@ class Model(Part):
         wanted = self.config.value_embedding
         if wanted is None:
             return None
-        widths = {self.config.value_width(layer) for layer in wanted.layers}
-        if len(widths) != 1 or 0 in widths:
-            raise UserError("the layers of value_embedding must have attention, with values of one width")
-        return wanted.build(self.config.vocabulary, widths.pop())
+        return wanted.build(self.config.vocabulary, self.config.value_width(wanted.layers[0]))
 
     def stage(self, progress: float) -> int:
         """Number of the stage that a run is in."""

@@ -10,9 +10,10 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from caddie.config import Config, Count, Technique
+from caddie.config import Channels, Config, Technique
+from caddie.errors import UserError
 from caddie.ops import rms_norm
-from caddie.parameters import Constant, FanIn, Initial, Part, Role
+from caddie.parameters import Constant, FanIn, Initial, Overtone, Part, Role
 
 Delta = Callable[[Tensor], Tensor]
 """What test-time training adds to the output of a part, computed from the part's input."""
@@ -118,10 +119,15 @@ class RandomMap(LinearMap):
         )
     }
 
-    rank: Count = 160
+    rank: Channels = 160
     """Rank of what is learned."""
     initial: Initial = FanIn()
     """What the fixed matrix is drawn from."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.initial, Overtone):
+            raise UserError("a RandomMap is drawn anew whenever the model is opened; Overtone takes too long for that")
 
     def build(self, inputs: int, outputs: int) -> Part:
         """The map."""

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from caddie.config import Config, Count, Range, Technique
+from caddie.config import Channels, Config, Range, Technique
 from caddie.model.context import Context
 from caddie.model.linear import Linear
 from caddie.parameters import Constant, FanIn, Initial, Part
@@ -30,7 +30,7 @@ class HashedNGrams(Config):
     techniques: ClassVar = {
         "": Technique(
             "Frequent runs of tokens are known without any layer's work.",
-            "arXiv 1709.03933; openai/parameter-golf #162 to #1060, seeds 000 and 002",
+            "arXiv 1709.03933; openai/parameter-golf smeargate to #1204, seeds 000 and 002",
             "in bundles only; +0.020 in the ternary record's model",
         ),
         "buckets": Technique(
@@ -42,7 +42,7 @@ class HashedNGrams(Config):
 
     buckets: Annotated[int, Range(2, 1 << 24)] = 16_384
     """Number of rows; the last is that of positions with too few tokens before them."""
-    dims: Count | None = None
+    dims: Channels | None = None
     """Channels of a row, or none for rows as wide as the stream that are not projected."""
     initial: Initial = FanIn()
     """Where the projection starts. At zero it would never learn, nor would the rows. The scripts' code reads as if it

@@ -49,7 +49,7 @@ class GatedUNet(Skips):
     techniques: ClassVar = {
         "": Technique(
             "A channel chooses between the stream and what was saved, instead of adding both.",
-            "openai/parameter-golf #1394 and all records after it",
+            "openai/parameter-golf #1204, #1218 and all records after it",
             "in bundles only",
         )
     }

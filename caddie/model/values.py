@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from caddie.config import Config, Count, Technique
+from caddie.config import Channels, Config, Technique
 from caddie.model.context import Context
 from caddie.model.linear import Linear
 from caddie.parameters import Constant, FanIn, Initial, Normal, Part
@@ -82,20 +82,20 @@ class _GatedValues(Part):
 class ValueEmbedding(Config):
     """A second table, whose rows are added to the values of some layers: v ← v + c_l · s · P U[token].
 
-    Value embeddings as in seeds 000 and 002 and the records from #287 to ARG (there "VE128"); after modded-nanogpt.
+    Value embeddings as in seeds 000 and 002 and the records from #374 to #1334 ("VE128"); after modded-nanogpt.
     """
 
     techniques: ClassVar = {
         "": Technique(
             "Late layers can fetch what a token is instead of carrying it through the stream.",
-            "modded-nanogpt; openai/parameter-golf #287 to ARG, seeds 000 and 002 (128 channels, layers 9 and 10)",
-            "in bundles only; dropped where the vocabulary grew (#1218)",
+            "modded-nanogpt; openai/parameter-golf #374 to #1334, seeds 000 and 002 (128 channels, layers 9 and 10)",
+            "in bundles only; dropped where the vocabulary grew to 8,192 (#1394)",
         )
     }
 
     layers: tuple[int, ...] = (9, 10)
     """Layers that get them."""
-    dims: Count = 128
+    dims: Channels = 128
     """Channels of a row."""
     initial: Initial = FanIn()
     """Where the projection starts. The scripts' starts orthogonal, though their code reads as if it were zero."""

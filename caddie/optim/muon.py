@@ -140,7 +140,7 @@ class Muon(Optimizer):
     weight_decay: NonNegativeNumber = 0.0
     """Fraction of the weight, times the learning rate, taken off at each step.
 
-    It makes matrices small and so the artifact; 0.04 in records up to #1019, 0.085 to 0.095 from #1218 on. A ramp is
+    It makes matrices small and so the artifact; 0.01 to 0.04 in records up to #1204, then 0.085 to 0.095. A ramp is
     the taper of #1729: constant until 0.7 of the run, then to half at its end.
     """
     precision: Literal["float32", "bfloat16"] = "bfloat16"

@@ -1,6 +1,7 @@
 """The recipes that caddie ships, each a small diff on a base."""
 
 from caddie.recipes.baseline import baseline, fp16_embedding, lower_lr, tiny
+from caddie.recipes.champion import champion
 from caddie.recipes.early_records import (
     document_lora,
     exclusive_four,
@@ -52,6 +53,7 @@ from caddie.recipes.seeds import gold6, parallel_muon, single_gpu
 __all__ = [
     "baseline",
     "best_record",
+    "champion",
     "coprime_loader",
     "dense_gates",
     "document_attention",

@@ -1,6 +1,6 @@
 """Scaled-down twins: the same diffs at a size that two cores train in half a minute.
 
-A twin keeps every choice of its recipe and shrinks every number. Widths, rows and batches shrink by fixed factors;
+A twin keeps every choice of its recipe and shrinks its numbers. Widths, rows and batches shrink by fixed factors;
 layers are named anew in a model about half as deep; what counts steps becomes a part of the run, the part that it was
 when eight GPUs saw seven billion tokens. Training at test time is left out, because it would take longer than training.
 """
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from caddie.averaging import EMA, ProgressEMA
-from caddie.model import GPT, NTKRotary, RandomMap, YaRNRotary
+from caddie.model import GPT, GroupedQueryAttention, NTKRotary, RandomMap, YaRNRotary
 from caddie.recipe import Recipe
 from caddie.schedules import IterationWarmdown, Ramp, StepRamp, Warmdown, Whole, all_values
 from caddie.trainer import Train
@@ -57,17 +57,18 @@ def _model(model: GPT) -> dict[str, Any]:
     def layer(number: int) -> int:
         return round(number * (depth - 1) / max(model.depth - 1, 1))
 
-    attention = next(a for i in range(model.depth) if (a := model.block_of(i).attention) is not None)
+    attention = next(
+        (block.attention for block in model.blocks if block.attention is not None), GroupedQueryAttention()
+    )
     heads, shared = attention.heads, attention.key_value_heads  # type: ignore[attr-defined]
     size = (WIDTH // HEADS) / (model.width / heads)
+    fewer = {"attention.heads": HEADS, "attention.key_value_heads": max(1, HEADS * shared // heads)}
     diff: dict[str, Any] = {
         "vocabulary": min(model.vocabulary, 2048),
         "width": WIDTH,
         "depth": depth,
         "layers": {_named(key, layer): _block(exception, model, size) for key, exception in model.layers.items()},
-        "block": model.block.but(
-            {"attention.heads": HEADS, "attention.key_value_heads": HEADS * shared // heads, **_block({}, model, size)}
-        ),
+        "block": model.block.but({**(fewer if model.block.attention else {}), **_block({}, model, size)}),
     }
     if model.recurrence:
         diff["recurrence.first"], diff["recurrence.last"] = layer(model.recurrence.first), layer(model.recurrence.last)
@@ -105,6 +106,8 @@ def _block(exception: Mapping[str, Any], model: GPT, size: float) -> dict[str, A
         if isinstance(rotary, NTKRotary | YaRNRotary):
             diff["attention.rotary.native_length"] = rotary.native_length // ROW
             diff["attention.rotary.length"] = rotary.length // ROW
+        if isinstance(attention.window, int):  # type: ignore[attr-defined]
+            diff["attention.window"] = max(1, attention.window // ROW)  # type: ignore[attr-defined]
         if attention.longest:  # type: ignore[attr-defined]
             diff["attention.longest"] = attention.longest // ROW  # type: ignore[attr-defined]
         if isinstance(attention.linear, RandomMap):  # type: ignore[attr-defined]

@@ -1,0 +1,23 @@
+"""caddie's own recipe, chosen by ablation at mini scale on web text; `docs/log.md` tells what was tried."""
+
+from __future__ import annotations
+
+from caddie.model import ChannelSmear, HashedNGrams, RMSNorm
+from caddie.parameters import Orthogonal
+from caddie.recipes.records import vocabulary_4096
+
+champion = vocabulary_4096.but(
+    {
+        "model.depth": 5,
+        "model.value_embedding.layers": (3, 4),
+        "model.block.attention_norm": RMSNorm(),
+        "model.block.mlp_norm": RMSNorm(),
+        "model.embedding.smear": ChannelSmear(),
+        "model.embedding.bigrams": HashedNGrams(buckets=16_384, dims=128, initial=Orthogonal()),
+        "train.optimizers.matrix.normalize_rows": True,
+        "train.optimizers.embedding.lr": 0.06,
+    },
+    base="vocabulary_4096",
+    why="What learned most in half a minute on a CPU: few layers, many hashed pairs; not measured at full size.",
+    public=(),
+)
