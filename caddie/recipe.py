@@ -103,7 +103,7 @@ def find(name: str) -> Recipe:
     path, colon, attribute = name.rpartition(":")
     if path == "seed_000":
         tried = importlib.import_module("caddie.recipes.experiments").seed_000_experiments
-        shelf = {one.label: recipe for one in tried if (recipe := one.recipe)}
+        shelf: dict[str, Recipe] = {one.label: recipe for one in tried if (recipe := one.recipe)}
     else:
         shelf = _named(execute(Path(path))) if colon else shipped()
     full = attribute.removesuffix("_mini")

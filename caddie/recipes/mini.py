@@ -57,9 +57,7 @@ def _model(model: GPT) -> dict[str, Any]:
     def layer(number: int) -> int:
         return round(number * (depth - 1) / max(model.depth - 1, 1))
 
-    attention = next(
-        (block.attention for block in model.blocks if block.attention is not None), GroupedQueryAttention()
-    )
+    attention = next(filter(None, (block.attention for block in model.blocks)), GroupedQueryAttention())
     heads, shared = attention.heads, attention.key_value_heads  # type: ignore[attr-defined]
     size = (WIDTH // HEADS) / (model.width / heads)
     fewer = {"attention.heads": HEADS, "attention.key_value_heads": max(1, HEADS * shared // heads)}
