@@ -11,13 +11,15 @@ import importlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 SHORT_ROW = 512
 """On a CPU, bfloat16 queries of up to this many keys attend by plain products: 1.2 to 4.7 times faster, forward and
@@ -81,6 +83,8 @@ class Visibility:
         """The same as a `BlockMask` for FlexAttention."""
         if self._blocks is None:
             rows = len(self._rows(device))
+            from torch.nn.attention.flex_attention import create_block_mask  # imports the compiler, a second
+
             self._blocks = create_block_mask(
                 lambda row, head, query, key: self.sees(row, query, key), rows, None, self.queries, self.keys, device
             )
@@ -105,6 +109,18 @@ class Visibility:
         return torch.arange(1 if self.segments is None else len(self.segments), device=device)[:, None, None, None]
 
 
+Marked = TypeVar("Marked", bound=Callable[..., Any])
+
+
+def constant_in_graphs(function: Marked) -> Marked:
+    """Let compiled graphs keep what the function answered, as `torch.compiler.assume_constant_result` does.
+
+    That would import the compiler, which takes a second in every process, for this one mark.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 def segment_bucket(count: int) -> int:
     """`count` rounded up to a power of two, 64 at least, so that a graph is compiled for few lengths."""
     return max(64, 1 << (count - 1).bit_length())
@@ -117,7 +133,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:
     return BACKENDS[name](q, k, v, visible)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_in_graphs
 def choose(
     device: torch.device, dtype: torch.dtype, size: int, queries: int, keys: int, documents: bool, window: int | None
 ) -> str:
@@ -233,6 +249,8 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:
     """PyTorch's FlexAttention: a kernel generated for the mask, which skips blocks that nobody sees."""
+    from torch.nn.attention.flex_attention import flex_attention
+
     attend: Any = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
     y: Tensor = attend(q, k, v, block_mask=visible.blocks(q.device), enable_gqa=q.shape[1] != k.shape[1])
     return y
@@ -240,6 +258,8 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:
 
 @cache
 def _compiled_flex() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
     return torch.compile(flex_attention, dynamic=False)
 
 

@@ -90,6 +90,8 @@ class Variant(Entry):
 
     base: bool
     """Whether `Recipe()`, the contest's baseline, has it."""
+    shipped: bool
+    """Whether it is caddie's own, and so stands in the page."""
     settings: tuple[Setting, ...]
     """Those that the socket does not have, or of which more is known here."""
 
@@ -202,7 +204,7 @@ def markdown() -> str:
         lines += ["", f"### {socket.name}", "", ", ".join(f"`{path}`" for path in socket.paths)]
         if not socket.alone:
             lines += ["", socket.what, *_markdown_settings(socket.settings)]
-        for variant in socket.variants:
+        for variant in filter(lambda variant: variant.shipped, socket.variants):
             lines += [] if socket.alone else ["", f"#### {_title(variant)}"]
             lines += ["", variant.what, *_markdown_known(variant), *_markdown_settings(variant.settings)]
     return "\n".join(lines) + "\n"
@@ -259,7 +261,14 @@ def _socket(
             if name not in shared or variant.techniques.get(name) != cls.techniques.get(name)
         ]
         entry = _entry(variant, "", inspect.getdoc(variant) or "", measured)
-        found.append(Variant(**entry, base=variant in base, settings=_settings(variant, own, measured)))
+        found.append(
+            Variant(
+                **entry,
+                base=variant in base,
+                shipped=variant.__module__.startswith("caddie."),
+                settings=_settings(variant, own, measured),
+            )
+        )
     what = _paragraph((inspect.getdoc(cls) or "").removeprefix("Socket: "))
     what = what[:1].upper() + what[1:]
     return Socket(cls.__name__, what, tuple(dict.fromkeys(paths)), _settings(cls, shared, measured), tuple(found))

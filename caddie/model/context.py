@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from caddie.attend import Visibility, attention
+from caddie.attend import Visibility, attention, constant_in_graphs
 from caddie.model.rotary import Positions
 from caddie.schedules import Budget, Moment, Whole, whole_at
 
@@ -126,7 +126,7 @@ class Context:
         return self._cache.kept[self._calls - 1]
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_in_graphs
 def _now(number: Whole, progress: float) -> int:
     """The number at that progress; PyTorch traces no search for a stair, and a stage of the run is one graph anyway."""
     return whole_at(number, Moment(0, progress, Budget(seconds=1.0)))
