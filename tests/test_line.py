@@ -145,6 +145,7 @@ def test_real_text_with_the_contest_tokenizer(real_data: Path, tmp_path: Path) -
     assert plain["bits_per_byte"] < plain["bits_per_normalized_byte"]
 
 
+@pytest.mark.slow
 def test_published_shards_without_their_text(real_data: Path, tmp_path: Path) -> None:
     """The contest's layout: token shards alone, whose bytes the contest's own table counts."""
     model = real_data / "tokenizers" / "fineweb_1024_bpe.model"

@@ -125,6 +125,7 @@ def test_adaptation_pays_in_bytes(small: Artifact) -> None:
     assert len(adapted) < 0.8 * len(frozen)
 
 
+@pytest.mark.slow
 def test_streams_change_the_bytes_and_not_the_text(small: Artifact) -> None:
     sizes = {streams: len(compress(small, [TEXT], streams=streams)) for streams in (1, 4, 16)}
     assert sizes[1] <= sizes[4] <= sizes[16]

@@ -333,6 +333,7 @@ def _rank(rank: int, port: int, folder: str) -> None:
     torch.save(trained.last, f"{folder}/rank{rank}.pt")
 
 
+@pytest.mark.slow
 def test_two_ranks_equal_one_with_twice_the_micro_batches(tmp_path: Path) -> None:
     import socket
 
