@@ -1,7 +1,7 @@
 """Does every setting act? One that differs from the base and changes nothing is found before a run starts.
 
 Settings that did nothing stand in the contest's records: late quantization-aware training that the compiler had folded
-away, snapshots that were collected and never used. So each changed setting is taken back alone, and a small twin of the
+away, snapshots that were collected and never used. So each changed setting is taken back alone, and a small copy of the
 run is compared to the bit: its parameters, its logits, its data, and steps of the real trainer over a made-up clock.
 """
 
@@ -21,14 +21,13 @@ import torch
 
 from caddie import config as configs
 from caddie.config import Config, show
-from caddie.data import Stream, Tokens
 from caddie.distributed import Ranks
 from caddie.errors import UserError
-from caddie.model import GPT, Block
 from caddie.optim import Muon
 from caddie.parameters import Part, declarations
 from caddie.recipe import Recipe, find
-from caddie.schedules import Moment, Schedule, Stairs, Whole, all_values, value_at, whole_at
+from caddie.schedules import Moment, Schedule, value_at, whole_at
+from caddie.small_copy import BOS, SmallCopy, row_scale, shards, small_copy, spelled_out, stream
 from caddie.trainer import Train, Trainer
 
 EXEMPT = {
@@ -39,7 +38,7 @@ EXEMPT = {
     (Train, "compile"): "speed alone",
     (Train, "rehearsal_steps"): "undone before the clock starts",
     (Train, "checkpoint_seconds"): "when the state is saved",
-    (Muon, "communication"): "how processes exchange, and a twin is one process",
+    (Muon, "communication"): "how processes exchange, and a copy is one process",
 }
 """Settings that need not change the result of training, each with the reason."""
 
@@ -47,9 +46,6 @@ STEPS = 4801
 """Steps that a run is taken to make when its budget is of seconds alone."""
 FEWEST_STEPS = 64
 """Steps that it is taken to make at least, so that a trial of one step is not told that its momentum does nothing."""
-_VOCABULARY, _WIDTH, _HIDDEN, _BUCKETS, _ROW = 96, 64, 48, 64, 64
-"""The most that a twin has of ids, channels, hidden channels, hashed rows and tokens per row, where that divides."""
-_BOS = 1
 _ABSENT = object()
 _NOTHING = (None, False, _ABSENT)
 
@@ -91,11 +87,11 @@ def dead_settings(recipe: Recipe, base: Recipe | None = None) -> list[Finding]:
     if not (undone := list(_undone(base, recipe))):
         return []
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # twins are too small for more
+    torch.set_num_threads(1)  # copies are too small for more
     try:
         with _reads() as read:
-            twin = _Observed(recipe, undone)
-        suspects = [one for one in undone if not twin.differs(one.recipe)]
+            copy = _Observed(recipe, undone)
+        suspects = [one for one in undone if not copy.differs(one.recipe)]
         taking = {f"{one.path}." for one in suspects if one.value in _NOTHING}
         acting = _acting(recipe, base) if taking else []
         covered = {path for path in taking if any(f"{one}.".startswith(path) for one in acting)}
@@ -120,8 +116,8 @@ def _finding(one: _Undone, read: set[tuple[type, str]]) -> Finding:
 def _acting(recipe: Recipe, base: Recipe) -> list[str]:
     """Paths at which the recipe's value alone would change the base."""
     undone = list(_undone(recipe, base))
-    twin = _Observed(base, undone)
-    return [one.path for one in undone if twin.differs(one.recipe)]
+    copy = _Observed(base, undone)
+    return [one.path for one in undone if copy.differs(one.recipe)]
 
 
 # Settings taken back
@@ -217,25 +213,25 @@ def _reads() -> Iterator[set[tuple[type, str]]]:
 
 
 class _Observed:
-    """A recipe and what its twin does; others are compared with it and stop where they first differ."""
+    """A recipe and what its copy does; others are compared with it and stop where they first differ."""
 
     def __init__(self, recipe: Recipe, undone: list[_Undone]) -> None:
         self.recipe = recipe
         self.moments = _moments(recipe, [one.recipe for one in undone])
-        self.twin = _twin(recipe)
-        self.model = list(_of_model(recipe, self.twin))
-        self.train = list(_of_training(recipe, self.twin, self.moments))
+        self.copy = small_copy(recipe)
+        self.model = list(_of_model(recipe, self.copy))
+        self.train = list(_of_training(recipe, self.copy, self.moments))
 
     def differs(self, other: Recipe) -> bool:
-        """Whether anything does; or it cannot be told, for the twins are too small or the other is not possible."""
+        """Whether anything does; or it cannot be told, for the copies are too small or the other is not possible."""
         try:
-            twin = _twin(other)
-            if other.model != self.recipe.model and _unequal(self.model, _of_model(other, twin)):
+            copy = small_copy(other)
+            if other.model != self.recipe.model and _unequal(self.model, _of_model(other, copy)):
                 return True
-            if _unequal(self.train, _of_training(other, twin, self.moments)) or self._averages_otherwise(other.train):
+            if _unequal(self.train, _of_training(other, copy, self.moments)) or self._averages_otherwise(other.train):
                 return True
-            hidden, recipe = _spelled_out(*twin) == _spelled_out(*self.twin), self.recipe
-            return hidden and _spelled_out(other.model, other.train) != _spelled_out(recipe.model, recipe.train)
+            hidden, recipe = spelled_out(*copy) == spelled_out(*self.copy), self.recipe
+            return hidden and spelled_out(other.model, other.train) != spelled_out(recipe.model, recipe.train)
         except UserError:
             return True
 
@@ -249,35 +245,35 @@ def _unequal(seen: list[object], other: Iterator[object]) -> bool:
     return any(a != b for a, b in zip_longest(seen, other))
 
 
-def _of_model(recipe: Recipe, twin: Twin) -> Iterator[object]:
-    """Every parameter of the model and where it starts; then the twin's logits at every stage, of random weights."""
+def _of_model(recipe: Recipe, copy: SmallCopy) -> Iterator[object]:
+    """Every parameter of the model and where it starts; then the copy's logits at every stage, of random weights."""
     with torch.device("meta"):
         model = recipe.model.build()
     yield declarations(model), [parameter.shape for parameter in model.parameters()]
     yield [(name, part.constants) for name, part in model.named_modules() if isinstance(part, Part) and part.constants]
-    gpt, train = twin
+    gpt, train = copy
     model = Trainer(gpt, train, 0, Ranks()).model
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0.0, 0.5, generator=generator)
-        row = _stream(gpt, train).micro_batch(0).inputs.shape[1]
-        length = max(row, min(1024, math.ceil(recipe.score.sequence_length * _row_scale(recipe.train))))
-        ids = torch.from_numpy(_shards(gpt.vocabulary)[0][: 2 * length].astype(np.int64)).reshape(2, length)
-        ids[1, 1:].masked_fill_(ids[1, 1:] == _BOS, 0)  # one document
+        row = stream(gpt, train).micro_batch(0).inputs.shape[1]
+        length = max(row, min(1024, math.ceil(recipe.score.sequence_length * row_scale(recipe.train))))
+        ids = torch.from_numpy(shards(gpt.vocabulary)[0][: 2 * length].astype(np.int64)).reshape(2, length)
+        ids[1, 1:].masked_fill_(ids[1, 1:] == BOS, 0)  # one document
         for stage in range(len(model.stages)):
-            yield model(ids, ids == _BOS, torch.float64, stage=stage).numpy().tobytes()
+            yield model(ids, ids == BOS, torch.float64, stage=stage).numpy().tobytes()
 
 
-def _of_training(recipe: Recipe, twin: Twin, moments: list[Moment]) -> Iterator[object]:
-    """The sizes of steps; the twin's data; loss, weights and average after each of its steps."""
+def _of_training(recipe: Recipe, copy: SmallCopy, moments: list[Moment]) -> Iterator[object]:
+    """The sizes of steps; the copy's data; loss, weights and average after each of its steps."""
     yield _sizes(recipe.train, moments)
-    gpt, train = twin
-    stream = _stream(gpt, train)
-    yield [batch.inputs.tobytes() + batch.targets.tobytes() for batch in map(stream.micro_batch, range(130))]
+    gpt, train = copy
+    data = stream(gpt, train)
+    yield [batch.inputs.tobytes() + batch.targets.tobytes() for batch in map(data.micro_batch, range(130))]
     trainer = Trainer(gpt, train, 0, Ranks())
     for number, moment in enumerate(moments):
-        loss = trainer.step(iter([stream.micro_batch(number)]), moment, _BOS)
+        loss = trainer.step(iter([data.micro_batch(number)]), moment, BOS)
         trainer.forget_gradients()
         trainer.watch(_at(moments[-1], moment.step + 1), value_at(train.lr_schedule, moment))
         average = trainer.average.result() if trainer.average else {}
@@ -303,8 +299,8 @@ def _sizes(train: Train, moments: list[Moment]) -> list[tuple[int, int]]:
     """Tokens of each step, and of its rows as the loader cuts them."""
     tokens, longest = train.micro_tokens(1), train.longest_row
     shard = np.zeros(128 * (tokens + 1), np.uint16)
-    shard[0] = _BOS
-    stream = train.loader.build([shard], tokens=tokens, sequence_length=longest, seed=0, bos=_BOS)
+    shard[0] = BOS
+    stream = train.loader.build([shard], tokens=tokens, sequence_length=longest, seed=0, bos=BOS)
     row = stream.micro_batch(0).inputs.shape[1]
     rows = (row * whole_at(train.sequence_length, moment) // longest for moment in moments)
     return [(whole_at(train.batch_tokens, moment), length) for moment, length in zip(moments, rows, strict=True)]
@@ -349,102 +345,3 @@ def _schedules(a: Any, b: Any) -> Iterator[tuple[Any, Any]]:
     elif isinstance(a, Mapping) and isinstance(b, Mapping):
         for key in a.keys() & b.keys():
             yield from _schedules(a[key], b[key])
-
-
-# The twin
-
-Twin = tuple[GPT, Train]
-
-
-def _twin(recipe: Recipe) -> Twin:
-    """Model and training at a size of milliseconds, alike in depth, layers, heads' size and everything that is chosen.
-
-    The bound of the gradient is brought down so far that it acts. Heads are fewer and the width with them, where the
-    attention has fields of these names; windows and pieces of documents shrink with the rows.
-    """
-    scale = _row_scale(recipe.train)
-    longest = round(recipe.train.longest_row * scale)
-    train = replace(
-        recipe.train,
-        sequence_length=_scaled(recipe.train.sequence_length, scale),
-        batch_tokens=3 * longest,
-        micro_batches=1,
-        clip_norm=recipe.train.clip_norm and recipe.train.clip_norm * 1e-3,
-        compile="never",
-    )
-    try:
-        return _small(recipe.model, scale, _shared_heads(recipe.model)), train
-    except UserError:  # an attention of the user's own may divide otherwise
-        return _small(recipe.model, scale, 1), train
-
-
-def _spelled_out(gpt: GPT, train: Train) -> object:
-    """What compares equal if every layer's block does, however it is put together."""
-    blocks = [gpt.block_of(layer) for layer in range(gpt.depth)]
-    return blocks, replace(gpt, block=Block(), layers={}), train
-
-
-def _row_scale(train: Train) -> float:
-    common = math.gcd(*all_values(train.sequence_length))
-    return max(1, _ROW * common // train.longest_row) / common
-
-
-def _scaled(number: Whole, scale: float) -> Whole:
-    if isinstance(number, Stairs):
-        return replace(number, values=tuple(max(1, int(value * scale)) for value in number.values))
-    return max(1, int(number * scale))  # so what is shorter than a row stays shorter
-
-
-def _shared_heads(gpt: GPT) -> int:
-    """The largest divisor of the width and of the numbers of heads of all layers that leaves a head's width or so."""
-    attentions = (gpt.block_of(layer).attention for layer in range(gpt.depth))
-    heads = (getattr(attention, "heads", 1) for attention in attentions if attention)
-    return math.gcd(gpt.width, max(1, gpt.width // _WIDTH), *heads)
-
-
-def _small(gpt: GPT, scale: float, fewer: int) -> GPT:
-    block = _small_block(gpt.block, scale, fewer)
-    different = {str(layer): gpt.block_of(layer) for layer in range(gpt.depth) if gpt.block_of(layer) != gpt.block}
-    embedding = gpt.embedding
-    for name in ("bigrams", "trigrams"):
-        if held := getattr(embedding, name, None):
-            embedding = replace(embedding, **{name: replace(held, buckets=min(held.buckets, _BUCKETS))})
-    small = replace(
-        gpt,
-        vocabulary=min(gpt.vocabulary, _VOCABULARY),
-        width=gpt.width // fewer,
-        block=block,
-        layers={layer: block.diff(_small_block(own, scale, fewer)) for layer, own in different.items()},
-        embedding=embedding,
-    )
-    with torch.device("meta"):
-        small.build()
-    return small
-
-
-def _small_block(block: Block, scale: float, fewer: int) -> Block:
-    attention, mlp = block.attention, block.mlp
-    if attention is not None:
-        heads, shared = (getattr(attention, name, None) for name in ("heads", "key_value_heads"))
-        new: dict[str, object] = {"heads": heads and heads // fewer}
-        new["key_value_heads"] = shared and (shared // fewer if shared % fewer == 0 else 1)
-        for name in ("window", "longest"):
-            new[name] = (length := getattr(attention, name, None)) and _scaled(length, scale)
-        attention = replace(attention, **{name: value for name, value in new.items() if value is not None})
-    return replace(block, attention=attention, mlp=replace(mlp, hidden=min(mlp.hidden, _HIDDEN)))
-
-
-def _shards(vocabulary: int) -> list[Tokens]:
-    """Random documents, some longer than a row."""
-    random = np.random.default_rng(0)
-    shards = [random.integers(vocabulary, size=20_000).astype(np.uint16) for _ in range(3)]
-    for shard in shards:
-        begins = np.cumsum(random.integers(3, 150, 300)) - 3
-        shard[begins[begins < len(shard)]] = _BOS
-    return shards
-
-
-def _stream(gpt: GPT, train: Train) -> Stream:
-    return train.loader.build(
-        _shards(gpt.vocabulary), tokens=train.micro_tokens(1), sequence_length=train.longest_row, seed=0, bos=_BOS
-    )

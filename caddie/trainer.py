@@ -22,6 +22,7 @@ from caddie.distributed import Ranks
 from caddie.errors import UserError
 from caddie.fake_quantize import FakeQuantize, Views
 from caddie.model import GPT, GroupedQueryAttention, build
+from caddie.model.context import reach
 from caddie.optim import AdamW, Muon, Optimizer, Updater
 from caddie.parameters import assign
 from caddie.schedules import (
@@ -217,11 +218,16 @@ class Trainer:
         numbers = (self.config.batch_tokens, self.config.sequence_length, *strengths)
         begins = changes(number for number in numbers if isinstance(number, Stairs))
         for part in sorted({*np.linspace(0.0, 1.0, 1000, endpoint=False).tolist(), *self.model.stages, *begins}):
-            step = math.ceil(part * budget.steps) if budget.steps else 0
-            moment = Moment(step, part * (budget.seconds or 0.0), budget)
+            moment = self._moment(part, budget)
             if moment.progress < 1.0:  # else no step begins there
                 found.setdefault(self.shape(moment), moment)
         return found
+
+    @staticmethod
+    def _moment(part: float, budget: Budget) -> Moment:
+        """The first moment at which that part of the budget is spent."""
+        step = math.ceil(part * budget.steps) if budget.steps else 0
+        return Moment(step, part * (budget.seconds or 0.0), budget)
 
     def indices(self, position: int) -> Iterator[int]:
         """This rank's micro-batches from `position` on, without end."""
@@ -259,19 +265,13 @@ class Trainer:
 
     def attention(self, length: int) -> str:
         """How attention over rows of `length` is computed here at the end of the run: names of the implementations."""
-        device = self.ranks.device
-        end = Moment(0, 1.0, Budget(seconds=1.0))
-        names = []
-        for layer in range(self.model.config.depth):
-            attention = self.model.config.block_of(layer).attention
-            if isinstance(attention, GroupedQueryAttention):
-                size = self.model.config.width // attention.heads
+        device, names = self.ranks.device, []
+        for block in self.model.config.blocks:
+            if isinstance(attention := block.attention, GroupedQueryAttention):
                 documents = attention.scope == "document"
-                bounds = [whole_at(attention.window, end)] if attention.window is not None else []
-                if documents and attention.longest is not None and device.type == "cpu":
-                    bounds.append(attention.longest)
-                window = min(bounds, default=None)
-                names.append(choose(device, self.dtype, size, length, length, documents, window))
+                seen = reach(attention.longest if documents else None, attention.window, 1.0, device)
+                size = self.model.config.width // attention.heads
+                names.append(choose(device, self.dtype, size, length, length, documents, seen))
         return ", ".join(dict.fromkeys(names))
 
     def graphs(self) -> int:
@@ -324,16 +324,29 @@ class Trainer:
         for moment in moments:
             for _ in range(self.config.rehearsal_steps):
                 self._rehearse_step(*chosen, moment, rows, still)
+        checked = self.config.rehearsal_steps >= 3
+        for part in (0.25, 0.5, 0.75):  # at the moments above an optimizer's own rate may be zero
+            for _ in range(3 if checked and (still or self._unmoved(saved)) else 0):
+                self._rehearse_step(*chosen, self._moment(part, budget), rows, still)
         # A run that diverges has dead channels too, and says so itself when it does.
         tame = all(bool((parameter.abs() < _WILD).all()) for parameter in self.parameters.values())
+        unmoved = self._unmoved(saved)
         for name, tensor in self.state().items():
             tensor.data.copy_(saved[name])
-        if still and tame and self.config.rehearsal_steps >= 3:
+        if checked and tame and still:
             raise UserError(
-                f"no gradient reaches {', '.join(sorted(still)[:3])} ({len(still)} in all): nothing that the loss"
-                " depends on reads it, or two factors start at zero; train.rehearsal_steps=0 trains it anyway"
+                f"no gradient reaches {_some(still)}: nothing that the loss depends on reads it, or two factors start"
+                " at zero; train.rehearsal_steps=0 trains it anyway"
+            )
+        if checked and tame and unmoved:
+            raise UserError(
+                f"{_some(unmoved)} never move: look at the rates of train.optimizers, or set train.rehearsal_steps=0"
             )
         return chosen
+
+    def _unmoved(self, saved: Mapping[str, Tensor]) -> set[str]:
+        """Parameters that are to the bit what was saved."""
+        return {name for name, now in self.parameters.items() if torch.equal(now, saved[f"weights/{name}"])}
 
     def _use(self, precision: str, threads: int) -> None:
         self.dtype = getattr(torch, precision)
@@ -360,3 +373,8 @@ class Trainer:
         if self.average is not None:
             found.update({f"average/{name}": tensor for name, tensor in self.average.state().items()})
         return found
+
+
+def _some(names: set[str]) -> str:
+    """The first of the names, and how many there are."""
+    return f"{', '.join(sorted(names)[:3])} ({len(names)} in all)"

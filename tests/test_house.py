@@ -34,6 +34,7 @@ FLOORS: dict[int, set[str]] = {
         "display",
         "line",
         "liveness",
+        "small_copy",
         "policy",
         "recipe",
         "recipes",

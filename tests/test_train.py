@@ -257,9 +257,15 @@ def test_a_parameter_that_no_gradient_reaches_is_refused(tmp_path: Path) -> None
     train(alive, once, SHARDS, bos=1, seed=7, folder=tmp_path)
 
 
-def test_a_rate_that_starts_at_zero_is_no_dead_parameter(tmp_path: Path) -> None:
-    config = STEPS.but(steps=4, rehearsal_steps=3, lr_schedule=Ramp(start=0.0, end=1.0, finish=0.5))
-    assert go(tmp_path, config).steps == 4
+@pytest.mark.parametrize("path", ["lr_schedule", "optimizers.matrix.lr"])
+def test_a_rate_that_starts_at_zero_is_no_dead_parameter(path: str, tmp_path: Path) -> None:
+    rising = {path: Ramp(start=0.0, end=0.1, finish=0.5)}
+    assert go(tmp_path, STEPS.but({"steps": 4, "rehearsal_steps": 3, **rising})).steps == 4
+
+
+def test_a_parameter_that_never_moves_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"gain, .*never move: look at the rates"):
+        go(tmp_path, STEPS.but({"rehearsal_steps": 3, "optimizers.scalar.lr": 0.0}))
 
 
 def test_compiling_needs_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,12 +88,11 @@ class Context:
 
     def visible(self, scope: str, longest: int | None, window: Whole | None) -> Visibility:
         """Which positions attend to which: those of the `row` or of the `document`, cut into pieces of `longest`."""
-        width = None if window is None else _now(window, self.moment.progress)
+        segmented = scope == "document" and self.starts is not None
+        width = reach(longest if segmented else None, window, self.moment.progress, self.ids.device)
         key = (scope, longest, width)
         if key not in self._visible:
-            segments = None if scope == "row" or self.starts is None else self._numbered(self.starts, longest)
-            if segments is not None and longest is not None and self.ids.device.type == "cpu":
-                width = min(longest, width or longest)  # no segment is longer; a CPU then need not look at whole rows
+            segments = self._numbered(self.starts, longest) if segmented and self.starts is not None else None
             length = self.ids.shape[1]
             self._visible[key] = Visibility(length, self._first + length, segments, width)
         return self._visible[key]
@@ -124,6 +123,17 @@ class Context:
         if len(self._cache.kept) < self._calls:
             self._cache.kept.append(first)
         return self._cache.kept[self._calls - 1]
+
+
+def reach(longest: int | None, window: Whole | None, progress: float, device: torch.device) -> int | None:
+    """How many positions one sees at most, itself included, or None for all of its row.
+
+    No segment is longer than `longest`, and a CPU that is told so need not look at whole rows.
+    """
+    bounds = [] if window is None else [_now(window, progress)]
+    if longest is not None and device.type == "cpu":
+        bounds.append(longest)
+    return min(bounds) if bounds else None
 
 
 @constant_in_graphs
