@@ -17,7 +17,8 @@ from torch import Tensor
 from caddie.config import variants
 from caddie.errors import UserError
 from caddie.model import GPT, build
-from caddie.quantize import Arrays, Float16, Quantizer, Rows, _half, _quantile
+from caddie.quantize import Arrays, Float16, Quantizer, Rows
+from caddie.quantize.rows import _half, _quantile
 
 quick = settings(derandomize=True, deadline=None, max_examples=25)
 

@@ -1,10 +1,9 @@
-"""Quantizers: from weights to integer arrays and back."""
+"""Rows of integers with a step each."""
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -12,74 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caddie.config import Config, Range, Technique
-from caddie.errors import UserError
-
-Arrays = dict[str, np.ndarray]
-"""What a quantized weight is stored as, by name."""
-Layout = dict[str, tuple[np.dtype[np.generic], tuple[int, ...]]]
-"""Dtype and shape of each stored array, known from the weight's shape alone."""
-Rounding = Callable[[Tensor], Tensor]
-"""Weights counted in steps to what is taken for their integers."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quantizer(Config):
-    """Socket: a weight as arrays that can be coded."""
-
-    @abstractmethod
-    def quantize(self, weight: Tensor) -> Arrays:
-        """The arrays of a float32 weight of any shape."""
-
-    @abstractmethod
-    def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
-        """The float32 weight that the arrays stand for."""
-
-    @abstractmethod
-    def layout(self, shape: tuple[int, ...]) -> Layout:
-        """Which arrays a weight of this shape has."""
-
-    def fake(self, weight: Tensor, rounding: Rounding = torch.round) -> Tensor:
-        """What `dequantize` would make of the arrays of `quantize`, on the weight's device and ready to be compiled.
-
-        With a differentiable `rounding` so is the result; clip and steps count as constants. A quantizer that cannot
-        say its answer in a training step raises a `UserError`.
-        """
-        raise UserError(f"{type(self).__name__} cannot be taken into training; choose Rows")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Float16(Quantizer):
-    """Half precision, for what is small or sensitive."""
-
-    def quantize(self, weight: Tensor) -> Arrays:
-        """One array, `values`."""
-        return {"values": weight.detach().float().cpu().clamp(-65_504, 65_504).numpy().astype("<f2")}
-
-    def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
-        """The values in float32."""
-        return torch.from_numpy(arrays["values"].astype(np.float32)).reshape(shape)
-
-    def layout(self, shape: tuple[int, ...]) -> Layout:
-        """One array of the weight's shape."""
-        return {"values": (np.dtype("<f2"), shape)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Float32(Quantizer):
-    """Full precision: exact."""
-
-    def quantize(self, weight: Tensor) -> Arrays:
-        """One array, `values`."""
-        return {"values": weight.detach().float().cpu().numpy().astype("<f4")}
-
-    def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
-        """The values."""
-        return torch.from_numpy(arrays["values"].astype(np.float32)).reshape(shape)
-
-    def layout(self, shape: tuple[int, ...]) -> Layout:
-        """One array of the weight's shape."""
-        return {"values": (np.dtype("<f4"), shape)}
+from caddie.config import Range, Technique
+from caddie.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, Rounding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +40,7 @@ class Rows(Quantizer):
     steps: Literal["float16", "float32"] = "float16"
     """Number format of the stored steps; the records' late quantization-aware training rounds none (#649)."""
 
-    def quantize(self, weight: Tensor) -> Arrays:
+    def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
         """`integers` (int8, the weight's shape) and `steps` (one per row)."""
         integers, steps = self._quantized(_as_rows(weight.detach().float().cpu()), torch.round)
         stored = steps.numpy().astype(self._step_dtype)

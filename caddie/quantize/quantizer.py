@@ -1,0 +1,70 @@
+"""What a quantizer is, and what it may know of a weight's use."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from caddie.config import Config
+from caddie.errors import UserError
+
+Arrays = dict[str, np.ndarray]
+"""What a quantized weight is stored as, by name."""
+Layout = dict[str, tuple[np.dtype[np.generic], tuple[int, ...]]]
+"""Dtype and shape of each stored array, known from the weight's shape alone."""
+Rounding = Callable[[Tensor], Tensor]
+"""Weights counted in steps to what is taken for their integers."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What is known of the use of a weight W (rows = outputs, columns = inputs); None where nothing is.
+
+    An error E in W costs about 1/2 tr(R E C E^T) nats per token, with R from `rows` and C from `columns`: the Fisher
+    information as a Kronecker product (K-FAC, arXiv 1503.05671).
+    """
+
+    inputs: Tensor | None = None
+    """Mean of x x^T over the inputs x of the matrix, (columns, columns), float32: the Hessian of GPTQ."""
+    rows: Tensor | None = None
+    """R, (rows, rows), or its diagonal, (rows,)."""
+    columns: Tensor | None = None
+    """C, (columns, columns)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantizer(Config):
+    """Socket: a weight as arrays that can be coded."""
+
+    @abstractmethod
+    def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
+        """The arrays of a float32 weight of any shape; what the calibration does not know counts as uniform."""
+
+    @abstractmethod
+    def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
+        """The float32 weight that the arrays stand for."""
+
+    @abstractmethod
+    def layout(self, shape: tuple[int, ...]) -> Layout:
+        """Which arrays a weight of this shape has."""
+
+    @property
+    def reader(self) -> Quantizer:
+        """The quantizer that dequantizes what this one quantized, without what only the choice of integers needs.
+
+        An artifact names this one.
+        """
+        return self
+
+    def fake(self, weight: Tensor, rounding: Rounding = torch.round) -> Tensor:
+        """What `dequantize` would make of the arrays of `quantize`, on the weight's device and ready to be compiled.
+
+        With a differentiable `rounding` so is the result; clip and steps count as constants. A quantizer that cannot
+        say its answer in a training step raises a `UserError`.
+        """
+        raise UserError(f"{type(self).__name__} cannot be taken into training; choose Rows")
