@@ -14,8 +14,8 @@ import torch
 
 from caddie import container
 from caddie.codecs import Brotli
-from caddie.compress import PREFIX, decompress
 from caddie.config import Config, coerce
+from caddie.decompress import PREFIX, decompress
 from caddie.errors import UserError
 from caddie.model import GPT, Model
 from caddie.parameters import draw_constants
@@ -79,35 +79,29 @@ class Artifact:
         return sum(self.ledger.values())
 
 
-def pack(
-    path: Path,
+def around(
     gpt: GPT,
-    quantizers: Mapping[str, Quantizer],
-    weights: list[container.Section],
+    readers: Mapping[str, Quantizer],
     tokenizer: Tokenizer,
     scoring: Scoring,
     manifest: Manifest,
     source: container.Section | None = None,
-) -> None:
-    """Write the artifact, all of it or nothing; everything in it is data, no pickle and nothing that `load` runs.
+) -> list[container.Section]:
+    """The sections of an artifact beside its weights; everything in them is data, no pickle and nothing `load` runs.
 
     `source` is the section `SOURCE`, for an artifact that carries the code it needs.
     """
     config = {
         "model": gpt.to_json(),
-        "quantizers": {k: q.to_json() for k, q in quantizers.items()},
+        "quantizers": {rule: reader.to_json() for rule, reader in readers.items()},
         "score": scoring.to_json(),
     }
-    container.write(
-        path,
-        [
-            container.Section(CONFIG, _dump(config), Brotli()),
-            container.Section(MANIFEST, _dump(manifest.to_json()), Brotli()),
-            container.Section(TOKENIZER, tokenizer.serialize(), Brotli()),
-            *weights,
-            *([source] if source else []),
-        ],
-    )
+    return [
+        container.Section(CONFIG, _dump(config), Brotli()),
+        container.Section(MANIFEST, _dump(manifest.to_json()), Brotli()),
+        container.Section(TOKENIZER, tokenizer.serialize(), Brotli()),
+        *([source] if source else []),
+    ]
 
 
 def load(path: Path, device: torch.device | str = "cpu") -> Artifact:
@@ -143,9 +137,13 @@ def load(path: Path, device: torch.device | str = "cpu") -> Artifact:
         raise UserError(f"the artifact's windows of {scoring.sequence_length:,} tokens are too long for its vocabulary")
     # The sum does not depend on how many windows are run at once; the memory does.
     scoring = scoring.but(batch_tokens=min(scoring.batch_tokens, _LOGITS // gpt.vocabulary))
-    weights = decompress(gpt, quantizers, contents.sections)
     with torch.device("meta"):
         model = gpt.build()
+    # A stream of a few bytes may stand for any number of zeros, so the model has to be in proportion to the file.
+    parameters, size = sum(parameter.numel() for parameter in model.parameters()), path.stat().st_size
+    if parameters > max(_SMALLEST_BOMB, _RATIO * size):
+        raise UserError(f"the artifact's model has {parameters:,} parameters, too many for its {size:,} bytes")
+    weights = decompress(gpt, quantizers, contents.sections)
     drawn = [buffer.numel() for buffer in model.buffers()]
     if sum(drawn) > _CONSTANTS or max(drawn, default=0) > _CONSTANT:
         raise UserError(

@@ -2,44 +2,69 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from caddie.codecs import Codec, Zlib
+from caddie.calibrate import CalibrationText, TrainingText
 from caddie.config import Config, Count
 from caddie.container import Section
+from caddie.drafts import Draft, Drafts
 from caddie.errors import UserError
+from caddie.fit import FillCap, Fit
 from caddie.model import GPT
 from caddie.parameters import assign, declarations
-from caddie.quantize import Float16, Quantizer, Rows
+from caddie.quantize import Calibration, Float16, LowRank, Quantizer, Waterfilling
+from caddie.weight_coding import ArrayCodec, Smallest
 
-PREFIX = "weights/"
-"""Sections of weights are named by this and the parameter's name."""
+Calibrate = Callable[[Collection[str]], Mapping[str, Calibration]]
+"""Parameter names to what is known of their use."""
+Readers = dict[str, Quantizer]
+"""Rules, as in `Compress.quantizers`, for the quantizers that read an artifact's weights."""
+Size = Callable[[Readers, list[Section]], int]
+"""Bytes of the whole file that holds these sections of weights."""
+
+
+def _weights_alone(readers: Readers, sections: list[Section]) -> int:
+    return sum(len(section.data) for section in sections)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correction(Config):
+    """The matrices that rounding changes most get a correction of low rank (LQER, arXiv 2402.02446)."""
+
+    matrices: Count = 3
+    """How many, those of the largest Frobenius norm of the error."""
+    rank: Count = 4
+    """Rank of each correction."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compress(Config):
-    """How weights become bytes."""
+    """How weights become bytes. The cap is the one setting that a plain user needs."""
 
     quantizers: Mapping[str, Quantizer] = field(
         default_factory=lambda: {
-            "embedding": Rows(),
-            "matrix": Rows(),
-            "head": Rows(),
+            "embedding": Waterfilling(),
+            "matrix": Waterfilling(),
+            "head": Waterfilling(),
             "gate": Float16(),
             "scalar": Float16(),
         }
     )
     """Role or name pattern to quantizer; the last match wins."""
-    codec: Codec = Zlib()
-    """Compressor of the integers."""
+    correction: Correction | None = None
+    """Low-rank corrections of what is lost, or none."""
+    coding: ArrayCodec = Smallest()
+    """How the quantizers' arrays become bytes."""
     cap_bytes: Count = 16_000_000
     """Bytes that the artifact may have."""
+    fit: Fit | None = FillCap()
+    """How the file is made to fill the cap, or none: the quantizers as they are set."""
+    calibration: CalibrationText = TrainingText()
+    """What the model is run on for quantizers that ask how a weight is used."""
     carry_source: bool = False
     """Whether the artifact carries the source that scores it. Off, because whoever scores it has this program, and the
     bytes would be taken from the weights; what the source would take is measured in any case."""
@@ -47,13 +72,17 @@ class Compress(Config):
 
 @dataclass(frozen=True)
 class QuantizedTensor:
-    """What became of one parameter; `relative_error` is that of its Frobenius norm."""
+    """What became of one parameter; `relative_error` is that of its Frobenius norm.
+
+    `predicted_loss` is what its rounding is expected to cost, in nats per token, where it was calibrated.
+    """
 
     name: str
     role: str
     shape: tuple[int, ...]
     quantizer: Quantizer
     relative_error: float
+    predicted_loss: float | None
 
 
 @dataclass(frozen=True)
@@ -62,57 +91,68 @@ class Compressed:
 
     sections: list[Section]
     tensors: list[QuantizedTensor]
+    readers: Readers
+    predicted_loss: float | None
+    """Nats per token that quantization is expected to cost, where the weights were calibrated."""
+    curve: list[tuple[int, float]]
+    """Bytes of the file and predicted loss of what was tried."""
 
 
-def compress(gpt: GPT, weights: Mapping[str, Tensor], config: Compress) -> Compressed:
-    """Quantize and code every weight; weights of another model or not finite are a `UserError`."""
+def compress(
+    gpt: GPT,
+    weights: Mapping[str, Tensor],
+    config: Compress,
+    calibrate: Calibrate = lambda names: {},
+    size: Size = _weights_alone,
+) -> Compressed:
+    """Quantize and code every weight; weights of another model or not finite are a `UserError`.
+
+    `calibrate` is asked for all weights if a quantizer wants to know of their use.
+    """
     with torch.device("meta"):
         model = gpt.build()
-    roles = declarations(model)
+    declared = declarations(model)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     for name in sorted(shapes.keys() | weights.keys()):
         if name not in weights or tuple(weights[name].shape) != shapes.get(name):
             raise UserError(f"the weights are not those of this model: {name} does not fit; train again")
-    sections, tensors = [], []
-    for name, quantizer in assign(config.quantizers, model, "compress.quantizers").items():
-        weight = weights[name]
-        if not bool(torch.isfinite(weight).all()):
+        if not bool(torch.isfinite(weights[name]).all()):
             raise UserError(
                 f"{name} has values that are not finite; the training run diverged, lower its learning rates"
             )
-        arrays = quantizer.quantize(weight)
-        back = quantizer.dequantize(arrays, tuple(weight.shape))
-        error = float((back - weight.float().cpu()).norm() / weight.float().norm().clamp_min(1e-30))
-        data = b"".join(arrays[key].tobytes() for key in quantizer.layout(tuple(weight.shape)))
-        sections.append(Section(PREFIX + name, data, config.codec))
-        tensors.append(QuantizedTensor(name, roles[name].role, tuple(weight.shape), quantizer, error))
-    return Compressed(sections, tensors)
-
-
-def decompress(gpt: GPT, quantizers: Mapping[str, Quantizer], sections: Mapping[str, bytes]) -> dict[str, Tensor]:
-    """The weights that `compress` stored; missing, spare or wrongly sized sections are a `UserError`."""
-    with torch.device("meta"):
-        model = gpt.build()
-    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    stored = {name.removeprefix(PREFIX) for name in sections if name.startswith(PREFIX)}
-    if stored != set(shapes):
-        odd = sorted(stored ^ set(shapes))[0]
-        raise UserError(
-            f"the artifact's weights do not fit its model: {odd} is {'missing' if odd in shapes else 'unknown'}"
+    quantizers = assign(config.quantizers, model, "compress.quantizers")
+    calibrated = any(quantizer.calibrated for quantizer in quantizers.values())
+    drafts = Drafts(
+        {name: weights[name] for name in shapes},
+        calibrate(list(shapes)) if calibrated else {},
+        config.coding,
+        lambda sections: size(readers, sections),
+    )
+    readers = {rule: quantizer.reader for rule, quantizer in config.quantizers.items()}
+    if config.correction is not None:
+        corrected = _corrected(drafts, drafts.make(quantizers), config.correction)
+        quantizers |= corrected
+        readers |= {name: quantizer.reader for name, quantizer in corrected.items()}
+    if config.fit is None:
+        draft, curve = drafts.make(quantizers), []
+    else:
+        fitted = config.fit.fit(drafts, quantizers, config.cap_bytes)
+        draft, curve = fitted.draft, fitted.curve
+    tensors = [
+        QuantizedTensor(
+            name, declared[name].role, shapes[name], stored.quantizer, stored.relative_error, stored.predicted_loss
         )
-    weights = {}
-    for name, quantizer in assign(quantizers, model, "quantizers").items():
-        arrays, data, offset = {}, sections[PREFIX + name], 0
-        layout = quantizer.layout(shapes[name])
-        expected = sum(math.prod(shape) * dtype.itemsize for dtype, shape in layout.values())
-        if len(data) != expected:
-            raise UserError(
-                f"the artifact's weights do not fit its model: {name} has {len(data):,} bytes, not {expected:,}"
-            )
-        for key, (dtype, shape) in layout.items():
-            arrays[key] = np.frombuffer(data, dtype, math.prod(shape), offset).reshape(shape)
-            offset += arrays[key].nbytes
-        weights[name] = quantizer.dequantize(arrays, shapes[name])
-        if not bool(torch.isfinite(weights[name]).all()):
-            raise UserError(f"the artifact's {name} has values that are not finite")
-    return weights
+        for name, stored in draft.weights.items()
+    ]
+    return Compressed(draft.sections, tensors, readers, draft.predicted_loss, curve)
+
+
+def _corrected(drafts: Drafts, draft: Draft, correction: Correction) -> dict[str, Quantizer]:
+    """The quantizers of the matrices whose error is the largest, each with a correction around it."""
+    errors = {
+        name: float((stored.restored - drafts.weights[name]).norm())
+        for name, stored in draft.weights.items()
+        if stored.restored.ndim == 2 and not isinstance(stored.quantizer, LowRank)
+    }
+    largest = sorted(errors, key=lambda name: -errors[name])[: correction.matrices]
+    return {name: LowRank(of=draft.weights[name].quantizer, rank=correction.rank) for name in largest}

@@ -30,6 +30,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from caddie.codecs import Brotli, Codec, Stored
@@ -122,9 +123,15 @@ def read(path: str | os.PathLike[str], limits: Limits = LIMITS) -> Contents:
         raise UserError(f"{path}: {error}") from error
 
 
+@lru_cache(maxsize=64)
+def _encoded(section: Section) -> bytes:
+    """Kept, for the size of a file is asked for again and again while it is fitted to a budget."""
+    return section.codec.encode(section.data)
+
+
 def _pack(sections: Sequence[Section]) -> tuple[bytes, list[Entry]]:
     _check_limit("raw data", sum(len(section.data) for section in sections), LIMITS.raw_bytes)
-    stored = [section.codec.encode(section.data) for section in sections]
+    stored = [section.data if isinstance(section.codec, Stored) else _encoded(section) for section in sections]
     entries = [
         Entry(section.name, type(section.codec).__name__, len(data), len(section.data))
         for section, data in zip(sections, stored, strict=True)

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -16,11 +16,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from caddie import artifact as artifacts
+from caddie import container
 from caddie.artifact import Artifact, Manifest
 from caddie.bundle import source_needed
+from caddie.calibrate import calibrate
 from caddie.checkpoint import save_tensors
-from caddie.compress import Compressed, compress
+from caddie.compress import Compress, Compressed, Readers, compress
 from caddie.config import show
+from caddie.container import Section
 from caddie.corpora import describe, open_corpus, text_of
 from caddie.corpus import Corpus
 from caddie.distributed import Ranks, local_device
@@ -31,6 +34,7 @@ from caddie.model import build
 from caddie.official import identify
 from caddie.policy import state
 from caddie.probes import verify
+from caddie.quantize import Calibration
 from caddie.recipe import Recipe
 from caddie.report import write_report
 from caddie.result import describe_run
@@ -150,20 +154,16 @@ def _end_line(log: Path) -> None:
             file.write("\n")
 
 
-def pack_run(folder: Path) -> Compressed:
-    """Quantize, code and pack the weights of a run folder into its artifact."""
+def pack_run(folder: Path, config: Compress | None = None, path: Path | None = None) -> Compressed:
+    """Quantize, code and pack the weights of a run folder into its artifact.
+
+    `config` takes the place of the recipe's own, and `path` that of the run's artifact.
+    """
     recipe, seed, corpus = read_run(folder)
-    try:
-        with safe_open(folder / WEIGHTS, "pt") as file:
-            identity = file.metadata()
-            weights: Mapping[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{folder / WEIGHTS} cannot be read ({error}); train again with: caddie train") from None
-    if identity != _identity(recipe, corpus):
-        raise UserError(f"{folder / WEIGHTS} are not those of this model and text; train again with: caddie train")
+    recipe = recipe.but(compress=config or recipe.compress)
+    weights = _run_weights(folder, recipe, corpus)
     split = corpus.manifest.train
     assert split is not None
-    compressed = compress(recipe.model, weights, recipe.compress)
     tokenizer = corpus.tokenizer()
     manifest = Manifest(
         caddie=version("caddie"),
@@ -176,12 +176,44 @@ def pack_run(folder: Path) -> Compressed:
         train_documents_sha256=split.document_set_sha256,
         validation_fraction=corpus.manifest.validation_fraction,
     )
-    path = folder / ARTIFACT
     source = source_needed().section(artifacts.SOURCE) if recipe.compress.carry_source else None
-    artifacts.pack(
-        path, recipe.model, recipe.compress.quantizers, compressed.sections, tokenizer, recipe.score, manifest, source
+
+    def around(readers: Readers) -> list[Section]:
+        return artifacts.around(recipe.model, readers, tokenizer, recipe.score, manifest, source)
+
+    compressed = compress(
+        recipe.model,
+        weights,
+        recipe.compress,
+        lambda names: _calibrated(recipe, weights, corpus, names),
+        lambda readers, sections: len(container.pack([*around(readers), *sections])),
     )
+    container.write(path or folder / ARTIFACT, [*around(compressed.readers), *compressed.sections])
     return compressed
+
+
+def _run_weights(folder: Path, recipe: Recipe, corpus: Corpus) -> dict[str, Tensor]:
+    """The weights of a run folder, which must be those of this model and text."""
+    try:
+        with safe_open(folder / WEIGHTS, "pt") as file:
+            identity = file.metadata()
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{folder / WEIGHTS} cannot be read ({error}); train again with: caddie train") from None
+    if identity != _identity(recipe, corpus):
+        raise UserError(f"{folder / WEIGHTS} are not those of this model and text; train again with: caddie train")
+    return weights
+
+
+def _calibrated(
+    recipe: Recipe, weights: Mapping[str, Tensor], corpus: Corpus, names: Collection[str]
+) -> dict[str, Calibration]:
+    """What training text, or text of the model's own, tells of the use of each weight."""
+    model = build(recipe.model, 0, local_device())
+    model.load_state_dict(dict(weights))
+    bos, length = corpus.manifest.tokenizer.bos, recipe.score.sequence_length
+    batches = recipe.compress.calibration.batches(model, corpus.train_shards(), length=length, bos=bos)
+    return calibrate(model, batches, bos=bos, wanted=names)
 
 
 def read_run(folder: Path) -> tuple[Recipe, int, Corpus]:

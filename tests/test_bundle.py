@@ -38,7 +38,7 @@ SMALL = {
 
 def pack(path: Path, source: container.Section | None) -> Path:
     """An artifact of untrained weights."""
-    gpt, config, tokenizer = GPT().but(SMALL), Compress(), ByteTokenizer()
+    gpt, config, tokenizer = GPT().but(SMALL), Compress(fit=None), ByteTokenizer()
     weights = dict(build(gpt, 0, "cpu").named_parameters())
     manifest = Manifest(
         caddie="0",
@@ -51,9 +51,10 @@ def pack(path: Path, source: container.Section | None) -> Path:
         train_documents_sha256="",
         validation_fraction=None,
     )
-    sections = compress(gpt, {name: weight.detach() for name, weight in weights.items()}, config).sections
+    compressed = compress(gpt, {name: weight.detach() for name, weight in weights.items()}, config)
     scoring = Scoring(sequence_length=32, stride=8)
-    artifacts.pack(path, gpt, config.quantizers, sections, tokenizer, scoring, manifest, source)
+    around = artifacts.around(gpt, compressed.readers, tokenizer, scoring, manifest, source)
+    container.write(path, [*around, *compressed.sections])
     return path
 
 

@@ -16,11 +16,23 @@ from torch import Tensor, nn
 
 from caddie.config import coerce, variants
 from caddie.errors import UserError
-from caddie.fake_quantize import FakeQuantize, SoftRound, StraightThrough, View, Views, soft_round
+from caddie.fake_quantize import FakeQuantize, Noisy, SoftRound, StraightThrough, View, Views, noise, soft_round
 from caddie.model import GPT, build
 from caddie.model.linear import Linear
 from caddie.parameters import FanIn, declarations, initialize
-from caddie.quantize import Float16, Rows
+from caddie.quantize import (
+    BestPercentile,
+    Binary,
+    Float8,
+    Float16,
+    Gptq,
+    Percentile,
+    Quantizer,
+    Rotated,
+    Rows,
+    SigmaClip,
+    Ternary,
+)
 from caddie.schedules import Budget, Moment, Ramp
 
 quick = settings(derandomize=True, deadline=None, max_examples=60)
@@ -96,18 +108,17 @@ def test_strength_may_ramp() -> None:
         assert float(view.strength) == pytest.approx(strength)
 
 
+@pytest.mark.parametrize("kind", [StraightThrough, Noisy])
 @pytest.mark.parametrize("strength", [0.0, 0.3, 1.0])
-def test_straight_through_is_the_identity_for_the_gradient(strength: float) -> None:
+def test_the_gradient_passes_as_if_nothing_happened(kind: type[FakeQuantize], strength: float) -> None:
     weight = sample(6, 40).requires_grad_()
     direction = sample(6, 40, seed=1)
-    (gradient,) = torch.autograd.grad(
-        (on(StraightThrough(quantizer=COARSE), strength)(weight) * direction).sum(), weight
-    )
-    assert torch.equal(gradient, direction)
+    (gradient,) = torch.autograd.grad((on(kind(quantizer=COARSE), strength)(weight) * direction).sum(), weight)
+    torch.testing.assert_close(gradient, direction, rtol=0 if kind is StraightThrough else 1e-3, atol=0)
 
 
 def test_soft_rounding_has_the_gradient_of_its_stair() -> None:
-    quantizer = Rows(bits=4, percentile=1.0, steps="float32")
+    quantizer = Rows(bits=4, scale=Percentile(fraction=1.0), steps="float32")
     weight = sample(6, 40).requires_grad_()
     view = on(SoftRound(quantizer=quantizer, sharpness=5.0))
     (gradient,) = torch.autograd.grad(view(weight).sum(), weight)
@@ -119,6 +130,36 @@ def test_soft_rounding_has_the_gradient_of_its_stair() -> None:
     torch.testing.assert_close(gradient, (moved[1] - moved[0]) / (2e-3 * step), rtol=2e-2, atol=5e-3)
     largest = weight.detach().abs().argmax(1, keepdim=True)
     assert (gradient.gather(1, largest) > 0).all(), "what is clipped goes on learning"
+
+
+# Noise
+
+
+def test_noise_is_as_wide_as_a_step_and_new_at_every_step_of_the_run() -> None:
+    weight = sample(6, 400)
+    view = Noisy(quantizer=Rows(bits=4, scale=Percentile(fraction=1.0)), strength=1.0).build(CPU)
+    seen = []
+    for number in (7, 8, 7):
+        view.set(Moment(step=number, seconds=90.0, budget=Budget(seconds=100)))
+        seen.append((view(weight) - weight) / (weight.abs().amax(1, keepdim=True) / 7))
+    assert torch.equal(seen[0], seen[2])
+    assert abs(float((seen[0] * seen[1]).mean())) < 0.01
+    for errors in seen:
+        assert errors.abs().max() <= 0.501
+        assert errors.abs().max() > 0.49
+        assert float(errors.square().mean()) == pytest.approx(1 / 12, rel=0.1)
+
+
+@pytest.mark.parametrize("y", [sample(200, 300), torch.zeros(200, 300), torch.ones(300, 200)], ids=["y", "0", "1"])
+def test_noise_is_uniform_and_neighbours_know_nothing_of_each_other(y: Tensor) -> None:
+    found, later = noise(y, torch.tensor(3)), noise(y, torch.tensor(4))
+    counts = torch.histc(found, 20, -0.5, 0.5)
+    assert counts.sum() == 60_000
+    assert float(((counts - 3000) ** 2 / 3000).sum()) < 43.8, "chi squared, 19 degrees: one in a thousand"
+    others = [found.roll(1, 0), found.roll(1, 1), later, y]
+    for other in others[: 4 if y.std() > 0 else 3]:
+        pair = torch.stack([found.flatten(), other.flatten()])
+        assert abs(float(torch.corrcoef(pair)[0, 1])) < 4 / 60_000**0.5
 
 
 # The stair
@@ -195,8 +236,8 @@ BACKENDS = [
 
 @pytest.mark.usefixtures("one_graph_each")
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("quantizer", [COARSE, Rows(floor="absolute", percentile=0.9)], ids=repr)
-@pytest.mark.parametrize("kind", [StraightThrough, SoftRound])
+@pytest.mark.parametrize("quantizer", [COARSE, Rows(scale=Percentile(floor="absolute", fraction=0.9))], ids=repr)
+@pytest.mark.parametrize("kind", [StraightThrough, SoftRound, pytest.param(Noisy, marks=pytest.mark.slow)])
 def test_the_switch_changes_the_loss_of_a_compiled_model(
     kind: type[FakeQuantize], quantizer: Rows, backend: str
 ) -> None:
@@ -219,6 +260,28 @@ def test_the_switch_changes_the_loss_of_a_compiled_model(
                 weight.copy_(quantizer.dequantize(quantizer.quantize(weight), tuple(weight.shape)))
         views.attach(False)
         assert number(loss) == pytest.approx(number(net(x)), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "quantizer",
+    [
+        Rows(bits=6, scale=BestPercentile()),
+        Gptq(of=Rows(bits=6, scale=SigmaClip())),
+        Rotated(of=COARSE),
+        Ternary(group=5),
+        Ternary(keep_mean=True),
+        Binary(group=5),
+        Float8(),
+    ],
+    ids=repr,
+)
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_graph_each")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_quantizer_can_be_compiled(quantizer: Quantizer, backend: str) -> None:
+    weight = sample(8, 12)
+    compiled = torch.compile(quantizer.fake, backend=backend, fullgraph=True, dynamic=False)
+    torch.testing.assert_close(compiled(weight), quantizer.fake(weight), rtol=1e-6, atol=0)
 
 
 @pytest.mark.usefixtures("one_graph_each")
@@ -269,7 +332,7 @@ def test_there_are_two_graphs() -> None:
 def test_compiled_code_rounds_as_the_quantizer_does(floor: str) -> None:
     """Inductor leaves out conversions to half precision and back, unless they are written as arithmetic."""
     torch.compiler.reset()
-    quantizer, weight = Rows().but(floor=floor), 5 * sample(64, 96)
+    quantizer, weight = Rows().but({"scale.floor": floor}), 5 * sample(64, 96)
     compiled = torch.compile(quantizer.fake, fullgraph=True)
     torch.testing.assert_close(compiled(weight), quantizer.fake(weight), rtol=1e-6, atol=0)
     torch.compiler.reset()

@@ -46,11 +46,15 @@ FLOORS: dict[int, set[str]] = {
     3: {
         "artifact",
         "bundle",
+        "calibrate",
         "checkpoint",
         "checks",
         "compress",
         "corpus",
+        "decompress",
+        "drafts",
         "fake_quantize",
+        "fit",
         "flops",
         "generate",
         "hub",
@@ -82,6 +86,7 @@ FLOORS: dict[int, set[str]] = {
         "tokenizers",
         "units",
         "userfile",
+        "weight_coding",
     },
 }
 SIBLINGS = {0, 3, 4, 5}

@@ -21,7 +21,7 @@ from caddie.distributed import Ranks
 from caddie.fake_quantize import StraightThrough, Views
 from caddie.model import GPT, Model, build
 from caddie.parameters import assign
-from caddie.quantize import Rows
+from caddie.quantize import Percentile, Rows
 from caddie.recipe import Recipe, shipped
 from caddie.schedules import Budget, Moment, StepRamp
 
@@ -223,7 +223,9 @@ def test_short_training(folder: str, precision: str, tolerance: float, goldens: 
         assert (sample - expected).norm() < (1e-3 if precision == "float32" else 0.1) * expected.norm()
 
 
-LATE = StraightThrough(quantizer=Rows(bits=6, percentile=1.0, floor="absolute", steps="float32"), strength=1.0)
+LATE = StraightThrough(
+    quantizer=Rows(bits=6, scale=Percentile(fraction=1.0, floor="absolute"), steps="float32"), strength=1.0
+)
 PROJECTIONS = {"embedding.bigrams.projection.weight": LATE, "value_embedding.projection.weight": LATE}
 QUANTIZED = [
     ("S001", "qat_on", None),

@@ -15,7 +15,7 @@ from torch import Tensor
 from variations import BASE, VOCABULARY
 
 from caddie import artifact as artifacts
-from caddie import ops
+from caddie import container, ops
 from caddie.artifact import Manifest
 from caddie.compress import Compress, compress
 from caddie.errors import UserError
@@ -418,10 +418,9 @@ def test_an_artifact_has_the_constants_without_storing_them(tmp_path: Path) -> N
         train_documents_sha256="",
         validation_fraction=None,
     )
-    sections = compress(gpt, model.state_dict(), Compress(quantizers=quantizers)).sections
-    artifacts.pack(
-        tmp_path / "a", gpt, quantizers, sections, tokenizer, Scoring(sequence_length=32, stride=16), manifest
-    )
+    compressed = compress(gpt, model.state_dict(), Compress(quantizers=quantizers, fit=None))
+    around = artifacts.around(gpt, compressed.readers, tokenizer, Scoring(sequence_length=32, stride=16), manifest)
+    container.write(tmp_path / "a", [*around, *compressed.sections])
     loaded = artifacts.load(tmp_path / "a")
     assert not any("fixed" in name for name in loaded.tensor_bytes)
     ids = torch.arange(12).view(1, 12)

@@ -17,20 +17,50 @@ from torch import Tensor
 from caddie.config import variants
 from caddie.errors import UserError
 from caddie.model import GPT, build
-from caddie.quantize import Arrays, Float16, Quantizer, Rows
-from caddie.quantize.rows import _half, _quantile
+from caddie.quantize import (
+    Arrays,
+    BestPercentile,
+    Binary,
+    Calibration,
+    Float8,
+    Float16,
+    Float32,
+    Gptq,
+    LowRank,
+    Percentile,
+    Quantizer,
+    Rotated,
+    Rows,
+    SigmaClip,
+    Ternary,
+)
+from caddie.quantize.rotated import rotated
+from caddie.quantize.rows import _pack, _unpack, half
+from caddie.quantize.scales import _quantile
 
-quick = settings(derandomize=True, deadline=None, max_examples=25)
+quick = settings(derandomize=True, deadline=None, max_examples=12)
 
 SETTINGS: list[Quantizer] = [
     *(cls() for cls in variants(Quantizer).values()),
     Rows(bits=2),
     Rows(bits=4),
-    Rows(bits=6, percentile=1.0),
-    Rows(floor="absolute"),
-    Rows(bits=6, floor="absolute"),
-    Rows(bits=6, percentile=1.0, floor="absolute", steps="float32"),
+    Rows(bits=6, scale=Percentile(fraction=1.0)),
+    Rows(scale=Percentile(floor="absolute")),
+    Rows(bits=6, scale=Percentile(floor="absolute")),
+    Rows(bits=6, scale=Percentile(fraction=1.0, floor="absolute"), steps="float32"),
     Rows(bits=4, steps="float32"),
+    Rows(bits=6, packed=True),
+    Rows(bits=6, scale=BestPercentile()),
+    Rows(bits=6, scale=BestPercentile(floor="absolute")),
+    Rows(bits=6, scale=SigmaClip()),
+    Rows(bits=7, scale=SigmaClip(k=14.0, importance=0.2), steps="float32"),
+    Gptq(of=Rows(bits=5, scale=BestPercentile())),
+    Rotated(of=Gptq(of=Rows(bits=4, packed=True))),
+    LowRank(of=Rows(bits=3), rank=2, form="symmetric"),
+    LowRank(of=Rotated()),
+    Ternary(group=5, packed=True),
+    Ternary(group=8, keep_mean=True),
+    Binary(group=5),
 ]
 """Every variant as it comes, and a few with other settings. A variant that has no defaults needs a line here."""
 EMPTY = torch.zeros(0, 1)
@@ -45,6 +75,7 @@ def can_be_faked(quantizer: Quantizer) -> bool:
 
 
 every_quantizer = pytest.mark.parametrize("quantizer", SETTINGS, ids=repr)
+every_symmetric = pytest.mark.parametrize("quantizer", [q for q in SETTINGS if not isinstance(q, LowRank)], ids=repr)
 every_fake = pytest.mark.parametrize("quantizer", [q for q in SETTINGS if can_be_faked(q)], ids=repr)
 
 SHAPES = [(8, 32), (1, 32), (32, 1), (1, 1), (1,), (17,), (3, 4, 5), (0, 4), (0,), ()]
@@ -69,42 +100,60 @@ def through_bytes(quantizer: Quantizer, weight: Tensor) -> Arrays:
 
 
 def bound(quantizer: Quantizer, weight: Tensor) -> Tensor:
-    """The largest error that a quantizer may make at each element."""
+    """The largest error that a quantizer may make at each element, where nothing is known of the inputs."""
     weight = weight.float()
+    if isinstance(quantizer, Float32):
+        return torch.zeros_like(weight)
     if isinstance(quantizer, Float16):
         return (weight.abs() * 2**-11).clamp_min(2**-25) + (weight.abs() - 65_504).clamp_min(0)
-    if not isinstance(quantizer, Rows):
-        return torch.zeros_like(weight)  # exact; a variant that is not needs its bound here
+    if isinstance(quantizer, Float8):
+        return (weight.abs() * 2**-4).clamp_min(2**-10) + (weight.abs() - 448).clamp_min(0)
+    if isinstance(quantizer, Gptq):
+        return bound(quantizer.of, weight)
+    if isinstance(quantizer, Rotated):
+        turned = bound(quantizer.of, rotated(weight)).double() + rotated(weight).double().abs() * 1e-5
+        return (turned.norm(dim=-1, keepdim=True) if weight.ndim else turned).expand(weight.shape).float()
+    if isinstance(quantizer, LowRank):
+        within = bound(quantizer.of, weight)
+        return within + 1.5 * quantizer.rank * float(within.double().norm())  # A and B err by a third at most
     steps = torch.from_numpy(quantizer.quantize(weight)["steps"].astype(np.float32))
+    if isinstance(quantizer, Ternary | Binary):
+        return _bound_in_groups(quantizer, weight, steps)
+    assert isinstance(quantizer, Rows), "a new variant needs its bound here"
     step = steps.reshape((*weight.shape[:-1], 1) if weight.ndim else ()).expand(weight.shape)
-    largest = 2 ** (quantizer.bits - 1) - 1
     # The public scripts choose the integers by the step before it is rounded to half precision.
-    halves = 0.5 if quantizer.floor == "relative" else 0.5 + largest * 2**-11
-    return step * halves * (1 + 1e-4) + (weight.abs() - step * largest).clamp_min(0)
+    unrounded = isinstance(quantizer.scale, Percentile) and quantizer.scale.floor == "absolute"
+    halves = 0.5 + quantizer.largest * 2**-11 * unrounded
+    return step * halves * (1 + 1e-4) + (weight.abs() - step * quantizer.largest).clamp_min(0)
+
+
+def _bound_in_groups(quantizer: Ternary | Binary, weight: Tensor, steps: Tensor) -> Tensor:
+    if not weight.numel():
+        return weight
+    rows = weight.reshape(-1, weight.shape[-1] if weight.ndim else 1)
+    step = steps.reshape(len(rows), -1).repeat_interleave(quantizer.group, 1)[:, : rows.shape[1]].reshape(weight.shape)
+    if isinstance(quantizer, Binary):
+        return torch.maximum((weight.abs() - step).abs(), step)
+    kept = restored(quantizer, weight).abs() if quantizer.keep_mean else 0
+    return (step * 0.5 * (1 + 1e-6) + (weight.abs() - step).clamp_min(0) + kept).clamp_min(2**-25)
 
 
 # Contracts of every quantizer
 
 
 @every_quantizer
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_layout_and_shape_are_kept(quantizer: Quantizer, shape: tuple[int, ...]) -> None:
-    weight = sample(shape)
-    arrays = quantizer.quantize(weight)
-    assert {key: (array.dtype, array.shape) for key, array in arrays.items()} == quantizer.layout(shape)
-    assert list(arrays) == list(quantizer.layout(shape)), "sections are written in this order"
-    assert all(array.dtype.byteorder in "<|=" for array in arrays.values())
-    back = restored(quantizer, weight)
-    assert back.shape == weight.shape
-    assert back.dtype == torch.float32
-    assert torch.equal(quantizer.dequantize(through_bytes(quantizer, weight), shape), back)
-
-
-@every_quantizer
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_error_is_bounded(quantizer: Quantizer, shape: tuple[int, ...]) -> None:
-    weight = sample(shape)
-    assert ((restored(quantizer, weight) - weight).abs() <= bound(quantizer, weight)).all()
+def test_layout_and_shape_are_kept_and_the_error_is_bounded(quantizer: Quantizer) -> None:
+    for shape in SHAPES:
+        weight = sample(shape)
+        arrays = quantizer.quantize(weight)
+        assert {key: (array.dtype, array.shape) for key, array in arrays.items()} == quantizer.layout(shape), shape
+        assert list(arrays) == list(quantizer.layout(shape)), "sections are written in this order"
+        assert all(array.dtype.byteorder in "<|=" for array in arrays.values())
+        back = restored(quantizer, weight)
+        assert back.shape == weight.shape
+        assert back.dtype == torch.float32
+        assert torch.equal(quantizer.dequantize(through_bytes(quantizer, weight), shape), back)
+        assert ((back - weight).abs() <= bound(quantizer, weight)).all(), shape
 
 
 @every_quantizer
@@ -139,34 +188,69 @@ def test_zeros_stay_zeros(quantizer: Quantizer) -> None:
 
 
 @every_quantizer
-@pytest.mark.parametrize("magnitude", [1e-38, 1e-12, 1e12, 1e30, 3e38])
-def test_no_magnitude_gives_what_is_not_finite(quantizer: Quantizer, magnitude: float) -> None:
-    weight = torch.tensor([[1.0, -0.5], [0.25, 0.0]]) * magnitude
-    back = restored(quantizer, weight)
-    assert torch.isfinite(back).all()
-    assert (back.sign() * weight.sign() >= 0).all(), "no sign turns"
+def test_no_magnitude_gives_what_is_not_finite(quantizer: Quantizer) -> None:
+    for magnitude in (1e-38, 1e-12, 1e12, 1e30, 3e38):
+        weight = torch.tensor([[1.0, -0.5], [0.25, 0.0]]) * magnitude
+        back = restored(quantizer, weight)
+        assert torch.isfinite(back).all(), magnitude
+        assert (back.sign() * weight.sign() >= 0).all(), f"a sign turns at {magnitude}"
 
 
-@every_quantizer
+@every_symmetric
 def test_signs_do_not_matter(quantizer: Quantizer) -> None:
     weight = sample((6, 40))
     assert torch.equal(restored(quantizer, -weight), -restored(quantizer, weight))
 
 
-@every_quantizer
+@pytest.mark.parametrize(
+    "quantizer", [q for q in SETTINGS if isinstance(q, Rows) and isinstance(q.scale, Percentile)], ids=repr
+)
 @quick
 @given(st.integers(0, 1000), st.sampled_from([(1, 1), (1, 50), (6, 40), (3, 2), (11,)]), st.floats(-3, 3))
 def test_quantizing_again_changes_nothing_much(
-    quantizer: Quantizer, seed: int, shape: tuple[int, ...], exponent: float
+    quantizer: Rows, seed: int, shape: tuple[int, ...], exponent: float
 ) -> None:
-    weight = sample(shape, seed) * 10**exponent
-    first = quantizer.quantize(weight)
-    once = quantizer.dequantize(first, shape)
-    second = quantizer.quantize(once)
-    for key, array in first.items():
-        if np.issubdtype(array.dtype, np.integer):
-            assert np.abs(array.astype(int) - second[key].astype(int)).max() <= 1
-    assert ((quantizer.dequantize(second, shape) - once).abs() <= bound(quantizer, once)).all()
+    quantizer = quantizer.but(packed=False)
+    first = quantizer.quantize(sample(shape, seed) * 10**exponent)
+    second = quantizer.quantize(quantizer.dequantize(first, shape))
+    assert np.abs(first["integers"].astype(int) - second["integers"].astype(int)).max() <= 1
+
+
+@every_quantizer
+def test_what_is_not_finite_is_refused(quantizer: Quantizer) -> None:
+    for wrong in (torch.nan, torch.inf, -torch.inf):
+        weight = sample((4, 8))
+        weight[1, 2] = wrong
+        with pytest.raises(UserError, match="a weight that is not finite cannot be quantized"):
+            quantizer.quantize(weight)
+
+
+def inputs_of(columns: int) -> Tensor:
+    """Second moments of correlated inputs, one of which is always 0."""
+    x = sample((4 * columns, columns), 1) @ (torch.eye(columns) + 0.3 * sample((columns, columns), 2))
+    x[:, 3] = 0
+    return x.T @ x / len(x)
+
+
+@every_quantizer
+def test_calibration_is_used_where_it_is_said_to_be(quantizer: Quantizer) -> None:
+    weight = sample((6, 40))
+    plain = quantizer.quantize(weight)
+    told = quantizer.quantize(weight, Calibration(inputs=inputs_of(40)))
+    assert {key: (array.dtype, array.shape) for key, array in told.items()} == quantizer.layout((6, 40))
+    assert quantizer.calibrated == any(not np.array_equal(array, told[key]) for key, array in plain.items())
+    assert torch.isfinite(quantizer.dequantize(told, (6, 40))).all()
+
+
+@every_quantizer
+def test_the_reader_reads(quantizer: Quantizer) -> None:
+    weight = sample((6, 40))
+    arrays = quantizer.quantize(weight)
+    reader = Quantizer.from_json(quantizer.reader.to_json())
+    assert reader.layout((6, 40)) == quantizer.layout((6, 40))
+    assert torch.equal(reader.dequantize(arrays, (6, 40)), quantizer.dequantize(arrays, (6, 40)))
+    assert reader.reader == reader
+    assert not reader.calibrated
 
 
 @every_quantizer
@@ -192,12 +276,12 @@ def test_the_weight_is_left_alone_and_may_be_any_tensor(quantizer: Quantizer) ->
 
 
 @every_fake
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_fake_is_what_the_arrays_stand_for(quantizer: Quantizer, shape: tuple[int, ...]) -> None:
-    for exponent in (-30, -7, -2, 0, 3, 37):
-        weight = sample(shape) * 10.0**exponent
-        assert torch.equal(quantizer.fake(weight), restored(quantizer, weight)), exponent
-    assert quantizer.fake(weight.bfloat16()).dtype == torch.float32
+def test_fake_is_what_the_arrays_stand_for(quantizer: Quantizer) -> None:
+    for shape in SHAPES:
+        for exponent in (-30, -7, -2, 0, 3, 37):
+            weight = sample(shape) * 10.0**exponent
+            assert torch.equal(quantizer.fake(weight), restored(quantizer, weight)), (shape, exponent)
+        assert quantizer.fake(weight.bfloat16()).dtype == torch.float32
 
 
 @every_fake
@@ -214,7 +298,17 @@ def test_fake_hands_its_rounding_counts_of_steps_and_a_gradient(quantizer: Quant
     assert (quantizer.fake(weight, lambda y: y) - weight).abs().max() < weight.abs().max(), "nothing is rounded"
     seen = quantizer.fake(weight, lambda y: 2 * y)
     (gradient,) = torch.autograd.grad(seen.sum(), weight)
+    if isinstance(quantizer, Ternary) and quantizer.keep_mean:  # then a 1 stands for more than a step
+        assert (gradient >= 2).all()
+        return
     torch.testing.assert_close(gradient, torch.full_like(gradient, 2.0), rtol=2e-3, atol=0)  # a step may be rounded
+
+
+def test_what_is_turned_is_not_turned_again() -> None:
+    with pytest.raises(UserError, match="Rotated cannot be of Rotated; choose Rows or Gptq"):
+        Rotated(of=Rotated())
+    with pytest.raises(UserError, match="LowRank cannot be of LowRank; raise its rank"):
+        LowRank(of=LowRank())
 
 
 def test_a_quantizer_without_fake_says_so() -> None:
@@ -231,10 +325,10 @@ def test_quantiles_are_those_of_torch(seed: int, columns: int, fraction: float) 
 
 def test_halves_are_those_of_torch() -> None:
     halves = torch.arange(0x7C00, dtype=torch.int16).view(torch.float16).float()  # all that are finite, from zero on
-    assert torch.equal(_half(halves), halves)
+    assert torch.equal(half(halves), halves)
     between = torch.cat([(halves[1:] + halves[:-1]) / 2, torch.logspace(-8, 4.8, 20_000)])
     for values in (between, torch.nextafter(between, torch.tensor(0.0)), torch.nextafter(between, torch.tensor(1e9))):
-        assert torch.equal(_half(values), values.half().float())
+        assert torch.equal(half(values), values.half().float())
 
 
 # Rows by hand
@@ -242,7 +336,7 @@ def test_halves_are_those_of_torch() -> None:
 
 def test_rows_by_hand() -> None:
     weight = torch.tensor([[3.0, -1.0, 0.49], [0.0, 6.0, -7.0]])
-    arrays = Rows(bits=3, percentile=1.0).quantize(weight)  # integers from -3 to 3
+    arrays = Rows(bits=3, scale=Percentile(fraction=1.0)).quantize(weight)  # integers from -3 to 3
     assert arrays["steps"].tolist() == pytest.approx([1.0, 7 / 3], rel=1e-3)
     assert arrays["integers"].tolist() == [[3, -1, 0], [0, 3, -3]]
     back = Rows(bits=3).dequantize(arrays, (2, 3))
@@ -251,12 +345,12 @@ def test_rows_by_hand() -> None:
 
 def test_rows_round_half_to_even() -> None:
     weight = torch.tensor([[127.0, 0.5, 1.5, -2.5]])
-    assert Rows(percentile=1.0).quantize(weight)["integers"].tolist() == [[127, 0, 2, -2]]
+    assert Rows(scale=Percentile(fraction=1.0)).quantize(weight)["integers"].tolist() == [[127, 0, 2, -2]]
 
 
 def test_rows_clip_at_the_percentile() -> None:
     weight = torch.arange(101.0).reshape(1, 101)
-    arrays = Rows(percentile=0.5).quantize(weight)
+    arrays = Rows(scale=Percentile(fraction=0.5)).quantize(weight)
     assert arrays["steps"][0] == np.float16(50 / 127)
     assert arrays["integers"][0, 50] == 127
     assert arrays["integers"][0, 100] == 127
@@ -265,7 +359,9 @@ def test_rows_clip_at_the_percentile() -> None:
 
 def test_rows_clip_also_where_the_floor_sets_the_step() -> None:
     weight = torch.tensor([[0.01, 0.02, 0.03, 0.04, 0.05]])  # in steps of 1/127: 1.27, 2.54, 3.81, 5.08, 6.35
-    assert Rows(percentile=0.5, floor="absolute").quantize(weight)["integers"].tolist() == [[1, 3, 4, 4, 4]]
+    assert Rows(scale=Percentile(fraction=0.5, floor="absolute")).quantize(weight)["integers"].tolist() == [
+        [1, 3, 4, 4, 4]
+    ]
 
 
 @pytest.mark.parametrize("magnitude", [0.0, 1e-38, 1e-9, 1.0])
@@ -279,7 +375,11 @@ def test_no_step_is_zero(magnitude: float) -> None:
 @pytest.mark.parametrize("floor", ["relative", "absolute"])
 def test_rows_use_their_bits_and_no_more(bits: int, floor: str) -> None:
     largest = 2 ** (bits - 1) - 1
-    integers = Rows(bits=bits, percentile=1.0).but(floor=floor).quantize(10 * sample((4, 500)))["integers"]
+    integers = (
+        Rows(bits=bits, scale=Percentile(fraction=1.0))
+        .but({"scale.floor": floor})
+        .quantize(10 * sample((4, 500)))["integers"]
+    )
     assert integers.max() == largest or integers.min() == -largest
     assert np.abs(integers.astype(int)).max() == largest
 
@@ -294,7 +394,7 @@ def test_more_bits_err_less() -> None:
 
 def test_steps_may_keep_full_precision() -> None:
     weight = torch.tensor([[3.1, -1.0, 0.49]])
-    arrays = Rows(bits=6, percentile=1.0, steps="float32").quantize(weight)
+    arrays = Rows(bits=6, scale=Percentile(fraction=1.0), steps="float32").quantize(weight)
     assert arrays["steps"].dtype == np.float32
     assert arrays["steps"][0] == np.float32(3.1) / np.float32(31)
     assert arrays["integers"].tolist() == [[31, -10, 5]]
@@ -302,7 +402,7 @@ def test_steps_may_keep_full_precision() -> None:
 
 def test_the_relative_floor_bounds_the_smallest_step() -> None:
     weight = torch.tensor([[127.0, 1.0], [1e-6, 1e-7]])
-    steps = Rows(percentile=1.0).quantize(weight)["steps"]
+    steps = Rows(scale=Percentile(fraction=1.0)).quantize(weight)["steps"]
     assert steps[0] == 1.0
     assert steps[1] == 1 / 1024
 
@@ -313,10 +413,52 @@ def test_a_model_of_small_weights_survives_the_relative_floor_alone() -> None:
     assert len(weights) >= 4
     for weight in weights:
         small = weight * (1e-3 / weight.abs().max())
-        absolute, relative = restored(Rows(floor="absolute"), small), restored(Rows(), small)
+        absolute, relative = restored(Rows(scale=Percentile(floor="absolute")), small), restored(Rows(), small)
         assert not absolute.any(), "the scripts' floor leaves nothing"
         assert (relative - small).norm() < 0.02 * small.norm()
         assert (restored(Rows(), weight) - weight).norm() < 0.02 * weight.norm()
+
+
+@quick
+@given(st.integers(2, 8), st.integers(0, 50), st.integers(0, 1000))
+def test_what_is_packed_takes_its_bits_and_comes_back(bits: int, count: int, seed: int) -> None:
+    largest = 2 ** (bits - 1) - 1
+    integers = np.random.default_rng(seed).integers(-largest, largest + 1, count)
+    packed = _pack(integers, bits)
+    assert np.array_equal(_unpack(packed, bits, count), integers)
+    assert count * bits <= 8 * len(packed) < count * bits + 8 * bits
+
+
+# Other scales by hand
+
+
+def test_of_five_percentiles_the_one_that_errs_least_is_taken() -> None:
+    weight = 0.1 * sample((4, 5000))
+    weight[:, 0] = 1.0
+    kept = Rows(bits=6, scale=BestPercentile())
+    one_each = [Rows(bits=6, scale=BestPercentile(fractions=(f,))) for f in BestPercentile().fractions]
+    errors = [float((restored(q, weight) - weight).square().mean()) for q in one_each]
+    assert len(set(errors)) > 2
+    assert torch.equal(restored(kept, weight), restored(one_each[int(np.argmin(errors))], weight))
+    assert min(errors) < errors[-1], "the largest are clipped"
+
+
+def test_sigma_clip_by_hand() -> None:
+    weight = torch.tensor([[1.0, -1.0, 1.0, -1.0], [0.0, 0.0, 0.0, 2.0], [3.0, 3.0, 3.0, 3.0]])
+    arrays = Rows(bits=3, scale=SigmaClip(k=1.5)).quantize(weight)  # up to 3
+    deviations = [math.sqrt(4 / 3), 1.0]
+    assert arrays["steps"].tolist() == pytest.approx([*(d / 2 for d in deviations), 1.0], rel=1e-3)
+    assert arrays["integers"].tolist() == [[2, -2, 2, -2], [0, 0, 0, 3], [3, 3, 3, 3]], "constant rows survive"
+
+
+def test_rows_that_matter_more_have_wider_clips() -> None:
+    weight = torch.tensor([[1.0, -1.0, 3.0, -3.0], [3.0, -3.0, 1.0, -1.0]])
+    inputs = torch.diag(torch.tensor([1.0, 1.0, 3.0, 3.0]))  # i = 2.5 and 1.5 over 2
+    plain, told = (
+        Rows(bits=6, scale=SigmaClip(importance=0.2), steps="float32").quantize(weight, Calibration(inputs=known))
+        for known in (None, inputs)
+    )
+    assert (told["steps"] / plain["steps"]).tolist() == pytest.approx([1 + 0.2 * 0.25, 1 - 0.2 * 0.25])
 
 
 # The public script
@@ -342,7 +484,7 @@ MATRICES = ["gauss", "heavy_tailed", "large_with_zero_row", "low_rank_like_train
 @pytest.mark.parametrize("name", MATRICES)
 @pytest.mark.parametrize(("prefix", "bits"), [("base_int8", 8), ("s001_int8", 8), ("s001_int6", 6)])
 def test_rows_agree_with_the_public_scripts(golden: Golden, name: str, prefix: str, bits: int) -> None:
-    quantizer = Rows(bits=bits, floor="absolute")
+    quantizer = Rows(bits=bits, scale=Percentile(floor="absolute"))
     weight = golden.inputs[name]
     arrays = quantizer.quantize(weight)
     expected, steps = golden.results[f"{prefix}.{name}.q"], golden.results[f"{prefix}.{name}.scale"]
@@ -357,34 +499,63 @@ def test_rows_agree_with_the_public_scripts(golden: Golden, name: str, prefix: s
 @pytest.mark.parametrize(("prefix", "bits"), [("base_int8", 8), ("s001_int6", 6)])
 def test_a_vector_agrees_but_for_its_step_in_half_precision(golden: Golden, prefix: str, bits: int) -> None:
     """The scripts keep the one step of a vector in float32; here it is rounded like every other step."""
-    arrays = Rows(bits=bits, floor="absolute").quantize(golden.inputs["vector"])
+    arrays = Rows(bits=bits, scale=Percentile(floor="absolute")).quantize(golden.inputs["vector"])
     assert arrays["integers"].tobytes() == golden.results[f"{prefix}.vector.q"].numpy().tobytes()
     assert arrays["steps"].tobytes() == golden.results[f"{prefix}.vector.scale"].half().numpy().tobytes()
 
 
 def test_the_vector_of_the_scripts_agrees_with_full_steps(golden: Golden) -> None:
-    arrays = Rows(floor="absolute", steps="float32").quantize(golden.inputs["vector"])
+    arrays = Rows(scale=Percentile(floor="absolute"), steps="float32").quantize(golden.inputs["vector"])
     assert arrays["integers"].tobytes() == golden.results["base_int8.vector.q"].numpy().tobytes()
     assert arrays["steps"].tobytes() == golden.results["base_int8.vector.scale"].numpy().tobytes()
 
 
+@pytest.mark.parametrize("name", [*MATRICES, "vector"])
+def test_the_best_of_five_percentiles_agrees_with_649(golden: Golden, name: str) -> None:
+    """Its script has no floor for vectors, which the relative floor is for them."""
+    floor = "relative" if name == "vector" else "absolute"
+    quantizer = Rows(bits=6, scale=BestPercentile().but(floor=floor))
+    weight = golden.inputs[name]
+    arrays = quantizer.quantize(weight)
+    assert arrays["integers"].tobytes() == golden.results[f"s002_int6.{name}.q"].numpy().tobytes()
+    assert arrays["steps"].tobytes() == golden.results[f"s002_int6.{name}.scale"].numpy().tobytes()
+    if f"s002_int6.{name}.dequantised" in golden.results:
+        back = quantizer.dequantize(arrays, tuple(weight.shape))
+        assert torch.equal(back, golden.results[f"s002_int6.{name}.dequantised"])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 37, 64, 130])
+def test_six_bits_are_packed_as_in_1559(golden: Golden, count: int) -> None:
+    values, packed = (golden.results[f"s001_pack6.len{count}.{what}"].numpy() for what in ("values", "packed"))
+    integers = values.astype(np.int16) - 32  # one of them is -32, which no row has
+    assert _pack(integers, 6).tobytes() == packed.tobytes()
+    assert np.array_equal(_unpack(packed, 6, count), integers)
+
+
+def test_packed_rows_agree_with_1559(golden: Golden) -> None:
+    arrays = Rows(bits=6, scale=Percentile(floor="absolute"), packed=True).quantize(golden.inputs["outliers"])
+    assert arrays["packed"].tobytes() == golden.results["s001_pack6.outliers_plus32.packed"].numpy().tobytes()
+
+
 @pytest.mark.parametrize("name", ["outliers", "tiny_rows"])
 def test_the_weights_seen_in_training_agree_with_1559(golden: Golden, name: str) -> None:
-    seen = Rows(floor="absolute").fake(golden.inputs[name])
+    seen = Rows(scale=Percentile(floor="absolute")).fake(golden.inputs[name])
     assert torch.equal(seen, golden.results[f"s001_qat.{name}.fake_quantised_8bit"])
 
 
 @pytest.mark.parametrize("name", ["large_with_zero_row", "outliers", "tiny_rows"])
 def test_the_weights_seen_in_training_agree_with_649(golden: Golden, name: str) -> None:
-    seen = Rows(bits=6, percentile=1.0, floor="absolute", steps="float32").fake(golden.inputs[name])
+    seen = Rows(bits=6, scale=Percentile(fraction=1.0, floor="absolute"), steps="float32").fake(golden.inputs[name])
     assert torch.equal(seen, golden.results[f"s002_late_qat.{name}.effective_weight_transposed"].mT)
 
 
 def test_the_relative_floor_errs_less_where_the_scripts_floor_bites(golden: Golden) -> None:
     for name in MATRICES:
         weight = golden.inputs[name]
-        theirs = (restored(Rows(floor="absolute"), weight) - weight).norm()
+        theirs = (restored(Rows(scale=Percentile(floor="absolute")), weight) - weight).norm()
         ours = (restored(Rows(), weight) - weight).norm()
         assert ours <= theirs * 1.01, name
     tiny = golden.inputs["tiny_rows"]
-    assert (restored(Rows(), tiny) - tiny).norm() < 0.1 * (restored(Rows(floor="absolute"), tiny) - tiny).norm()
+    assert (restored(Rows(), tiny) - tiny).norm() < 0.1 * (
+        restored(Rows(scale=Percentile(floor="absolute")), tiny) - tiny
+    ).norm()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -61,6 +62,15 @@ class Quantizer(Config):
         """
         return self
 
+    @property
+    def calibrated(self) -> bool:
+        """Whether `quantize` makes use of a calibration."""
+        return False
+
+    def coarser(self, factor: float) -> Quantizer:
+        """The same with steps `factor` times as large, or itself if its steps are not for choice."""
+        return self
+
     def fake(self, weight: Tensor, rounding: Rounding = torch.round) -> Tensor:
         """What `dequantize` would make of the arrays of `quantize`, on the weight's device and ready to be compiled.
 
@@ -68,3 +78,21 @@ class Quantizer(Config):
         say its answer in a training step raises a `UserError`.
         """
         raise UserError(f"{type(self).__name__} cannot be taken into training; choose Rows")
+
+
+def plain(weight: Tensor) -> Tensor:
+    """The weight in float32 on the CPU; one that is not finite is a `UserError`."""
+    values = weight.detach().float().cpu()
+    if not bool(torch.isfinite(values).all()):
+        raise UserError("a weight that is not finite cannot be quantized; lower the learning rates that made it")
+    return values
+
+
+def as_rows(weight: Tensor) -> Tensor:
+    """The weight as a matrix: rows along its last dimension, one for a vector."""
+    return weight.reshape(-1, weight.shape[-1]) if weight.ndim > 1 else weight.reshape(1, -1)
+
+
+def rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
+    """The shape of `as_rows`."""
+    return (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else (1, math.prod(shape))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from caddie.codecs import Zlib
+from caddie.compress import Compress
 from caddie.data import ShuffledSequences
 from caddie.model import ChannelSmear, HashedNGrams
-from caddie.quantize import Float16, Float32, Rows
+from caddie.quantize import Float16, Float32, Percentile, Rows
 from caddie.recipe import Figure, Recipe
 from caddie.recipes.figures import RECORDS, figures
 from caddie.schedules import IterationWarmdown, Ramp, Warmdown
 from caddie.trainer import Train
+from caddie.weight_coding import Packed
 
 _OLD_VALIDATION = "scored on an earlier validation export; about 1.2275 on the current one"
 
@@ -33,13 +36,14 @@ baseline = Recipe(
 ).but(
     {
         "compress.quantizers": {
-            "embedding": Rows(floor="absolute"),
-            "matrix": Rows(floor="absolute"),
-            "head": Rows(floor="absolute"),
+            "embedding": Rows(scale=Percentile(floor="absolute")),
+            "matrix": Rows(scale=Percentile(floor="absolute")),
+            "head": Rows(scale=Percentile(floor="absolute")),
             "gate": Float16(),
             "scalar": Float32(),
         },
-        "compress.codec.level": 9,
+        "compress.coding": Packed(codec=Zlib()),
+        "compress.fit": None,
         "score.stride": 1024,
         "score.precision": "bfloat16",
     }
@@ -91,13 +95,7 @@ tiny = baseline.but(
         "train.optimizers.embedding.lr": 0.025,
         "train.optimizers.matrix.momentum": Ramp(start=0.85, end=0.95, finish=0.1),
         "train.rehearsal_steps": 3,
-        "compress.quantizers": {
-            "embedding": Rows(),
-            "matrix": Rows(),
-            "head": Rows(),
-            "gate": Float16(),
-            "scalar": Float16(),
-        },
+        "compress": Compress(cap_bytes=1_000_000),
         "score.sequence_length": 256,
         "score.stride": 128,
         "score.batch_tokens": 16_384,

@@ -1,7 +1,7 @@
 """The contest's first records, a vocabulary of 1,024, each a small diff on one before it: up to eleven layers.
 
-Where a record quantizes with a method that is not here yet, rows of the same width stand in for it. The scripts' late
-quantization-aware training never acted, since the compiler had taken its switch for a constant: it is left out.
+The scripts' late quantization-aware training never acted, since the compiler had taken its switch for a constant: it
+is left out.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from caddie.codecs import Zstd
 from caddie.fake_quantize import StraightThrough
 from caddie.model import ChannelSmear, DepthScaledNorm, HashedNGrams, NTKRotary, PhaseMix, ValueEmbedding
 from caddie.parameters import Orthogonal, Overtone
-from caddie.quantize import Float16, Rows
+from caddie.quantize import BestPercentile, Float16, Percentile, Rows
 from caddie.recipes.baseline import baseline, lower_lr
 from caddie.recipes.figures import RECORDS, figures
 from caddie.schedules import IterationWarmdown, StepRamp
 from caddie.scoring import DocumentLoRA
+from caddie.weight_coding import Packed
 
 ORTHOGONAL = {
     "model.block.attention.linear.initial": Orthogonal(),
@@ -91,7 +92,7 @@ rows_4096 = rows_2048.but(
 )
 
 ten_layers = lower_lr.but(
-    {"model.depth": 10, "compress.quantizers.blocks.[3-6].*.weight": Rows(bits=6, floor="absolute")},
+    {"model.depth": 10, "compress.quantizers.blocks.[3-6].*.weight": Rows(bits=6, scale=Percentile(floor="absolute"))},
     base="lower_lr",
     why="A tenth layer, paid for by six bits in the layers 3 to 6; the record 10L_MixedPrecision.",
     public=figures(
@@ -140,7 +141,7 @@ six_bits = sliding_window.but(
         "train.optimizers.scalar.lr": 0.02,
         "train.optimizers.embedding.lr": 0.03,
         "train.fake_quantize": {"matrix": StraightThrough(quantizer=Rows(bits=6), strength=1.0)},
-        "compress.quantizers.matrix": Rows(bits=6, floor="absolute"),
+        "compress.quantizers.matrix": Rows(bits=6, scale=Percentile(floor="absolute")),
     },
     base="sliding_window",
     why="Six bits, trained for from the start, pay for wider MLPs; the record MixedQuant_Int6Int8.",
@@ -160,7 +161,7 @@ six_bits_ten_layers = six_bits.but(
         "train.lr_schedule.steps": 3600,
         "train.optimizers.embedding.lr": 0.04,
         "compress.quantizers.embedding": Float16(),
-        "compress.codec": Zstd(),
+        "compress.coding": Packed(codec=Zstd()),
         "score.sequence_length": 2048,
     },
     base="six_bits",
@@ -180,7 +181,8 @@ smear_and_bigrams = six_bits.but(
         "model.embedding.smear": ChannelSmear(),
         "train.optimizers.matrix.weight_decay": 0.01,
         "compress.quantizers.embedding": Float16(),
-        "compress.codec": Zstd(),
+        "compress.quantizers.*.projection.weight": Float16(),
+        "compress.coding": Packed(codec=Zstd()),
     },
     base="six_bits",
     why="The token before as a share and as a hashed pair, orthogonal starts; the record smeargate.",
@@ -201,7 +203,7 @@ six_bits_eleven_layers = six_bits.but(
         "train.optimizers.embedding.lr": 0.035,
         "train.optimizers.embedding.weight_decay": 0.04,
         "compress.quantizers.embedding": Float16(),
-        "compress.codec": Zstd(),
+        "compress.coding": Packed(codec=Zstd()),
     },
     base="six_bits",
     why="Eleven layers, which weight decay makes small enough; the record MLP3x_QAT_Int6.",
@@ -245,7 +247,7 @@ five_bits = snapshot_average.but(
         "train.averaging": SWA(fraction=0.18, snapshots=24),
         "train.optimizers.scalar.weight_decay": 0.04,
         "train.optimizers.embedding.weight_decay": 0.04,
-        "compress.quantizers.blocks.*.mlp.*": Rows(bits=5, floor="absolute"),
+        "compress.quantizers.blocks.*.mlp.*": Rows(bits=5, scale=Percentile(floor="absolute")),
     },
     base="snapshot_average",
     why="Five bits in MLPs pay for a tenth layer and more pairs; the record Int5MLP.",
@@ -272,8 +274,8 @@ exclusive_three = snapshot_average.but(
         "train.optimizers.scalar.weight_decay": 0.04,
         "train.optimizers.embedding.lr": 0.035,
         "train.optimizers.embedding.weight_decay": 0.04,
-        "compress.quantizers.embedding": Rows(floor="absolute"),
-        "compress.quantizers.matrix": Rows(bits=6, floor="absolute"),
+        "compress.quantizers.embedding": Rows(scale=Percentile(floor="absolute")),
+        "compress.quantizers.matrix": Rows(bits=6, scale=Percentile(floor="absolute")),
     },
     base="snapshot_average",
     why="Eleven layers, the last three exclusive; the record EfficientPartialXSA.",
@@ -320,6 +322,8 @@ value_embeddings = partial_rotary.but(
         "model.value_embedding": ValueEmbedding(layers=(9, 10), initial=Orthogonal(gain=22**-0.5)),
         "train.steps": 20_000,
         "train.lr_schedule": IterationWarmdown(steps=3500),
+        "compress.quantizers.matrix": Rows(bits=6, scale=BestPercentile(floor="absolute")),
+        "compress.quantizers.scalar": Float16(),
     },
     base="partial_rotary",
     why="Token embeddings in the last layers' values, a longer warm-down; the record GPTQ-lite.",

@@ -12,7 +12,7 @@ from caddie.config import Diff
 from caddie.fake_quantize import SoftRound, StraightThrough
 from caddie.model import DenseGate, MixedValueResidual
 from caddie.optim import AdamW
-from caddie.quantize import Float16, Rows
+from caddie.quantize import BestPercentile, Float16, Gptq, Percentile, Rotated, Rows
 from caddie.recipe import Recipe
 from caddie.recipes.seeds import parallel_muon
 from caddie.schedules import Ramp
@@ -41,10 +41,9 @@ class Experiment:
         return parallel_muon.but(self.diff, name=self.label, base="parallel_muon", why=self.outcome, public=())
 
 
-_SIX_BITS = Rows(bits=6, floor="absolute")
-_FIVE_BITS = Rows(bits=5, floor="absolute")
+_SIX_BITS = Rows(bits=6, scale=Percentile(floor="absolute"))
+_FIVE_BITS = Rows(bits=5, scale=Percentile(floor="absolute"))
 _KERNEL = "how a kernel is written changes no setting"
-_QUANTIZATION = "a method of quantization that is not here yet"
 _HABIT = "a habit of experimenters, not a setting"
 
 seed_000_experiments = (
@@ -80,14 +79,19 @@ seed_000_experiments = (
         note=_HABIT + "; rehearsals here run on random tokens",
     ),
     Experiment(
-        label="hadamard_rotation", outcome="-0.0002, and a larger file", bits_per_byte=1.1151, note=_QUANTIZATION
+        label="hadamard_rotation",
+        outcome="-0.0002, and a larger file",
+        bits_per_byte=1.1151,
+        diff={
+            "compress.quantizers.matrix": Rotated(of=Gptq(of=Rows(bits=6, scale=BestPercentile()))),
+        },
     ),
     Experiment(
         label="five_bits_in_the_middle",
         outcome="+0.006",
         bits_per_byte=1.1209,
         diff={
-            "compress.quantizers.matrix": Rows(floor="absolute"),
+            "compress.quantizers.matrix": Rows(scale=Percentile(floor="absolute")),
             "compress.quantizers.blocks.[2-8].*.weight": _FIVE_BITS,
         },
         note="eight bits in the outer layers, five between; how many are outer is not said, here two on either side",
@@ -110,7 +114,7 @@ seed_000_experiments = (
         label="pruning_of_ones",
         outcome="28 to 37 % of the weights: +0.004 to +0.005; below 10 %: none",
         bits_per_byte=1.1198,
-        note=_QUANTIZATION,
+        note="how many follows from the cap, not from a setting",
     ),
     Experiment(
         label="exclusive_in_all_layers",
@@ -171,7 +175,7 @@ seed_000_experiments = (
         label="hessians_of_all_ranks",
         outcome="-0.0002, one rank's 256 batches suffice",
         bits_per_byte=1.1169,
-        note=_QUANTIZATION,
+        note="here all processes calibrate together",
     ),
     Experiment(label="stale_processes", outcome="2 to 3 times as slow", note=_HABIT),
     Experiment(label="early_losses_decide", outcome="false: see weight decay and exclusive layers", note=_HABIT),

@@ -1,7 +1,7 @@
 """The contest's last records, from attention within documents to the best: each a small diff on the one before it.
 
-They are scored with adapters of each document's own. Where they quantize or code with a method that is not here yet,
-rows of the same width and Brotli stand in for it.
+They are scored with adapters of each document's own. From `document_smear` on they correct the three matrices that err
+most by a part of low rank; here it is always the embedding, one of the three as a rule.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from caddie.data import PackedDocuments
 from caddie.model import DenseGate, NarrowGate, RoutedLanes, SparseGate, TokenSmear
 from caddie.optim import AdamW
-from caddie.quantize import Float16, Rows
+from caddie.quantize import Float16, Gptq, LowRank, Percentile, Rows, SigmaClip
 from caddie.recipes.figures import RECORDS, figures
 from caddie.recipes.records import three_layer_recurrence
 from caddie.schedules import Ramp, Warmdown
@@ -56,7 +56,9 @@ three_phases = one_phase.but(
         "train.seconds": 596,
         "train.lr_schedule": Warmdown(fraction=0.75),
         "train.optimizers.matrix.lr": 0.026,
-        "compress.quantizers.embedding": Rows(bits=7),
+        "compress.quantizers.embedding": Gptq(of=Rows(bits=7, scale=SigmaClip(k=15.0))),
+        "compress.quantizers.matrix.of.scale.k": 13.0,
+        "compress.quantizers.blocks.*.mlp.*": Gptq(of=Rows(bits=6, scale=SigmaClip(k=12.0))),
         "score.adaptation.chunk_tokens": 48,
         "score.adaptation.phases": GlobalSGD(documents=2000),
     },
@@ -70,6 +72,7 @@ three_phases = one_phase.but(
     ),
 )
 
+_GATE_QUANTIZER = Rows(scale=Percentile(fraction=1.0))
 _GATE_OPTIMIZER = AdamW(lr=0.02, weight_decay=0.02)
 
 narrow_gates = three_phases.but(
@@ -112,7 +115,7 @@ dense_gates = lossless_caps.but(
         "model.block.attention.gate": DenseGate(bias=None, std=0.005),
         "train.optimizers.matrix.weight_decay": 0.095,
         "train.optimizers.gate": _GATE_OPTIMIZER,
-        "compress.quantizers.gate": Rows(),
+        "compress.quantizers.gate": _GATE_QUANTIZER,
     },
     base="lossless_caps",
     why="All channels gate each head, weight decay constant again; the record CaseOps_GatedAttn.",
@@ -157,7 +160,11 @@ sparse_gates = dense_gates.but(
 )
 
 document_smear = sparse_gates.but(
-    {"model.embedding.smear": TokenSmear(), "compress.quantizers.gate": Float16()},
+    {
+        "model.embedding.smear": TokenSmear(),
+        "compress.quantizers.embedding": LowRank(of=Gptq(of=Rows(bits=7, scale=SigmaClip(k=15.0)))),
+        "compress.quantizers.gate": Float16(),
+    },
     base="sparse_gates",
     why="The token before in every token, but never across documents; the record SmearGateBOSFix.",
     public=(
@@ -185,7 +192,9 @@ best_record = document_smear.but(
         "train.optimizers.embedding.beta2": 0.99,
         "train.optimizers.scalar.beta2": 0.99,
         "train.optimizers.gate.beta2": 0.99,
-        "compress.quantizers.gate": Rows(),
+        "compress.quantizers.embedding.of.of.scale.k": 14.0,
+        "compress.quantizers.blocks.*.mlp.*.of.scale.k": 11.5,
+        "compress.quantizers.gate": _GATE_QUANTIZER,
         "score.adaptation.rank": 80,
         "score.adaptation.beta2": 0.99,
         "score.adaptation.weight_decay": 0.5,

@@ -1,22 +1,23 @@
 """The contest's records of late March and early April: a larger vocabulary, layers that run again, two lanes.
 
-Each is a small diff on one before it. Where a record quantizes or codes with a method that is not here yet, rows of the
-same width stand in for it. What a record begins at a step begins here at the part of the run that was over then.
+Each is a small diff on one before it. What a record begins at a step begins here at the part of the run that was over
+then.
 """
 
 from __future__ import annotations
 
 from caddie.averaging import EMA
-from caddie.codecs import Brotli, Zstd
+from caddie.codecs import Zstd
 from caddie.data import CoprimeStride, ShuffledSequences
 from caddie.model import GatedUNet, HashedNGrams, Recurrence, Rotary, RoutedLanes, SeparateLanes
 from caddie.parameters import Orthogonal
-from caddie.quantize import Rows
+from caddie.quantize import BestPercentile, Float16, Gptq, Rows, SigmaClip
 from caddie.recipes.baseline import baseline
 from caddie.recipes.figures import RECORDS, figures
 from caddie.recipes.seeds import parallel_muon
 from caddie.schedules import IterationWarmdown, Stairs, StepRamp, Warmdown
 from caddie.scoring import SGD, ChunkSGD
+from caddie.weight_coding import Packed
 
 exclusive_everywhere = parallel_muon.but(
     {
@@ -58,7 +59,8 @@ plain_six_bits = coprime_loader.but(
     {
         "model.embedding.bigrams": HashedNGrams(buckets=2048, dims=128, initial=Orthogonal()),
         "train.seconds": 600,
-        "compress.codec": Zstd(),
+        "compress.quantizers.matrix": Rows(bits=6, scale=BestPercentile(floor="absolute")),
+        "compress.coding": Packed(codec=Zstd()),
         "score.stride": 2048,
     },
     base="coprime_loader",
@@ -82,7 +84,7 @@ own_mlps = coprime_loader.but(
         "model.value_embedding.layers": (7, 8),
         "train.seconds": 600,
         "train.optimizers.matrix.lr": 0.03,
-        "compress.codec": Brotli(),
+        "compress.coding": Packed(shuffle=True),
     },
     base="coprime_loader",
     why="Layers 4 and 5 twice with own MLPs, two lanes; the record MiniDepthRecurrence.",
@@ -116,9 +118,15 @@ vocabulary_4096 = coprime_loader.but(
         "train.optimizers.embedding.weight_decay": 0.085,
         "train.optimizers.scalar.lr": 0.02,
         "train.optimizers.scalar.weight_decay": 0.02,
-        "compress.quantizers.embedding": Rows(),
-        "compress.quantizers.matrix": Rows(bits=6),
-        "compress.codec": Brotli(),
+        "compress.quantizers": {
+            "embedding": Rows(),
+            "matrix": Gptq(of=Rows(bits=6, scale=BestPercentile())),
+            "head": Rows(),
+            "gate": Float16(),
+            "scalar": Float16(),
+            "*.projection.weight": Float16(),
+        },
+        "compress.coding": Packed(shuffle=True),
     },
     base="coprime_loader",
     why="Four times the vocabulary, wider MLPs, more weight decay; the record Vocab4096.",
@@ -169,6 +177,13 @@ vocabulary_8192 = vocabulary_4096.but(
         "train.seconds": 588,
         "train.loader": ShuffledSequences(),
         "train.optimizers.matrix.normalize_rows": True,
+        "compress.quantizers": {
+            "embedding": Gptq(of=Rows(scale=SigmaClip(k=20.0))),
+            "matrix": Gptq(of=Rows(bits=6, scale=SigmaClip(k=12.85))),
+            "head": Rows(),
+            "gate": Float16(),
+            "scalar": Float16(),
+        },
     },
     base="vocabulary_4096",
     why="A vocabulary of 8,192 for value embeddings, layers 4 and 5 three times; the record Loop45x2.",
@@ -186,6 +201,8 @@ progressive_recurrence = vocabulary_8192.but(
     {
         "model.layers": {"7-10": {"parallel": True}},
         "model.recurrence.passes": Stairs(values=(1, 2, 3), begins=(0.5, 0.65)),
+        "compress.quantizers.embedding.of.scale.importance": 0.175,
+        "compress.quantizers.matrix.of.scale.importance": 0.175,
     },
     base="vocabulary_8192",
     why="Layers 4 and 5 twice, then three times; HessianSDClip_ProgressiveRecurrence.",

@@ -1,7 +1,4 @@
-"""The seeds: five public systems, each a diff on the contest's history (two of them stand in `baseline`).
-
-Where a seed quantizes with a method that is not here yet, rows of the same width stand in for it.
-"""
+"""The seeds: five public systems, each a diff on the contest's history (two of them stand in `baseline`)."""
 
 from __future__ import annotations
 
@@ -10,12 +7,13 @@ from caddie.fake_quantize import StraightThrough
 from caddie.model import HashedNGrams, LeakyReluSquared
 from caddie.optim import AdamW
 from caddie.parameters import Orthogonal
-from caddie.quantize import Rows
+from caddie.quantize import BestPercentile, Gptq, Percentile, Rows
 from caddie.recipes.baseline import baseline
 from caddie.recipes.early_records import ORTHOGONAL, value_embeddings
 from caddie.recipes.figures import RECORDS, figures
 from caddie.schedules import Warmdown
 from caddie.scoring import SGD, ChunkSGD
+from caddie.weight_coding import Packed
 
 single_gpu = baseline.but(
     {
@@ -35,8 +33,8 @@ single_gpu = baseline.but(
         "train.optimizers.embedding.weight_decay": 0.04,
         "train.optimizers.scalar.lr": 0.032,
         "train.optimizers.scalar.weight_decay": 0.04,
-        "train.fake_quantize": {"matrix": StraightThrough(quantizer=Rows(floor="absolute"))},
-        "compress.quantizers.scalar": Rows(floor="absolute"),
+        "train.fake_quantize": {"matrix": StraightThrough(quantizer=Rows(scale=Percentile(floor="absolute")))},
+        "compress.quantizers.scalar": Rows(scale=Percentile(floor="absolute")),
         "score.sequence_length": 2048,
         "score.stride": 128,
     },
@@ -71,7 +69,8 @@ parallel_muon = value_embeddings.but(
         "train.steps": 9000,
         "train.optimizers.embedding.bigrams.projection.weight": AdamW(lr=0.025, weight_decay=0.04),
         "train.optimizers.value_embedding.projection.weight": AdamW(lr=0.025, weight_decay=0.04),
-        "compress.codec": Lzma(extreme=False),
+        "compress.quantizers.matrix": Gptq(of=Rows(bits=6, scale=BestPercentile(floor="absolute"))),
+        "compress.coding": Packed(codec=Lzma(extreme=False)),
         "score.adaptation": ChunkSGD(sgd=SGD(lr=0.002)),
     },
     base="value_embeddings",

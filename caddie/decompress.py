@@ -1,0 +1,46 @@
+"""From the sections of an artifact to weights; `compress` is the way there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from caddie import weight_coding
+from caddie.errors import UserError
+from caddie.model import GPT
+from caddie.parameters import assign
+from caddie.quantize import Quantizer
+
+PREFIX = "weights/"
+"""Sections of weights are named by this and the parameter's name."""
+LENGTH_BYTES = 4
+"""Size of the little-endian length that stands before each array of a section."""
+
+
+def decompress(gpt: GPT, quantizers: Mapping[str, Quantizer], sections: Mapping[str, bytes]) -> dict[str, Tensor]:
+    """The weights that `compress` stored; missing, spare or wrongly sized sections are a `UserError`."""
+    with torch.device("meta"):
+        model = gpt.build()
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    stored = {name.removeprefix(PREFIX) for name in sections if name.startswith(PREFIX)}
+    if stored != set(shapes):
+        odd = sorted(stored ^ set(shapes))[0]
+        raise UserError(
+            f"the artifact's weights do not fit its model: {odd} is {'missing' if odd in shapes else 'unknown'}"
+        )
+    weights = {}
+    for name, quantizer in assign(quantizers, model, "quantizers").items():
+        arrays, data = {}, sections[PREFIX + name]
+        for key, (dtype, shape) in quantizer.layout(shapes[name]).items():
+            length, data = int.from_bytes(data[:LENGTH_BYTES], "little"), data[LENGTH_BYTES:]
+            if length > len(data):
+                raise UserError(f"the artifact's weights do not fit its model: {name} ends within its {key}")
+            arrays[key], data = weight_coding.decode(data[:length], dtype, shape), data[length:]
+        if data:
+            raise UserError(f"the artifact's weights do not fit its model: {name} has {len(data):,} bytes too many")
+        weights[name] = quantizer.dequantize(arrays, shapes[name])
+        if not bool(torch.isfinite(weights[name]).all()):
+            raise UserError(f"the artifact's {name} has values that are not finite")
+    return weights

@@ -1,0 +1,101 @@
+"""A model's weights as sections of an artifact, tried with one choice of quantizers after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from caddie.calibrate import predicted_loss
+from caddie.container import Section
+from caddie.decompress import LENGTH_BYTES, PREFIX
+from caddie.quantize import Arrays, Calibration, Quantizer
+from caddie.weight_coding import ArrayCodec
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """One weight as it would be stored."""
+
+    quantizer: Quantizer
+    arrays: Arrays
+    restored: Tensor
+    """What comes back."""
+    section: Section
+    relative_error: float
+    """Of the Frobenius norm."""
+    predicted_loss: float | None
+    """Nats per token that its rounding is expected to cost; None without a calibration."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """All weights under one choice, by parameter name."""
+
+    weights: dict[str, StoredWeight]
+    file_bytes: int
+    """Bytes of the whole file that would hold them."""
+
+    @property
+    def predicted_loss(self) -> float | None:
+        """Nats per token, or None where some weight was not calibrated."""
+        losses = [stored.predicted_loss for stored in self.weights.values()]
+        return None if None in losses else sum(loss for loss in losses if loss is not None)
+
+    @property
+    def sections(self) -> list[Section]:
+        """The artifact's sections of weights."""
+        return [stored.section for stored in self.weights.values()]
+
+
+class Drafts:
+    """Makes drafts; what a draft shares with the one before is not done again."""
+
+    def __init__(
+        self,
+        weights: Mapping[str, Tensor],
+        calibrations: Mapping[str, Calibration],
+        coding: ArrayCodec,
+        size: Callable[[list[Section]], int],
+    ) -> None:
+        """`size` gives the bytes of the whole file that holds sections of weights."""
+        self.weights = {name: weight.detach().float().cpu() for name, weight in weights.items()}
+        self.calibrations = calibrations
+        self._coding, self._size = coding, size
+        self._kept: dict[str, StoredWeight] = {}
+
+    def make(self, quantizers: Mapping[str, Quantizer]) -> Draft:
+        """The draft with these quantizers, by parameter name."""
+        made = {}
+        for name, quantizer in quantizers.items():
+            kept = self._kept.get(name)
+            if kept is None or kept.quantizer != quantizer:
+                arrays = quantizer.quantize(self.weights[name], self.calibrations.get(name, Calibration()))
+                kept = self._kept[name] = self._store(name, quantizer, arrays)
+            made[name] = kept
+        return self._draft(made)
+
+    def changed(self, draft: Draft, arrays: Mapping[str, Arrays]) -> Draft:
+        """The draft with other arrays for some weights, of the same quantizers."""
+        changed = {name: self._store(name, draft.weights[name].quantizer, found) for name, found in arrays.items()}
+        return self._draft(draft.weights | changed)
+
+    def _draft(self, weights: dict[str, StoredWeight]) -> Draft:
+        draft = Draft(weights, 0)
+        return replace(draft, file_bytes=self._size(draft.sections))
+
+    def _store(self, name: str, quantizer: Quantizer, arrays: Arrays) -> StoredWeight:
+        weight, shape = self.weights[name], tuple(self.weights[name].shape)
+        restored = quantizer.dequantize(arrays, shape)
+        coded = [self._coding.encode(arrays[key]) for key in quantizer.layout(shape)]
+        data = b"".join(len(stream).to_bytes(LENGTH_BYTES, "little") + stream for stream in coded)
+        calibration = self.calibrations.get(name)
+        return StoredWeight(
+            quantizer,
+            arrays,
+            restored,
+            Section(PREFIX + name, data),
+            float((restored - weight).norm() / weight.norm().clamp_min(1e-30)),
+            None if calibration is None else predicted_loss(calibration, weight, restored),
+        )

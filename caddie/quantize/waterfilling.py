@@ -1,0 +1,158 @@
+"""Steps that follow what an error costs: the same cost for every weight, whatever it is used for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from caddie.config import NonNegative, Positive, Technique
+from caddie.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, as_rows, plain, rows_and_columns
+
+_PER_OCTAVE = 4
+"""Sizes of step between one and twice it. The best step lies within an eighth of an octave, which costs 0.004 bits per
+weight; twice as fine would cost more in what has to be sent."""
+_POWERS = torch.tensor([2.0 ** (i / _PER_OCTAVE) for i in range(_PER_OCTAVE)])
+_MOST = 127
+_LARGEST = 32_767
+_BLOCK = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waterfilling(Quantizer):
+    """A step for every row times one for every column, chosen so that all roundings cost the loss alike.
+
+    With an entropy coder behind it, a weight should get bits until the next bit would buy less than elsewhere. What an
+    error costs is read from the Fisher information R x C of `Calibration`: columns are rounded in turn and each takes
+    up the errors of those before (GPTQ, arXiv 2210.17323, in the form of LDLQ, arXiv 2307.13304), so what an error in
+    column j of row i costs is R_i times the pivot D_j of C = U D U^T. Its step is `step` / sqrt(R_i D_j), as in
+    WaterSIC (arXiv 2603.04956), which has D alone. So one number decides how many bytes all matrices take together,
+    and which of them get more. Where a step exceeds the weights they vanish, and cost almost nothing.
+    """
+
+    techniques: ClassVar = {
+        "": Technique(
+            "Bits go where they lower the loss, between matrices, rows and columns.",
+            "arXiv 2603.04956 (columns), 2307.13304, 1503.05671",
+            "20 % less distortion of layers from the columns alone (this project's reference measurement)",
+        )
+    }
+
+    step: Positive = 5e-4
+    """Root of the cost in nats per token of an error of one step, times the root of 2. A fit chooses it."""
+    damping: NonNegative = 0.02
+    """Added to the diagonal of C, in parts of its mean: what was measured on a sample is not trusted to the end."""
+
+    def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
+        """`integers` (int16, the weight's shape), `row_steps` and `column_steps` (int8, quarters of an octave).
+
+        Without a calibration all weights count alike, in parts of their root mean square.
+        """
+        rows = as_rows(plain(weight))
+        importance, columns = self._costs(rows, calibration)
+        if not rows.numel() or not bool(rows.any()):
+            return self._arrays(torch.zeros_like(rows), torch.zeros(len(rows)), torch.zeros(rows.shape[1]), weight)
+        order = columns.diagonal().argsort(descending=True)
+        factor = _upper(columns[order][:, order])
+        pivots = factor.diagonal()
+        row_steps = _octaves(self.step / importance.sqrt())
+        column_steps = _octaves(1 / pivots)
+        steps = _steps(row_steps, column_steps)
+        integers = torch.empty_like(rows)
+        integers[:, order] = _feed_back(rows[:, order], steps, factor / pivots)
+        found = torch.empty_like(column_steps)
+        found[order] = column_steps
+        # A row of zeros needs no step of its own; the commonest is the cheapest to send.
+        row_steps[~integers.any(1)] = row_steps.mode().values
+        return self._arrays(integers, row_steps, found, weight)
+
+    def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
+        """integers · row steps · column steps."""
+        rows, columns = (torch.from_numpy(arrays[key].astype(np.int32)) for key in ("row_steps", "column_steps"))
+        integers = torch.from_numpy(arrays["integers"].astype(np.float32)).reshape(len(rows), len(columns))
+        return (integers * _steps(rows, columns)).reshape(shape)
+
+    def layout(self, shape: tuple[int, ...]) -> Layout:
+        """Integers of the weight's shape, and the sizes of step of rows and columns."""
+        rows, columns = rows_and_columns(shape)
+        small = np.dtype(np.int8)
+        return {
+            "row_steps": (small, (rows,)),
+            "column_steps": (small, (columns,)),
+            "integers": (np.dtype("<i2"), shape),
+        }
+
+    @property
+    def reader(self) -> Quantizer:
+        """The default: no setting is needed to read."""
+        return Waterfilling()
+
+    @property
+    def calibrated(self) -> bool:
+        """True."""
+        return True
+
+    def coarser(self, factor: float) -> Waterfilling:
+        """With `factor` times the step."""
+        return self.but(step=self.step * factor)
+
+    def _costs(self, rows: Tensor, calibration: Calibration) -> tuple[Tensor, Tensor]:
+        """R's diagonal and C, damped."""
+        count, width = rows.shape
+        known = calibration.rows
+        if known is None:
+            importance = torch.full((count,), 1.0 / float(rows.square().mean().clamp(2.0**-120, 2.0**120)))
+        else:
+            importance = (known.diagonal() if known.ndim == 2 else known).float()
+            importance = importance.clamp_min(1e-9 * float(importance.max().clamp_min(1e-20)))
+        columns = torch.eye(width) if calibration.columns is None else calibration.columns.float().clone()
+        mean = columns.diagonal().mean().clamp_min(1e-20)
+        columns.diagonal().add_(self.damping * mean)
+        return importance, columns
+
+    def _arrays(self, integers: Tensor, row_steps: Tensor, column_steps: Tensor, weight: Tensor) -> Arrays:
+        return {
+            "row_steps": row_steps.to(torch.int8).numpy(),
+            "column_steps": column_steps.to(torch.int8).numpy(),
+            "integers": integers.to(torch.int16).reshape(weight.shape).numpy(),
+        }
+
+
+def _upper(matrix: Tensor) -> Tensor:
+    """Upper triangular U with U U^T = `matrix`, positive definite: the Cholesky factor in the other order."""
+    return torch.linalg.cholesky(matrix.double().flip(0, 1)).flip(0, 1).float()
+
+
+def _feed_back(rows: Tensor, steps: Tensor, unit: Tensor) -> Tensor:
+    """Integers of `rows` (rows, columns): column j is rounded with errors @ `unit`[:, j] added."""
+    left, width = rows.T.contiguous(), rows.shape[1]  # columns lie together
+    steps = steps.T.contiguous()
+    integers: Tensor = torch.empty_like(left)
+    for begin in range(0, width, _BLOCK):
+        end = min(begin + _BLOCK, width)
+        errors = torch.zeros(end - begin, len(rows))
+        for j in range(begin, end):
+            target = left[j]
+            if j > begin:
+                target = target + unit[begin:j, j] @ errors[: j - begin]
+            integers[j] = (target / steps[j]).round().clamp(-_LARGEST, _LARGEST)
+            errors[j - begin] = rows[:, j] - integers[j] * steps[j]
+        if end < width:
+            left[end:] += unit[begin:end, end:].T @ errors
+    answer: Tensor = integers.mT.contiguous()
+    return answer
+
+
+def _octaves(steps: Tensor) -> Tensor:
+    """The steps' logarithms in whole `_PER_OCTAVE`ths of an octave."""
+    return (steps.log2() * _PER_OCTAVE).round().clamp(-_MOST, _MOST).int()
+
+
+def _steps(rows: Tensor, columns: Tensor) -> Tensor:
+    """2 to the sum of the two, from a table and powers of two alone: the same on every machine."""
+    octaves = rows[:, None] + columns[None]
+    return torch.ldexp(_POWERS[octaves.remainder(_PER_OCTAVE)], octaves.div(_PER_OCTAVE, rounding_mode="floor"))

@@ -1,0 +1,371 @@
+"""Integers under odds that follow what was decoded before, by an entropy coder.
+
+Quantized weights are close to independent Gaussians: between neighbours there is nothing to find. What is to be found
+is scale: columns differ (each step of a good quantizer is its own), rows differ somewhat. So the magnitude expected of
+an integer is (magnitude of its row so far) x (ratio of its column to the rows above, so far), each drawn to what is
+usual for want of data. It is one of 64 contexts; each has the counts of what was seen under it, on top of a
+prior (`priors`). Beside the integers three bytes of settings are sent.
+
+The integers are coded in tiles, small ones at first, so that the odds follow soon, and then ever larger ones: inside
+a tile the odds stand still, and the integers of a context are one call of the coder.
+
+The coder is constriction's ANS (J. Duda, arXiv 0902.0271; R. Bamler, arXiv 2201.01741). Its `Categorical` computes
+odds by a factor (2**24 - symbols) / (sum of weights), which is 1 here: weights are integers with that sum, so that
+all it computes is exact.
+"""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise, product
+from math import isqrt, prod
+from typing import Any, ClassVar, NamedTuple
+
+import constriction
+import numpy as np
+import numpy.typing as npt
+
+from caddie.codecs import Brotli
+from caddie.config import Technique
+from caddie.weight_coding.array_codec import ENTROPY_MODEL, Array, ArrayCodec, Shape, damaged
+from caddie.weight_coding.packed import Packed
+from caddie.weight_coding.priors import (
+    CONTEXTS,
+    FRACTION_BITS,
+    LARGEST,
+    PER_OCTAVE,
+    PRIOR_BITS,
+    Integers,
+    contexts,
+    log2,
+    priors,
+    width,
+)
+
+Symbols = npt.NDArray[np.int32]
+
+_PRIOR_COUNT = 200
+"""How many integers a context has to see before its counts weigh as much as the prior."""
+_MOST_COUNT = 1 << 16
+"""Counts are halved from here on."""
+_PRECISION_BITS = 24
+"""Of the coder's probabilities."""
+_SEAL_BITS = 24
+_BYTES = np.full((1, 256), ((1 << _PRECISION_BITS) - 256) // 256, np.int64)
+_ONE = np.ones(1, np.int64)
+_LEAST_TILE, _LARGEST_TILE = 64, 1 << 15  # elements
+_GROWTH = 4  # a tile is as high and wide as a quarter of what is above and left of it
+_LEAST_COLUMNS = 4
+_RECENT_ROWS = 16
+_TRIAL = 1 << 16  # elements on which settings are chosen
+_MOST_ELEMENTS = 1 << 31
+
+
+class _Settings(NamedTuple):
+    """What the encoder chooses for an array; all combinations in a byte."""
+
+    layout: int = 0
+    """0: as it is; 1: columns as rows; 2: differences to the row before."""
+    columns: int = 1
+    """Which of `_TRUST` is the number of rows that what is usual for a column weighs as much as."""
+    rows: int = 1
+    """Which of `_TRUST` is the number of columns that what is usual for a row weighs as much as."""
+    skewed: int = 0
+    """Whether an integer and its negative are counted apart."""
+    centered: int = 0
+    """Whether the median was subtracted."""
+
+
+_TRUST = (1, 4, 16, 64)
+_CHOICES = [_Settings(*choice) for choice in product(range(3), range(4), range(4), range(2), range(2))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntropyModel(ArrayCodec):
+    """Adaptive contexts of row and column scale under an ANS coder, for integers of up to 32 bits.
+
+    Floating-point numbers and integers of 64 bits are written by `Packed`. A damaged stream is taken for whole
+    once in 2**24 times.
+    """
+
+    techniques: ClassVar[dict[str, Technique]] = {
+        "": Technique(
+            why="codes quantized weights at the entropy of a model of row and column scales, with nothing sent beside",
+            source="adaptive arithmetic coding: Witten, Neal and Cleary, CACM 30(6), 1987",
+        )
+    }
+
+    def encode(self, array: Array) -> bytes:
+        """The array under the settings that suit its first rows best."""
+        if array.dtype.kind not in "biu" or array.dtype.itemsize > 4 or array.size >= _MOST_ELEMENTS:
+            return Packed(codec=Brotli(), columns=True, shuffle=True).encode(array)
+        matrix = array.astype(np.int64).reshape(_matrix(array.shape))
+        head = matrix[: max(1, _TRIAL // max(1, matrix.shape[1]))]
+
+        @cache
+        def size(settings: _Settings) -> int:
+            meter = _Meter()
+            _write(head, settings, meter, array.itemsize + 1)
+            return meter.size
+
+        best = _Settings()
+        other = 2 if matrix.shape[1] == 1 else 1
+        for field, steps in (("layout", (other,)), ("columns", (-1, 1)), ("rows", (-1, 1)), ("skewed", (1,))):
+            for step in steps:
+                while (near := best._replace(**{field: getattr(best, field) + step})) in _CHOICES and (
+                    size(near) < size(best)
+                ):
+                    best = near
+        writer = _Writer()
+        _write(matrix, best, writer, array.itemsize + 1)
+        return bytes([ENTROPY_MODEL]) + writer.finish(_seal(array))
+
+
+def _matrix(shape: Shape) -> tuple[int, int]:
+    return (shape[0] if shape else 1), prod(shape[1:])
+
+
+class _Coder(ABC):
+    """Writes or reads: the same program runs through both."""
+
+    @abstractmethod
+    def code(self, symbols: Symbols, weights: Integers, counts: Integers) -> None:
+        """Write the symbols, or fill them in: counts[0] of them under weights[0], and so on.
+
+        Symbol i has odds of weights[., i] + 1 in 2**24.
+        """
+
+    def byte(self, value: int = 0) -> int:
+        """Write a byte, or read it and give it back."""
+        symbol = np.array([value], np.int32)
+        self.code(symbol, _BYTES, _ONE)
+        return int(symbol[0])
+
+    def number(self, size: int, value: int = 0) -> int:
+        """A number of that many bytes."""
+        parts = value.to_bytes(size, "little", signed=True)
+        return int.from_bytes(bytes([self.byte(part) for part in parts]), "little", signed=True)
+
+
+def _seal(array: Array) -> int:
+    """The state in which the coder starts to write: a checksum of the array, which the reader finds at the end.
+
+    Its highest bit is what tells a stream from one that ended too early.
+    """
+    data = array.astype(array.dtype.newbyteorder("<")).tobytes()
+    return 1 << _SEAL_BITS | zlib.crc32(data) >> 32 - _SEAL_BITS
+
+
+def _model(weights: Integers) -> Any:
+    return constriction.stream.model.Categorical(weights.astype(np.float64), perfect=False)
+
+
+class _Writer(_Coder):
+    def __init__(self) -> None:
+        self._groups: list[tuple[Symbols, Integers]] = []
+
+    def code(self, symbols: Symbols, weights: Integers, counts: Integers) -> None:
+        self._groups += zip(np.split(symbols, counts[:-1].cumsum()), weights, strict=True)
+
+    def finish(self, seal: int) -> bytes:
+        coder = constriction.stream.stack.AnsCoder(np.array([seal], np.uint32))
+        for symbols, weights in reversed(self._groups):
+            coder.encode_reverse(symbols, _model(weights))
+        words: npt.NDArray[np.uint32] = coder.get_compressed()
+        return words.astype("<u4").tobytes().rstrip(b"\0")
+
+
+class _Reader(_Coder):
+    def __init__(self, data: bytes) -> None:
+        words = np.frombuffer(data.ljust(-(-len(data) // 4) * 4, b"\0"), "<u4").astype(np.uint32)
+        # The coder takes no last word of zero.
+        self.damaged = not len(words) or data[-1] == 0
+        self._coder = constriction.stream.stack.AnsCoder(words[:0] if self.damaged else words)
+
+    def code(self, symbols: Symbols, weights: Integers, counts: Integers) -> None:
+        start = 0
+        for each, count in zip(weights, counts.tolist(), strict=True):
+            # What is left of a stream is never less than its seal.
+            self.damaged |= self._coder.num_valid_bits() < _SEAL_BITS
+            if self.damaged:
+                raise _Damaged
+            symbols[start : start + count] = self._coder.decode(_model(each), count)
+            start += count
+
+    def finish(self, seal: int) -> None:
+        if self._coder.get_compressed().tolist() != [seal]:
+            raise _Damaged
+
+
+class _Meter(_Coder):
+    """Counts what a stream would take, in 1 / PER_OCTAVE bits."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def code(self, symbols: Symbols, weights: Integers, counts: Integers) -> None:
+        logs = log2(weights + 1)[np.repeat(np.arange(len(counts)), counts), symbols]
+        self.size += len(symbols) * _PRECISION_BITS * PER_OCTAVE - int(logs.sum())
+
+
+class _Damaged(Exception):
+    pass
+
+
+def _write(values: Integers, settings: _Settings, coder: _Coder, center_bytes: int) -> None:
+    """Write a matrix."""
+    if not values.size:
+        return
+    if settings.layout == 2:
+        center = int(values[0, 0])
+        values = np.diff(values, axis=0, prepend=center)
+    else:
+        center = int(np.partition(values, values.size // 2, axis=None)[values.size // 2])
+        values = (values.T if settings.layout == 1 else values) - center
+    settings = settings._replace(centered=int(center != 0))
+    coder.byte(_CHOICES.index(settings))
+    if center:
+        coder.number(center_bytes, center)
+    most = min(int(np.abs(values).max()), LARGEST)
+    if not coder.byte(most):
+        return
+    clipped = np.clip(values, -most, most).astype(np.int32)
+    _code(clipped, most, _mean(coder.byte(_mean_code(clipped))), settings, coder)
+    if most == LARGEST:
+        beyond = np.abs(values[np.abs(clipped) == LARGEST]) - LARGEST
+        size = coder.byte((int(beyond.max(initial=0)).bit_length() + 7) // 8)
+        rest = beyond.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :size]
+        coder.code(rest.reshape(-1).astype(np.int32), _BYTES, np.array([rest.size]))
+
+
+def read(data: bytes, dtype: np.dtype[Any], shape: Shape) -> Array:
+    """The array whose `EntropyModel` stream is `data`; `UserError` for any other."""
+    reader = _Reader(data[1:])
+    try:
+        result = _read(_matrix(shape), reader, dtype.itemsize + 1).astype(dtype).reshape(shape)
+        reader.finish(_seal(result))
+    except _Damaged:
+        raise damaged(dtype, shape) from None
+    return result
+
+
+def _read(shape: tuple[int, int], coder: _Reader, center_bytes: int) -> Array:
+    """Read what `_write` wrote."""
+    if not prod(shape):
+        return np.zeros(shape, np.int32)
+    number = coder.byte()
+    if number >= len(_CHOICES):
+        raise _Damaged
+    settings = _CHOICES[number]
+    center = coder.number(center_bytes) if settings.centered else 0
+    values: Array = np.zeros(shape[::-1] if settings.layout == 1 else shape, np.int32)
+    if most := coder.byte():
+        _code(values, most, _mean(coder.byte()), settings, coder)
+    if most == LARGEST:
+        size = coder.byte()
+        if size > 8:
+            raise _Damaged
+        places = np.abs(values) == LARGEST
+        count = int(places.sum())
+        rest = np.zeros(count * size, np.int32)
+        coder.code(rest, _BYTES, np.array([rest.size]))
+        beyond = np.zeros((count, 8), np.uint8)
+        beyond[:, :size] = rest.reshape(count, size)
+        values = values.astype(np.int64)
+        values[places] += np.sign(values[places]) * beyond.view("<i8")[:, 0]
+    if settings.layout == 2:
+        values = values.cumsum(axis=0)
+    if center:
+        values = values + np.int64(center)
+    return values.T if settings.layout == 1 else values
+
+
+def _mean_code(values: Symbols) -> int:
+    """The mean magnitude in half octaves from the least context on."""
+    mean = int(np.abs(values).sum(dtype=np.int64)) << FRACTION_BITS
+    steps = int(log2(np.array(mean // values.size))) - (FRACTION_BITS - 8) * PER_OCTAVE
+    return max(0, 2 * steps // PER_OCTAVE)
+
+
+def _mean(code: int) -> int:
+    return isqrt(1 << (2 * (FRACTION_BITS - 8) + min(code, 40)))
+
+
+def _tiles(rows: int, columns: int) -> Iterator[tuple[int, int, list[int]]]:
+    """Blocks of rows, each from the first to the last but one, and the borders of tiles in them."""
+    top = 0
+    while top < rows:
+        height = max(1, min(top // _GROWTH, 4 * _LARGEST_TILE // max(columns, 1)))
+        bottom = rows if rows - top - height < height // 2 else top + height
+        height = bottom - top
+        borders = [0]
+        while (left := borders[-1]) < columns:
+            wide = max(_LEAST_COLUMNS, -(-_LEAST_TILE // height), left // _GROWTH)
+            right = left + min(wide, max(1, _LARGEST_TILE // height))
+            borders.append(columns if columns - right < wide // 2 else right)
+        yield top, bottom, borders
+        top = bottom
+
+
+def _code(values: Symbols, most: int, mean: int, settings: _Settings, coder: _Coder) -> None:
+    """Write a matrix of integers from -most to most, or fill it in."""
+    rows, columns = values.shape
+    symbols = 2 * most + 1
+    prior = np.concatenate([priors()[..., most:0:-1], priors()[..., : most + 1]], axis=2) * _PRIOR_COUNT
+    column_trust, row_trust = _TRUST[settings.columns], _TRUST[settings.rows]
+    counts = np.zeros((CONTEXTS, symbols), np.int64)
+    # Fixed-point numbers are those named `mean`, `usual`, `ratio`, `scale`; the sums are of magnitudes.
+    column_sums = np.zeros(columns, np.int64)
+    above = 0  # sum of the means of all rows so far
+    recent, recent_rows = 4 * mean, 4
+    for top, bottom, borders in _tiles(rows, columns):
+        usual = recent // recent_rows
+        ratios = ((column_sums << FRACTION_BITS) + column_trust * usual << FRACTION_BITS) // max(
+            above + column_trust * usual, 1
+        )
+        log_ratios = log2(ratios)
+        row_sums = np.zeros(bottom - top, np.int64)
+        passed = 0  # sum of the ratios so far
+        for left, right in pairwise(borders):
+            scales = ((row_sums << FRACTION_BITS) + row_trust * usual << FRACTION_BITS) // (
+                passed + (row_trust << FRACTION_BITS)
+            )
+            logs = log2(scales)[:, None] + (log_ratios[left:right] - FRACTION_BITS * PER_OCTAVE)
+            places = contexts(logs).reshape(-1)
+            tile = values[top:bottom, left:right]
+            order = np.argsort(places, kind="stable")
+            present = np.bincount(places, minlength=CONTEXTS)
+            used = np.flatnonzero(present)
+            spread = width(top + column_trust, left + row_trust)
+            weights = _weights(prior[spread, used], counts[used], settings.skewed)
+            flat = tile.reshape(-1)[order] + np.int32(most)
+            coder.code(flat, weights, present[used])
+            counts += np.bincount(places[order].astype(np.int64) * symbols + flat, minlength=counts.size).reshape(
+                counts.shape
+            )
+            back = np.empty_like(flat)
+            back[order] = flat
+            tile[...] = back.reshape(tile.shape) - np.int32(most)
+            row_sums += np.abs(tile).sum(axis=1, dtype=np.int64)
+            passed += int(ratios[left:right].sum())
+            counts[counts.sum(axis=1) > _MOST_COUNT] >>= 1
+        column_sums += np.abs(values[top:bottom]).sum(axis=0, dtype=np.int64)
+        block = (int(row_sums.sum()) << FRACTION_BITS) // columns
+        above += block
+        recent, recent_rows = recent + block, recent_rows + bottom - top
+        if recent_rows > _RECENT_ROWS:
+            recent, recent_rows = recent * _RECENT_ROWS // recent_rows, _RECENT_ROWS
+
+
+def _weights(prior: Integers, counts: Integers, skewed: int) -> Integers:
+    """Weights for the coder by context, (contexts, symbols), that sum to 2**24 less the symbols."""
+    seen = 2 * counts if skewed else counts + counts[:, ::-1]
+    shares = prior + (seen << PRIOR_BITS - 1)
+    free = (1 << _PRECISION_BITS) - shares.shape[1]
+    weights: Integers = shares * free // shares.sum(axis=1, keepdims=True)
+    weights[:, weights.shape[1] // 2] += free - weights.sum(axis=1)
+    return weights

@@ -1,0 +1,94 @@
+"""What integers are expected before any was seen, by integer arithmetic alone, so that it is the same everywhere.
+
+A context is an expected magnitude E|q|, a quarter of an octave from the next. For each there is a discrete Gaussian of
+that magnitude, and, as the magnitude is itself an estimate, mixtures of its neighbours at several widths: an estimate
+from n magnitudes is off by about 1 / sqrt(2 n) of itself, which is less than what a wrong scale would cost
+(Student's t is such a mixture).
+"""
+
+from __future__ import annotations
+
+from decimal import Context, Decimal, localcontext
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Integers = npt.NDArray[np.int64]
+
+PER_OCTAVE = 64
+"""Steps of `log2`."""
+FRACTION_BITS = 12
+"""Of the fixed-point numbers that magnitudes and their ratios are."""
+LARGEST = 255
+"""The largest magnitude that has a probability of its own."""
+CONTEXTS = 64
+"""Expected magnitudes from 2**-8 on."""
+PRIOR_BITS = 20
+"""Probabilities are counted in 2**-PRIOR_BITS."""
+
+_LEAST_OCTAVE = -8
+_CONTEXT_STEPS = PER_OCTAVE // 4
+_MANTISSAS = 1 << 10
+_BITS = 30
+_DEVIATIONS = 16 * 12  # a sixteenth of an octave apart
+# Neighbours at these distances are mixed, one after another.
+_MIXED = (4, 4, 6, 8, 12, 16)
+# Variances of ln E|q| after each: a half of ln(2)**2 times the square of the distance in octaves.
+_VARIANCES_PER_THOUSAND = (15, 30, 64, 124, 259, 500)
+
+
+def log2(numbers: npt.NDArray[Any]) -> Integers:
+    """Logarithms to the base of two of integers below 2**53, in steps of 1 / PER_OCTAVE, rounded down; 0 of 0."""
+    mantissas, exponents = np.frexp(np.maximum(numbers, 1).astype(np.float64))  # exact
+    places = (mantissas * (2 * _MANTISSAS)).astype(np.int64) - _MANTISSAS
+    logs: Integers = _mantissa_logs()[places] + (exponents.astype(np.int64) - 1) * PER_OCTAVE
+    return logs
+
+
+def contexts(logs: Integers) -> npt.NDArray[np.uint8]:
+    """Numbers of the contexts nearest to logarithms of fixed-point magnitudes."""
+    steps = logs - (FRACTION_BITS + _LEAST_OCTAVE) * PER_OCTAVE + _CONTEXT_STEPS // 2
+    return np.clip(steps // _CONTEXT_STEPS, 0, CONTEXTS - 1).astype(np.uint8)
+
+
+def width(rows: int, columns: int) -> int:
+    """Which of the mixtures is for a magnitude estimated from so many rows of its column and columns of its row."""
+    variance = 60 + 800 // rows + 800 // columns
+    return sum(variance > 1.5 * known for known in _VARIANCES_PER_THOUSAND[:-1])
+
+
+@cache
+def priors() -> Integers:
+    """Probability of each integer from 0 up, alike for those below, by width and context: (widths, contexts, 256)."""
+    with localcontext(Context(prec=40)):
+        exponentials = [int((1 << _BITS) * (Decimal(-step) / 64).exp()) for step in range(64 * 22)]
+        # 64 / (2 s**2) in 2**-16, for s = 2**(place / 16 - 3)
+        factors = [int(Decimal(2) ** (27 - Decimal(place) / 8)) for place in range(_DEVIATIONS)]
+    magnitudes = np.arange(LARGEST + 1)
+    exponents = np.array(factors)[:, None] * magnitudes**2 >> 16
+    mixture = _normalized(np.array(exponentials).take(exponents, mode="clip"), _BITS)
+    wanted = np.arange(CONTEXTS) * _CONTEXT_STEPS + (_BITS + _LEAST_OCTAVE) * PER_OCTAVE
+    result = []
+    for distance in _MIXED:
+        padded = np.pad(mixture, ((distance, distance), (0, 0)), mode="edge")
+        mixture = (padded[: -2 * distance] + 2 * mixture + padded[2 * distance :]) >> 2
+        means = log2(2 * (mixture * magnitudes).sum(axis=1))
+        nearest = np.abs(means - wanted[:, None]).argmin(axis=1)
+        # Nothing is ruled out.
+        result.append(_normalized(mixture[nearest], PRIOR_BITS) + 1)
+    return np.stack(result)
+
+
+def _normalized(weights: Integers, bits: int) -> Integers:
+    """Weights of 0, 1, ..., below 2**30, so that both signs together make 2**bits."""
+    shares: Integers = (weights << bits) // (2 * weights.sum(axis=1, keepdims=True) - weights[:, :1])
+    return shares
+
+
+@cache
+def _mantissa_logs() -> Integers:
+    # The bits of number**64 are 64 times those of the number.
+    logs = [(number**PER_OCTAVE).bit_length() - 1 for number in range(_MANTISSAS, 2 * _MANTISSAS)]
+    return np.array(logs, np.int64) - PER_OCTAVE * (_MANTISSAS.bit_length() - 1)
