@@ -6,7 +6,8 @@ RUN is a run's folder, an artifact, a file of weights (.safetensors), or one of 
 as they are. Weights are rounded in two ways, one table for each: steps of sigmas / 31 standard deviations of each row
 (int6, as the records' SDClip), and steps that differ by column too, by a factor exp(N(0, spread)), as a quantizer sets
 them that weighs errors by the inputs. The measure is the sum of the arrays' own entropies, without any cost of telling
-them. With `--slow`, lrzip too (where the program is): all arrays of a role together, as the per-group records do.
+them. With `--slow`, sorted rows too and, where the program is, lrzip: all arrays of a role together, as the per-group
+records do.
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ def ways(slow: bool) -> Iterator[tuple[str, Way]]:
         for columns in (False, True):
             where = "columns" if columns else "rows"
             yield f"{type(codec).__name__}, {where}", ours(Packed(codec=codec, columns=columns))
-    yield "Brotli, sorted columns", ours(Packed(columns=True, sort_rows=True))
+    if slow:
+        yield "Brotli, sorted columns", ours(Packed(columns=True, sort_rows=True))
     if slow and shutil.which("lrzip"):
         yield "lrzip -z by role, rows", grouped_lrzip(False)
         yield "lrzip -z by role, columns", grouped_lrzip(True)

@@ -21,6 +21,8 @@ from caddie.quantize import Calibration
 
 _LARGEST = 4096
 """Rows of a matrix whose factor for rows is one of more than its diagonal."""
+_DIRECTIONS = 16.0
+"""Directions that gradients must show for each column to count as much as the inputs."""
 _PILOT = 1 / 8
 """Part of the batches that are run through first, to say how much each row and column counts."""
 
@@ -128,25 +130,26 @@ def calibrate(
             generator = torch.Generator(device).manual_seed((seed << 32) + number * ranks.world + ranks.rank)
             yield _gradients(model, weights, ids, bos, generator)
 
+    uses = _uses(model)
+    sums = {
+        name: _Sums(weight, name in uses, two_sided and isinstance(uses.get(name), Linear))
+        for name, weight in weights.items()
+    }
     with ExitStack() as stack:
         stack.enter_context(torch.autocast(device.type, enabled=False))
-        layers = {name for name, module in _uses(model).items() if isinstance(module, Linear)}
-        sums = {name: _Sums(weight, two_sided and name in layers) for name, weight in weights.items()}
-        for found in gradients(math.ceil(len(given) * _PILOT)):
-            for name, gradient in found.items():
-                sums[name].add(gradient)
-        ranks.sum([tensor for one in sums.values() for tensor in one.all])
-        for one in sums.values():
-            one.even_out()
-        gathered = {name: _Gather(weights[name]) for name in _uses(model) if name in weights}
-        for name, gather in gathered.items():
-            stack.callback(_uses(model)[name].register_forward_pre_hook(gather).remove)
-        for found in gradients(len(given)):
-            for name, gradient in found.items():
-                sums[name].add(gradient)
-    tokens = torch.tensor(float(sum(ids.numel() for ids in given)), dtype=torch.float64, device=device)
-    ranks.sum([tokens, *(tensor for kept in (sums, gathered) for one in kept.values() for tensor in one.all)])
-    return {name: one.calibration(gathered.get(name), float(tokens)) for name, one in sums.items()}
+        for name, one in sums.items():
+            if name in uses:
+                stack.callback(uses[name].register_forward_pre_hook(one.gather).remove)
+        for count in (math.ceil(len(given) * _PILOT), len(given)):
+            for one in sums.values():
+                one.begin()
+            for found in gradients(count):
+                for name, gradient in found.items():
+                    sums[name].add(gradient)
+            ranks.sum([tensor for one in sums.values() for tensor in one.all])
+    tokens = torch.tensor(sum(ids.numel() for ids in given), dtype=torch.float64, device=device)
+    ranks.sum([tokens])
+    return {name: one.calibration(float(tokens)) for name, one in sums.items()}
 
 
 def predicted_loss(calibration: Calibration, weight: Tensor, restored: Tensor) -> float:
@@ -184,23 +187,27 @@ def _gradients(
 
 
 class _Sums:
-    """What is added up of the gradients (rows, columns) of one weight."""
+    """What is added up of the gradients (rows, columns) of one weight, and of the inputs of its products."""
 
-    def __init__(self, weight: Tensor, two_sided: bool) -> None:
+    def __init__(self, weight: Tensor, used: bool, two_sided: bool) -> None:
         height, width = _matrix(weight).shape
         self.squares, self.seen = weight.new_zeros(height), weight.new_zeros(height)
-        self.columns = weight.new_zeros(width, width)
+        self.columns, self.batches = weight.new_zeros(width, width), weight.new_zeros(())
+        self.inputs = weight.new_zeros(width, width) if used else None
         self.rows = weight.new_zeros(height, height) if two_sided and height <= _LARGEST else None
-        self.all = [self.squares, self.seen, self.columns, *([] if self.rows is None else [self.rows])]
+        self.count = weight.new_zeros((), dtype=torch.float64)
+        kept = (self.squares, self.seen, self.columns, self.batches, self.inputs, self.rows, self.count)
+        self.all = [tensor for tensor in kept if tensor is not None]
         self.scale: Tensor | None = None
         self.whiten: Tensor | None = None
 
-    def even_out(self) -> None:
+    def begin(self) -> None:
         """Begin anew, and let rows count alike in the factor of columns, and the other way round, by what is known."""
-        self.scale = _floored(self.squares, self.seen).clamp_min(1e-30).rsqrt()[:, None]
-        if self.rows is not None:
-            identity = torch.eye(len(self.columns), device=self.columns.device)
-            lower = torch.linalg.cholesky(_damped(self.columns, 0.01) + 1e-30 * identity)
+        if self.batches:
+            self.scale = _floored(self.squares, self.seen).clamp_min(1e-30).rsqrt()[:, None]
+        if self.rows is not None and (columns := self.mixed()) is not None:
+            lower = torch.linalg.cholesky(_damped(columns, 0.01))
+            identity = torch.eye(len(lower), device=lower.device)
             self.whiten = torch.linalg.solve_triangular(lower, identity, upper=False).T
         for tensor in self.all:
             tensor.zero_()
@@ -209,51 +216,18 @@ class _Sums:
         squares = gradient.square().sum(1)
         self.squares += squares
         self.seen += squares > 0.0
-        if self.rows is not None and self.whiten is not None:
-            white = gradient @ self.whiten
+        self.batches += 1.0
+        if self.rows is not None:
+            white = gradient if self.whiten is None else gradient @ self.whiten
             self.rows.addmm_(white, white.T)
         if len(self.columns) > 1:
             scaled = gradient if self.scale is None else gradient * self.scale
             self.columns.addmm_(scaled.T, scaled)
 
-    def calibration(self, gathered: _Gather | None, tokens: float) -> Calibration:
-        width, total = len(self.columns), self.squares.sum()
-        if self.rows is None:
-            rows = _floored(self.squares, self.seen)
-        else:
-            rows = _damped(self.rows, 0.1)
-            rows = rows * (total / rows.trace().clamp_min(1e-30))
-        trace = self.columns.trace()
-        columns = self.columns * (width / trace) if width > 1 and trace > 0.0 else None
-        inputs = None if gathered is None else gathered.total / gathered.count.clamp_min(1.0).float()
-        return Calibration(inputs, rows / (tokens * width), columns)
-
-
-def _damped(square: Tensor, share: float) -> Tensor:
-    """The matrix with a share of its mean diagonal added to the diagonal."""
-    return square + torch.diag_embed((share * square.diagonal().mean()).expand(len(square)))
-
-
-def _floored(squares: Tensor, seen: Tensor) -> Tensor:
-    """Sums of squares by row, the whole as it was, as if each row had been seen in half a batch more.
-
-    Tokens that the text lacks are used by others, and their rows must not count as free. Half is the estimator of
-    Krichevsky and Trofimov (1981).
-    """
-    floored = squares + 0.5 * squares.sum() / seen.sum().clamp_min(1.0)
-    return floored * (squares.sum() / floored.sum().clamp_min(1e-30))
-
-
-class _Gather:
-    """Adds x x^T over what a module is given."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self.total = weight.new_zeros(weight.shape[1], weight.shape[1])
-        self.count = weight.new_zeros((), dtype=torch.float64)
-        self.all = [self.total, self.count]
-
     @torch.no_grad()
-    def __call__(self, module: nn.Module, given: tuple[Tensor, ...]) -> None:
+    def gather(self, module: nn.Module, given: tuple[Tensor, ...]) -> None:
+        """Add x x^T over what a module is given, as a hook of it."""
+        assert self.inputs is not None
         x = given[0]
         if not isinstance(module, Linear):  # a tied head, whose table is no layer of its own
             x = rms_norm(x)
@@ -262,8 +236,51 @@ class _Gather:
         elif module.normed:
             x = rms_norm(x)
         flat = x.reshape(-1, x.shape[-1]).float()
-        self.total.addmm_(flat.T, flat)
+        self.inputs.addmm_(flat.T, flat)
         self.count += len(flat)
+
+    def mixed(self) -> Tensor | None:
+        """C, with a mean of 1 on the diagonal, or None where there is none.
+
+        Gradients know more than inputs, but each batch shows only as many directions as it has rows or tokens. With 16
+        shown for each column they count as much as the inputs do.
+        """
+        columns = _even(self.columns) if len(self.columns) > 1 else None
+        if columns is None or self.inputs is None or (inputs := _even(self.inputs)) is None:
+            return columns
+        directions = torch.minimum(self.batches * len(self.squares), self.count) / len(columns)
+        return torch.lerp(inputs, columns, (directions / (directions + _DIRECTIONS)).float())
+
+    def calibration(self, tokens: float) -> Calibration:
+        """What the sums say."""
+        width, total = len(self.columns), self.squares.sum()
+        if self.rows is None:
+            rows = _floored(self.squares, self.seen)
+        else:
+            rows = _damped(self.rows, 0.1)
+            rows = rows * (total / rows.trace().clamp_min(1e-30))
+        inputs = None if self.inputs is None else self.inputs / self.count.clamp_min(1.0).float()
+        return Calibration(inputs, rows / (tokens * width), self.mixed())
+
+
+def _even(square: Tensor) -> Tensor | None:
+    """The matrix with a mean of 1 on the diagonal, or None for zeros."""
+    mean = square.diagonal().mean()
+    return square / mean if mean > 0.0 else None
+
+
+def _damped(square: Tensor, share: float) -> Tensor:
+    """The matrix with a share of its mean diagonal added to the diagonal."""
+    return square + torch.diag_embed((share * square.diagonal().mean()).expand(len(square)))
+
+
+def _floored(squares: Tensor, seen: Tensor) -> Tensor:
+    """Sums of squares by row, the whole as it was, as if each row had been seen in one batch more (Laplace's rule).
+
+    Tokens that the text lacks are used by others, and their rows must not count as free.
+    """
+    floored = squares + squares.sum() / seen.sum().clamp_min(1.0)
+    return floored * (squares.sum() / floored.sum().clamp_min(1e-30))
 
 
 def _uses(model: Model) -> dict[str, nn.Module]:

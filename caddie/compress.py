@@ -104,10 +104,11 @@ def compress(
     config: Compress,
     calibrate: Calibrate = lambda names: {},
     size: Size = _weights_alone,
+    watch: Callable[[Draft], None] = lambda draft: None,
 ) -> Compressed:
     """Quantize and code every weight; weights of another model or not finite are a `UserError`.
 
-    `calibrate` is asked for all weights if a quantizer wants to know of their use.
+    `calibrate` is asked for all weights if a quantizer wants to know of their use; `watch` sees every draft.
     """
     with torch.device("meta"):
         model = gpt.build()
@@ -127,11 +128,14 @@ def compress(
         calibrate(list(shapes)) if calibrated else {},
         config.coding,
         lambda sections: size(readers, sections),
+        watch,
     )
     readers = {rule: quantizer.reader for rule, quantizer in config.quantizers.items()}
     if config.correction is not None:
         corrected = _corrected(drafts, drafts.make(quantizers), config.correction)
         quantizers |= corrected
+        # The last match wins, so they come last.
+        readers = {rule: reader for rule, reader in readers.items() if rule not in corrected}
         readers |= {name: quantizer.reader for name, quantizer in corrected.items()}
     if config.fit is None:
         draft, curve = drafts.make(quantizers), []

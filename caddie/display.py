@@ -37,6 +37,7 @@ _PARTS = {
     "container": "container",
 }
 _ACROSS = (12, 17, 15, 15)  # columns of the figures of a policy
+_STEPS = ("step_more_bits_per_byte", "step_fewer_bits_per_byte")
 _STAGES = {
     "trained": "trained",
     "averaged": "averaged",
@@ -122,12 +123,24 @@ def result_table(result: Mapping[str, Any], report: Path | str | None = None) ->
     blocks = [
         _headline(result),
         _beside(_scores(result), _seconds(result)),
-        _beside(_bytes(result), _compressors(result)),
+        [*_beside(_bytes(result), _compressors(result)), *_worth(result.get("compression") or {})],
         _policies(result),
         _sample(str(result.get("sample") or "")),
         [f"report  {report}"] if report is not None else [],
     ]
     return "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks if block)
+
+
+def pack_table(facts: Mapping[str, Any]) -> str:
+    """What `caddie pack` made: its bytes by part, how full it is, what it is expected to cost, and what comes next."""
+    size, cap, found = facts["artifact_bytes"], facts["cap_bytes"], facts["compression"]
+    rows = [*facts["ledger"].items(), ("file", size), ("cap", cap)]
+    loss = found["predicted_bits_per_byte"]
+    lines = [table(rows, ["part", "bytes"]), ""]
+    lines += [f"  {100 * size / cap:.2f} % of the cap", *_worth(found)]
+    lines.append(f"  predicted loss by rounding: {'not measured' if loss is None else f'{loss:.4f} bits per byte'}")
+    lines += [f"  {facts['seconds']:,.1f} seconds", "", f"written  {printable(facts['artifact'])}"]
+    return "\n".join([*lines, *(f"next     {printable(command)}" for command in facts["next"])])
 
 
 def score_table(result: Mapping[str, Any]) -> str:
@@ -216,6 +229,15 @@ class Display:
         """Show how many of the tokens of this phase are done."""
         if not self.quiet and total:
             self._show(done / total, tokens_line(done, total, self.now() - self._began))
+
+    def doing(self, line: str) -> None:
+        """Show what this phase is at; off a terminal at most one line in two seconds."""
+        self._last_step = line = printable(line)
+        if self._live is not None and self._task is not None:
+            self._live.update(self._task, text=line)
+        elif self._live is None and not self.quiet and self.now() - self._last_line >= SHORTEST_GAP:
+            self._last_line = self.now()
+            print(f"      {line}", file=self.stream, flush=True)
 
     def _show(self, progress: float, line: str) -> None:
         self._last_step = line
@@ -332,7 +354,25 @@ def _scores(result: Mapping[str, Any]) -> list[str]:
             lines.append(_row("  " + label, *(_number(entry and entry["bits_per_byte"], ".4f") for entry in entries)))
     if adaptive := result["scores"].get("quantized_adaptive"):
         lines.append(_row("  packed, adaptive", _number(adaptive["bits_per_byte"], ".4f")))
+    compression = result.get("compression") or {}
+    losses = [compression.get(f"{way}_bits_per_byte") for way in ("predicted", "measured")]
+    if losses != [None, None]:
+        lines += [
+            _row("", "predicted", "measured"),
+            _row("  lost by rounding", *(_number(loss, ".4f") for loss in losses)),
+        ]
     return lines
+
+
+def _worth(compression: Mapping[str, Any]) -> list[str]:
+    """Bits for each weight, and what more or fewer bytes are expected to change, on a line."""
+    bits = compression.get("bits_per_weight")
+    step, more, fewer = (compression.get(name) for name in ("step_bytes", *_STEPS))
+    if bits is None:
+        return []
+    if step is None or more is None or fewer is None:
+        return [f"  {bits:.2f} bits per weight"]
+    return [f"  {bits:.2f} bits per weight; {step:,} bytes more {more:+.4f} bits per byte, fewer {fewer:+.4f}"]
 
 
 def _seconds(result: Mapping[str, Any]) -> list[str]:

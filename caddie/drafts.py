@@ -58,11 +58,12 @@ class Drafts:
         calibrations: Mapping[str, Calibration],
         coding: ArrayCodec,
         size: Callable[[list[Section]], int],
+        watch: Callable[[Draft], None] = lambda draft: None,
     ) -> None:
-        """`size` gives the bytes of the whole file that holds sections of weights."""
+        """`size` gives the bytes of the whole file that holds sections of weights; `watch` sees every draft."""
         self.weights = {name: weight.detach().float().cpu() for name, weight in weights.items()}
         self.calibrations = calibrations
-        self._coding, self._size = coding, size
+        self._coding, self._size, self._watch = coding, size, watch
         self._kept: dict[str, StoredWeight] = {}
 
     def make(self, quantizers: Mapping[str, Quantizer]) -> Draft:
@@ -83,7 +84,9 @@ class Drafts:
 
     def _draft(self, weights: dict[str, StoredWeight]) -> Draft:
         draft = Draft(weights, 0)
-        return replace(draft, file_bytes=self._size(draft.sections))
+        draft = replace(draft, file_bytes=self._size(draft.sections))
+        self._watch(draft)
+        return draft
 
     def _store(self, name: str, quantizer: Quantizer, arrays: Arrays) -> StoredWeight:
         weight, shape = self.weights[name], tuple(self.weights[name].shape)

@@ -18,6 +18,8 @@ CLOSE = 0.998
 _AIM = 0.9993
 _NOTHING_NATS = 1e-6
 """Predicted loss per token below which more bytes would buy nothing."""
+_AS_GOOD = 1.1
+"""A draft whose cost is up to so many times the least is not worse by more than chance."""
 _OCTAVES = 20.0
 """The furthest that steps are moved from where they are set."""
 _DRAFTS = 24
@@ -75,7 +77,10 @@ class FillCap(Fit):
             if abs(place) > _OCTAVES:
                 break
         fitting = [one for one in seen.values() if one.file_bytes <= cap_bytes]
-        best = max(fitting, key=_bytes) if fitting else min(seen.values(), key=_bytes)
+        least = min(map(_cost, fitting), default=0.0)
+        # Not simply the largest: where integers have few bits, ever finer steps clip ever more of them.
+        good = [one for one in fitting if _cost(one) <= _AS_GOOD * least]
+        best = max(good, key=_bytes) if good else min(seen.values(), key=_bytes)
         points = {(one.file_bytes, one.predicted_loss) for one in seen.values()}
         return Fitted(best, sorted((size, loss) for size, loss in points if loss is not None))
 
@@ -120,6 +125,12 @@ class PruneOnes(Fit):
 
 def _bytes(draft: Draft) -> int:
     return draft.file_bytes
+
+
+def _cost(draft: Draft) -> float:
+    """Predicted loss or, where that is unknown, squared errors in parts of the weights' squares."""
+    loss = draft.predicted_loss
+    return sum(stored.relative_error**2 for stored in draft.weights.values()) if loss is None else loss
 
 
 def _buys_nothing(draft: Draft) -> bool:

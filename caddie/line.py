@@ -27,6 +27,7 @@ from caddie.container import Section
 from caddie.corpora import describe, open_corpus, text_of
 from caddie.corpus import Corpus
 from caddie.distributed import Ranks, local_device
+from caddie.drafts import Draft
 from caddie.errors import CheckFailed, UserError
 from caddie.files import replacing
 from caddie.liveness import verify_alive
@@ -37,11 +38,10 @@ from caddie.probes import verify
 from caddie.quantize import Calibration
 from caddie.recipe import Recipe
 from caddie.report import write_report
-from caddie.result import describe_run
+from caddie.result import bits_per_nat, describe_run, rounding_loss
 from caddie.schedules import Clock
 from caddie.scoring import Score, Scoring, Text, check_windows, load_scorer, score, use_quickest_threads
 from caddie.train import Event, Trained, train
-from caddie.units import convert
 
 RECIPE, LOG, WEIGHTS = "recipe.json", "log.jsonl", "weights.safetensors"
 ARTIFACT, RESULT = "artifact.caddie", "result.json"
@@ -104,20 +104,19 @@ def score_artifact(
 
 def train_run(recipe: Recipe, corpus: Corpus, folder: Path, seed: int, ranks: Ranks, watch: Watch) -> Trained:
     """Train into the run folder: recipe, log, checkpoint and weights."""
-    split = corpus.manifest.train
-    assert split is not None
     if ranks.first:
         folder.mkdir(parents=True, exist_ok=True)
         _end_line(folder / LOG)
     ranks.wait()
     told = {"recipe": recipe.to_json(), "seed": seed, "corpus": str(corpus.folder.resolve())}
-    bits_per_nat = convert(1.0, "nats-per-token", "bits-per-byte", tokens=split.tokens, source_bytes=split.source_bytes)
+    split, per_nat = corpus.manifest.train, bits_per_nat(corpus)
+    assert split is not None
     with open(folder / LOG if ranks.first else os.devnull, "a", buffering=1) as log:
 
         def tell(event: Event) -> None:
             if ranks.first:
                 if "loss" in event:
-                    event = {**event, "bits_per_byte": event["loss"] * bits_per_nat}
+                    event = {**event, "bits_per_byte": event["loss"] * per_nat}
                 if event["event"] == "start":  # whatever stands in the folder was found to be of this run
                     _dump(folder / RECIPE, told)
                 log.write(json.dumps(event) + "\n")
@@ -154,14 +153,43 @@ def _end_line(log: Path) -> None:
             file.write("\n")
 
 
-def pack_run(folder: Path, config: Compress | None = None, path: Path | None = None) -> Compressed:
+def pack_run(
+    folder: Path,
+    config: Compress | None = None,
+    path: Path | None = None,
+    phase: Callable[[str], None] = lambda name: None,
+    drafted: Callable[[Draft], None] = lambda draft: None,
+) -> Compressed:
     """Quantize, code and pack the weights of a run folder into its artifact.
 
-    `config` takes the place of the recipe's own, and `path` that of the run's artifact.
+    `config` takes the place of the recipe's own, and `path` that of the run's artifact. `phase` is told what begins,
+    and `drafted` of every draft of the weights.
     """
     recipe, seed, corpus = read_run(folder)
     recipe = recipe.but(compress=config or recipe.compress)
-    weights = _run_weights(folder, recipe, corpus)
+    weights = run_weights(folder, recipe, corpus)
+    around = sections_around(recipe, seed, corpus)
+
+    def calibrations(names: Collection[str]) -> dict[str, Calibration]:
+        phase("calibrate")
+        found = calibrated(recipe, weights, corpus, names)
+        phase("fit")
+        return found
+
+    compressed = compress(
+        recipe.model,
+        weights,
+        recipe.compress,
+        calibrations,
+        lambda readers, sections: len(container.pack([*around(readers), *sections])),
+        drafted,
+    )
+    container.write(path or folder / ARTIFACT, [*around(compressed.readers), *compressed.sections])
+    return compressed
+
+
+def sections_around(recipe: Recipe, seed: int, corpus: Corpus) -> Callable[[Readers], list[Section]]:
+    """What an artifact of the run has beside its weights, from the quantizers that read them."""
     split = corpus.manifest.train
     assert split is not None
     tokenizer = corpus.tokenizer()
@@ -177,22 +205,10 @@ def pack_run(folder: Path, config: Compress | None = None, path: Path | None = N
         validation_fraction=corpus.manifest.validation_fraction,
     )
     source = source_needed().section(artifacts.SOURCE) if recipe.compress.carry_source else None
-
-    def around(readers: Readers) -> list[Section]:
-        return artifacts.around(recipe.model, readers, tokenizer, recipe.score, manifest, source)
-
-    compressed = compress(
-        recipe.model,
-        weights,
-        recipe.compress,
-        lambda names: _calibrated(recipe, weights, corpus, names),
-        lambda readers, sections: len(container.pack([*around(readers), *sections])),
-    )
-    container.write(path or folder / ARTIFACT, [*around(compressed.readers), *compressed.sections])
-    return compressed
+    return lambda readers: artifacts.around(recipe.model, readers, tokenizer, recipe.score, manifest, source)
 
 
-def _run_weights(folder: Path, recipe: Recipe, corpus: Corpus) -> dict[str, Tensor]:
+def run_weights(folder: Path, recipe: Recipe, corpus: Corpus) -> dict[str, Tensor]:
     """The weights of a run folder, which must be those of this model and text."""
     try:
         with safe_open(folder / WEIGHTS, "pt") as file:
@@ -205,7 +221,7 @@ def _run_weights(folder: Path, recipe: Recipe, corpus: Corpus) -> dict[str, Tens
     return weights
 
 
-def _calibrated(
+def calibrated(
     recipe: Recipe, weights: Mapping[str, Tensor], corpus: Corpus, names: Collection[str]
 ) -> dict[str, Calibration]:
     """What training text, or text of the model's own, tells of the use of each weight."""
@@ -292,6 +308,7 @@ def run(
         "seconds": {**clock.seconds, "total": sum(clock.seconds.values())},
         "evaluation": scored["seconds"],
     }
+    result["compression"]["measured_bits_per_byte"] = rounding_loss(scores)
     result["policies"] = state(result)
     _dump(folder / RESULT, result)
     write_report(folder)

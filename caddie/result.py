@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import subprocess
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -21,8 +22,10 @@ from caddie.distributed import Ranks
 from caddie.generate import sample
 from caddie.recipe import Recipe, shipped
 from caddie.train import Trained
+from caddie.units import convert
 
 VERSION = 1
+_STEEPEST = 50.0
 
 
 def describe_run(
@@ -35,6 +38,7 @@ def describe_run(
     base = shipped().get(recipe.base or "")
     diff = base.settings.diff(recipe.settings) if base else {}
     compressors = manifest.validation_compressors
+    per_nat = bits_per_nat(corpus)
     return {
         "version": VERSION,
         "recipe": recipe.name,
@@ -59,9 +63,11 @@ def describe_run(
                 "bytes": artifact.tensor_bytes[tensor.name],
                 "parameters": math.prod(tensor.shape),
                 "relative_error": tensor.relative_error,
+                "predicted_bits_per_byte": _times(tensor.predicted_loss, per_nat),
             }
             for tensor in compressed.tensors
         ],
+        "compression": describe_compression(compressed, artifact, corpus),
         "training": {
             "steps": trained.steps,
             "tokens": trained.tokens,
@@ -98,6 +104,56 @@ def describe_run(
         },
         "public": [asdict(figure) for figure in recipe.public],
     }
+
+
+def bits_per_nat(corpus: Corpus) -> float:
+    """Bits per byte of the training text that one nat per token of it is."""
+    split = corpus.manifest.train
+    assert split is not None
+    return convert(1.0, "nats-per-token", "bits-per-byte", tokens=split.tokens, source_bytes=split.source_bytes)
+
+
+def describe_compression(compressed: Compressed, artifact: Artifact, corpus: Corpus) -> dict[str, Any]:
+    """What quantization is expected to cost at this size and at others; None for what no calibration told."""
+    per_nat = bits_per_nat(corpus)
+    curve = [{"bytes": size, "bits_per_byte": loss * per_nat} for size, loss in compressed.curve]
+    loss, slope = compressed.predicted_loss, _decline(compressed.curve, artifact.file_bytes)
+    step = min(10 ** (len(str(artifact.file_bytes // 2)) - 1), 1_000_000)
+    more = fewer = None
+    if loss and slope is not None:
+        more, fewer = (loss * per_nat * math.expm1(min(-slope * change, _STEEPEST)) for change in (step, -step))
+    return {
+        "bits_per_weight": 8 * artifact.ledger["weights"] / sum(math.prod(t.shape) for t in compressed.tensors),
+        "predicted_bits_per_byte": _times(loss, per_nat),
+        "curve": curve,
+        "step_bytes": step,
+        "step_more_bits_per_byte": more,
+        "step_fewer_bits_per_byte": fewer,
+    }
+
+
+def rounding_loss(scores: Mapping[str, Any]) -> float:
+    """Bits per byte that quantization cost on the held-out text, scored plain."""
+    before = scores["averaged_plain"] or scores["trained_plain"]
+    return float(scores["quantized_plain"]["bits_per_byte"] - before["bits_per_byte"])
+
+
+def _decline(curve: list[tuple[int, float]], file_bytes: int) -> float | None:
+    """How much the logarithm of the predicted loss falls with each byte, at a file of this size.
+
+    Along a curve of rate and distortion it falls in proportion to the bytes (a bit for each weight takes three quarters
+    of the loss), so it is read from the line through the chosen point and the nearest that is 1 % of its bytes away.
+    """
+    points = {size: loss for size, loss in curve if loss > 0}
+    far = [size for size in points if abs(size - file_bytes) > 0.01 * file_bytes]
+    if file_bytes not in points or not far:
+        return None
+    other = min(far, key=lambda size: abs(size - file_bytes))
+    return (math.log(points[file_bytes]) - math.log(points[other])) / (other - file_bytes)
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
 
 
 def device_name(device: torch.device, threads: int) -> str:

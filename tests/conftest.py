@@ -102,6 +102,7 @@ TINY = (
     "train.seconds=none",
     "train.batch_tokens=128",
     "train.sequence_length=32",
+    "compress.calibration.tokens=512",
     "score.sequence_length=32",
     "score.stride=16",
 )

@@ -53,14 +53,17 @@ def tensor(name: str, role: str, shape: list[int], chance: random.Random) -> dic
     """One entry of `tensors`."""
     parameters = math.prod(shape)
     small = role in ("scalar", "gate")
+    size = parameters * 2 if small else round(parameters * chance.uniform(0.82, 0.93))
+    error = chance.uniform(1e-4, 2e-4) if small else chance.uniform(0.0055, 0.0120)
     return {
         "name": name,
         "role": role,
         "shape": shape,
         "quantizer": "Float16()" if small else "Rows(bits=8)",
-        "bytes": parameters * 2 if small else round(parameters * chance.uniform(0.82, 0.93)),
+        "bytes": size,
         "parameters": parameters,
-        "relative_error": chance.uniform(1e-4, 2e-4) if small else chance.uniform(0.0055, 0.0120),
+        "relative_error": error,
+        "predicted_bits_per_byte": 0.5 * error**2,
     }
 
 
@@ -134,6 +137,20 @@ def make_result(depth: int = 4) -> dict[str, Any]:
             "decoders": {"brotli": 5_184_980, "torch": 698_003_938},
         },
         "tensors": found,
+        "compression": {
+            "bits_per_weight": 8 * parts["weights"] / sum(entry["parameters"] for entry in found),
+            "predicted_bits_per_byte": 0.00104,
+            "measured_bits_per_byte": 0.00116,
+            "curve": [
+                {"bytes": 301_204, "bits_per_byte": 0.0398},
+                {"bytes": 447_918, "bits_per_byte": 0.00391},
+                {"bytes": size, "bits_per_byte": 0.00104},
+                {"bytes": 731_022, "bits_per_byte": 0.0000524},
+            ],
+            "step_bytes": 100_000,
+            "step_more_bits_per_byte": -0.00082,
+            "step_fewer_bits_per_byte": 0.00388,
+        },
         "seconds": {
             "prepare": 3.21,
             "rehearse": 18.44,

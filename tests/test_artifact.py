@@ -19,6 +19,8 @@ from caddie import container
 from caddie.artifact import Artifact
 from caddie.checks import file_checks
 from caddie.codecs import Brotli
+from caddie.corpus import Corpus
+from caddie.line import calibrated, pack_run
 from caddie.parameters import assign
 from caddie.policy import Part, state
 from caddie.recipe import Recipe
@@ -37,14 +39,18 @@ def recipe(tiny_run: Any) -> Recipe:
     return Recipe.from_json(json.loads((tiny_run.folder / "recipe.json").read_text())["recipe"])
 
 
-def test_weights_come_back_as_their_quantizers_say(tiny_run: Any, packed: Artifact, recipe: Recipe) -> None:
+def test_weights_come_back_as_their_quantizers_say(
+    tiny_run: Any, packed: Artifact, recipe: Recipe, tmp_path: Path
+) -> None:
     trained = load_file(tiny_run.folder / "weights.safetensors")
-    quantizers = assign(recipe.compress.quantizers, packed.model, "compress.quantizers")
-    assert {type(quantizer).__name__ for quantizer in quantizers.values()} == {"Rows", "Float16"}
+    known = calibrated(recipe, trained, Corpus.load(tiny_run.corpus), list(trained))
+    quantizers = {t.name: t.quantizer for t in pack_run(tiny_run.folder, path=tmp_path / "again").tensors}
+    assert {type(quantizer).__name__ for quantizer in quantizers.values()} == {"Waterfilling", "Float16"}
+    assert quantizers != assign(recipe.compress.quantizers, packed.model, "compress.quantizers"), "nothing was fitted"
     changed = 0
     for name, weight in packed.model.named_parameters():
-        expected = quantizers[name].dequantize(quantizers[name].quantize(trained[name]), tuple(weight.shape))
-        assert torch.equal(weight, expected), name
+        arrays = quantizers[name].quantize(trained[name], known[name])
+        assert torch.equal(weight, quantizers[name].dequantize(arrays, tuple(weight.shape))), name
         changed += not torch.equal(weight, trained[name])
     assert changed  # else nothing was quantized, and nothing shown
 

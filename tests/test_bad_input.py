@@ -111,7 +111,7 @@ class Bench:
 
     def recipe(self, edit: Callable[[Any], object]) -> list[str]:
         """`caddie pack` of a run with its recipe edited."""
-        return ["pack", self.folder("recipe.json", lambda data: edited(data, edit))]
+        return ["pack", self.folder("recipe.json", lambda data: edited(data, edit)), "--quiet"]
 
     def mine(self, source: str | bytes, name: str = "mine.py:mine") -> list[str]:
         """A run of a user's own recipe."""
@@ -330,6 +330,25 @@ RUNS = [
     Case("weights cut", lambda b: ["pack", b.folder("weights.safetensors", half)], "safetensors cannot be read"),
     Case("weights too few", lambda b: b.recipe(put(3, "recipe", "model", "depth")), "not those of this model"),
     Case("weights too narrow", lambda b: b.recipe(put(32, "recipe", "model", "width")), "not those of this model"),
+    Case(
+        "not of compress",
+        lambda b: ["pack", b.folder("none", None), "model.depth=3"],
+        "pack takes cap=N and settings of compress",
+    ),
+    Case(
+        "no setting", lambda b: ["pack", b.folder("none", None), "16000"], "'16000' is not a setting; write PATH=VALUE"
+    ),
+    Case("cap of words", lambda b: ["pack", b.folder("none", None), "cap=small"], "compress.cap_bytes"),
+    Case("cap of nothing", lambda b: ["pack", b.folder("none", None), "cap=0"], "compress.cap_bytes"),
+    Case(
+        "compare settings",
+        lambda b: ["pack", b.folder("none", None), "--compare", "compress.fit=none"],
+        "takes cap=N alone",
+    ),
+    Case(
+        "compare into a file", lambda b: ["pack", b.folder("none", None), "--compare", "--out", "a"], "writes no file"
+    ),
+    Case("compare nothing", lambda b: ["pack", "none", "--compare"], "none is not a run folder"),
     Case("corpus gone", lambda b: b.recipe(put("gone", "corpus")), "no corpus in gone"),
     Case("no result", lambda b: ["report", b.folder("result.json", None)], "no kept/result.json"),
     Case("result broken", lambda b: ["report", b.folder("result.json", half)], "kept/result.json is not JSON"),
@@ -472,7 +491,7 @@ FULL = [
     Case("at the recipe", lambda b: ["train", *b.run()[1:]], "large", out="0"),
     Case("at the checkpoint", lambda b: ["train", *b.run()[1:]], "out/checkpoint", out="9000"),
     Case("at the corpus", lambda b: b.data("--out", "corpus"), "corpus/train_000000.bin: File too large", out="9000"),
-    Case("at the artifact", lambda b: ["pack", b.folder("none", None)], "write kept/artifact.caddie", out="4000"),
+    Case("at the artifact", lambda b: ["pack", b.folder("none", None), "--quiet"], "write kept/artifact.caddie", out="4000"),
     Case("at the report", lambda b: ["report", b.folder("report.html", None)], "File too large", out="9000"),
 ]
 
@@ -506,7 +525,7 @@ def test_an_artifact_that_cannot_be_written_leaves_no_trace(
         raise error
 
     monkeypatch.setattr(at, refuse, raising=False)
-    check(caddie("pack", folder), f"cannot write kept/artifact.caddie: {says}")
+    check(caddie("pack", folder, "--quiet"), f"cannot write kept/artifact.caddie: {says}")
     check_folder(tmp_path)
 
 

@@ -107,7 +107,7 @@ def arguments(verb: str, tiny: Any, copy: Path, out: Path) -> list[object]:
         "compress": ["compress", tiny.artifact, small_file(out.with_suffix(".txt"))],
         "data": ["data", tiny.text, "data.tokenizer=RawBytes", "model.vocabulary=257", "--out", out],
         "diff": ["diff", "tiny"],
-        "pack": ["pack", copy],
+        "pack": ["pack", copy, "cap=60000"],
         "recipes": ["recipes"],
         "report": ["report", copy],
         "sample": ["sample", tiny.artifact, "--tokens", 3],
@@ -124,7 +124,7 @@ FACTS = {
     "data": {"folder", "manifest", "lossy_rules"},
     "decompress": {"file", "bytes"},
     "diff": {"from", "to", "diff", "parameters", "training_flops_per_token"},
-    "pack": {"artifact", "artifact_bytes", "cap_bytes", "ledger"},
+    "pack": {"artifact", "artifact_bytes", "cap_bytes", "ledger", "compression", "seconds", "next"},
     "recipes": {"recipes"},
     "report": {"report"},
     "sample": {"text"},
@@ -133,6 +133,9 @@ FACTS = {
     "train": {"folder", "steps", "tokens", "loss"},
     "verify": {"passed", "checks"},
 }
+
+
+QUIET = ("compress", "data", "decompress", "pack", "score", "train")
 
 
 @pytest.mark.parametrize("verb", FACTS)
@@ -150,7 +153,7 @@ def test_json_is_one_object_and_progress_goes_elsewhere(
 @pytest.mark.parametrize("verb", FACTS)
 def test_people_get_text_and_quiet_is_quiet(verb: str, tiny_run: Any, copy: Path, caddie: Call, tmp_path: Path) -> None:
     given = arguments(verb, tiny_run, copy, tmp_path / "out")
-    ended = caddie(*given, *(["--quiet"] if verb in ("compress", "data", "decompress", "score", "train") else []))
+    ended = caddie(*given, *(["--quiet"] if verb in QUIET else []))
     assert (ended.status, ended.err) == (0, "")
     assert ended.out.strip()
     assert not ended.out.startswith("{")
@@ -172,6 +175,56 @@ def test_progress_is_told_on_standard_error(tiny_run: Any, copy: Path, caddie: C
     told = caddie(*arguments("train", tiny_run, copy, tmp_path / "out"), "--json").err.splitlines()
     assert told[0] == "train"
     assert told[-1].startswith("100%  step 2  loss ")
+
+
+def test_pack_at_another_cap_keeps_the_artifact_that_was_scored(copy: Path, caddie: Call, tmp_path: Path) -> None:
+    scored = (copy / "artifact.caddie").read_bytes()
+    ended = caddie("pack", copy, "cap=16000")
+    assert ended.status == 0
+    path = copy / "artifact-16000.caddie"
+    assert f"written  {path}\nnext     caddie score {path} --data " in ended.out
+    assert 0.998 * 16_000 <= path.stat().st_size <= 16_000
+    assert (copy / "artifact.caddie").read_bytes() == scored
+    assert ended.err.splitlines()[:3:2] == ["calibrate", "fit"] or ended.err.startswith("calibrate\nfit\n")
+    facts = json.loads(
+        caddie("pack", copy, "cap=14000", "compress.coding=Packed", "--out", tmp_path / "a", "--json", "--quiet").out
+    )
+    assert facts["artifact"] == str(tmp_path / "a")
+    assert (tmp_path / "a").stat().st_size == facts["artifact_bytes"] <= 14_000
+    assert facts["compression"]["predicted_bits_per_byte"] > 0
+    assert facts["compression"]["step_more_bits_per_byte"] < 0 < facts["compression"]["step_fewer_bits_per_byte"]
+    assert len(facts["compression"]["curve"]) > 1
+    assert not (copy / "artifact-14000.caddie").exists()
+
+
+def test_pack_compares_all_ways_and_writes_nothing(copy: Path, caddie: Call) -> None:
+    before = sorted(path.name for path in copy.iterdir())
+    ended = caddie("pack", copy, "--compare", "cap=16000", "cap=14000", "--json")
+    facts = json.loads(ended.out, parse_constant=pytest.fail)
+    assert sorted(path.name for path in copy.iterdir()) == before
+    assert ended.err.startswith("calibrate\nint8, percentile\n")
+    packings, ways = facts["packings"], 3 + 2 * 2
+    assert len(packings) == 6 * ways
+    assert facts["measured_tokens"] > 0
+    filled = [one for one in packings if one["coding"] == one["fitted_with"]]
+    assert {one["cap_bytes"] for one in filled} == {16_000, 14_000}
+    for one in filled:
+        assert 0.995 * one["cap_bytes"] <= one["bytes"] <= one["cap_bytes"]
+    by_way = {(one["quantizer"], one["cap_bytes"], one["coding"]): one for one in packings}
+    for way in {(one["quantizer"], one["cap_bytes"]) for one in packings}:
+        group = [by_way[*way, coding] for coding in ("zlib -9", "lzma -9e", "zstd -22", "brotli -11", "smallest")]
+        assert len({(one["predicted_bits_per_byte"], one["measured_bits_per_byte"]) for one in group}) == 1
+        assert by_way[*way, "smallest"]["bytes"] <= by_way[*way, "entropy model"]["bytes"] + 8
+
+
+def test_the_comparison_of_packings_for_people(copy: Path, caddie: Call) -> None:
+    ended = caddie("pack", copy, "--compare", "cap=16000", "--quiet")
+    assert (ended.status, ended.err) == (0, "")
+    lines = ended.out.splitlines()
+    assert lines[0].split() == ["quantizer", "coding", "bytes", "predicted", "measured", "enc.", "s", "dec.", "s"]
+    assert sum("smallest *" in line for line in lines) == sum("brotli -11 *" in line for line in lines) == 1
+    assert max(map(len, lines)) <= 100
+    assert "tokens that calibration has not seen" in ended.out
 
 
 def test_run_prints_the_result_and_keeps_it(tiny_run: Any) -> None:

@@ -16,14 +16,17 @@ from hypothesis import strategies as st
 import caddie
 from caddie.averaging import EMA
 from caddie.codecs import Brotli, Codec, Lzma, Zlib
+from caddie.compress import Correction
 from caddie.config import Config, Range, coerce, descriptions, field_types, parse_assignment, paths, show, variants
 from caddie.errors import UserError
+from caddie.fit import FillCap, PruneOnes
 from caddie.model import GPT, Block, GroupedQueryAttention, ReluSquared, UNet
 from caddie.optim import AdamW, Muon, Optimizer
 from caddie.quantize import Float16, Float32, Percentile, Quantizer, Rows
 from caddie.recipe import Figure, Recipe, shipped
 from caddie.schedules import Ramp, Schedule, StepRamp, Warmdown
 from caddie.train import Train
+from caddie.weight_coding import EntropyModel, Packed, Smallest
 
 for _module in pkgutil.walk_packages(caddie.__path__, "caddie."):
     if not _module.name.endswith("__main__"):
@@ -84,7 +87,10 @@ changes: dict[str, st.SearchStrategy[Any]] = {
     ),
     "train.optimizers.matrix.lr": rates,
     "compress.quantizers.head": quantizers,
-    "compress.codec": st.sampled_from([Zlib(), Zlib(level=3), Lzma(), Brotli()]),
+    "compress.coding": st.sampled_from([Smallest(), EntropyModel(), Packed(codec=Zlib(level=3)), Packed(shuffle=True)]),
+    "compress.cap_bytes": st.integers(1, 10**9),
+    "compress.fit": st.sampled_from([None, FillCap(), PruneOnes()]),
+    "compress.correction": st.one_of(st.none(), st.builds(Correction, rank=st.integers(1, 9))),
     "score.stride": st.integers(1, 64),
 }
 diffs = st.fixed_dictionaries({}, optional=changes)
@@ -144,16 +150,13 @@ def value_at_path(config: Config, path: str) -> Any:
 
 
 def test_a_diff_says_only_what_differs() -> None:
-    changed = BASE.but({"model.block.mlp.hidden": 992, "train.optimizers.matrix.lr": 0.06, "compress.codec": Brotli()})
-    assert BASE.diff(changed) == {
-        "model.block.mlp.hidden": 992,
-        "train.optimizers.matrix.lr": 0.06,
-        "compress.codec": Brotli(),
-    }
+    diff = {"model.block.mlp.hidden": 992, "train.optimizers.matrix.lr": 0.06, "compress.coding.codec": Brotli()}
+    changed = BASE.but(diff)
+    assert BASE.diff(changed) == diff
     assert changed.diff(BASE) == {
         "model.block.mlp.hidden": 1024,
         "train.optimizers.matrix.lr": 0.04,
-        "compress.codec": Zlib(level=9),
+        "compress.coding.codec": Zlib(level=9),
     }
 
 
@@ -176,8 +179,12 @@ def test_later_paths_win_over_earlier_ones() -> None:
 
 
 def test_a_variant_and_its_settings_may_come_together() -> None:
-    changed = BASE.but({"compress.codec": "Lzma", "compress.codec.preset": 3})
-    assert changed.compress.codec == Lzma(preset=3)
+    changed = BASE.but({"compress.coding.codec": "Lzma", "compress.coding.codec.preset": 3})
+    assert changed.compress.coding == Packed(codec=Lzma(preset=3))
+    changed = BASE.but(
+        {"compress.coding": "Packed", "compress.coding.codec": "Brotli", "compress.coding.shuffle": True}
+    )
+    assert changed.compress.coding == Packed(codec=Brotli(), shuffle=True)
     assert BASE.but({"train.optimizers.x": {"kind": "AdamW", "lr": 1}, "train.optimizers.x.lr": 2}).train.optimizers[
         "x"
     ] == AdamW(lr=2)
@@ -205,7 +212,8 @@ def test_a_mapping_without_kind_is_a_diff_of_what_is_there() -> None:
         ("train.optimizers.matrx.lr", "train.optimizers.matrix.lr"),
         ("model.depth.x", "model.depth"),
         ("model..depth", "model.depth"),
-        ("compress.codec.levels", "compress.codec.level"),
+        ("compress.codec", "compress.coding"),
+        ("compress.coding.codec.levels", "compress.coding.codec.level"),
     ],
 )
 def test_a_misspelt_path_suggests_the_right_one(path: str, right: str) -> None:
@@ -230,7 +238,9 @@ def test_a_path_to_nowhere_is_an_error(path: str) -> None:
         ("model.depth", "many", "model.depth must be a whole number, not many"),
         ("train.lr_schedule.fraction", 2, "train.lr_schedule.fraction must be from 0 to 1, not 2"),
         ("score.precision", "float16", "score.precision must be one of float32, bfloat16, float64, not float16"),
-        ("compress.codec", "Brotly", "compress.codec must be one of .*; did you mean Brotli"),
+        ("compress.coding", "Smalest", "compress.coding must be one of .*; did you mean Smallest"),
+        ("compress.fit", "FillCup", "compress.fit must be one of FillCap, PruneOnes, .*; did you mean FillCap"),
+        ("compress.cap_bytes", 0, "compress.cap_bytes must be from 1"),
     ],
 )
 def test_a_wrong_value_names_its_whole_path(path: str, value: object, message: str) -> None:
@@ -297,7 +307,7 @@ def test_the_order_of_rules_counts() -> None:
 
 def test_variants_by_name_by_mapping_and_by_value_are_the_same() -> None:
     for value in ("Lzma", {"kind": "Lzma"}, Lzma()):
-        assert BASE.but({"compress.codec": value}).compress.codec == Lzma()
+        assert BASE.but({"compress.coding.codec": value}).compress.coding == Packed(codec=Lzma())
     assert coerce({"kind": "Ramp", "start": 1, "end": 0}, float | Schedule, "lr") == Ramp(start=1.0, end=0.0)
     assert BASE.but({"model.skips": None}).but({"model.skips": "UNet"}).model.skips == UNet()
 
@@ -567,7 +577,7 @@ def nested(depth: int, key: str | None) -> Any:
 
 
 @pytest.mark.parametrize(
-    "path", ["name", "model.depth", "model.layers.0.mlp", "train.loader", "public", "compress.codec"]
+    "path", ["name", "model.depth", "model.layers.0.mlp", "train.loader", "public", "compress.coding.codec"]
 )
 def test_deep_json_is_a_mistake_of_the_user(path: str) -> None:
     for depth, key in [(100, None), (900, "mlp"), (100_000, None)]:
@@ -583,7 +593,7 @@ def test_deep_json_is_a_mistake_of_the_user(path: str) -> None:
 def test_messages_stay_short() -> None:
     for value in ("x" * 100_000, list(range(100_000)), {"kind": "x" * 100_000}):
         with pytest.raises(UserError) as caught:
-            BASE.but({"compress.codec": value})
+            BASE.but({"compress.coding.codec": value})
         assert len(str(caught.value)) < 1000
         assert "\n" not in str(caught.value)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from run_folder import make_events, make_result
 
-from caddie.display import WIDTH, Display, clock, columns, crop, printable, result_table, step_line, table
+from caddie.display import WIDTH, Display, clock, columns, crop, pack_table, printable, result_table, step_line, table
 from caddie.policy import state
 
 GOLDEN = Path(__file__).parent / "golden" / "result_table.txt"
@@ -63,7 +63,7 @@ def test_result_table_is_golden() -> None:
         GOLDEN.write_text(text + "\n")
     assert text + "\n" == GOLDEN.read_text()
     assert max(map(columns, text.splitlines())) <= WIDTH
-    assert len(text.splitlines()) <= 34
+    assert len(text.splitlines()) <= 35
     assert text.isascii()
 
 
@@ -78,6 +78,55 @@ def test_result_table_without_what_is_optional() -> None:
     assert "not verified" in text
     assert "report" not in text
     assert "written by" not in text
+
+
+def test_result_table_without_a_fit() -> None:
+    result = make_result()
+    assert "lost by rounding      0.0010    0.0012" in result_table(result)
+    result["compression"] |= {"step_more_bits_per_byte": None, "predicted_bits_per_byte": None}
+    assert "lost by rounding           -    0.0012" in result_table(result)
+    assert "bytes more" not in result_table(result)
+    del result["compression"]
+    assert "rounding" not in result_table(result)
+
+
+def test_pack_table() -> None:
+    result = make_result()
+    facts = {
+        "artifact": "run/artifact-600000.caddie",
+        "artifact_bytes": result["artifact_bytes"],
+        "cap_bytes": 600_000,
+        "ledger": result["ledger"]["parts"],
+        "compression": result["compression"],
+        "seconds": 12.34,
+        "next": ["caddie score run/artifact-600000.caddie --data corpus"],
+    }
+    lines = pack_table(facts).splitlines()
+    assert lines[-8:] == [
+        "",
+        "  88.89 % of the cap",
+        "  7.00 bits per weight; 100,000 bytes more -0.0008 bits per byte, fewer +0.0039",
+        "  predicted loss by rounding: 0.0010 bits per byte",
+        "  12.3 seconds",
+        "",
+        "written  run/artifact-600000.caddie",
+        "next     caddie score run/artifact-600000.caddie --data corpus",
+    ]
+    facts["compression"] |= {"predicted_bits_per_byte": None, "step_bytes": None}
+    assert "predicted loss by rounding: not measured" in pack_table(facts)
+
+
+def test_what_a_phase_is_at_is_told_every_two_seconds() -> None:
+    hands, stream = Hands(), io.StringIO()
+    with Display(stream=stream, now=hands) as display:
+        display.phase("fit")
+        for hands.time, line in ((0.0, "draft 1"), (1.9, "draft 2"), (2.0, "draft\x1b3"), (3.0, "draft 4")):
+            display.doing(line)
+    assert stream.getvalue().splitlines() == ["fit", "      draft 1", "      draft\ufffd3"]
+    quiet = io.StringIO()
+    with Display(stream=quiet, quiet=True) as display:
+        display.doing("draft 1")
+    assert quiet.getvalue() == ""
 
 
 def test_result_table_says_what_is_wrong() -> None:

@@ -33,6 +33,7 @@ from caddie.quantize import (
     Rows,
     SigmaClip,
     Ternary,
+    Waterfilling,
 )
 from caddie.quantize.rotated import rotated
 from caddie.quantize.rows import _pack, _unpack, half
@@ -61,6 +62,8 @@ SETTINGS: list[Quantizer] = [
     Ternary(group=5, packed=True),
     Ternary(group=8, keep_mean=True),
     Binary(group=5),
+    Waterfilling(step=0.3, damping=0.5),
+    LowRank(of=Waterfilling(step=0.2), rank=2),
 ]
 """Every variant as it comes, and a few with other settings. A variant that has no defaults needs a line here."""
 EMPTY = torch.zeros(0, 1)
@@ -116,6 +119,8 @@ def bound(quantizer: Quantizer, weight: Tensor) -> Tensor:
     if isinstance(quantizer, LowRank):
         within = bound(quantizer.of, weight)
         return within + 1.5 * quantizer.rank * float(within.double().norm())  # A and B err by a third at most
+    if isinstance(quantizer, Waterfilling):
+        return _bound_of_waterfilling(quantizer, weight)
     steps = torch.from_numpy(quantizer.quantize(weight)["steps"].astype(np.float32))
     if isinstance(quantizer, Ternary | Binary):
         return _bound_in_groups(quantizer, weight, steps)
@@ -125,6 +130,15 @@ def bound(quantizer: Quantizer, weight: Tensor) -> Tensor:
     unrounded = isinstance(quantizer.scale, Percentile) and quantizer.scale.floor == "absolute"
     halves = 0.5 + quantizer.largest * 2**-11 * unrounded
     return step * halves * (1 + 1e-4) + (weight.abs() - step * quantizer.largest).clamp_min(0)
+
+
+def _bound_of_waterfilling(quantizer: Waterfilling, weight: Tensor) -> Tensor:
+    arrays = quantizer.quantize(weight)
+    rows, columns = (2.0 ** (torch.from_numpy(arrays[f"{of}_steps"]) / 4) for of in ("row", "column"))
+    steps = (rows[:, None] * columns).reshape(weight.shape)
+    within = steps * 0.5 * (1 + 1e-4) + (weight.abs() - steps * 32_767).clamp_min(0)
+    vanished = torch.from_numpy(arrays["integers"]) == 0
+    return torch.where(vanished, weight.abs(), within)
 
 
 def _bound_in_groups(quantizer: Ternary | Binary, weight: Tensor, steps: Tensor) -> Tensor:
@@ -236,7 +250,8 @@ def inputs_of(columns: int) -> Tensor:
 def test_calibration_is_used_where_it_is_said_to_be(quantizer: Quantizer) -> None:
     weight = sample((6, 40))
     plain = quantizer.quantize(weight)
-    told = quantizer.quantize(weight, Calibration(inputs=inputs_of(40)))
+    known = Calibration(inputs=inputs_of(40), rows=torch.logspace(-3, 0, 6), columns=inputs_of(40))
+    told = quantizer.quantize(weight, known)
     assert {key: (array.dtype, array.shape) for key, array in told.items()} == quantizer.layout((6, 40))
     assert quantizer.calibrated == any(not np.array_equal(array, told[key]) for key, array in plain.items())
     assert torch.isfinite(quantizer.dequantize(told, (6, 40))).all()
@@ -250,7 +265,7 @@ def test_the_reader_reads(quantizer: Quantizer) -> None:
     assert reader.layout((6, 40)) == quantizer.layout((6, 40))
     assert torch.equal(reader.dequantize(arrays, (6, 40)), quantizer.dequantize(arrays, (6, 40)))
     assert reader.reader == reader
-    assert not reader.calibrated
+    assert reader.quantize(weight).keys() == arrays.keys()
 
 
 @every_quantizer

@@ -17,18 +17,7 @@ from run_folder import make_events, make_result, write_run
 from caddie import report
 from caddie.errors import UserError
 from caddie.policy import state
-from caddie.report import (
-    loss_chart,
-    nice_ticks,
-    number,
-    percent,
-    read_steps,
-    setting,
-    smooth,
-    thin,
-    time_ticks,
-    write_report,
-)
+from caddie.report import number, read_steps, setting, write_report
 
 GOLDEN = Path(__file__).parent / "golden" / "report.txt"
 DOCUMENTED = Path(__file__).parent.parent / "docs" / "result.md"
@@ -109,9 +98,9 @@ def test_lengths_stay_inside(tmp_path: Path) -> None:
 
 def test_page_has_every_picture(tmp_path: Path) -> None:
     page = read(tmp_path)
-    assert page.tags.count("svg") == 1
-    assert page.tags.count("details") == 3
-    assert page.tags.count("section") == 10
+    assert page.tags.count("svg") == 2
+    assert page.tags.count("details") == 4
+    assert page.tags.count("section") == 11
     for text in ("Bits per byte along the line", "1.5301", "brotli -11", "not measured here", "30 more tensors"):
         assert any(text in line for line in page.text), text
 
@@ -176,6 +165,9 @@ def test_numbers_that_make_no_sense(tmp_path: Path, value: float) -> None:
     result["tensors"][0] |= {"bytes": value, "relative_error": value}
     result["seconds"]["train"] = value
     result["ledger"]["parts"]["weights"] = value
+    result["tensors"][0] |= {"parameters": value, "predicted_bits_per_byte": value}
+    result["compression"] |= {"bits_per_weight": value, "step_bytes": value, "step_more_bits_per_byte": value}
+    result["compression"]["curve"][1] |= {"bytes": value, "bits_per_byte": value}
     for index in (1, 50, -3):
         events[index] |= {"loss": value, "lr_scale": value}
     page = read(tmp_path, result, events)
@@ -214,6 +206,26 @@ def test_a_result_from_before_the_policies_is_read(tmp_path: Path) -> None:
     page = read(tmp_path, old)
     assert not any("policy" in line for line in page.text)
     assert any("30 more tensors" in line for line in page.text)
+
+
+def test_what_bytes_buy_is_said(tmp_path: Path) -> None:
+    text = read(tmp_path).text
+    assert "Drafts that the fit tried" in text
+    assert "This artifact" in text
+    assert "The cap" not in text, "16,000,000 bytes are far outside the picture"
+    said = "100,000 bytes more would lower the predicted loss by 0.00082 bits per byte; "
+    assert said + "100,000 fewer would raise it by 0.0039." in text
+    assert text[text.index("Predicted loss") + 1] == "0.0010"
+    assert text[text.index("Measured loss") + 1] == "0.0012"
+
+
+def test_a_result_from_before_the_curve_is_read(tmp_path: Path) -> None:
+    old = {name: value for name, value in make_result().items() if name != "compression"}
+    for entry in old["tensors"]:
+        del entry["predicted_bits_per_byte"]
+    page = read(tmp_path, old)
+    assert page.tags.count("svg") == 1
+    assert page.text[page.text.index("Measured loss") + 1] == "not measured"
 
 
 def test_a_wrong_result_is_shown(tmp_path: Path) -> None:
@@ -290,14 +302,6 @@ def test_every_field_is_documented() -> None:
         assert f"`{name}`" in text.partition("## log.jsonl")[2], name
 
 
-def test_percent() -> None:
-    assert percent(1.5, 1.0, 2.0) == 50.0
-    assert percent(3.0, 1.0, 2.0) == 100.0
-    assert percent(-3.0, 1.0, 2.0) == 0.0
-    assert [percent(value, 0, 1) for value in (None, math.nan, math.inf)] == [0.0, 0.0, 0.0]
-    assert percent(1.0, 2.0, 2.0) == percent(1.0, 0.0, math.nan) == 0.0
-
-
 def test_number() -> None:
     assert number(1234.6, ",d") == "1,234"
     assert number(1.53012, ".4f") == "1.5301"
@@ -305,68 +309,7 @@ def test_number() -> None:
     assert number(math.nan, ",d") == "not finite"
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "ticks"),
-    [
-        (0.0, 10.0, [0.0, 2.5, 5.0, 7.5, 10.0]),
-        (1.5301, 1.5487, [1.53, 1.535, 1.54, 1.545, 1.55]),
-        (2.3, 7.4, [2.0, 4.0, 6.0, 8.0]),
-        (-1.0, 1.0, [-1.0, -0.5, 0.0, 0.5, 1.0]),
-        (2.0, 2.0, [1.98, 1.99, 2.0, 2.01, 2.02]),
-    ],
-)
-def test_nice_ticks(low: float, high: float, ticks: list[float]) -> None:
-    assert nice_ticks(low, high, 5) == ticks
-
-
-def test_time_ticks() -> None:
-    assert [label for _, label in time_ticks(60.0)] == ["0 s", "10 s", "20 s", "30 s", "40 s", "50 s", "60 s"]
-    assert time_ticks(600.0)[-1] == (600.0, "10 min")
-    assert [label for _, label in time_ticks(8000.0)] == ["0 min", "30 min", "60 min", "90 min", "120 min"]
-    assert len(time_ticks(0.3)) == 1
-    assert len(time_ticks(1e7)) == 7
-
-
-def test_smooth_ignores_a_spike_and_keeps_the_ends() -> None:
-    assert smooth([2.0, 2.0, 2.0, 90.0, 2.0, 2.0, 2.0], 3, range(7))[3] == 2.0
-    assert smooth([1.0, 2.0, 3.0, 4.0], 2, range(4)) == [1.0, 2.0, 3.0, 4.0]
-
-
-def test_thin_keeps_the_ends() -> None:
-    assert thin(5, 10) == [0, 1, 2, 3, 4]
-    kept = thin(10_000, 400)
-    assert (len(kept), kept[0], kept[-1]) == (400, 0, 9_999)
-    assert kept == sorted(set(kept))
-
-
 def test_setting() -> None:
     value = {"kind": "Ramp", "start": 0.5, "end": None, "of": [{"kind": "Ema"}, 2]}
     assert setting(value) == "Ramp(start=0.5, end=none, of=[Ema(), 2])"
     assert [setting(held) for held in ("word", 3, None, True, {"a": 1})] == ["word", "3", "none", "true", '{"a": 1}']
-
-
-def test_loss_chart() -> None:
-    steps = [event for event in make_events(4_000, every=1) if event["event"] == "step"]
-    chart = loss_chart(steps)
-    assert chart is not None
-    assert chart.raw.count("h0") == 400
-    assert chart.smoothed.count(" ") == 399
-    assert chart.scale_top == "1"
-    assert [tick.label for tick in chart.across][:2] == ["0 s", "10 s"]
-    assert [tick.below for tick in chart.across] == ["0", "667", "1,333", "2,000", "2,667", "3,333", "4,000"]
-    assert chart.up[0].at == report.SPLIT / 10
-    assert chart.up[-1].at == 0
-    assert chart.notes == [f"Losses above {chart.up[-1].label} lie outside the picture."]
-
-
-def test_loss_chart_needs_two_points() -> None:
-    steps = [event for event in make_events() if event["event"] == "step"]
-    assert loss_chart([]) is None
-    assert loss_chart(steps[:1]) is None
-    assert loss_chart([step | {"seconds": 0.0} for step in steps]) is None
-    flat = loss_chart([step | {"loss": 2.0, "lr_scale": None} for step in steps[:2]])
-    assert flat is not None
-    assert flat.scale == ""
-    broken = loss_chart([*steps, steps[-1] | {"loss": math.nan}])
-    assert broken is not None
-    assert broken.notes[-1] == "Entries of the log without a finite loss: 1."

@@ -312,7 +312,7 @@ def test_size_is_close_to_the_ideal():
         (gaussian(128, 128), 1.004),
         (gaussian(64, 128), 1.008),
         (gaussian(128, 128, 0.3), 1.01),
-        (np.random.default_rng(0).integers(0, 256, (60, 60)).astype(np.uint8), 1.02),
+        (np.random.default_rng(0).integers(0, 256, (100, 100)).astype(np.uint8), 1.02),
     ):
         assert len(EntropyModel().encode(array)) < most * entropy(array) + 10
     # Each column and row with the entropy that a Gaussian of its own scale has: what no coder is told.

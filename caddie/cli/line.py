@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,10 @@ from caddie.cli.options import (
     settings_argument,
     tell,
 )
-from caddie.errors import CheckFailed
+from caddie.config import parse_assignment
+from caddie.errors import CheckFailed, UserError
 from caddie.exits import judge, resume_hint
+from caddie.schedules import Clock
 
 if TYPE_CHECKING:
     from caddie.display import Display
@@ -135,26 +138,76 @@ def train(job: Job) -> tuple[dict[str, Any], str] | None:
 
 @click.command()
 @path_argument("folder", metavar="RUN")
-@options("json")
-def pack(folder: Path, as_json: bool) -> int:
-    """Quantize and pack the weights of the run folder RUN."""
-    from caddie import artifact as artifacts
-    from caddie.display import table
-    from caddie.line import ARTIFACT, pack_run, read_run
+@settings_argument
+@click.option("--out", metavar="FILE", type=click.Path(path_type=Path), help="File to write.")
+@click.option("--compare", is_flag=True, help="Write nothing; show what all quantizers and codings make of RUN.")
+@options("json", "quiet")
+def pack(folder: Path, settings: tuple[str, ...], out: Path | None, compare: bool, as_json: bool, quiet: bool) -> int:
+    """Quantize and pack the weights of the run folder RUN, without training again.
 
-    recipe, _, _ = read_run(folder)
-    pack_run(folder)
-    packed = artifacts.load(folder / ARTIFACT)
-    cap = recipe.compress.cap_bytes
+    Settings are cap=N, the bytes that the file may have, and compress.PATH=VALUE. With any, the run's own artifact is
+    kept and the new one is RUN/artifact-N.caddie, unless --out names another. --compare takes several cap=N.
+    """
+    from caddie import artifact as artifacts
+    from caddie.display import Display, pack_table
+    from caddie.line import ARTIFACT, pack_run, read_run
+    from caddie.result import describe_compression
+
+    recipe, _, corpus = read_run(folder)
+    changes = [_compress_setting(text) for text in settings]
+    with Display(quiet=quiet) as display:
+        if compare:
+            return _compare_packings(folder, recipe, changes, out, display, as_json)
+        config = recipe.but(dict(changes)).compress
+        cap, clock = config.cap_bytes, Clock()
+        path = out or folder / (f"artifact-{cap}.caddie" if settings else ARTIFACT)
+        drafts = count(1)
+        with clock.phase("pack"):
+            compressed = pack_run(
+                folder,
+                config,
+                path,
+                display.phase,
+                lambda draft: display.doing(f"draft {next(drafts)}: {draft.file_bytes:,} bytes of {cap:,}"),
+            )
+    packed = artifacts.load(path)
     facts = {
         "artifact": str(packed.path),
         "artifact_bytes": packed.file_bytes,
         "cap_bytes": cap,
         "ledger": packed.ledger,
+        "compression": describe_compression(compressed, packed, corpus),
+        "seconds": clock.seconds["pack"],
+        "next": [shlex.join(["caddie", "score", str(path), "--data", str(corpus.folder)])],
     }
-    tell(facts, as_json, table([*packed.ledger.items(), ("file", packed.file_bytes), ("cap", cap)], ["part", "bytes"]))
+    tell(facts, as_json, pack_table(facts))
     if packed.file_bytes > cap:
         raise CheckFailed(f"{packed.path} has {packed.file_bytes:,} bytes, {packed.file_bytes - cap:,} over the cap")
+    return 0
+
+
+def _compress_setting(text: str) -> tuple[str, object]:
+    path, value = parse_assignment(text)
+    if path != "cap" and not path.startswith("compress."):
+        raise UserError(f"pack takes cap=N and settings of compress, as in compress.fit=none, not {path}")
+    return "compress.cap_bytes" if path == "cap" else path, value
+
+
+def _compare_packings(
+    folder: Path, recipe: Recipe, changes: list[tuple[str, object]], out: Path | None, display: Display, as_json: bool
+) -> int:
+    from caddie.packing import compare, summary
+
+    if out is not None:
+        raise UserError("--compare writes no file; leave out --out")
+    for path, _ in changes:
+        if path != "compress.cap_bytes":
+            raise UserError(
+                f"--compare tries the quantizers and codings that it knows and takes cap=N alone, not {path}"
+            )
+    caps = [recipe.but({path: value}).compress.cap_bytes for path, value in changes]
+    facts = compare(folder, caps, display.phase, display.doing)
+    tell(facts, as_json, summary(facts))
     return 0
 
 

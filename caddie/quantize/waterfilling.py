@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from caddie.config import NonNegative, Positive, Technique
+from caddie.errors import UserError
 from caddie.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, as_rows, plain, rows_and_columns
 
 _PER_OCTAVE = 4
@@ -50,25 +51,23 @@ class Waterfilling(Quantizer):
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
         """`integers` (int16, the weight's shape), `row_steps` and `column_steps` (int8, quarters of an octave).
 
-        Without a calibration all weights count alike, in parts of their root mean square.
+        Without a calibration all weights count alike, in parts of their root mean square, as do those of what is no
+        matrix. A calibration that is not finite, or of another shape, is a `UserError`.
         """
         rows = as_rows(plain(weight))
-        importance, columns = self._costs(rows, calibration)
-        if not rows.numel() or not bool(rows.any()):
+        if not bool(rows.any()):
             return self._arrays(torch.zeros_like(rows), torch.zeros(len(rows)), torch.zeros(rows.shape[1]), weight)
-        order = columns.diagonal().argsort(descending=True)
-        factor = _upper(columns[order][:, order])
+        if weight.ndim != 2 and calibration.rows is not None:
+            calibration = Calibration(rows=calibration.rows.mean().expand(len(rows)))
+        importance, columns = self._costs(rows, calibration)
+        factor = _upper(columns)
         pivots = factor.diagonal()
-        row_steps = _octaves(self.step / importance.sqrt())
         column_steps = _octaves(1 / pivots)
-        steps = _steps(row_steps, column_steps)
-        integers = torch.empty_like(rows)
-        integers[:, order] = _feed_back(rows[:, order], steps, factor / pivots)
-        found = torch.empty_like(column_steps)
-        found[order] = column_steps
+        row_steps = torch.maximum(_octaves(self.step / importance.sqrt()), _least(rows, column_steps))
+        integers = _feed_back(rows, _steps(row_steps, column_steps), factor / pivots)
         # A row of zeros needs no step of its own; the commonest is the cheapest to send.
         row_steps[~integers.any(1)] = row_steps.mode().values
-        return self._arrays(integers, row_steps, found, weight)
+        return self._arrays(integers, row_steps, column_steps, weight)
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
         """integers · row steps · column steps."""
@@ -110,6 +109,10 @@ class Waterfilling(Quantizer):
             importance = (known.diagonal() if known.ndim == 2 else known).float()
             importance = importance.clamp_min(1e-9 * float(importance.max().clamp_min(1e-20)))
         columns = torch.eye(width) if calibration.columns is None else calibration.columns.float().clone()
+        if importance.shape != (count,) or columns.shape != (width, width):
+            raise UserError(f"calibration is not for a weight of {count:,} rows and {width:,} columns; calibrate again")
+        if not bool(torch.isfinite(importance).all() and torch.isfinite(columns).all()):
+            raise UserError("calibration met what is not finite; the model diverged, lower its learning rates")
         mean = columns.diagonal().mean().clamp_min(1e-20)
         columns.diagonal().add_(self.damping * mean)
         return importance, columns
@@ -124,7 +127,11 @@ class Waterfilling(Quantizer):
 
 def _upper(matrix: Tensor) -> Tensor:
     """Upper triangular U with U U^T = `matrix`, positive definite: the Cholesky factor in the other order."""
-    return torch.linalg.cholesky(matrix.double().flip(0, 1)).flip(0, 1).float()
+    lower, wrong = torch.linalg.cholesky_ex(matrix.double().flip(0, 1))
+    if int(wrong):
+        raise UserError("what columns cost is not positive definite; raise the damping of Waterfilling")
+    upper: Tensor = lower.flip(0, 1).float()
+    return upper
 
 
 def _feed_back(rows: Tensor, steps: Tensor, unit: Tensor) -> Tensor:
@@ -143,13 +150,18 @@ def _feed_back(rows: Tensor, steps: Tensor, unit: Tensor) -> Tensor:
             errors[j - begin] = rows[:, j] - integers[j] * steps[j]
         if end < width:
             left[end:] += unit[begin:end, end:].T @ errors
-    answer: Tensor = integers.mT.contiguous()
-    return answer
+    return integers.mT.contiguous()
 
 
 def _octaves(steps: Tensor) -> Tensor:
     """The steps' logarithms in whole `_PER_OCTAVE`ths of an octave."""
     return (steps.log2() * _PER_OCTAVE).round().clamp(-_MOST, _MOST).int()
+
+
+def _least(rows: Tensor, column_steps: Tensor) -> Tensor:
+    """The sizes of the smallest steps of rows whose integers are in range, with an octave to spare for feedback."""
+    widest = (rows.abs() / _steps(torch.zeros(1, dtype=torch.int32), column_steps)).amax(1)
+    return (_octaves(widest.clamp_min(2.0**-120) * (2 / _LARGEST)) + 1).clamp(-_MOST, _MOST)
 
 
 def _steps(rows: Tensor, columns: Tensor) -> Tensor:

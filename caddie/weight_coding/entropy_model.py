@@ -61,7 +61,7 @@ _LEAST_TILE, _LARGEST_TILE = 64, 1 << 15  # elements
 _GROWTH = 4  # a tile is as high and wide as a quarter of what is above and left of it
 _LEAST_COLUMNS = 4
 _RECENT_ROWS = 16
-_TRIAL = 1 << 16  # elements on which settings are chosen
+_TRIAL = 1 << 15  # elements on which settings are chosen
 _MOST_ELEMENTS = 1 << 31
 
 

@@ -1,0 +1,101 @@
+"""The quantization gap at equal bytes: waterfilling against the records' way, on the same trained weights.
+
+    python bench/compression.py RUN... --caps 300000 500000
+
+Both files are filled to the same cap by the same search. The records' way is GPTQ on rows with steps of k standard
+deviations (k of embeddings : k of matrices as in the record at 1.0810), the steps in half precision, coded by Brotli at
+its best layout. Gaps are in bits per byte of the run's held-out text, of the packed file against the weights before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from caddie import artifact as artifacts
+from caddie.compress import Compress
+from caddie.corpora import text_of
+from caddie.line import WEIGHTS, pack_run, read_run
+from caddie.model import build
+from caddie.quantize import Float16, Gptq, Rows, SigmaClip
+from caddie.scoring import score
+from caddie.weight_coding import Array, ArrayCodec, Packed
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestBrotli(ArrayCodec):
+    """Brotli on rows or on columns, whichever is shorter."""
+
+    def encode(self, array: Array) -> bytes:
+        """The shorter stream."""
+        return min((Packed(columns=columns, shuffle=True).encode(array) for columns in (False, True)), key=len)
+
+
+MATRICES = Gptq(of=Rows(bits=8, scale=SigmaClip(k=12.85 * 127 / 31)))
+"""Six bits' steps in eight bits' range, so that finer steps clip nothing."""
+EMBEDDINGS = Gptq(of=Rows(bits=8, scale=SigmaClip(k=20.0)))
+RECORDS = Compress(
+    quantizers={
+        "matrix": MATRICES,
+        "embedding": EMBEDDINGS,
+        "head": EMBEDDINGS,
+        "gate": Float16(),
+        "scalar": Float16(),
+    },
+    coding=BestBrotli(),
+)
+WAYS = {"GPTQ + SDClip + Brotli": RECORDS, "waterfilling": Compress()}
+
+
+def measure(run: Path, caps: list[int]) -> list[dict[str, Any]]:
+    """A row for each cap and way."""
+    recipe, _, corpus = read_run(run)
+    text, scoring = text_of(corpus), recipe.score.plain
+    model = build(recipe.model, 0)
+    model.load_state_dict(load_file(run / WEIGHTS))
+    before = score(model, text, scoring).bits_per_byte
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for cap in caps:
+            for name, config in WAYS.items():
+                path = Path(folder) / "a"
+                begin = time.perf_counter()
+                compressed = pack_run(run, config.but(cap_bytes=cap), path)
+                seconds = time.perf_counter() - begin
+                packed = artifacts.load(path)
+                rows.append(
+                    {
+                        "run": run.name,
+                        "parameters": recipe.parameters,
+                        "cap": cap,
+                        "way": name,
+                        "bytes": packed.file_bytes,
+                        "before": before,
+                        "seconds": seconds,
+                        "gap": score(packed.model, text, scoring).bits_per_byte - before,
+                        "predicted_nats": compressed.predicted_loss,
+                    }
+                )
+                print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def main() -> None:
+    """The table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--caps", nargs="+", type=int, required=True)
+    arguments = parser.parse_args()
+    for run in arguments.runs:
+        measure(run, arguments.caps)
+
+
+if __name__ == "__main__":
+    main()

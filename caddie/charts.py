@@ -1,0 +1,214 @@
+"""The geometry of a report's charts: round ticks, smoothed lines and SVG paths in a box of 1,000 by 1,000.
+
+Every length is a percentage from 0 to 100, or a coordinate in the box, whatever the numbers are.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+POINTS = 400
+"""Most points of a line; more would not be visible."""
+SPLIT = 800.0
+"""Where the chart's upper band ends, of 1,000; the learning rate has what is below `SPLIT_END`."""
+SPLIT_END = 880.0
+
+_TIME_STEPS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 86400)
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A labelled place on an axis, `at` percent along it."""
+
+    at: float
+    label: str
+    below: str = ""
+
+
+@dataclass(frozen=True)
+class LossChart:
+    """The lines of the loss chart in a 1,000 by 1,000 box, and its ticks."""
+
+    raw: str
+    smoothed: str
+    scale: str
+    scale_top: str
+    grid: str
+    across: list[Tick]
+    up: list[Tick]
+    summary: str
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class CurveChart:
+    """Predicted loss against the bytes of the file in a 1,000 by 1,000 box, and its ticks."""
+
+    line: str
+    tried: str
+    chosen: str
+    cap: str
+    grid: str
+    across: list[Tick]
+    up: list[Tick]
+    summary: str
+
+
+def is_finite(value: object) -> TypeGuard[float]:
+    """Whether `value` is a number that can be drawn."""
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def percent(value: float | None, low: float, high: float) -> float:
+    """How far `value` lies from `low` to `high`, kept from 0 to 100; 0 for what is missing or not finite."""
+    if value is None or not math.isfinite(value) or not high > low:
+        return 0.0
+    return round(min(100.0, max(0.0, 100.0 * (value - low) / (high - low))), 3)
+
+
+def nice_ticks(low: float, high: float, count: int) -> list[float]:
+    """About `count` round numbers whose ends enclose `low` to `high`."""
+    if not high - low > 1e-9 * max(abs(low), abs(high)):
+        spread = abs(low) * 0.01 or 1.0
+        low, high = low - spread, high + spread
+    rough = (high - low) / max(1, count - 1)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(size * power for size in (1, 2, 2.5, 5, 10) if size * power >= rough * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    digits = max(0, 1 - math.floor(math.log10(step)))
+    return [round(index * step, digits) for index in range(first, last + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten that enclose `low` to `high`, both above 0; within two decades also 2 and 5 times them."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    sizes = (1, 2, 5) if last - first <= 2 else (1,)
+    ticks = [size * 10.0**power for power in range(first, last + 1) for size in sizes]
+    begin = max(index for index, tick in enumerate(ticks) if tick <= low * (1 + 1e-9))
+    end = min((index for index, tick in enumerate(ticks) if tick >= high * (1 - 1e-9)), default=len(ticks) - 1)
+    return ticks[begin : max(end, begin + 1) + 1]
+
+
+def time_ticks(seconds: float, count: int = 6) -> list[tuple[float, str]]:
+    """At most `count` round times after 0, up to `seconds`, in the unit that suits them."""
+    step: float = next((size for size in _TIME_STEPS if size * count >= seconds), seconds / count)
+    unit, name = (1, "s") if step < 60 else (60, "min") if step < 3600 else (3600, "h")
+    marks = [step * index for index in range(int(seconds / step + 1e-9) + 1)]
+    return [(mark, f"{mark / unit:g} {name}") for mark in marks]
+
+
+def smooth(values: Sequence[float], reach: int, at: Iterable[int]) -> list[float]:
+    """At each index the mean of the middle half of up to `reach` values to each side, so that no lone spike drags it.
+
+    Windows shrink near the ends and stay centred, so that no end is dragged either.
+    """
+    means = []
+    for index in at:
+        side = min(reach, index, len(values) - 1 - index)
+        window = sorted(values[index - side : index + side + 1])
+        middle = window[len(window) // 4 : len(window) - len(window) // 4]
+        means.append(math.fsum(middle) / len(middle))
+    return means
+
+
+def thin(count: int, limit: int) -> list[int]:
+    """At most `limit` evenly spaced indices below `count`, the first and the last among them."""
+    if count <= limit:
+        return list(range(count))
+    return [round(index * (count - 1) / (limit - 1)) for index in range(limit)]
+
+
+def polyline(points: Iterable[tuple[float, float]]) -> str:
+    """An SVG path through `points`."""
+    return "M" + " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+def dots(points: Iterable[tuple[float, float]]) -> str:
+    """An SVG path of lines without length, which round caps show as dots however the box is stretched."""
+    return " ".join(f"M{x:.1f},{y:.1f}h0" for x, y in points)
+
+
+def loss_chart(steps: Sequence[Mapping[str, Any]]) -> LossChart | None:
+    """Loss against time, raw and smoothed, above the learning-rate multiplier; `None` with fewer than two points.
+
+    The first steep twentieth of the run may leave the picture at the top, so that the rest has room.
+    """
+    known = [step for step in steps if is_finite(step.get("loss")) and is_finite(step.get("seconds"))]
+    if len(known) < 2 or not known[-1]["seconds"] > 0:
+        return None
+    seconds, losses = [step["seconds"] for step in known], [step["loss"] for step in known]
+    kept = thin(len(known), POINTS)
+    means = smooth(losses, max(1, len(losses) // 60), kept)
+    early = bisect_left(seconds, seconds[-1] / 20)
+    settled = sorted(losses[early:])
+    highest = max(mean for index, mean in zip(kept, means, strict=True) if index >= early)
+    ticks = nice_ticks(min(losses), max(highest, settled[len(settled) * 49 // 50]), 5)
+
+    def across(time: float) -> float:
+        return percent(time, 0.0, seconds[-1])
+
+    def place(time: float, loss: float) -> tuple[float, float]:
+        height = (loss - ticks[0]) / (ticks[-1] - ticks[0])
+        return 10 * across(time), max(-1000.0, SPLIT * (1 - height))
+
+    rates = [(step["seconds"], step["lr_scale"]) for step in known if is_finite(step.get("lr_scale"))]
+    top = max([1.0, *(rate for _, rate in rates)])
+    below = [(10 * across(time), 1000 - percent(rate, 0.0, top) * (1000 - SPLIT_END) / 100) for time, rate in rates]
+    notes = [f"Losses above {ticks[-1]:g} lie outside the picture."] if max(losses) > ticks[-1] else []
+    if len(known) < len(steps):
+        notes.append(f"Entries of the log without a finite loss: {len(steps) - len(known):,}.")
+    up = [Tick(round(place(0.0, value)[1] / 10, 3), f"{value:g}") for value in ticks]
+    return LossChart(
+        raw=dots(place(seconds[index], losses[index]) for index in kept),
+        smoothed=polyline(place(seconds[index], mean) for index, mean in zip(kept, means, strict=True)),
+        scale=polyline(below[index] for index in thin(len(below), POINTS)) if len(below) > 1 else "",
+        scale_top=f"{top:g}",
+        grid=" ".join(f"M0,{tick.at * 10:.1f}H1000" for tick in up),
+        across=[
+            Tick(across(time), label, f"{known[_nearest(seconds, time)]['step'] if time else 0:,}")
+            for time, label in time_ticks(seconds[-1])
+        ],
+        up=up,
+        summary=f"From {losses[0]:.4f} to {means[-1]:.4f} nats per token in {seconds[-1]:,.1f} seconds.",
+        notes=notes,
+    )
+
+
+def curve_chart(compression: Mapping[str, Any], file_bytes: float | None, cap_bytes: float | None) -> CurveChart | None:
+    """What the fit tried, losses on a logarithmic scale, along which they fall in nearly a straight line.
+
+    `None` with fewer than two points. The cap is a line where it is in the picture.
+    """
+    tried = [(entry.get("bytes"), entry.get("bits_per_byte")) for entry in compression.get("curve") or []]
+    points = sorted((size, loss) for size, loss in tried if is_finite(size) and is_finite(loss) and loss > 0)
+    if len({size for size, _ in points}) < 2:
+        return None
+    sizes, losses = [size for size, _ in points], [loss for _, loss in points]
+    across, up = nice_ticks(sizes[0], sizes[-1], 5), log_ticks(min(losses), max(losses))
+    bottom, top = math.log(up[0]), math.log(up[-1])
+
+    def place(size: float, loss: float) -> tuple[float, float]:
+        return 10 * percent(size, across[0], across[-1]), 1000 - 10 * percent(math.log(loss), bottom, top)
+
+    heights = [Tick(round(place(0.0, value)[1] / 10, 3), f"{value:.12f}".rstrip("0").rstrip(".")) for value in up]
+    inside = is_finite(cap_bytes) and across[0] <= cap_bytes <= across[-1]
+    unit, name = (1e6, "MB") if across[-1] >= 1e6 else (1e3, "kB")
+    return CurveChart(
+        line=polyline(place(*point) for point in points),
+        tried=dots(place(*point) for point in points),
+        chosen=dots(place(*point) for point in points if point[0] == file_bytes),
+        cap=f"M{10 * percent(cap_bytes, across[0], across[-1]):.1f},0V1000" if inside else "",
+        grid=" ".join(f"M0,{tick.at * 10:.1f}H1000" for tick in heights),
+        across=[Tick(percent(value, across[0], across[-1]), f"{value / unit:g} {name}") for value in across],
+        up=heights,
+        summary=f"From {losses[0]:.2g} at {sizes[0]:,.0f} bytes to {losses[-1]:.2g} at {sizes[-1]:,.0f}.",
+    )
+
+
+def _nearest(times: Sequence[float], time: float) -> int:
+    index = bisect_left(times, time)
+    return min((max(index - 1, 0), min(index, len(times) - 1)), key=lambda place: abs(times[place] - time))
