@@ -26,7 +26,8 @@ from caddie.line import WEIGHTS, pack_run, read_run
 from caddie.model import build
 from caddie.quantize import Float16, Gptq, Rows, SigmaClip
 from caddie.scoring import score
-from caddie.weight_coding import Array, ArrayCodec, Packed
+from caddie.weight_coding import ArrayCodec, Packed
+from caddie.weight_coding.array_codec import Array
 
 
 @dataclass(frozen=True, kw_only=True)

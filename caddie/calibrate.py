@@ -19,8 +19,6 @@ from caddie.model import Cache, Linear, Model, TiedHead
 from caddie.ops import rms_norm
 from caddie.quantize import Calibration
 
-_LARGEST = 4096
-"""Rows of a matrix whose factor for rows is one of more than its diagonal."""
 _DIRECTIONS = 16.0
 """Directions that gradients must show for each column to count as much as the inputs."""
 _PILOT = 1 / 8
@@ -103,16 +101,14 @@ def calibrate(
     *,
     bos: int,
     wanted: Collection[str] | None = None,
-    two_sided: bool = False,
     ranks: Ranks = Ranks(),
     seed: int = 0,
 ) -> dict[str, Calibration]:
     """Parameter name to what `batches` of ids (rows, length) tell of its use; of all parameters unless some are wanted.
 
-    `rows` is a diagonal; with `two_sided` it is a whole matrix, damped, for layers of at most 4,096 outputs, as in YAQA
-    (arXiv 2505.22988). Vectors have rows alone. Both factors come from the gradients of each batch, which also see what
-    one position does to others, each freed of the other's unevenness (the maximum likelihood of a matrix normal
-    distribution). The scale is that of the sum of squares: noise that is the same everywhere costs what it should.
+    Vectors have `rows` alone. Both factors come from the gradients of each batch, which also see what one position does
+    to others; rows are freed of their unevenness before C is taken. The scale is that of the sum of squares: noise that
+    is the same everywhere costs what it should.
 
     The model runs in float32 as it is packed: in its last stage, documents begun by `bos`. `ranks` bring batches of
     their own, as many each, and all get the answer of all of them. The model is left as it is.
@@ -131,10 +127,7 @@ def calibrate(
             yield _gradients(model, weights, ids, bos, generator)
 
     uses = _uses(model)
-    sums = {
-        name: _Sums(weight, name in uses, two_sided and isinstance(uses.get(name), Linear))
-        for name, weight in weights.items()
-    }
+    sums = {name: _Sums(weight, name in uses) for name, weight in weights.items()}
     with ExitStack() as stack:
         stack.enter_context(torch.autocast(device.type, enabled=False))
         for name, one in sums.items():
@@ -160,9 +153,6 @@ def predicted_loss(calibration: Calibration, weight: Tensor, restored: Tensor) -
     error = _matrix((restored - weight).float())
     rows, columns = calibration.rows, calibration.columns
     through = error if columns is None else error @ columns
-    if rows is not None and rows.ndim == 2:
-        through = rows @ through
-        return 0.5 * float((through * error).sum(dtype=torch.float64))
     cost = (through * error).sum(1, dtype=torch.float64)
     return 0.5 * float((cost if rows is None else cost * rows).sum())
 
@@ -189,26 +179,20 @@ def _gradients(
 class _Sums:
     """What is added up of the gradients (rows, columns) of one weight, and of the inputs of its products."""
 
-    def __init__(self, weight: Tensor, used: bool, two_sided: bool) -> None:
+    def __init__(self, weight: Tensor, used: bool) -> None:
         height, width = _matrix(weight).shape
         self.squares, self.seen = weight.new_zeros(height), weight.new_zeros(height)
         self.columns, self.batches = weight.new_zeros(width, width), weight.new_zeros(())
         self.inputs = weight.new_zeros(width, width) if used else None
-        self.rows = weight.new_zeros(height, height) if two_sided and height <= _LARGEST else None
         self.count = weight.new_zeros((), dtype=torch.float64)
-        kept = (self.squares, self.seen, self.columns, self.batches, self.inputs, self.rows, self.count)
+        kept = (self.squares, self.seen, self.columns, self.batches, self.inputs, self.count)
         self.all = [tensor for tensor in kept if tensor is not None]
         self.scale: Tensor | None = None
-        self.whiten: Tensor | None = None
 
     def begin(self) -> None:
-        """Begin anew, and let rows count alike in the factor of columns, and the other way round, by what is known."""
+        """Begin anew, and let rows count alike in the factor of columns, by what is known of them."""
         if self.batches:
             self.scale = _floored(self.squares, self.seen).clamp_min(1e-30).rsqrt()[:, None]
-        if self.rows is not None and (columns := self.mixed()) is not None:
-            lower = torch.linalg.cholesky(_damped(columns, 0.01))
-            identity = torch.eye(len(lower), device=lower.device)
-            self.whiten = torch.linalg.solve_triangular(lower, identity, upper=False).T
         for tensor in self.all:
             tensor.zero_()
 
@@ -217,9 +201,6 @@ class _Sums:
         self.squares += squares
         self.seen += squares > 0.0
         self.batches += 1.0
-        if self.rows is not None:
-            white = gradient if self.whiten is None else gradient @ self.whiten
-            self.rows.addmm_(white, white.T)
         if len(self.columns) > 1:
             scaled = gradient if self.scale is None else gradient * self.scale
             self.columns.addmm_(scaled.T, scaled)
@@ -253,25 +234,15 @@ class _Sums:
 
     def calibration(self, tokens: float) -> Calibration:
         """What the sums say."""
-        width, total = len(self.columns), self.squares.sum()
-        if self.rows is None:
-            rows = _floored(self.squares, self.seen)
-        else:
-            rows = _damped(self.rows, 0.1)
-            rows = rows * (total / rows.trace().clamp_min(1e-30))
+        rows = _floored(self.squares, self.seen) / (tokens * len(self.columns))
         inputs = None if self.inputs is None else self.inputs / self.count.clamp_min(1.0).float()
-        return Calibration(inputs, rows / (tokens * width), self.mixed())
+        return Calibration(inputs, rows, self.mixed())
 
 
 def _even(square: Tensor) -> Tensor | None:
     """The matrix with a mean of 1 on the diagonal, or None for zeros."""
     mean = square.diagonal().mean()
     return square / mean if mean > 0.0 else None
-
-
-def _damped(square: Tensor, share: float) -> Tensor:
-    """The matrix with a share of its mean diagonal added to the diagonal."""
-    return square + torch.diag_embed((share * square.diagonal().mean()).expand(len(square)))
 
 
 def _floored(squares: Tensor, seen: Tensor) -> Tensor:

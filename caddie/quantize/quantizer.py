@@ -26,14 +26,14 @@ Rounding = Callable[[Tensor], Tensor]
 class Calibration:
     """What is known of the use of a weight W (rows = outputs, columns = inputs); None where nothing is.
 
-    An error E in W costs about 1/2 tr(R E C E^T) nats per token, with R from `rows` and C from `columns`: the Fisher
-    information as a Kronecker product (K-FAC, arXiv 1503.05671).
+    An error E in W costs about 1/2 tr(R E C E^T) nats per token, with R diagonal: the Fisher information as a Kronecker
+    product (K-FAC, arXiv 1503.05671).
     """
 
     inputs: Tensor | None = None
     """Mean of x x^T over the inputs x of the matrix, (columns, columns), float32: the Hessian of GPTQ."""
     rows: Tensor | None = None
-    """R, (rows, rows), or its diagonal, (rows,)."""
+    """The diagonal of R, (rows,). All of R would gain little: `docs/log.md`."""
     columns: Tensor | None = None
     """C, (columns, columns)."""
 

@@ -106,7 +106,7 @@ class Waterfilling(Quantizer):
         if known is None:
             importance = torch.full((count,), 1.0 / float(rows.square().mean().clamp(2.0**-120, 2.0**120)))
         else:
-            importance = (known.diagonal() if known.ndim == 2 else known).float()
+            importance = known.float()
             importance = importance.clamp_min(1e-9 * float(importance.max().clamp_min(1e-20)))
         columns = torch.eye(width) if calibration.columns is None else calibration.columns.float().clone()
         if importance.shape != (count,) or columns.shape != (width, width):
