@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -100,11 +100,10 @@ def calibrate(
     batches: Iterable[Tensor],
     *,
     bos: int,
-    wanted: Collection[str] | None = None,
     ranks: Ranks = Ranks(),
     seed: int = 0,
 ) -> dict[str, Calibration]:
-    """Parameter name to what `batches` of ids (rows, length) tell of its use; of all parameters unless some are wanted.
+    """Parameter name to what `batches` of ids (rows, length) tell of its use;
 
     Vectors have `rows` alone. Both factors come from the gradients of each batch, which also see what one position does
     to others; rows are freed of their unevenness before C is taken. The scale is that of the sum of squares: noise that
@@ -113,11 +112,7 @@ def calibrate(
     The model runs in float32 as it is packed: in its last stage, documents begun by `bos`. `ranks` bring batches of
     their own, as many each, and all get the answer of all of them. The model is left as it is.
     """
-    weights = {
-        name: parameter.detach().float().requires_grad_()
-        for name, parameter in model.named_parameters()
-        if wanted is None or name in wanted
-    }
+    weights = {name: parameter.detach().float().requires_grad_() for name, parameter in model.named_parameters()}
     device = _device(model)
     given = list(batches)
 

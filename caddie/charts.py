@@ -70,6 +70,11 @@ def percent(value: float | None, low: float, high: float) -> float:
     return round(min(100.0, max(0.0, 100.0 * (value - low) / (high - low))), 3)
 
 
+def decimal(value: float) -> str:
+    """Two digits of `value`, written out: `0.000052`."""
+    return f"{float(f'{value:.2g}'):.15f}".rstrip("0").rstrip(".")
+
+
 def nice_ticks(low: float, high: float, count: int) -> list[float]:
     """About `count` round numbers whose ends enclose `low` to `high`."""
     if not high - low > 1e-9 * max(abs(low), abs(high)):
@@ -194,7 +199,7 @@ def curve_chart(compression: Mapping[str, Any], file_bytes: float | None, cap_by
     def place(size: float, loss: float) -> tuple[float, float]:
         return 10 * percent(size, across[0], across[-1]), 1000 - 10 * percent(math.log(loss), bottom, top)
 
-    heights = [Tick(round(place(0.0, value)[1] / 10, 3), f"{value:.12f}".rstrip("0").rstrip(".")) for value in up]
+    heights = [Tick(round(place(0.0, value)[1] / 10, 3), decimal(value)) for value in up]
     inside = is_finite(cap_bytes) and across[0] <= cap_bytes <= across[-1]
     unit, name = (1e6, "MB") if across[-1] >= 1e6 else (1e3, "kB")
     return CurveChart(
@@ -205,7 +210,7 @@ def curve_chart(compression: Mapping[str, Any], file_bytes: float | None, cap_by
         grid=" ".join(f"M0,{tick.at * 10:.1f}H1000" for tick in heights),
         across=[Tick(percent(value, across[0], across[-1]), f"{value / unit:g} {name}") for value in across],
         up=heights,
-        summary=f"From {losses[0]:.2g} at {sizes[0]:,.0f} bytes to {losses[-1]:.2g} at {sizes[-1]:,.0f}.",
+        summary=f"From {decimal(losses[0])} at {sizes[0]:,.0f} bytes to {decimal(losses[-1])} at {sizes[-1]:,.0f}.",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -19,8 +19,8 @@ from caddie.parameters import assign, declarations
 from caddie.quantize import Calibration, Float16, LowRank, Quantizer, Waterfilling
 from caddie.weight_coding import ArrayCodec, Smallest
 
-Calibrate = Callable[[Collection[str]], Mapping[str, Calibration]]
-"""Parameter names to what is known of their use."""
+Calibrate = Callable[[], Mapping[str, Calibration]]
+"""What is known of the weights' use, by parameter name."""
 Readers = dict[str, Quantizer]
 """Rules, as in `Compress.quantizers`, for the quantizers that read an artifact's weights."""
 Size = Callable[[Readers, list[Section]], int]
@@ -69,6 +69,11 @@ class Compress(Config):
     """Whether the artifact carries the source that scores it. Off, because whoever scores it has this program, and the
     bytes would be taken from the weights; what the source would take is measured in any case."""
 
+    @property
+    def calibrated(self) -> bool:
+        """Whether any quantizer makes use of a calibration."""
+        return any(quantizer.calibrated for quantizer in self.quantizers.values())
+
 
 @dataclass(frozen=True)
 class QuantizedTensor:
@@ -102,7 +107,7 @@ def compress(
     gpt: GPT,
     weights: Mapping[str, Tensor],
     config: Compress,
-    calibrate: Calibrate = lambda names: {},
+    calibrate: Calibrate = lambda: {},
     size: Size = _weights_alone,
     watch: Callable[[Draft], None] = lambda draft: None,
 ) -> Compressed:
@@ -121,11 +126,11 @@ def compress(
             raise UserError(
                 f"{name} has values that are not finite; the training run diverged, lower its learning rates"
             )
-    quantizers = assign(config.quantizers, model, "compress.quantizers")
-    calibrated = any(quantizer.calibrated for quantizer in quantizers.values())
+    chosen = assign(config.quantizers, model, "compress.quantizers")
+    quantizers = {name: chosen[name] for name in shapes}
     drafts = Drafts(
         {name: weights[name] for name in shapes},
-        calibrate(list(shapes)) if calibrated else {},
+        calibrate() if config.calibrated else {},
         config.coding,
         lambda sections: size(readers, sections),
         watch,

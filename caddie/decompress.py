@@ -37,7 +37,10 @@ def decompress(gpt: GPT, quantizers: Mapping[str, Quantizer], sections: Mapping[
             length, data = int.from_bytes(data[:LENGTH_BYTES], "little"), data[LENGTH_BYTES:]
             if length > len(data):
                 raise UserError(f"the artifact's weights do not fit its model: {name} ends within its {key}")
-            arrays[key], data = weight_coding.decode(data[:length], dtype, shape), data[length:]
+            try:
+                arrays[key], data = weight_coding.decode(data[:length], dtype, shape), data[length:]
+            except UserError as error:
+                raise UserError(f"the {key} of the artifact's {name}: {error}") from None
         if data:
             raise UserError(f"the artifact's weights do not fit its model: {name} has {len(data):,} bytes too many")
         weights[name] = quantizer.dequantize(arrays, shapes[name])

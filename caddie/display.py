@@ -179,6 +179,8 @@ class Display:
         self.now = now
         self._live: Progress | None = None
         self._task: TaskID | None = None
+        self._file: TaskID | None = None
+        self._last_half = -1
         self._phase = ""
         self._began = now()
         self._last_step = ""
@@ -225,6 +227,19 @@ class Display:
         if not self.quiet:
             self._show(event["progress"], step_line(event))
 
+    def forecast(self, event: Mapping[str, Any]) -> None:
+        """Show a `forecast` event of the log; off a terminal at the beginning, in the middle and at the end."""
+        size, cap, half = event["file_bytes"], event["cap_bytes"], int(2 * event["progress"])
+        line = f"file about {size / 1e6:.2f} of {cap / 1e6:.2f} MB"
+        line += f" · quantization about {event['gap_bits_per_byte']:+.4f} bpb"
+        if self._live is not None:
+            if self._file is None:
+                self._file = self._live.add_task("file", total=None, text="")
+            self._live.update(self._file, total=cap, completed=size, text=line)
+        elif half > self._last_half:
+            self.note(f"      {line}")
+        self._last_half = half
+
     def tokens(self, done: int, total: int) -> None:
         """Show how many of the tokens of this phase are done."""
         if not self.quiet and total:
@@ -261,6 +276,9 @@ class Display:
         if self._live is None or self._task is None:
             return
         self._live.remove_task(self._task)
+        if self._file is not None:
+            self._live.remove_task(self._file)
+            self._file = None
         self._live.refresh()
         self._task = None
         line = f"{self._phase or 'train':<9}{self.now() - self._began:8,.1f} s"

@@ -20,6 +20,8 @@ _NOTHING_NATS = 1e-6
 """Predicted loss per token below which more bytes would buy nothing."""
 _AS_GOOD = 1.1
 """A draft whose cost is up to so many times the least is not worse by more than chance."""
+_NARROW = 0.25
+"""Octaves within which the finest useful steps are found."""
 _OCTAVES = 20.0
 """The furthest that steps are moved from where they are set."""
 _DRAFTS = 24
@@ -32,7 +34,7 @@ class Fitted:
 
     draft: Draft
     curve: list[tuple[int, float]] = field(default_factory=list)
-    """Bytes of the file and predicted loss in nats per token, of every draft that had one, by size."""
+    """Bytes of the file and predicted loss in nats per token, of the drafts that had one, by size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,22 +68,18 @@ class FillCap(Fit):
                 "with SigmaClip, or compress.fit=none"
             )
         seen: dict[float, Draft] = {}
-        place = 0.0
-        for _ in range(_DRAFTS):
+        place: float | None = 0.0
+        while place is not None and abs(place) <= _OCTAVES and len(seen) < _DRAFTS:
             now = drafts.make({name: quantizer.coarser(2.0**place) for name, quantizer in quantizers.items()})
             seen[place] = now
-            fits = now.file_bytes <= cap_bytes
+            useful = {where: one for where, one in seen.items() if not _too_fine(where, seen)}
+            fits = place in useful and now.file_bytes <= cap_bytes
             if fits and (now.file_bytes >= CLOSE * cap_bytes or _buys_nothing(now)):
                 break
-            place = _next(seen, cap_bytes)
-            if abs(place) > _OCTAVES:
-                break
-        fitting = [one for one in seen.values() if one.file_bytes <= cap_bytes]
-        least = min(map(_cost, fitting), default=0.0)
-        # Not simply the largest: where integers have few bits, ever finer steps clip ever more of them.
-        good = [one for one in fitting if _cost(one) <= _AS_GOOD * least]
-        best = max(good, key=_bytes) if good else min(seen.values(), key=_bytes)
-        points = {(one.file_bytes, one.predicted_loss) for one in seen.values()}
+            place = _next(seen, useful, cap_bytes)
+        fitting = [one for one in useful.values() if one.file_bytes <= cap_bytes]
+        best = max(fitting, key=_bytes) if fitting else min(seen.values(), key=_bytes)
+        points = {(one.file_bytes, one.predicted_loss) for one in useful.values()}
         return Fitted(best, sorted((size, loss) for size, loss in points if loss is not None))
 
 
@@ -133,20 +131,28 @@ def _cost(draft: Draft) -> float:
     return sum(stored.relative_error**2 for stored in draft.weights.values()) if loss is None else loss
 
 
+def _too_fine(place: float, seen: Mapping[float, Draft]) -> bool:
+    """Whether coarser steps cost less: where integers have few bits, ever finer steps clip ever more of them."""
+    least = min(_cost(one) for where, one in seen.items() if where >= place)
+    return _cost(seen[place]) > _AS_GOOD * least
+
+
 def _buys_nothing(draft: Draft) -> bool:
     loss = draft.predicted_loss
     return loss is not None and loss < _NOTHING_NATS
 
 
-def _next(seen: Mapping[float, Draft], cap_bytes: int) -> float:
+def _next(seen: Mapping[float, Draft], useful: Mapping[float, Draft], cap_bytes: int) -> float | None:
     """Where to look next, in octaves: where the line through two neighbours says that the file fills the cap.
 
-    The logarithm of a file's size falls almost in a straight line.
+    The logarithm of a file's size falls almost in a straight line. None where no finer steps are useful.
     """
     excess = {place: math.log2(one.file_bytes / (_AIM * cap_bytes)) for place, one in seen.items()}
-    fine = max((place for place, over in excess.items() if over > 0), default=None)
-    coarse = min((place for place, over in excess.items() if over <= 0), default=None)
+    fine = max((place for place, over in excess.items() if over > 0 or place not in useful), default=None)
+    coarse = min((place for place in useful if excess[place] <= 0), default=None)
     if fine is not None and coarse is not None:
+        if fine not in useful:
+            return (fine + coarse) / 2 if coarse - fine > _NARROW else None
         share = excess[fine] / (excess[fine] - excess[coarse])
         return fine + (coarse - fine) * min(max(share, 0.02), 0.98)
     last, *before = list(seen)[::-1]

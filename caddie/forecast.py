@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from caddie.compress import Compress, Readers
 from caddie.container import Section
@@ -27,15 +28,17 @@ Floats = npt.NDArray[np.float64]
 
 _TIMES = 20
 """Forecasts over the budget, where they are quick enough."""
-_CLOCK_SHARE = 0.004
-"""Part of the time so far that may have gone into them."""
+_FORECAST_SHARE, _CODING_SHARE, _OBSERVE_SHARE = 0.002, 0.001, 0.001
+"""Parts of the time so far that forecasts, coding for them, and looks at gradients may have taken."""
 _SAMPLE = 1 << 18
 """Weights that are looked at of a group of tensors of the same shape and quantizer, whose rows are then coded together:
 in all about those of one tensor, because a coder learns as it goes."""
+_GLANCE = 1 << 13
+"""Elements of an array that are coded on the clock."""
 _LEAST_ROWS = 8
 _LEAST_ENTROPY = 1 / 16  # of an array's bytes: less is not what decides how many it takes
-_REMEMBERED = 5
-"""Gradients that the average of their squares goes back to."""
+_MEMORY = 0.25
+"""Part of the run so far that the average of squared gradients goes back to; they fall by much at first."""
 _UNTRAINED_NATS = 5.0
 """What losing all weights would cost by the second order, as long as no gradient is known: 4.4 to 4.8 nats per token in
 three of four trained mini models, 24 in one. A half is for tables, a half for all else."""
@@ -44,8 +47,21 @@ _TABLE_BITS, _MATRIX_BITS = 0.1, 0.3
 in most matrices of these models."""
 _STEP_BITS = 4.0
 """What the step of a row or column of `Waterfilling` takes in the file, about."""
+_SURELY = 1.02
+"""A file is said to be too big from this part of the cap on."""
 _PER_OCTAVE, _LEAST_OCTAVE, _MOST_OCTAVE = 8, -60, 20  # deviations of Gaussian weights
 _FEW_STEPS, _MANY_STEPS = -8, 4  # octaves of a deviation in steps beyond which nothing need be integrated
+
+
+@dataclass(frozen=True)
+class _Ratios:
+    """Bytes of coded arrays over their entropy, by array."""
+
+    whole: dict[str, float]
+    glance: dict[str, float]
+    """Of their first elements alone."""
+    seconds: float
+    """What the glance took."""
 
 
 @dataclass(frozen=True)
@@ -89,29 +105,35 @@ class Forecaster:
         """Names of the weights of one shape and quantizer."""
         for name, quantizer in self.quantizers.items():
             self.groups.setdefault((quantizer, self.shapes[name]), []).append(name)
-        self.ratios: dict[tuple[str, ...], tuple[dict[str, float], float]] = {}
-        """Bytes of the coded arrays over their entropy, and seconds that it took to find out, of each group, the one
-        that was looked at longest ago first."""
+        self.ratios: dict[tuple[str, ...], _Ratios] = {}
+        """Of each group, the one that was looked at longest ago first."""
+        self.renewed: tuple[str, ...] | None = None
+        """The group that is looked at again."""
         self.squares: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
         """Fisher information of rows and of columns, and how many rows a gradient reached, on the device."""
-        self._gradients = self._place = 0
-        self._spent = self._cost = 0.0
+        self._gradients = 0.0
+        """How many gradients the average is of, counted by their weight."""
+        self._now = self._observed = 0.0
+        self._spent = self._coding = self._observing = self._cost = 0.0
+        self._warned = False
 
     def due(self, moment: Moment) -> bool:
         """Whether another twentieth of the budget has passed and there is time to `observe`."""
-        before, self._place = self._place, int(moment.progress * _TIMES + 1e-9)
-        return self._place > before and self._spent <= _CLOCK_SHARE * moment.seconds
+        before, now = int(self._now * _TIMES), int(moment.progress * _TIMES)
+        self._now = moment.progress
+        # The last is not left out, because those before it say little of the end.
+        return now > before and (self._observing <= _OBSERVE_SHARE * moment.seconds or now == _TIMES - 1)
 
     def affordable(self, moment: Moment) -> bool:
         """Whether the clock would hardly notice a forecast."""
-        return self._spent + self._cost <= _CLOCK_SHARE * moment.seconds
+        return self._spent + self._cost <= _FORECAST_SHARE * moment.seconds
 
     @torch.no_grad()
-    def observe(self, parameters: Mapping[str, nn.Parameter], factor: float) -> None:
+    def observe(self, parameters: Mapping[str, Tensor], factor: float) -> None:
         """Take in gradients; `factor` times their squares is the Fisher information per token."""
         began = time.perf_counter()
-        self._gradients += 1
-        share = 1.0 / min(self._gradients, _REMEMBERED)
+        share = -math.expm1((self._observed - self._now) / max(_MEMORY * self._now, 1e-6))
+        self._observed, self._gradients = self._now, 1.0 + (1.0 - share) * self._gradients
         for name, parameter in parameters.items():
             if parameter.grad is not None:
                 squares = _matrix(parameter.grad).float().square()
@@ -119,7 +141,23 @@ class Forecaster:
                 new = (rows, columns, (rows > 0).float().sum())
                 before = self.squares.get(name, new)
                 self.squares[name] = tuple(old.lerp(one, share) for old, one in zip(before, new, strict=True))  # type: ignore[assignment]
-        self._spent += time.perf_counter() - began
+        self._observing += time.perf_counter() - began
+
+    def events(self, weights: Mapping[str, Tensor], moment: Moment, anew: bool = False) -> list[dict[str, Any]]:
+        """The event `forecast`, for the log and the display, and a note the first time that a file would be too big."""
+        found = self.forecast(weights, moment.seconds, anew)
+        cap = self.config.cap_bytes
+        events: list[dict[str, Any]] = [
+            {"event": "forecast", "file_bytes": found.file_bytes, "cap_bytes": cap, "gap": found.gap_nats}
+        ]
+        if found.file_bytes > _SURELY * cap and not self._warned:
+            self._warned = True
+            way = "a smaller model or a larger compress.cap_bytes"
+            if not isinstance(self.config.fit, FillCap):
+                way = f"compress.quantizers of fewer bits, Waterfilling with compress.fit=FillCap, or {way}"
+            over = f"the artifact would be over the cap by about {found.file_bytes - cap:,} bytes"
+            events.append({"event": "note", "text": f"{over}; set {way}"})
+        return events
 
     @torch.no_grad()
     def forecast(self, weights: Mapping[str, Tensor], seconds: float = 0.0, anew: bool = False) -> Forecast:
@@ -127,21 +165,20 @@ class Forecaster:
 
         With `anew` it is off the clock and codes all that it looks at, which may take seconds.
         """
-        began, allowed = time.perf_counter(), _CLOCK_SHARE * seconds
+        began, self.renewed = time.perf_counter(), None
         if anew:
             self.ratios.clear()
-        elif self.ratios:
-            stalest = next(iter(self.ratios))
-            if self._spent + self._cost + self.ratios[stalest][1] <= allowed:
-                del self.ratios[stalest]
+        for group, known in self.ratios.items():
+            if self.renewed is None and self._coding + known.seconds <= _CODING_SHARE * seconds:
+                self.renewed = group
         sketches, fit = _Sketches(self, weights), self.config.fit
         if isinstance(fit, FillCap):
             draft = fit.fit(sketches, self.quantizers, self.config.cap_bytes).draft
         else:
             draft = sketches.make(self.quantizers)
+        self._cost = time.perf_counter() - began - sketches.coding_seconds
         if not anew:
-            spent = time.perf_counter() - began
-            self._cost, self._spent = spent - sketches.coding_seconds, self._spent + spent
+            self._spent, self._coding = self._spent + self._cost, self._coding + sketches.coding_seconds
         size = min(draft.file_bytes, self.config.cap_bytes) if isinstance(fit, PruneOnes) else draft.file_bytes
         return Forecast(size, draft.predicted_loss or 0.0)
 
@@ -159,7 +196,7 @@ class Forecaster:
         rows, columns, reached = (tensor.cpu() for tensor in self.squares[name])
         total = rows.sum().clamp_min(1e-30)
         # A row that no token of the sample needed is not free; as in calibrating.
-        floored = rows + total / (reached * min(self._gradients, _REMEMBERED)).clamp_min(1.0)
+        floored = rows + total / (reached * self._gradients).clamp_min(1.0)
         return floored * (total / floored.sum()) / width, columns * (width / total)
 
 
@@ -227,18 +264,33 @@ class _Sketches(Drafts):
     def _ratios(self, drafts: Mapping[str, Arrays]) -> dict[str, float]:
         """Bytes over entropy for each array of a group; sampled rows of several tensors are coded as those of one."""
         group = tuple(drafts)
-        if group not in self.of.ratios:
+        known = self.of.ratios.get(group)
+        if known is None or self.of.renewed == group:
             began = time.perf_counter()
-            ratios = {}
-            for key, first in drafts[group[0]].items():
-                arrays = [arrays[key] for arrays in drafts.values()]
-                streams = arrays if self.strides[group[0]] == 1 or not first.ndim else [np.concatenate(arrays)]
-                coded = sum(len(self._coding.encode(array)) for array in streams)
-                ratios[key] = coded / sum(map(_entropy_bytes, arrays))
+            glance = self._coded(drafts, _GLANCE)
             seconds = time.perf_counter() - began
-            self.coding_seconds += seconds
-            self.of.ratios[group] = ratios, seconds
-        return self.of.ratios[group][0]
+            if known is None:
+                whole = self._coded(drafts)
+            else:  # few elements take more than their share, whenever one looks at them
+                whole = {key: known.whole[key] * glance[key] / known.glance[key] for key in glance}
+            self.of.ratios.pop(group, None)
+            self.of.ratios[group] = known = _Ratios(whole, glance, seconds)
+            self.of.renewed = None
+            self.coding_seconds += time.perf_counter() - began
+        return known.whole
+
+    def _coded(self, drafts: Mapping[str, Arrays], most: int | None = None) -> dict[str, float]:
+        """Bytes over entropy, of at most the first `most` elements."""
+        ratios = {}
+        first = next(iter(drafts))
+        for key in drafts[first]:
+            arrays = [arrays[key] for arrays in drafts.values()]
+            if self.strides[first] > 1 or most is not None:
+                arrays = [np.concatenate([np.atleast_1d(array) for array in arrays])]
+            if most is not None:
+                arrays = [arrays[0][: max(1, most * len(arrays[0]) // max(arrays[0].size, 1))]]
+            ratios[key] = sum(len(self._coding.encode(array)) for array in arrays) / sum(map(_entropy_bytes, arrays))
+        return ratios
 
     def _waterfilled(self, name: str, quantizer: Quantizer) -> tuple[float, float]:
         """Bytes and nats of the steps that cost alike, from how many weights have which deviation."""
@@ -265,15 +317,12 @@ class _Sketches(Drafts):
 
 
 def _moved(weight: Tensor, generator: torch.Generator) -> Tensor:
-    """The weight with rows that are constant, as they only are before training, drawn as most others are."""
-    if not weight.numel():
-        return weight
+    """The weight, with noise of the usual size if each row is constant, as it only is before training."""
     rows = weight.reshape(-1, weight.shape[-1]) if weight.ndim > 1 else weight.reshape(1, -1)
-    constant = rows.amax(1) == rows.amin(1)
-    if not bool(constant.any()):
+    if not rows.numel() or not torch.equal(rows.amax(1), rows.amin(1)):
         return weight
-    noise = torch.randn(rows.shape, generator=generator) * (3 * rows.shape[1]) ** -0.5
-    return torch.where(constant[:, None], rows + noise, rows).reshape(weight.shape)
+    noise = torch.randn(weight.shape, generator=generator)
+    return weight + noise * float((3 * rows.shape[1]) ** -0.5)
 
 
 def _matrix(tensor: Tensor) -> Tensor:

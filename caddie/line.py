@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -30,6 +30,7 @@ from caddie.distributed import Ranks, local_device
 from caddie.drafts import Draft
 from caddie.errors import CheckFailed, UserError
 from caddie.files import replacing
+from caddie.forecast import Forecaster
 from caddie.liveness import verify_alive
 from caddie.model import build
 from caddie.official import identify
@@ -117,11 +118,19 @@ def train_run(recipe: Recipe, corpus: Corpus, folder: Path, seed: int, ranks: Ra
             if ranks.first:
                 if "loss" in event:
                     event = {**event, "bits_per_byte": event["loss"] * per_nat}
+                if "gap" in event:
+                    event = {**event, "gap_bits_per_byte": event["gap"] * per_nat}
                 if event["event"] == "start":  # whatever stands in the folder was found to be of this run
                     _dump(folder / RECIPE, told)
                 log.write(json.dumps(event) + "\n")
                 watch(event)
 
+        around = sections_around(recipe, seed, corpus)
+        forecaster = Forecaster(
+            recipe.model,
+            recipe.compress,
+            lambda readers, sections: len(container.pack([*around(readers), *sections])),
+        )
         trained = train(
             recipe.model,
             recipe.train,
@@ -132,6 +141,7 @@ def train_run(recipe: Recipe, corpus: Corpus, folder: Path, seed: int, ranks: Ra
             data=split.document_set_sha256 + corpus.manifest.tokenizer.sha256,
             ranks=ranks,
             watch=tell,
+            forecaster=forecaster,
         )
         tell({"event": "end", "step": trained.steps, "seconds": trained.seconds, "loss": trained.final_loss})
     if ranks.first:
@@ -159,20 +169,23 @@ def pack_run(
     path: Path | None = None,
     phase: Callable[[str], None] = lambda name: None,
     drafted: Callable[[Draft], None] = lambda draft: None,
+    known: Mapping[str, Calibration] | None = None,
 ) -> Compressed:
     """Quantize, code and pack the weights of a run folder into its artifact.
 
     `config` takes the place of the recipe's own, and `path` that of the run's artifact. `phase` is told what begins,
-    and `drafted` of every draft of the weights.
+    and `drafted` of every draft of the weights. What is `known` of their use already is not measured again.
     """
     recipe, seed, corpus = read_run(folder)
     recipe = recipe.but(compress=config or recipe.compress)
     weights = run_weights(folder, recipe, corpus)
     around = sections_around(recipe, seed, corpus)
 
-    def calibrations(names: Collection[str]) -> dict[str, Calibration]:
+    def calibrations() -> Mapping[str, Calibration]:
+        if known is not None:
+            return known
         phase("calibrate")
-        found = calibrated(recipe, weights, corpus, names)
+        found = calibrated(recipe, weights, corpus, Ranks(device=local_device()))
         phase("fit")
         return found
 
@@ -222,14 +235,14 @@ def run_weights(folder: Path, recipe: Recipe, corpus: Corpus) -> dict[str, Tenso
 
 
 def calibrated(
-    recipe: Recipe, weights: Mapping[str, Tensor], corpus: Corpus, names: Collection[str]
+    recipe: Recipe, weights: Mapping[str, Tensor], corpus: Corpus, ranks: Ranks = Ranks()
 ) -> dict[str, Calibration]:
-    """What training text, or text of the model's own, tells of the use of each weight."""
-    model = build(recipe.model, 0, local_device())
+    """What training text, or text of the model's own, tells all processes together of the use of each weight."""
+    model = build(recipe.model, 0, ranks.device)
     model.load_state_dict(dict(weights))
     bos, length = corpus.manifest.tokenizer.bos, recipe.score.sequence_length
-    batches = recipe.compress.calibration.batches(model, corpus.train_shards(), length=length, bos=bos)
-    return calibrate(model, batches, bos=bos, wanted=names)
+    batches = recipe.compress.calibration.batches(model, corpus.train_shards(), length=length, bos=bos, ranks=ranks)
+    return calibrate(model, batches, bos=bos, ranks=ranks)
 
 
 def read_run(folder: Path) -> tuple[Recipe, int, Corpus]:
@@ -283,11 +296,16 @@ def run(
     phase("train")
     trained = train_run(recipe, corpus, folder, seed, ranks, watch)
     clock.seconds |= {"rehearse": trained.rehearsal_seconds, "train": trained.seconds}
+    known = None
+    if recipe.compress.calibrated:  # by all processes together
+        phase("calibrate")
+        with clock.phase("calibrate"):
+            known = calibrated(recipe, trained.weights, corpus, ranks)
     if not ranks.first:
         return None
     phase("compress")
     with clock.phase("compress"):
-        compressed = pack_run(folder)
+        compressed = pack_run(folder, known=known)
     phase("score")
     with clock.phase("score"):
         scores = _live_scores(recipe, trained, text, ranks)

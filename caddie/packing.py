@@ -165,7 +165,7 @@ class _Bench:
         around: Callable[[Readers], list[Section]],
     ) -> None:
         self.around, self.bos, self.per_nat = around, corpus.manifest.tokenizer.bos, bits_per_nat(corpus)
-        self.calibrations = calibrated(recipe, weights, corpus, list(weights))
+        self.calibrations = calibrated(recipe, weights, corpus)
         self.weights = weights
         self.model = build(recipe.model, 0, local_device())
         self.rows = _unseen(recipe, corpus, self.model)

@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from caddie.charts import Tick, curve_chart, is_finite, loss_chart, nice_ticks, percent
+from caddie.charts import Tick, curve_chart, decimal, is_finite, loss_chart, nice_ticks, percent
 from caddie.config import show
 from caddie.errors import UserError
 from caddie.files import replacing
@@ -276,8 +276,8 @@ def _compression(result: Mapping[str, Any]) -> dict[str, Any]:
     worth = None
     if is_finite(step) and is_finite(more) and is_finite(fewer):
         worth = (
-            f"{step:,.0f} bytes more would lower the predicted loss by {-more:.2g} bits per byte; "
-            f"{step:,.0f} fewer would raise it by {fewer:.2g}."
+            f"{step:,.0f} bytes more would lower the predicted loss by {decimal(-more)} bits per byte; "
+            f"{step:,.0f} fewer would raise it by {decimal(fewer)}."
         )
     return {
         "chart": curve_chart(found, result.get("artifact_bytes"), result.get("cap_bytes")),

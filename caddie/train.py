@@ -19,6 +19,7 @@ from caddie.checkpoint import CHECKPOINT, restore, save_tensors
 from caddie.data import Batch, Prefetch
 from caddie.distributed import Ranks
 from caddie.errors import CheckFailed
+from caddie.forecast import Forecaster
 from caddie.model import GPT
 from caddie.schedules import Budget, Moment, value_at
 from caddie.trainer import Train, Trainer
@@ -61,10 +62,12 @@ def train(
     data: str = "",
     ranks: Ranks = Ranks(),
     watch: Callable[[Event], None] = lambda event: None,
+    forecaster: Forecaster | None = None,
 ) -> Trained:
     """Train on the shards until the budget is spent, from the checkpoint in `folder` if there is one.
 
-    `data` names the training data; a checkpoint of other data, settings or seed is refused.
+    `data` names the training data; a checkpoint of other data, settings or seed is refused. `forecaster` says on the
+    way what the artifact would be; only the first process has a use for it.
 
     Raises `Interrupted` after SIGINT or SIGTERM and `CheckFailed` when the loss is no longer finite; in both cases the
     checkpoint in `folder` is good.
@@ -79,7 +82,7 @@ def train(
     rehearsed = time.perf_counter() - begin
     settings = config.but(seconds=None, steps=1)  # a run may go on with a larger budget
     identity = {"model": gpt.key(), "train": settings.key(), "seed": str(seed), "data": data}
-    run = _Run(trainer, budget, folder / CHECKPOINT, identity, watch)
+    run = _Run(trainer, budget, folder / CHECKPOINT, identity, watch, forecaster if ranks.first else None)
     run.restore()
     watch(
         {
@@ -91,8 +94,11 @@ def train(
             "attention": trainer.attention(stream.micro_batch(0).inputs.shape[1]),
         }
     )
+    run.forecast(anew=True)
+    ranks.wait()
     with _signals() as received, Prefetch(stream.micro_batch, trainer.indices(run.position), ready=4) as batches:
         run.to_the_end(batches, bos, received)
+    run.forecast(anew=True)
     last = {name: parameter.detach().clone() for name, parameter in trainer.parameters.items()}
     return Trained(
         weights=trainer.average.result() if trainer.average else last,
@@ -117,8 +123,10 @@ class _Run:
         checkpoint: Path,
         identity: dict[str, str],
         watch: Callable[[Event], None],
+        forecaster: Forecaster | None,
     ) -> None:
         self.trainer = trainer
+        self.forecaster = forecaster
         self.config = trainer.config
         self.budget = budget
         self.checkpoint = checkpoint
@@ -153,6 +161,8 @@ class _Run:
         self.save()
         while self.moment.progress < 1.0:
             lr_scale = value_at(self.config.lr_schedule, self.moment)
+            due = self.forecaster is not None and self.forecaster.due(self.moment)
+            trainer.observe = self.forecaster.observe if due and self.forecaster else None
             loss = trainer.step(batches, self.moment, bos)
             trainer.forget_gradients()
             if not math.isfinite(loss):
@@ -165,6 +175,8 @@ class _Run:
             seconds, signalled = ranks.maximum(time.perf_counter() - clock_began, float(max(received, default=0)))
             moment = self.moment = Moment(self.moment.step + 1, seconds, self.budget)
             trainer.watch(moment, lr_scale)
+            if due and self.forecaster and self.forecaster.affordable(moment):
+                self.forecast()
             if moment.seconds - logged.seconds >= 0.5 or moment.step <= 10 or moment.progress >= 1.0:
                 self._log(logged, read, lr_scale)
                 logged, read = moment, self.position
@@ -176,6 +188,14 @@ class _Run:
                 self.save()
                 saved = moment
         self.save()
+
+    def forecast(self, anew: bool = False) -> None:
+        """Say what the artifact would be; `anew` where the clock stands still."""
+        if self.forecaster is not None:
+            average, moment = self.trainer.average, self.moment
+            weights = average.result() if average else self.trainer.parameters
+            for event in self.forecaster.events(weights, moment, anew):
+                self.watch({**event, "step": moment.step, "progress": round(moment.progress, 6)})
 
     def _log(self, before: Moment, read: int, lr_scale: float) -> None:
         moment, tokens = self.moment, self.trainer.micro_tokens

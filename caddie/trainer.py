@@ -194,6 +194,9 @@ class Trainer:
             raise UserError(f"train.compile=always needs a compiler, one of {', '.join(compilers)}; install one")
         automatic = config.compile == "auto" and ranks.device.type == "cuda" and compiler
         self.compiled = config.compile == "always" or automatic
+        self.observe: Callable[[Mapping[str, Tensor], float], None] | None = None
+        """Told once of the parameters after the next micro-batch, with the gradients of its own tokens alone, and of
+        the factor that makes their squares the Fisher information per token."""
         self.forward: Callable[..., tuple[Tensor, Tensor]] = (
             torch.compile(self._losses, dynamic=False) if self.compiled else self._losses
         )
@@ -248,6 +251,9 @@ class Trainer:
         for _ in range(count // self.ranks.world):
             loss, entropy = self.forward(*self._tensors(next(batches), shape.sequence_length, bos), shape.stage)
             (loss / count).backward()  # type: ignore[no-untyped-call]
+            if self.observe is not None:  # the loss is a mean over these tokens, of which only their sum tells
+                self.observe(self.parameters, float(count**2 * self.micro_tokens))
+                self.observe = None
             losses += entropy / count
         for updater in self.updaters.values():
             updater.launch()

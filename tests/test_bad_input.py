@@ -25,6 +25,7 @@ import zstandard
 
 from caddie import container
 from caddie.codecs import Zlib
+from caddie.weight_coding import ArrayCodec, EntropyModel, Packed
 
 Call = Callable[..., Any]
 HALF_WRITTEN = ("*.partial", "*.tmp", "*.unfinished", ".*")
@@ -181,7 +182,8 @@ WORDS = [
     Case("fraction of a layer", lambda b: b.run("model.depth=1.5"), "model.depth must be a whole number, not 1.5"),
     Case("out of range", lambda b: b.run("model.width=0"), "model.width must be from 1 to 65,536, not 0"),
     Case("no such word", lambda b: b.run("train.precision=fp8"), "train.precision must be one of auto, float32"),
-    Case("unknown variant", lambda b: b.run("compress.codec=Rar"), "compress.codec must be one of Brotli, Lzma"),
+    Case("unknown variant", lambda b: b.run("compress.coding=Rar"), "compress.coding must be one of EntropyModel"),
+    Case("no bytes to fill", lambda b: b.run("compress.cap_bytes=0"), "compress.cap_bytes must be from 1 to"),
     Case("no budget", lambda b: b.run("train.steps=none"), "set train.seconds or train.steps"),
     Case("batch", lambda b: b.run("train.batch_tokens=100"), "train.batch_tokens (100) must be train.micro_batches"),
     Case("heads", lambda b: b.run("model.width=18"), "width of 18 does not divide into 2 heads of even size"),
@@ -491,7 +493,12 @@ FULL = [
     Case("at the recipe", lambda b: ["train", *b.run()[1:]], "large", out="0"),
     Case("at the checkpoint", lambda b: ["train", *b.run()[1:]], "out/checkpoint", out="9000"),
     Case("at the corpus", lambda b: b.data("--out", "corpus"), "corpus/train_000000.bin: File too large", out="9000"),
-    Case("at the artifact", lambda b: ["pack", b.folder("none", None), "--quiet"], "write kept/artifact.caddie", out="4000"),
+    Case(
+        "at the artifact",
+        lambda b: ["pack", b.folder("none", None), "--quiet"],
+        "write kept/artifact.caddie",
+        out="4000",
+    ),
     Case("at the report", lambda b: ["report", b.folder("report.html", None)], "File too large", out="9000"),
 ]
 
@@ -565,7 +572,33 @@ def exceptions(count: int, depth: float) -> Callable[[Sections], None]:
     return config(put(dict(list(spans.items())[:count]), "model", "layers"), put(depth, "model", "depth"))
 
 
-QUERY = "weights/blocks.0.attention.query.weight"
+QUERY, MIX = "weights/blocks.0.attention.query.weight", "weights/blocks.0.mix"
+
+
+def coded(array: np.ndarray, coding: ArrayCodec = Packed(codec=Zlib())) -> bytes:
+    """An array as it stands in a section."""
+    data = coding.encode(array)
+    return len(data).to_bytes(4, "little") + data
+
+
+def wide(coding: ArrayCodec, edit: Callable[[bytes], bytes], size: int = 16) -> Callable[[Sections], None]:
+    """Steps of 1 and noise of that many rows and columns for the query, the stream of the noise edited."""
+    noise = np.random.default_rng(0).integers(-99, 99, (size, size)).astype("<i2")
+    data = edit(coding.encode(noise))
+    steps = coded(np.zeros(16, np.int8))
+    return section(QUERY, lambda _: steps + steps + len(data).to_bytes(4, "little") + data)
+
+
+def rows(step: float) -> Callable[[Sections], None]:
+    """Rows of ones with that step for the query."""
+
+    def edit(sections: Sections) -> None:
+        config(put({"kind": "Rows"}, "quantizers", QUERY.removeprefix("weights/")))(sections)
+        sections[QUERY] = coded(np.ones((16, 16), np.int8)) + coded(np.full(16, step, "<f2"))
+
+    return edit
+
+
 DEEP = {"depth": b"[" * 900 + b"]" * 900, "block": b'{"mlp":' * 400 + b"1" + b"}" * 400}
 
 
@@ -591,14 +624,14 @@ HOSTILE = [
         config(
             put(1024, "model", "depth"), put(65536, "model", "width"), put(1 << 20, "model", "block", "mlp", "hidden")
         ),
-        "weights do not fit its model",
+        "parameters, too many for its",
     ),
     Hostile("vocabulary", config(put(65536, "model", "vocabulary")), "tokenizer has 257 ids and its model 65,536"),
     Hostile("nesting of 100,000", section("config", lambda data: b"[" * 100_000), "config is not JSON"),
     Hostile("list in a number", deep("depth"), "artifact's config is"),
     Hostile("config in a config", deep("block"), "artifact's config is"),
-    Hostile("class of Python", kind("os.system"), "quantizers.matrix must be one of Float16, Float32, Rows"),
-    Hostile("class of another socket", kind("Muon"), "quantizers.matrix must be one of Float16, Float32, Rows"),
+    Hostile("class of Python", kind("os.system"), "quantizers.matrix must be one of Binary, Float16, Float32"),
+    Hostile("class of another socket", kind("Muon"), "quantizers.matrix must be one of Binary, Float16, Float32"),
     Hostile("setting unknown", config(put("x", "model", "__class__")), "GPT has no setting __class__"),
     Hostile("10,000 exceptions", exceptions(10_000, 1024), "10,000 exceptions for 1024 layers"),
     Hostile("exceptions to a fraction", exceptions(100, 1024.0), "exceptions for 1024.0 layers"),
@@ -611,9 +644,41 @@ HOSTILE = [
     Hostile("manifest missing", lambda sections: sections.pop("manifest"), "it has no manifest"),
     Hostile("weight spare", section("weights/spare", lambda data: b"x" * 9), "spare is unknown"),
     Hostile("section spare", section("code.py", lambda data: b"import os"), "a section code.py, which nothing reads"),
-    Hostile("weight short", section(QUERY, lambda data: data[:-1]), "query.weight has 287 bytes, not 288"),
-    Hostile("steps not a number", section(QUERY, lambda data: data[:-2] + b"\0\x7e"), "values that are not finite"),
-    Hostile("steps infinite", section(QUERY, lambda data: data[:-2] + b"\0\x7c"), "values that are not finite"),
+    Hostile("weight short", section(QUERY, lambda data: data[:-1]), "query.weight ends within its integers"),
+    Hostile("weight empty", section(QUERY, lambda data: b""), "no coded array that this version knows"),
+    Hostile("weight longer", section(QUERY, lambda data: data + b"x"), "query.weight has 1 bytes too many"),
+    Hostile("length beyond all", section(QUERY, patched(0, b"\xff" * 4)), "query.weight ends within its row_steps"),
+    Hostile("kind of coding", section(QUERY, patched(4, b"\xfe")), "no coded array that this version knows"),
+    Hostile("array of floats", section(QUERY, lambda data: coded(np.ones(16, "<f4")) + data), "not one whole"),
+    Hostile("damaged integers", wide(EntropyModel(), lambda data: data[:-9] + b"\xaa" * 9), "not one whole array"),
+    Hostile(
+        "damaged bytes",
+        wide(Packed(codec=Zlib()), lambda data: data[:-9] + b"\xaa" * 9),
+        "integers of the artifact's blocks.0.attention.query.weight",
+    ),
+    Hostile("integers cut", wide(EntropyModel(), lambda data: data[:40]), "not one whole array of 16 x 16 int16"),
+    Hostile("array of another shape", wide(EntropyModel(), lambda data: data, 17), "not one whole array of 16 x 16"),
+    Hostile("steps not a number", rows(np.nan), "query.weight has values that are not finite"),
+    Hostile("steps infinite", rows(np.inf), "query.weight has values that are not finite"),
+    Hostile("halves not a number", section(MIX, lambda data: coded(np.full((2, 16), np.nan, "<f2"))), "not finite"),
+    Hostile(
+        "10 million from 100 bytes", config(put(1 << 18, "model", "block", "mlp", "hidden")), "not one whole array"
+    ),
+    Hostile(
+        "a billion zeros from a few bytes",
+        config(put(1 << 20, "model", "block", "mlp", "hidden"), put(1024, "model", "depth")),
+        "too many for its",
+    ),
+    Hostile(
+        "quantizer of quantizers",
+        config(put({"kind": "LowRank", "of": {"kind": "LowRank"}}, "quantizers", "matrix")),
+        "LowRank cannot be of LowRank",
+    ),
+    Hostile(
+        "rank beyond all",
+        config(put({"kind": "LowRank", "rank": 10**9}, "quantizers", "matrix")),
+        "rank must be from 1 to 256",
+    ),
     Hostile("tokenizer of another", manifest("0" * 64, "tokenizer_sha256"), "not the one its manifest names"),
     Hostile("tokenizer unknown", manifest("pickle", "tokenizer"), "no tokenizer of kind 'pickle'"),
     Hostile("tokenizer spare", section("tokenizer", lambda data: b"x"), "no tokenizer of kind 'bytes' with 1 bytes"),

@@ -150,11 +150,14 @@ def test_bytes_are_those_of_the_smaller_codec() -> None:
 
 def test_what_is_needed() -> None:
     files = set(source_needed().files)
-    assert {f"caddie/{name}.py" for name in ("artifact", "container", "codecs", "quantize", "tokenizers")} <= files
+    assert {f"caddie/{name}.py" for name in ("artifact", "container", "codecs", "decompress", "tokenizers")} <= files
+    assert {"caddie/quantize/waterfilling.py", "caddie/weight_coding/entropy_model.py"} <= files
     assert {"caddie/model/__init__.py", "caddie/scoring/score.py", "caddie/scoring/windows.py"} <= files
+    for name in ("compress", "drafts", "fit", "calibrate"):
+        assert f"caddie/{name}.py" not in files, f"{name} is not needed to read"
     for name in ("train", "optim/muon", "bundle", "policy", "report", "display", "recipe", "corpus", "line"):
         assert f"caddie/{name}.py" not in files, name
-    assert {"brotli", "numpy", "sentencepiece", "torch", "zstandard"} <= set(source_needed().libraries)
+    assert {"brotli", "constriction", "numpy", "sentencepiece", "torch", "zstandard"} <= set(source_needed().libraries)
     assert files < set(source_needed(TRAINING).files)
     assert "caddie/optim/muon.py" in source_needed(TRAINING).files
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from run_folder import make_events
 
 from caddie import charts
-from caddie.charts import curve_chart, log_ticks, loss_chart, nice_ticks, percent, smooth, thin, time_ticks
+from caddie.charts import curve_chart, decimal, log_ticks, loss_chart, nice_ticks, percent, smooth, thin, time_ticks
 
 
 def test_percent() -> None:
@@ -81,6 +81,11 @@ def test_loss_chart_needs_two_points() -> None:
     broken = loss_chart([*steps, steps[-1] | {"loss": math.nan}])
     assert broken is not None
     assert broken.notes[-1] == "Entries of the log without a finite loss: 1."
+
+
+def test_decimal() -> None:
+    assert [decimal(value) for value in (0.0000524, 0.0398, 1.0, 12.3, 0.1)] == ["0.000052", "0.04", "1", "12", "0.1"]
+    assert decimal(-0.00082) == "-0.00082"
 
 
 @pytest.mark.parametrize(

@@ -179,52 +179,21 @@ def test_progress_is_told_on_standard_error(tiny_run: Any, copy: Path, caddie: C
 
 def test_pack_at_another_cap_keeps_the_artifact_that_was_scored(copy: Path, caddie: Call, tmp_path: Path) -> None:
     scored = (copy / "artifact.caddie").read_bytes()
-    ended = caddie("pack", copy, "cap=16000")
+    ended = caddie("pack", copy, "cap=4500")
     assert ended.status == 0
-    path = copy / "artifact-16000.caddie"
+    path = copy / "artifact-4500.caddie"
     assert f"written  {path}\nnext     caddie score {path} --data " in ended.out
-    assert 0.998 * 16_000 <= path.stat().st_size <= 16_000
+    assert 0.98 * 4500 <= path.stat().st_size <= 4500, "a few bytes are a step"
     assert (copy / "artifact.caddie").read_bytes() == scored
-    assert ended.err.splitlines()[:3:2] == ["calibrate", "fit"] or ended.err.startswith("calibrate\nfit\n")
-    facts = json.loads(
-        caddie("pack", copy, "cap=14000", "compress.coding=Packed", "--out", tmp_path / "a", "--json", "--quiet").out
-    )
+    assert ended.err.startswith("calibrate\nfit\n      draft 1: ")
+    given = ("cap=4000", "compress.coding=Packed", "--out", tmp_path / "a", "--json", "--quiet")
+    facts = json.loads(caddie("pack", copy, *given).out)
     assert facts["artifact"] == str(tmp_path / "a")
-    assert (tmp_path / "a").stat().st_size == facts["artifact_bytes"] <= 14_000
+    assert (tmp_path / "a").stat().st_size == facts["artifact_bytes"] <= 4000
     assert facts["compression"]["predicted_bits_per_byte"] > 0
     assert facts["compression"]["step_more_bits_per_byte"] < 0 < facts["compression"]["step_fewer_bits_per_byte"]
     assert len(facts["compression"]["curve"]) > 1
-    assert not (copy / "artifact-14000.caddie").exists()
-
-
-def test_pack_compares_all_ways_and_writes_nothing(copy: Path, caddie: Call) -> None:
-    before = sorted(path.name for path in copy.iterdir())
-    ended = caddie("pack", copy, "--compare", "cap=16000", "cap=14000", "--json")
-    facts = json.loads(ended.out, parse_constant=pytest.fail)
-    assert sorted(path.name for path in copy.iterdir()) == before
-    assert ended.err.startswith("calibrate\nint8, percentile\n")
-    packings, ways = facts["packings"], 3 + 2 * 2
-    assert len(packings) == 6 * ways
-    assert facts["measured_tokens"] > 0
-    filled = [one for one in packings if one["coding"] == one["fitted_with"]]
-    assert {one["cap_bytes"] for one in filled} == {16_000, 14_000}
-    for one in filled:
-        assert 0.995 * one["cap_bytes"] <= one["bytes"] <= one["cap_bytes"]
-    by_way = {(one["quantizer"], one["cap_bytes"], one["coding"]): one for one in packings}
-    for way in {(one["quantizer"], one["cap_bytes"]) for one in packings}:
-        group = [by_way[*way, coding] for coding in ("zlib -9", "lzma -9e", "zstd -22", "brotli -11", "smallest")]
-        assert len({(one["predicted_bits_per_byte"], one["measured_bits_per_byte"]) for one in group}) == 1
-        assert by_way[*way, "smallest"]["bytes"] <= by_way[*way, "entropy model"]["bytes"] + 8
-
-
-def test_the_comparison_of_packings_for_people(copy: Path, caddie: Call) -> None:
-    ended = caddie("pack", copy, "--compare", "cap=16000", "--quiet")
-    assert (ended.status, ended.err) == (0, "")
-    lines = ended.out.splitlines()
-    assert lines[0].split() == ["quantizer", "coding", "bytes", "predicted", "measured", "enc.", "s", "dec.", "s"]
-    assert sum("smallest *" in line for line in lines) == sum("brotli -11 *" in line for line in lines) == 1
-    assert max(map(len, lines)) <= 100
-    assert "tokens that calibration has not seen" in ended.out
+    assert not (copy / "artifact-4000.caddie").exists()
 
 
 def test_run_prints_the_result_and_keeps_it(tiny_run: Any) -> None:

@@ -29,12 +29,14 @@ MODULES = {
 FLOORS: dict[int, set[str]] = {
     5: {"__init__", "__main__", "cli", "exits"},
     4: {
+        "charts",
         "comparison",
         "corpora",
         "display",
         "line",
         "liveness",
         "small_copy",
+        "packing",
         "policy",
         "recipe",
         "recipes",
@@ -56,6 +58,7 @@ FLOORS: dict[int, set[str]] = {
         "fake_quantize",
         "fit",
         "flops",
+        "forecast",
         "generate",
         "hub",
         "lossless",

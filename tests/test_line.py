@@ -34,6 +34,7 @@ SMALL = (
     "train.micro_batches=2",
     "train.sequence_length=64",
     "train.precision=float32",
+    "compress.calibration.tokens=1024",
     "score.sequence_length=64",
     "score.stride=32",
 )

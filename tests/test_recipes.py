@@ -10,6 +10,7 @@ from torch import nn
 
 import caddie.recipes
 from caddie.fake_quantize import Views
+from caddie.fit import FillCap
 from caddie.model import DenseGate
 from caddie.parameters import assign
 from caddie.recipe import Recipe, shipped
@@ -104,7 +105,8 @@ def test_every_recipe_fits_together(name: str) -> None:
     recipe = SHELF[name]
     model = on_meta(recipe)
     optimizers = assign(recipe.train.optimizers, model, "train.optimizers")
-    assign(recipe.compress.quantizers, model, "compress.quantizers")
+    quantizers = assign(recipe.compress.quantizers, model, "compress.quantizers").values()
+    assert not isinstance(recipe.compress.fit, FillCap) or any(q.coarser(2.0) != q for q in quantizers)
     Views(recipe.train.fake_quantize, model, "train.fake_quantize")
     assert recipe.train.micro_tokens(world=8 if recipe.train.micro_batches == 8 else 1) > 0
     shapes = {parameter: tensor.ndim for parameter, tensor in model.named_parameters()}

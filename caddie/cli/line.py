@@ -51,6 +51,8 @@ class Job:
             self.display.step(event)
         elif event["event"] == "note":
             self.display.note(event["text"])
+        elif event["event"] == "forecast":
+            self.display.forecast(event)
 
 
 def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Command:

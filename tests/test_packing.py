@@ -1,0 +1,74 @@
+"""One run packed in many ways: every quantizer with every coding, the same losses for the same integers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caddie import packing
+from caddie.codecs import Brotli, Zlib
+from caddie.packing import WAYS, compare, summary
+from caddie.weight_coding import Packed
+
+
+def test_every_way_in_every_coding(tiny_run: Any, caddie: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    codings = {"zlib -9": Packed(codec=Zlib()), "brotli -11": Packed(codec=Brotli(), shuffle=True)}
+    monkeypatch.setattr(packing, "CODINGS", codings)
+    monkeypatch.setattr(packing, "WAYS", (WAYS[1], replace(WAYS[-1], fills="brotli -11")))
+    before = sorted(path.name for path in tiny_run.folder.iterdir())
+    ended = caddie("pack", tiny_run.folder, "--compare", "cap=4500", "cap=4000", "--json")
+    assert ended.status == 0
+    assert sorted(path.name for path in tiny_run.folder.iterdir()) == before
+    assert [line for line in ended.err.splitlines() if not line.startswith(" ")] == [
+        "calibrate",
+        "int6, five percentiles",
+        "Waterfilling, 4,500 bytes",
+        "Waterfilling, 4,000 bytes",
+    ]
+    assert "\n      draft 1: " in ended.err
+    facts = json.loads(ended.out)
+    found = facts["packings"]
+    assert [one["coding"] for one in found] == ["zlib -9", "brotli -11", "smallest"] * 3
+    assert [one["cap_bytes"] for one in found] == [None] * 3 + [4500] * 3 + [4000] * 3
+    for first in (0, 3, 6):
+        zlib, brotli, smallest = found[first : first + 3]
+        assert smallest["bytes"] <= min(zlib["bytes"], brotli["bytes"]) + 8, "the table may pack a little worse"
+        assert smallest["encode_seconds"] == zlib["encode_seconds"] + brotli["encode_seconds"]
+        for name in ("predicted_bits_per_byte", "measured_bits_per_byte"):
+            assert zlib[name] == brotli[name] == smallest[name]
+    for one in found[4::3]:
+        assert 0.98 * one["cap_bytes"] <= one["bytes"] <= one["cap_bytes"]
+    assert found[7]["predicted_bits_per_byte"] > found[4]["predicted_bits_per_byte"] > 0
+    assert facts["measured_tokens"] > 10_000
+    assert 5 < facts["unpacked_bits_per_byte"] < 9, "a model of bytes after two steps"
+    assert facts["parameters"] == sum(entry["parameters"] for entry in tiny_run.printed["tensors"])
+    check_summary(facts)
+
+
+def check_summary(facts: dict[str, Any]) -> None:
+    lines = summary(facts).splitlines()
+    assert lines[0].split() == ["quantizer", "coding", "bytes", "predicted", "measured", "enc.", "s", "dec.", "s"]
+    names = ["int6, five percentiles", "Waterfilling, 4,500", "Waterfilling, 4,000"]
+    assert [line.split("  ")[0] for line in lines[1:10] if line[0] != " "] == names
+    assert sum(" brotli -11 * " in line for line in lines) == 2
+    assert "tokens that calibration has not seen" in lines[-2]
+    unmeasured = [one | {"measured_bits_per_byte": None} for one in facts["packings"]]
+    none = summary(facts | {"measured_tokens": 0, "packings": unmeasured})
+    assert "not measured, for calibration has seen all of the training text" in none
+
+
+def test_no_text_is_left_to_measure_on(tiny_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "CODINGS", {"zlib -9": Packed(codec=Zlib())})
+    monkeypatch.setattr(packing, "WAYS", WAYS[:1])
+    told = json.loads((tiny_run.folder / "recipe.json").read_text())
+    told["recipe"]["compress"]["calibration"] |= {"tokens": 100_000, "batch": 64}
+    (tmp_path / "recipe.json").write_text(json.dumps(told))
+    (tmp_path / "weights.safetensors").write_bytes((tiny_run.folder / "weights.safetensors").read_bytes())
+    facts = compare(tmp_path)
+    assert (facts["measured_tokens"], facts["unpacked_bits_per_byte"]) == (0, None)
+    assert {one["measured_bits_per_byte"] for one in facts["packings"]} == {None}
