@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -111,6 +111,8 @@ class Forecaster:
         """The group that is looked at again."""
         self.squares: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
         """Fisher information of rows and of columns, and how many rows a gradient reached, on the device."""
+        self.learned: Collection[str] = ()
+        """Names of the weights that training sees quantized, which quantizing costs nothing more."""
         self._gradients = 0.0
         """How many gradients the average is of, counted by their weight."""
         self._now = self._observed = 0.0
@@ -206,7 +208,7 @@ class _Sketches(Drafts):
     def __init__(self, of: Forecaster, weights: Mapping[str, Tensor]) -> None:
         self.strides = dict.fromkeys(of.shapes, 1)
         for (_, shape), names in of.groups.items():
-            if len(shape) > 1:
+            if len(shape) > 1 and math.prod(shape) * len(names) > _SAMPLE // 4:
                 wanted = max(len(names), -(-math.prod(shape) * len(names) // _SAMPLE))
                 self.strides |= dict.fromkeys(names, max(1, min(wanted, shape[0] // _LEAST_ROWS)))
         sampled = {
@@ -232,6 +234,7 @@ class _Sketches(Drafts):
                 found = self._rounded({name: quantizers[name] for name in names})
             for name, (size, loss) in found.items():
                 section = Section(PREFIX + name, bytes(round(size)))
+                loss = 0.0 if name in self.of.learned else loss
                 made[name] = StoredWeight(quantizers[name], {}, self.weights[name], section, 0.0, loss)
         return self._draft(made)
 
@@ -280,16 +283,16 @@ class _Sketches(Drafts):
         return known.whole
 
     def _coded(self, drafts: Mapping[str, Arrays], most: int | None = None) -> dict[str, float]:
-        """Bytes over entropy, of at most the first `most` elements."""
+        """Bytes over the sum of the entropies of a group's arrays, or both of the first `most` elements of all."""
         ratios = {}
         first = next(iter(drafts))
         for key in drafts[first]:
-            arrays = [arrays[key] for arrays in drafts.values()]
-            if self.strides[first] > 1 or most is not None:
-                arrays = [np.concatenate([np.atleast_1d(array) for array in arrays])]
+            arrays = [np.atleast_1d(arrays[key]) for arrays in drafts.values()]
+            together = np.concatenate(arrays)
             if most is not None:
-                arrays = [arrays[0][: max(1, most * len(arrays[0]) // max(arrays[0].size, 1))]]
-            ratios[key] = sum(len(self._coding.encode(array)) for array in arrays) / sum(map(_entropy_bytes, arrays))
+                arrays = [together[: max(1, most * len(together) // max(together.size, 1))]]
+            streams = [together] if self.strides[first] > 1 and most is None else arrays
+            ratios[key] = sum(len(self._coding.encode(stream)) for stream in streams) / sum(map(_entropy_bytes, arrays))
         return ratios
 
     def _waterfilled(self, name: str, quantizer: Quantizer) -> tuple[float, float]:

@@ -94,6 +94,8 @@ def train(
             "attention": trainer.attention(stream.micro_batch(0).inputs.shape[1]),
         }
     )
+    if forecaster is not None:
+        forecaster.learned = trainer.views.by_name.keys()
     run.forecast(anew=True)
     ranks.wait()
     with _signals() as received, Prefetch(stream.micro_batch, trainer.indices(run.position), ready=4) as batches:
