@@ -39,20 +39,20 @@ class BestBrotli(ArrayCodec):
         return min((Packed(columns=columns, shuffle=True).encode(array) for columns in (False, True)), key=len)
 
 
-MATRICES = Gptq(of=Rows(bits=8, scale=SigmaClip(k=12.85 * 127 / 31)))
-"""Six bits' steps in eight bits' range, so that finer steps clip nothing."""
-EMBEDDINGS = Gptq(of=Rows(bits=8, scale=SigmaClip(k=20.0)))
-RECORDS = Compress(
-    quantizers={
-        "matrix": MATRICES,
-        "embedding": EMBEDDINGS,
-        "head": EMBEDDINGS,
-        "gate": Float16(),
-        "scalar": Float16(),
-    },
-    coding=BestBrotli(),
-)
-WAYS = {"GPTQ + SDClip + Brotli": RECORDS, "waterfilling": Compress()}
+def records(embeddings: float) -> Compress:
+    """Six bits' steps in eight bits' range, so that finer steps clip nothing; `embeddings` is their k for 8 bits."""
+    matrix = Gptq(of=Rows(bits=8, scale=SigmaClip(k=12.85 * 127 / 31)))
+    table = Gptq(of=Rows(bits=8, scale=SigmaClip(k=embeddings)))
+    small = Float16()
+    quantizers = {"matrix": matrix, "embedding": table, "head": table, "gate": small, "scalar": small}
+    return Compress(quantizers=quantizers, coding=BestBrotli())
+
+
+WAYS = {
+    "GPTQ + SDClip + Brotli": records(20.0),
+    "the same, embeddings twice as fine": records(10.0),
+    "waterfilling": Compress(),
+}
 
 
 def measure(run: Path, caps: list[int]) -> list[dict[str, Any]]:

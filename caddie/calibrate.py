@@ -42,8 +42,8 @@ class TrainingText(CalibrationText):
 
     tokens: Count = 65_536
     """Tokens of all processes together; at least one row for each is taken."""
-    batch: Count = 1
-    """Rows of which the gradients are summed before they are squared; more are quicker and less exact."""
+    batch_tokens: Count = 1024
+    """Tokens, of one row at least, whose gradients are summed before they are squared; more are quicker, less exact."""
     seed: int = 0
     """Which rows."""
 
@@ -51,7 +51,7 @@ class TrainingText(CalibrationText):
         self, model: Model, shards: Sequence[Tokens], *, length: int, bos: int, ranks: Ranks = Ranks()
     ) -> Iterator[Tensor]:
         """Rows in the order of `ShuffledSequences`; the processes take turns."""
-        size = self.batch * length
+        size = max(1, self.batch_tokens // length) * length
         stream = ShuffledSequences().build(shards, tokens=size, sequence_length=length, seed=self.seed, bos=bos)
         for number in range(max(1, self.tokens // (size * ranks.world))):
             inputs = stream.micro_batch(number * ranks.world + ranks.rank).inputs

@@ -247,7 +247,7 @@ def _unseen(recipe: Recipe, corpus: Corpus, model: Model) -> list[Tensor]:
     tokens = min(MEASURED_TOKENS, split.tokens - used - 2 * length * len(corpus.train_shards()))
     if tokens < length:
         return []
-    rows = (text if isinstance(text, TrainingText) else TrainingText()).but(tokens=used + tokens, batch=1)
+    rows = (text if isinstance(text, TrainingText) else TrainingText()).but(tokens=used + tokens, batch_tokens=length)
     ids = [*rows.batches(model, corpus.train_shards(), length=length, bos=corpus.manifest.tokenizer.bos)]
     return ids[-(-used // length) :]
 

@@ -644,7 +644,7 @@ HOSTILE = [
     Hostile("manifest missing", lambda sections: sections.pop("manifest"), "it has no manifest"),
     Hostile("weight spare", section("weights/spare", lambda data: b"x" * 9), "spare is unknown"),
     Hostile("section spare", section("code.py", lambda data: b"import os"), "a section code.py, which nothing reads"),
-    Hostile("weight short", section(QUERY, lambda data: data[:-1]), "query.weight ends within its integers"),
+    Hostile("weight short", section(QUERY, lambda data: data[:-1]), "query.weight ends within its step"),
     Hostile("weight empty", section(QUERY, lambda data: b""), "no coded array that this version knows"),
     Hostile("weight longer", section(QUERY, lambda data: data + b"x"), "query.weight has 1 bytes too many"),
     Hostile("length beyond all", section(QUERY, patched(0, b"\xff" * 4)), "query.weight ends within its row_steps"),

@@ -135,7 +135,7 @@ def bound(quantizer: Quantizer, weight: Tensor) -> Tensor:
 def _bound_of_waterfilling(quantizer: Waterfilling, weight: Tensor) -> Tensor:
     arrays = quantizer.quantize(weight)
     rows, columns = (2.0 ** (torch.from_numpy(arrays[f"{of}_steps"]) / 4) for of in ("row", "column"))
-    steps = (rows[:, None] * columns).reshape(weight.shape)
+    steps = (rows[:, None] * columns * float(arrays["step"][0])).reshape(weight.shape)
     within = steps * 0.5 * (1 + 1e-4) + (weight.abs() - steps * 32_767).clamp_min(0)
     vanished = torch.from_numpy(arrays["integers"]) == 0
     return torch.where(vanished, weight.abs(), within)

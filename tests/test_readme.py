@@ -11,6 +11,7 @@ import pytest
 import caddie
 
 ROOT = Path(__file__).resolve().parent.parent
+QUICK = '"train.seconds": 0.5, "compress.fit": None, "compress.calibration.tokens": 1024'
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
 
 
@@ -24,7 +25,7 @@ def test_the_program_is_twelve_lines_and_scores_alike_twice(
     (tmp_path / "my_texts").mkdir()
     for path in (ROOT / "caddie").glob("[a-d]*.py"):
         shutil.copy(path, tmp_path / "my_texts" / f"{path.stem}.txt")
-    exec(compile(program.replace('"train.seconds": 20', '"train.seconds": 0.5'), "README", "exec"), {})
+    exec(compile(program.replace('"train.seconds": 20', QUICK), "README", "exec"), {})
     printed = capsys.readouterr().out.splitlines()
     first, again = float(printed[0].split()[0]), float(printed[1])
     assert 0 < first < 9

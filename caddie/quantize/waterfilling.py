@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -49,31 +50,36 @@ class Waterfilling(Quantizer):
     """Added to the diagonal of C, in parts of its mean: what was measured on a sample is not trusted to the end."""
 
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
-        """`integers` (int16, the weight's shape), `row_steps` and `column_steps` (int8, quarters of an octave).
+        """`integers` (int16, the weight's shape), `row_steps` and `column_steps` (int8, quarters of an octave), `step`.
+
+        The last is a factor between two quarters of an octave, so that a file can be as long as is wanted.
 
         Without a calibration all weights count alike, in parts of their root mean square, as do those of what is no
         matrix. A calibration that is not finite, or of another shape, is a `UserError`.
         """
         rows = as_rows(plain(weight))
         if not bool(rows.any()):
-            return self._arrays(torch.zeros_like(rows), torch.zeros(len(rows)), torch.zeros(rows.shape[1]), weight)
+            return _arrays(torch.zeros_like(rows), torch.zeros(len(rows)), torch.zeros(rows.shape[1]), 1.0, weight)
         if weight.ndim != 2 and calibration.rows is not None:
             calibration = Calibration(rows=calibration.rows.mean().expand(len(rows)))
         importance, columns = self._costs(rows, calibration)
         factor = _upper(columns)
         pivots = factor.diagonal()
         column_steps = _octaves(1 / pivots)
-        row_steps = torch.maximum(_octaves(self.step / importance.sqrt()), _least(rows, column_steps))
-        integers = _feed_back(rows, _steps(row_steps, column_steps), factor / pivots)
+        level = round(math.log2(self.step) * _PER_OCTAVE)
+        step = self.step / 2.0 ** (level / _PER_OCTAVE)
+        row_steps = (_octaves(importance.rsqrt()) + level).clamp(-_MOST, _MOST)
+        row_steps = torch.maximum(row_steps, _least(rows, column_steps))
+        integers = _feed_back(rows, _steps(row_steps, column_steps, step), factor / pivots)
         # A row of zeros needs no step of its own; the commonest is the cheapest to send.
         row_steps[~integers.any(1)] = row_steps.mode().values
-        return self._arrays(integers, row_steps, column_steps, weight)
+        return _arrays(integers, row_steps, column_steps, step, weight)
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
-        """integers · row steps · column steps."""
+        """integers · row steps · column steps · step."""
         rows, columns = (torch.from_numpy(arrays[key].astype(np.int32)) for key in ("row_steps", "column_steps"))
         integers = torch.from_numpy(arrays["integers"].astype(np.float32)).reshape(len(rows), len(columns))
-        return (integers * _steps(rows, columns)).reshape(shape)
+        return (integers * _steps(rows, columns, arrays["step"][0])).reshape(shape)
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
         """Integers of the weight's shape, and the sizes of step of rows and columns."""
@@ -83,6 +89,7 @@ class Waterfilling(Quantizer):
             "row_steps": (small, (rows,)),
             "column_steps": (small, (columns,)),
             "integers": (np.dtype("<i2"), shape),
+            "step": (np.dtype("<f4"), (1,)),
         }
 
     @property
@@ -117,12 +124,14 @@ class Waterfilling(Quantizer):
         columns.diagonal().add_(self.damping * mean)
         return importance, columns
 
-    def _arrays(self, integers: Tensor, row_steps: Tensor, column_steps: Tensor, weight: Tensor) -> Arrays:
-        return {
-            "row_steps": row_steps.to(torch.int8).numpy(),
-            "column_steps": column_steps.to(torch.int8).numpy(),
-            "integers": integers.to(torch.int16).reshape(weight.shape).numpy(),
-        }
+
+def _arrays(integers: Tensor, row_steps: Tensor, column_steps: Tensor, step: float, weight: Tensor) -> Arrays:
+    return {
+        "row_steps": row_steps.to(torch.int8).numpy(),
+        "column_steps": column_steps.to(torch.int8).numpy(),
+        "integers": integers.to(torch.int16).reshape(weight.shape).numpy(),
+        "step": np.array([step], "<f4"),
+    }
 
 
 def _upper(matrix: Tensor) -> Tensor:
@@ -160,11 +169,12 @@ def _octaves(steps: Tensor) -> Tensor:
 
 def _least(rows: Tensor, column_steps: Tensor) -> Tensor:
     """The sizes of the smallest steps of rows whose integers are in range, with an octave to spare for feedback."""
-    widest = (rows.abs() / _steps(torch.zeros(1, dtype=torch.int32), column_steps)).amax(1)
+    widest = (rows.abs() / _steps(torch.zeros(1, dtype=torch.int32), column_steps, 1.0)).amax(1)
     return (_octaves(widest.clamp_min(2.0**-120) * (2 / _LARGEST)) + 1).clamp(-_MOST, _MOST)
 
 
-def _steps(rows: Tensor, columns: Tensor) -> Tensor:
-    """2 to the sum of the two, from a table and powers of two alone: the same on every machine."""
+def _steps(rows: Tensor, columns: Tensor, step: float) -> Tensor:
+    """`step` times 2 to the sum of the two, from a table, powers of two and one product: the same on every machine."""
     octaves = rows[:, None] + columns[None]
-    return torch.ldexp(_POWERS[octaves.remainder(_PER_OCTAVE)], octaves.div(_PER_OCTAVE, rounding_mode="floor"))
+    sizes = torch.ldexp(_POWERS[octaves.remainder(_PER_OCTAVE)], octaves.div(_PER_OCTAVE, rounding_mode="floor"))
+    return sizes * float(step)

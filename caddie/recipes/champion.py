@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from caddie.compress import Compress
 from caddie.model import ChannelSmear, HashedNGrams, RMSNorm
 from caddie.parameters import Orthogonal
 from caddie.recipes.records import vocabulary_4096
@@ -16,6 +17,7 @@ champion = vocabulary_4096.but(
         "model.embedding.bigrams": HashedNGrams(buckets=16_384, dims=128, initial=Orthogonal()),
         "train.optimizers.matrix.normalize_rows": True,
         "train.optimizers.embedding.lr": 0.06,
+        "compress": Compress(),
     },
     base="vocabulary_4096",
     why="What learned most in half a minute on a CPU: few layers, many hashed pairs; not measured at full size.",
