@@ -265,6 +265,7 @@ def run(
     ranks: Ranks | None = None,
     watch: Watch = lambda event: None,
     phase: Callable[[str], None] = lambda name: None,
+    drafted: Callable[[Draft], None] = lambda draft: None,
     command: str = "",
 ) -> dict[str, Any] | None:
     """The whole line; the result, also in `result.json`, or None on every process but the first.
@@ -305,7 +306,7 @@ def run(
         return None
     phase("compress")
     with clock.phase("compress"):
-        compressed = pack_run(folder, known=known)
+        compressed = pack_run(folder, drafted=drafted, known=known)
     phase("score")
     with clock.phase("score"):
         scores = _live_scores(recipe, trained, text, ranks)

@@ -30,6 +30,7 @@ from caddie.schedules import Clock
 if TYPE_CHECKING:
     from caddie.display import Display
     from caddie.distributed import Ranks
+    from caddie.drafts import Draft
     from caddie.recipe import Recipe
 
 
@@ -112,9 +113,16 @@ def run(job: Job) -> tuple[dict[str, Any], str] | None:
         ranks=job.ranks,
         watch=job.watch,
         phase=job.display.phase,
+        drafted=_drafting(job.display, job.recipe.compress.cap_bytes),
         command=job.command,
     )
     return (result, result_table(result, job.folder / "report.html")) if result else None
+
+
+def _drafting(display: Display, cap_bytes: int) -> Callable[[Draft], None]:
+    """Shows each draft of the weights as they are fitted to the cap."""
+    numbers = count(1)
+    return lambda draft: display.doing(f"draft {next(numbers)}: {draft.file_bytes:,} bytes of {cap_bytes:,}")
 
 
 @trains
@@ -163,14 +171,13 @@ def pack(folder: Path, settings: tuple[str, ...], out: Path | None, compare: boo
         config = recipe.but(dict(changes)).compress
         cap, clock = config.cap_bytes, Clock()
         path = out or folder / (f"artifact-{cap}.caddie" if settings else ARTIFACT)
-        drafts = count(1)
         with clock.phase("pack"):
             compressed = pack_run(
                 folder,
                 config,
                 path,
                 display.phase,
-                lambda draft: display.doing(f"draft {next(drafts)}: {draft.file_bytes:,} bytes of {cap:,}"),
+                _drafting(display, cap),
             )
     packed = artifacts.load(path)
     facts = {
