@@ -16,7 +16,7 @@ from caddie.quantize import Quantizer, Rows, without_ones
 CLOSE = 0.998
 """A file of this part of the cap or more has filled it."""
 _AIM = 0.9993
-_NOTHING_NATS = 1e-6
+_NOTHING_NATS = 1e-9
 """Predicted loss per token below which more bytes would buy nothing."""
 _AS_GOOD = 1.1
 """A draft whose cost is up to so many times the least is not worse by more than chance."""
@@ -50,7 +50,7 @@ class Fit(Config):
 class FillCap(Fit):
     """All steps by one factor, so that the file fills the cap to 0.2 % and never exceeds it.
 
-    A file stays smaller where the next byte would buy nothing: its predicted loss is below a millionth of a nat.
+    A file stays smaller where the next byte would buy nothing: its predicted loss is below a billionth of a nat.
     """
 
     techniques: ClassVar = {

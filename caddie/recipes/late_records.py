@@ -1,15 +1,15 @@
 """The contest's last records, from attention within documents to the best: each a small diff on the one before it.
 
-They are scored with adapters of each document's own. From `document_smear` on they correct the three matrices that err
-most by a part of low rank; here it is always the embedding, one of the three as a rule.
+They are scored with adapters of each document's own.
 """
 
 from __future__ import annotations
 
+from caddie.compress import Correction
 from caddie.data import PackedDocuments
 from caddie.model import DenseGate, NarrowGate, RoutedLanes, SparseGate, TokenSmear
 from caddie.optim import AdamW
-from caddie.quantize import Float16, Gptq, LowRank, Percentile, Rows, SigmaClip
+from caddie.quantize import Float16, Gptq, Percentile, Rows, SigmaClip
 from caddie.recipes.figures import RECORDS, figures
 from caddie.recipes.records import three_layer_recurrence
 from caddie.schedules import Ramp, Warmdown
@@ -162,7 +162,7 @@ sparse_gates = dense_gates.but(
 document_smear = sparse_gates.but(
     {
         "model.embedding.smear": TokenSmear(),
-        "compress.quantizers.embedding": LowRank(of=Gptq(of=Rows(bits=7, scale=SigmaClip(k=15.0)))),
+        "compress.correction": Correction(),
         "compress.quantizers.gate": Float16(),
     },
     base="sparse_gates",
@@ -192,7 +192,7 @@ best_record = document_smear.but(
         "train.optimizers.embedding.beta2": 0.99,
         "train.optimizers.scalar.beta2": 0.99,
         "train.optimizers.gate.beta2": 0.99,
-        "compress.quantizers.embedding.of.of.scale.k": 14.0,
+        "compress.quantizers.embedding.of.scale.k": 14.0,
         "compress.quantizers.blocks.*.mlp.*.of.scale.k": 11.5,
         "compress.quantizers.gate": _GATE_QUANTIZER,
         "score.adaptation.rank": 80,
