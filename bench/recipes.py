@@ -39,8 +39,10 @@ def one_run(words: str, text: str, seconds: float, seed: int) -> dict[str, Any]:
     """Train, pack and score one variant with one seed."""
     import torch
 
-    from caddie.compress import compress, decompress
+    from caddie.compress import compress
     from caddie.corpora import open_corpus, text_of
+    from caddie.decompress import decompress
+    from caddie.line import calibrated
     from caddie.model import build
     from caddie.scoring import score
     from caddie.train import train
@@ -60,9 +62,11 @@ def one_run(words: str, text: str, seconds: float, seed: int) -> dict[str, Any]:
             folder=Path(folder),
         )
     begin = time.perf_counter()
-    packed = compress(recipe.model, trained.weights, recipe.compress)
+    packed = compress(
+        recipe.model, trained.weights, recipe.compress, lambda: calibrated(recipe, trained.weights, corpus)
+    )
     stored = {section.name: section.data for section in packed.sections}
-    weights = decompress(recipe.model, recipe.compress.quantizers, stored)
+    weights = decompress(recipe.model, packed.readers, stored)
     scores = {}
     for kind, held in (("handed_on", trained.weights), ("packed", weights)):
         model = build(recipe.model, 0)
