@@ -6,8 +6,8 @@ RUN is a run's folder, an artifact, a file of weights (.safetensors), or one of 
 as they are. Weights are rounded in two ways, one table for each: steps of sigmas / 31 standard deviations of each row
 (int6, as the records' SDClip), and steps that differ by column too, by a factor exp(N(0, spread)), as a quantizer sets
 them that weighs errors by the inputs. The measure is the sum of the arrays' own entropies, without any cost of telling
-them. With `--slow`, sorted rows too and, where the program is, lrzip: all arrays of a role together, as the per-group
-records do.
+them. Where the program lrzip is, it is given all arrays of a role together, as the per-group records do; with `--slow`
+rows are sorted too.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def ways(slow: bool) -> Iterator[tuple[str, Way]]:
             yield f"{type(codec).__name__}, {where}", ours(Packed(codec=codec, columns=columns))
     if slow:
         yield "Brotli, sorted columns", ours(Packed(columns=True, sort_rows=True))
-    if slow and shutil.which("lrzip"):
+    if shutil.which("lrzip"):
         yield "lrzip -z by role, rows", grouped_lrzip(False)
         yield "lrzip -z by role, columns", grouped_lrzip(True)
 

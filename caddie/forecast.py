@@ -305,7 +305,7 @@ class _Sketches(Drafts):
         bits, errors = _gaussian(octaves)
         height, width = _matrix(self.weights[name]).shape
         sides = (height * self.strides[name] + width) * _STEP_BITS
-        return float(counts @ bits + sides) / 8 + 3 * LENGTH_BYTES, 0.5 * quantizer.step**2 * float(counts @ errors)
+        return float(counts @ bits + sides) / 8 + 4 * LENGTH_BYTES + 8, 0.5 * quantizer.step**2 * float(counts @ errors)
 
     def _deviations(self, name: str) -> Floats:
         """How many weights of the whole tensor have each of `_octaves`, counted so that a step costs 1/2 nat."""
