@@ -24,7 +24,7 @@ _NARROW = 0.25
 """Octaves within which the finest useful steps are found."""
 _OCTAVES = 20.0
 """The furthest that steps are moved from where they are set."""
-_DRAFTS = 24
+_DRAFTS = 16
 _SHARES = 256
 
 

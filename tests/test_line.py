@@ -35,6 +35,8 @@ SMALL = (
     "train.sequence_length=64",
     "train.precision=float32",
     "compress.calibration.tokens=1024",
+    "compress.fit=none",
+    "compress.coding=Packed",
     "score.sequence_length=64",
     "score.stride=32",
 )

@@ -81,7 +81,8 @@ def test_every_twin_trains_packs_verifies_and_scores(
     name: str, words: Path, caddie, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.chdir(words.parent)  # where corpora are kept, so that twins share them
-    settings = ("train.seconds=none", "train.steps=4", "data.validation_fraction=0.02", "compress.calibration.tokens=4096")
+    settings = ("train.seconds=none", "train.steps=4", "data.validation_fraction=0.02")
+    settings += ("compress.calibration.tokens=4096",)
     ended = caddie("run", f"{name}_mini", *settings, "--data", words, "--out", tmp_path / "run", "--json", "--quiet")
     assert (ended.status, ended.err) == (0, ""), ended.err
     printed = json.loads(ended.out)

@@ -11,7 +11,10 @@ import pytest
 import caddie
 
 ROOT = Path(__file__).resolve().parent.parent
-QUICK = '"train.seconds": 0.5, "compress.fit": None, "compress.calibration.tokens": 1024'
+QUICK = (
+    '"train.seconds": 0.5, "compress.fit": None, "compress.coding": "Packed", "compress.calibration.tokens": 1024, '
+    '"model.embedding.bigrams.buckets": 512'
+)
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
 
 
