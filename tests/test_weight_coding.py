@@ -342,7 +342,7 @@ def test_vectors_that_drift_cost_little():
 
 
 def test_smallest_is_the_smallest():
-    pattern = np.tile(np.arange(100, dtype=np.uint8), (50, 1))
+    pattern = np.tile(np.arange(100, dtype=np.uint8), (40, 1))
     noise = np.random.default_rng(0).normal(size=(20, 20)).astype(np.float32)
     codec = Smallest()
     for array in (pattern, noise, gaussian(64, 64), np.zeros(0)):

@@ -23,7 +23,7 @@ class Smallest(ArrayCodec):
     """What is tried."""
     also: tuple[ArrayCodec, ...] = (Packed(codec=Zlib()), Packed(codec=Brotli(), shuffle=True), Packed(columns=True))
     """What is tried too for arrays of at most `small_bytes`, as it takes longer."""
-    small_bytes: int = 1 << 16
+    small_bytes: int = 1 << 12
     """Bytes of the largest array that `also` is for."""
 
     def encode(self, array: Array) -> bytes:
