@@ -14,10 +14,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from caddie.display import crop, printable, table
 from caddie.errors import UserError
 from caddie.report import read_result
 from caddie.stats import LEVEL, MOST_SEEDS, POWER, mean, paired, seeds_needed, welch
+from caddie.tables import crop, printable, table
 from caddie.units import Unit, convert
 
 _ALIKE = {

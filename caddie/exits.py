@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 import click
 
-from caddie.display import printable
 from caddie.errors import CheckFailed, UserError
+from caddie.tables import printable
 
 LONGEST_LINE = 600
 """Characters that a line about a mistake may have; what was given may be longer."""

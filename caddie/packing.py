@@ -20,7 +20,6 @@ from caddie.compress import Readers
 from caddie.container import Section
 from caddie.corpus import Corpus
 from caddie.decompress import LENGTH_BYTES, PREFIX
-from caddie.display import table
 from caddie.distributed import local_device
 from caddie.drafts import Draft, Drafts
 from caddie.fit import FillCap
@@ -30,6 +29,7 @@ from caddie.parameters import assign
 from caddie.quantize import BestPercentile, Float16, Gptq, Quantizer, Rows, SigmaClip, Waterfilling
 from caddie.recipe import Recipe
 from caddie.result import bits_per_nat
+from caddie.tables import table
 from caddie.weight_coding import ArrayCodec, EntropyModel, Packed, Smallest, decode
 
 CODINGS: dict[str, ArrayCodec] = {

@@ -18,9 +18,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from caddie.config import Config, Count, NonNegative, Positive, Range, Technique, descriptions, field_types, show
 from caddie.config import variants as variants_of
-from caddie.display import crop
 from caddie.errors import UserError, suggest
 from caddie.recipe import Recipe
+from caddie.tables import crop
 
 WIDTH = 100
 """Columns of everything printed here."""

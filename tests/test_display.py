@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from run_folder import make_events, make_result
 
-from caddie.display import WIDTH, Display, clock, columns, crop, pack_table, printable, result_table, step_line, table
+from caddie.display import Display, clock, step_line
 from caddie.policy import state
+from caddie.tables import WIDTH, columns, crop, pack_table, printable, result_table, table
 
 GOLDEN = Path(__file__).parent / "golden" / "result_table.txt"
 

@@ -43,6 +43,7 @@ FLOORS: dict[int, set[str]] = {
         "report",
         "result",
         "stats",
+        "tables",
         "techniques",
     },
     3: {

@@ -19,10 +19,10 @@ from conftest import TINY
 
 from caddie import techniques
 from caddie.config import Config, Range, field_types, variants
-from caddie.display import columns
 from caddie.errors import UserError
 from caddie.parameters import Initial
 from caddie.recipe import Recipe
+from caddie.tables import columns
 from caddie.techniques import Measurement, details, find, overview, sockets
 
 ROOT = Path(__file__).resolve().parent.parent

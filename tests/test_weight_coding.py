@@ -8,7 +8,6 @@ import math
 import random
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -168,7 +167,7 @@ def test_damage_to_the_entropy_model_is_found(array):
 
 
 @pytest.mark.parametrize("name", [name for name in CODECS if name.startswith("Packed")])
-def test_damage_to_packed_bytes_is_found_or_keeps_the_shape(name):
+def test_damage_to_packed_bytes_is_found(name):
     array = gaussian(12, 20).astype(np.int16)
     stream = CODECS[name].encode(array)
     for end in range(len(stream)):
@@ -178,8 +177,11 @@ def test_damage_to_packed_bytes_is_found_or_keeps_the_shape(name):
         decode(stream + b"\0", array.dtype, array.shape)
     for place in range(len(stream)):
         damaged = stream[:place] + bytes([stream[place] ^ 20]) + stream[place + 1 :]
-        with suppress(UserError):
-            assert decode(damaged, array.dtype, array.shape).shape == array.shape
+        try:
+            found = decode(damaged, array.dtype, array.shape)
+        except UserError:
+            continue
+        assert same(found, array), "a bit that means nothing, as the last of a stream may have"
 
 
 def test_noise_is_refused():
@@ -203,9 +205,9 @@ def test_a_short_stream_for_a_large_array_ends_soon():
 def test_an_order_of_rows_that_is_none_is_refused():
     array = gaussian(3, 2)
     stream = Packed(codec=Stored(), sort_rows=True).encode(array)
-    assert stream[1:7] in (b"\0\0\1\0\2\0", b"\0\0\2\0\1\0")
+    assert stream[4:10] in (b"\0\0\1\0\2\0", b"\0\0\2\0\1\0")
     with pytest.raises(UserError, match="not one whole array of 3 x 2 int8"):
-        decode(stream[:1] + b"\0\0\1\0\1\0" + stream[7:], np.int8, (3, 2))
+        decode(stream[:4] + b"\0\0\1\0\1\0" + stream[10:], np.int8, (3, 2))
 
 
 # Layouts
@@ -221,7 +223,7 @@ def test_layouts_as_the_records_have_them(parity):
         data, tagged = bytes.fromhex(case["in"]), bytes.fromhex(case["out"])
         if len(data) % 2 == 0:
             stream = Packed(codec=Stored(), shuffle=True).encode(np.frombuffer(data, "<u2"))
-            assert stream[1:] == tagged[5:], "behind four letters and the stride"
+            assert stream[4:] == tagged[5:], "behind four letters and the stride"
 
 
 def test_layouts_by_hand():
@@ -234,7 +236,7 @@ def test_layouts_by_hand():
     }
     for (columns, shuffle), wanted in layouts.items():
         stream = Packed(codec=Stored(), columns=columns, shuffle=shuffle).encode(array)
-        assert stream[1:] == bytes.fromhex(wanted)
+        assert stream[4:] == bytes.fromhex(wanted)
     near = np.array([[0, 0], [9, 9], [1, 0], [0, 1]], np.uint8)
     assert nearest_rows(near).tolist() == [0, 2, 3, 1], "the first of two that are as near"
 
@@ -349,7 +351,7 @@ def test_smallest_is_the_smallest():
         sizes = [len(each.encode(array)) for each in (*codec.of, *codec.also)]
         assert len(returns(codec, array)) == min(sizes)
     large = np.zeros(70_000, np.int8)
-    assert len(Smallest(of=(Packed(codec=Stored()),)).encode(large)) == 70_001
+    assert len(Smallest(of=(Packed(codec=Stored()),)).encode(large)) == 70_004
 
 
 def test_threads_do_not_disturb_one_another():

@@ -102,8 +102,8 @@ def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Co
 @trains
 def run(job: Job) -> tuple[dict[str, Any], str] | None:
     """Train, pack, verify and score RECIPE, and write a report."""
-    from caddie.display import result_table
     from caddie.line import run as run_line
+    from caddie.tables import result_table
 
     result = run_line(
         job.recipe,
@@ -159,9 +159,10 @@ def pack(folder: Path, settings: tuple[str, ...], out: Path | None, compare: boo
     kept and the new one is RUN/artifact-N.caddie, unless --out names another. --compare takes several cap=N.
     """
     from caddie import artifact as artifacts
-    from caddie.display import Display, pack_table
+    from caddie.display import Display
     from caddie.line import ARTIFACT, pack_run, read_run
     from caddie.result import describe_compression
+    from caddie.tables import pack_table
 
     recipe, _, corpus = read_run(folder)
     changes = [_compress_setting(text) for text in settings]
@@ -244,8 +245,8 @@ def verify(
     from Python's library, or from the held-out documents of --data, which must be proven to be held out.
     """
     from caddie.corpora import open_for_scoring
-    from caddie.display import table
     from caddie.probes import verify as verify_artifact
+    from caddie.tables import table
 
     loaded = load_artifact(artifact)
     recipe = changed_recipe(loaded, settings, "compress.cap_bytes")
@@ -285,8 +286,9 @@ def score(
     Another scoring than the artifact's own is set by score.PATH=VALUE, as in score.adaptation=ChunkSGD.
     """
     from caddie.corpora import open_for_scoring
-    from caddie.display import Display, score_table
+    from caddie.display import Display
     from caddie.line import score_artifact
+    from caddie.tables import score_table
 
     loaded = load_artifact(artifact)
     scoring = changed_recipe(loaded, settings).score

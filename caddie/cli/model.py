@@ -24,8 +24,8 @@ ENDING = ".cz"
 @options("seed", "json")
 def sample(artifact: Path, prompt: str, tokens: int, temperature: float, seed: int, as_json: bool) -> int:
     """Let ARTIFACT write text."""
-    from caddie.display import printable
     from caddie.generate import sample as write
+    from caddie.tables import printable
 
     model = load_artifact(artifact)
     text = write(model, prompt.encode(errors="replace"), tokens, temperature, seed).decode("utf-8", "replace")

@@ -72,8 +72,8 @@ def data(
 def recipes(as_json: bool) -> int:
     """List the recipes with their size and public figures; NAME_mini is the twin of each for two cores."""
     from caddie.config import plain
-    from caddie.display import table
     from caddie.recipe import shipped
+    from caddie.tables import table
 
     # The public results from the first to the best are nearly the history; what has none stands in front.
     shelf = dict(sorted(shipped().items(), key=lambda item: -(item[1].published or 9.0)))
@@ -118,9 +118,9 @@ def techniques(name: str | None, as_json: bool) -> int:
 def diff(a: str, b: str | None, settings: tuple[str, ...], as_json: bool) -> int:
     """Show what turns recipe B into recipe A. Without B, the base of A is taken."""
     from caddie.config import plain
-    from caddie.display import table
     from caddie.flops import flops_per_token
     from caddie.recipe import find
+    from caddie.tables import table
 
     if b is not None and "=" in b:
         settings = (b, *settings)

@@ -16,7 +16,6 @@ all it computes is exact.
 
 from __future__ import annotations
 
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,7 +30,15 @@ import numpy.typing as npt
 
 from caddie.codecs import Brotli
 from caddie.config import Technique
-from caddie.weight_coding.array_codec import ENTROPY_MODEL, Array, ArrayCodec, Shape, damaged
+from caddie.weight_coding.array_codec import (
+    CHECKSUM_BITS,
+    ENTROPY_MODEL,
+    Array,
+    ArrayCodec,
+    Shape,
+    checksum,
+    damaged,
+)
 from caddie.weight_coding.packed import Packed
 from caddie.weight_coding.priors import (
     CONTEXTS,
@@ -54,7 +61,6 @@ _MOST_COUNT = 1 << 16
 """Counts are halved from here on."""
 _PRECISION_BITS = 24
 """Of the coder's probabilities."""
-_SEAL_BITS = 24
 _BYTES = np.full((1, 256), ((1 << _PRECISION_BITS) - 256) // 256, np.int64)
 _ONE = np.ones(1, np.int64)
 _LEAST_TILE, _LARGEST_TILE = 64, 1 << 15  # elements
@@ -156,8 +162,7 @@ def _seal(array: Array) -> int:
 
     Its highest bit is what tells a stream from one that ended too early.
     """
-    data = array.astype(array.dtype.newbyteorder("<")).tobytes()
-    return 1 << _SEAL_BITS | zlib.crc32(data) >> 32 - _SEAL_BITS
+    return 1 << CHECKSUM_BITS | checksum(array)
 
 
 def _model(weights: Integers) -> Any:
@@ -190,7 +195,7 @@ class _Reader(_Coder):
         start = 0
         for each, count in zip(weights, counts.tolist(), strict=True):
             # What is left of a stream is never less than its seal.
-            self.damaged |= self._coder.num_valid_bits() < _SEAL_BITS
+            self.damaged |= self._coder.num_valid_bits() < CHECKSUM_BITS
             if self.damaged:
                 raise _Damaged
             symbols[start : start + count] = self._coder.decode(_model(each), count)

@@ -13,10 +13,11 @@ import numpy.typing as npt
 from caddie.codecs import Brotli, Codec, Lzma, Stored, Zlib, Zstd
 from caddie.config import Technique
 from caddie.errors import UserError
-from caddie.weight_coding.array_codec import PACKED, Array, ArrayCodec, Shape, checked, damaged
+from caddie.weight_coding.array_codec import CHECKSUM_BITS, PACKED, Array, ArrayCodec, Shape, checked, checksum, damaged
 
 _CODECS: tuple[type[Codec], ...] = (Stored, Zlib, Lzma, Zstd, Brotli)
 """The place of a class is in the streams."""
+_CHECKSUM_BYTES = CHECKSUM_BITS // 8
 _COLUMNS, _SHUFFLE, _SORT_ROWS, _LAYOUTS = 1, 2, 4, 8
 STREAMS = range(PACKED, PACKED + _LAYOUTS * len(_CODECS))
 """First bytes of the streams of `Packed`."""
@@ -24,10 +25,7 @@ STREAMS = range(PACKED, PACKED + _LAYOUTS * len(_CODECS))
 
 @dataclass(frozen=True, kw_only=True)
 class Packed(ArrayCodec):
-    """The array's bytes through a `Codec`.
-
-    A stream has no checksum: a damaged one gives a `UserError` or an array of the shape asked for.
-    """
+    """The array's bytes through a `Codec`, with a checksum of the array before them."""
 
     codec: Codec = Brotli()
     """What compresses the bytes; one of those in `caddie.codecs`."""
@@ -69,7 +67,7 @@ class Packed(ArrayCodec):
         flat = np.ascontiguousarray(matrix.T if self.columns else matrix).reshape(-1)
         data = flat.view(np.uint8).reshape(-1, dtype.itemsize).T.tobytes() if self.shuffle else flat.tobytes()
         kind = PACKED + layout + _LAYOUTS * _CODECS.index(type(self.codec))
-        return bytes([kind]) + self.codec.encode(order + data)
+        return bytes([kind]) + checksum(array).to_bytes(_CHECKSUM_BYTES, "little") + self.codec.encode(order + data)
 
 
 def unpack(data: bytes, dtype: np.dtype[Any], shape: Shape) -> Array:
@@ -79,7 +77,7 @@ def unpack(data: bytes, dtype: np.dtype[Any], shape: Shape) -> Array:
     order_dtype = _order_dtype(rows)
     order_bytes = rows * order_dtype.itemsize if layout & _SORT_ROWS else 0
     # Of the settings of a codec none is needed to decode.
-    found = _CODECS[number]().decode(data[1:], order_bytes + math.prod(shape) * dtype.itemsize)
+    found = _CODECS[number]().decode(data[1 + _CHECKSUM_BYTES :], order_bytes + math.prod(shape) * dtype.itemsize)
     flat = np.frombuffer(found, np.uint8, offset=order_bytes)
     if layout & _SHUFFLE:
         flat = np.ascontiguousarray(flat.reshape(dtype.itemsize, -1).T).reshape(-1)
@@ -93,6 +91,8 @@ def unpack(data: bytes, dtype: np.dtype[Any], shape: Shape) -> Array:
         result[order] = matrix
     else:
         result[:] = matrix
+    if checksum(result) != int.from_bytes(data[1 : 1 + _CHECKSUM_BYTES], "little"):
+        raise damaged(dtype, shape)
     return result.reshape(shape)
 
 

@@ -35,7 +35,7 @@ class Smallest(ArrayCodec):
 def decode(data: bytes, dtype: npt.DTypeLike, shape: Sequence[int]) -> Array:
     """The array whose stream any `ArrayCodec` wrote, in memory of the order of the array.
 
-    What is no such stream is a `UserError`, or an array of this dtype and shape if `Packed` wrote it.
+    What is no such stream, or a damaged one, is a `UserError`.
     """
     dtype, shape = np.dtype(dtype), tuple(shape)
     checked(dtype)

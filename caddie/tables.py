@@ -1,0 +1,266 @@
+"""Text for a terminal: tables, and the short one that a run ends with.
+
+The caller prints what these return. Text that a model or a file name supplies is stripped of control characters first,
+so it cannot steer the terminal.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+WIDTH = 79
+"""Columns of everything printed here."""
+
+_FIGURE = re.compile(r"[-+]?[\d,]+(\.\d+)?")
+_PARTS = {
+    "weights": "weights",
+    "tokenizer": "tokenizer",
+    "config": "model config",
+    "manifest": "manifest",
+    "source": "source code",
+    "container": "container",
+}
+_ACROSS = (12, 17, 15, 15)  # columns of the figures of a policy
+_STEPS = ("step_more_bits_per_byte", "step_fewer_bits_per_byte")
+_STAGES = {
+    "trained": "trained",
+    "averaged": "averaged",
+    "quantized": "quantized, packed",
+}
+
+
+def printable(text: str) -> str:
+    """`text` on one line, with every character that could steer a terminal replaced."""
+    line = text.expandtabs(4).replace("\r\n", " ").replace("\n", " ")
+    return "".join(character if character.isprintable() else "\ufffd" for character in line)
+
+
+def columns(text: str) -> int:
+    """Terminal columns that `text` takes: two for wide East Asian characters, none for combining ones."""
+    return sum(_columns(character) for character in text)
+
+
+def crop(text: str, width: int) -> str:
+    """`text`, shortened to `width` columns with `...` at the end if it is longer."""
+    if columns(text) <= width:
+        return text
+    kept, used = [], 3
+    for character in text:
+        used += _columns(character)
+        if used > width:
+            break
+        kept.append(character)
+    return "".join(kept).rstrip() + "..."
+
+
+def table(rows: Iterable[Sequence[object]], header: Sequence[str], width: int = WIDTH) -> str:
+    """A plain-text table: figures to the right with thousands separators, the last column wrapped at `width`.
+
+    Text that is a figure already, such as `1.530120`, is kept as it is. No line end follows the last line.
+    """
+    values = [list(row) for row in rows]
+    cells = [[_cell(value) for value in row] for row in values]
+    right = [_is_numeric([row[index] for row in values]) for index in range(len(header))]
+    lines = [list(header), *cells]
+    widths = [max(columns(line[index]) for line in lines) for index in range(len(header))]
+    room = max(20, width - sum(widths[:-1]) - 2 * (len(widths) - 1))
+    text = []
+    for line in lines:
+        pieces = textwrap.wrap(line[-1], room) or [""]
+        first = [_pad(cell, space, side) for cell, space, side in zip(line, widths, right, strict=True)][:-1]
+        last = _pad(pieces[0], widths[-1] if right[-1] else 0, right[-1])
+        text.append("  ".join([*first, last]).rstrip())
+        indent = " " * (sum(widths[:-1]) + 2 * (len(widths) - 1))
+        text.extend(indent + piece for piece in pieces[1:])
+    return "\n".join(text)
+
+
+def result_table(result: Mapping[str, Any], report: Path | str | None = None) -> str:
+    """The end of a run in about 30 lines of at most 79 columns, from what `result.json` holds."""
+    blocks = [
+        _headline(result),
+        _beside(_scores(result), _seconds(result)),
+        [*_beside(_bytes(result), _compressors(result)), *_worth(result.get("compression") or {})],
+        _policies(result),
+        _sample(str(result.get("sample") or "")),
+        [f"report  {report}"] if report is not None else [],
+    ]
+    return "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks if block)
+
+
+def pack_table(facts: Mapping[str, Any]) -> str:
+    """What `caddie pack` made: its bytes by part, how full it is, what it is expected to cost, and what comes next."""
+    size, cap, found = facts["artifact_bytes"], facts["cap_bytes"], facts["compression"]
+    rows = [*facts["ledger"].items(), ("file", size), ("cap", cap)]
+    loss = found["predicted_bits_per_byte"]
+    lines = [table(rows, ["part", "bytes"]), ""]
+    lines += [f"  {100 * size / cap:.2f} % of the cap", *_worth(found)]
+    lines.append(f"  predicted loss by rounding: {'not measured' if loss is None else f'{loss:.4f} bits per byte'}")
+    lines += [f"  {facts['seconds']:,.1f} seconds", "", f"written  {printable(facts['artifact'])}"]
+    return "\n".join([*lines, *(f"next     {printable(command)}" for command in facts["next"])])
+
+
+def score_table(result: Mapping[str, Any]) -> str:
+    """What `caddie score` found: a column for each kind of scoring, and what must be known to read it."""
+    columns = ("bits_per_byte", "bits_per_normalized_byte", "bits_per_table_byte", "nats_per_token")
+    counts = ("tokens", "source_bytes", "normalized_bytes", "table_bytes")
+    scores = [(kind, result[kind]) for kind in ("plain", "sliding", "adaptive", "user") if result.get(kind)]
+    rows = [[name.replace("_", " "), *(f"{score[name]:.6f}" for _, score in scores)] for name in columns]
+    rows += [[name.replace("_", " "), *(score[name] for _, score in scores)] for name in counts]
+    rows.append(["seconds", *(f"{score['seconds']:.1f}" for _, score in scores)])
+    lines = [table(rows, ["", *(kind for kind, _ in scores)]), ""]
+    lines.append(f"bits per byte  {result['bits_per_byte']:.6f}")
+    lines += textwrap.wrap(result["validation_set"], WIDTH)
+    if not result["own_scoring"]:
+        lines.append("Not the scoring that the artifact carries.")
+    plain = result["plain"]
+    if plain["table_bytes"] != plain["normalized_bytes"]:
+        lines.append(
+            f"The contest's table counts {plain['table_bytes']:,} bytes where the tokens stand for "
+            f"{plain['normalized_bytes']:,}: its figure is wrong for this tokenizer."
+        )
+    return "\n".join(lines)
+
+
+def _columns(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def _isnumber(value: object) -> bool:
+    if isinstance(value, str):
+        return _FIGURE.fullmatch(value) is not None
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_numeric(column: list[object]) -> bool:
+    present = [value for value in column if value is not None]
+    return bool(present) and all(_isnumber(value) for value in present)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.4f}" if isinstance(value, float) else printable(str(value))
+
+
+def _pad(text: str, width: int, right: bool) -> str:
+    space = " " * max(0, width - columns(text))
+    return space + text if right else text + space
+
+
+def number(value: float | None, form: str) -> str:
+    """The value in a format, or `-` where there is none."""
+    return "-" if value is None else format(value, form)
+
+
+def _row(label: str, *cells: str, width: int = 20) -> str:
+    return f"{crop(label, width):<{width}}" + "".join(f"{cell:>10}" for cell in cells)
+
+
+def _beside(left: list[str], right: list[str]) -> list[str]:
+    height = max(len(left), len(right))
+    pad = [[*block, *[""] * (height - len(block))] for block in (left, right)]
+    return [f"{a:<44}{b}" for a, b in zip(*pad, strict=True)]
+
+
+def _headline(result: Mapping[str, Any]) -> list[str]:
+    verified = {True: "verified", False: "VERIFICATION FAILED", None: "not verified"}[result.get("verified")]
+    name = crop(printable(str(result["recipe"])), 20)
+    bits = number(result.get("bits_per_byte"), ".4f")
+    lines = [f"{name}, seed {result['seed']}: {bits} bits per byte, {verified}"]
+    if result.get("under_cap") is False:
+        over = result["artifact_bytes"] - result["cap_bytes"]
+        lines.append(f"THE ARTIFACT IS {over:,} BYTES OVER ITS CAP")
+    return lines
+
+
+def _scores(result: Mapping[str, Any]) -> list[str]:
+    lines = [_row("bits per byte", "plain", "sliding")]
+    for stage, label in _STAGES.items():
+        entries = [result["scores"].get(f"{stage}_{way}") for way in ("plain", "sliding")]
+        if any(entries):
+            lines.append(_row("  " + label, *(number(entry and entry["bits_per_byte"], ".4f") for entry in entries)))
+    if adaptive := result["scores"].get("quantized_adaptive"):
+        lines.append(_row("  packed, adaptive", number(adaptive["bits_per_byte"], ".4f")))
+    compression = result.get("compression") or {}
+    losses = [compression.get(f"{way}_bits_per_byte") for way in ("predicted", "measured")]
+    if losses != [None, None]:
+        lines += [
+            _row("", "predicted", "measured"),
+            _row("  lost by rounding", *(number(loss, ".4f") for loss in losses)),
+        ]
+    return lines
+
+
+def _worth(compression: Mapping[str, Any]) -> list[str]:
+    """Bits for each weight, and what more or fewer bytes are expected to change, on a line."""
+    bits = compression.get("bits_per_weight")
+    step, more, fewer = (compression.get(name) for name in ("step_bytes", *_STEPS))
+    if bits is None:
+        return []
+    if step is None or more is None or fewer is None:
+        return [f"  {bits:.2f} bits per weight"]
+    return [f"  {bits:.2f} bits per weight; {step:,} bytes more {more:+.4f} bits per byte, fewer {fewer:+.4f}"]
+
+
+def _seconds(result: Mapping[str, Any]) -> list[str]:
+    rows = [_row("  " + name, number(value, ",.1f"), width=23) for name, value in result["seconds"].items()]
+    return ["seconds", *rows]
+
+
+def _bytes(result: Mapping[str, Any]) -> list[str]:
+    ledger = result["ledger"]
+    shown = {_PARTS.get(name, name): value for name, value in ledger["parts"].items()}
+    shown |= {"whole file": ledger["file_bytes"], "cap": result.get("cap_bytes")}
+    return [_row("artifact bytes"), *(_row("  " + name, number(value, ",")) for name, value in shown.items())]
+
+
+def _compressors(result: Mapping[str, Any]) -> list[str]:
+    shown = {"this artifact": result.get("bits_per_byte")}
+    shown |= {name: entry["bits_per_byte"] for name, entry in (result.get("compressors") or {}).items()}
+    rows = [_row("  " + name, number(value, ".4f"), width=23) for name, value in shown.items()]
+    return ["same held-out bytes, bits per byte", *rows]
+
+
+def _policies(result: Mapping[str, Any]) -> list[str]:
+    policies = result.get("policies") or []
+    lines = [_policy("counted by policy", "bytes", "cap", "training s", "evaluation s")]
+    for entry in policies:
+        size, cap = entry["bytes"], entry["cap_bytes"]
+        room = "-" if size is None or cap is None else "under" if size <= cap else f"{size - cap:,} over"
+        clocks = (_charged(entry["training"]), _charged(entry["evaluation"]))
+        lines.append(_policy("  " + printable(entry["name"]), number(size, ","), room, *clocks))
+    machines = dict.fromkeys(printable(entry["hardware"]) for entry in policies if entry["hardware"])
+    if machines:
+        lines.append(crop(f"  seconds of this machine; budgets are for {', '.join(machines)}", WIDTH))
+    return lines if policies else []
+
+
+def _policy(name: str, *cells: str) -> str:
+    return _pad(crop(name, 20), 20, False) + "".join(
+        f"{cell:>{width}}" for cell, width in zip(cells, _ACROSS, strict=True)
+    )
+
+
+def _charged(budget: Mapping[str, Any]) -> str:
+    seconds, most = number(budget["seconds"], ",.1f"), budget["budget_seconds"]
+    if most is None or budget["seconds"] is None:
+        return seconds
+    return f"{seconds} {'over' if budget['within'] is False else 'of'} {most:,g}"
+
+
+def _sample(text: str) -> list[str]:
+    lines = [printable(line).rstrip() for line in text.splitlines()]
+    shown = [line for line in lines if line][:5]
+    return ["written by the packed artifact", *("  " + crop(line, WIDTH - 2) for line in shown)] if shown else []
