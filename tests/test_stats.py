@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from run_folder import make_result
 
 from caddie import train as training
@@ -19,10 +21,27 @@ from caddie.comparison import compare
 from caddie.data import CoprimeStride, Loader, PackedDocuments, SequentialStream, ShuffledSequences
 from caddie.errors import UserError
 from caddie.recipe import find
-from caddie.stats import MOST_SEEDS, mean, paired, power, seeds_needed, welch
+from caddie.stats import (
+    MOST_SEEDS,
+    Estimate,
+    Proportion,
+    benjamini_hochberg,
+    kendall,
+    mean,
+    order_agreement,
+    paired,
+    power,
+    seeds_needed,
+    seeds_to_decide,
+    sign_agreement,
+    spearman,
+    verdict,
+    welch,
+)
 from caddie.units import UNITS, convert
 
 Call = Callable[..., Any]
+quick = settings(derandomize=True, deadline=None, max_examples=60)
 
 # The tests
 
@@ -65,7 +84,168 @@ def test_observations_that_do_not_differ_give_no_p() -> None:
     assert math.isnan(welch([2.0, 2.0], [1.0, 1.0]).p_above(0.0))
 
 
+@pytest.mark.parametrize("sizes", [(2, 2), (3, 3), (5, 3)])
+def test_two_sided_and_equivalence_p_are_scipy_s(sizes: tuple[int, int]) -> None:
+    chance = np.random.default_rng(sum(sizes))
+    a, b = (list(chance.normal(1.2, 0.001 * (k + 1), n)) for k, n in enumerate(sizes))
+    found = welch(a, b)
+    assert found.p_beyond() == pytest.approx(scipy.stats.ttest_ind(a, b, equal_var=False).pvalue, rel=1e-6)
+    for margin in (0.001, 0.004):
+        below, above = (
+            scipy.stats.ttest_ind(a, np.add(b, moved), equal_var=False, alternative=side).pvalue
+            for moved, side in ((margin, "less"), (-margin, "greater"))
+        )
+        assert found.p_within(margin) == pytest.approx(max(below, above), rel=1e-6)
+    if len(a) == len(b):
+        assert paired(a, b).p_beyond() == pytest.approx(scipy.stats.ttest_rel(a, b).pvalue, rel=1e-6)
+        assert paired(b, a).p_beyond() == paired(a, b).p_beyond()
+
+
+def test_a_margin_by_hand() -> None:
+    """Differences 1, 2, 3 with a margin of 1: t = sqrt(3) with 2 degrees, one tail (1 - t / sqrt(t^2 + 2)) / 2."""
+    found = paired([1.0, 2.0, 3.0], [0.0] * 3)
+    tail = (1 - math.sqrt(3 / 5)) / 2
+    assert found.p_beyond(1.0) == pytest.approx(2 * tail)
+    assert found.p_within(3.0) == pytest.approx(tail)
+    assert found.p_beyond(2.5) == 1.0
+    assert math.isnan(paired([1.0, 2.0], [0.0, 1.0]).p_beyond())
+    assert math.isnan(paired([1.0, 2.0], [0.0, 1.0]).p_within(9.0))
+
+
+SMALL = st.floats(0.001, 10)
+
+
+@quick
+@given(st.floats(-10, 10), SMALL, st.integers(1, 50), st.floats(0, 10), st.floats(0.001, 0.3))
+def test_p_and_interval_never_contradict_each_other(
+    value: float, error: float, degrees: int, margin: float, level: float
+) -> None:
+    found = Estimate(value, error, degrees)
+    low, high = found.interval(1 - level)
+    if abs(found.p_beyond(margin) - level) > 1e-9:
+        assert (found.p_beyond(margin) < level) == (low > margin or high < -margin)
+    low, high = found.interval(1 - 2 * level)
+    if abs(found.p_within(margin) - level) > 1e-9:
+        assert (found.p_within(margin) < level) == (-margin < low and high < margin)
+    assert not (found.p_beyond(margin) < level and found.p_within(margin) < level)
+
+
+def share_below(p_values: list[float], level: float = 0.05) -> float:
+    return float(np.mean(np.array(p_values) < level))
+
+
+NOISE = 4 * math.sqrt(0.05 * 0.95 / 2000)
+"""Four standard errors of a share of 0.05 of 2,000."""
+
+
+def test_a_true_null_gives_p_below_a_level_as_often_as_the_level() -> None:
+    chance = np.random.default_rng(0)
+    pairs = chance.normal(0, 1, (2000, 3)).tolist()
+    assert share_below([mean(row).p_beyond() for row in pairs]) == pytest.approx(0.05, abs=NOISE)
+    a, b = chance.normal(0, 1, (2000, 5)).tolist(), chance.normal(0, 3, (2000, 5)).tolist()
+    assert share_below([welch(x, y).p_beyond() for x, y in zip(a, b, strict=True)]) == pytest.approx(0.05, abs=NOISE)
+
+
+def test_at_the_margin_neither_answer_comes_more_often_than_the_level() -> None:
+    chance = np.random.default_rng(1)
+    for seeds in (3, 30):
+        found = [mean(row) for row in chance.normal(2, 1, (2000, seeds)).tolist()]
+        assert share_below([one.p_beyond(2.0) for one in found]) <= 0.025 + NOISE
+        within = share_below([one.p_within(2.0) for one in found])
+        assert within <= 0.05 + NOISE
+        assert seeds == 3 or within >= 0.05 - NOISE
+
+
+# Many tests
+
+
+@quick
+@given(st.lists(st.sampled_from([0.0, 1e-9, 0.01, 0.03, 0.04, 0.05, 0.5, 1.0]) | st.floats(0, 1), min_size=1))
+def test_adjusted_p_is_scipy_s(p_values: list[float]) -> None:
+    assert benjamini_hochberg(p_values) == pytest.approx(scipy.stats.false_discovery_control(p_values).tolist())
+
+
+def test_adjusted_p_by_hand_with_some_that_cannot_be_told() -> None:
+    found = benjamini_hochberg([0.02, None, 0.01, math.nan, 0.9])
+    assert found == [pytest.approx(0.03), None, pytest.approx(0.03), None, pytest.approx(0.9)]
+    assert benjamini_hochberg([None]) == [None]
+    assert benjamini_hochberg([]) == []
+
+
+def test_the_words() -> None:
+    assert [verdict(sign, 0.01, None, 0.05) for sign in (-1.0, 1.0)] == ["better", "worse"]
+    assert verdict(-1.0, 0.05, 0.01, 0.05) == "same"
+    assert verdict(-1.0, 0.05, 0.05, 0.05) == "unclear"
+    assert verdict(-1.0, None, None, 0.05) == "unclear"
+
+
+# Ranks and shares
+
+PAIRS = st.lists(st.tuples(st.integers(-4, 4), st.integers(-4, 4)), min_size=2, max_size=12)
+
+
+@quick
+@given(PAIRS)
+def test_rank_correlations_are_scipy_s(pairs: list[tuple[float, float]]) -> None:
+    a, b = (list(side) for side in zip(*pairs, strict=True))
+    if len(set(a)) == 1 or len(set(b)) == 1:
+        assert spearman(a, b) is kendall(a, b) is None
+    else:
+        assert spearman(a, b) == pytest.approx(scipy.stats.spearmanr(a, b).statistic, abs=1e-12)
+        assert kendall(a, b) == pytest.approx(scipy.stats.kendalltau(a, b).statistic, abs=1e-12)
+    if len({*a}) == len({*b}) == len(pairs):
+        order = order_agreement(a, b)
+        assert order.of == len(pairs) * (len(pairs) - 1) // 2
+        assert kendall(a, b) == pytest.approx(2 * order.count / order.of - 1)
+
+
+def test_ranks_by_hand() -> None:
+    assert spearman([1, 2, 3, 4], [1, 2, 4, 3]) == pytest.approx(0.8)  # 1 - 6 * 2 / (4 * 15)
+    assert kendall([1, 2, 3, 4], [1, 2, 4, 3]) == pytest.approx(4 / 6)  # five pairs less one, of six
+    assert order_agreement([1, 2, 3, 4], [1, 2, 4, 4]) == Proportion(5, 5)
+    assert spearman([1, 2, math.inf], [1, 2, math.inf]) == pytest.approx(1.0)
+    assert sign_agreement([-1, 2, 0, 4], [-5, -1, 3, 9]) == Proportion(2, 3)
+    assert spearman([], []) is None
+    with pytest.raises(ValueError, match="shorter"):
+        kendall([1, 2], [1])
+
+
+@quick
+@given(st.integers(0, 60).flatmap(lambda of: st.tuples(st.integers(0, of), st.just(of))))
+def test_the_interval_of_a_share_is_scipy_s(trials: tuple[int, int]) -> None:
+    found = Proportion(*trials)
+    if not found.of:
+        assert (found.value, found.interval()) == (None, (0.0, 1.0))
+        return
+    for confidence in (0.8, 0.95):
+        theirs = scipy.stats.binomtest(*trials).proportion_ci(confidence, method="exact")
+        assert found.interval(confidence) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
+    assert found.value == pytest.approx(found.count / found.of)
+
+
 # Power
+
+
+@pytest.mark.parametrize(("difference", "margin"), [(1.5, 0.0), (-1.5, 0.0), (2.5, 1.0), (0.0, 1.5), (-0.2, 1.5)])
+def test_the_seeds_that_decide_have_the_stated_power(difference: float, margin: float) -> None:
+    seeds = seeds_to_decide(difference, [1.0], margin)
+    assert seeds is not None
+    assert seeds_to_decide(-difference, [1.0], margin) == seeds
+    chance = np.random.default_rng(seeds)
+
+    def reached(count: int) -> float:
+        found = [mean(row) for row in chance.normal(difference, 1, (1500, count)).tolist()]
+        within = abs(difference) < margin
+        return share_below([one.p_within(margin) if within else one.p_beyond(margin) for one in found])
+
+    assert reached(seeds) >= 0.8 - 0.03
+    assert reached(seeds - 1) < 0.8 + 0.03
+
+
+def test_what_no_number_of_seeds_decides() -> None:
+    assert seeds_to_decide(0.0, [1.0]) is None
+    assert seeds_to_decide(0.5, [1.0], 0.5) is None
+    assert seeds_to_decide(0.5001, [1.0], 0.5) is None
 
 
 def test_power_is_the_textbook_s() -> None:

@@ -1,0 +1,1 @@
+"""The lab: studies of many runs, their verdicts and reports."""

@@ -1,0 +1,156 @@
+"""How far a cheaper look agrees with the full one: early losses with final ones, small runs with large ones.
+
+Stopping the worse half of the runs early is successive halving (Jamieson and Talwalkar, "Non-stochastic best arm
+identification and hyperparameter optimization", AISTATS 2016). Whether it is safe is a property of the runs, and so is
+whether a small model stands for a large one: both are measured here, on runs that were finished at full length.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from caddie.errors import UserError
+from caddie.lab.verdicts import Verdict
+from caddie.stats import Proportion, kendall, order_agreement, sign_agreement, spearman
+
+Curve = Sequence[tuple[float, float]]
+"""(progress from 0 to 1, loss) of one run, in order of progress.
+
+The last point is the final one. It alone may be in another unit, such as bits per byte of the artifact, as early and
+final losses are ranked apart.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyAgreement:
+    """What the ranks at one progress told of the final ranks."""
+
+    progress: float
+    spearman: float | None
+    """Rank correlation of early and final loss, its mean over the groups; None where the losses do not vary."""
+    best_kept: Proportion
+    """In how many groups the run that ended best was in the better half (an odd one belongs to it)."""
+    order_held: float | None
+    """The share of pairs of runs of a group that ended in their early order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """What differences at a small scale told of those at a large one, for one kind of change."""
+
+    kind: str
+    labels: tuple[str, ...]
+    """Entries that were measured at both scales."""
+    signs: Proportion
+    """In how many of them the difference has the same sign. Noise alone turns signs, so see `decided` too."""
+    decided: Proportion
+    """The same of those that are better or worse, not unclear, at both scales."""
+    spearman: float | None
+    kendall: float | None
+    """Rank correlations of the differences; None where they do not vary."""
+
+
+def early_agreement(*groups: Mapping[str, Curve], at: Sequence[float] = (0.1, 0.25, 0.5, 0.75)) -> list[EarlyAgreement]:
+    """How well the losses at each progress of `at` foretold the final ones.
+
+    A group holds the curves, by label, that would have competed: those of a study with one seed. Several groups give a
+    frequency; a single one tells only whether the best was kept that once. An early loss is the last one known by that
+    progress. Raises `UserError` for a progress before the first loss of a run, and for a group of fewer than two runs.
+    """
+    rows = []
+    for progress in at:
+        losses = [_losses(group, progress) for group in groups]
+        ranks = [found for early, final in losses if (found := spearman(early, final)) is not None]
+        orders = [order_agreement(early, final) for early, final in losses]
+        held = Proportion(sum(order.count for order in orders), sum(order.of for order in orders))
+        rows.append(
+            EarlyAgreement(
+                progress=progress,
+                spearman=fmean(ranks) if ranks else None,
+                best_kept=Proportion(sum(_regret(*pair) <= 0 for pair in losses), len(losses)),
+                order_held=held.value,
+            )
+        )
+    return rows
+
+
+def safe_stop(*groups: Mapping[str, Curve], regret: float = 0.0, frequency: float = 1.0) -> float:
+    """The earliest progress, in hundredths, from which on stopping the worse half of the runs would have been safe.
+
+    Safe: in at least the share `frequency` of the groups (see `early_agreement`) a run was kept whose final loss is
+    within `regret` of the best. It is so at all later hundredths too: one lucky moment does not count. As it was found
+    on these very runs, it is for others rather too early than too late. 1 if stopping was never safe.
+    """
+    first = max((curve[0][0] for group in groups for curve in group.values() if curve), default=1.0)
+    earliest = 1.0
+    for progress in (hundredth / 100 for hundredth in range(99, 0, -1)):
+        if progress < first:
+            break
+        safe = sum(_regret(*_losses(group, progress)) <= regret for group in groups)
+        if safe < frequency * len(groups):
+            break
+        earliest = progress
+    return earliest
+
+
+def transfer(small: Mapping[str, Verdict], large: Mapping[str, Verdict], kinds: Mapping[str, str]) -> list[Transfer]:
+    """For each kind of change, how far its differences from the base at a small scale hold at a large one.
+
+    `kinds` names the kind of each label. An entry without a verdict at both scales is left out. Raises `UserError` for
+    one without a kind.
+    """
+    labels: dict[str, list[str]] = {}
+    for label in small:
+        if label not in large:
+            continue
+        if label not in kinds:
+            raise UserError(f"{label} has no kind of change; name one")
+        labels.setdefault(kinds[label], []).append(label)
+    return [_transfer(kind, [(label, small[label], large[label]) for label in of]) for kind, of in labels.items()]
+
+
+def _transfer(kind: str, entries: Sequence[tuple[str, Verdict, Verdict]]) -> Transfer:
+    small, large = _differences((a, b) for _, a, b in entries)
+    decided = _differences((a, b) for _, a, b in entries if {a.word, b.word} <= {"better", "worse"})
+    return Transfer(
+        kind=kind,
+        labels=tuple(label for label, _, _ in entries),
+        signs=sign_agreement(small, large),
+        decided=sign_agreement(*decided),
+        spearman=spearman(small, large),
+        kendall=kendall(small, large),
+    )
+
+
+def _differences(pairs: Iterable[tuple[Verdict, Verdict]]) -> tuple[list[float], list[float]]:
+    both = [(a.difference, b.difference) for a, b in pairs]
+    return [a for a, _ in both], [b for _, b in both]
+
+
+def _losses(group: Mapping[str, Curve], progress: float) -> tuple[list[float], list[float]]:
+    """Early and final loss of each run of a group; one that is not a number is the worst."""
+    if len(group) < 2:
+        raise UserError(f"ranks need at least two finished runs in a group, not {len(group)}")
+    early, final = [], []
+    for label, curve in group.items():
+        known = bisect_right(curve, progress, key=lambda point: point[0])
+        if not known:
+            raise UserError(f"{label} has no loss by progress {progress:g}; ask for a later one or leave it out")
+        early.append(_rankable(curve[known - 1][1]))
+        final.append(_rankable(curve[-1][1]))
+    return early, final
+
+
+def _rankable(loss: float) -> float:
+    return math.inf if math.isnan(loss) else loss
+
+
+def _regret(early: Sequence[float], final: Sequence[float]) -> float:
+    """How far above the best the best of those ended that were in the better half early; ties by order."""
+    better = sorted(range(len(early)), key=early.__getitem__)[: (len(early) + 1) // 2]
+    kept, best = min(final[place] for place in better), min(final)
+    return 0.0 if kept == best else kept - best
