@@ -1,0 +1,142 @@
+"""The server of the board: reads run folders and answers this machine alone.
+
+It binds the loopback interface, and knows six addresses, compared letter by letter, so no path of a request ever
+becomes the path of a file. A page of another origin cannot read it through a name of its own that resolves to this
+machine (DNS rebinding), because such a request carries that name as its `Host`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socketserver
+import sys
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
+from pathlib import Path
+from urllib.parse import parse_qs
+
+from caddie.board.folders import Folders
+from caddie.errors import UserError
+from caddie.files import reason
+
+ADDRESS = "127.0.0.1"
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+REPORT_POLICY = (
+    "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""A report is a file of a run folder: it is shown without scripts and as of no origin."""
+_ASSETS = {
+    "/": ("page.html", "text/html; charset=utf-8"),
+    "/board.js": ("board.js", "text/javascript; charset=utf-8"),
+    "/board.css": ("board.css", "text/css; charset=utf-8"),
+}
+_HOST = re.compile(r"(localhost|127\.0\.0\.1)(:[0-9]{1,5})?", re.IGNORECASE)
+
+
+class Board(ThreadingHTTPServer):
+    """A server of the run folders below `folder`; `serve_forever` answers until it is told to `shutdown`.
+
+    Port 0 takes any free one. Raises `UserError` if there is no such folder or the port cannot be had.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path, port: int) -> None:
+        if not folder.is_dir():
+            raise UserError(f"no folder {folder}; name the one that holds your runs: caddie board FOLDER")
+        self.folders = Folders(folder)
+        files = resources.files("caddie") / "board"
+        self.assets = {path: (kind, (files / name).read_bytes()) for path, (name, kind) in _ASSETS.items()}
+        try:
+            super().__init__((ADDRESS, port), _Handler)
+        except OSError as error:
+            raise UserError(
+                f"port {port} cannot be used: {reason(error)}; choose another with --port N, or 0 for any"
+            ) from None
+
+    @property
+    def url(self) -> str:
+        """Where a browser finds the page."""
+        return f"http://{ADDRESS}:{self.server_address[1]}/"
+
+    def server_bind(self) -> None:
+        """Bind without asking a name server what this machine is called."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = ADDRESS, int(self.server_address[1])
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of a browser that went away."""
+        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Board
+    timeout = 20.0
+
+    def do_GET(self) -> None:
+        if not _HOST.fullmatch(",".join(self.headers.get_all("Host") or [])):
+            self._send(HTTPStatus.FORBIDDEN, b"only localhost and 127.0.0.1 are answered\n")
+            return
+        path, _, query = self.path.partition("?")
+        folders = self.server.folders
+        if path in self.server.assets:
+            kind, content = self.server.assets[path]
+            self._send(HTTPStatus.OK, content, kind)
+        elif path == "/api/runs":
+            self._send_json(folders.rows())
+        elif path == "/api/run" and (details := folders.details(_name(query))) is not None:
+            self._send_json(details)
+        elif path == "/report" and (page := folders.report(_name(query))) is not None:
+            self._send(HTTPStatus.OK, page, "text/html; charset=utf-8", REPORT_POLICY)
+        else:
+            self._send(HTTPStatus.NOT_FOUND, b"nothing here\n")
+
+    do_HEAD = do_GET
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the base class refuses, as plain text; a method that it does not find is not allowed."""
+        allowed = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else HTTPStatus(code)
+        self._send(allowed, f"{allowed.phrase}\n".encode())
+
+    def _send_json(self, value: object) -> None:
+        self._send(HTTPStatus.OK, json.dumps(value, allow_nan=False).encode(), "application/json")
+
+    def _send(
+        self, status: HTTPStatus, content: bytes, kind: str = "text/plain; charset=utf-8", policy: str = PAGE_POLICY
+    ) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Security-Policy", policy)
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("Cross-Origin-Opener-Policy", "same-origin")
+        self.send_header("Cache-Control", "no-store")
+        if status == HTTPStatus.METHOD_NOT_ALLOWED:
+            self.send_header("Allow", "GET, HEAD")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def version_string(self) -> str:
+        return "caddie"
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """A page that asks every two seconds is not worth a line each time."""
+
+
+def _name(query: str) -> str:
+    """The one `name` in a query, or an empty text, which is the name of no run."""
+    try:
+        names = parse_qs(query, keep_blank_values=True, errors="strict", max_num_fields=4).get("name", [])
+    except ValueError:
+        return ""
+    return names[0] if len(names) == 1 else ""
