@@ -139,7 +139,9 @@ def describe_source() -> dict[str, Any]:
 
 def _describe_source() -> dict[str, Any]:
     scoring, training = source_needed(SCORING), source_needed(TRAINING)
+    contents = json.dumps(sorted(scoring.files.items()))
     return {
+        "sha256": hashlib.sha256(contents.encode()).hexdigest(),
         "needed_bytes": scoring.bytes,
         "training_bytes": training.bytes - scoring.bytes,
         "modules": {path: len(text.encode()) for path, text in sorted(scoring.files.items())},

@@ -130,6 +130,14 @@ class Display:
         if not self.quiet and total:
             self._show(done / total, tokens_line(done, total, self.now() - self._began))
 
+    def runs(self, over: int, total: int, line: str) -> None:
+        """Show how many of a study's runs are over, and what came of the last."""
+        text = f"{over} of {total} runs  {line}"
+        if self._live is not None:
+            self._show(over / total, text)
+        else:
+            self.note(text)
+
     def doing(self, line: str) -> None:
         """Show what this phase is at; off a terminal at most one line in two seconds."""
         self._last_step = line = printable(line)

@@ -12,10 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from caddie.errors import CheckFailed, UserError
-from caddie.tables import printable
-
-LONGEST_LINE = 600
-"""Characters that a line about a mistake may have; what was given may be longer."""
+from caddie.tables import one_line
 
 
 def end(command: Callable[[], object]) -> NoReturn:
@@ -51,10 +48,7 @@ def end(command: Callable[[], object]) -> NoReturn:
 
 def fail(message: str, status: int) -> int:
     """Say what is wrong; the status itself."""
-    line = printable(" ".join(message.split()))
-    if len(line) > LONGEST_LINE:  # what is wrong stands at the beginning, what to do at the end
-        line = f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 2 :]}"
-    print(f"caddie: {line}", file=sys.stderr)
+    print(f"caddie: {one_line(message)}", file=sys.stderr)
     return status
 
 

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -34,6 +35,7 @@ from caddie.forecast import Forecaster
 from caddie.liveness import verify_alive
 from caddie.model import build
 from caddie.official import identify
+from caddie.parameters import assign
 from caddie.policy import state
 from caddie.probes import verify
 from caddie.quantize import Calibration
@@ -54,6 +56,17 @@ Watch = Callable[[Event], None]
 def run_folder(recipe: Recipe, seed: int) -> Path:
     """Where a run goes unless another folder is named."""
     return Path("runs") / f"{recipe.name}-{recipe.sha256[:8]}-s{seed}"
+
+
+def check_whole_run(recipe: Recipe, world: int = 1) -> None:
+    """Raise now the `UserError` that would else come after hours of preparing and training."""
+    with torch.device("meta"):
+        model = recipe.model.build()
+    assign(recipe.train.optimizers, model, "train.optimizers")
+    assign(recipe.compress.quantizers, model, "compress.quantizers")
+    check_windows(recipe.score.sequence_length, recipe.score.stride)
+    _ = recipe.train.budget
+    recipe.train.micro_tokens(world)
 
 
 def score_artifact(
@@ -267,8 +280,12 @@ def run(
     phase: Callable[[str], None] = lambda name: None,
     drafted: Callable[[Draft], None] = lambda draft: None,
     command: str = "",
+    study: Mapping[str, Any] | None = None,
 ) -> dict[str, Any] | None:
     """The whole line; the result, also in `result.json`, or None on every process but the first.
+
+    A run of a `study` has what that says of it in its result; this process reads the packed artifact back and scores
+    it, instead of a fresh one, which gives the same number and would cost many short runs more than their training.
 
     Raises `UserError` before training for whatever can be known before, and leaves what was finished in the folder.
     """
@@ -310,7 +327,10 @@ def run(
     phase("score")
     with clock.phase("score"):
         scores = _live_scores(recipe, trained, text, ranks)
-        scored = _fresh("score", folder / ARTIFACT, "--data", str(corpus.folder), "--quiet")
+        if study is None:
+            scored = _fresh("score", folder / ARTIFACT, "--data", str(corpus.folder), "--quiet")
+        else:
+            scored = score_artifact(artifacts.load(folder / ARTIFACT, ranks.device), corpus)
     phase("verify")
     with clock.phase("verify"):
         artifact = artifacts.load(folder / ARTIFACT)
@@ -327,6 +347,8 @@ def run(
         "seconds": {**clock.seconds, "total": sum(clock.seconds.values())},
         "evaluation": scored["seconds"],
     }
+    if study is not None:
+        result["study"] = dict(study)
     result["compression"]["measured_bits_per_byte"] = rounding_loss(scores)
     result["policies"] = state(result)
     _dump(folder / RESULT, result)

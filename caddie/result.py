@@ -74,6 +74,8 @@ def describe_run(
             "tokens_per_second": trained.tokens / max(trained.seconds, 1e-9),
             "parameters": recipe.parameters,
             "final_loss": trained.final_loss,
+            "threads": trained.threads,
+            "cpu_share": trained.cpu_share,
         },
         "sample": sample(artifact).decode("utf-8", "replace"),
         "device": device_name(ranks.device, trained.threads),

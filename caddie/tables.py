@@ -34,6 +34,18 @@ _STAGES = {
 }
 
 
+LONGEST_LINE = 600
+"""Characters that a line about a mistake may have; what was given may be longer."""
+
+
+def one_line(message: str) -> str:
+    """A message about a mistake as one line of bounded length."""
+    line = printable(" ".join(message.split()))
+    if len(line) > LONGEST_LINE:  # what is wrong stands at the beginning, what to do at the end
+        line = f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 2 :]}"
+    return line
+
+
 def printable(text: str) -> str:
     """`text` on one line, with every character that could steer a terminal replaced."""
     line = text.expandtabs(4).replace("\r\n", " ").replace("\n", " ")

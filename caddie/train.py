@@ -41,6 +41,9 @@ class Trained:
     final_loss: float
     precision: str
     threads: int
+    cpu_share: float | None
+    """Part of the time of its threads that this process had while it trained, 1 where nothing else ran; None where it
+    had nothing left to train."""
 
 
 class Interrupted(Exception):
@@ -98,8 +101,11 @@ def train(
         forecaster.learned = trainer.views.by_name.keys()
     run.forecast(anew=True)
     ranks.wait()
+    wall, busy = time.perf_counter(), time.process_time()
     with _signals() as received, Prefetch(stream.micro_batch, trainer.indices(run.position), ready=4) as batches:
+        step = run.moment.step
         run.to_the_end(batches, bos, received)
+    wall, busy = time.perf_counter() - wall, time.process_time() - busy
     run.forecast(anew=True)
     last = {name: parameter.detach().clone() for name, parameter in trainer.parameters.items()}
     return Trained(
@@ -112,6 +118,7 @@ def train(
         final_loss=run.loss,
         precision=precision,
         threads=threads,
+        cpu_share=min(1.0, busy / (wall * threads)) if run.moment.step > step else None,
     )
 
 

@@ -29,8 +29,10 @@ MODULES = {
 FLOORS: dict[int, set[str]] = {
     5: {"__init__", "__main__", "cli", "exits"},
     4: {
+        "board",
         "charts",
         "comparison",
+        "lab",
         "corpora",
         "display",
         "line",
@@ -100,9 +102,9 @@ CYCLES = {("recipe", "recipes")}
 FLOOR_OF = {part: floor for floor, parts in FLOORS.items() for part in parts}
 
 TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
-ENVIRONMENT = {("line", "_fresh"), ("hub", "_contained"), ("sealed", "_environment")}
+ENVIRONMENT = {("line", "_fresh"), ("hub", "_contained"), ("sealed", "_environment"), ("lab.executors", "_work")}
 """Functions outside `distributed` that touch the environment: two hand it on to a child process, one keeps a library
-from writing into the home folder and puts everything back."""
+from writing into the home folder and puts everything back, one says in a process of its own which GPUs are its."""
 
 FILE_LINES = 450
 FUNCTION_LINES = 90

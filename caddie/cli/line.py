@@ -79,10 +79,10 @@ def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Co
     ) -> int:
         from caddie import distributed
         from caddie.display import Display
-        from caddie.line import run_folder
+        from caddie.line import check_whole_run, run_folder
 
         chosen = named_recipe(recipe, settings, seconds)
-        _rehearse(chosen, gpus)
+        check_whole_run(chosen, gpus)
         if gpus > 1 and not distributed.under_torchrun():
             return distributed.launch(gpus, sys.argv[1:])
         folder = Path(out) if out else run_folder(chosen, seed)
@@ -299,19 +299,3 @@ def score(
         raise CheckFailed(f"the score of {artifact} is {result['bits_per_byte']}: its model gives no probabilities")
     tell(result, as_json, score_table(result))
     return 0
-
-
-def _rehearse(recipe: Recipe, gpus: int) -> None:
-    """Raise now the `UserError` that would else come after hours of preparing and training."""
-    import torch
-
-    from caddie.parameters import assign
-    from caddie.scoring import check_windows
-
-    with torch.device("meta"):
-        model = recipe.model.build()
-    assign(recipe.train.optimizers, model, "train.optimizers")
-    assign(recipe.compress.quantizers, model, "compress.quantizers")
-    check_windows(recipe.score.sequence_length, recipe.score.stride)
-    _ = recipe.train.budget
-    recipe.train.micro_tokens(gpus)

@@ -1,0 +1,318 @@
+"""A study: a base, labelled diffs of it, seeds and one budget for all.
+
+    study = Study(
+        name="gates",
+        why="Do gates pay?",
+        base=find("baseline_mini"),
+        entries={"sparse gate": Entry(diff={"model.block.attention.gate": "SparseGate"}, kind="architecture")},
+        budget=Seconds(30),
+    )
+
+Every run is the base, an entry's diff and the budget, with a seed; what is said of it follows from these alone, so a
+study can be stopped at any moment and gone on with.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from caddie.config import Config, Count, Diff, Positive, parse_assignment, show
+from caddie.errors import UserError
+from caddie.line import check_whole_run
+from caddie.recipe import Recipe, find
+from caddie.schedules import Stairs
+from caddie.userfile import execute
+
+BASE = "base"
+"""Label of the base."""
+_LABEL = re.compile(r"[^\x00-\x1f\x7f]{1,100}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Equal(Config):
+    """What all runs of a study have the same amount of."""
+
+    @abstractmethod
+    def give(self, recipe: Recipe) -> Recipe:
+        """The recipe with this budget."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seconds(Equal):
+    """Equal time: what is slower sees less. Runs must not disturb one another (see `caddie study --workers`)."""
+
+    seconds: Positive
+    """Training time of each run."""
+
+    def give(self, recipe: Recipe) -> Recipe:
+        """The recipe with this budget."""
+        return recipe.but({"train.seconds": self.seconds, "train.steps": None})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps(Equal):
+    """Equal steps: nothing depends on the clock, so on a CPU a run repeats to the bit."""
+
+    steps: Count
+    """Optimizer steps of each run."""
+
+    def give(self, recipe: Recipe) -> Recipe:
+        """The recipe with this budget."""
+        return recipe.but({"train.seconds": None, "train.steps": self.steps})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens(Equal):
+    """Equal text: larger batches make fewer steps."""
+
+    tokens: Count
+    """Training tokens of each run."""
+
+    def give(self, recipe: Recipe) -> Recipe:
+        """The recipe with this budget, in whole steps of its own batch."""
+        steps = max(1, round(self.tokens / _mean(recipe.train.batch_tokens)))
+        return recipe.but({"train.seconds": None, "train.steps": steps})
+
+
+def _mean(number: int | Stairs) -> float:
+    """The mean over progress."""
+    if not isinstance(number, Stairs):
+        return float(number)
+    bounds = [0.0, *number.begins, 1.0]
+    return sum(value * (end - begin) for value, begin, end in zip(number.values, bounds, bounds[1:], strict=False))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What a source says came of a change."""
+
+    word: Literal["better", "worse", "same"]
+    """Its verdict."""
+    difference: float | None = None
+    """Bits per byte against its base, negative where better, if it says so."""
+    source: str
+    """Where it stands."""
+    note: str = ""
+    """What must be known to compare."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One labelled diff of a study's base."""
+
+    diff: Diff
+    """Dotted path to value."""
+    against: str = BASE
+    """Label of what it is compared with."""
+    kind: str = ""
+    """What sort of change it is, as in architecture, optimizer, schedule, quantization, data, scoring."""
+    why: str = ""
+    """What is hoped of it, in one sentence."""
+    claim: Claim | None = None
+    """What a source says of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Runs of labelled diffs, to be judged side by side."""
+
+    name: str
+    """Short name; the runs stand in a folder of that name."""
+    why: str = ""
+    """What is asked, in one sentence."""
+    base: Recipe
+    """What everything is a diff of."""
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    """Label to diff."""
+    seeds: tuple[int, ...] = (1, 2, 3)
+    """Seeds of each label; verdicts need two, and the same for all."""
+    budget: Equal | None = None
+    """What all runs have the same amount of; none leaves each recipe its own budget."""
+    margin: float = 0.0
+    """Bits per byte that a difference must exceed to matter."""
+    scales: Mapping[str, Diff] = field(default_factory=dict)
+    """Name of a scale to a diff of the base, smallest first, for `caddie study --ladder`."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[\w.-]{1,80}", self.name) or self.name.startswith("."):
+            raise UserError(f"a study's name is letters, digits, - and _, which {self.name[:80]!r} is not")
+        if BASE in self.entries:
+            raise UserError(f"the label {BASE} is the base itself; name the entry otherwise")
+        for label, entry in self.entries.items():
+            if not _LABEL.fullmatch(label):
+                raise UserError(f"a label is 1 to 100 characters of one line, which {label[:120]!r} is not")
+            if entry.against not in self.labels or entry.against == label:
+                raise UserError(f"{label} is set against {entry.against}, which is no other label of {self.name}")
+        if (
+            not self.seeds
+            or len(set(self.seeds)) < len(self.seeds)
+            or not 0 <= min(self.seeds) <= max(self.seeds) < 1 << 32
+        ):
+            raise UserError(f"{self.name} needs whole seeds from 0 on, each once, not {list(self.seeds)}")
+        if not 0.0 <= self.margin < math.inf:
+            raise UserError(f"the margin of {self.name} must be a number of at least 0, not {self.margin}")
+
+    @property
+    def labels(self) -> list[str]:
+        """The base's and those of all entries."""
+        return [BASE, *self.entries]
+
+    def recipe(self, label: str) -> Recipe:
+        """The recipe of a label, with the budget; what does not fit is a `UserError` that names the label."""
+        entry = Entry(diff={}) if label == BASE else self.entries[label]
+        try:
+            recipe = self.base.but(entry.diff)
+            if label != BASE:
+                recipe = recipe.but(name=label, base=self.base.name, why=entry.why, public=())
+            return self.budget.give(recipe) if self.budget else recipe
+        except UserError as error:
+            raise UserError(f"{label}: {error}") from None
+
+    def shown(self, label: str) -> dict[str, str]:
+        """Path to value of what a label changes, as it could be typed."""
+        return {} if label == BASE else {path: show(value) for path, value in self.entries[label].diff.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """What a report needs to know of the study besides its runs."""
+        return {
+            "name": self.name,
+            "why": self.why,
+            "base": self.base.name,
+            "budget": show(self.budget) if self.budget else "each recipe's own",
+            "equal": type(self.budget).__name__.lower() if self.budget else "",
+            "margin": self.margin,
+            "seeds": list(self.seeds),
+            "public": [asdict(figure) for figure in self.base.public],
+            "entries": [
+                {
+                    "label": label,
+                    "diff": self.shown(label),
+                    "against": entry.against,
+                    "kind": entry.kind,
+                    "why": entry.why,
+                    "claim": entry.claim and asdict(entry.claim),
+                }
+                for label, entry in self.entries.items()
+            ],
+        }
+
+    def at(self, scale: str) -> Study:
+        """This study at one of its scales."""
+        return replace(self, name=f"{self.name}-{scale}", base=self.base.but(self.scales[scale]), scales={})
+
+
+def find_study(name: str) -> Study:
+    """The study that a Python file defines, as FILE.py (its `study`) or FILE.py:NAME."""
+    path, colon, attribute = name.rpartition(":")
+    if not colon or not path.endswith(".py"):
+        path, attribute = name, "study"
+    found = execute(Path(path)).get(attribute)
+    if not isinstance(found, Study):
+        raise UserError(f"{path} defines no study {attribute}; write {attribute} = Study(...), or FILE.py:NAME")
+    return found
+
+
+def ablate(recipe: Recipe, **settings: Any) -> Study:
+    """The study that takes back each line of the recipe's diff to its own base in turn; `settings` are a study's.
+
+    Lines that only fit one another go together. Raises `UserError` for a recipe without a base or a difference to it.
+    """
+    if recipe.base is None:
+        raise UserError(f"{recipe.name or 'the recipe'} names no base, so it has no lines to take back")
+    origin = find(recipe.base)
+    lines = recipe.settings.diff(origin.settings)
+    entries = {}
+    for path in lines:
+        if not path.startswith(("train.seconds", "train.steps")):
+            back = _taken_back(recipe, lines, path)
+            entries[_cut(f"without {', '.join(back)}")] = Entry(diff=back)
+    return _study(recipe, entries, {"name": f"ablate-{recipe.name}", **settings})
+
+
+def _taken_back(recipe: Recipe, lines: Diff, path: str) -> Diff:
+    """The fewest lines, this one among them, without which the recipe is still possible."""
+    others = [other for other in lines if other != path]
+    for chosen in [(), *((other,) for other in others), tuple(others)]:
+        back = {line: lines[line] for line in lines if line == path or line in chosen}
+        with suppress(UserError):
+            check_whole_run(recipe.but(back).but({"train.seconds": 1.0}))
+            return back
+    raise UserError(f"{path} cannot be taken back, not even with all other lines of {recipe.name}")
+
+
+def sweep(recipe: Recipe, values: Mapping[str, Sequence[object]], **settings: Any) -> Study:
+    """The study of a grid: every combination of a value for each path; `settings` are a study's."""
+    return _study(recipe, grid(recipe, values), {"name": f"sweep-{recipe.name}", **settings})
+
+
+def grid(recipe: Recipe, values: Mapping[str, Sequence[object]]) -> dict[str, Entry]:
+    """Label to entry of every combination that is not the recipe itself."""
+    if not values or not all(values.values()):
+        raise UserError("a sweep needs a path and values for it, as in train.optimizers.matrix.lr=0.02,0.04")
+    entries = {}
+    for combination in itertools.product(*values.values()):
+        diff = dict(zip(values, combination, strict=True))
+        if recipe.but(diff).settings != recipe.settings:
+            entries[labelled(diff)] = Entry(diff=diff)
+    return entries
+
+
+def labelled(diff: Mapping[str, object]) -> str:
+    """A label that says what a diff sets, its paths by their last words."""
+    return _cut(
+        ", ".join(f"{name}={show(value)}" for name, value in zip(_last_words(diff), diff.values(), strict=True))
+    )
+
+
+def _last_words(paths: Iterable[str]) -> list[str]:
+    """The last word of each path, or as many as it takes to tell them apart."""
+    names = [path.split(".") for path in paths]
+    words = next(
+        n for n in itertools.count(1) if n >= max(map(len, names)) or len({*(str(p[-n:]) for p in names)}) == len(names)
+    )
+    return [".".join(name[-words:]) for name in names]
+
+
+def _cut(label: str) -> str:
+    return label if len(label) <= 100 else f"{label[:99]}…"
+
+
+def _study(recipe: Recipe, entries: Mapping[str, Entry], settings: Mapping[str, Any]) -> Study:
+    for entry in entries.values():
+        recipe.but(entry.diff)
+    return Study(base=recipe, entries=entries, **settings)
+
+
+def read_values(text: str) -> tuple[str, list[object]]:
+    """`PATH=V1,V2,...` from a command line; commas inside brackets and quotes belong to a value."""
+    path, sign, rest = text.partition("=")
+    pieces = list(_pieces(rest))
+    if not sign or not path or not all(pieces):
+        raise UserError(f"{text!r} names no values; write PATH=V1,V2,...")
+    return path, [parse_assignment(f"{path}={piece}")[1] for piece in pieces]
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """What stands between the commas that are not inside brackets or quotes."""
+    depth, quote, begin = 0, "", 0
+    for index, letter in enumerate(text):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter in "([{":
+            depth += 1
+        elif letter in ")]}":
+            depth -= 1
+        elif letter == "," and not depth:
+            yield text[begin:index].strip()
+            begin = index + 1
+    yield text[begin:].strip()

@@ -1,0 +1,142 @@
+"""One job of a study: the runs of one training, each in a folder of its own, in a process of its own.
+
+A job is a file, and so is all that comes of it, so it can be done anywhere the folders are seen, and twice without
+harm: a finished run is not run again, and while one process is at a job, another waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from caddie import distributed
+from caddie.checkpoint import CHECKPOINT
+from caddie.distributed import Ranks
+from caddie.errors import CheckFailed, UserError
+from caddie.files import replacing
+from caddie.line import LOG, RESULT, run
+from caddie.recipe import Recipe
+from caddie.tables import one_line
+from caddie.train import Event, Interrupted
+from caddie.userfile import execute
+
+JOB, TASK, ERROR = "job.json", "task.json", "error.json"
+_LOCK = ".lock"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a study: a label, a seed, and where it goes."""
+
+    study: str
+    label: str
+    seed: int
+    key: str
+    """What its settings, seed and texts make it: runs with the same key are the same run."""
+    folder: Path
+    recipe: Recipe
+    corpus: Path
+
+    @property
+    def over(self) -> bool:
+        """Whether it is finished or has failed."""
+        return finished(self.folder) or (self.folder / ERROR).exists()
+
+
+def finished(folder: Path) -> bool:
+    """Whether a run folder holds a result."""
+    return (folder / RESULT).exists()
+
+
+def write_job(runs: list[Run], definition: Path | None, study: Mapping[str, Any], trained: Run | None = None) -> Path:
+    """The file of a job: runs of one seed and training, in the folder of the first; `study` goes into each result.
+
+    `definition` is the user's file whose classes the recipes name, `trained` a run that has done the training already.
+    """
+    told = {
+        "corpus": str(runs[0].corpus.resolve()),
+        "definition": str(definition.resolve()) if definition else None,
+        "seed": runs[0].seed,
+        "study": {**study, "trained_with": (trained or runs[0]).label},
+        "trained": str((trained or runs[0]).folder.resolve()),
+        "runs": [
+            {"label": run.label, "folder": str(run.folder.resolve()), "recipe": run.recipe.to_json()} for run in runs
+        ],
+    }
+    for one in runs:
+        write_json(one.folder / TASK, {"study": one.study, "label": one.label, "seed": one.seed, "key": one.key})
+    write_json(runs[0].folder / JOB, told)
+    return runs[0].folder / JOB
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a file whole or not at all, in a folder that is made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=1) + "\n")
+
+
+def run_job(job: Path, watch: Callable[[Event], None] = lambda event: None) -> None:
+    """Do every run of a job that is not over; one that fails leaves its reason in `error.json`.
+
+    Raises `Interrupted` when it was asked to stop; what was trained until then is kept, and the job can go on.
+    """
+    told = json.loads(job.read_text())
+    with distributed.join() as ranks, FileLock(job.parent / _LOCK) if ranks.first else nullcontext():
+        ranks.wait()
+        if told["definition"]:
+            execute(Path(told["definition"]))
+        trained = Path(told["trained"])
+        for one in told["runs"]:
+            folder = Path(one["folder"])
+            if finished(folder) or (folder / ERROR).exists():
+                continue
+            if folder != trained and ranks.first:
+                _adopt(trained, folder)
+            ranks.wait()
+            try:
+                run(
+                    Recipe.from_json(one["recipe"]),
+                    told["corpus"],
+                    seed=told["seed"],
+                    folder=folder,
+                    ranks=ranks,
+                    watch=watch,
+                    study={**told["study"], "label": one["label"]},
+                )
+            except (Interrupted, KeyboardInterrupt):
+                raise
+            except (UserError, CheckFailed, OSError, MemoryError, RuntimeError) as error:
+                _fail_run(folder, str(error), ranks)
+            except Exception as error:  # a study goes on when one of its runs meets a defect
+                traceback.print_exc()
+                _fail_run(folder, f"{type(error).__name__}: {error}", ranks)
+
+
+def _fail_run(folder: Path, reason: str, ranks: Ranks) -> None:
+    """Note a failure; one of several processes ends with it, for the others may wait for it in vain."""
+    fail(folder, reason)
+    if ranks.world > 1:
+        raise SystemExit(1)
+
+
+def _adopt(source: Path, folder: Path) -> None:
+    """Let a run begin where another with the same training ended, unless it began already."""
+    if (source / CHECKPOINT).exists() and not (folder / CHECKPOINT).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / LOG, folder / LOG)
+        with replacing(folder / CHECKPOINT) as temporary:
+            shutil.copyfile(source / CHECKPOINT, temporary)
+
+
+def fail(folder: Path, reason: str) -> None:
+    """Say in a run's folder why there is no result."""
+    write_json(folder / ERROR, {"error": one_line(reason)})

@@ -1,0 +1,253 @@
+"""The driver of studies: nothing is lost, nothing runs twice, whatever ends it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from caddie.errors import UserError
+from caddie.lab import trial
+from caddie.lab.driver import ATTEMPTS, plan, run_study
+from caddie.lab.executors import Local, death
+from caddie.lab.rows import RESULTS, curve, read_rows
+from caddie.lab.study import Entry, Steps, Study
+from caddie.quantize import Float16
+from caddie.recipe import find
+from tests.run_folder import make_result
+
+TINY = {
+    "model.width": 16,
+    "model.depth": 2,
+    "model.vocabulary": 257,
+    "model.block.attention.heads": 2,
+    "model.block.attention.key_value_heads": 1,
+    "model.block.mlp.hidden": 32,
+    "data.tokenizer": "RawBytes",
+    "data.validation_fraction": 0.2,
+    "train.batch_tokens": 64,
+    "train.sequence_length": 32,
+    "score.sequence_length": 32,
+    "score.stride": 32,
+    "train.precision": "float32",
+}
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    path = tmp_path / "text.jsonl"
+    path.write_text(
+        "".join(json.dumps({"text": f"Document {n}: {'word ' * (n % 7 + 3)}{n * n}."}) + "\n" for n in range(60))
+    )
+    return str(path)
+
+
+def study(**settings: object) -> Study:
+    entries = {
+        "low rate": Entry(diff={"train.optimizers.matrix.lr": 0.01}),
+        "halves": Entry(diff={"compress.quantizers.matrix": Float16()}, kind="quantization"),
+    }
+    base = find("baseline_mini").but(TINY)
+    given = {"name": "tiny", "base": base, "entries": entries, "seeds": (1, 2), "budget": Steps(steps=3), **settings}
+    return Study(**given)  # type: ignore[arg-type]
+
+
+@dataclass
+class Pretended:
+    """Does jobs by writing made-up results; `ends` says what becomes of a label the first time it is tried."""
+
+    ends: dict[str, str] = field(default_factory=dict)
+    done: list[tuple[str, int]] = field(default_factory=list)
+    jobs: list[list[str]] = field(default_factory=list)
+    stop_after: int = 10**6
+    workers: int = 1
+
+    def run(self, jobs: Sequence[Path]) -> Iterator[tuple[Path, str | None]]:
+        for job in jobs:
+            told = json.loads(job.read_text())
+            self.jobs.append([one["label"] for one in told["runs"]])
+            death = None
+            for one in told["runs"]:
+                folder = Path(one["folder"])
+                if (folder / "result.json").exists() or (folder / "error.json").exists():
+                    continue
+                end = self.ends.pop(one["label"], "well")
+                if end == "well":
+                    self.done.append((one["label"], told["seed"]))
+                    result = make_result() | {"study": {**told["study"], "label": one["label"]}}
+                    result["training"] |= {"threads": 1, "cpu_share": 1.0}
+                    result["source"] = {**(result.get("source") or {}), "sha256": "0" * 64}
+                    trial.write_json(folder / "result.json", result)
+                elif end == "fails":
+                    trial.fail(folder, "a reason\nof two lines")
+                    break
+                elif end == "dies":
+                    death = "its process was ended by signal 9"
+                    break
+                else:
+                    break  # asked to stop
+                if len(self.done) == self.stop_after:
+                    raise KeyboardInterrupt
+            yield job, death
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    monkeypatch.chdir(tmp_path)
+    return {"results": tmp_path / "results", "runs": tmp_path / "runs"}
+
+
+ALL = [(label, seed) for label in ("base", "low rate", "halves") for seed in (1, 2)]
+
+
+def test_every_run_once_and_those_of_one_training_together(text: str, folders: dict[str, Path]) -> None:
+    executor, told = Pretended(), []
+    rows = run_study(
+        study(), text, executor=executor, done=lambda row, over, total: told.append((over, total)), **folders
+    )
+    assert [(row["label"], row["seed"]) for row in rows] == ALL
+    assert executor.jobs == [["base", "halves"], ["low rate"]] * 2, "seeds last"
+    assert told[-1] == (6, 6)
+    assert read_rows(folders["results"] / RESULTS) == rows
+    again = Pretended()
+    assert run_study(study(), text, executor=again, **folders) == rows
+    assert again.jobs == []
+
+
+def test_a_study_that_was_stopped_goes_on(text: str, folders: dict[str, Path]) -> None:
+    first, second = Pretended(stop_after=3), Pretended()
+    with pytest.raises(KeyboardInterrupt):
+        run_study(study(), text, executor=first, **folders)
+    run_study(study(), text, executor=second, **folders)
+    assert sorted(first.done + second.done) == sorted(ALL)
+
+
+def test_what_fails_is_a_row_and_runs_again_only_when_asked(text: str, folders: dict[str, Path]) -> None:
+    rows = run_study(study(), text, executor=Pretended(ends={"low rate": "fails"}), **folders)
+    failed = [row for row in rows if row["state"] == "failed"]
+    assert [(row["label"], row["seed"], row["error"]) for row in failed] == [("low rate", 1, "a reason of two lines")]
+    assert len(rows) == 6
+    idle = Pretended()
+    run_study(study(), text, executor=idle, **folders)
+    assert idle.jobs == []
+    rows = run_study(study(), text, executor=Pretended(), retry=True, **folders)
+    assert {row["state"] for row in rows} == {"finished"}
+
+
+def test_a_process_that_dies_costs_one_run(text: str, folders: dict[str, Path]) -> None:
+    executor = Pretended(ends={"base": "dies"})
+    rows = run_study(study(seeds=(1,)), text, executor=executor, **folders)
+    states = {row["label"]: row["state"] for row in rows}
+    assert states == {"base": "failed", "low rate": "finished", "halves": "finished"}
+    assert rows[0]["error"] == "its process was ended by signal 9"
+
+
+def test_a_job_that_was_asked_to_stop_goes_on(text: str, folders: dict[str, Path]) -> None:
+    executor = Pretended(ends={"base": "stops"})
+    rows = run_study(study(seeds=(1,)), text, executor=executor, **folders)
+    assert {row["state"] for row in rows} == {"finished"}
+    for_ever = Pretended(ends=Stopping())
+    rows = run_study(study(seeds=(7,), entries={}), text, executor=for_ever, **folders)
+    assert len(for_ever.jobs) == ATTEMPTS
+    assert rows[0]["error"] == f"it was begun {ATTEMPTS} times and never ended"
+
+
+class Stopping(dict[str, str]):
+    def pop(self, key: str, default: object = None) -> str:  # type: ignore[override]
+        return "stops"
+
+
+def test_the_same_run_of_another_study_is_taken(text: str, folders: dict[str, Path]) -> None:
+    run_study(study(), text, executor=Pretended(), **folders)
+    other = study(name="other", entries={"rate": Entry(diff={"train.optimizers.matrix.lr": 0.01})}, seeds=(2, 3))
+    executor = Pretended()
+    rows = run_study(other, text, executor=executor, **(folders | {"results": folders["runs"] / "other"}))
+    assert executor.done == [("base", 3), ("rate", 3)]
+    assert [(row["label"], row["seed"]) for row in rows] == [("base", 2), ("base", 3), ("rate", 2), ("rate", 3)]
+    more = replace(other, entries={**other.entries, "halves": Entry(diff={"compress.quantizers.matrix": Float16()})})
+    planned = plan(more, text, folders["runs"])
+    late = Pretended()
+    run_study(more, text, executor=late, **(folders | {"results": folders["runs"] / "other"}))
+    assert late.done == [("halves", 3)], "seed 2 stands in the first study"
+    job = json.loads(
+        (next(run for run in planned if run.label == "halves" and run.seed == 3).folder / trial.JOB).read_text()
+    )
+    assert job["study"]["trained_with"] == "base"
+
+
+def test_another_text_is_another_run(text: str, folders: dict[str, Path]) -> None:
+    run_study(study(), text, executor=Pretended(), **folders)
+    with open(text, "a") as file:
+        file.write(json.dumps({"text": "One more document, long enough to matter."}) + "\n")
+    executor = Pretended()
+    run_study(study(), text, executor=executor, **folders)
+    assert len(executor.done) == 6
+
+
+def test_two_drivers_of_one_study(text: str, folders: dict[str, Path]) -> None:
+    (folders["runs"] / "tiny").mkdir(parents=True)
+    with FileLock(folders["runs"] / "tiny" / ".lock"):
+        with pytest.raises(UserError, match="is being run by another process"):
+            run_study(study(), text, executor=Pretended(), **folders)
+
+
+def test_what_cannot_run_is_known_before_the_first_run(text: str, folders: dict[str, Path]) -> None:
+    executor = Pretended()
+    impossible = study(entries={"no rule": Entry(diff={"train.optimizers": {"embedding": "AdamW"}})})
+    with pytest.raises(UserError, match=r"^no rule: "):
+        run_study(impossible, text, executor=executor, **folders)
+    assert executor.jobs == []
+
+
+@pytest.mark.slow
+def test_real_runs_in_processes_of_their_own(text: str, folders: dict[str, Path]) -> None:
+    doomed = Entry(diff={"train.optimizers.embedding.lr": 1e30})
+    one = study(seeds=(1,), entries={"halves": study().entries["halves"], "doomed": doomed})
+    rows = run_study(one, text, executor=Local(min(2, os.cpu_count() or 1)), **folders)
+    base, halves, failed = rows
+    assert base["state"] == halves["state"] == "finished"
+    assert (base["trained"], base["trained_with"]) == (halves["trained"], halves["trained_with"]), "trained once"
+    assert base["artifact_bytes"] < halves["artifact_bytes"]
+    assert halves["cpu_share"] is None
+    assert 0 < base["cpu_share"] <= 1
+    assert base["scorer_sha256"] == halves["scorer_sha256"] != ""
+    assert [point[0] for point in base["curve"]] == [1, 2, 3]
+    assert failed["state"] == "failed"
+    assert "loss" in failed["error"]
+
+
+def test_curves_are_thinned_by_means() -> None:
+    steps = [
+        {"step": n, "seconds": n / 10, "tokens": 64 * n, "loss": 0.0, "bits_per_byte": float(n)} for n in range(1, 241)
+    ]
+    points = curve(steps)
+    assert len(points) == 60
+    assert points[0] == [4, 0.4, 256, 2.5]
+    assert points[-1][0] == 240
+    assert curve([]) == []
+
+
+def test_rows_that_are_none(tmp_path: Path) -> None:
+    path = tmp_path / RESULTS
+    with pytest.raises(UserError, match="run the study first"):
+        read_rows(path)
+    for line in ("{", "[]", '{"label": 1}'):
+        path.write_text(line + "\n")
+        with pytest.raises(UserError, match="line 1 is no run"):
+            read_rows(path)
+
+
+def test_how_a_process_ended() -> None:
+    assert death(0) is death(-15) is death(143) is death(130) is None
+    assert death(-9) == "its process was ended by signal 9, out of memory?"
+    assert "status 1" in str(death(1))
+
+
+def test_more_workers_than_cores() -> None:
+    with pytest.raises(UserError, match="would disturb one another"):
+        Local(10_000)
