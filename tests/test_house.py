@@ -102,9 +102,9 @@ CYCLES = {("recipe", "recipes")}
 FLOOR_OF = {part: floor for floor, parts in FLOORS.items() for part in parts}
 
 TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
-ENVIRONMENT = {("line", "_fresh"), ("hub", "_contained"), ("sealed", "_environment"), ("lab.executors", "_work")}
-"""Functions outside `distributed` that touch the environment: two hand it on to a child process, one keeps a library
-from writing into the home folder and puts everything back, one says in a process of its own which GPUs are its."""
+ENVIRONMENT = {("line", "_fresh"), ("hub", "_contained"), ("sealed", "_environment"), ("lab.executors", "_begin")}
+"""Functions outside `distributed` that touch the environment: three hand it on to a child process, one keeps a library
+from writing into the home folder and puts everything back."""
 
 FILE_LINES = 450
 FUNCTION_LINES = 90

@@ -100,11 +100,19 @@ def sweep(recipe: str, values: tuple[str, ...], **how: Any) -> int:
 
 @click.command(hidden=True)
 @path_argument("job")
-def trial(job: Path) -> int:
+@click.option("--with-parent", is_flag=True, help="End when standard input does.")
+@options("gpus")
+def trial(job: Path, with_parent: bool, gpus: int) -> int:
     """Do the JOB of a study, as one of its processes or on another machine."""
+    from caddie import distributed
+    from caddie.lab.executors import end_with_parent
     from caddie.lab.trial import run_job
     from caddie.train import Interrupted
 
+    if with_parent:
+        end_with_parent()
+    if gpus > 1 and not distributed.under_torchrun():
+        return distributed.launch(gpus, ["trial", str(job)])
     try:
         run_job(job)
     except Interrupted as error:

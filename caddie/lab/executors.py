@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +18,8 @@ from caddie.errors import UserError
 
 GRACE_SECONDS = 20.0
 """What a run is given to write its checkpoint when it is asked to stop."""
+OUTPUT = "output.txt"
+"""What a job printed, in its folder."""
 
 
 class Executor(Protocol):
@@ -34,11 +35,9 @@ class Executor(Protocol):
 
 @dataclass(frozen=True)
 class _Busy:
-    process: ForkServerProcess
+    process: subprocess.Popen[bytes]
     job: Path
     slot: int
-    alive: Connection
-    """Closed when this process ends, however it does."""
 
 
 class Local:
@@ -48,12 +47,11 @@ class Local:
         """`gpus_each` is the number of GPUs of a run; 0 takes one where there are any."""
         import torch
 
-        gpus = torch.cuda.device_count()
-        gpus_each = gpus_each or min(gpus, 1)
-        if gpus and workers * gpus_each > gpus:
-            raise UserError(f"{workers} workers of {gpus_each} GPUs were asked for, and this machine has {gpus}")
-        self._gpus_each, self._workers = gpus_each, workers
-        cores = _cores()
+        gpus, cores = torch.cuda.device_count(), _cores()
+        self._gpus_each = gpus_each or min(gpus, 1)
+        self._workers = workers
+        if gpus and workers * self._gpus_each > gpus:
+            raise UserError(f"{workers} workers of {self._gpus_each} GPUs were asked for, and this machine has {gpus}")
         if workers > len(cores):
             raise UserError(f"{workers} workers on {len(cores)} cores would disturb one another; ask for fewer")
         threads = len(cores) // workers
@@ -66,35 +64,54 @@ class Local:
 
     def run(self, jobs: Sequence[Path]) -> Iterator[tuple[Path, str | None]]:
         """Each job as it ends, with why its process died before it did, or None."""
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["caddie.lab.trial"])  # a process then begins with torch loaded
         waiting, slots = list(reversed(jobs)), list(range(self._workers))
         busy: list[_Busy] = []
         try:
             while waiting or busy:
                 while waiting and slots:
                     job, slot = waiting.pop(), slots.pop()
-                    theirs, ours = context.Pipe(duplex=False)
-                    process = context.Process(target=_work, args=(job, self._cores[slot], self._devices(slot), theirs))
-                    process.start()
-                    theirs.close()
-                    busy.append(_Busy(process, job, slot, ours))
-                ended = wait([one.process.sentinel for one in busy])
-                for one in [one for one in busy if one.process.sentinel in ended]:
+                    busy.append(_Busy(self._begin(job, slot), job, slot))
+                for one in [one for one in busy if one.process.poll() is not None]:
                     busy.remove(one)
-                    one.process.join()
-                    one.alive.close()
+                    _end(one)
                     slots.append(one.slot)
-                    yield one.job, death(one.process.exitcode)
+                    yield one.job, death(one.process.returncode)
+                time.sleep(0.05)
         finally:
             for one in busy:
                 one.process.terminate()
             for one in busy:
-                one.process.join()
-                one.alive.close()
+                _end(one)
 
-    def _devices(self, slot: int) -> list[int]:
-        return list(range(slot * self._gpus_each, (slot + 1) * self._gpus_each))
+    def _begin(self, job: Path, slot: int) -> subprocess.Popen[bytes]:
+        cores, gpus = self._cores[slot], range(slot * self._gpus_each, (slot + 1) * self._gpus_each)
+        environment = {**os.environ, "OMP_NUM_THREADS": str(len(cores))}
+        if gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+        with (job.parent / OUTPUT).open("ab") as output:
+            process = subprocess.Popen(
+                [*command(job, len(gpus)), "--with-parent"],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # so that Ctrl-C reaches it once, from here
+            )
+        if pin := getattr(os, "sched_setaffinity", None):  # Linux alone has it
+            with suppress(ProcessLookupError):
+                pin(process.pid, cores)
+        return process
+
+
+def command(job: Path, gpus: int = 0) -> list[str]:
+    """What does a job, here or on another machine."""
+    return [sys.executable, "-m", "caddie", "trial", str(job), *(["--gpus", str(gpus)] if gpus > 1 else [])]
+
+
+def _end(one: _Busy) -> None:
+    one.process.wait()
+    assert one.process.stdin is not None
+    one.process.stdin.close()
 
 
 def _cores() -> list[int]:
@@ -103,38 +120,13 @@ def _cores() -> list[int]:
     return sorted(allowed(0)) if allowed else list(range(os.cpu_count() or 1))
 
 
-def _work(job: Path, cores: list[int], devices: list[int], parent: Connection) -> None:
-    """Do a job in a process of its own, which is gone when its parent is."""
-    import torch
-
-    from caddie.lab.trial import run_job
-    from caddie.train import Interrupted
-
-    _end_with(parent)
-    with (job.parent / "output.txt").open("ab") as output:
-        os.dup2(output.fileno(), 1)
-        os.dup2(output.fileno(), 2)
-    if pin := getattr(os, "sched_setaffinity", None):  # Linux alone has it
-        pin(0, cores)
-    torch.set_num_threads(len(cores))
-    if devices:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, devices))
-    if len(devices) > 1:
-        from caddie.distributed import launch
-
-        raise SystemExit(launch(len(devices), ["trial", str(job)]))
-    try:
-        run_job(job)
-    except Interrupted as error:
-        raise SystemExit(128 + error.number) from None
-
-
-def _end_with(parent: Connection) -> None:
-    """Stop this process soon after the one at the other end of a connection is gone, as if it had been asked to."""
+def end_with_parent() -> None:
+    """Stop this process soon after the one that holds the other end of its standard input, as if it was asked to."""
 
     def wait() -> None:
-        with suppress(EOFError, OSError):
-            parent.recv()
+        with suppress(OSError):
+            while os.read(0, 1):
+                continue
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(GRACE_SECONDS)
         os._exit(1)
@@ -148,4 +140,4 @@ def death(status: int | None) -> str | None:
         return None
     if status < 0:
         return f"its process was ended by signal {-status}" + (", out of memory?" if status == -signal.SIGKILL else "")
-    return f"its process ended with status {status}; see output.txt in its folder"
+    return f"its process ended with status {status}; see {OUTPUT} in its folder"
