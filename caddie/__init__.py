@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from caddie.corpora import open_corpus, open_for_scoring, text_of
     from caddie.errors import CheckFailed, UserError
     from caddie.generate import sample
+    from caddie.lab.results import Results, conduct
+    from caddie.lab.study import Claim, Entry, Seconds, Steps, Study, Tokens, ablate, sweep
     from caddie.line import run
     from caddie.probes import verify
     from caddie.recipe import Recipe, find, shipped
@@ -21,8 +23,17 @@ if TYPE_CHECKING:
 _HOMES = {
     "Artifact": "artifact",
     "CheckFailed": "errors",
+    "Claim": "lab.study",
+    "Entry": "lab.study",
     "Recipe": "recipe",
+    "Results": "lab.results",
+    "Seconds": "lab.study",
+    "Steps": "lab.study",
+    "Study": "lab.study",
+    "Tokens": "lab.study",
     "UserError": "errors",
+    "ablate": "lab.study",
+    "conduct": "lab.results",
     "find": "recipe",
     "load": "artifact",
     "open_corpus": "corpora",
@@ -31,6 +42,7 @@ _HOMES = {
     "run": "line",
     "sample": "generate",
     "score": "scoring",
+    "sweep": "lab.study",
     "text_of": "corpora",
     "verify": "probes",
 }
@@ -38,8 +50,17 @@ _HOMES = {
 __all__ = [
     "Artifact",
     "CheckFailed",
+    "Claim",
+    "Entry",
     "Recipe",
+    "Results",
+    "Seconds",
+    "Steps",
+    "Study",
+    "Tokens",
     "UserError",
+    "ablate",
+    "conduct",
     "find",
     "load",
     "open_corpus",
@@ -48,6 +69,7 @@ __all__ = [
     "run",
     "sample",
     "score",
+    "sweep",
     "text_of",
     "verify",
 ]

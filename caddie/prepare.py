@@ -86,24 +86,27 @@ def prepare_validation(
     against: Corpus | None,
     report: Report,
     limit_bytes: int | None = None,
+    unseen: bool = False,
 ) -> Corpus:
     """A corpus for scoring alone: every document is held out, except those that `against` trains on.
 
-    The training split's figures and document hashes are copied from `against`; without it nothing is known of training,
-    and `Corpus.check_disjoint` says so.
+    With `unseen` those that it validates on are left out too. The training split's figures and document hashes are
+    copied from `against`; without it nothing is known of training, and `Corpus.check_disjoint` says so.
     """
     folder = folder.expanduser().resolve()
     text = Text(sources.find(source), limit_bytes, identity(tokenizer, against))
     train = against.manifest.train if against else None
-    inputs = text.fingerprint([tokenizer.sha256, train and train.document_set_sha256])
+    inputs = text.fingerprint([tokenizer.sha256, train and train.document_set_sha256, *(["unseen"] if unseen else [])])
     found = corpus.reusable(folder, inputs)
     if found:
         return found
     known = corpus.read_hashes(against.folder, "train") if against else set()
+    seen = known | corpus.read_hashes(against.folder, "validation") if against and unseen else known
     sizes, duplicates = text.survey(report)
-    plan = Plan(text, inputs, {key: "validation" for key in sizes if key not in known}, duplicates)
+    plan = Plan(text, inputs, {key: "validation" for key in sizes if key not in seen}, duplicates)
     if not plan.splits:
-        raise UserError(f"{text.source.description}: every document is in the training text; name another text")
+        seen_in = "the training or the held-out text" if unseen else "the training text"
+        raise UserError(f"{text.source.description}: every document is in {seen_in}; name another text")
     with _new_folder(folder) as partial:
         manifest = replace(
             _write(plan, tokenizer, partial, report),

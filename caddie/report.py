@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from caddie.errors import UserError
 from caddie.files import replacing
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    from jinja2 import Environment, Template
 
 VERSION = 1
 """The version of `result.json` that this module reads."""
@@ -102,7 +101,7 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
 
 def render(result: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> str:
     """The page as text."""
-    return _template().render(
+    return template("report.html.jinja").render(
         result=result,
         head=_head(result),
         line=_line(result),
@@ -123,15 +122,23 @@ def render(result: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> str
     )
 
 
-@cache
-def _template() -> Template:
-    from jinja2 import Environment, StrictUndefined
+def template(name: str) -> Template:
+    """One of the package's templates: it escapes every value, and a variable that is not given is an error."""
+    return _environment().get_template(name)
 
-    text = resources.files("caddie").joinpath("report.html.jinja").read_text(encoding="utf-8")
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader("caddie", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
     )
-    return environment.from_string(text)
 
 
 def pick(value: Any, *path: str) -> Any:

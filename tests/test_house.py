@@ -102,7 +102,7 @@ CYCLES = {("recipe", "recipes")}
 FLOOR_OF = {part: floor for floor, parts in FLOORS.items() for part in parts}
 
 TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
-ENVIRONMENT = {("line", "_fresh"), ("hub", "_contained"), ("sealed", "_environment"), ("lab.executors", "_begin")}
+ENVIRONMENT = {("line", "_fresh"), ("hub", "_contained"), ("sealed", "_environment"), ("lab.executors", "Local")}
 """Functions outside `distributed` that touch the environment: three hand it on to a child process, one keeps a library
 from writing into the home folder and puts everything back."""
 

@@ -6,19 +6,30 @@ from pathlib import Path
 
 import click
 
-from caddie.cli.options import options, path_argument, tell
+from caddie.cli.options import options, tell
 from caddie.units import UNITS, Unit
 
 
 @click.command()
-@path_argument("folder", metavar="RUN")
-@options("json")
-def report(folder: Path, as_json: bool) -> int:
-    """Write the report page of the run folder RUN anew."""
+@click.argument("places", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--price", type=click.FloatRange(0), help="Money for an hour of one GPU, to count the cost of a study.")
+@options("out", "json")
+def report(places: tuple[Path, ...], price: float | None, out: str | None, as_json: bool) -> int:
+    """Write the report of a run, of several runs side by side, or of a study, anew.
+
+    RUN is a run folder, or the folder of a study's results. Several runs are reported to the folder --out.
+    """
+    from caddie.lab.report import write_runs_report, write_study_report
+    from caddie.lab.rows import RESULTS
     from caddie.report import write_report
 
-    path = write_report(folder)
-    tell({"report": str(path)}, as_json, str(path))
+    if len(places) > 1:
+        written = write_runs_report(places, Path(out or "runs/report"), price=price)
+    elif (places[0] / RESULTS).exists():
+        written = write_study_report(places[0], price=price)
+    else:
+        written = [write_report(places[0])]
+    tell({"report": str(written[0]), "files": list(map(str, written))}, as_json, "\n".join(map(str, written)))
     return 0
 
 

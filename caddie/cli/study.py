@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import shlex
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +13,11 @@ import click
 from caddie.cli.options import Verb, named_recipe, options, path_argument, settings_argument, tell
 from caddie.errors import UserError
 
+PAGE = "report.html"
+
 if TYPE_CHECKING:
-    from caddie.lab.rows import Row
+    from caddie.lab.executors import Executor
+    from caddie.lab.results import Results
     from caddie.lab.study import Study
 
 
@@ -21,6 +26,8 @@ def _runs(verb: Verb) -> Verb:
     for option in (
         click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Runs at once."),
         click.option("--gpus", type=click.IntRange(0), default=0, help="GPUs of each run; 0 takes what there is."),
+        click.option("--cores", type=click.IntRange(0), default=0, help="Cores of each run on a cluster."),
+        click.option("--on", metavar="WHERE", default="local", help="local, ray[:ADDRESS] or slurm[:PARTITION]."),
         click.option("--retry", is_flag=True, help="Run again what failed."),
         click.option("--price", type=click.FloatRange(0), help="Money for an hour of one GPU, to count the cost."),
     ):
@@ -58,8 +65,9 @@ def _settings(seeds: int, **budgets: Any) -> dict[str, Any]:
 
 @click.command()
 @click.argument("definition", metavar="FILE.py[:NAME]")
+@click.option("--holdout", metavar="TEXT", help="When all runs are over: score them on TEXT, which none has seen.")
 @_runs
-def study(definition: str, **how: Any) -> int:
+def study(definition: str, holdout: str | None, **how: Any) -> int:
     """Run what is left of the study that FILE.py defines, and judge it.
 
     Results go beside FILE.py, or to --out; run folders to runs/.
@@ -68,7 +76,30 @@ def study(definition: str, **how: Any) -> int:
 
     path, _, name = definition.rpartition(":") if ".py:" in definition else (definition, "", "study")
     place = Path(path).parent
-    return _run(find_study(definition), place if name == "study" else place / name, Path(path), **how)
+    results = place if name == "study" else place / name
+    if holdout is None:
+        return _run(find_study(definition), results, Path(path), **how)
+    return _last_look(find_study(definition), results, holdout, **how)
+
+
+def _last_look(study: Study, results: Path, holdout: str, **how: Any) -> int:
+    from caddie.display import Display
+    from caddie.lab.holdout import score_holdout
+    from caddie.lab.results import Results
+
+    place = Path(how["out"]) if how["out"] else results
+    with Display(quiet=how["quiet"]) as display:
+        rows = score_holdout(
+            study,
+            how["data"],
+            holdout,
+            results=place,
+            note=display.note,
+            done=lambda label, bits, over, total: display.runs(over, total, f"{label}  {bits:.4f} bpb"),
+        )
+    found = Results(study, rows, place, how["price"])
+    found.write()
+    return _say(found, how["as_json"])
 
 
 @click.command()
@@ -129,64 +160,58 @@ def _run(
     out: str | None,
     workers: int,
     gpus: int,
+    cores: int,
+    on: str,
     retry: bool,
     as_json: bool,
     quiet: bool,
     price: float | None,
 ) -> int:
     from caddie.display import Display
-    from caddie.lab.driver import run_study
-    from caddie.lab.executors import Local
-    from caddie.lab.findings import findings
-    from caddie.lab.report import write_study_report
-    from caddie.lab.rows import RESULTS
+    from caddie.lab.results import conduct, told
 
-    place = Path(out) if out else results or Path("runs") / study.name
     with Display(quiet=quiet) as display:
-        rows = run_study(
+        found = conduct(
             study,
             data,
-            results=place,
-            executor=Local(workers, gpus),
+            executor=_executor(on, workers, gpus, cores),
+            folder=Path(out) if out else results,
             definition=definition,
             retry=retry,
+            price=price,
+            command=shlex.join(["caddie", *sys.argv[1:]]),
             note=display.note,
-            done=lambda row, over, total: display.runs(over, total, _line(row)),
+            done=lambda row, over, total: display.runs(over, total, told(row)),
         )
-    facts = findings(study.to_json(), rows, price)
-    pages = [str(path) for path in write_study_report(place, price=price)]
+    return _say(found, as_json)
+
+
+def _executor(on: str, workers: int, gpus: int, cores: int) -> Executor:
+    """Where runs execute, by the words of the command line (docs/clusters.md)."""
+    engine, _, place = on.partition(":")
+    if engine == "slurm":
+        from caddie.lab.slurm import Slurm
+
+        return Slurm(place, workers=workers, cores_each=cores, gpus_each=gpus)
+    if engine == "ray":
+        from caddie.lab.cluster import Cluster
+
+        if workers > 1:
+            raise UserError("--workers is not for Ray, where as many runs as fit go at once; give --cores and --gpus")
+        return Cluster(place, cores_each=cores, gpus_each=gpus)
+    if on != "local" or cores:
+        raise UserError("runs go --on local, ray[:ADDRESS] or slurm[:PARTITION]; --cores is for the latter two")
+    from caddie.lab.executors import Local
+
+    return Local(workers, gpus)
+
+
+def _say(found: Results, as_json: bool) -> int:
+    """Print what a study found."""
+    from caddie.lab.rows import RESULTS
+
     keep = ("found", "verdicts", "board", "failed", "notes", "cost")
-    told = {"study": study.name, "results": str(place / RESULTS), "reports": pages}
-    tell(told | {name: facts[name] for name in keep}, as_json, _summary(study, facts, pages[0]))
+    facts = {"study": found.study.name, "results": str(found.folder / RESULTS), "report": str(found.folder / PAGE)}
+    facts |= {name: found.facts[name] for name in keep}
+    tell(facts, as_json, f"{found}\n\nreport  {found.folder / PAGE}")
     return 0
-
-
-def _summary(study: Study, facts: Mapping[str, Any], page: str) -> str:
-    """What was found, for people."""
-    from caddie.lab.report import chance, signed
-    from caddie.tables import crop, printable, table
-
-    rows = []
-    for one in facts["verdicts"]:
-        reach = one["interval"] and (one["interval"][1] - one["interval"][0]) / 2
-        difference = (signed(one["difference"]) or "-") + (f" ±{reach:.4f}" if reach else "")
-        figures = [len(one["seeds"]), f"{one['mean']:.4f}", difference, chance(one["q"]) or "-"]
-        says = one["claim"]["word"] if one["claim"] else ""
-        rows.append([crop(one["label"], 24), *figures, one["word"], says])
-    names = ["entry", "seeds", "mean", "difference", "q", "verdict", "claimed"]
-    lines = [f"{study.name}: {study.why}" if study.why else study.name, facts["found"]]
-    lines += ["", table(rows, names)] if rows else []
-    lines += (
-        ["", "differences in bits per byte, negative is better; q is p adjusted for the number of entries"]
-        if rows
-        else []
-    )
-    lines += [f"failed  {one['label']}: {one['error']}" for one in facts["failed"]]
-    lines += [f"note    {note}" for note in facts["notes"]]
-    return "\n".join([*(printable(line) for part in lines for line in part.split("\n")), "", f"report  {page}"])
-
-
-def _line(row: Row) -> str:
-    """What came of a run."""
-    came = f"{row['bits_per_byte']:.4f} bpb" if row["state"] == "finished" else f"failed: {row['error']}"
-    return f"{row['label']}, seed {row['seed']}  {came}"

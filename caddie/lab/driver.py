@@ -40,14 +40,16 @@ def run_study(
     runs: Path = Path("runs"),
     definition: Path | None = None,
     retry: bool = False,
+    command: str = "",
     note: Report = lambda line: None,
     done: Callable[[Row, int, int], None] = lambda row, over, total: None,
 ) -> list[Row]:
     """Do what is left of a study, and give a row for every run.
 
     `results` is the folder of `results.jsonl`, `runs` that of the folders of all studies; a run of another study with
-    the same settings, seed and texts is taken from there. `retry` runs again what failed. `done` is told of each run
-    that ends, and how many of how many are over. What can be known before the first run is a `UserError` before it.
+    the same settings, seed and texts is taken from there. `retry` runs again what failed; `command` is what the report
+    says was typed. `done` is told of each run that ends, and how many of how many are over. What can be known before
+    the first run is a `UserError` before it.
     """
     planned = plan(study, data, runs, note)
     place = runs / study.name
@@ -58,7 +60,7 @@ def run_study(
             if retry:
                 for run in planned:
                     (run.folder / ERROR).unlink(missing_ok=True)
-            _drive(study, planned, results, executor, definition, done)
+            _drive(study, planned, results, executor, definition, command, done)
     except Timeout:
         raise UserError(f"the study {study.name} is being run by another process; wait for it or stop it") from None
     return keep(study, planned, results)
@@ -118,12 +120,13 @@ def _drive(
     results: Path,
     executor: Executor,
     definition: Path | None,
+    command: str,
     done: Callable[[Row, int, int], None],
 ) -> None:
     told = {"study": study.name, "workers": executor.workers}
     begun: Counter[Path] = Counter()
     over = {run.folder for run in planned if run.over}
-    write_json(results / STUDY, study.to_json())
+    write_json(results / STUDY, {**study.to_json(), "command": command})
     keep(study, planned, results)
     while groups := _groups([run for run in planned if not run.over]):
         trained = {_training(run): run for run in reversed(planned) if finished(run.folder)}

@@ -15,7 +15,7 @@ from caddie.line import LOG, RESULT
 from caddie.report import read_result, read_steps
 
 Row = dict[str, Any]
-RESULTS = "results.jsonl"
+RESULTS, HOLDOUT = "results.jsonl", "holdout.json"
 CURVE_POINTS = 60
 """Of a loss curve that a row keeps, at most."""
 
@@ -55,16 +55,25 @@ def row(study: Study, run: Run) -> Row | None:
         "scorer_sha256": result["source"]["sha256"],
         "sha256": result["sha256"],
         "curve": curve(read_steps(run.folder / LOG)),
-        "holdout": None,
+        "holdout": read_holdout(run.folder),
     }
 
 
 def failure(folder: Path) -> str:
-    """Why a run failed."""
+    """Why a run failed, with paths as they are in its folder."""
     try:
-        return str(json.loads((folder / ERROR).read_text())["error"])
+        return str(json.loads((folder / ERROR).read_text())["error"]).replace(f"{folder.resolve()}/", "")
     except (OSError, ValueError, KeyError, TypeError):
         return f"{folder / ERROR} cannot be read"
+
+
+def read_holdout(folder: Path, documents: str | None = None) -> float | None:
+    """The bits per byte that a run's last look gave, of these documents if they are named; or None."""
+    try:
+        kept = json.loads((folder / HOLDOUT).read_text())
+        return float(kept["bits_per_byte"]) if documents in (None, kept["documents"]) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def curve(steps: Sequence[Mapping[str, Any]]) -> list[list[float]]:

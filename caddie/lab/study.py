@@ -27,7 +27,7 @@ from typing import Any, Literal
 from caddie.config import Config, Count, Diff, Positive, parse_assignment, show
 from caddie.errors import UserError
 from caddie.line import check_whole_run
-from caddie.recipe import Recipe, find
+from caddie.recipe import Figure, Recipe, find, shipped
 from caddie.schedules import Stairs
 from caddie.userfile import execute
 
@@ -190,7 +190,7 @@ class Study:
             "equal": type(self.budget).__name__.lower() if self.budget else "",
             "margin": self.margin,
             "seeds": list(self.seeds),
-            "public": [asdict(figure) for figure in self.base.public],
+            "public": [asdict(figure) for figure in self._public()],
             "entries": [
                 {
                     "label": label,
@@ -203,6 +203,11 @@ class Study:
                 for label, entry in self.entries.items()
             ],
         }
+
+    def _public(self) -> tuple[Figure, ...]:
+        """Public results of the base, or of the recipe that it is the twin of."""
+        twin_of = shipped().get(self.base.name.removesuffix("_mini"))
+        return self.base.public or (twin_of.public if twin_of else ())
 
     def at(self, scale: str) -> Study:
         """This study at one of its scales."""

@@ -1,0 +1,326 @@
+"""What a study found, as plain data: verdicts, ranks, the frontier of size and score, curves, and what to mind.
+
+It takes a study's description (`Study.to_json`, kept as `study.json`) and one row per run, not the study's own code, so
+what was measured long ago can still be read.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from caddie.charts import is_finite, smooth
+from caddie.lab.agreement import Curve, early_agreement, safe_stop
+from caddie.lab.verdicts import LEVEL, Verdict, cost, judge
+
+Row = Mapping[str, Any]
+"""One run, as a line of `results.jsonl`."""
+POINTS = 60
+"""Points of a curve that is the mean over seeds."""
+EARLY = (0.1, 0.25, 0.5, 0.75)
+"""Parts of a run at which its rank is compared with the final one."""
+ALONE = 0.9
+"""Share of its threads' time below which a run was not alone."""
+BASE = "base"
+"""Label of the base, unless the description has another."""
+WORDS = ("better", "worse", "same", "unclear")
+_SURROUNDINGS = {
+    "device": "device",
+    "precision": "number format",
+    "threads": "number of threads",
+    "workers": "number of runs at once",
+    "code": "version of the code",
+    "scorer_sha256": "scorer",
+}
+_TEXTS = {"validation_documents": "held-out text", "train_documents": "training text", "tokenizer": "tokenizer"}
+
+
+def findings(described: Mapping[str, Any], rows: Sequence[Row], price: float | None = None) -> dict[str, Any]:
+    """Everything that a report of a study says, as JSON values; None stands for what is not known.
+
+    `price` is the money for an hour of one GPU, or of the machine where there is none. Rows of labels that the study
+    does not have are left out, and of two rows with one label and seed the later one counts.
+    """
+    study = _study(described)
+    known = {(row.get("label"), row.get("seed")): row for row in rows if row.get("label") in study["entries"]}
+    kept = list(known.values())
+    done = [row for row in kept if _scored(row)]
+    groups = {label: [row for row in done if row["label"] == label] for label in study["entries"]}
+    verdicts = _verdicts(study, groups, price)
+    board = sorted((_standing(label, group) for label, group in groups.items() if group), key=lambda one: one["mean"])
+    _mark_frontier(board)
+    return {
+        "study": study,
+        "level": LEVEL,
+        "found": _found(study, verdicts, groups),
+        "counts": {word: sum(one["word"] == word for one in verdicts) for word in WORDS},
+        "claims": {word: sum(one["agrees"] == word for one in verdicts) for word in ("agrees", "disagrees", "open")},
+        "verdicts": verdicts,
+        "board": board,
+        "curves": {
+            axis: {label: curve for label, group in groups.items() if (curve := _mean_curve(group, place))}
+            for place, axis in enumerate(("steps", "seconds"))
+        },
+        "early": _early(groups),
+        "failed": _failures([row for row in kept if not _scored(row)]),
+        "notes": _notes(study, rows, done, groups),
+        "cost": _costs(done, price),
+        "measured": _measured(study, done),
+    }
+
+
+def _study(described: Mapping[str, Any]) -> dict[str, Any]:
+    """The description with its entries by label, the base among them as the first, and the budget in words."""
+    base = {"label": described.get("label", BASE), "against": None, "kind": "", "why": "", "claim": None, "diff": {}}
+    amount = re.fullmatch(r"\w+\(\w+=([\d.e+]+)\)", described["budget"])
+    words = f"{float(amount[1]):,.10g} {described['equal']} each" if amount else f"{described['budget']} budget"
+    entries = {entry["label"]: entry for entry in [base, *described["entries"]]}
+    return {**described, "label": base["label"], "budget": words, "entries": entries}
+
+
+def _scored(row: Row) -> bool:
+    return row.get("state") == "finished" and is_finite(row.get("bits_per_byte"))
+
+
+def _verdicts(
+    study: Mapping[str, Any], groups: Mapping[str, Sequence[Row]], price: float | None
+) -> list[dict[str, Any]]:
+    """One for each entry that has a finished run, best first; entries without what they are compared with come last."""
+    scores = {label: {row["seed"]: row["bits_per_byte"] for row in group} for label, group in groups.items() if group}
+    against = {label: entry["against"] for label, entry in study["entries"].items() if entry["against"] is not None}
+    judged: dict[str, Verdict] = {}
+    for base in dict.fromkeys(against.values()):
+        entries = {label: scores[label] for label in against if against[label] == base and label in scores}
+        if base in scores and entries:
+            judged |= judge(scores[base], entries, margin=study["margin"])
+    found = []
+    for label in against:
+        if label not in scores:
+            continue
+        entry, verdict = study["entries"][label], judged.get(label)
+        seconds = fmean(_seconds(row) for row in groups[label])
+        facts: dict[str, Any] = {
+            name: getattr(verdict, name, None)
+            for name in ("difference", "interval", "test", "p", "q", "q_same", "seeds_needed")
+        }
+        found.append(
+            {
+                "label": label,
+                **{name: entry[name] for name in ("kind", "why", "against", "claim", "diff")},
+                "seeds": sorted(scores[label]),
+                "mean": fmean(scores[label].values()),
+                **facts,
+                "word": verdict.word if verdict else "unclear",
+                "reason": verdict.reason if verdict else f"{against[label]} has no finished run",
+                "agrees": _agrees(entry["claim"], verdict),
+                "seconds": seconds,
+                "money": None if price is None else fmean(_money(row, price) for row in groups[label]),
+            }
+        )
+    return sorted(found, key=lambda one: math.inf if one["difference"] is None else one["difference"])
+
+
+def _agrees(claim: Mapping[str, Any] | None, verdict: Verdict | None) -> str | None:
+    """Whether the verdict is what a source claims; open where nothing was decided."""
+    if claim is None:
+        return None
+    if verdict is None or verdict.word == "unclear":
+        return "open"
+    return "agrees" if verdict.word == claim["word"] else "disagrees"
+
+
+def _found(study: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[Row]]) -> str:
+    """One sentence or two that count."""
+    entries = len(study["entries"]) - 1
+    counts = [f"{sum(one['word'] == word for one in verdicts)} {word}" for word in WORDS]
+    without = sum(not group for label, group in groups.items() if study["entries"][label]["against"] is not None)
+    counts += [f"{without} without a finished run"] if without else []
+    sentence = f"Of {entries} {'entry' if entries == 1 else 'entries'}: {', '.join(counts)}."
+    claims = [one["agrees"] for one in verdicts if one["agrees"]]
+    if claims:
+        sentence += (
+            f" Of {len(claims)} {'claim' if len(claims) == 1 else 'claims'}: {claims.count('agrees')} true here, "
+            f"{claims.count('disagrees')} not, {claims.count('open')} undecided."
+        )
+    return sentence
+
+
+def _standing(label: str, group: Sequence[Row]) -> dict[str, Any]:
+    """A label's line of the leaderboard: means over its seeds."""
+    scores = [row["bits_per_byte"] for row in group]
+    means = ("artifact_bytes", "parameters", "steps", "tokens", "tokens_per_second", "train_seconds", "total_seconds")
+    stages = ("trained", "averaged", "packed", "quantization_loss", "holdout")
+    return {
+        "label": label,
+        "seeds": {str(row["seed"]): row["bits_per_byte"] for row in group},
+        "mean": fmean(scores),
+        "deviation": stdev(scores) if len(scores) > 1 else None,
+        **{name: _mean(row.get(name) for row in group) for name in (*means, *stages)},
+        "frontier": False,
+    }
+
+
+def _mean(values: Iterable[Any]) -> float | None:
+    known = [value for value in values if is_finite(value)]
+    return fmean(known) if known else None
+
+
+def _mark_frontier(board: Sequence[dict[str, Any]]) -> None:
+    """Mark what nothing beats in size without losing in score, nor in score without losing in size (Pareto)."""
+    sized = [one for one in board if one["artifact_bytes"] is not None]
+    for one in sized:
+        here = one["artifact_bytes"], one["mean"]
+        one["frontier"] = not any(
+            other["artifact_bytes"] <= here[0]
+            and other["mean"] <= here[1]
+            and (other["artifact_bytes"], other["mean"]) != here
+            for other in sized
+        )
+
+
+def _points(row: Row, place: int) -> list[tuple[float, float]]:
+    """A run's curve of training loss in bits per byte, against steps (place 0) or seconds (1)."""
+    return [(point[place], point[3]) for point in row.get("curve") or [] if all(map(is_finite, point[:4]))]
+
+
+def _mean_curve(group: Sequence[Row], place: int) -> list[tuple[float, float, float, float]]:
+    """Mean, lowest and highest over seeds at evenly spaced places that all runs have reached, lightly smoothed."""
+    curves = [points for row in group if len(points := _points(row, place)) > 1]
+    if not curves:
+        return []
+    begin, end = max(points[0][0] for points in curves), min(points[-1][0] for points in curves)
+    if not end > begin:
+        return []
+    places = np.linspace(begin, end, POINTS)
+    each = np.array([np.interp(places, [x for x, _ in points], [y for _, y in points]) for points in curves])
+    lines = [smooth(line.tolist(), 2, range(POINTS)) for line in (each.mean(0), each.min(0), each.max(0))]
+    return list(zip(places.tolist(), *lines, strict=True))
+
+
+def _early(groups: Mapping[str, Sequence[Row]]) -> dict[str, Any] | None:
+    """How early ranks agreed with final ones among the runs of each seed; None where there is nothing to rank.
+
+    Early is the training loss by then, final the score of the artifact; a training that several share counts once.
+    """
+    seeds: dict[int, dict[str, Curve]] = {}
+    for label, group in groups.items():
+        for row in group:
+            points = _points(row, 0) if row.get("trained_with") in (None, label) else []
+            if len(points) > 1 and points[0][0] <= EARLY[0] * points[-1][0]:
+                early = [(step / points[-1][0], loss) for step, loss in points[:-1]]
+                seeds.setdefault(row["seed"], {})[label] = [*early, (1.0, row["bits_per_byte"])]
+    competing = [group for group in seeds.values() if len(group) > 2]
+    if not competing:
+        return None
+    rows = [
+        {
+            "progress": one.progress,
+            "spearman": one.spearman,
+            "order_held": one.order_held,
+            "best_kept": one.best_kept.count,
+            "of": one.best_kept.of,
+        }
+        for one in early_agreement(*competing, at=EARLY)
+    ]
+    return {"rows": rows, "runs": sum(map(len, competing)), "safe": safe_stop(*competing)}
+
+
+def _failures(failed: Sequence[Row]) -> list[dict[str, Any]]:
+    """Runs without a score, those of one label and reason together."""
+    seeds: dict[tuple[str, str], list[Any]] = {}
+    for row in failed:
+        reason = row.get("error") or ("no finite score" if row.get("state") == "finished" else "not finished")
+        seeds.setdefault((row["label"], str(reason)), []).append(row.get("seed"))
+    return [{"label": label, "seeds": found, "error": reason} for (label, reason), found in seeds.items()]
+
+
+def _notes(
+    study: Mapping[str, Any], rows: Sequence[Row], done: Sequence[Row], groups: Mapping[str, Sequence[Row]]
+) -> list[str]:
+    """What must be minded when the figures are compared."""
+    notes = []
+    planned = {(label, seed) for label in study["entries"] for seed in study["seeds"]}
+    missing = planned - {(row.get("label"), row.get("seed")) for row in rows}
+    if missing:
+        notes.append(f"Not run yet: {len(missing):,} of {len(planned):,} planned runs.")
+    for name, what in _SURROUNDINGS.items():
+        notes += _mixed(what, [(row, row.get(name)) for row in done])
+    for name, what in _TEXTS.items():
+        notes += _mixed(what, [(row, (row.get("sha256") or {}).get(name)) for row in done])
+    shares = [(row["cpu_share"], row) for row in done if is_finite(row.get("cpu_share"))]
+    crowded = [one for one in shares if one[0] < ALONE]
+    if crowded and study.get("equal") == "seconds":
+        share, row = min(crowded, key=lambda one: one[0])
+        notes.append(
+            f"Not alone on their threads: {len(crowded):,} of {len(shares):,} runs had under {ALONE:.0%} of the time "
+            f"(least: {row['label']}, seed {row['seed']}, {share:.0%}), so they trained less in the same seconds."
+        )
+    for label, group in groups.items():
+        if len({(row.get("sha256") or {}).get("recipe") for row in group}) > 1:
+            notes.append(f"{label} has runs of different settings; run the study again.")
+    foreign = dict.fromkeys(str(row.get("label")) for row in rows if row.get("label") not in study["entries"])
+    if foreign:
+        notes.append(f"Left out, because the study no longer has them: {_listed(list(foreign))}.")
+    others = {entry["against"] for entry in study["entries"].values()} - {None, study["label"]}
+    if others:
+        notes.append("q is adjusted among the entries that are compared with the same label.")
+    return notes
+
+
+def _mixed(what: str, values: Sequence[tuple[Row, object]]) -> list[str]:
+    """A note if runs differ: the most usual value, and which labels have another."""
+    labels: dict[str, list[str]] = {}
+    for row, value in values:
+        labels.setdefault("unknown" if value is None else str(value), []).append(row["label"])
+    if len(labels) < 2:
+        return []
+    usual, *others = sorted(labels, key=lambda value: -len(labels[value]))
+    counted = "; ".join(
+        f"{value[:40]} in {len(labels[value]):,} ({_listed(list(dict.fromkeys(labels[value])))})" for value in others
+    )
+    return [f"Runs differ in their {what}: {usual[:40]} in {len(labels[usual]):,}; {counted}."]
+
+
+def _listed(names: Sequence[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
+def _seconds(row: Row) -> float:
+    return next((row[name] for name in ("total_seconds", "train_seconds") if is_finite(row.get(name))), 0.0)
+
+
+def _money(row: Row, price: float) -> float:
+    return cost(_seconds(row), row.get("world") or 1, price)
+
+
+def _costs(done: Sequence[Row], price: float | None) -> dict[str, Any]:
+    paid = None if price is None else math.fsum(_money(row, price) for row in done)
+    return {"runs": len(done), "seconds": math.fsum(map(_seconds, done)), "money": paid}
+
+
+def _measured(study: Mapping[str, Any], done: Sequence[Row]) -> list[tuple[str, str]]:
+    """How it was measured, line by line; several values of one thing stand side by side."""
+
+    def all_of(values: Iterable[object]) -> str:
+        return _listed(list(dict.fromkeys(str(value) for value in values if value is not None))) or "not known"
+
+    lines = [
+        ("Base", str(study["base"])),
+        ("Budget", study["budget"]),
+        ("Seeds", ", ".join(map(str, study["seeds"]))),
+        ("Margin, bits per byte", f"{study['margin']:g}"),
+        ("Level of q", f"{LEVEL:g}"),
+    ]
+    lines += [(what.capitalize(), all_of(row.get(name) for row in done)) for name, what in _SURROUNDINGS.items()]
+    shares = [row["cpu_share"] for row in done if is_finite(row.get("cpu_share"))]
+    lines += [("Least share of its threads' time", f"{min(shares):.0%}")] if shares else []
+    lines += [
+        (f"SHA-256 of the {what}", all_of((row.get("sha256") or {}).get(name) for row in done))
+        for name, what in _TEXTS.items()
+    ]
+    return [*([("Command", study["command"])] if study.get("command") else []), *lines]

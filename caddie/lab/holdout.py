@@ -1,0 +1,69 @@
+"""The last look: a study's artifacts scored on text that no run and no choice among runs has seen.
+
+Whoever tries many things and keeps what scores best on the held-out text has fitted that text a little. So an automated
+search is judged on other documents, once, when all its runs are over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from caddie import artifact as artifacts
+from caddie.corpora import text_of
+from caddie.corpus import Corpus
+from caddie.distributed import local_device
+from caddie.errors import UserError
+from caddie.lab.driver import Report, keep, plan
+from caddie.lab.rows import HOLDOUT, Row, read_holdout
+from caddie.lab.study import Study
+from caddie.lab.trial import finished, write_json
+from caddie.line import ARTIFACT
+from caddie.prepare import prepare_validation
+from caddie.scoring import score, use_quickest_threads
+
+
+def score_holdout(
+    study: Study,
+    data: str | None,
+    text: str,
+    *,
+    results: Path,
+    runs: Path = Path("runs"),
+    note: Report = lambda line: None,
+    done: Callable[[str, float, int, int], None] = lambda label, bits_per_byte, over, total: None,
+) -> list[Row]:
+    """Score every finished run of a study on the documents of `text` that its own text does not have.
+
+    Gives the study's rows with `holdout` in bits per byte. `done` is told of each run. Raises `UserError` while runs
+    are left to do, and where `text` has no document that is new.
+    """
+    planned = plan(study, data, runs, note)
+    left = sum(not run.over for run in planned)
+    if left:
+        raise UserError(
+            f"{left} of {len(planned)} runs of {study.name} are left to do; the holdout comes after the last"
+        )
+    corpora: dict[Path, Corpus] = {}
+    chosen = [run for run in planned if finished(run.folder)]
+    for number, run in enumerate(chosen, 1):
+        if run.corpus not in corpora:
+            corpora[run.corpus] = _unseen(Corpus.load(run.corpus), text, note)
+        corpus = corpora[run.corpus]
+        documents = corpus.manifest.validation.document_set_sha256
+        bits = read_holdout(run.folder, documents)
+        if bits is None:
+            artifact = artifacts.load(run.folder / ARTIFACT, local_device())
+            held_out = text_of(corpus)
+            use_quickest_threads(artifact.model, held_out, artifact.scoring)
+            bits = score(artifact.model, held_out, artifact.scoring).bits_per_byte
+            write_json(run.folder / HOLDOUT, {"bits_per_byte": bits, "documents": documents, "runs": len(planned)})
+        done(f"{run.label}, seed {run.seed}", bits, number, len(chosen))
+    return keep(study, planned, results)
+
+
+def _unseen(corpus: Corpus, text: str, note: Report) -> Corpus:
+    folder = corpus.folder.with_name(f"{corpus.folder.name}-holdout")
+    return prepare_validation(
+        text, folder=folder, tokenizer=corpus.tokenizer(), against=corpus, unseen=True, report=note
+    )

@@ -1,0 +1,256 @@
+"""The drawings of a lab report: differences with intervals, standings, loss curves, and size against score.
+
+What comes out are percentages of a strip, and paths in a box of 1,000 by 1,000 (see `caddie.charts`), so a page may be
+as wide as it likes. Findings are as `caddie.lab.findings` has them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from caddie.charts import Tick, dots, is_finite, log_ticks, nice_ticks, percent, polyline, time_ticks
+
+COLORS = 5
+"""Colours of lines; further lines are grey."""
+STRAY = 6.0
+"""How many times the usual reach of intervals a picture of differences shows; what is further off leaves it."""
+SETTLED = 0.25
+"""Part of a run after which its loss counts for the height of the picture."""
+NUMBERED = 12
+"""Most points of a frontier that are numbered."""
+
+Mean = Sequence[tuple[float, float, float, float]]
+"""A curve: place, mean, lowest, highest."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """One entry of a forest plot, in percent of the strip."""
+
+    at: float
+    low: float | None
+    high: float | None
+    claim: float | None
+    outside: str
+    """`low` or `high` where the point itself lies outside the picture, else empty."""
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Differences to a base: a point and an interval for each entry, around zero."""
+
+    rows: Mapping[str, Interval]
+    zero: float
+    band: tuple[float, float] | None
+    """Begin and width of what lies within the margin."""
+    ticks: list[Tick]
+    strays: bool
+    """Whether something leaves the picture."""
+
+
+@dataclass(frozen=True)
+class Standings:
+    """Scores on one axis: the mean of each label and its seeds, in percent of the strip."""
+
+    rows: Mapping[str, tuple[float, list[float]]]
+    references: list[Tick]
+    """Public figures inside the picture."""
+    ticks: list[Tick]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A mean over seeds and the range it lies in; `color` counts from 0, None is grey."""
+
+    label: str
+    color: int | None
+    path: str
+    band: str
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Loss curves of many labels; grey ones come first, so that coloured ones lie on them."""
+
+    lines: list[Line]
+    grid: str
+    across: list[Tick]
+    up: list[Tick]
+    summary: str
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes against score."""
+
+    points: str
+    best: str
+    frontier: str
+    marks: list[tuple[float, float, int]]
+    """Left and top in percent, and the number, of each member of the frontier."""
+    grid: str
+    across: list[Tick]
+    up: list[Tick]
+    summary: str
+
+
+def forest(verdicts: Sequence[Mapping[str, Any]], margin: float) -> Forest | None:
+    """The differences of `verdicts`, or None where there are none."""
+    known = [one for one in verdicts if is_finite(one["difference"])]
+    if not known:
+        return None
+    ends = {one["label"]: [one["difference"], *(one["interval"] or ())] for one in known}
+    claims = {
+        one["label"]: claim["difference"] for one in known if is_finite((claim := one["claim"] or {}).get("difference"))
+    }
+    usual = STRAY * median(max(map(abs, reach)) for reach in ends.values())
+    shown = [value for reach in ends.values() for value in reach] + list(claims.values())
+    far = max(usual, 2 * margin) or max(map(abs, shown))
+    inside = [value for value in shown if abs(value) <= far] or [0.0]
+    ticks = nice_ticks(min(*inside, -margin, 0.0), max(*inside, margin, 0.0), 5)
+    low, high = ticks[0], ticks[-1]
+
+    def at(value: float | None) -> float | None:
+        return None if value is None else percent(value, low, high)
+
+    rows = {}
+    for one in known:
+        point, (begin, end) = one["difference"], one["interval"] or (None, None)
+        outside = "low" if point < low else "high" if point > high else ""
+        claim = claims.get(one["label"])
+        claim = claim if claim is not None and low <= claim <= high else None
+        rows[one["label"]] = Interval(percent(point, low, high), at(begin), at(end), at(claim), outside)
+    band = (percent(-margin, low, high), percent(2 * margin, 0.0, high - low)) if margin else None
+    return Forest(
+        rows=rows,
+        zero=percent(0.0, low, high),
+        band=band,
+        ticks=_signed(ticks),
+        strays=any(not low <= value <= high for value in shown),
+    )
+
+
+def _signed(ticks: Sequence[float]) -> list[Tick]:
+    digits = max(len(f"{tick:.10g}".partition(".")[2]) for tick in ticks)
+    labels = ["0" if not tick else f"{tick:+.{digits}f}".replace("-", "\u2212") for tick in ticks]
+    return [Tick(percent(tick, ticks[0], ticks[-1]), label) for tick, label in zip(ticks, labels, strict=True)]
+
+
+def _plain(ticks: Sequence[float]) -> list[Tick]:
+    digits = max(len(f"{tick:.10g}".partition(".")[2]) for tick in ticks)
+    return [Tick(percent(tick, ticks[0], ticks[-1]), f"{tick:.{digits}f}") for tick in ticks]
+
+
+def standings(board: Sequence[Mapping[str, Any]], public: Sequence[Mapping[str, Any]]) -> Standings | None:
+    """The leaderboard; a public figure is drawn unless it lies further off than the scores are wide."""
+    if not board:
+        return None
+    scores = sorted(score for one in board for score in one["seeds"].values())
+    middle = scores[len(scores) // 2]
+    top = min(scores[-1], middle + STRAY * max(middle - scores[0], 0.01 * abs(middle)))
+    wide = top - scores[0]
+    near = [
+        entry
+        for entry in public
+        if is_finite(entry.get("bits_per_byte")) and scores[0] - wide <= entry["bits_per_byte"] <= top + wide
+    ]
+    values = [scores[0], top, *(entry["bits_per_byte"] for entry in near)]
+    ticks = nice_ticks(min(values), max(values), 5)
+    low, high = ticks[0], ticks[-1]
+    return Standings(
+        rows={
+            one["label"]: (percent(one["mean"], low, high), [percent(v, low, high) for v in one["seeds"].values()])
+            for one in board
+        },
+        references=[Tick(percent(entry["bits_per_byte"], low, high), str(entry.get("label"))) for entry in near],
+        ticks=_plain(ticks),
+    )
+
+
+def marked(board: Sequence[Mapping[str, Any]], base: str) -> list[str]:
+    """Labels whose lines are coloured, base first: all if they are few, else the best and the worst."""
+    labels = [one["label"] for one in board if one["label"] != base]
+    chosen = labels if len(labels) < COLORS else [*labels[: COLORS - 2], labels[-1]]
+    return [base, *chosen] if len(labels) < len(board) else chosen
+
+
+def curves(found: Mapping[str, Mean], colored: Sequence[str], unit: str) -> Curves | None:
+    """Loss against steps or seconds; the first steep part may leave the picture at the top."""
+    if not found:
+        return None
+    last = max(curve[-1][0] for curve in found.values())
+    lowest = min(low for curve in found.values() for _, _, low, _ in curve)
+    settled = sorted(
+        max(mean for place, mean, *_ in curve if place >= SETTLED * curve[-1][0]) for curve in found.values()
+    )
+    middle = median(settled)
+    up = nice_ticks(lowest, max(min(settled[-1], middle + 2 * (middle - lowest)), lowest), 7)
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return 10 * percent(x, 0.0, last), max(-1000.0, 1000.0 * (1 - (y - up[0]) / (up[-1] - up[0])))
+
+    lines = []
+    for label, curve in found.items():
+        color = colored.index(label) if label in colored else None
+        edge = [place(x, high) for x, _, _, high in curve] + [place(x, low) for x, _, low, _ in reversed(curve)]
+        ranged = color is not None and any(high > low for _, _, low, high in curve)
+        band = f"{polyline(edge)}Z" if ranged else ""
+        lines.append(Line(label, color, polyline(place(x, mean) for x, mean, _, _ in curve), band))
+    lines.sort(key=lambda line: -COLORS if line.color is None else -line.color)
+    marks = time_ticks(last, 5) if unit == "seconds" else [(tick, f"{tick:,g}") for tick in nice_ticks(0, last, 6)]
+    heights = [Tick(round(place(0.0, value)[1] / 10, 3), f"{value:g}") for value in up]
+    return Curves(
+        lines=lines,
+        grid=_lines(heights),
+        across=[Tick(percent(at, 0.0, last), label) for at, label in marks if at <= last],
+        up=heights,
+        summary=f"{len(found)} labels, up to {last:,.4g} {unit}.",
+    )
+
+
+def _lines(heights: Sequence[Tick]) -> str:
+    return " ".join(f"M0,{tick.at * 10:.1f}H1000" for tick in heights)
+
+
+def sizes(board: Sequence[Mapping[str, Any]]) -> Sizes | None:
+    """Bytes of the artifact against the score, both means over seeds; None unless sizes differ.
+
+    Sizes are on a logarithmic scale where the largest is more than ten times the smallest.
+    """
+    known = [one for one in board if is_finite(one["artifact_bytes"]) and one["artifact_bytes"] > 0]
+    if len({one["artifact_bytes"] for one in known}) < 2:
+        return None
+    sizes = [one["artifact_bytes"] for one in known]
+    scores = sorted(one["mean"] for one in known)
+    top = min(scores[-1], scores[len(scores) // 2] + STRAY * (scores[len(scores) // 2] - scores[0] or scores[-1]))
+    wide = max(sizes) > 10 * min(sizes)
+    scale = math.log if wide else float
+    across = log_ticks(min(sizes), max(sizes)) if wide else nice_ticks(min(sizes), max(sizes), 4)
+    up = nice_ticks(scores[0], top, 5)
+
+    def left(size: float) -> float:
+        return percent(scale(size), scale(across[0]), scale(across[-1]))
+
+    def place(one: Mapping[str, Any]) -> tuple[float, float]:
+        return 10 * left(one["artifact_bytes"]), 1000 - 10 * percent(one["mean"], up[0], up[-1])
+
+    best = sorted((one for one in known if one["frontier"]), key=lambda one: one["artifact_bytes"])
+    unit, name = (1e6, "MB") if across[-1] >= 1e6 else (1e3, "kB")
+    heights = [
+        Tick(round(100 - percent(value, up[0], up[-1]), 3), tick.label)
+        for value, tick in zip(up, _plain(up), strict=True)
+    ]
+    return Sizes(
+        points=dots(place(one) for one in known if not one["frontier"]),
+        best=dots(map(place, best)),
+        frontier=polyline(map(place, best)) if len(best) > 1 else "",
+        marks=[(place(one)[0] / 10, place(one)[1] / 10, number) for number, one in enumerate(best[:NUMBERED], 1)],
+        grid=_lines(heights),
+        across=[Tick(left(value), f"{value / unit:g} {name}") for value in across],
+        up=heights,
+        summary=f"{len(best)} of {len(known)} on the frontier, from {min(sizes):,.0f} to {max(sizes):,.0f} bytes.",
+    )

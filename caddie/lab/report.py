@@ -1,0 +1,230 @@
+"""The report of a study, or of any finished runs: one page that needs no network, a Markdown file and a table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from caddie.charts import is_finite
+from caddie.errors import UserError
+from caddie.files import replacing
+from caddie.lab.driver import STUDY
+from caddie.lab.findings import Row, findings
+from caddie.lab.loose import from_runs
+from caddie.lab.plots import curves, forest, marked, sizes, standings
+from caddie.lab.rows import RESULTS, read_rows
+from caddie.report import template
+
+OPEN_ROWS = 40
+"""Rows of a long list that are shown before the rest is folded away."""
+MINUS = "\N{MINUS SIGN}"
+_COLUMNS = (
+    *("study", "label", "kind", "seed", "key", "state", "error"),
+    *("bits_per_byte", "trained", "averaged", "packed", "quantization_loss", "holdout"),
+    *("artifact_bytes", "parameters", "steps", "tokens", "tokens_per_second", "train_seconds", "total_seconds"),
+    *("device", "precision", "threads", "workers", "cpu_share", "code", "scorer_sha256"),
+)
+_HASHES = ("recipe", "train_documents", "validation_documents", "tokenizer", "artifact")
+
+
+def write_study_report(folder: Path, *, price: float | None = None) -> list[Path]:
+    """Write `report.html`, `report.md` and `results.csv` beside `study.json` and `results.jsonl`; return their paths.
+
+    `price` is the money for an hour of one GPU, or of the machine where there is none.
+    """
+    folder = Path(folder)
+    return _write(folder, read_study(folder / STUDY), read_rows(folder / RESULTS), price)
+
+
+def write_runs_report(folders: Sequence[Path], out: Path, *, price: float | None = None) -> list[Path]:
+    """The same of finished run folders, in the folder `out`: runs of one recipe are one label, the first the base."""
+    study, rows = from_runs(folders)
+    Path(out).mkdir(parents=True, exist_ok=True)
+    return _write(Path(out), study, rows, price)
+
+
+def read_study(path: Path) -> dict[str, Any]:
+    """The description of a study at `path`, or a `UserError`."""
+    try:
+        study = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError):
+        study = None
+    if not isinstance(study, dict) or not {"name", "base", "budget", "entries", "margin", "seeds"} <= study.keys():
+        raise UserError(f"{path} describes no study; run the study, finished runs are kept: caddie study FILE.py")
+    return study
+
+
+def _write(folder: Path, study: Mapping[str, Any], rows: Sequence[Row], price: float | None) -> list[Path]:
+    facts = findings(study, rows, price)
+    written = []
+    for name, text in (("report.html", page(facts)), ("report.md", markdown(facts)), ("results.csv", _csv(rows))):
+        with replacing(folder / name) as temporary:
+            temporary.write_text(text, encoding="utf-8", errors="replace", newline="")
+        written.append(folder / name)
+    return written
+
+
+def page(facts: Mapping[str, Any]) -> str:
+    """The page of what `findings` gave."""
+    board, base = facts["board"], facts["study"]["label"]
+    colored = marked(board, base)
+    return template("lab/report.html.jinja").render(
+        **_context(facts),
+        ranks=standings(board, facts["study"]["public"]),
+        colored=colored,
+        by_steps=curves(facts["curves"]["steps"], colored, "steps"),
+        by_seconds=curves(facts["curves"]["seconds"], colored, "seconds"),
+        space=sizes(board),
+        frontier=sorted((one for one in board if one["frontier"]), key=lambda one: one["artifact_bytes"]),
+        held_out=[one for one in board if one["holdout"] is not None],
+    )
+
+
+def verdict_html(facts: Mapping[str, Any]) -> str:
+    """What was found and the differences with their intervals, for a notebook: it brings its own style."""
+    return template("lab/verdicts.html.jinja").render(**_context(facts))
+
+
+def _context(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "facts": facts,
+        "base": facts["study"]["label"],
+        "plot": forest(facts["verdicts"], facts["study"]["margin"]),
+        "claimed": any(one["claim"] for one in facts["verdicts"]),
+        "open_rows": OPEN_ROWS,
+        "signed": signed,
+        "bits": bits,
+        "whole": whole,
+        "chance": chance,
+        "duration": duration,
+        "money": money,
+    }
+
+
+def signed(value: float | None) -> str | None:
+    """A difference in bits per byte: `−0.0012`."""
+    if not is_finite(value):
+        return None
+    text = f"{value:+.4f}"
+    return text.replace("-", MINUS) if float(text) else text[1:]
+
+
+def bits(value: float | None) -> str | None:
+    """Bits per byte: `2.8312`."""
+    return f"{value:.4f}".replace("-", MINUS) if is_finite(value) else None
+
+
+def whole(value: float | None) -> str | None:
+    """A count: `1,234`."""
+    return f"{value:,.0f}" if is_finite(value) else None
+
+
+def chance(value: float | None) -> str | None:
+    """A p or q."""
+    if not is_finite(value):
+        return None
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that suits it."""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:,.1f} min" if seconds < 6000 else f"{seconds / 3600:,.1f} h"
+
+
+def money(value: float) -> str:
+    """An amount in the currency of the price."""
+    return f"{value:,.2f}" if value >= 1 or not value else f"{value:.2g}"
+
+
+def markdown(facts: Mapping[str, Any]) -> str:
+    """The report as Markdown: the sentence that counts, verdicts, leaderboard, and how it was measured."""
+    study = facts["study"]
+    parts = [f"# {_cell(study['name'])}"]
+    parts += [_cell(study["why"])] if study["why"] else []
+    parts += [facts["found"], "\n".join(f"- {_cell(note)}" for note in facts["notes"])]
+    if facts["verdicts"]:
+        parts += ["## Verdicts", _verdicts_table(facts["verdicts"], study["label"])]
+    if facts["board"]:
+        parts += ["## Leaderboard", _board_table(facts["board"])]
+    if early := facts["early"]:
+        rows = [
+            [
+                f"{row['progress']:.0%}",
+                "-" if row["spearman"] is None else f"{row['spearman']:.2f}",
+                "-" if row["order_held"] is None else f"{row['order_held']:.0%}",
+                f"{row['best_kept']} of {row['of']}",
+            ]
+            for row in early["rows"]
+        ]
+        names = ["after", "rank correlation with the end", "pairs that kept their order", "best in the better half"]
+        parts += ["## How early the ranks were known", _table(names, rows)]
+    if facts["failed"]:
+        rows = [[one["label"], ", ".join(map(str, one["seeds"])), one["error"]] for one in facts["failed"]]
+        parts += ["## Failed runs", _table(["label", "seeds", "reason"], rows)]
+    parts += ["## How it was measured", _table(["", ""], facts["measured"])]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _verdicts_table(verdicts: Sequence[Mapping[str, Any]], base: str) -> str:
+    claimed = any(one["claim"] for one in verdicts)
+    priced = any(one["money"] is not None for one in verdicts)
+    names = ["entry", "changes", "seeds", "mean", "difference", "95 % interval", "q", "verdict"]
+    rows = []
+    for one in verdicts:
+        against = "" if one["against"] == base else f" (against {one['against']})"
+        interval = " to ".join(signed(end) or "-" for end in one["interval"] or ()) or "-"
+        changes = ", ".join(f"{path}={value}" for path, value in one["diff"].items())
+        row = [one["label"] + against, changes, len(one["seeds"]), bits(one["mean"]), signed(one["difference"]) or "-"]
+        row += [interval, chance(one["q_same" if one["word"] == "same" else "q"]) or "-", one["word"]]
+        if claimed:
+            claim = one["claim"] or {"word": "-", "difference": None}
+            row += [f"{claim['word']} {signed(claim['difference']) or ''}".strip(), one["agrees"] or "-"]
+        rows.append([*row, duration(one["seconds"]), *([money(one["money"])] if priced else [])])
+    names += ["a source says", "we"] if claimed else []
+    return _table([*names, "a run takes", *(["costs"] if priced else [])], rows)
+
+
+def _board_table(board: Sequence[Mapping[str, Any]]) -> str:
+    names = ["", "label", "bits per byte", "deviation", "trained", "lost by rounding", "bytes", "parameters", "steps"]
+    held = any(one["holdout"] is not None for one in board)
+    rows = [
+        [
+            place,
+            one["label"] + (" (frontier)" if one["frontier"] else ""),
+            *(bits(one[name]) or "-" for name in ("mean", "deviation", "trained", "quantization_loss")),
+            *(whole(one[name]) or "-" for name in ("artifact_bytes", "parameters", "steps", "tokens_per_second")),
+            *([bits(one["holdout"]) or "-"] if held else []),
+        ]
+        for place, one in enumerate(board, 1)
+    ]
+    return _table([*names, "tokens/s", *(["held back"] if held else [])], rows)
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [names, ["---"] * len(names), *rows]
+    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
+
+
+def _cell(value: object) -> str:
+    """Text that stays inside a cell of a table and is no HTML."""
+    text = " ".join(str(value).split())
+    return re.sub(r"([|\\`*_\[\]])", r"\\\1", text).replace("<", "&lt;") if text != "---" else text
+
+
+def _csv(rows: Sequence[Row]) -> str:
+    """One line per run, without curves."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow([*_COLUMNS, *(f"sha256_{name}" for name in _HASHES), "diff"])
+    for row in rows:
+        hashes, diff = row.get("sha256") or {}, row.get("diff") or {}
+        cells = [row.get(name) for name in _COLUMNS] + [hashes.get(name) for name in _HASHES]
+        table.writerow([*cells, "; ".join(f"{path}={value}" for path, value in diff.items())])
+    return text.getvalue()

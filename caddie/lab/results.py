@@ -1,0 +1,117 @@
+"""Conducting a study from Python, and what comes of it as a value that shows itself.
+
+from caddie import Entry, Steps, Study, conduct, find
+
+study = Study(name="depth", base=find("baseline_mini"), budget=Steps(steps=200),
+              entries={"deeper": Entry(diff={"model.depth": 6})})
+conduct(study, "text.jsonl", workers=2)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from caddie.lab.driver import run_study
+from caddie.lab.executors import Executor, Local
+from caddie.lab.findings import findings
+from caddie.lab.report import chance, signed, verdict_html, write_study_report
+from caddie.lab.rows import Row
+from caddie.lab.study import Study
+from caddie.tables import crop, printable, table
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a study found: a table as text, a table and a plot in a notebook."""
+
+    study: Study
+    rows: Sequence[Row]
+    """One for each run that is over."""
+    folder: Path
+    """Where `results.jsonl` and the reports stand."""
+    price: float | None = None
+    """Money for an hour of one GPU."""
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """Verdicts, leaderboard, failures, notes and costs, as JSON values (see `caddie.lab.findings`)."""
+        return findings(self.study.to_json(), self.rows, self.price)
+
+    def write(self) -> list[Path]:
+        """Write the report as a page, as Markdown and as CSV; their paths."""
+        return write_study_report(self.folder, price=self.price)
+
+    def _repr_html_(self) -> str:
+        return verdict_html(self.facts)
+
+    def __str__(self) -> str:
+        return summary(self.facts)
+
+
+def conduct(
+    study: Study,
+    data: str | None = None,
+    *,
+    workers: int = 1,
+    folder: Path | None = None,
+    executor: Executor | None = None,
+    definition: Path | None = None,
+    retry: bool = False,
+    command: str = "",
+    price: float | None = None,
+    note: Callable[[str], None] = print,
+    done: Callable[[Row, int, int], None] | None = None,
+) -> Results:
+    """Run what is left of a study on the text at `data`, write its reports, and say what was found.
+
+    `workers` runs go on at once on this machine, unless an `executor` is given. The other arguments are those of
+    `caddie.lab.driver.run_study`; `folder` is its `results`. Raises `UserError` for what cannot run.
+    """
+
+    def tell(row: Row, over: int, total: int) -> None:
+        note(f"{over} of {total} runs  {told(row)}")
+
+    place = folder or Path("runs") / study.name
+    rows = run_study(
+        study,
+        data,
+        results=place,
+        executor=executor or Local(workers),
+        definition=definition,
+        retry=retry,
+        command=command,
+        note=note,
+        done=done or tell,
+    )
+    results = Results(study, rows, place, price)
+    results.write()
+    return results
+
+
+def told(row: Row) -> str:
+    """What came of a run, in one line."""
+    came = f"{row['bits_per_byte']:.4f} bpb" if row["state"] == "finished" else f"{row['state']}: {row['error']}"
+    return f"{row['label']}, seed {row['seed']}  {came}"
+
+
+def summary(facts: Mapping[str, Any]) -> str:
+    """What `findings` gave, for a terminal."""
+    study, rows = facts["study"], []
+    for one in facts["verdicts"]:
+        reach = one["interval"] and (one["interval"][1] - one["interval"][0]) / 2
+        difference = (signed(one["difference"]) or "-") + (f" ±{reach:.4f}" if reach else "")
+        figures = [len(one["seeds"]), f"{one['mean']:.4f}", difference, chance(one["q"]) or "-"]
+        says = one["claim"]["word"] if one["claim"] else ""
+        rows.append([crop(one["label"], 24), *figures, one["word"], says])
+    lines = [f"{study['name']}: {study['why']}" if study["why"] else study["name"], facts["found"]]
+    if rows:
+        names = ["entry", "seeds", "mean", "difference", "q", "verdict", "claimed"]
+        lines += ["", *table(rows, names).split("\n"), ""]
+        lines.append("differences in bits per byte, negative is better; q is p adjusted for the number of entries")
+    lines += [f"failed  {one['label']}: {one['error']}" for one in facts["failed"]]
+    lines += [f"note    {one}" for one in facts["notes"]]
+    return "\n".join(map(printable, lines))
