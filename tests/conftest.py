@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -27,6 +28,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--parity", default=str(shared / "reference" / "parity"), help="folder of the parity data")
     parser.addoption("--data", default=str(shared / "data"), help="folder of real text and tokenizers")
     parser.addoption("--update-golden", action="store_true", help="write golden files anew instead of comparing")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected lives as long as the process: no garbage collection need look at it again."""
+    gc.freeze()
 
 
 def _folder(request: pytest.FixtureRequest, option: str) -> Path:
@@ -75,6 +81,43 @@ def caddie() -> Callable[..., Ended]:
     return call
 
 
+def fresh(verb: str, artifact: Path, *arguments: str) -> dict[str, Any]:
+    """What `caddie.line._fresh` gives, from this process: for runs whose point is not that the file stands alone."""
+    return dict(json.loads(call(verb, artifact, *arguments, "--json").out))
+
+
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs score what they packed in this process, which has imported PyTorch already."""
+    monkeypatch.setattr("caddie.line._fresh", fresh)
+
+
+_ALIVE: set[tuple[str, str]] = set()
+
+
+@pytest.fixture
+def alive_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings without effect are looked for once in each recipe: what is found is the same in every run of it."""
+    from caddie import line, liveness
+
+    verify = liveness.verify_alive
+
+    def once(recipe: Any) -> None:
+        key = (recipe.name, recipe.sha256)
+        if key not in _ALIVE:
+            verify(recipe)
+            _ALIVE.add(key)
+
+    for module in (line, liveness):
+        monkeypatch.setattr(module, "verify_alive", once)
+
+
+@pytest.fixture
+def unprobed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verification of the file alone, without the process that probes its scorer."""
+    monkeypatch.setattr("caddie.probes.verification._probe_sealed", lambda *given: ([], []))
+
+
 @dataclass(frozen=True)
 class TinyRun:
     """A finished run of the smallest recipe, and what it was made from; to be read, not changed."""
@@ -103,6 +146,7 @@ TINY = (
     "train.batch_tokens=128",
     "train.sequence_length=32",
     "compress.calibration.tokens=512",
+    "compress.fit=none",
     "score.sequence_length=32",
     "score.stride=16",
 )
@@ -121,7 +165,8 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> TinyRu
             words = ["".join(chance.choices("abcdefghij", k=chance.randint(2, 9))) for _ in range(300)]
             paragraphs = [" ".join(chance.choices(words, k=80)) for _ in range(200)]
             text.write_text("\n\n".join(paragraphs))
-            with contextlib.chdir(folder):
+            with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+                patch.setattr("caddie.line._fresh", fresh)
                 ended = call("run", "tiny", *TINY, "--data", text, "--out", folder / "run", "--json", "--quiet")
             assert (ended.status, ended.err) == (0, "")
             printed.write_text(ended.out)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
+from processes import together
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -178,33 +177,20 @@ def assert_same(one: Calibration, other: Calibration) -> None:
             torch.testing.assert_close(value, vars(other)[key], rtol=1e-4, atol=1e-7)
 
 
-def share(rank: int, folder: Path) -> None:
+def share(ranks: Ranks, folder: Path) -> None:
     """What one of two processes does."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
-    found = calibrate(small(), some(1, 8, 16)[rank::2], bos=BOS, ranks=Ranks(rank=rank, world=2))
-    save_file(tensors(found), folder / f"{rank}.safetensors")
-    dist.destroy_process_group()
+    found = calibrate(small(), some(1, 8, 16)[ranks.rank :: 2], bos=BOS, ranks=ranks)
+    save_file(tensors(found), folder / f"{ranks.rank}.safetensors")
 
 
 def test_two_processes_are_one_with_all_batches(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "safetensors.torch", "torch.distributed", "caddie.calibrate"])
-    processes = [context.Process(target=share, args=(rank, tmp_path)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    statuses = [process.exitcode for process in processes]
-    for process in processes:
-        process.kill()
-    assert statuses == [0, 0]
+    together(share, 2, tmp_path)
     alone = tensors(calibrate(small(), some(1, 8, 16), bos=BOS))
     for rank in range(2):
-        together = load_file(tmp_path / f"{rank}.safetensors")
-        assert set(together) == set(alone)
+        shared = load_file(tmp_path / f"{rank}.safetensors")
+        assert set(shared) == set(alone)
         for name, value in alone.items():
-            torch.testing.assert_close(together[name], value, rtol=1e-3, atol=1e-6, msg=name)
+            torch.testing.assert_close(shared[name], value, rtol=1e-3, atol=1e-6, msg=name)
 
 
 def test_training_text_is_shared_by_the_processes() -> None:

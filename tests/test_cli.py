@@ -20,8 +20,8 @@ from caddie.cli import app
 Call = Callable[..., Any]
 HELP = Path(__file__).parent / "golden" / "help.txt"
 VERBS = (
-    *("compare", "compress", "data", "decompress", "diff", "pack", "recipes", "report", "run", "sample", "score"),
-    *("techniques", "train", "verify"),
+    *("ablate", "board", "compare", "compress", "data", "decompress", "diff", "pack", "recipes", "report", "run"),
+    *("sample", "score", "study", "sweep", "techniques", "train", "trial", "verify"),
 )
 
 
@@ -151,7 +151,9 @@ def test_json_is_one_object_and_progress_goes_elsewhere(
 
 
 @pytest.mark.parametrize("verb", FACTS)
-def test_people_get_text_and_quiet_is_quiet(verb: str, tiny_run: Any, copy: Path, caddie: Call, tmp_path: Path) -> None:
+def test_people_get_text_and_quiet_is_quiet(
+    verb: str, tiny_run: Any, copy: Path, alive_once: None, unprobed: None, caddie: Call, tmp_path: Path
+) -> None:
     given = arguments(verb, tiny_run, copy, tmp_path / "out")
     ended = caddie(*given, *(["--quiet"] if verb in QUIET else []))
     assert (ended.status, ended.err) == (0, "")
@@ -180,14 +182,15 @@ def test_progress_is_told_on_standard_error(tiny_run: Any, copy: Path, caddie: C
 
 def test_pack_at_another_cap_keeps_the_artifact_that_was_scored(copy: Path, caddie: Call, tmp_path: Path) -> None:
     scored = (copy / "artifact.caddie").read_bytes()
-    ended = caddie("pack", copy, "cap=4500")
+    quick = ("compress.fit=FillCap", "compress.coding=Packed")
+    ended = caddie("pack", copy, "cap=4500", *quick)
     assert ended.status == 0
     path = copy / "artifact-4500.caddie"
     assert f"written  {path}\nnext     caddie score {path} --data " in ended.out
     assert 0.98 * 4500 <= path.stat().st_size <= 4500, "a few bytes are a step"
     assert (copy / "artifact.caddie").read_bytes() == scored
     assert ended.err.startswith("calibrate\nfit\n      draft 1: ")
-    given = ("cap=4000", "compress.coding=Packed", "--out", tmp_path / "a", "--json", "--quiet")
+    given = ("cap=4000", *quick, "--out", tmp_path / "a", "--json", "--quiet")
     facts = json.loads(caddie("pack", copy, *given).out)
     assert facts["artifact"] == str(tmp_path / "a")
     assert (tmp_path / "a").stat().st_size == facts["artifact_bytes"] <= 4000

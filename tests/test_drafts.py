@@ -36,12 +36,13 @@ def test_a_draft_by_hand() -> None:
     assert (b.relative_error, b.predicted_loss) == (0.0, 0.0)
     assert draft.predicted_loss == a.predicted_loss
     assert [section.name for section in draft.sections] == ["weights/a", "weights/b"]
-    # Each array has its length in four bytes, the stream's kind in one, and itself: 3 integers and a step; 2 halves.
-    assert [len(section.data) for section in draft.sections] == [5 + 3 + 5 + 2, 5 + 4]
-    assert draft.file_bytes == 1000 + 15 + 9
+    # Each array has its length in four bytes, the stream's kind in one, a checksum in three, and itself: 3 integers and
+    # a step; 2 halves.
+    assert [len(section.data) for section in draft.sections] == [8 + 3 + 8 + 2, 8 + 4]
+    assert draft.file_bytes == 1000 + 21 + 12
     data = draft.sections[0].data
-    assert int.from_bytes(data[:4], "little") == 4
-    assert weight_coding.decode(data[4:8], np.int8, (1, 3)).tolist() == [[3, 1, -1]]
+    assert int.from_bytes(data[:4], "little") == 7
+    assert weight_coding.decode(data[4:11], np.int8, (1, 3)).tolist() == [[3, 1, -1]]
 
 
 def test_what_was_not_calibrated_has_no_predicted_loss() -> None:

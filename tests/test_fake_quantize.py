@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import quick, sample
 from torch import Tensor, nn
 
 from caddie.config import coerce, variants
@@ -35,7 +36,7 @@ from caddie.quantize import (
 )
 from caddie.schedules import Budget, Moment, Ramp
 
-quick = settings(derandomize=True, deadline=None, max_examples=60)
+often = settings(quick, max_examples=60)
 CPU = torch.device("cpu")
 COARSE = Rows(bits=3)
 EVERY: list[FakeQuantize] = [cls(quantizer=COARSE) for cls in variants(FakeQuantize).values()]
@@ -44,10 +45,6 @@ every_kind = pytest.mark.parametrize("config", EVERY, ids=repr)
 
 def at(progress: float) -> Moment:
     return Moment(step=7, seconds=100 * progress, budget=Budget(seconds=100))
-
-
-def sample(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def on(config: FakeQuantize, strength: float = 1.0) -> View:
@@ -174,7 +171,7 @@ def test_soft_rounding_by_hand() -> None:
     assert found.tolist() == pytest.approx(expected, abs=1e-6)
 
 
-@quick
+@often
 @given(st.floats(-100, 100), st.floats(0.01, 1000))
 def test_whole_and_half_numbers_stay_and_order_is_kept(y: float, sharpness: float) -> None:
     alpha = torch.tensor(sharpness, dtype=torch.float64)

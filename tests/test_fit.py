@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from samples import sample
 from torch import Tensor
 
 from caddie.codecs import Stored, Zlib
@@ -33,10 +34,6 @@ FIXED = 2_000
 """Bytes of the file beside the weights."""
 QUICK = Packed(codec=Zlib(level=1))
 CLIPPED = Gptq(of=Rows(bits=6, scale=SigmaClip()))
-
-
-def sample(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def whole_file(sections: list[Section]) -> int:

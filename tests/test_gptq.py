@@ -9,21 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from samples import quick, sample
 from torch import Tensor
 
 from caddie.errors import UserError
 from caddie.quantize import BestPercentile, Calibration, Gptq, Percentile, Quantizer, Rows, Scale, SigmaClip
 from caddie.quantize.gptq import _upper_factor_of_inverse
 
-quick = settings(derandomize=True, deadline=None, max_examples=20)
 WHOLE = Rows(bits=4, scale=Percentile(fraction=1.0), steps="float32")
-
-
-def sample(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def moments(columns: int, seed: int = 0, mixing: float = 1.0) -> Tensor:

@@ -34,7 +34,9 @@ SMALL = (
     "train.micro_batches=2",
     "train.sequence_length=64",
     "train.precision=float32",
+    "train.optimizers.matrix.precision=float32",
     "compress.calibration.tokens=1024",
+    "compress.calibration.batch_tokens=64",
     "compress.fit=none",
     "compress.coding=Packed",
     "score.sequence_length=64",
@@ -71,7 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("line")
     (folder / "texts").mkdir()
     here = Path(__file__).parent
-    for path in (here.parent / "caddie").rglob("*.py"):
+    for path in (here.parent / "caddie").glob("[a-d]*.py"):
         shutil.copy(path, folder / "texts" / f"{path.parent.name}-{path.stem}.txt")
     process(folder, "run", "tiny", *SMALL, "model.vocabulary=400", "--data", "texts", "--out", "run")
     return folder
@@ -104,7 +106,7 @@ def test_scores_anywhere_without_the_training_data(folder: Path, result: dict[st
     shutil.copy(folder / "run" / "artifact.caddie", tmp_path / "copy.caddie")
     corpus = next((folder / "data").glob("texts-*"))
     shutil.copytree(corpus, tmp_path / "corpus", ignore=shutil.ignore_patterns("train_*"))
-    again = process(tmp_path, "score", "copy.caddie", "--data", "corpus")
+    again = caddie(tmp_path, "score", "copy.caddie", "--data", "corpus")  # the run's own score is of another process
     assert abs(again["bits_per_byte"] - result["bits_per_byte"]) < 1e-6
     assert again["artifact_bytes"] == result["artifact_bytes"]
     assert caddie(tmp_path, "verify", "copy.caddie")["passed"] is True
@@ -125,6 +127,7 @@ def test_scores_the_text_itself_but_no_other(folder: Path, result: dict[str, Any
     assert fair["plain"]["source_bytes"] == result["corpus"]["source_bytes"]["validation"] + 340
 
 
+@pytest.mark.usefixtures("alive_once")
 def test_train_and_pack_are_arrows_of_their_own(folder: Path, result: dict[str, Any], tmp_path: Path) -> None:
     corpus = str(next((folder / "data").glob("texts-*")))
     caddie(tmp_path, "train", "tiny", *SMALL, "model.vocabulary=400", "--data", corpus, "--out", "alone")
@@ -133,6 +136,7 @@ def test_train_and_pack_are_arrows_of_their_own(folder: Path, result: dict[str, 
     assert (tmp_path / "alone" / "artifact.caddie").read_bytes() == (folder / "run" / "artifact.caddie").read_bytes()
 
 
+@pytest.mark.usefixtures("alive_once", "one_process", "unprobed")
 def test_real_text_with_the_contest_tokenizer(real_data: Path, tmp_path: Path) -> None:
     """FineWeb text under the contest's 1,024 ids: a lossy tokenizer, whose loss is counted and whose bytes are not."""
     model = real_data / "tokenizers" / "fineweb_1024_bpe.model"
@@ -149,6 +153,7 @@ def test_real_text_with_the_contest_tokenizer(real_data: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("alive_once", "one_process")
 def test_published_shards_without_their_text(real_data: Path, tmp_path: Path) -> None:
     """The contest's layout: token shards alone, whose bytes the contest's own table counts."""
     model = real_data / "tokenizers" / "fineweb_1024_bpe.model"
@@ -181,12 +186,13 @@ def test_two_processes_give_the_result_of_one(folder: Path, result: dict[str, An
     run = ("run", "tiny", *SMALL, "model.vocabulary=400", "--data", corpus, "--out", "two", "--gpus", "2")
     two = process(tmp_path, *run)
     assert two["world"] == 2
-    assert two["bits_per_byte"] == pytest.approx(result["bits_per_byte"], abs=2e-3)
+    assert two["bits_per_byte"] == pytest.approx(result["bits_per_byte"], abs=1e-5)
 
 
+@pytest.mark.usefixtures("alive_once", "one_process", "unprobed")
 def test_terminated_run_says_how_to_go_on_and_does(folder: Path, result: dict[str, Any], tmp_path: Path) -> None:
     corpus = str(next((folder / "data").glob("texts-*")))
-    arguments = ["run", "tiny", *SMALL, "model.vocabulary=400", "train.steps=100", "--data", corpus, "--out", "killed"]
+    arguments = ["run", "tiny", *SMALL, "model.vocabulary=400", "train.steps=60", "--data", corpus, "--out", "killed"]
     process = subprocess.Popen(
         [sys.executable, "-m", "caddie", *arguments],
         cwd=tmp_path,
@@ -205,7 +211,7 @@ def test_terminated_run_says_how_to_go_on_and_does(folder: Path, result: dict[st
     assert "go on with: caddie run tiny" in errors.splitlines()[-1]
     assert "--out killed" in errors.splitlines()[-1]
     done = caddie(tmp_path, *arguments)
-    assert done["training"]["steps"] == 100
+    assert done["training"]["steps"] == 60
     starts = [json.loads(line) for line in log.read_text().splitlines() if '"start"' in line]
     assert starts[0]["step"] == 0
     assert starts[1]["step"] >= 3

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from samples import quick, restored, sample
 from torch import Tensor
 
 from caddie.config import variants
@@ -39,7 +40,7 @@ from caddie.quantize.rotated import rotated
 from caddie.quantize.rows import _pack, _unpack, half
 from caddie.quantize.scales import _quantile
 
-quick = settings(derandomize=True, deadline=None, max_examples=12)
+few = settings(quick, max_examples=12)
 
 SETTINGS: list[Quantizer] = [
     *(cls() for cls in variants(Quantizer).values()),
@@ -82,14 +83,6 @@ every_symmetric = pytest.mark.parametrize("quantizer", [q for q in SETTINGS if n
 every_fake = pytest.mark.parametrize("quantizer", [q for q in SETTINGS if can_be_faked(q)], ids=repr)
 
 SHAPES = [(8, 32), (1, 32), (32, 1), (1, 1), (1,), (17,), (3, 4, 5), (0, 4), (0,), ()]
-
-
-def sample(shape: tuple[int, ...], seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def restored(quantizer: Quantizer, weight: Tensor) -> Tensor:
-    return quantizer.dequantize(quantizer.quantize(weight), tuple(weight.shape))
 
 
 def through_bytes(quantizer: Quantizer, weight: Tensor) -> Arrays:
@@ -158,7 +151,7 @@ def _bound_in_groups(quantizer: Ternary | Binary, weight: Tensor, steps: Tensor)
 @every_quantizer
 def test_layout_and_shape_are_kept_and_the_error_is_bounded(quantizer: Quantizer) -> None:
     for shape in SHAPES:
-        weight = sample(shape)
+        weight = sample(*shape)
         arrays = quantizer.quantize(weight)
         assert {key: (array.dtype, array.shape) for key, array in arrays.items()} == quantizer.layout(shape), shape
         assert list(arrays) == list(quantizer.layout(shape)), "sections are written in this order"
@@ -171,7 +164,7 @@ def test_layout_and_shape_are_kept_and_the_error_is_bounded(quantizer: Quantizer
 
 
 @every_quantizer
-@quick
+@few
 @given(
     st.integers(0, 1000),
     st.sampled_from([(1, 7), (5, 3), (4, 33), (2, 1), (9,)]),
@@ -181,7 +174,7 @@ def test_layout_and_shape_are_kept_and_the_error_is_bounded(quantizer: Quantizer
 def test_the_error_is_bounded_for_any_magnitude(
     quantizer: Quantizer, seed: int, shape: tuple[int, ...], exponent: float, kind: str
 ) -> None:
-    weight = sample(shape, seed) * 10**exponent
+    weight = sample(*shape, seed=seed) * 10**exponent
     if kind == "outlier":
         weight.view(-1)[0] *= 1000
     elif kind == "zero row":
@@ -212,20 +205,20 @@ def test_no_magnitude_gives_what_is_not_finite(quantizer: Quantizer) -> None:
 
 @every_symmetric
 def test_signs_do_not_matter(quantizer: Quantizer) -> None:
-    weight = sample((6, 40))
+    weight = sample(6, 40)
     assert torch.equal(restored(quantizer, -weight), -restored(quantizer, weight))
 
 
 @pytest.mark.parametrize(
     "quantizer", [q for q in SETTINGS if isinstance(q, Rows) and isinstance(q.scale, Percentile)], ids=repr
 )
-@quick
+@few
 @given(st.integers(0, 1000), st.sampled_from([(1, 1), (1, 50), (6, 40), (3, 2), (11,)]), st.floats(-3, 3))
 def test_quantizing_again_changes_nothing_much(
     quantizer: Rows, seed: int, shape: tuple[int, ...], exponent: float
 ) -> None:
     quantizer = quantizer.but(packed=False)
-    first = quantizer.quantize(sample(shape, seed) * 10**exponent)
+    first = quantizer.quantize(sample(*shape, seed=seed) * 10**exponent)
     second = quantizer.quantize(quantizer.dequantize(first, shape))
     assert np.abs(first["integers"].astype(int) - second["integers"].astype(int)).max() <= 1
 
@@ -233,7 +226,7 @@ def test_quantizing_again_changes_nothing_much(
 @every_quantizer
 def test_what_is_not_finite_is_refused(quantizer: Quantizer) -> None:
     for wrong in (torch.nan, torch.inf, -torch.inf):
-        weight = sample((4, 8))
+        weight = sample(4, 8)
         weight[1, 2] = wrong
         with pytest.raises(UserError, match="a weight that is not finite cannot be quantized"):
             quantizer.quantize(weight)
@@ -241,14 +234,14 @@ def test_what_is_not_finite_is_refused(quantizer: Quantizer) -> None:
 
 def inputs_of(columns: int) -> Tensor:
     """Second moments of correlated inputs, one of which is always 0."""
-    x = sample((4 * columns, columns), 1) @ (torch.eye(columns) + 0.3 * sample((columns, columns), 2))
+    x = sample(4 * columns, columns, seed=1) @ (torch.eye(columns) + 0.3 * sample(columns, columns, seed=2))
     x[:, 3] = 0
     return x.T @ x / len(x)
 
 
 @every_quantizer
 def test_calibration_is_used_where_it_is_said_to_be(quantizer: Quantizer) -> None:
-    weight = sample((6, 40))
+    weight = sample(6, 40)
     plain = quantizer.quantize(weight)
     known = Calibration(inputs=inputs_of(40), rows=torch.logspace(-3, 0, 6), columns=inputs_of(40))
     told = quantizer.quantize(weight, known)
@@ -259,7 +252,7 @@ def test_calibration_is_used_where_it_is_said_to_be(quantizer: Quantizer) -> Non
 
 @every_quantizer
 def test_the_reader_reads(quantizer: Quantizer) -> None:
-    weight = sample((6, 40))
+    weight = sample(6, 40)
     arrays = quantizer.quantize(weight)
     reader = Quantizer.from_json(quantizer.reader.to_json())
     assert reader.layout((6, 40)) == quantizer.layout((6, 40))
@@ -270,7 +263,7 @@ def test_the_reader_reads(quantizer: Quantizer) -> None:
 
 @every_quantizer
 def test_the_weight_is_left_alone_and_may_be_any_tensor(quantizer: Quantizer) -> None:
-    weight = sample((6, 8))
+    weight = sample(6, 8)
     before = weight.clone()
     arrays = quantizer.quantize(weight)
     assert torch.equal(weight, before)
@@ -294,22 +287,22 @@ def test_the_weight_is_left_alone_and_may_be_any_tensor(quantizer: Quantizer) ->
 def test_fake_is_what_the_arrays_stand_for(quantizer: Quantizer) -> None:
     for shape in SHAPES:
         for exponent in (-30, -7, -2, 0, 3, 37):
-            weight = sample(shape) * 10.0**exponent
+            weight = sample(*shape) * 10.0**exponent
             assert torch.equal(quantizer.fake(weight), restored(quantizer, weight)), (shape, exponent)
         assert quantizer.fake(weight.bfloat16()).dtype == torch.float32
 
 
 @every_fake
-@quick
+@few
 @given(st.integers(0, 1000), st.integers(1, 9), st.integers(1, 300), st.floats(-6, 6))
 def test_fake_of_any_matrix(quantizer: Quantizer, seed: int, rows: int, columns: int, exponent: float) -> None:
-    weight = sample((rows, columns), seed) * 10**exponent
+    weight = sample(rows, columns, seed=seed) * 10**exponent
     assert torch.equal(quantizer.fake(weight), restored(quantizer, weight))
 
 
 @every_fake
 def test_fake_hands_its_rounding_counts_of_steps_and_a_gradient(quantizer: Quantizer) -> None:
-    weight = sample((4, 30)).requires_grad_()
+    weight = sample(4, 30).requires_grad_()
     assert (quantizer.fake(weight, lambda y: y) - weight).abs().max() < weight.abs().max(), "nothing is rounded"
     seen = quantizer.fake(weight, lambda y: 2 * y)
     (gradient,) = torch.autograd.grad(seen.sum(), weight)
@@ -331,10 +324,10 @@ def test_a_quantizer_without_fake_says_so() -> None:
         Float16().fake(torch.ones(2, 2))
 
 
-@quick
+@few
 @given(st.integers(0, 1000), st.integers(1, 400), st.sampled_from([0.5, 0.7, 0.99, 0.999, 0.9999984, 1.0]))
 def test_quantiles_are_those_of_torch(seed: int, columns: int, fraction: float) -> None:
-    rows = sample((3, columns), seed).abs()
+    rows = sample(3, columns, seed=seed).abs()
     torch.testing.assert_close(_quantile(rows, fraction), torch.quantile(rows, fraction, dim=1), rtol=1e-6, atol=1e-9)
 
 
@@ -393,14 +386,14 @@ def test_rows_use_their_bits_and_no_more(bits: int, floor: str) -> None:
     integers = (
         Rows(bits=bits, scale=Percentile(fraction=1.0))
         .but({"scale.floor": floor})
-        .quantize(10 * sample((4, 500)))["integers"]
+        .quantize(10 * sample(4, 500))["integers"]
     )
     assert integers.max() == largest or integers.min() == -largest
     assert np.abs(integers.astype(int)).max() == largest
 
 
 def test_more_bits_err_less() -> None:
-    weight = sample((16, 200))
+    weight = sample(16, 200)
     errors = [(restored(Rows(bits=bits), weight) - weight).norm().item() for bits in range(2, 9)]
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 0.01 * weight.norm()
@@ -434,7 +427,7 @@ def test_a_model_of_small_weights_survives_the_relative_floor_alone() -> None:
         assert (restored(Rows(), weight) - weight).norm() < 0.02 * weight.norm()
 
 
-@quick
+@few
 @given(st.integers(2, 8), st.integers(0, 50), st.integers(0, 1000))
 def test_what_is_packed_takes_its_bits_and_comes_back(bits: int, count: int, seed: int) -> None:
     largest = 2 ** (bits - 1) - 1
@@ -448,7 +441,7 @@ def test_what_is_packed_takes_its_bits_and_comes_back(bits: int, count: int, see
 
 
 def test_of_five_percentiles_the_one_that_errs_least_is_taken() -> None:
-    weight = 0.1 * sample((4, 5000))
+    weight = 0.1 * sample(4, 5000)
     weight[:, 0] = 1.0
     kept = Rows(bits=6, scale=BestPercentile())
     one_each = [Rows(bits=6, scale=BestPercentile(fractions=(f,))) for f in BestPercentile().fractions]

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from samples import quick, restored, sample
 from scipy.linalg import block_diag, hadamard
 from script_names import NAMES
-from torch import Tensor
 
 from caddie.parameters import assign
 from caddie.quantize import (
@@ -36,15 +36,7 @@ from caddie.quantize import (
 from caddie.quantize.rotated import rotated
 from caddie.recipe import shipped
 
-quick = settings(derandomize=True, deadline=None, max_examples=40)
-
-
-def sample(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def restored(quantizer: Quantizer, weight: Tensor, calibration: Calibration = Calibration()) -> Tensor:
-    return quantizer.dequantize(quantizer.quantize(weight, calibration), tuple(weight.shape))
+often = settings(quick, max_examples=40)
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +267,7 @@ def test_ones_of_the_smallest_steps_go_first() -> None:
     assert without_ones({}, 3) == {}
 
 
-@quick
+@often
 @given(st.integers(0, 1000), st.integers(0, 60))
 def test_as_many_go_as_are_asked_for_and_no_dearer_one(seed: int, count: int) -> None:
     quantizer = Rows(bits=3, scale=SigmaClip(k=3.0))

@@ -8,20 +8,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from samples import quick, sample
 from torch import Tensor
 
 from caddie.calibrate import predicted_loss
 from caddie.errors import UserError
 from caddie.quantize import Arrays, Calibration, Gptq, Quantizer, Rows, SigmaClip, Waterfilling
 from caddie.quantize.waterfilling import _steps
-
-quick = settings(derandomize=True, deadline=None, max_examples=20)
-
-
-def sample(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def columns_of(width: int, seed: int = 0) -> Tensor:
