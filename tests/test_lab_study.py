@@ -78,6 +78,18 @@ def test_what_a_report_needs() -> None:
     assert study(budget=Seconds(seconds=3)).to_json()["equal"] == "seconds"
 
 
+def test_what_changes_is_told_against_the_rival() -> None:
+    one = study(
+        entries={
+            "deeper": Entry(diff={"model.depth": 6}),
+            "deeper, wide": Entry(diff={"model.depth": 6, "model.width": 144}, against="deeper"),
+        }
+    )
+    assert one.shown("base") == {}
+    assert one.shown("deeper") == {"model.depth": "6"}
+    assert one.shown("deeper, wide") == {"model.width": "144"}
+
+
 def test_a_study_at_a_scale() -> None:
     one = study(scales={"small": {"model.width": 64}})
     small = one.at("small")

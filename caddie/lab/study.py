@@ -177,8 +177,14 @@ class Study:
             raise UserError(f"{label}: {error}") from None
 
     def shown(self, label: str) -> dict[str, str]:
-        """Path to value of what a label changes, as it could be typed."""
-        return {} if label == BASE else {path: show(value) for path, value in self.entries[label].diff.items()}
+        """Path to value of what a label changes in that which it is compared with, as it could be typed."""
+        if label == BASE:
+            return {}
+        entry = self.entries[label]
+        diff = entry.diff
+        if entry.against != BASE:
+            diff = self.recipe(entry.against).settings.diff(self.recipe(label).settings)
+        return {path: show(value) for path, value in diff.items()}
 
     def to_json(self) -> dict[str, Any]:
         """What a report needs to know of the study besides its runs."""
