@@ -18,7 +18,7 @@ from run_folder import make_events, make_result, write_run
 from caddie.config import plain
 from caddie.errors import UserError
 from caddie.lab.findings import findings
-from caddie.lab.plots import curves, forest, marked, sizes, standings
+from caddie.lab.plots import curves, forest, marked, sizes, standings, sweep_lines
 from caddie.lab.report import (
     chance,
     duration,
@@ -193,7 +193,7 @@ class Page(HTMLParser):
 
 
 TITLES = (
-    *("Keep in mind", "Differences", "Verdicts", "Leaderboard", "Loss curves", "Size against score"),
+    *("Keep in mind", "Swept settings", "Differences", "Verdicts", "Leaderboard", "Loss curves", "Size against score"),
     *("How early the ranks were known", "Failed runs", "What each entry changes", "How it was measured"),
 )
 
@@ -227,7 +227,7 @@ def test_differences_are_those_of_a_calculation_by_hand() -> None:
     shown = read(plan("higher", "lower", "broken"), rows)
     table = shown.under("Verdicts")
     row = table[table.index("lower") :][:7]
-    assert row == ["lower", "optimizer", "\u22120.1000", "\u22120.1248 to \u22120.0752", "0.003", "better", "1.0000"]
+    assert row == ["lower", "optimizer", "\u22120.1000", "\u22120.1248 to \u22120.0752", "0.003", "better", "0"]
     assert "a test needs two seeds of the entry and two of the base" in table
     assert shown.under("Failed runs") == ["broken, seeds 2, 3", "out of memory"]
 
@@ -235,7 +235,7 @@ def test_differences_are_those_of_a_calculation_by_hand() -> None:
 def test_the_page_says_all_of_a_study() -> None:
     shown = read(make_study(), make_rows())
     assert [title for title in TITLES if title in shown.text] == [
-        title for title in TITLES if title not in ("Keep in mind", "Failed runs")
+        title for title in TITLES if title not in ("Keep in mind", "Swept settings", "Failed runs")
     ]
     assert "Which of seed 000's experiments come out the same at mini scale?" in shown.text
     differences = shown.under("Differences")
@@ -267,7 +267,182 @@ def test_an_entry_is_compared_with_the_label_it_names() -> None:
     assert wide["difference"] == pytest.approx(-0.095)
     shown = read(study, rows)
     assert "against wide" in shown.under("Differences")
-    assert "q is adjusted among the entries that are compared with the same label." in shown.under("Keep in mind")
+    text = shown.under("What each entry changes")
+    assert text[text.index("wide and deep") + 1] == "against wide"
+    # Both have one degree of freedom, where p = 1 - 2 atan(t) / pi; q counts them together.
+    p = [1 - 2 / math.pi * math.atan(t) for t in (0.095 / 0.005, 0.095 / 0.005)]
+    assert [deep["q"], wide["q"]] == pytest.approx(p, rel=1e-6)
+    rows[4]["bits_per_byte"] = 0.84
+    deep, wide = sorted(findings(study, rows)["verdicts"], key=lambda one: -len(one["label"]))
+    assert deep["q"] == pytest.approx(1 - 2 / math.pi * math.atan(0.075 / 0.015), rel=1e-6)
+    assert wide["q"] == pytest.approx(2 * p[0], rel=1e-6), "twice its p, as the smaller of two"
+
+
+def test_bytes_are_those_above_what_an_entry_is_compared_with() -> None:
+    study = plan("packed", "repacked", "lost")
+    study["entries"][0]["claim"] = {"word": "same", "difference": None, "source": "", "note": ""}
+    study["entries"][1]["against"] = "packed"
+    rows = by_hand(base=[1.0, 1.1], packed=[1.0, 1.1], repacked=[0.9, 1.3], lost=[1.0, None])
+    for row, size in zip(rows, (1000, 3000, 12_000, 14_690, 100, None, None, None), strict=True):
+        row["artifact_bytes"] = size
+    verdicts = {one["label"]: one for one in findings(study, rows)["verdicts"]}
+    assert verdicts["packed"]["bytes"] == pytest.approx(11_345)
+    assert verdicts["repacked"]["bytes"] == pytest.approx(100 - 12_000), "over the seed that both have"
+    assert verdicts["lost"]["bytes"] is None
+    assert (verdicts["packed"]["word"], verdicts["packed"]["agrees"]) == ("same", "agrees")
+    table = read(study, rows).under("Verdicts")
+    row = table[table.index("packed") :][:11]
+    assert row[2:8] == ["0.0000", "-", "same", "without effect on the score, at any seed", "same", "so it is here"]
+    assert row[8] == "+11,345"
+    assert "\u221211,900" in table
+    assert "| same | +11,345 | same | agrees |" in markdown(findings(study, rows))
+
+
+# Sweeps
+
+RATES = (0.01, 0.02, 0.04, 0.08)
+FALLS = (0.1, 0.5)
+
+
+def swept_study() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A grid whose base has rate 0.04 and fall 0.1: the score is |log2(rate / best)|, best 0.04 and 0.02."""
+    scores, entries = {}, []
+    for fall, best in zip(FALLS, (0.04, 0.02), strict=True):
+        for rate in RATES:
+            label = "base" if (rate, fall) == (0.04, 0.1) else f"{rate}, {fall}"
+            score = 2.0 + abs(math.log2(rate / best))
+            scores[label] = [score, score + 0.2]
+            diff = {"optimizer.matrix.lr": str(rate), "optimizer.scalar.lr": f"{rate + 0.01:g}"} if rate != 0.04 else {}
+            diff |= {"schedule.fall": str(fall)} if fall != 0.1 else {}
+            entries.append({"label": label, "diff": diff, "against": "base"})
+    scores["gate"] = [1.0, 1.0]
+    entries.append({"label": "gate", "diff": {"gate": "Sparse", "schedule.fall": "0.5"}, "against": "base"})
+    study = plan() | {
+        "entries": [one | {"kind": "", "why": "", "claim": None} for one in entries if one["label"] != "base"],
+        "base_values": {"optimizer.matrix.lr": "0.04", "optimizer.scalar.lr": "0.05", "schedule.fall": "0.1"},
+        "seeds": [1, 2],
+    }
+    return study, by_hand(**scores)
+
+
+def test_a_sweep_is_drawn_over_its_numbers() -> None:
+    study, rows = swept_study()
+    found = findings(study, rows)["swept"]
+    assert found["axes"] == [["optimizer.matrix.lr", "optimizer.scalar.lr"], ["schedule.fall"]]
+    assert [line["value"] for line in found["lines"]] == list(FALLS)
+    assert [line["best"] for line in found["lines"]] == [0.04, 0.02]
+    assert [[point["value"] for point in line["points"]] for line in found["lines"]] == [list(RATES)] * 2
+    assert found["lines"][0]["points"][2] == {
+        **{"value": 0.04, "label": "base"},
+        **{"mean": pytest.approx(2.1), "low": pytest.approx(2.0), "high": pytest.approx(2.2)},
+    }
+    assert (found["seeds"], found["left_out"]) == ([1, 2], ["gate"])
+    drawn = sweep_lines(found)
+    assert [line.label for line in drawn.lines] == ["fall 0.1: best at lr 0.04", "fall 0.5: best at lr 0.02"]
+    alike = sweep_lines(found | {"axes": [["optimizer.matrix.lr"], ["optimizer.scalar.lr"]]})
+    assert alike.lines[0].label == "scalar.lr 0.1: best at matrix.lr 0.04"
+    assert [(tick.at, tick.label) for tick in drawn.across] == [
+        *((pytest.approx(3.0), "0.01"), (pytest.approx(3 + 94 / 3, abs=1e-3), "0.02")),
+        *((pytest.approx(3 + 188 / 3, abs=1e-3), "0.04"), (pytest.approx(97.0), "0.08")),
+    ], "evenly, as each is twice the last"
+    ticks = {float(tick.label): tick.at for tick in drawn.up}
+    assert min(ticks) <= 2.0
+    assert max(ticks) >= 4.2
+    base = 100 * (max(ticks) - 2.1) / (max(ticks) - min(ticks))
+    assert drawn.lines[0].best == f"M{10 * (3 + 188 / 3):.1f},{10 * base:.1f}h0"
+    text = read(study, rows).under("Swept settings")
+    assert "optimizer.matrix.lr (with it optimizer.scalar.lr), for each schedule.fall: mean over seeds 1, 2." in text[0]
+    assert "Left out: 1 label with other changes." in text[0]
+
+
+def test_a_sweep_is_a_table_in_markdown() -> None:
+    table = markdown(findings(*swept_study())).split("## Swept settings")[1].split("\n\n")[2]
+    assert table.splitlines() == [
+        "| optimizer.matrix.lr \N{DOWNWARDS ARROW}, schedule.fall \N{RIGHTWARDS ARROW} | 0.1 | 0.5 |",
+        "| --- | --- | --- |",
+        "| 0.01 | 4.1000 | 3.1000 |",
+        "| 0.02 | 3.1000 | **2.1000** |",
+        "| 0.04 | **2.1000** | 3.1000 |",
+        "| 0.08 | 3.1000 | 4.1000 |",
+    ]
+
+
+def test_entries_set_against_one_another_keep_their_places() -> None:
+    study, rows = swept_study()
+    whole = findings(study, rows)["swept"]
+    for entry in study["entries"]:
+        if entry["diff"].get("schedule.fall") and "optimizer.matrix.lr" in entry["diff"]:
+            entry["against"] = "0.04, 0.5"
+            del entry["diff"]["schedule.fall"]
+    assert findings(study, rows)["swept"] == whole
+    for entry in study["entries"]:
+        if entry["label"] == "0.04, 0.5":
+            entry["against"] = "0.01, 0.5"
+    findings(study, rows)  # a circle has an end
+
+
+def test_points_of_a_sweep_share_their_seeds() -> None:
+    study, rows = swept_study()
+    found = findings(study, rows[:-3])["swept"]
+    assert found["seeds"] == [1]
+    assert found["lines"][0]["points"][2]["mean"] == 2.0
+    for row in rows:
+        row["seed"] = row["seed"] if row["label"] == "base" else row["seed"] + 2
+    found = findings(study, rows)["swept"]
+    assert found["seeds"] == []
+    assert found["lines"][0]["points"][2]["mean"] == pytest.approx(2.1)
+    assert "means over unlike seeds" in read(study, rows).under("Swept settings")[0]
+
+
+def test_one_swept_setting_is_one_line() -> None:
+    study, rows = swept_study()
+    study["entries"] = [entry for entry in study["entries"] if "schedule.fall" not in entry["diff"]]
+    found = findings(study, rows)["swept"]
+    assert [line["value"] for line in found["lines"]] == [None]
+    assert [line.label for line in sweep_lines(found).lines] == ["best at lr 0.04"]
+    assert "| optimizer.matrix.lr | bits per byte |" in markdown(findings(study, rows))
+    read(study, rows)
+    del study["base_values"]
+    found = findings(study, rows)["swept"]
+    assert [point["value"] for point in found["lines"][0]["points"]] == [0.01, 0.02, 0.08], "without the base"
+
+
+def test_what_is_no_sweep_has_no_picture() -> None:
+    assert findings(make_study(), make_rows())["swept"] is None, "no numbers"
+    rows = by_hand(base=[1.0], **{label: [1.0 + index / 10] for index, label in enumerate("abc")})
+    for diffs, drawn in (
+        ([{"x": "1"}, {"x": "2"}, {"x": "3"}], True),
+        ([{"x": "1"}, {"x": "2"}, {"x": "none"}], True),
+        ([{"x": "1"}, {"x": "none"}, {"x": "true"}], False),
+        ([{"x": "1"}, {"y": "2"}, {"z": "3"}], False),
+        ([{"x": "1"}, {"x": "2"}, {"gate": "Sparse"}], True),
+        ([{"x": "1"}, {"x": "1"}, {"x": "1"}], False),
+        ([{}, {}, {}], False),
+    ):
+        study = plan("a", "b", "c") | {"base_values": {"x": "0", "y": "0", "z": "0"}}
+        for entry, diff in zip(study["entries"], diffs, strict=True):
+            entry["diff"] = diff
+        assert (findings(study, rows)["swept"] is not None) is drawn, diffs
+        assert ("Swept settings" in read(study, rows).text) is drawn
+        assert ("## Swept settings" in markdown(findings(study, rows))) is drawn
+
+
+def test_a_crowded_sweep_is_still_a_picture() -> None:
+    values = [f"{value:g}" for value in (0.0, *(1.001**index for index in range(12)))]
+    labels = {f"{x}, {y}": {"x": x, "y": str(y)} for x in values for y in range(1, 8)}
+    study = plan(*labels)
+    for entry in study["entries"]:
+        entry["diff"] = labels[entry["label"]]
+    chance = random.Random(8)
+    rows = [make_row(label, 1, chance.gauss(0, 0.01), chance, 60) for label in labels]
+    rows[50]["bits_per_byte"] = 1e6
+    drawn = sweep_lines(findings(study, rows)["swept"])
+    assert [line.color for line in drawn.lines] == [None] * 2 + list(range(5))
+    assert drawn.above == 1
+    assert float(drawn.up[-1].label) < 4
+    assert [drawn.across[0].label, drawn.across[-1].label] == ["0", values[-1]]
+    assert all(b.at - a.at > 2.4 * max(len(a.label), len(b.label)) for a, b in pairwise(drawn.across))
+    read(study, rows)
 
 
 def test_the_frontier_is_what_nothing_beats_twice() -> None:
@@ -384,7 +559,12 @@ def test_a_study_describes_itself_for_the_report() -> None:
     shown = read(told, by_hand(base=[1.0, 1.1], deep=[0.9, 1.01], deeper=[0.8, 0.92]))
     assert "1,000,000 tokens each" in shown.text
     text = shown.under("What each entry changes")
-    assert text[text.index("deeper") :][:3] == ["deeper", "model.depth", "7"]
+    assert text[text.index("deeper") :][:4] == ["deeper", "against deep", "model.depth", "7"]
+    values = [
+        point["value"]
+        for point in findings(told, by_hand(base=[1.0], deep=[0.9], deeper=[0.8]))["swept"]["lines"][0]["points"]
+    ]
+    assert values == [study.base.model.depth, 6, 7]
 
 
 # That it stands alone

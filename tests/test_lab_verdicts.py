@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caddie.errors import UserError
-from caddie.lab.verdicts import Observation, cost, judge, judge_runs
+from caddie.lab.verdicts import Observation, cost, judge, judge_pairs, judge_runs
 from caddie.stats import benjamini_hochberg, paired, seeds_to_decide
 
 BASE = {1: 1.230, 2: 1.232, 3: 1.231, 4: 1.229}
@@ -109,9 +109,10 @@ ROUNDED = {1: 0.93, 2: 1.23, 3: 2.03}
 @pytest.mark.parametrize(
     ("base", "entry", "says"),
     [
-        (BASE, BASE, "every seed scores as the base does, so it is without effect"),
         (ROUNDED, {seed: score - 0.0123 for seed, score in ROUNDED.items()}, "nothing varies from seed to seed"),
         ({1: 1.2, 2: 1.2}, {8: 1.1, 9: 1.1}, "nothing varies from seed to seed"),
+        ({1: 1.2, 2: 1.2}, {8: 1.2, 9: 1.2}, "nothing varies from seed to seed"),
+        ({1: 1.2, 2: 1.3}, {1: 1.2}, "a test needs two seeds of the entry and two of the base"),
     ],
 )
 def test_what_does_not_vary_is_no_proof(base: dict[int, float], entry: dict[int, float], says: str) -> None:
@@ -120,6 +121,30 @@ def test_what_does_not_vary_is_no_proof(base: dict[int, float], entry: dict[int,
     assert (found["b"].word, found["b"].reason) == ("unclear", says)
     assert {found["b"].interval, found["b"].p, found["b"].q, found["b"].q_same, found["b"].seeds_needed} == {None}
     assert found["other"].q == found["other"].p, "what was not tested is not counted"
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.001])
+def test_what_does_not_reach_the_score_is_the_same(margin: float) -> None:
+    """Another coder of the weights, say: it changes bytes alone."""
+    found = judge(BASE, {"b": BASE, "nearly": BASE | {4: BASE[4] + 1e-9}}, margin=margin)
+    assert (found["b"].word, found["b"].difference) == ("same", 0.0)
+    assert found["b"].reason == "without effect on the score, at any seed"
+    assert {found["b"].interval, found["b"].p, found["b"].q, found["b"].q_same, found["b"].seeds_needed} == {None}
+    assert found["nearly"].word == ("same" if margin else "unclear")
+    assert found["nearly"].reason == ""
+
+
+def test_each_entry_may_have_a_rival_of_its_own_and_all_count_together() -> None:
+    rival, other = moved(0.01, (0.0004, 0.0, -0.0003, -0.0001)), moved(-0.0004)
+    pairs = {"a": (BASE, moved(-0.003)), "b": (rival, other), "c": (other, rival), "d": (BASE, rival)}
+    found = judge_pairs(pairs)
+    for label, (base, scores) in pairs.items():
+        assert replace(found[label], q=found[label].p) == judge(base, {label: scores})[label]
+    p = [one.p for one in found.values()]
+    assert [one.q for one in found.values()] == pytest.approx(scipy.stats.false_discovery_control(p), rel=1e-6)
+    assert [one.word for one in found.values()] == ["better", "better", "worse", "worse"]
+    with pytest.raises(UserError, match="what b is compared with has no finished run"):
+        judge_pairs(pairs | {"b": ({}, other)})
 
 
 SCORES = st.integers(10_000, 14_000).map(lambda score: score / 10_000)
@@ -140,7 +165,7 @@ def test_what_holds_of_every_study(rows: list[list[float]], margin: float, level
         if one.word == "worse":
             assert one.interval[0] > margin
         if one.word == "same":
-            assert abs(one.difference) < margin
+            assert abs(one.difference) < margin or rows[0] == rows[1 + int(one.label)]
         if one.p is not None:
             assert one.q >= one.p
     # The order of labels and of seeds says nothing.

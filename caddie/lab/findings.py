@@ -16,7 +16,8 @@ import numpy as np
 
 from caddie.charts import is_finite, smooth
 from caddie.lab.agreement import Curve, early_agreement, safe_stop
-from caddie.lab.verdicts import LEVEL, Verdict, cost, judge
+from caddie.lab.swept import swept
+from caddie.lab.verdicts import LEVEL, Verdict, cost, judge_pairs
 
 Row = Mapping[str, Any]
 """One run, as a line of `results.jsonl`."""
@@ -61,6 +62,7 @@ def findings(described: Mapping[str, Any], rows: Sequence[Row], price: float | N
         "counts": {word: sum(one["word"] == word for one in verdicts) for word in WORDS},
         "claims": {word: sum(one["agrees"] == word for one in verdicts) for word in ("agrees", "disagrees", "open")},
         "verdicts": verdicts,
+        "swept": swept(study, groups),
         "board": board,
         "curves": {
             axis: {label: curve for label, group in groups.items() if (curve := _mean_curve(group, place))}
@@ -93,11 +95,10 @@ def _verdicts(
     """One for each entry that has a finished run, best first; entries without what they are compared with come last."""
     scores = {label: {row["seed"]: row["bits_per_byte"] for row in group} for label, group in groups.items() if group}
     against = {label: entry["against"] for label, entry in study["entries"].items() if entry["against"] is not None}
-    judged: dict[str, Verdict] = {}
-    for base in dict.fromkeys(against.values()):
-        entries = {label: scores[label] for label in against if against[label] == base and label in scores}
-        if base in scores and entries:
-            judged |= judge(scores[base], entries, margin=study["margin"])
+    judged = judge_pairs(
+        {label: (scores[rival], scores[label]) for label, rival in against.items() if {label, rival} <= scores.keys()},
+        margin=study["margin"],
+    )
     found = []
     for label in against:
         if label not in scores:
@@ -118,11 +119,24 @@ def _verdicts(
                 "word": verdict.word if verdict else "unclear",
                 "reason": verdict.reason if verdict else f"{against[label]} has no finished run",
                 "agrees": _agrees(entry["claim"], verdict),
+                "bytes": _more_bytes(groups[label], groups[against[label]]),
                 "seconds": seconds,
                 "money": None if price is None else fmean(_money(row, price) for row in groups[label]),
             }
         )
     return sorted(found, key=lambda one: math.inf if one["difference"] is None else one["difference"])
+
+
+def _more_bytes(group: Sequence[Row], rival: Sequence[Row]) -> float | None:
+    """Bytes of the artifact above the rival's: means over the seeds that both have, or over all if they share none."""
+    sizes, others = (
+        {row["seed"]: row["artifact_bytes"] for row in rows if is_finite(row.get("artifact_bytes"))}
+        for rows in (group, rival)
+    )
+    if not (sizes and others):
+        return None
+    common = sizes.keys() & others.keys()
+    return fmean(sizes[seed] for seed in common or sizes) - fmean(others[seed] for seed in common or others)
 
 
 def _agrees(claim: Mapping[str, Any] | None, verdict: Verdict | None) -> str | None:
@@ -266,9 +280,6 @@ def _notes(
     foreign = dict.fromkeys(str(row.get("label")) for row in rows if row.get("label") not in study["entries"])
     if foreign:
         notes.append(f"Left out, because the study no longer has them: {_listed(list(foreign))}.")
-    others = {entry["against"] for entry in study["entries"].values()} - {None, study["label"]}
-    if others:
-        notes.append("q is adjusted among the entries that are compared with the same label.")
     return notes
 
 

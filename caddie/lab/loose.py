@@ -55,6 +55,7 @@ def from_runs(folders: Sequence[Path]) -> tuple[dict[str, Any], list[dict[str, A
         "budget": "each recipe's own",
         "equal": "",
         "public": first.get("public") or [],
+        "base_values": {path: value for own in settings for path, value in _changes(own, settings[0])},
     }
     return study, rows
 

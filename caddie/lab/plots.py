@@ -1,4 +1,4 @@
-"""The drawings of a lab report: differences with intervals, standings, loss curves, and size against score.
+"""The drawings of a lab report: differences with intervals, sweeps, standings, loss curves, and size against score.
 
 What comes out are percentages of a strip, and paths in a box of 1,000 by 1,000 (see `caddie.charts`), so a page may be
 as wide as it likes. Findings are as `caddie.lab.findings` has them.
@@ -20,6 +20,12 @@ STRAY = 6.0
 """How many times the usual reach of intervals a picture of differences shows; what is further off leaves it."""
 SETTLED = 0.25
 """Part of a run after which its loss counts for the height of the picture."""
+WIDE = 3.0
+"""Factor between the ends of a swept axis beyond which it is logarithmic."""
+EDGE = 3.0
+"""Percent of the picture beside the first and the last swept value."""
+LETTER = 2.4
+"""Percent of a phone's picture that a letter of a tick takes."""
 NUMBERED = 12
 """Most points of a frontier that are numbered."""
 
@@ -64,23 +70,27 @@ class Standings:
 
 @dataclass(frozen=True)
 class Line:
-    """A mean over seeds and the range it lies in; `color` counts from 0, None is grey."""
+    """A mean over seeds and the range of these; `color` counts from 0, None is grey."""
 
     label: str
     color: int | None
     path: str
     band: str
+    points: str = ""
+    best: str = ""
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Loss curves of many labels; grey ones come first, so that coloured ones lie on them."""
+    """Loss or score against something else; grey lines come first, so that coloured ones lie on them."""
 
     lines: list[Line]
     grid: str
     across: list[Tick]
     up: list[Tick]
     summary: str
+    above: int = 0
+    """Points of a sweep that lie above the picture."""
 
 
 @dataclass(frozen=True)
@@ -214,6 +224,82 @@ def curves(found: Mapping[str, Mean], colored: Sequence[str], unit: str) -> Curv
 
 def _lines(heights: Sequence[Tick]) -> str:
     return " ".join(f"M0,{tick.at * 10:.1f}H1000" for tick in heights)
+
+
+def sweep_lines(found: Mapping[str, Any]) -> Curves:
+    """The score over swept numbers: a line for each value of the second axis, with the best point of each.
+
+    The first axis is logarithmic where its values are above 0 and span more than a factor of 3; its ticks are the
+    values. What is far above the others leaves the picture.
+    """
+    points = [point for line in found["lines"] for point in line["points"]]
+    values = sorted({point["value"] for point in points})
+    wide = values[0] > 0 and values[-1] > WIDE * values[0]
+    scale = math.log if wide else float
+    means = sorted(point["mean"] for point in points)
+    top = means[0] + STRAY * (means[len(means) // 2] - means[0])
+    inside = [point for point in points if point["mean"] <= top] if top > means[0] else points
+    up = nice_ticks(min(point["low"] for point in inside), max(point["high"] for point in inside), 6)
+
+    def across(value: float) -> float:
+        return EDGE + percent(scale(value), scale(values[0]), scale(values[-1])) * (100 - 2 * EDGE) / 100
+
+    def place(point: Mapping[str, Any], name: str = "mean") -> tuple[float, float]:
+        height = (point[name] - up[0]) / (up[-1] - up[0])
+        return 10 * across(point["value"]), max(-1000.0, 1000.0 * (1 - height))
+
+    firm = sorted(found["lines"], key=lambda line: min(point["mean"] for point in line["points"]))[:COLORS]
+    colors = {line["value"]: color for color, line in enumerate(line for line in found["lines"] if line in firm)}
+    lines = []
+    for line in found["lines"]:
+        edge = [place(point, "high") for point in line["points"]]
+        edge += [place(point, "low") for point in reversed(line["points"])]
+        ranged = line["value"] in colors and any(point["high"] > point["low"] for point in line["points"])
+        lines.append(
+            Line(
+                label=_best(found["axes"], line),
+                color=colors.get(line["value"]),
+                path=polyline(map(place, line["points"])),
+                band=f"{polyline(edge)}Z" if ranged else "",
+                points=dots(map(place, line["points"])),
+                best=dots(place(point) for point in line["points"] if point["value"] == line["best"]),
+            )
+        )
+    heights = [
+        Tick(round(100 - percent(value, up[0], up[-1]), 3), tick.label)
+        for value, tick in zip(up, _plain(up), strict=True)
+    ]
+    return Curves(
+        lines=sorted(lines, key=lambda line: line.color is not None),
+        grid=_lines(heights),
+        across=_apart([Tick(across(value), written(value)) for value in values]),
+        up=heights,
+        summary="; ".join(line.label for line in lines),
+        above=sum(point["mean"] > up[-1] for point in points),
+    )
+
+
+def _best(axes: Sequence[Sequence[str]], line: Mapping[str, Any]) -> str:
+    """Which line it is and where it is best, the paths by their last words."""
+    paths = [axis[0].split(".") for axis in axes]
+    words = 1 if len({path[-1] for path in paths}) == len(paths) else 2
+    first, *second = (".".join(path[-words:]) for path in paths)
+    place = f"best at {first} {written(line['best'])}"
+    return f"{second[0]} {written(line['value'])}: {place}" if second else place
+
+
+def written(value: float) -> str:
+    """A swept number as one would write it: `0.02`, `1048576`."""
+    return f"{value:.10g}"
+
+
+def _apart(ticks: Sequence[Tick]) -> list[Tick]:
+    """Those ticks whose labels do not run into one another on a phone, the first and the last among them."""
+    last, kept = ticks[-1], list(ticks[:1])
+    for tick in ticks[1:-1]:
+        if all(abs(tick.at - other.at) > LETTER * max(len(tick.label), len(other.label)) for other in (kept[-1], last)):
+            kept.append(tick)
+    return [*kept, last]
 
 
 def sizes(board: Sequence[Mapping[str, Any]]) -> Sizes | None:

@@ -16,7 +16,7 @@ from caddie.files import replacing
 from caddie.lab.driver import STUDY
 from caddie.lab.findings import Row, findings
 from caddie.lab.loose import from_runs
-from caddie.lab.plots import curves, forest, marked, sizes, standings
+from caddie.lab.plots import curves, forest, marked, sizes, standings, sweep_lines, written
 from caddie.lab.rows import RESULTS, read_rows
 from caddie.report import template
 
@@ -80,6 +80,8 @@ def page(facts: Mapping[str, Any]) -> str:
         by_steps=curves(facts["curves"]["steps"], colored, "steps"),
         by_seconds=curves(facts["curves"]["seconds"], colored, "seconds"),
         space=sizes(board),
+        sweep=sweep_lines(facts["swept"]) if facts["swept"] else None,
+        sweep_words=sweep_words,
         frontier=sorted((one for one in board if one["frontier"]), key=lambda one: one["artifact_bytes"]),
         held_out=[one for one in board if one["holdout"] is not None],
     )
@@ -100,6 +102,7 @@ def _context(facts: Mapping[str, Any]) -> dict[str, Any]:
         "signed": signed,
         "bits": bits,
         "whole": whole,
+        "more": more,
         "chance": chance,
         "duration": duration,
         "money": money,
@@ -122,6 +125,11 @@ def bits(value: float | None) -> str | None:
 def whole(value: float | None) -> str | None:
     """A count: `1,234`."""
     return f"{value:,.0f}" if is_finite(value) else None
+
+
+def more(value: float | None) -> str | None:
+    """A difference of counts: `+1,234`."""
+    return (f"{round(value):+,}" if round(value) else "0").replace("-", MINUS) if is_finite(value) else None
 
 
 def chance(value: float | None) -> str | None:
@@ -149,6 +157,8 @@ def markdown(facts: Mapping[str, Any]) -> str:
     parts = [f"# {_cell(study['name'])}"]
     parts += [_cell(study["why"])] if study["why"] else []
     parts += [facts["found"], "\n".join(f"- {_cell(note)}" for note in facts["notes"])]
+    if facts["swept"]:
+        parts += ["## Swept settings", *_sweep_table(facts["swept"])]
     if facts["verdicts"]:
         parts += ["## Verdicts", _verdicts_table(facts["verdicts"], study["label"])]
     if facts["board"]:
@@ -172,10 +182,33 @@ def markdown(facts: Mapping[str, Any]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+def sweep_words(found: Mapping[str, Any]) -> str:
+    """What a sweep's figures are."""
+    first, *second = (axis[0] + (f" (with it {', '.join(axis[1:])})" if axis[1:] else "") for axis in found["axes"])
+    seeds = f"seed{'s' * (len(found['seeds']) > 1)} {', '.join(map(str, found['seeds']))}"
+    words = f"Bits per byte over {first}" + (f", for each {second[0]}" if second else "")
+    words += f": {'mean over ' * (len(found['seeds']) > 1)}{seeds}." if found["seeds"] else ": means over unlike seeds."
+    others = len(found["left_out"])
+    return words + (f" Left out: {others} {'label' if others == 1 else 'labels'} with other changes." if others else "")
+
+
+def _sweep_table(found: Mapping[str, Any]) -> list[str]:
+    """Its words, and a table: the first axis downwards, the second across, the best of each column in bold."""
+    first, *second = (axis[0] for axis in found["axes"])
+    names = [_cell(f"{first} \N{DOWNWARDS ARROW}, {second[0]} \N{RIGHTWARDS ARROW}" if second else first)]
+    names += [written(line["value"]) if second else "bits per byte" for line in found["lines"]]
+    columns = [{point["value"]: bits(point["mean"]) or "-" for point in line["points"]} for line in found["lines"]]
+    for line, column in zip(found["lines"], columns, strict=True):
+        column[line["best"]] = f"**{column[line['best']]}**"
+    values = sorted({value for column in columns for value in column})
+    rows = [[written(value), *(column.get(value, "-") for column in columns)] for value in values]
+    return [_cell(sweep_words(found)), _lines([names, *rows])]
+
+
 def _verdicts_table(verdicts: Sequence[Mapping[str, Any]], base: str) -> str:
     claimed = any(one["claim"] for one in verdicts)
     priced = any(one["money"] is not None for one in verdicts)
-    names = ["entry", "changes", "seeds", "mean", "difference", "95 % interval", "q", "verdict"]
+    names = ["entry", "changes", "seeds", "mean", "difference", "95 % interval", "q", "verdict", "bytes"]
     rows = []
     for one in verdicts:
         against = "" if one["against"] == base else f" (against {one['against']})"
@@ -183,6 +216,7 @@ def _verdicts_table(verdicts: Sequence[Mapping[str, Any]], base: str) -> str:
         changes = ", ".join(f"{path}={value}" for path, value in one["diff"].items())
         row = [one["label"] + against, changes, len(one["seeds"]), bits(one["mean"]), signed(one["difference"]) or "-"]
         row += [interval, chance(one["q_same" if one["word"] == "same" else "q"]) or "-", one["word"]]
+        row += [more(one["bytes"]) or "-"]
         if claimed:
             claim = one["claim"] or {"word": "-", "difference": None}
             row += [f"{claim['word']} {signed(claim['difference']) or ''}".strip(), one["agrees"] or "-"]
@@ -208,14 +242,18 @@ def _board_table(board: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    lines = [names, ["---"] * len(names), *rows]
-    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
+    return _lines([list(map(_cell, line)) for line in (names, *rows)])
+
+
+def _lines(rows: Sequence[Sequence[str]]) -> str:
+    """A table of cells that are Markdown already, the first row its head."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (rows[0], ["---"] * len(rows[0]), *rows[1:]))
 
 
 def _cell(value: object) -> str:
     """Text that stays inside a cell of a table and is no HTML."""
     text = " ".join(str(value).split())
-    return re.sub(r"([|\\`*_\[\]])", r"\\\1", text).replace("<", "&lt;") if text != "---" else text
+    return re.sub(r"([|\\`*_\[\]])", r"\\\1", text).replace("<", "&lt;")
 
 
 def _csv(rows: Sequence[Row]) -> str:

@@ -183,7 +183,8 @@ class Study:
         entry = self.entries[label]
         diff = entry.diff
         if entry.against != BASE:
-            diff = self.recipe(entry.against).settings.diff(self.recipe(label).settings)
+            rival = self.base.but(self.entries[entry.against].diff)
+            diff = rival.settings.diff(self.base.but(diff).settings)
         return {path: show(value) for path, value in diff.items()}
 
     def to_json(self) -> dict[str, Any]:
@@ -208,7 +209,14 @@ class Study:
                 }
                 for label, entry in self.entries.items()
             ],
+            "base_values": self._base_values(),
         }
+
+    def _base_values(self) -> dict[str, str]:
+        """Path to what the base has wherever an entry differs from it, as it could be typed."""
+        base = self.base.settings
+        back = (self.base.but(entry.diff).settings.diff(base) for entry in self.entries.values())
+        return {path: show(value) for diff in back for path, value in diff.items()}
 
     def _public(self) -> tuple[Figure, ...]:
         """Public results of the base, or of the recipe that it is the twin of."""

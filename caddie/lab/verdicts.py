@@ -1,10 +1,11 @@
 """What follows from the runs of a study: which entries are better than its base, which are worse, which are the same.
 
-Every entry is compared with the base seed by seed. A study has many entries, so some look better by chance alone; p is
-adjusted over all of them (Benjamini and Hochberg, see `caddie.stats`), and with q below the level the expected share of
-wrong "better" and "worse", wrong signs among them, is at most the level (Benjamini and Yekutieli, "False discovery
-rate-adjusted multiple confidence intervals for selected parameters", J. American Statistical Association 100, 2005).
-That is proven for independent entries. These share a base; simulation finds no more errors for it.
+Every entry is compared seed by seed with the base, or with another entry. A study has many entries, so some look better
+by chance alone; p is adjusted over all of them (Benjamini and Hochberg, see `caddie.stats`), whatever each is compared
+with, and with q below the level the expected share of wrong "better" and "worse", wrong signs among them, is at most
+the level (Benjamini and Yekutieli, "False discovery rate-adjusted multiple confidence intervals for selected
+parameters", J. American Statistical Association 100, 2005). That is proven for independent entries. These share a base,
+or are one another's; simulation finds no more errors for it (docs/statistics.md).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Verdict:
     deviation: float | None
     """Standard deviation over these seeds."""
     difference: float
-    """Bits per byte above the base, over these seeds; negative is better."""
+    """Bits per byte above what it is compared with, over these seeds; negative is better."""
     interval: tuple[float, float] | None
     """Bounds of the difference with confidence 1 - level, for this entry alone."""
     test: Literal["paired", "welch"] | None
@@ -81,18 +82,33 @@ def judge(
     The test is paired over the seeds that the base has too. Where these are fewer than two it is Welch's over all seeds
     (one that is shared makes it err to "unclear"), and where a side has but one there is none. Nor is there one where
     the difference is alike at every seed: a fact of those runs, but what another seed would do to it is not known, so
-    it is "unclear" and `reason` says why.
+    it is "unclear" and `reason` says why. Only no difference at all, to the last digit at two seeds or more, is "same":
+    such a change does not reach the score.
 
     Raises `UserError` for a score that is not finite, no score at all, and a margin or level out of range.
+    """
+    _check("the base", base)
+    return judge_pairs({label: (base, scores) for label, scores in entries.items()}, margin=margin, level=level)
+
+
+def judge_pairs(
+    pairs: Mapping[str, tuple[Mapping[int, float], Mapping[int, float]]],
+    *,
+    margin: float = 0.0,
+    level: float = LEVEL,
+) -> dict[str, Verdict]:
+    """`judge` where each entry has a rival of its own: label to the rival's scores and the entry's.
+
+    p is adjusted over all of them together, so that a study makes no more false findings for having many rivals.
     """
     if not 0 <= margin < math.inf:
         raise UserError(f"the margin must be a finite number of bits per byte from 0 up, not {margin}")
     if not 0 < level < 0.5:
         raise UserError(f"the level must lie between 0 and 0.5, not {level}")
-    _check("the base", base)
-    for label, scores in entries.items():
+    for label, (rival, scores) in pairs.items():
+        _check(f"what {label} is compared with", rival)
         _check(label, scores)
-    found = {label: _measure(base, scores) for label, scores in entries.items()}
+    found = {label: _measure(rival, scores) for label, (rival, scores) in pairs.items()}
     tested = [difference.tested for difference in found.values()]
     p = [estimate.p_beyond(margin) if estimate else None for estimate in tested]
     q = benjamini_hochberg(p)
@@ -109,7 +125,7 @@ def judge(
             p=p[place],
             q=q[place],
             q_same=q_same[place],
-            word=verdict(one.value, q[place], q_same[place], level),
+            word="same" if one.equal else verdict(one.value, q[place], q_same[place], level),
             reason=one.reason,
             seeds_needed=seeds_to_decide(one.value, one.deviations, margin, level) if one.tested else None,
         )
@@ -150,7 +166,7 @@ def cost(seconds_per_run: float, gpus: int, price_per_gpu_hour: float) -> float:
 
 @dataclass(frozen=True)
 class _Difference:
-    """An entry against the base, before anything is asked of it."""
+    """An entry against its rival, before anything is asked of it."""
 
     seeds: tuple[int, ...]
     scores: Sequence[float]
@@ -159,6 +175,8 @@ class _Difference:
     test: Literal["paired", "welch"] | None = None
     tested: Estimate | None = None
     deviations: Sequence[float] = ()
+    equal: bool = False
+    """Whether both have the same score at every seed, to the last digit."""
 
 
 def _measure(base: Mapping[int, float], entry: Mapping[int, float]) -> _Difference:
@@ -173,8 +191,9 @@ def _measure(base: Mapping[int, float], entry: Mapping[int, float]) -> _Differen
         return _Difference(seeds, b, value, "a test needs two seeds of the entry and two of the base")
     estimate = paired(b, a) if common else welch(b, a)
     if estimate.standard_error <= ROUNDING * max(map(abs, (*a, *b))):
-        without_effect = "every seed scores as the base does, so it is without effect"
-        return _Difference(seeds, b, value, without_effect if a == b else "nothing varies from seed to seed")
+        if common and a == b:
+            return _Difference(seeds, b, 0.0, "without effect on the score, at any seed", equal=True)
+        return _Difference(seeds, b, value, "nothing varies from seed to seed")
     deviations = [stdev(x - y for x, y in zip(b, a, strict=True))] if common else [stdev(b), stdev(a)]
     return _Difference(seeds, b, estimate.value, "", "paired" if common else "welch", estimate, deviations)
 
