@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,9 @@ PAGE = "report.html"
 
 if TYPE_CHECKING:
     from caddie.lab.executors import Executor
+    from caddie.lab.ladder import Ladder
     from caddie.lab.results import Results
+    from caddie.lab.selection import Selection
     from caddie.lab.study import Study
 
 
@@ -66,8 +69,10 @@ def _settings(seeds: int, **budgets: Any) -> dict[str, Any]:
 @click.command()
 @click.argument("definition", metavar="FILE.py[:NAME]")
 @click.option("--holdout", metavar="TEXT", help="When all runs are over: score them on TEXT, which none has seen.")
+@click.option("--select", "greedy", is_flag=True, help="Add the best entry that is better, and again, until none is.")
+@click.option("--ladder", "climb", is_flag=True, help="Run it at each of its scales: what do small runs tell?")
 @_runs
-def study(definition: str, holdout: str | None, **how: Any) -> int:
+def study(definition: str, holdout: str | None, greedy: bool, climb: bool, **how: Any) -> int:
     """Run what is left of the study that FILE.py defines, and judge it.
 
     Results go beside FILE.py, or to --out; run folders to runs/.
@@ -77,6 +82,16 @@ def study(definition: str, holdout: str | None, **how: Any) -> int:
     path, _, name = definition.rpartition(":") if ".py:" in definition else (definition, "", "study")
     place = Path(path).parent
     results = place if name == "study" else place / name
+    if (holdout is not None) + greedy + climb > 1:
+        raise UserError("--holdout, --select and --ladder are done one at a time")
+    if greedy:
+        from caddie.lab.selection import select
+
+        return _run(find_study(definition), results, Path(path), way=select, **how)
+    if climb:
+        from caddie.lab.ladder import ladder
+
+        return _run(find_study(definition), results, Path(path), way=ladder, **how)
     if holdout is None:
         return _run(find_study(definition), results, Path(path), **how)
     return _last_look(find_study(definition), results, holdout, **how)
@@ -118,15 +133,40 @@ def ablate(recipe: str, settings: tuple[str, ...], **how: Any) -> int:
 @click.command()
 @click.argument("recipe")
 @click.argument("values", metavar="PATH=V1,V2...", nargs=-1, required=True)
+@click.option("--random", "drawn", type=click.IntRange(1), metavar="N", help="Try N random ones; PATH=LOW..HIGH too.")
+@click.option("--search", "sampler", metavar="SAMPLER", help="Let tpe, gp, nsgaii or random (of Optuna) propose.")
+@click.option("--trials", type=click.IntRange(1), help="Proposals of --search.")
+@click.option("--pruner", metavar="PRUNER", help="End bad runs of --search early, by median or hyperband.")
 @_equal
 @_runs
-def sweep(recipe: str, values: tuple[str, ...], **how: Any) -> int:
-    """Run RECIPE with every combination of the values, and judge each against RECIPE."""
-    from caddie.lab.study import read_values
+def sweep(
+    recipe: str,
+    values: tuple[str, ...],
+    drawn: int | None,
+    sampler: str | None,
+    trials: int | None,
+    pruner: str | None,
+    **how: Any,
+) -> int:
+    """Run RECIPE with every combination of the values, or those of a search, and judge each against RECIPE."""
+    from caddie.lab.search import Between, draw, read_space, search
+    from caddie.lab.study import Study
     from caddie.lab.study import sweep as grid
 
     asked = _settings(**{name: how.pop(name) for name in ("seeds", "seconds", "steps", "tokens")})
-    return _run(grid(named_recipe(recipe, ()), dict(map(read_values, values)), **asked), None, None, **how)
+    base, space = named_recipe(recipe, ()), dict(map(read_space, values))
+    if (sampler is None) != (trials is None) or (pruner and sampler is None) or (drawn and sampler):
+        raise UserError("a search is --search SAMPLER --trials N, with --pruner PRUNER if wanted and without --random")
+    if sampler is not None and trials is not None:
+        way = partial(search, space=space, trials=trials, sampler=sampler, pruner=pruner or "none")
+        return _run(Study(name=f"search-{base.name}", base=base, **asked), None, None, way=way, **how)
+    if drawn is not None:
+        entries = draw(base, space, drawn)
+        return _run(Study(name=f"random-{base.name}", base=base, entries=entries, **asked), None, None, **how)
+    listed = {path: held for path, held in space.items() if not isinstance(held, Between)}
+    if len(listed) < len(space):
+        raise UserError("LOW..HIGH has no end of combinations; write values, or add --random N or --search SAMPLER")
+    return _run(grid(base, listed, **asked), None, None, **how)
 
 
 @click.command(hidden=True)
@@ -156,6 +196,7 @@ def _run(
     results: Path | None,
     definition: Path | None,
     *,
+    way: Callable[..., Results | Selection | Ladder] | None = None,
     data: str | None,
     out: str | None,
     workers: int,
@@ -171,9 +212,9 @@ def _run(
     from caddie.lab.results import conduct, told
 
     with Display(quiet=quiet) as display:
-        found = conduct(
+        found = (way or conduct)(
             study,
-            data,
+            data=data,
             executor=_executor(on, workers, gpus, cores),
             folder=Path(out) if out else results,
             definition=definition,
@@ -206,10 +247,14 @@ def _executor(on: str, workers: int, gpus: int, cores: int) -> Executor:
     return Local(workers, gpus)
 
 
-def _say(found: Results, as_json: bool) -> int:
+def _say(found: Results | Selection | Ladder, as_json: bool) -> int:
     """Print what a study found."""
+    from caddie.lab.results import Results
     from caddie.lab.rows import RESULTS
 
+    if not isinstance(found, Results):
+        tell(found.facts, as_json, str(found))
+        return 0
     keep = ("found", "verdicts", "board", "failed", "notes", "cost")
     facts = {"study": found.study.name, "results": str(found.folder / RESULTS), "report": str(found.folder / PAGE)}
     facts |= {name: found.facts[name] for name in keep}

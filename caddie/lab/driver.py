@@ -134,9 +134,9 @@ def _drive(
         for job, death in executor.run(list(jobs)):
             begun[job] += 1
             left = [run for run in jobs[job] if not run.over]
-            if (left and death) or begun[job] == ATTEMPTS:
-                for run in left[:1]:
-                    fail(run.folder, death or f"it was begun {ATTEMPTS} times and never ended")
+            moved = any(run.over and run.folder not in over for run in jobs[job])
+            if left and not moved and (death or begun[job] >= ATTEMPTS):
+                fail(left[0].folder, death or f"it was begun {ATTEMPTS} times and never ended")
             keep(study, planned, results)
             for run in jobs[job]:
                 if run.over and run.folder not in over:

@@ -69,7 +69,7 @@ def findings(described: Mapping[str, Any], rows: Sequence[Row], price: float | N
             for place, axis in enumerate(("steps", "seconds"))
         },
         "early": _early(groups),
-        "failed": _failures([row for row in kept if not _scored(row)]),
+        "failed": _failures([row for row in kept if not _scored(row) and row.get("state") != "pruned"]),
         "notes": _notes(study, rows, done, groups),
         "cost": _costs(done, price),
         "measured": _measured(study, done),
@@ -262,6 +262,9 @@ def _notes(
     missing = planned - {(row.get("label"), row.get("seed")) for row in rows}
     if missing:
         notes.append(f"Not run yet: {len(missing):,} of {len(planned):,} planned runs.")
+    pruned = sum(row.get("state") == "pruned" for row in rows)
+    if pruned:
+        notes.append(f"Ended early by the search: {pruned:,} of {len(planned):,} runs, which have no score.")
     for name, what in _SURROUNDINGS.items():
         notes += _mixed(what, [(row, row.get(name)) for row in done])
     for name, what in _TEXTS.items():

@@ -32,7 +32,7 @@ def row(study: Study, run: Run) -> Row | None:
         "diff": study.shown(run.label),
     }
     if not finished(run.folder):
-        return facts | {"state": "failed", "error": failure(run.folder)} if (run.folder / ERROR).exists() else None
+        return facts | failure(run.folder) if (run.folder / ERROR).exists() else None
     result = read_result(run.folder / RESULT)
     scores, training, told = result["scores"], result["training"], result.get("study", {})
     return facts | {
@@ -59,12 +59,14 @@ def row(study: Study, run: Run) -> Row | None:
     }
 
 
-def failure(folder: Path) -> str:
-    """Why a run failed, with paths as they are in its folder."""
+def failure(folder: Path) -> Row:
+    """Whether a run failed or was pruned by a search, and why, with paths as they are in its folder."""
     try:
-        return str(json.loads((folder / ERROR).read_text())["error"]).replace(f"{folder.resolve()}/", "")
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"{folder / ERROR} cannot be read"
+        told = json.loads((folder / ERROR).read_text())
+        reason = str(told["error"]).replace(f"{folder.resolve()}/", "")
+        return {"state": "pruned" if told.get("state") == "pruned" else "failed", "error": reason}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {"state": "failed", "error": f"{folder / ERROR} cannot be read"}
 
 
 def read_holdout(folder: Path, documents: str | None = None) -> float | None:

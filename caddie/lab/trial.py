@@ -28,8 +28,12 @@ from caddie.tables import one_line
 from caddie.train import Event, Interrupted
 from caddie.userfile import execute
 
-JOB, TASK, ERROR = "job.json", "task.json", "error.json"
+JOB, TASK, ERROR, STOP = "job.json", "task.json", "error.json", "stop.json"
 _LOCK = ".lock"
+
+
+class _Stopped(Exception):
+    """A run was asked to end before its budget, by `stop.json` in its folder."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,8 @@ def write_json(path: Path, value: object) -> None:
 def run_job(job: Path, watch: Callable[[Event], None] = lambda event: None) -> None:
     """Do every run of a job that is not over; one that fails leaves its reason in `error.json`.
 
+    A run with `stop.json` in its folder ends as pruned, for the reason given there.
+
     Raises `Interrupted` when it was asked to stop; what was trained until then is kept, and the job can go on.
     """
     told = json.loads(job.read_text())
@@ -102,6 +108,12 @@ def run_job(job: Path, watch: Callable[[Event], None] = lambda event: None) -> N
             if folder != trained and ranks.first:
                 _adopt(trained, folder)
             ranks.wait()
+
+            def heed(event: Event, stop: Path = folder / STOP) -> None:
+                watch(event)
+                if stop.exists():
+                    raise _Stopped(json.loads(stop.read_text())["reason"])
+
             try:
                 run(
                     Recipe.from_json(one["recipe"]),
@@ -109,11 +121,13 @@ def run_job(job: Path, watch: Callable[[Event], None] = lambda event: None) -> N
                     seed=told["seed"],
                     folder=folder,
                     ranks=ranks,
-                    watch=watch,
+                    watch=heed,
                     study={**told["study"], "label": one["label"]},
                 )
             except (Interrupted, KeyboardInterrupt):
                 raise
+            except _Stopped as error:
+                _fail_run(folder, str(error), ranks, "pruned")
             except (UserError, CheckFailed, OSError, MemoryError, RuntimeError) as error:
                 _fail_run(folder, str(error), ranks)
             except Exception as error:  # a study goes on when one of its runs meets a defect
@@ -121,9 +135,9 @@ def run_job(job: Path, watch: Callable[[Event], None] = lambda event: None) -> N
                 _fail_run(folder, f"{type(error).__name__}: {error}", ranks)
 
 
-def _fail_run(folder: Path, reason: str, ranks: Ranks) -> None:
+def _fail_run(folder: Path, reason: str, ranks: Ranks, state: str = "failed") -> None:
     """Note a failure; one of several processes ends with it, for the others may wait for it in vain."""
-    fail(folder, reason)
+    fail(folder, reason, state)
     if ranks.world > 1:
         raise SystemExit(1)
 
@@ -137,6 +151,6 @@ def _adopt(source: Path, folder: Path) -> None:
             shutil.copyfile(source / CHECKPOINT, temporary)
 
 
-def fail(folder: Path, reason: str) -> None:
-    """Say in a run's folder why there is no result."""
-    write_json(folder / ERROR, {"error": one_line(reason)})
+def fail(folder: Path, reason: str, state: str = "failed") -> None:
+    """Say in a run's folder why there is no result: it has failed, or was pruned by a search."""
+    write_json(folder / ERROR, {"state": state, "error": one_line(reason)})

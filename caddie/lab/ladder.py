@@ -1,0 +1,173 @@
+"""The proxy ladder: what the differences of small runs told of those of large ones, for each kind of change.
+
+Small runs stand for large ones only where that was measured. So the same study runs at several scales, and each smaller
+one is compared with the largest: how often a difference has the same sign, and whether the ranks agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from caddie.charts import is_finite
+from caddie.errors import UserError
+from caddie.files import replacing
+from caddie.lab.agreement import Transfer, transfer
+from caddie.lab.report import signed
+from caddie.lab.results import Results, conduct
+from caddie.lab.rows import Row
+from caddie.lab.search import fault
+from caddie.lab.study import Study
+from caddie.lab.verdicts import Verdict, judge_pairs
+from caddie.stats import Proportion
+from caddie.tables import crop, printable, table
+
+PAGE = "ladder.md"
+NO_KIND = "no kind named"
+ALL_KINDS = "all kinds"
+_NAMES = ["kind of change", "entries", "same sign", "95 % interval", "decided", "Spearman", "Kendall"]
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """A study at several scales; as `str`, tables for a terminal."""
+
+    study: Study
+    scales: Mapping[str, Results]
+    """Smallest first."""
+    folder: Path
+    """Where `ladder.md` stands."""
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """As JSON values: each smaller scale against the largest by kind of change, and every entry at every scale."""
+        verdicts = {scale: judged(found.study, found.rows) for scale, found in self.scales.items()}
+        *smaller, largest = verdicts
+        return {
+            "study": self.study.name,
+            "scales": list(verdicts),
+            "results": [str(found.folder) for found in self.scales.values()],
+            "steps": [
+                {"small": small, "large": largest, "kinds": self._kinds(verdicts[small], verdicts[largest])}
+                for small in smaller
+            ],
+            "entries": [
+                {
+                    "label": label,
+                    "kind": entry.kind or NO_KIND,
+                    "at": {
+                        scale: {"difference": of[label].difference, "word": of[label].word}
+                        for scale, of in verdicts.items()
+                        if label in of
+                    },
+                }
+                for label, entry in self.study.entries.items()
+            ],
+        }
+
+    def _kinds(self, small: Mapping[str, Verdict], large: Mapping[str, Verdict]) -> list[dict[str, Any]]:
+        """One for each kind of change, and one for all together where there are several."""
+        kinds = {label: entry.kind or NO_KIND for label, entry in self.study.entries.items()}
+        found = transfer(small, large, kinds)
+        if len(found) > 1:
+            found += transfer(small, large, dict.fromkeys(kinds, ALL_KINDS))
+        return [_facts(one) for one in found]
+
+    def markdown(self) -> str:
+        """The same as a page."""
+        facts = self.facts
+        parts = [f"# {facts['study']} at {len(facts['scales'])} scales"]
+        for step in facts["steps"]:
+            rows = [_row(one) for one in step["kinds"]]
+            parts += [f"## What {step['small']} told of {step['large']}", _markdown(_NAMES, rows)]
+        rows = [
+            [one["label"], one["kind"], *(_at(one["at"].get(scale)) for scale in facts["scales"])]
+            for one in facts["entries"]
+        ]
+        parts += ["## Differences in bits per byte, negative is better"]
+        parts += [_markdown(["entry", "kind of change", *facts["scales"]], rows)]
+        return "\n\n".join(parts) + "\n"
+
+    def __str__(self) -> str:
+        lines: list[str] = []
+        for step in self.facts["steps"]:
+            rows = [[crop(str(cell), 20) for cell in _row(one)] for one in step["kinds"]]
+            lines += [f"what {step['small']} told of {step['large']}", *table(rows, _NAMES).split("\n"), ""]
+        return "\n".join(printable(line) for line in lines[:-1])
+
+
+def ladder(study: Study, data: str | None = None, *, folder: Path | None = None, **how: Any) -> Ladder:
+    """Run a study at each of its scales, and write `ladder.md` beside a folder of results for each.
+
+    `how` is what else `conduct` takes. Raises `UserError` for a study of fewer than two scales.
+    """
+    if len(study.scales) < 2:
+        raise UserError(
+            f"{study.name} has {len(study.scales)} scales and a ladder needs two, smallest first; "
+            'write Study(scales={"small": {...}, "large": {...}}), diffs of the base'
+        )
+    folder = folder or Path("runs") / study.name
+    studies = {scale: study.at(scale) for scale in study.scales}
+    for scale, one in studies.items():  # what does not fit the largest is known before the smallest has run
+        for label in one.labels:
+            if why := fault(one.recipe(label), {}):
+                raise UserError(f"{label} at {scale}: {why}")
+    found = {scale: conduct(one, data, folder=folder / scale, **how) for scale, one in studies.items()}
+    climbed = Ladder(study, found, folder)
+    with replacing(folder / PAGE) as temporary:
+        temporary.write_text(climbed.markdown(), encoding="utf-8")
+    return climbed
+
+
+def judged(study: Study, rows: Sequence[Row]) -> dict[str, Verdict]:
+    """The verdict on each entry against what it is set against, where both have a score."""
+    scores: dict[str, dict[int, float]] = {}
+    for row in rows:
+        if row["state"] == "finished" and is_finite(row["bits_per_byte"]):
+            scores.setdefault(row["label"], {})[row["seed"]] = row["bits_per_byte"]
+    pairs = {
+        label: (scores[entry.against], scores[label])
+        for label, entry in study.entries.items()
+        if {label, entry.against} <= scores.keys()
+    }
+    return judge_pairs(pairs, margin=study.margin)
+
+
+def _facts(one: Transfer) -> dict[str, Any]:
+    return {
+        "kind": one.kind,
+        "labels": list(one.labels),
+        "signs": _share(one.signs),
+        "decided": _share(one.decided),
+        "spearman": one.spearman,
+        "kendall": one.kendall,
+    }
+
+
+def _share(part: Proportion) -> dict[str, Any]:
+    return {"count": part.count, "of": part.of, "interval": list(part.interval())}
+
+
+def _row(one: Mapping[str, Any]) -> list[object]:
+    signs, decided = one["signs"], one["decided"]
+    low, high = signs["interval"]
+    return [
+        one["kind"],
+        len(one["labels"]),
+        f"{signs['count']} of {signs['of']}",
+        f"{low:.0%} to {high:.0%}",
+        f"{decided['count']} of {decided['of']}" if decided["of"] else "-",
+        *("-" if one[name] is None else f"{one[name]:.2f}" for name in ("spearman", "kendall")),
+    ]
+
+
+def _at(found: Mapping[str, Any] | None) -> str:
+    return f"{signed(found['difference'])} {found['word']}" if found else "-"
+
+
+def _markdown(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [names, ["---"] * len(names), *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", r"\|") for cell in line) + " |" for line in lines)

@@ -1,0 +1,357 @@
+"""Searches: settings drawn at random, or proposed by a sampler that learns from the runs before.
+
+A search is a study that grows, so its runs are a study's: stopped at any moment, gone on with, and never run twice.
+Random search: Bergstra and Bengio, "Random search for hyper-parameter optimization" (JMLR 13, 2012). Samplers and
+pruners are Optuna's: Akiba et al., "Optuna: a next-generation hyperparameter optimization framework" (KDD 2019).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from threading import Event
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from caddie.charts import is_finite
+from caddie.config import Diff, show
+from caddie.errors import UserError
+from caddie.lab.driver import plan
+from caddie.lab.executors import Executor
+from caddie.lab.results import Results, conduct
+from caddie.lab.rows import Row
+from caddie.lab.study import BASE, Entry, Study, labelled, read_values
+from caddie.lab.trial import STOP, Run, write_json
+from caddie.line import LOG, check_whole_run
+from caddie.recipe import Recipe
+from caddie.report import read_steps
+
+if TYPE_CHECKING:
+    import optuna
+
+JOURNAL = "search.jsonl"
+SAMPLERS = {"tpe": "TPESampler", "gp": "GPSampler", "nsgaii": "NSGAIISampler", "random": "RandomSampler"}
+"""What proposes the next trial, by Optuna's names; tpe learns from as few as ten trials."""
+PRUNERS = ("none", "median", "hyperband")
+LOG_FROM = 10
+"""A range of positive numbers is drawn from by factors if its ends are this factor apart."""
+ATTEMPTS = 100
+"""Draws for each trial that is wanted, before a space counts as too small."""
+PARTS = 10
+"""Parts of a run at whose ends a pruner may stop it."""
+LOOK_SECONDS = 1.0
+"""Between two looks at the logs of the runs that go on."""
+
+
+@dataclass(frozen=True)
+class Between:
+    """All numbers of a range, whole ones where both ends are; `LOW..HIGH` on the command line."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not (self.low < self.high and math.isfinite(self.high - self.low)):
+            raise UserError(f"{self} is no range; write LOW..HIGH, as in 0.01..0.1")
+
+    def __str__(self) -> str:
+        return f"{show(self.low)}..{show(self.high)}"
+
+    @property
+    def whole(self) -> bool:
+        """Whether these are whole numbers."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    @property
+    def log(self) -> bool:
+        """Whether equal factors are equally likely, not equal steps."""
+        return 0 < LOG_FROM * self.low <= self.high
+
+    def at(self, part: float) -> float:
+        """The number that this part of the range lies below."""
+        low, high = (self.low - 0.5, self.high + 0.5) if self.whole else (self.low, self.high)
+        return self.near(low * (high / low) ** part if self.log else low + part * (high - low))
+
+    def near(self, number: float) -> float:
+        """The number of the range to use for this one: four digits are enough to tell trials apart."""
+        return min(self.high, max(self.low, round(number) if self.whole else float(f"{number:.4g}")))
+
+
+Values = Between | Sequence[object]
+"""A range, or a list of anything."""
+Space = Mapping[str, Values]
+"""Path to the values that it may have."""
+
+
+def read_space(text: str) -> tuple[str, Values]:
+    """`PATH=LOW..HIGH` or `PATH=V1,V2,...` from a command line."""
+    path, _, values = text.partition("=")
+    low, _, high = values.partition("..")
+    try:
+        ends = [int(end) if re.fullmatch(r"[-+]?\d+", end) else float(end) for end in (low, high)]
+    except ValueError:
+        return read_values(text)
+    return path, Between(*ends)
+
+
+def draw(recipe: Recipe, space: Space, trials: int, seed: int = 0) -> dict[str, Entry]:
+    """Label to entry of so many different draws from a space; more trials with the same seed begin with the fewer.
+
+    A draw that is no possible recipe, or the recipe itself, is drawn again. Raises `UserError` where that does not end.
+    """
+    _check(space)
+    chance, seen, entries, reason = random.Random(seed), set[str](), dict[str, Entry](), "there are no more"
+    for _ in range(ATTEMPTS * trials):
+        diff = {path: _pick(values, chance.random()) for path, values in space.items()}
+        label = labelled(diff)
+        if label not in seen:
+            seen.add(label)
+            if why := fault(recipe, diff):
+                reason = f"another is not possible: {why}"
+            elif recipe.but(diff).settings != recipe.settings:
+                entries[label] = Entry(diff=diff)
+        if len(entries) == trials:
+            return entries
+    raise UserError(f"{trials} different trials were asked for and {len(entries)} found; {reason}")
+
+
+def _check(space: Space) -> None:
+    if not space or not all(isinstance(values, Between) or values for values in space.values()):
+        raise UserError("a search needs a path and values for it, as in train.optimizers.matrix.lr=0.01..0.1")
+
+
+def _pick(values: Values, part: float) -> object:
+    return values.at(part) if isinstance(values, Between) else values[int(part * len(values))]
+
+
+def search(
+    study: Study,
+    space: Space,
+    data: str | None = None,
+    *,
+    trials: int,
+    executor: Executor,
+    sampler: str = "tpe",
+    pruner: str = "none",
+    seed: int = 0,
+    folder: Path | None = None,
+    retry: bool = False,
+    note: Callable[[str], None] = print,
+    done: Callable[[Row, int, int], None] | None = None,
+    **how: Any,
+) -> Results:
+    """Run trials of a study's base, each proposed in view of those before, as entries of the study.
+
+    As many are proposed at once as `executor` runs at once. Each has all seeds of the study, and their mean bits per
+    byte is minimized; one that fails or is not possible counts as bad. Proposals stand in `search.jsonl`, an Optuna
+    journal in the results' `folder`: the same search goes on there, another begins anew. A pruner ends runs by their
+    training loss, whose worth `caddie.lab.agreement` measures. `how` is what else `conduct` takes.
+
+    Raises `UserError` for a missing Optuna, an unknown sampler or pruner, and a space without a possible trial.
+    """
+    for name, given, known in (("sampler", sampler, [*SAMPLERS]), ("pruner", pruner, [*PRUNERS])):
+        if given not in known:
+            raise UserError(f"no {name} {given}; there are {', '.join(known)}")
+    draw(study.base, space, 1)  # a misspelt path is an error now
+    folder = folder or Path("runs") / study.name
+    if done is not None:
+        total = (len(study.labels) + trials) * len(study.seeds)
+        how["done"] = lambda row, over, _: done(row, over, total)
+    with _alone(folder):
+        proposals = _Proposals(study, space, data, folder, sampler, pruner, seed)
+        entries, batch = proposals.earlier(), list[_Trial]()
+        while True:
+            grown = replace(study, entries={**study.entries, **entries})
+            with _watched(batch, plan(grown, data, Path("runs")) if pruner != "none" else []):
+                found = conduct(grown, data, executor=executor, folder=folder, retry=retry, note=note, **how)
+            for trial in batch:
+                proposals.tell(trial, [row for row in found.rows if row["label"] == trial.label])
+            if proposals.told >= trials:
+                return found
+            asked = [proposals.ask(note) for _ in range(min(executor.workers, trials - proposals.told))]
+            batch = [trial for trial in asked if trial is not None]
+            entries |= {trial.label: trial.entry for trial in batch}
+            retry = False
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A proposal: Optuna's, and ours."""
+
+    asked: optuna.Trial
+    label: str
+    entry: Entry
+    reported: set[int] = field(default_factory=set)
+
+
+class _Proposals:
+    """What was proposed, what came of it, and what to try next: an Optuna study in the journal of a folder.
+
+    Its name stands for all that makes scores comparable: recipe, seeds, texts and space.
+    """
+
+    def __init__(
+        self, study: Study, space: Space, data: str | None, folder: Path, sampler: str, pruner: str, seed: int
+    ) -> None:
+        self._optuna = optuna = _optuna()
+        self._recipe, self._seeds, self._space = study.recipe(BASE), len(study.seeds), space
+        self._sampler, self._seed = SAMPLERS[sampler], seed
+        keys = [run.key for run in plan(replace(study, entries={}), data, Path("runs"))]
+        shown = {path: str(values) if isinstance(values, Between) else show(values) for path, values in space.items()}
+        path = folder / JOURNAL
+        if path.exists():  # a process that was killed may have left half a line
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+        self._journal = optuna.create_study(
+            study_name=hashlib.sha256(json.dumps([keys, shown]).encode()).hexdigest()[:16],
+            storage=optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path))),
+            pruner=_pruner(optuna, pruner, PARTS * self._seeds),
+            load_if_exists=True,
+        )
+        self._states = optuna.trial.TrialState
+
+    @property
+    def told(self) -> int:
+        """Trials that something has come of."""
+        return len(self._finished())
+
+    def _finished(self) -> Sequence[Any]:
+        return [*self._journal.get_trials(states=(self._states.COMPLETE, self._states.PRUNED))]
+
+    def earlier(self) -> dict[str, Entry]:
+        """Label to entry of the trials that are over; those that were stopped are put back, to be asked for first."""
+        for trial in self._journal.get_trials(states=(self._states.RUNNING,)):
+            self._journal.enqueue_trial(trial.params)
+            self._journal.tell(trial.number, state=self._states.FAIL)
+        diffs = [self._diff(trial.params) for trial in self._finished()]
+        return {labelled(diff): Entry(diff=diff) for diff in diffs if not fault(self._recipe, diff)}
+
+    def ask(self, note: Callable[[str], None]) -> _Trial | None:
+        """The next trial, or None for one that is not possible."""
+        known = [trial for trial in self._journal.get_trials() if trial.state != self._states.FAIL]
+        seed = self._seed + len(known)  # a sampler made anew would repeat its first draws
+        self._journal.sampler = getattr(self._optuna.samplers, self._sampler)(seed=seed)
+        trial = self._journal.ask({path: self._distribution(values) for path, values in self._space.items()})
+        diff = self._diff(trial.params)
+        if why := fault(self._recipe, diff):
+            note(f"left out  {labelled(diff)}: {why}")
+            self._journal.tell(trial, state=self._states.PRUNED)
+            return None
+        return _Trial(trial, labelled(diff), Entry(diff=diff))
+
+    def tell(self, trial: _Trial, rows: Sequence[Row]) -> None:
+        """What came of a trial; one without a score on every seed is told as pruned, which samplers take for bad."""
+        scores = [row["bits_per_byte"] for row in rows if is_finite(row.get("bits_per_byte"))]
+        if len(scores) == self._seeds:
+            self._journal.tell(trial.asked, fmean(scores))
+        else:
+            self._journal.tell(trial.asked, state=self._states.PRUNED)
+
+    def _diff(self, chosen: Mapping[str, Any]) -> dict[str, object]:
+        """The diff that Optuna's values stand for: numbers of a range, or values of a list as they are shown."""
+        diff: dict[str, object] = {}
+        for path, value in chosen.items():
+            values = self._space[path]
+            diff[path] = (
+                values.near(value) if isinstance(values, Between) else {show(one): one for one in values}[value]
+            )
+        return diff
+
+    def _distribution(self, values: Values) -> Any:
+        kinds = self._optuna.distributions
+        if not isinstance(values, Between):
+            return kinds.CategoricalDistribution([show(value) for value in values])
+        kind = kinds.IntDistribution if values.whole else kinds.FloatDistribution
+        return kind(values.low, values.high, log=values.log)
+
+
+def fault(recipe: Recipe, diff: Diff) -> str:
+    """Why no run can come of a diff, or nothing."""
+    try:
+        check_whole_run(recipe.but(diff))
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _optuna() -> ModuleType:
+    try:
+        import optuna
+    except ImportError:
+        raise UserError("this search needs optuna; run: pip install 'caddie[search]'") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would print every trial
+    return optuna
+
+
+def _pruner(optuna: ModuleType, name: str, longest: int) -> Any:
+    if name == "hyperband":
+        return optuna.pruners.HyperbandPruner(max_resource=longest)
+    return optuna.pruners.MedianPruner() if name == "median" else optuna.pruners.NopPruner()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep another process from going on with the same journal."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / f".{JOURNAL}", timeout=0):
+            yield
+    except Timeout:
+        raise UserError(f"{folder} is being searched by another process; wait for it or stop it") from None
+
+
+@contextmanager
+def _watched(batch: Sequence[_Trial], planned: Sequence[Run]) -> Iterator[None]:
+    """Tell Optuna how the planned runs of the batch train while the block goes on, and stop what it would prune."""
+
+    def look() -> None:
+        for trial in batch:
+            _look(trial, [run for run in planned if run.label == trial.label])
+
+    def watch() -> None:
+        while not over.wait(LOOK_SECONDS):
+            look()
+
+    over = Event()
+    with ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(watch)
+        try:
+            yield
+        finally:
+            over.set()
+        watching.result()
+    look()  # what ended between two looks is what others are compared with
+
+
+def _look(trial: _Trial, runs: Sequence[Run]) -> None:
+    """Report what a trial's runs have logged, and ask those that are not over to stop if it is to be pruned."""
+    for place, run in enumerate(runs):
+        for part, cost in parts(read_steps(run.folder / LOG)).items():
+            if PARTS * place + part in trial.reported:
+                continue
+            trial.reported.add(PARTS * place + part)
+            trial.asked.report(cost, PARTS * place + part)
+            if trial.asked.should_prune():
+                reason = f"its training loss was {cost:.4f} bits per byte at {part / PARTS:.0%} of seed {run.seed}"
+                for one in runs:
+                    if not one.over and not (one.folder / STOP).exists():
+                        write_json(one.folder / STOP, {"reason": reason})
+
+
+def parts(steps: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """The tenths of a run that are over, without the last, and the mean training bits per byte of each."""
+    costs: dict[int, list[float]] = {}
+    for step in steps:
+        costs.setdefault(math.ceil(PARTS * step["progress"]), []).append(step["bits_per_byte"])
+    return {part: fmean(costs[part]) for part in sorted(costs)[:-1]}

@@ -1,0 +1,98 @@
+"""Greedy forward selection: the entries of a study that are better together, added one by one.
+
+So a record of the contest found nine settings that it overrode, each kept because it gained on top of those before
+(openai/parameter-golf, records/track_10min_16mb/2026-04-27_SP8192_LQER_SparseGate_BOSSmearFix_9HpStack_1.0611).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from caddie.config import show
+from caddie.lab.report import chance, signed
+from caddie.lab.results import Results, conduct
+from caddie.lab.search import fault
+from caddie.lab.study import BASE, Study
+from caddie.recipe import Recipe
+from caddie.tables import crop, printable, table
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What greedy forward selection chose; as `str`, a table for a terminal."""
+
+    study: Study
+    rounds: Sequence[Results]
+    """A study each, whose base has what was chosen before it."""
+    chosen: Sequence[str]
+    """Labels in the order in which they were chosen."""
+    recipe: Recipe
+    """The study's base with all that was chosen."""
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """As JSON values: the verdict that chose each, what the last round says of those left, and the whole diff."""
+        verdicts = [{one["label"]: one for one in found.facts["verdicts"]} for found in self.rounds]
+        diff = self.study.recipe(BASE).settings.diff(self.recipe.settings)
+        return {
+            "study": self.study.name,
+            "chosen": [of[label] for label, of in zip(self.chosen, verdicts, strict=False)],
+            "left": [one for of in verdicts[len(self.chosen) :] for one in of.values()],
+            "diff": {path: show(value) for path, value in diff.items()},
+            "rounds": [str(found.folder) for found in self.rounds],
+        }
+
+    def __str__(self) -> str:
+        facts, rows = self.facts, []
+        for number, (one, found) in enumerate(zip(facts["chosen"], self.rounds, strict=False), 1):
+            interval = " to ".join(signed(bound) or "-" for bound in one["interval"])
+            tried = len(found.study.entries)
+            rows.append([number, crop(one["label"], 24), signed(one["difference"]), interval, chance(one["q"]), tried])
+        lines = [table(rows, ["round", "chosen", "difference", "95 % interval", "q", "of"])] if rows else []
+        lines += [f"not better  {one['label']}" for one in facts["left"]] or ["nothing is left to add"]
+        lines += [f"changes     {path}={value}" for path, value in facts["diff"].items()]
+        return "\n".join(printable(line) for part in lines for line in part.split("\n"))
+
+
+def select(
+    study: Study,
+    data: str | None = None,
+    *,
+    folder: Path | None = None,
+    note: Callable[[str], None] = print,
+    **how: Any,
+) -> Selection:
+    """Greedy forward selection: add the best of the entries that are better than what is chosen so far, until none is.
+
+    Each round is a study of every entry that is left, NAME-roundN with results in roundN of `folder`; its base is what
+    is chosen so far, with which all are compared, whatever they are set against. An entry that does not fit that base
+    is left out. `how` is what else `conduct` takes.
+    """
+    folder, recipe, left = folder or Path("runs") / study.name, study.recipe(BASE), dict(study.entries)
+    rounds, chosen = list[Results](), list[str]()
+    while True:
+        for label in list(left):
+            if why := fault(recipe, left[label].diff):
+                note(f"left out  {label}: {why}")
+                del left[label]
+        if not left:
+            return Selection(study, rounds, chosen, recipe)
+        number = len(rounds) + 1
+        this = replace(
+            study,
+            name=f"{study.name}-round{number}",
+            why=f"Greedy selection, round {number}: which is best on top of {', '.join(chosen) or 'the base'}?",
+            base=recipe,
+            entries={label: replace(entry, against=BASE, claim=None) for label, entry in left.items()},
+            scales={},
+        )
+        rounds.append(conduct(this, data, folder=folder / f"round{number}", note=note, **how))
+        better = [one for one in rounds[-1].facts["verdicts"] if one["word"] == "better"]
+        if not better:
+            return Selection(study, rounds, chosen, recipe)
+        chosen.append(min(better, key=lambda one: one["difference"])["label"])
+        recipe = recipe.but(left.pop(chosen[-1]).diff)
