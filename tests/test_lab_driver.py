@@ -20,30 +20,12 @@ from caddie.lab.study import Entry, Steps, Study
 from caddie.quantize import Float16
 from caddie.recipe import find
 from tests.run_folder import make_result
-
-TINY = {
-    "model.width": 16,
-    "model.depth": 2,
-    "model.vocabulary": 257,
-    "model.block.attention.heads": 2,
-    "model.block.attention.key_value_heads": 1,
-    "model.block.mlp.hidden": 32,
-    "data.tokenizer": "RawBytes",
-    "data.validation_fraction": 0.2,
-    "train.batch_tokens": 64,
-    "train.sequence_length": 32,
-    "score.sequence_length": 32,
-    "score.stride": 32,
-    "train.precision": "float32",
-}
+from tests.tiny_study import SETTINGS, write_text
 
 
 @pytest.fixture
 def text(tmp_path: Path) -> str:
-    path = tmp_path / "text.jsonl"
-    path.write_text(
-        "".join(json.dumps({"text": f"Document {n}: {'word ' * (n % 7 + 3)}{n * n}."}) + "\n" for n in range(60))
-    )
+    path = write_text(tmp_path)
     return str(path)
 
 
@@ -52,7 +34,7 @@ def study(**settings: object) -> Study:
         "low rate": Entry(diff={"train.optimizers.matrix.lr": 0.01}),
         "halves": Entry(diff={"compress.quantizers.matrix": Float16()}, kind="quantization"),
     }
-    base = find("baseline_mini").but(TINY)
+    base = find("baseline_mini").but(SETTINGS)
     given = {"name": "tiny", "base": base, "entries": entries, "seeds": (1, 2), "budget": Steps(steps=3), **settings}
     return Study(**given)  # type: ignore[arg-type]
 
@@ -202,6 +184,35 @@ def test_what_cannot_run_is_known_before_the_first_run(text: str, folders: dict[
     with pytest.raises(UserError, match=r"^no rule: "):
         run_study(impossible, text, executor=executor, **folders)
     assert executor.jobs == []
+
+
+class Here:
+    """Does jobs in this process."""
+
+    workers = 1
+
+    def run(self, jobs: Sequence[Path]) -> Iterator[tuple[Path, str | None]]:
+        for job in jobs:
+            trial.run_job(job)
+            yield job, None
+
+
+@pytest.mark.usefixtures("alive_once", "unprobed")
+def test_a_job_trains_once_and_goes_on_after_a_failure(text: str, folders: dict[str, Path]) -> None:
+    doomed = Entry(diff={"train.optimizers.embedding.lr": 1e30})
+    one = study(seeds=(1,), entries={"halves": study().entries["halves"], "doomed": doomed})
+    base, halves, failed = run_study(one, text, executor=Here(), **folders)
+    assert base["state"] == halves["state"] == "finished"
+    assert (base["trained"], base["trained_with"]) == (halves["trained"], "base")
+    assert base["artifact_bytes"] < halves["artifact_bytes"]
+    assert (base["cpu_share"] > 0, halves["cpu_share"]) == (True, None)
+    assert [point[0] for point in halves["curve"]] == [1, 2, 3]
+    assert failed["state"] == "failed"
+    assert failed["error"].startswith("the loss or its gradient was")
+    assert "in checkpoint.safetensors" in failed["error"], "without the place where it ran"
+    path = next((folders["runs"] / "tiny").glob("halves*/log.jsonl"))
+    log = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sum(event["event"] == "step" for event in log) == 3, "its steps are those of the base"
 
 
 @pytest.mark.slow

@@ -1,10 +1,11 @@
-"""A study whose runs take a second each, for tests that end its processes: written as a user's file, run as a command."""
+"""A study of very short runs, written as a user's file and run as a command, for tests that end its processes."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,17 @@ SETTINGS = {
 }
 
 
+def write_text(folder: Path) -> Path:
+    """`text.jsonl`, 60 short documents."""
+    path = folder / "text.jsonl"
+    documents = [f"Document {n}: {'word ' * (n % 7 + 3)}{n * n}." for n in range(60)]
+    path.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
+    return path
+
+
 def write_study(folder: Path, entries: dict[str, dict[str, Any]], *, seeds: int, steps: int, **base: Any) -> None:
     """`study.py`, whose study is named tiny, and `text.jsonl` for it."""
-    (folder / "text.jsonl").write_text(
-        "".join(json.dumps({"text": f"Document {n}: {'word ' * (n % 7 + 3)}{n * n}."}) + "\n" for n in range(60))
-    )
+    write_text(folder)
     (folder / "study.py").write_text(
         "from caddie.lab.study import Entry, Steps, Study\n"
         "from caddie.recipe import find\n"
@@ -41,15 +48,17 @@ def write_study(folder: Path, entries: dict[str, dict[str, Any]], *, seeds: int,
 
 
 def begin_study(folder: Path, *options: str) -> subprocess.Popen[bytes]:
-    """`caddie study study.py` in its folder; what it says goes to `printed.txt`."""
-    command = [sys.executable, "-m", "caddie", "study", "study.py", "--data", "text.jsonl", *options]
-    with (folder / "printed.txt").open("ab") as printed:
-        return subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed)
+    """`caddie study study.py --json` in its folder; what it finds goes to `found.json`, all else to `printed.txt`."""
+    command = [sys.executable, "-m", "caddie", "study", "study.py", "--data", "text.jsonl", "--json", *options]
+    with (folder / "found.json").open("wb") as found, (folder / "printed.txt").open("ab") as printed:
+        return subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=found, stderr=printed)
 
 
 def events(run: Path) -> list[dict[str, Any]]:
-    """The log of a run; of the last line, only what is whole."""
-    try:
-        return [json.loads(line) for line in (run / "log.jsonl").read_text().split("\n")[:-1] if line]
-    except FileNotFoundError:
-        return []
+    """The log of a run, without what a kill left half written."""
+    found = []
+    with suppress(FileNotFoundError):
+        for line in (run / "log.jsonl").read_text().splitlines():
+            with suppress(ValueError):
+                found.append(json.loads(line))
+    return found

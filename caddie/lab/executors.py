@@ -85,7 +85,7 @@ class Local:
 
     def _begin(self, job: Path, slot: int) -> subprocess.Popen[bytes]:
         cores, gpus = self._cores[slot], range(slot * self._gpus_each, (slot + 1) * self._gpus_each)
-        environment = {**os.environ, "OMP_NUM_THREADS": str(len(cores))}
+        environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, len(cores) // max(1, len(gpus))))}
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
         with (job.parent / OUTPUT).open("ab") as output:

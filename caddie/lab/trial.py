@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import shutil
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from filelock import FileLock
 
 from caddie import distributed
@@ -22,7 +23,7 @@ from caddie.checkpoint import CHECKPOINT
 from caddie.distributed import Ranks
 from caddie.errors import CheckFailed, UserError
 from caddie.files import replacing
-from caddie.line import LOG, RESULT, run
+from caddie.line import LOG, RESULT, Watch, run
 from caddie.recipe import Recipe
 from caddie.tables import one_line
 from caddie.train import Event, Interrupted
@@ -88,7 +89,7 @@ def write_json(path: Path, value: object) -> None:
         temporary.write_text(json.dumps(value, indent=1) + "\n")
 
 
-def run_job(job: Path, watch: Callable[[Event], None] = lambda event: None) -> None:
+def run_job(job: Path, watch: Watch = lambda event: None) -> None:
     """Do every run of a job that is not over; one that fails leaves its reason in `error.json`.
 
     A run with `stop.json` in its folder ends as pruned, for the reason given there.
@@ -96,43 +97,51 @@ def run_job(job: Path, watch: Callable[[Event], None] = lambda event: None) -> N
     Raises `Interrupted` when it was asked to stop; what was trained until then is kept, and the job can go on.
     """
     told = json.loads(job.read_text())
-    with distributed.join() as ranks, FileLock(job.parent / _LOCK) if ranks.first else nullcontext():
-        ranks.wait()
+    threads = torch.get_num_threads()
+    with distributed.join() as ranks:
         if told["definition"]:
             execute(Path(told["definition"]))
-        trained = Path(told["trained"])
         for one in told["runs"]:
             folder = Path(one["folder"])
-            if finished(folder) or (folder / ERROR).exists():
-                continue
-            if folder != trained and ranks.first:
-                _adopt(trained, folder)
-            ranks.wait()
+            folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(folder / _LOCK) if ranks.first else nullcontext():
+                ranks.wait()
+                if not (finished(folder) or (folder / ERROR).exists()):
+                    torch.set_num_threads(threads)  # the run before may have chosen fewer
+                    _do(one, folder, told, ranks, watch)
 
-            def heed(event: Event, stop: Path = folder / STOP) -> None:
-                watch(event)
-                if stop.exists():
-                    raise _Stopped(json.loads(stop.read_text())["reason"])
 
-            try:
-                run(
-                    Recipe.from_json(one["recipe"]),
-                    told["corpus"],
-                    seed=told["seed"],
-                    folder=folder,
-                    ranks=ranks,
-                    watch=heed,
-                    study={**told["study"], "label": one["label"]},
-                )
-            except (Interrupted, KeyboardInterrupt):
-                raise
-            except _Stopped as error:
-                _fail_run(folder, str(error), ranks, "pruned")
-            except (UserError, CheckFailed, OSError, MemoryError, RuntimeError) as error:
-                _fail_run(folder, str(error), ranks)
-            except Exception as error:  # a study goes on when one of its runs meets a defect
-                traceback.print_exc()
-                _fail_run(folder, f"{type(error).__name__}: {error}", ranks)
+def _do(one: Mapping[str, Any], folder: Path, told: Mapping[str, Any], ranks: Ranks, watch: Watch) -> None:
+    """One run of a job."""
+    trained = Path(told["trained"])
+    if folder != trained and ranks.first:
+        _adopt(trained, folder)
+    ranks.wait()
+
+    def heed(event: Event) -> None:
+        watch(event)
+        if (folder / STOP).exists():
+            raise _Stopped(json.loads((folder / STOP).read_text())["reason"])
+
+    try:
+        run(
+            Recipe.from_json(one["recipe"]),
+            told["corpus"],
+            seed=told["seed"],
+            folder=folder,
+            ranks=ranks,
+            watch=heed,
+            study={**told["study"], "label": one["label"]},
+        )
+    except (Interrupted, KeyboardInterrupt):
+        raise
+    except _Stopped as error:
+        _fail_run(folder, str(error), ranks, "pruned")
+    except (UserError, CheckFailed, OSError, MemoryError, RuntimeError) as error:
+        _fail_run(folder, str(error), ranks)
+    except Exception as error:  # a study goes on when one of its runs meets a defect
+        traceback.print_exc()
+        _fail_run(folder, f"{type(error).__name__}: {error}", ranks)
 
 
 def _fail_run(folder: Path, reason: str, ranks: Ranks, state: str = "failed") -> None:

@@ -1,0 +1,51 @@
+"""A job on a machine of a cluster: in a process of its own, which is gone when the one that started it is.
+
+The worker of an engine has the engine's libraries and signals, and a run has neither. So what ends a run ends no
+worker, which can say why; and what ends a worker is the end of a machine.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+from caddie.lab.executors import GRACE_SECONDS, OUTPUT, command, death
+
+POLL_SECONDS = 0.2
+"""Between two looks at whether a job has ended; a system call that waits would keep an engine from interrupting it."""
+
+
+def start(job: Path, folder: Path, threads: int, gpus: int) -> subprocess.Popen[bytes]:
+    """Begin a job in a working folder, on `threads` threads and on `gpus` GPUs of those that this process sees."""
+    processes = max(1, gpus)
+    arguments = ["env", f"OMP_NUM_THREADS={max(1, threads // processes)}", *command(job, gpus), "--with-parent"]
+    with (job.parent / OUTPUT).open("ab") as output:
+        return subprocess.Popen(arguments, cwd=folder, stdin=subprocess.PIPE, stdout=output, stderr=output)
+
+
+def finish(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a job; its exit status. What ends the waiting stops the job first."""
+    try:
+        while process.poll() is None:
+            time.sleep(POLL_SECONDS)
+    finally:
+        stop(process)
+    return process.returncode
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Ask a job to write its checkpoint and end, and see to it that it ends."""
+    process.terminate()
+    try:
+        process.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdin:
+        process.stdin.close()
+
+
+def stopped(status: int) -> bool:
+    """Whether an exit status says that the process was asked to stop."""
+    return status != 0 and death(status) is None

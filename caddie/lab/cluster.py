@@ -1,0 +1,126 @@
+"""Runs on the machines of a Ray cluster (https://docs.ray.io), which the user starts."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from caddie.errors import UserError
+from caddie.files import reason
+from caddie.lab.attached import finish, start, stopped
+from caddie.lab.executors import GRACE_SECONDS, death
+
+RETRIES = 5
+"""Times that a job is begun again because its machine was lost."""
+
+
+ANSWER_SECONDS = 5.0
+"""What a cluster is given to answer at all."""
+
+
+class Stopped(Exception):
+    """A job was asked to stop, by something other than its study: its machine may be about to go."""
+
+
+class Cluster:
+    """One Ray task for each job. A task whose machine is lost is begun again on another, and goes on from where the
+    run was last saved; if the machine only seemed lost, the lock of the run keeps the two apart.
+    """
+
+    def __init__(self, address: str = "", *, gpus_each: int = 0, cores_each: int = 0) -> None:
+        """`address` is that of a cluster that this machine belongs to, by default the one that was started here.
+
+        `gpus_each` and `cores_each` are what a run takes: 0 is one GPU if any machine has GPUs, and all cores of the
+        smallest machine, or its equal share of them for each GPU.
+        """
+        try:
+            import ray
+        except ImportError:
+            raise UserError("a Ray cluster needs Ray; install it with: pip install 'caddie[ray]'") from None
+        self._ray: Any = ray
+        if not ray.is_initialized():
+            try:
+                if address:  # Ray itself would try for minutes
+                    host, _, port = address.rpartition(":")
+                    socket.create_connection((host, port), timeout=ANSWER_SECONDS).close()
+                ray.init(address=address or "auto", logging_level=logging.ERROR, log_to_driver=False)
+                # What it says of lost machines would still go to standard output, which is the study's.
+                self._ray._private.worker._worker_logs_enabled = False
+            except (OSError, RuntimeError, ValueError) as error:
+                raise UserError(_unreachable(address, error)) from None
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        gpus_each = gpus_each or int(any(node.get("GPU", 0) for node in nodes))
+        self._gpus_each, self._cores_each, self._workers = share(nodes, gpus_each, cores_each)
+
+    @property
+    def workers(self) -> int:
+        """Jobs at once, of the machines there were at the beginning."""
+        return self._workers
+
+    def run(self, jobs: Sequence[Path]) -> Iterator[tuple[Path, str | None]]:
+        """Each job as it ends, with why its process died before it did, or None."""
+        task = self._ray.remote(_do).options(
+            num_cpus=self._cores_each,
+            num_gpus=self._gpus_each,
+            max_retries=RETRIES,
+            retry_exceptions=[Stopped],
+            scheduling_strategy="SPREAD",
+        )
+        given = str(Path.cwd()), self._cores_each, self._gpus_each
+        waiting = {task.remote(str(job.resolve()), *given): job for job in jobs}
+        try:
+            while waiting:
+                ended = self._ray.wait(list(waiting))[0][0]
+                yield waiting.pop(ended), self._outcome(ended)
+        finally:
+            for reference in waiting:
+                self._ray.cancel(reference)
+            if waiting:
+                self._ray.wait(list(waiting), num_returns=len(waiting), timeout=GRACE_SECONDS)
+
+    def _outcome(self, ended: Any) -> str | None:
+        errors = self._ray.exceptions
+        try:
+            why: str | None = self._ray.get(ended)
+        except errors.RayTaskError as error:
+            if isinstance(error.cause, Stopped):
+                return None
+            raise UserError(f"a machine of the cluster cannot do jobs: {error.cause}") from None
+        except errors.RayError as error:
+            return f"its machine was lost {RETRIES + 1} times; {str(error).splitlines()[0]}"
+        return why
+
+
+def share(nodes: Sequence[dict[str, float]], gpus_each: int, cores_each: int) -> tuple[int, int, int]:
+    """GPUs and cores of a run, and runs at once, on machines with these resources, as Ray names them."""
+    able = [node for node in nodes if node.get("CPU", 0) >= max(1, cores_each) and node.get("GPU", 0) >= gpus_each]
+    if not able:
+        raise UserError(
+            f"no machine of the cluster has {max(1, cores_each)} cores and {gpus_each} GPUs; lower --cores or --gpus"
+        )
+    at_once = [int(node["GPU"]) // gpus_each if gpus_each else 1 for node in able]
+    cores_each = cores_each or max(1, min(int(node["CPU"]) // runs for node, runs in zip(able, at_once, strict=True)))
+    fit = [int(node["CPU"]) // cores_each for node in able]
+    return gpus_each, cores_each, sum(map(min, fit, at_once)) if gpus_each else sum(fit)
+
+
+def _unreachable(address: str, error: Exception) -> str:
+    if address:
+        return f"no Ray cluster at {address}: {reason(error)}"
+    return (
+        "no Ray cluster runs here; start one with: ray start --head, and on each other machine: "
+        "ray start --address=THIS_MACHINE:6379"
+    )
+
+
+def _do(job: str, folder: str, threads: int, gpus: int) -> str | None:
+    """Do a job on whatever machine this is; why its process died, or None."""
+    if not Path(job).exists():
+        raise UserError(f"{socket.gethostname()} does not see {job}; all machines must share this folder")
+    status = finish(start(Path(job), Path(folder), threads, gpus))
+    if stopped(status):
+        raise Stopped(f"status {status}")
+    return death(status)

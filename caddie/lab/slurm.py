@@ -1,0 +1,115 @@
+"""Runs as jobs of a Slurm cluster, through submitit (https://github.com/facebookincubator/submitit)."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from caddie.errors import UserError
+from caddie.lab.attached import finish, start, stop
+from caddie.lab.executors import death
+
+POLL_SECONDS = 10.0
+"""Between two looks at what has ended."""
+LOST = ("NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "REQUEUED", "REVOKED")
+"""How Slurm ends a job for reasons of its own; such a job is begun again."""
+
+
+class Slurm:
+    """One Slurm job for each job of a study. One that is preempted, or runs out of its time, is asked to write a
+    checkpoint, and goes on when Slurm has begun it again.
+    """
+
+    def __init__(
+        self,
+        partition: str = "",
+        *,
+        workers: int,
+        cores_each: int,
+        gpus_each: int = 0,
+        minutes: int = 240,
+        logs: Path = Path("runs") / "slurm",
+        engine: Literal["slurm", "local", "debug"] = "slurm",
+    ) -> None:
+        """`workers` is the most jobs at once, `minutes` what each asks for at a time; `logs` gets submitit's files.
+
+        `engine` other than Slurm itself is for tests: processes of this machine, or this process.
+        """
+        if cores_each < 1:
+            raise UserError("Slurm must be told what a run takes; give --cores, and --gpus if it takes any")
+        try:
+            import submitit
+        except ImportError:
+            raise UserError("Slurm is reached through submitit; install it with: pip install 'caddie[slurm]'") from None
+        try:
+            self._executor = submitit.AutoExecutor(folder=logs / "%j", cluster=engine)
+        except RuntimeError:
+            raise UserError("Slurm is not here (no srun); run this on a machine that submits jobs") from None
+        self._executor.update_parameters(
+            name="caddie",
+            timeout_min=minutes,
+            cpus_per_task=cores_each,
+            gpus_per_node=gpus_each,
+            slurm_partition=partition or None,
+            slurm_array_parallelism=workers,
+        )
+        self._task = _Task(str(Path.cwd()), cores_each, gpus_each)
+        self._workers = workers
+
+    @property
+    def workers(self) -> int:
+        """Jobs at once, at most."""
+        return self._workers
+
+    def run(self, jobs: Sequence[Path]) -> Iterator[tuple[Path, str | None]]:
+        """Each job as it ends, with why its process died before it did, or None."""
+        from submitit.helpers import as_completed
+
+        submitted = self._executor.map_array(self._task, [str(job.resolve()) for job in jobs])
+        waiting = dict(zip(submitted, jobs, strict=True))
+        try:
+            for ended in as_completed(list(waiting), poll_frequency=POLL_SECONDS):
+                yield waiting.pop(ended), _outcome(ended)
+        finally:
+            for job in waiting:
+                job.cancel()
+
+
+def _outcome(ended: Any) -> str | None:
+    error = ended.exception()
+    if error is None:
+        reason: str | None = ended.result()
+        return reason
+    if ended.state.startswith(LOST):
+        return None
+    return f"its Slurm job ended as {ended.state}; see {ended.paths.stderr}"
+
+
+@dataclass
+class _Task:
+    """What a Slurm job calls."""
+
+    folder: str
+    threads: int
+    gpus: int
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+
+    def __call__(self, job: str) -> str | None:
+        """Do a job; why its process died, or None."""
+        # Slurm warns every process of a job; this one alone answers, by `checkpoint`.
+        before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        self.process = start(Path(job), Path(self.folder), self.threads, self.gpus)
+        signal.signal(signal.SIGUSR2, before)
+        return death(finish(self.process))
+
+    def checkpoint(self, job: str) -> Any:
+        """What to begin again after a warning, once what was trained is saved."""
+        from submitit.helpers import DelayedSubmission
+
+        if self.process:
+            stop(self.process)
+        return DelayedSubmission(_Task(self.folder, self.threads, self.gpus), job)
