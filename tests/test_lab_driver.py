@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from run_folder import make_result
+from tiny_study import SETTINGS, write_text
 
 from caddie.errors import UserError
 from caddie.lab import trial
@@ -19,8 +21,6 @@ from caddie.lab.rows import RESULTS, curve, read_rows
 from caddie.lab.study import Entry, Steps, Study
 from caddie.quantize import Float16
 from caddie.recipe import find
-from tests.run_folder import make_result
-from tests.tiny_study import SETTINGS, write_text
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import json
 import math
 import random
 import re
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from html_page import Parsed
 from run_folder import make_events, make_result, write_run
 
 from caddie.config import plain
@@ -149,35 +149,8 @@ def plan(*labels: str, **changes: Any) -> dict[str, Any]:
     return make_study(dict.fromkeys(labels, ("optimizer", 0.0, None, None))) | {"margin": 0.0} | changes
 
 
-class Page(HTMLParser):
-    """Tags, attributes and visible text of a page whose tags are all closed in order."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str, str]] = []
-        self.text: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attributes]
-        if tag not in ("meta", "br"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attributes]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if data.strip() and "style" not in self.open:
-            self.text.append(" ".join(data.split()))
+class Page(Parsed):
+    """The page of a study."""
 
     @property
     def lengths(self) -> list[float]:

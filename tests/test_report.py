@@ -7,11 +7,11 @@ import math
 import os
 import re
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from html_page import Parsed
 from run_folder import make_events, make_result, write_run
 
 from caddie import report
@@ -21,40 +21,11 @@ from caddie.report import number, read_steps, setting, write_report
 
 GOLDEN = Path(__file__).parent / "golden" / "report.txt"
 DOCUMENTED = Path(__file__).parent.parent / "docs" / "result.md"
-VOID = {"meta", "br", "path"}
 PLACES = ["sample", "recipe", "why", "tensor", "diff", "public", "policy", "device", "hash", "part"]
 
 
-class Page(HTMLParser):
-    """Tags, attributes and visible text, with every tag closed in order."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str, str]] = []
-        self.text: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attributes]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        assert tag in VOID
-        self.tags.append(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attributes]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if data.strip() and "style" not in self.open:
-            self.text.append(" ".join(data.split()))
+class Page(Parsed):
+    """The page of a run."""
 
     @property
     def lengths(self) -> list[float]:
