@@ -131,10 +131,18 @@ def describe_source() -> dict[str, Any]:
     kept = _PACKAGE / "__pycache__" / f"source-{digest.hexdigest()[:16]}.json"
     with suppress(OSError, ValueError):
         return dict(json.loads(kept.read_text()))
-    described = _describe_source()
+    described = {"program_sha256": _program(), **_describe_source()}
     with suppress(UserError), replacing(kept) as temporary:  # where nothing can be written, it is measured again
         temporary.write_text(json.dumps(described))
     return described
+
+
+def _program() -> str:
+    """Hash of all modules of caddie."""
+    digest = hashlib.sha256()
+    for name, path in _modules().items():
+        digest.update(name.encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def _describe_source() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ def execute(path: Path) -> dict[str, object]:
     """Run a file and give back what it defines; whatever goes wrong is a `UserError`."""
     if not path.is_file():
         raise UserError(f"no file {path}; write FILE.py:NAME")
-    spec = importlib.util.spec_from_file_location(f"caddie_user_{path.stem}", path)
+    place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]  # files of one name must not be taken for one
+    spec = importlib.util.spec_from_file_location(f"caddie_user_{path.stem}_{place}", path)
     if spec is None or spec.loader is None:
         raise UserError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)

@@ -20,13 +20,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from conftest import Ended
+from tiny_study import begin_study, events, write_study
 
 from caddie.errors import UserError
 from caddie.lab import attached, slurm
 from caddie.lab.cluster import Cluster, Stopped, _do, share
 from caddie.lab.slurm import Slurm
-from tests.conftest import Ended
-from tests.tiny_study import begin_study, events, write_study
 
 # What engines themselves leave open is not ours.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")

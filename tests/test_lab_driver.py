@@ -64,6 +64,8 @@ class Pretended:
                     result = make_result() | {"study": {**told["study"], "label": one["label"]}}
                     result["training"] |= {"threads": 1, "cpu_share": 1.0}
                     result["source"] = {**(result.get("source") or {}), "sha256": "0" * 64}
+                    (folder / "log.jsonl").touch()
+                    (folder / "checkpoint.safetensors").touch()
                     trial.write_json(folder / "result.json", result)
                 elif end == "fails":
                     trial.fail(folder, "a reason\nof two lines")
@@ -119,6 +121,15 @@ def test_what_fails_is_a_row_and_runs_again_only_when_asked(text: str, folders: 
     assert idle.jobs == []
     rows = run_study(study(), text, executor=Pretended(), retry=True, **folders)
     assert {row["state"] for row in rows} == {"finished"}
+    folder = next((folders["runs"] / "tiny").glob("low-rate-*-s1"))
+    (folder / "result.json").unlink()
+    trial.fail(folder, "too slow", "pruned")
+    trial.write_json(folder / trial.STOP, {"reason": "too slow"})
+    rows = run_study(study(), text, executor=Pretended(), **folders)
+    assert [row["state"] for row in rows].count("pruned") == 1
+    rows = run_study(study(), text, executor=Pretended(), retry=True, **folders)
+    assert {row["state"] for row in rows} == {"finished"}
+    assert not (folder / trial.STOP).exists()
 
 
 def test_a_process_that_dies_costs_one_run(text: str, folders: dict[str, Path]) -> None:
@@ -160,6 +171,40 @@ def test_the_same_run_of_another_study_is_taken(text: str, folders: dict[str, Pa
         (next(run for run in planned if run.label == "halves" and run.seed == 3).folder / trial.JOB).read_text()
     )
     assert job["study"]["trained_with"] == "base"
+
+
+def test_a_second_label_of_the_same_run_and_another_study_beside_it(text: str, folders: dict[str, Path]) -> None:
+    twice = study(seeds=(1,), entries={"a": Entry(diff={"model.depth": 3}), "b": Entry(diff={"model.depth": 3})})
+    executor = Pretended()
+    rows = run_study(twice, text, executor=executor, **folders)
+    assert executor.done == [("base", 1), ("a", 1)]
+    assert [row["label"] for row in rows] == ["base", "a", "b"]
+    assert rows[1]["key"] == rows[2]["key"]
+    with pytest.raises(UserError, match="holds the results of another study"):
+        run_study(replace(twice, name="another"), text, executor=executor, **folders)
+
+
+def test_code_of_ones_own_is_part_of_the_run(text: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    keys = set()
+    for backwards in (False, True):
+        file.write_text(
+            "from dataclasses import dataclass\n"
+            "from caddie.data import Loader, SequentialStream\n"
+            "from caddie.recipe import find\n"
+            "@dataclass(frozen=True, kw_only=True)\n"
+            "class Mine(Loader):\n"
+            "    def build(self, shards, **how):\n"
+            f"        return SequentialStream().build(shards[:: {-1 if backwards else 1}], **how)\n"
+            "recipe = find('baseline_mini').but({'train.loader': Mine()})\n"
+        )
+        mine = find(f"{file}:recipe").but(SETTINGS)
+        planned = plan(study(base=mine, entries={}, seeds=(1,)), text, folders["runs"])
+        keys.add(planned[0].key)
+        job = trial.write_job(planned, {})
+        assert json.loads(job.read_text())["definitions"] == [str(file)]
+    assert len(keys) == 2
+    assert set(trial.definitions(find("baseline_mini"))) == set()
 
 
 def test_another_text_is_another_run(text: str, folders: dict[str, Path]) -> None:

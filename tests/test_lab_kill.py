@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tiny_study import begin_study, events, write_study
 
 from caddie.lab.executors import GRACE_SECONDS
-from tests.tiny_study import begin_study, events, write_study
 
 KILLS, RUNS, WORKERS = 10, 30, min(2, os.cpu_count() or 1)
 RATES = {f"rate {rate}": {"train.optimizers.matrix.lr": rate} for rate in (0.01, 0.02, 0.03, 0.05)}

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_lab_search import DEPTH, RATE, STRIDE, Scored, quick, setting, text
+from tiny_study import SETTINGS as TINY
 
 from caddie.errors import UserError
 from caddie.lab.ladder import ALL_KINDS, NO_KIND, judged, ladder
 from caddie.lab.study import Entry, Steps, Study
 from caddie.recipe import find
-from tests.test_lab_driver import TINY
-from tests.test_lab_search import DEPTH, RATE, STRIDE, Scored, quick, setting, text
 
 __all__ = ["quick", "text"]  # fixtures
 

@@ -471,12 +471,43 @@ def test_early_ranks_are_held_against_final_ones(early: list[float], spearman: f
 def test_a_price_becomes_money() -> None:
     rows = by_hand(base=[1.0], a=[0.9])
     for row in rows:
-        row |= {"total_seconds": 1800.0, "world": 8}
+        row |= {"total_seconds": 1800.0, "world": 8, "device": "NVIDIA H200"}
     facts = findings(plan("a"), rows, price=2.5)
     assert facts["verdicts"][0]["money"] == pytest.approx(0.5 * 8 * 2.5)
     assert facts["cost"] == {"runs": 2, "seconds": 3600.0, "money": pytest.approx(20.0)}
     assert "costs 10.00" in read(plan("a"), rows, 2.5).text
+    on_a_cpu = [row | {"world": 1, "device": "cpu, 1 thread", "workers": 2} for row in rows]
+    assert findings(plan("a"), on_a_cpu, price=2.5)["cost"]["money"] == pytest.approx(2.5 / 2), "two at once share it"
     assert not [text for text in read(plan("a"), rows).text if "costs" in text]
+
+
+def test_a_training_that_several_share_is_paid_for_once() -> None:
+    rows = by_hand(base=[1.0], a=[0.9])
+    for row in rows:
+        row |= {"total_seconds": 100.0, "train_seconds": 60.0, "trained_with": "base"}
+    facts = findings(plan("a"), rows)
+    assert facts["cost"]["seconds"] == pytest.approx(140.0)
+    assert facts["verdicts"][0]["seconds"] == pytest.approx(100.0), "what it takes by itself"
+
+
+def test_runs_that_should_not_count_unseen_are_named() -> None:
+    rows = by_hand(base=[1.0, 1.1], a=[0.9, 1.0, 1.2])
+    rows[2] |= {"verified": False, "world": 8}
+    rows[3] |= {"under_cap": False}
+    for row, text in zip(rows, "xxxyy", strict=True):
+        row |= {"holdout": 1.0, "holdout_documents": text}
+    study = plan("a", seeds=[1, 2, 3])
+    notes = "\n".join(findings(study, rows)["notes"])
+    for said in (
+        "Artifacts that fail verification: a.",
+        "Artifacts that are over their cap: a.",
+        "Runs differ in their number of processes",
+        "Runs differ in their holdout text: x in 3; y in 2 (a).",
+        "Labels have different seeds",
+    ):
+        assert said in notes
+    verdict = findings(study, rows)["verdicts"][0]
+    assert (verdict["seeds"], verdict["mean"]) == ([1, 2], pytest.approx(0.95)), "those that the test compared"
 
 
 def test_what_must_be_minded_is_said() -> None:

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import call
 from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
+from run_folder import make_result
+from tiny_study import SETTINGS as TINY
 
 from caddie.errors import UserError
 from caddie.lab import search as searching
@@ -23,9 +26,6 @@ from caddie.lab.search import JOURNAL, STOP, Between, draw, parts, read_space, s
 from caddie.lab.selection import select
 from caddie.lab.study import Entry, Steps, Study
 from caddie.recipe import find
-from tests.conftest import call
-from tests.run_folder import make_result
-from tests.test_lab_driver import TINY
 
 RATE, DEPTH, STRIDE = "train.optimizers.matrix.lr", "model.depth", "score.stride"
 BASE = find("baseline_mini").but(TINY)
@@ -305,7 +305,8 @@ def test_a_pruner_ends_bad_runs(
     found = search(small(seeds=(1, 2)), SPACE, text, trials=7, pruner=pruner, executor=executor)
     ended = {label for label, _ in executor.stopped}
     assert ended
-    assert all(found.study.entries[label].diff[STRIDE] == 16 for label in ended)
+    if pruner == "median":  # hyperband compares trials of one bracket, whose best may be bad
+        assert all(found.study.entries[label].diff[STRIDE] == 16 for label in ended)
     assert not ended & {label for label, seed in executor.done if seed == 2}, "its other seed is not trained"
     assert len(found.rows) == 16
     folder = next(Path("runs/found").glob(f"*/{STOP}")).parent

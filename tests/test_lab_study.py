@@ -9,7 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caddie.errors import UserError
-from caddie.lab.study import Claim, Entry, Seconds, Steps, Study, Tokens, ablate, find_study, read_values, sweep
+from caddie.lab.study import (
+    Claim,
+    Entry,
+    Seconds,
+    Steps,
+    Study,
+    Tokens,
+    ablate,
+    find_study,
+    labelled,
+    read_values,
+    sweep,
+)
 from caddie.line import check_whole_run
 from caddie.recipe import Recipe, find
 from caddie.schedules import Stairs
@@ -49,6 +61,9 @@ def test_budgets() -> None:
         ({"seeds": ()}, "needs whole seeds"),
         ({"seeds": (1, 1)}, "needs whole seeds"),
         ({"seeds": (-1,)}, "needs whole seeds"),
+        ({"seeds": (1.5, 2)}, "needs whole seeds"),
+        ({"entries": {"a": Entry(diff={1: 2})}}, "the diff of a must be dotted paths"),  # type: ignore[dict-item]
+        ({"entries": {"a": Entry(diff=["model.depth"])}}, "the diff of a must be dotted paths"),  # type: ignore[arg-type]
         ({"margin": -0.1}, "margin"),
         ({"entries": {"base": Entry(diff={})}}, "the base itself"),
         ({"entries": {"": Entry(diff={})}}, "a label is"),
@@ -66,6 +81,20 @@ def test_a_diff_that_does_not_fit_names_its_label() -> None:
     one = study(entries={"odd": Entry(diff={"model.dept": 3})})
     with pytest.raises(UserError, match=r"^odd: no setting model\.dept; did you mean model\.depth"):
         one.recipe("odd")
+
+
+def test_an_entry_does_not_set_what_the_budget_decides() -> None:
+    entries = {"longer": Entry(diff={"train.steps": 300})}
+    with pytest.raises(UserError, match=r"^longer: it sets train.seconds or train.steps, which the study's budget"):
+        study(entries=entries, budget=Steps(steps=150)).recipe("longer")
+    assert study(entries=entries).recipe("longer").train.steps == 300
+
+
+def test_long_labels_stay_apart() -> None:
+    values = [
+        {"kind": "Stairs", "values": [256] * 20 + [last], "begins": [n / 21 for n in range(1, 21)]} for last in (1, 2)
+    ]
+    assert len({labelled({"train.batch_tokens": value}) for value in values}) == 2
 
 
 def test_what_a_report_needs() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caddie.errors import UserError
-from caddie.lab.verdicts import Observation, cost, judge, judge_pairs, judge_runs
+from caddie.lab.verdicts import cost, judge, judge_pairs
 from caddie.stats import benjamini_hochberg, paired, seeds_to_decide
 
 BASE = {1: 1.230, 2: 1.232, 3: 1.231, 4: 1.229}
@@ -218,28 +218,7 @@ def test_the_share_of_wrong_findings_stays_below_the_level() -> None:
 # Runs and costs
 
 
-def observations() -> list[Observation]:
-    entries = {"base": BASE, "b": moved(-0.003)}
-    return [
-        Observation(label=label, seed=seed, bits_per_byte=score, seconds=60.0)
-        for label, scores in entries.items()
-        for seed, score in scores.items()
-    ]
-
-
-def test_runs_are_judged_in_any_order() -> None:
-    assert judge_runs(reversed(observations()), "base") == judge(BASE, {"b": moved(-0.003)})
-
-
 def test_what_cannot_be_judged_is_refused() -> None:
-    runs = observations()
-    for wrong, base, says in (
-        ([*runs, runs[-1]], "base", "seed 4 stands twice in b, and a seed run again is no further observation"),
-        (runs, "bass", "no finished run has the label bass of the base; did you mean base"),
-        ([replace(runs[0], bits_per_byte=float("nan"))], "base", "seed 1 of the base has no finite score"),
-    ):
-        with pytest.raises(UserError, match=says):
-            judge_runs(wrong, base)
     for entries, changes, says in (
         ({"b": {}}, {}, "b has no finished run; leave it out"),
         ({"b": {1: float("inf")}}, {}, "seed 1 of b has no finite score; leave it out"),

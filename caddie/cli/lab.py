@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from caddie.cli.options import options, tell
+from caddie.errors import UserError
 from caddie.units import UNITS, Unit
 
 
@@ -23,6 +24,8 @@ def report(places: tuple[Path, ...], price: float | None, out: str | None, as_js
     from caddie.lab.rows import RESULTS
     from caddie.report import write_report
 
+    if out and len(places) == 1:
+        raise UserError("--out is for several runs; the report of one, or of a study, stands in its own folder")
     if len(places) > 1:
         written = write_runs_report(places, Path(out or "runs/report"), price=price)
     elif (places[0] / RESULTS).exists():

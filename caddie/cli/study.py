@@ -87,13 +87,13 @@ def study(definition: str, holdout: str | None, greedy: bool, climb: bool, **how
     if greedy:
         from caddie.lab.selection import select
 
-        return _run(find_study(definition), results, Path(path), way=select, **how)
+        return _run(find_study(definition), results, way=select, **how)
     if climb:
         from caddie.lab.ladder import ladder
 
-        return _run(find_study(definition), results, Path(path), way=ladder, **how)
+        return _run(find_study(definition), results, way=ladder, **how)
     if holdout is None:
-        return _run(find_study(definition), results, Path(path), **how)
+        return _run(find_study(definition), results, **how)
     return _last_look(find_study(definition), results, holdout, **how)
 
 
@@ -127,7 +127,7 @@ def ablate(recipe: str, settings: tuple[str, ...], **how: Any) -> int:
     from caddie.lab.study import ablate as ablation
 
     asked = _settings(**{name: how.pop(name) for name in ("seeds", "seconds", "steps", "tokens")})
-    return _run(ablation(named_recipe(recipe, settings), **asked), None, None, **how)
+    return _run(ablation(named_recipe(recipe, settings), **asked), None, **how)
 
 
 @click.command()
@@ -159,14 +159,14 @@ def sweep(
         raise UserError("a search is --search SAMPLER --trials N, with --pruner PRUNER if wanted and without --random")
     if sampler is not None and trials is not None:
         way = partial(search, space=space, trials=trials, sampler=sampler, pruner=pruner or "none")
-        return _run(Study(name=f"search-{base.name}", base=base, **asked), None, None, way=way, **how)
+        return _run(Study(name=f"search-{base.name}", base=base, **asked), None, way=way, **how)
     if drawn is not None:
         entries = draw(base, space, drawn)
-        return _run(Study(name=f"random-{base.name}", base=base, entries=entries, **asked), None, None, **how)
+        return _run(Study(name=f"random-{base.name}", base=base, entries=entries, **asked), None, **how)
     listed = {path: held for path, held in space.items() if not isinstance(held, Between)}
     if len(listed) < len(space):
         raise UserError("LOW..HIGH has no end of combinations; write values, or add --random N or --search SAMPLER")
-    return _run(grid(base, listed, **asked), None, None, **how)
+    return _run(grid(base, listed, **asked), None, **how)
 
 
 @click.command(hidden=True)
@@ -194,7 +194,6 @@ def trial(job: Path, with_parent: bool, gpus: int) -> int:
 def _run(
     study: Study,
     results: Path | None,
-    definition: Path | None,
     *,
     way: Callable[..., Results | Selection | Ladder] | None = None,
     data: str | None,
@@ -217,7 +216,6 @@ def _run(
             data=data,
             executor=_executor(on, workers, gpus, cores),
             folder=Path(out) if out else results,
-            definition=definition,
             retry=retry,
             price=price,
             command=shlex.join(["caddie", *sys.argv[1:]]),
@@ -259,4 +257,4 @@ def _say(found: Results | Selection | Ladder, as_json: bool) -> int:
     facts = {"study": found.study.name, "results": str(found.folder / RESULTS), "report": str(found.folder / PAGE)}
     facts |= {name: found.facts[name] for name in keep}
     tell(facts, as_json, f"{found}\n\nreport  {found.folder / PAGE}")
-    return 0
+    return 0 if found.facts["verdicts"] or not found.study.entries else 1  # nothing could be judged

@@ -16,16 +16,15 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from caddie.corpora import open_corpus
-from caddie.corpus import Corpus
+from caddie.corpus import Corpus, file_sha256
 from caddie.errors import UserError
 from caddie.lab.executors import Executor
-from caddie.lab.rows import RESULTS, Row, row, write_rows
+from caddie.lab.rows import RESULTS, STUDY, Row, read_study, row, write_rows
 from caddie.lab.study import Study
-from caddie.lab.trial import ERROR, TASK, Run, fail, finished, write_job, write_json
+from caddie.lab.trial import ERROR, STOP, TASK, Run, adoptable, definitions, fail, finished, write_job, write_json
 from caddie.line import check_whole_run
 from caddie.recipe import Recipe
 
-STUDY = "study.json"
 ATTEMPTS = 3
 """Times that a job is begun before its runs count as failed."""
 Report = Callable[[str], None]
@@ -38,7 +37,6 @@ def run_study(
     results: Path,
     executor: Executor,
     runs: Path = Path("runs"),
-    definition: Path | None = None,
     retry: bool = False,
     command: str = "",
     note: Report = lambda line: None,
@@ -52,6 +50,8 @@ def run_study(
     the first run is a `UserError` before it.
     """
     planned = plan(study, data, runs, note)
+    if (results / STUDY).exists() and read_study(results / STUDY)["name"] != study.name:
+        raise UserError(f"{results} holds the results of another study; name another folder with --out")
     place = runs / study.name
     place.mkdir(parents=True, exist_ok=True)
     try:
@@ -59,8 +59,9 @@ def run_study(
         with lock:
             if retry:
                 for run in planned:
-                    (run.folder / ERROR).unlink(missing_ok=True)
-            _drive(study, planned, results, executor, definition, command, done)
+                    for name in (STOP, ERROR):  # in this order, for without its error a run is not over
+                        (run.folder / name).unlink(missing_ok=True)
+            _drive(study, planned, results, executor, command, done)
     except Timeout:
         raise UserError(f"the study {study.name} is being run by another process; wait for it or stop it") from None
     return keep(study, planned, results)
@@ -79,13 +80,14 @@ def plan(study: Study, data: str | None, runs: Path, note: Report = lambda line:
         if _text(recipe) not in corpora:
             corpora[_text(recipe)] = open_corpus(recipe, data, note)
     found = _finished(runs)
-    planned = []
+    planned, places = [], dict[str, Path]()
     for seed in study.seeds:
         for label, recipe in recipes.items():
             corpus = corpora[_text(recipe)]
             key = _key(recipe, seed, corpus)
             slug = re.sub(r"[^\w.=-]+", "-", label).strip("-.")[:60]
-            folder = found.get(key) or runs / study.name / f"{slug}-{key[:8]}-s{seed}"
+            own = runs / study.name / f"{slug}-{key[:8]}-s{seed}"
+            folder = places.setdefault(key, own if finished(own) else found.get(key, own))
             planned.append(Run(study.name, label, seed, key, folder, recipe, corpus.folder))
     return planned
 
@@ -99,6 +101,7 @@ def _key(recipe: Recipe, seed: int, corpus: Corpus) -> str:
     manifest = corpus.manifest
     train = manifest.train.document_set_sha256 if manifest.train else ""
     parts = [recipe.sha256, seed, train, manifest.validation.document_set_sha256, manifest.tokenizer.sha256]
+    parts += sorted(map(file_sha256, set(definitions(recipe))))  # code of the user's own
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
@@ -119,7 +122,6 @@ def _drive(
     planned: list[Run],
     results: Path,
     executor: Executor,
-    definition: Path | None,
     command: str,
     done: Callable[[Row, int, int], None],
 ) -> None:
@@ -129,8 +131,8 @@ def _drive(
     write_json(results / STUDY, {**study.to_json(), "command": command})
     keep(study, planned, results)
     while groups := _groups([run for run in planned if not run.over]):
-        trained = {_training(run): run for run in reversed(planned) if finished(run.folder)}
-        jobs = {write_job(group, definition, told, trained.get(_training(group[0]))): group for group in groups}
+        trained = {_training(run): run for run in reversed(planned) if adoptable(run.folder)}
+        jobs = {write_job(group, told, trained.get(_training(group[0]))): group for group in groups}
         for job, death in executor.run(list(jobs)):
             begun[job] += 1
             left = [run for run in jobs[job] if not run.over]

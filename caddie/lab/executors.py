@@ -87,7 +87,9 @@ class Local:
         cores, gpus = self._cores[slot], range(slot * self._gpus_each, (slot + 1) * self._gpus_each)
         environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, len(cores) // max(1, len(gpus))))}
         if gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+            seen = os.environ.get("CUDA_VISIBLE_DEVICES")  # those that this process was given, by number or name
+            names = seen.split(",") if seen else list(map(str, range(gpus.stop)))
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(names[gpus.start : gpus.stop])
         with (job.parent / OUTPUT).open("ab") as output:
             process = subprocess.Popen(
                 [*command(job, len(gpus)), "--with-parent"],

@@ -35,7 +35,9 @@ _SURROUNDINGS = {
     "precision": "number format",
     "threads": "number of threads",
     "workers": "number of runs at once",
+    "world": "number of processes",
     "code": "version of the code",
+    "program_sha256": "program",
     "scorer_sha256": "scorer",
 }
 _TEXTS = {"validation_documents": "held-out text", "train_documents": "training text", "tokenizer": "tokenizer"}
@@ -60,7 +62,6 @@ def findings(described: Mapping[str, Any], rows: Sequence[Row], price: float | N
         "level": LEVEL,
         "found": _found(study, verdicts, groups),
         "counts": {word: sum(one["word"] == word for one in verdicts) for word in WORDS},
-        "claims": {word: sum(one["agrees"] == word for one in verdicts) for word in ("agrees", "disagrees", "open")},
         "verdicts": verdicts,
         "swept": swept(study, groups),
         "board": board,
@@ -113,15 +114,15 @@ def _verdicts(
             {
                 "label": label,
                 **{name: entry[name] for name in ("kind", "why", "against", "claim", "diff")},
-                "seeds": sorted(scores[label]),
-                "mean": fmean(scores[label].values()),
+                "seeds": list(verdict.seeds) if verdict else sorted(scores[label]),
+                "mean": verdict.mean if verdict else fmean(scores[label].values()),
                 **facts,
                 "word": verdict.word if verdict else "unclear",
                 "reason": verdict.reason if verdict else f"{against[label]} has no finished run",
                 "agrees": _agrees(entry["claim"], verdict),
                 "bytes": _more_bytes(groups[label], groups[against[label]]),
                 "seconds": seconds,
-                "money": None if price is None else fmean(_money(row, price) for row in groups[label]),
+                "money": None if price is None else fmean(_money(row, price, _seconds(row)) for row in groups[label]),
             }
         )
     return sorted(found, key=lambda one: math.inf if one["difference"] is None else one["difference"])
@@ -280,6 +281,12 @@ def _notes(
     for label, group in groups.items():
         if len({(row.get("sha256") or {}).get("recipe") for row in group}) > 1:
             notes.append(f"{label} has runs of different settings; run the study again.")
+    for name, what in (("verified", "fail verification"), ("under_cap", "are over their cap")):
+        wrong = dict.fromkeys(row["label"] for row in done if row.get(name) is False)
+        notes += [f"Artifacts that {what}: {_listed(list(wrong))}."] if wrong else []
+    notes += _mixed("holdout text", [(row, row["holdout_documents"]) for row in done if row.get("holdout_documents")])
+    if len({frozenset(row["seed"] for row in group) for group in groups.values() if group}) > 1:
+        notes.append("Labels have different seeds: verdicts compare those in common, means of the leaderboard all.")
     foreign = dict.fromkeys(str(row.get("label")) for row in rows if row.get("label") not in study["entries"])
     if foreign:
         notes.append(f"Left out, because the study no longer has them: {_listed(list(foreign))}.")
@@ -308,13 +315,22 @@ def _seconds(row: Row) -> float:
     return next((row[name] for name in ("total_seconds", "train_seconds") if is_finite(row.get(name))), 0.0)
 
 
-def _money(row: Row, price: float) -> float:
-    return cost(_seconds(row), row.get("world") or 1, price)
+def _spent(row: Row) -> float:
+    """Seconds that a run took itself: a training that several share is counted once."""
+    shared = row.get("trained_with") not in (None, row["label"])
+    return _seconds(row) - (row["train_seconds"] if shared and is_finite(row.get("train_seconds")) else 0.0)
+
+
+def _money(row: Row, price: float, seconds: float) -> float:
+    """What so many seconds of a run cost; runs that share a machine without a GPU share its price."""
+    workers = row.get("workers")
+    beside = workers if isinstance(workers, int) and str(row.get("device")).startswith("cpu") else 1
+    return cost(seconds, row.get("world") or 1, price / max(1, beside))
 
 
 def _costs(done: Sequence[Row], price: float | None) -> dict[str, Any]:
-    paid = None if price is None else math.fsum(_money(row, price) for row in done)
-    return {"runs": len(done), "seconds": math.fsum(map(_seconds, done)), "money": paid}
+    paid = None if price is None else math.fsum(_money(row, price, _spent(row)) for row in done)
+    return {"runs": len(done), "seconds": math.fsum(map(_spent, done)), "money": paid}
 
 
 def _measured(study: Mapping[str, Any], done: Sequence[Row]) -> list[tuple[str, str]]:

@@ -57,7 +57,7 @@ def score_holdout(
             held_out = text_of(corpus)
             use_quickest_threads(artifact.model, held_out, artifact.scoring)
             bits = score(artifact.model, held_out, artifact.scoring).bits_per_byte
-            write_json(run.folder / HOLDOUT, {"bits_per_byte": bits, "documents": documents, "runs": len(planned)})
+            write_json(run.folder / HOLDOUT, {"bits_per_byte": bits, "documents": documents})
         done(f"{run.label}, seed {run.seed}", bits, number, len(chosen))
     return keep(study, planned, results)
 

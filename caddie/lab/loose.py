@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from caddie.charts import is_finite
 from caddie.errors import UserError
-from caddie.lab.rows import curve
+from caddie.lab.rows import measured
 from caddie.lab.trial import TASK
-from caddie.line import LOG, RECIPE, RESULT
-from caddie.report import pick, read_result, read_steps, setting
-
-_TRAINING = ("parameters", "steps", "tokens", "tokens_per_second", "threads", "cpu_share")
+from caddie.line import RECIPE, RESULT
+from caddie.report import pick, read_result, setting
 
 
 def from_runs(folders: Sequence[Path]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -42,7 +40,8 @@ def from_runs(folders: Sequence[Path]) -> tuple[dict[str, Any], list[dict[str, A
             other = seeds.setdefault(result.get("seed"), folder)
             if other != folder:
                 raise UserError(f"{other} and {folder} are the same recipe and seed; leave one out")
-            rows.append(_row(folder, result, label, diff))
+            told = {"label": label, "kind": "", "seed": result.get("seed"), "key": result.get("key"), "diff": diff}
+            rows.append({"study": pick(result, "study", "study"), **told, **measured(folder, result)})
     first = results[0][1]
     study = {
         "name": "Runs",
@@ -61,9 +60,8 @@ def from_runs(folders: Sequence[Path]) -> tuple[dict[str, Any], list[dict[str, A
 
 
 def _name(folder: Path, result: Mapping[str, Any]) -> str:
-    task = folder / TASK
-    if task.exists():
-        return str(json.loads(task.read_text(encoding="utf-8"))["label"])
+    with suppress(OSError, ValueError, KeyError, TypeError):  # a run of no study
+        return str(json.loads((folder / TASK).read_text(encoding="utf-8"))["label"])
     return str(result["recipe"])
 
 
@@ -89,36 +87,3 @@ def _changes(base: Any, other: Any, path: str = "") -> Iterator[tuple[str, str]]
                 yield from _changes(base[name], other[name], below)
     elif base != other:
         yield path, setting(other)
-
-
-def _row(folder: Path, result: Mapping[str, Any], label: str, diff: Mapping[str, str]) -> dict[str, Any]:
-    def score(stage: str) -> float | None:
-        value = pick(result, "scores", stage, "bits_per_byte")
-        return value if is_finite(value) else None
-
-    study = result.get("study") or {}
-    return {
-        "study": study.get("study"),
-        "label": label,
-        "kind": "",
-        "seed": result.get("seed"),
-        "key": result.get("key"),
-        "state": "finished",
-        "error": None,
-        "bits_per_byte": result.get("bits_per_byte"),
-        "trained": score("trained_plain"),
-        "averaged": score("averaged_plain"),
-        "packed": score("quantized_plain"),
-        "quantization_loss": pick(result, "compression", "measured_bits_per_byte"),
-        "artifact_bytes": result.get("artifact_bytes"),
-        **{name: pick(result, "training", name) for name in _TRAINING},
-        "train_seconds": pick(result, "seconds", "train"),
-        "total_seconds": pick(result, "seconds", "total"),
-        **{name: result.get(name) for name in ("device", "precision", "world", "code")},
-        "workers": study.get("workers"),
-        "scorer_sha256": pick(result, "source", "sha256"),
-        "sha256": result.get("sha256") or {},
-        "diff": diff,
-        "curve": curve(read_steps(folder / LOG)),
-        "holdout": None,
-    }

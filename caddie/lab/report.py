@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from caddie.charts import is_finite
-from caddie.errors import UserError
 from caddie.files import replacing
-from caddie.lab.driver import STUDY
 from caddie.lab.findings import Row, findings
 from caddie.lab.loose import from_runs
 from caddie.lab.plots import curves, forest, marked, sizes, standings, sweep_lines, written
-from caddie.lab.rows import RESULTS, read_rows
+from caddie.lab.rows import RESULTS, STUDY, read_rows, read_study
 from caddie.report import template
 
 OPEN_ROWS = 40
@@ -27,7 +24,7 @@ _COLUMNS = (
     *("study", "label", "kind", "seed", "key", "state", "error"),
     *("bits_per_byte", "trained", "averaged", "packed", "quantization_loss", "holdout"),
     *("artifact_bytes", "parameters", "steps", "tokens", "tokens_per_second", "train_seconds", "total_seconds"),
-    *("device", "precision", "threads", "workers", "cpu_share", "code", "scorer_sha256"),
+    *("device", "precision", "threads", "workers", "cpu_share", "code", "program_sha256", "scorer_sha256"),
 )
 _HASHES = ("recipe", "train_documents", "validation_documents", "tokenizer", "artifact")
 
@@ -46,17 +43,6 @@ def write_runs_report(folders: Sequence[Path], out: Path, *, price: float | None
     study, rows = from_runs(folders)
     Path(out).mkdir(parents=True, exist_ok=True)
     return _write(Path(out), study, rows, price)
-
-
-def read_study(path: Path) -> dict[str, Any]:
-    """The description of a study at `path`, or a `UserError`."""
-    try:
-        study = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError):
-        study = None
-    if not isinstance(study, dict) or not {"name", "base", "budget", "entries", "margin", "seeds"} <= study.keys():
-        raise UserError(f"{path} describes no study; run the study, finished runs are kept: caddie study FILE.py")
-    return study
 
 
 def _write(folder: Path, study: Mapping[str, Any], rows: Sequence[Row], price: float | None) -> list[Path]:

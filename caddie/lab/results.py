@@ -59,7 +59,6 @@ def conduct(
     workers: int = 1,
     folder: Path | None = None,
     executor: Executor | None = None,
-    definition: Path | None = None,
     retry: bool = False,
     command: str = "",
     price: float | None = None,
@@ -81,7 +80,6 @@ def conduct(
         data,
         results=place,
         executor=executor or Local(workers),
-        definition=definition,
         retry=retry,
         command=command,
         note=note,
@@ -104,7 +102,12 @@ def summary(facts: Mapping[str, Any]) -> str:
     for one in facts["verdicts"]:
         reach = one["interval"] and (one["interval"][1] - one["interval"][0]) / 2
         difference = (signed(one["difference"]) or "-") + (f" ±{reach:.4f}" if reach else "")
-        figures = [len(one["seeds"]), f"{one['mean']:.4f}", difference, chance(one["q"]) or "-"]
+        figures = [
+            len(one["seeds"]),
+            f"{one['mean']:.4f}",
+            difference,
+            chance(one["q_same" if one["word"] == "same" else "q"]) or "-",
+        ]
         says = one["claim"]["word"] if one["claim"] else ""
         rows.append([crop(one["label"], 24), *figures, one["word"], says])
     lines = [f"{study['name']}: {study['why']}" if study["why"] else study["name"], facts["found"]]

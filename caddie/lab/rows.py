@@ -7,17 +7,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from caddie.charts import is_finite
 from caddie.errors import UserError
 from caddie.files import replacing
 from caddie.lab.study import Study
 from caddie.lab.trial import ERROR, Run, finished
 from caddie.line import LOG, RESULT
-from caddie.report import read_result, read_steps
+from caddie.report import pick, read_result, read_steps
 
 Row = dict[str, Any]
-RESULTS, HOLDOUT = "results.jsonl", "holdout.json"
+STUDY, RESULTS, HOLDOUT = "study.json", "results.jsonl", "holdout.json"
 CURVE_POINTS = 60
 """Of a loss curve that a row keeps, at most."""
+_TRAINING = ("parameters", "steps", "tokens", "tokens_per_second", "threads", "cpu_share")
 
 
 def row(study: Study, run: Run) -> Row | None:
@@ -33,29 +35,36 @@ def row(study: Study, run: Run) -> Row | None:
     }
     if not finished(run.folder):
         return facts | failure(run.folder) if (run.folder / ERROR).exists() else None
-    result = read_result(run.folder / RESULT)
-    scores, training, told = result["scores"], result["training"], result.get("study", {})
-    return facts | {
+    return facts | measured(run.folder, read_result(run.folder / RESULT))
+
+
+def measured(folder: Path, result: Mapping[str, Any]) -> Row:
+    """What a row takes from a run folder and its result; None for what an older version did not write."""
+
+    def score(stage: str) -> float | None:
+        value = pick(result, "scores", stage, "bits_per_byte")
+        return value if is_finite(value) else None
+
+    return {
         "state": "finished",
         "error": None,
-        "bits_per_byte": result["bits_per_byte"],
-        "trained": scores["trained_plain"]["bits_per_byte"],
-        "averaged": scores["averaged_plain"] and scores["averaged_plain"]["bits_per_byte"],
-        "packed": scores["quantized_plain"]["bits_per_byte"],
-        "quantization_loss": result["compression"]["measured_bits_per_byte"],
-        "artifact_bytes": result["artifact_bytes"],
-        "parameters": training["parameters"],
-        **{name: training[name] for name in ("steps", "tokens", "tokens_per_second", "threads", "cpu_share")},
-        "train_seconds": result["seconds"]["train"],
-        "total_seconds": result["seconds"]["total"],
-        "verified": result["verified"],
-        **{name: result[name] for name in ("device", "precision", "world", "code")},
-        "trained_with": told.get("trained_with"),
-        "workers": told.get("workers"),
-        "scorer_sha256": result["source"]["sha256"],
-        "sha256": result["sha256"],
-        "curve": curve(read_steps(run.folder / LOG)),
-        "holdout": read_holdout(run.folder),
+        "bits_per_byte": result.get("bits_per_byte"),
+        "trained": score("trained_plain"),
+        "averaged": score("averaged_plain"),
+        "packed": score("quantized_plain"),
+        "quantization_loss": pick(result, "compression", "measured_bits_per_byte"),
+        "artifact_bytes": result.get("artifact_bytes"),
+        **{name: pick(result, "training", name) for name in _TRAINING},
+        "train_seconds": pick(result, "seconds", "train"),
+        "total_seconds": pick(result, "seconds", "total"),
+        **{name: result.get(name) for name in ("verified", "under_cap", "device", "precision", "world", "code")},
+        "trained_with": pick(result, "study", "trained_with"),
+        "workers": pick(result, "study", "workers"),
+        "program_sha256": pick(result, "source", "program_sha256"),
+        "scorer_sha256": pick(result, "source", "sha256"),
+        "sha256": result.get("sha256") or {},
+        "curve": curve(read_steps(folder / LOG)),
+        **_holdout(folder),
     }
 
 
@@ -69,13 +78,18 @@ def failure(folder: Path) -> Row:
         return {"state": "failed", "error": f"{folder / ERROR} cannot be read"}
 
 
-def read_holdout(folder: Path, documents: str | None = None) -> float | None:
-    """The bits per byte that a run's last look gave, of these documents if they are named; or None."""
+def _holdout(folder: Path) -> Row:
     try:
         kept = json.loads((folder / HOLDOUT).read_text())
-        return float(kept["bits_per_byte"]) if documents in (None, kept["documents"]) else None
+        return {"holdout": float(kept["bits_per_byte"]), "holdout_documents": str(kept["documents"])}
     except (OSError, ValueError, KeyError, TypeError):
-        return None
+        return {"holdout": None, "holdout_documents": None}
+
+
+def read_holdout(folder: Path, documents: str) -> float | None:
+    """The bits per byte that a run's last look at these documents gave, or None."""
+    kept = _holdout(folder)
+    return kept["holdout"] if kept["holdout_documents"] == documents else None
 
 
 def curve(steps: Sequence[Mapping[str, Any]]) -> list[list[float]]:
@@ -102,10 +116,27 @@ def read_rows(path: Path) -> list[Row]:
             found = json.loads(line)
         except (ValueError, RecursionError):
             found = None
-        if not isinstance(found, dict) or not {"label", "seed", "state"} <= found.keys():
+        if not isinstance(found, dict) or not _is_row(found):
             raise UserError(f"{path}: line {number} is no run of a study; run the study again to write it anew")
         rows.append(found)
     return rows
+
+
+def _is_row(found: Mapping[str, Any]) -> bool:
+    names = isinstance(found.get("label"), str) and isinstance(found.get("seed"), int) and "state" in found
+    points = found.get("curve") or []
+    return names and isinstance(points, list) and all(isinstance(point, list) and len(point) == 4 for point in points)
+
+
+def read_study(path: Path) -> dict[str, Any]:
+    """The description of a study at `path`, or a `UserError`."""
+    try:
+        study = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError):
+        study = None
+    if not isinstance(study, dict) or not {"name", "base", "budget", "entries", "margin", "seeds"} <= study.keys():
+        raise UserError(f"{path} describes no study; run the study, finished runs are kept: caddie study FILE.py")
+    return study
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:

@@ -63,7 +63,7 @@ class Between:
     high: float
 
     def __post_init__(self) -> None:
-        if not (self.low < self.high and math.isfinite(self.high - self.low)):
+        if not -1e300 < self.low < self.high < 1e300:
             raise UserError(f"{self} is no range; write LOW..HIGH, as in 0.01..0.1")
 
     def __str__(self) -> str:
@@ -164,7 +164,8 @@ def search(
     for name, given, known in (("sampler", sampler, [*SAMPLERS]), ("pruner", pruner, [*PRUNERS])):
         if given not in known:
             raise UserError(f"no {name} {given}; there are {', '.join(known)}")
-    draw(study.base, space, 1)  # a misspelt path is an error now
+    drawn = draw(study.base, space, 1)  # a misspelt path is an error now
+    replace(study, entries=drawn).recipe(next(iter(drawn)))
     folder = folder or Path("runs") / study.name
     if done is not None:
         total = (len(study.labels) + trials) * len(study.seeds)
@@ -214,7 +215,7 @@ class _Proposals:
         if path.exists():  # a process that was killed may have left half a line
             os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
         self._journal = optuna.create_study(
-            study_name=hashlib.sha256(json.dumps([keys, shown]).encode()).hexdigest()[:16],
+            study_name=hashlib.sha256(json.dumps([keys, shown, pruner]).encode()).hexdigest()[:16],
             storage=optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path))),
             pruner=_pruner(optuna, pruner, PARTS * self._seeds),
             load_if_exists=True,

@@ -14,6 +14,7 @@ study can be stopped at any moment and gone on with.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import re
@@ -147,15 +148,14 @@ class Study:
         if BASE in self.entries:
             raise UserError(f"the label {BASE} is the base itself; name the entry otherwise")
         for label, entry in self.entries.items():
+            if not isinstance(entry.diff, Mapping) or not all(isinstance(path, str) for path in entry.diff):
+                raise UserError(f"the diff of {label} must be dotted paths to values")
             if not _LABEL.fullmatch(label):
                 raise UserError(f"a label is 1 to 100 characters of one line, which {label[:120]!r} is not")
             if entry.against not in self.labels or entry.against == label:
                 raise UserError(f"{label} is set against {entry.against}, which is no other label of {self.name}")
-        if (
-            not self.seeds
-            or len(set(self.seeds)) < len(self.seeds)
-            or not 0 <= min(self.seeds) <= max(self.seeds) < 1 << 32
-        ):
+        whole = all(type(seed) is int and 0 <= seed < 1 << 32 for seed in self.seeds)
+        if not self.seeds or not whole or len(set(self.seeds)) < len(self.seeds):
             raise UserError(f"{self.name} needs whole seeds from 0 on, each once, not {list(self.seeds)}")
         if not 0.0 <= self.margin < math.inf:
             raise UserError(f"the margin of {self.name} must be a number of at least 0, not {self.margin}")
@@ -170,6 +170,9 @@ class Study:
         entry = Entry(diff={}) if label == BASE else self.entries[label]
         try:
             recipe = self.base.but(entry.diff)
+            budgets = [(one.train.seconds, one.train.steps) for one in (self.base, recipe)]
+            if self.budget and budgets[0] != budgets[1]:
+                raise UserError("it sets train.seconds or train.steps, which the study's budget decides; leave out one")
             if label != BASE:
                 recipe = recipe.but(name=label, base=self.base.name, why=entry.why, public=())
             return self.budget.give(recipe) if self.budget else recipe
@@ -301,7 +304,7 @@ def _last_words(paths: Iterable[str]) -> list[str]:
 
 
 def _cut(label: str) -> str:
-    return label if len(label) <= 100 else f"{label[:99]}…"
+    return label if len(label) <= 100 else f"{label[:90]}… {hashlib.sha256(label.encode()).hexdigest()[:8]}"
 
 
 def _study(recipe: Recipe, entries: Mapping[str, Entry], settings: Mapping[str, Any]) -> Study:

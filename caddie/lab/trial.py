@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from filelock import FileLock
 
 from caddie import distributed
 from caddie.checkpoint import CHECKPOINT
+from caddie.config import Config
 from caddie.distributed import Ranks
 from caddie.errors import CheckFailed, UserError
 from caddie.files import replacing
@@ -61,14 +63,31 @@ def finished(folder: Path) -> bool:
     return (folder / RESULT).exists()
 
 
-def write_job(runs: list[Run], definition: Path | None, study: Mapping[str, Any], trained: Run | None = None) -> Path:
+def definitions(node: object) -> Iterator[Path]:
+    """The files, some perhaps several times, of the classes in a recipe that are not caddie's."""
+    if isinstance(node, Config):
+        module = type(node).__module__
+        if module.partition(".")[0] != "caddie":
+            file = getattr(sys.modules.get(module), "__file__", None)
+            if file is None:
+                name = type(node).__name__
+                raise UserError(f"{name} is defined in no file; write it in one, for runs are processes of their own")
+            yield Path(file).resolve()
+        for field in fields(node):
+            yield from definitions(getattr(node, field.name))
+    elif isinstance(node, Mapping | tuple):
+        for item in node.values() if isinstance(node, Mapping) else node:
+            yield from definitions(item)
+
+
+def write_job(runs: list[Run], study: Mapping[str, Any], trained: Run | None = None) -> Path:
     """The file of a job: runs of one seed and training, in the folder of the first; `study` goes into each result.
 
-    `definition` is the user's file whose classes the recipes name, `trained` a run that has done the training already.
+    `trained` is a run that has done the training already.
     """
     told = {
         "corpus": str(runs[0].corpus.resolve()),
-        "definition": str(definition.resolve()) if definition else None,
+        "definitions": sorted({str(file) for run in runs for file in definitions(run.recipe)}),
         "seed": runs[0].seed,
         "study": {**study, "trained_with": (trained or runs[0]).label},
         "trained": str((trained or runs[0]).folder.resolve()),
@@ -99,8 +118,8 @@ def run_job(job: Path, watch: Watch = lambda event: None) -> None:
     told = json.loads(job.read_text())
     threads = torch.get_num_threads()
     with distributed.join() as ranks:
-        if told["definition"]:
-            execute(Path(told["definition"]))
+        for file in told["definitions"]:
+            execute(Path(file))
         for one in told["runs"]:
             folder = Path(one["folder"])
             folder.mkdir(parents=True, exist_ok=True)
@@ -151,9 +170,14 @@ def _fail_run(folder: Path, reason: str, ranks: Ranks, state: str = "failed") ->
         raise SystemExit(1)
 
 
+def adoptable(folder: Path) -> bool:
+    """Whether a finished run still has what another with the same training begins with."""
+    return finished(folder) and (folder / CHECKPOINT).exists() and (folder / LOG).exists()
+
+
 def _adopt(source: Path, folder: Path) -> None:
     """Let a run begin where another with the same training ended, unless it began already."""
-    if (source / CHECKPOINT).exists() and not (folder / CHECKPOINT).exists():
+    if adoptable(source) and not (folder / CHECKPOINT).exists():
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / LOG, folder / LOG)
         with replacing(folder / CHECKPOINT) as temporary:

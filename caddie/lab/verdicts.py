@@ -11,30 +11,18 @@ or are one another's; simulation finds no more errors for it (docs/statistics.md
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal
 
-from caddie.errors import UserError, suggest
+from caddie.errors import UserError
 from caddie.stats import Estimate, Word, benjamini_hochberg, paired, seeds_to_decide, verdict, welch
 
 LEVEL = 0.05
 """The q below which an entry is called better, worse or the same."""
 ROUNDING = 1e-12
 """A standard error below this part of the scores is that of their last digits, and tells nothing of a seed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Observation:
-    """One finished run of a study."""
-
-    label: str
-    """The entry of the study."""
-    seed: int
-    bits_per_byte: float
-    seconds: float
-    """What the run took."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,27 +119,6 @@ def judge_pairs(
         )
         for place, (label, one) in enumerate(found.items())
     }
-
-
-def judge_runs(
-    runs: Iterable[Observation], base: str, *, margin: float = 0.0, level: float = LEVEL
-) -> dict[str, Verdict]:
-    """`judge` for the runs of a study, `base` being a label.
-
-    Raises `UserError`, beyond what `judge` does, for a seed that stands twice in an entry and for an unknown base.
-    """
-    entries: dict[str, dict[int, float]] = {}
-    for run in runs:
-        scores = entries.setdefault(run.label, {})
-        if run.seed in scores:
-            raise UserError(
-                f"seed {run.seed} stands twice in {run.label}, and a seed run again is no further observation; "
-                "leave the repeat out"
-            )
-        scores[run.seed] = run.bits_per_byte
-    if base not in entries:
-        raise UserError(f"no finished run has the label {base} of the base{suggest(base, entries)}")
-    return judge(entries.pop(base), entries, margin=margin, level=level)
 
 
 def cost(seconds_per_run: float, gpus: int, price_per_gpu_hour: float) -> float:
