@@ -17,6 +17,7 @@ from caddie.errors import UserError
 from caddie.lab import trial
 from caddie.lab.driver import ATTEMPTS, plan, run_study
 from caddie.lab.executors import Local, death
+from caddie.lab.holdout import score_holdout
 from caddie.lab.rows import RESULTS, curve, read_rows
 from caddie.lab.study import Entry, Steps, Study
 from caddie.quantize import Float16
@@ -258,6 +259,33 @@ def test_a_job_trains_once_and_goes_on_after_a_failure(text: str, folders: dict[
     path = next((folders["runs"] / "tiny").glob("halves*/log.jsonl"))
     log = [json.loads(line) for line in path.read_text().splitlines()]
     assert sum(event["event"] == "step" for event in log) == 3, "its steps are those of the base"
+
+
+@pytest.mark.usefixtures("alive_once", "unprobed")
+def test_the_last_look_is_at_documents_that_nothing_has_seen(
+    text: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    one, how = study(seeds=(1,), entries={}), folders
+    seen = Path(text).read_text().splitlines()
+    others = [json.dumps({"text": f"Something else altogether, number {n}: {'other ' * 9}"}) for n in range(8)]
+    for name, lines in (("seen", seen), ("first", seen + others[:4]), ("second", others[4:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(line + "\n" for line in lines))
+    with pytest.raises(UserError, match="1 of 1 runs of tiny are left to do"):
+        score_holdout(one, text, str(tmp_path / "first.jsonl"), **how)
+    before = run_study(one, text, executor=Here(), **how)
+    assert before[0]["holdout"] is None
+    with pytest.raises(UserError, match="every document is in the training or the held-out text"):
+        score_holdout(one, text, str(tmp_path / "seen.jsonl"), **how)
+    first, told = score_holdout(one, text, str(tmp_path / "first.jsonl"), **how)[0], []
+    assert 0 < first["holdout"] < 20
+    assert first["holdout"] != first["bits_per_byte"] == before[0]["bits_per_byte"]
+    kept = next(folders["runs"].glob("tiny/*/holdout.json"))
+    written = kept.stat().st_mtime_ns
+    again = score_holdout(one, text, str(tmp_path / "first.jsonl"), done=lambda *given: told.append(given), **how)[0]
+    assert (again, kept.stat().st_mtime_ns) == (first, written), "looked at once"
+    assert told == [("base, seed 1", first["holdout"], 1, 1)]
+    second = score_holdout(one, text, str(tmp_path / "second.jsonl"), **how)[0]
+    assert second["holdout_documents"] != first["holdout_documents"]
 
 
 @pytest.mark.slow
