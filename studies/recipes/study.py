@@ -1,0 +1,39 @@
+"""All recipes side by side: their twins for two cores, in equal time.
+
+Records that differ in how they are scored alone have one twin; it stands here once, under the first one's name. Public
+scores are those of the whole recipes, on eight GPUs; what is asked here is which order small models give.
+"""
+
+from __future__ import annotations
+
+from caddie.lab.study import BASE, Entry, Seconds, Study
+from caddie.recipe import Recipe, find, shipped
+
+SMALLEST = {"tiny"}
+"""Recipes that are of this size as they are; the demo's has a text of its own."""
+
+
+def twin(name: str) -> Recipe:
+    """The twin of a recipe as it is trained and scored here."""
+    recipe = find(f"{name}_mini")
+    return recipe.but({"data.validation_fraction": 0.01, "score.stride": recipe.score.sequence_length})
+
+
+base = twin("baseline")
+different: dict[str, str] = {base.settings.key(): BASE}
+for name in shipped():
+    if name not in SMALLEST:
+        different.setdefault(twin(name).settings.key(), name)
+
+study = Study(
+    name="recipes",
+    why="Which recipe learns most in half a minute of one thread?",
+    base=base,
+    entries={
+        name: Entry(diff=base.settings.diff(twin(name).settings), kind="bundle", why=shipped()[name].why)
+        for name in different.values()
+        if name != BASE
+    },
+    budget=Seconds(seconds=30),
+    margin=0.001,
+)
