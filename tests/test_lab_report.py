@@ -510,6 +510,16 @@ def test_runs_that_should_not_count_unseen_are_named() -> None:
     assert (verdict["seeds"], verdict["mean"]) == ([1, 2], pytest.approx(0.95)), "those that the test compared"
 
 
+def test_a_machine_that_changes_its_speed_is_noticed() -> None:
+    rows = by_hand(base=[1.0, 1.1], a=[0.9, 1.0])
+    for row, speed in zip(rows, (1000.0, 1090.0, 1000.0, 1200.0), strict=True):
+        row["tokens_per_second"] = speed
+    study = plan("a") | {"equal": "seconds", "budget": "Seconds(seconds=20.0)", "seeds": [1, 2]}
+    notes = findings(study, rows)["notes"]
+    assert any("The machine's speed changed: 1 of 2 labels" in note and "(most: a, 20%)" in note for note in notes)
+    assert not [note for note in findings(study | {"equal": "steps"}, rows)["notes"] if "speed" in note]
+
+
 def test_what_must_be_minded_is_said() -> None:
     rows = make_rows()
     study = make_study() | {"equal": "seconds", "budget": "Seconds(seconds=20.0)", "seeds": [1, 2, 3, 4]}

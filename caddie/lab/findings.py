@@ -27,6 +27,8 @@ EARLY = (0.1, 0.25, 0.5, 0.75)
 """Parts of a run at which its rank is compared with the final one."""
 ALONE = 0.9
 """Share of its threads' time below which a run was not alone."""
+STEADY = 1.1
+"""Ratio of the speeds of two seeds above which the machine was not the same for both."""
 BASE = "base"
 """Label of the base, unless the description has another."""
 WORDS = ("better", "worse", "same", "unclear")
@@ -278,6 +280,8 @@ def _notes(
             f"Not alone on their threads: {len(crowded):,} of {len(shares):,} runs had under {ALONE:.0%} of the time "
             f"(least: {row['label']}, seed {row['seed']}, {share:.0%}), so they trained less in the same seconds."
         )
+    if study.get("equal") == "seconds":
+        notes += _uneven(groups)
     for label, group in groups.items():
         if len({(row.get("sha256") or {}).get("recipe") for row in group}) > 1:
             notes.append(f"{label} has runs of different settings; run the study again.")
@@ -291,6 +295,23 @@ def _notes(
     if foreign:
         notes.append(f"Left out, because the study no longer has them: {_listed(list(foreign))}.")
     return notes
+
+
+def _uneven(groups: Mapping[str, Sequence[Row]]) -> list[str]:
+    """A note if seeds of a label, which do the same work, did not go at the same speed."""
+    ratios: dict[str, float] = {}
+    for label, group in groups.items():
+        speeds: list[float] = [row["tokens_per_second"] for row in group if is_finite(row.get("tokens_per_second"))]
+        if len(speeds) > 1 and min(speeds) > 0:
+            ratios[label] = max(speeds) / min(speeds)
+    wrong = [label for label, ratio in ratios.items() if ratio > STEADY]
+    if not wrong:
+        return []
+    worst = max(wrong, key=lambda label: ratios[label])
+    return [
+        f"The machine's speed changed: {len(wrong):,} of {len(ratios):,} labels have seeds that went more than "
+        f"{STEADY - 1:.0%} faster than others (most: {worst}, {ratios[worst] - 1:.0%}), and so saw more text."
+    ]
 
 
 def _mixed(what: str, values: Sequence[tuple[Row, object]]) -> list[str]:
