@@ -22,7 +22,7 @@ from run_folder import make_events, make_result, write_run
 
 from caddie.board import Board, folders
 from caddie.board.folders import POINTS, Log, flat, parse
-from caddie.cli.board import board as verb
+from caddie.cli import app
 from caddie.errors import UserError
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -485,7 +485,7 @@ def test_what_is_wrong_is_one_line(served: Board, tmp_path: Path) -> None:
         ([str(tmp_path / "none")], "no folder"),
         ([str(tmp_path), "--port", str(served.server_port)], f"port {served.server_port} cannot be used"),
     ]:
-        ended = CliRunner().invoke(verb, arguments)
+        ended = CliRunner().invoke(app, ["board", *arguments])
         assert isinstance(ended.exception, UserError)
         assert message in str(ended.exception)
         assert "\n" not in str(ended.exception)

@@ -20,8 +20,8 @@ from caddie.cli import app
 Call = Callable[..., Any]
 HELP = Path(__file__).parent / "golden" / "help.txt"
 VERBS = (
-    *("ablate", "board", "compare", "compress", "data", "decompress", "diff", "pack", "recipes", "report", "run"),
-    *("sample", "score", "study", "sweep", "techniques", "train", "trial", "verify"),
+    *("ablate", "board", "compare", "compress", "data", "decompress", "diff", "doctor", "pack", "recipes", "report"),
+    *("run", "sample", "score", "study", "sweep", "techniques", "train", "trial", "verify"),
 )
 
 

@@ -32,6 +32,7 @@ FLOORS: dict[int, set[str]] = {
         "board",
         "charts",
         "comparison",
+        "doctor",
         "lab",
         "corpora",
         "display",
@@ -102,9 +103,15 @@ CYCLES = {("recipe", "recipes")}
 FLOOR_OF = {part: floor for floor, parts in FLOORS.items() for part in parts}
 
 TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
-ENVIRONMENT = {("line", "_fresh"), ("hub", "_contained"), ("sealed", "_environment"), ("lab.executors", "Local")}
+ENVIRONMENT = {
+    ("line", "_fresh"),
+    ("hub", "_contained"),
+    ("sealed", "_environment"),
+    ("lab.executors", "Local"),
+    ("doctor.host", "environment"),
+}
 """Functions outside `distributed` that touch the environment: three hand it on to a child process, one keeps a library
-from writing into the home folder and puts everything back."""
+from writing into the home folder and puts everything back, one is looked at by the doctor and decides nothing."""
 
 FILE_LINES = 450
 FUNCTION_LINES = 90

@@ -3,69 +3,60 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
-from caddie.data import SequentialStream
 from caddie.lab.findings import findings
 from caddie.lab.report import markdown
 from caddie.lab.rows import RESULTS, read_rows
-from caddie.lab.study import Study, find_study
-from caddie.line import check_whole_run
-from caddie.userfile import execute
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES = sorted((ROOT / "studies").glob("*/study.py"))
-NAMES = [(file, name) for file in FILES for name, value in execute(file).items() if isinstance(value, Study)]
 KEPT = sorted(path.parent for path in (ROOT / "studies").rglob(RESULTS))
 
 
-@pytest.mark.parametrize(("file", "name"), NAMES, ids=[f"{file.parent.name}:{name}" for file, name in NAMES])
-def test_every_entry_can_be_run(file: Path, name: str) -> None:
-    study = find_study(f"{file}:{name}")
-    assert len(study.entries) > 3
-    assert len(study.seeds) >= 3
-    recipes = {label: study.recipe(label) for label in study.labels}
-    for recipe in recipes.values():
-        check_whole_run(recipe)
-    assert len({recipe.sha256 for recipe in recipes.values()}) == len(recipes), "no two labels are the same run"
+@pytest.fixture(scope="module")
+def told() -> dict[str, Any]:
+    """What `kept_studies` prints."""
+    command = [sys.executable, str(Path(__file__).with_name("kept_studies.py"))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout))
 
 
-def test_hardest_shards_come_first() -> None:
-    first = execute(ROOT / "studies" / "negative_results" / "study.py")["HardestFirst"]
-    noise = np.random.default_rng(0).integers(0, 1000, 4096)
-    text = np.concatenate([np.zeros(4096, int), noise, np.arange(4096) % 7]).astype(np.uint16)
-    settings = {"tokens": 256, "sequence_length": 64, "seed": 1, "bos": 1}
-    loader = first(of=SequentialStream(), batches=40, shards=5)  # type: ignore[operator]
-    stream = loader.build([text], **settings)
-    plain = SequentialStream().build([text], **settings)
-    order = stream.order
-    assert sorted(order) == list(range(40))
-    words = [len(np.unique(stream.micro_batch(index).inputs)) for index in range(40)]
-    assert min(words[:8]) > 100 > max(words[-8:]), "noise compresses worst"
-    np.testing.assert_array_equal(stream.micro_batch(0).inputs, plain.micro_batch(order[0]).inputs)
-    np.testing.assert_array_equal(stream.micro_batch(41).inputs, plain.micro_batch(41).inputs)
+def test_every_entry_can_be_run(told: dict[str, Any]) -> None:
+    assert {str(folder.relative_to(ROOT / "studies")) for folder in KEPT} < told["studies"].keys()
+    for name, study in told["studies"].items():
+        assert len(study["described"]["entries"]) > 3
+        assert len(study["described"]["seeds"]) >= 3
+        assert len(set(study["runs"])) == len(study["runs"]), f"two labels of {name} are the same run"
 
 
-@pytest.mark.parametrize("folder", KEPT, ids=lambda folder: str(folder.relative_to(ROOT / "studies")))
-def test_what_was_found_is_what_the_results_say(folder: Path) -> None:
-    rows, told = read_rows(folder / RESULTS), json.loads((folder / "study.json").read_text())
-    file = next(path / "study.py" for path in (folder, folder.parent) if (path / "study.py").exists())
-    study = find_study(f"{file}:{'study' if folder == file.parent else folder.name}")
-    command = told.pop("command")
-    assert told == json.loads(json.dumps(study.to_json())), "the definition changed after it was run"
-    assert command.startswith("caddie study")
-    assert [(row["label"], row["seed"]) for row in rows] == [
-        (one, seed) for one in study.labels for seed in study.seeds
-    ]
-    assert {row["diff"] == study.shown(row["label"]) for row in rows} == {True}
-    for name in ("scorer_sha256", "workers"):
-        assert len({row[name] for row in rows if row["state"] == "finished"}) == 1
-    report = markdown(findings({**told, "command": command}, rows))
-    assert (folder / "report.md").read_text() == report, f"write it anew: caddie report {folder.relative_to(ROOT)}"
-    assert (folder / "report.html").stat().st_size > 10_000
+def test_hardest_shards_come_first(told: dict[str, Any]) -> None:
+    hardest = told["hardest"]
+    assert sorted(hardest["order"]) == list(range(40))
+    assert all(hardest["same"]), "the same batches in another order"
+    assert min(hardest["ids"][:8]) > 100 > max(hardest["ids"][-8:]), "noise compresses worst"
+
+
+def test_what_was_found_is_what_the_results_say(told: dict[str, Any]) -> None:
+    for folder in KEPT:
+        rows, described = read_rows(folder / RESULTS), json.loads((folder / "study.json").read_text())
+        study = told["studies"][str(folder.relative_to(ROOT / "studies"))]
+        assert described["command"].startswith("caddie study")
+        assert described == {**study["described"], "command": described["command"]}, "it changed after it was run"
+        labels = study["shown"].items()
+        assert [(row["label"], row["seed"]) for row in rows] == [
+            (label, seed) for label, _ in labels for seed in described["seeds"]
+        ]
+        assert all(row["diff"] == study["shown"][row["label"]] for row in rows)
+        for name in ("scorer_sha256", "workers"):
+            assert len({row[name] for row in rows if row["state"] == "finished"}) == 1
+        report = markdown(findings(described, rows))
+        assert (folder / "report.md").read_text() == report, f"write it anew: caddie report {folder.relative_to(ROOT)}"
+        assert (folder / "report.html").stat().st_size > 10_000
 
 
 def test_the_results_page_has_their_verdicts() -> None:

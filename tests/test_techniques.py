@@ -68,7 +68,8 @@ def test_the_page_is_up_to_date() -> None:
 def test_every_socket_and_everything_known_is_found() -> None:
     known = {socket.name: {variant.name for variant in socket.variants} for socket in sockets()}
     for cls in configs():
-        if inspect.isabstract(cls) and variants(cls):
+        studied = cls.__module__.startswith("caddie.lab.")  # a study's settings stand in no recipe
+        if inspect.isabstract(cls) and variants(cls) and not studied:
             assert known[cls.__name__] == set(variants(cls))
     shown = {name for names in known.values() for name in names}
     assert {cls.__name__ for cls in configs() if cls.techniques} <= shown | set(known)

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import click
 
-from caddie.cli import board, lab, line, model, shelf, study
+from caddie.cli import board, doctor, lab, line, model, shelf, study
 from caddie.exits import end
 
 # Modules that need torch are imported inside the verbs, so that --help answers at once.
@@ -18,7 +18,7 @@ from caddie.exits import end
         *[line.run, line.train, line.pack, line.verify, line.score],
         *[model.sample, model.compress, model.decompress],
         *[study.study, study.ablate, study.sweep, study.trial],
-        *[lab.report, lab.compare, board.board],
+        *[lab.report, lab.compare, board.board, doctor.doctor],
         *[shelf.data, shelf.recipes, shelf.techniques, shelf.diff],
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

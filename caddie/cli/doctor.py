@@ -1,0 +1,45 @@
+"""The verb that looks at a machine before time or money is spent on it: doctor."""
+
+from __future__ import annotations
+
+import click
+
+from caddie.cli.options import options, settings_argument, tell
+from caddie.errors import CheckFailed
+
+
+@click.command()
+@click.argument("recipe", default="tiny")
+@settings_argument
+@options("seconds", "gpus")
+@click.option("--price", type=click.FloatRange(0.0), help="Price of this machine for an hour, to estimate the cost.")
+@click.option("--quick", is_flag=True, help="Time no steps; estimate from the reference rate, if there is one.")
+@options("json", "quiet")
+def doctor(
+    recipe: str,
+    settings: tuple[str, ...],
+    seconds: float | None,
+    gpus: int,
+    price: float | None,
+    quick: bool,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Say what is on this machine, what is wrong with it, and whether to start RECIPE here; tiny unless named.
+
+    Takes a recipe and its settings as `caddie run` does. Nothing is changed. The exit status is 0 for go and
+    1 for no-go.
+    """
+    from caddie.display import Display
+    from caddie.doctor import examine
+
+    if "=" in recipe:
+        recipe, settings = "tiny", (recipe, *settings)
+    if seconds is not None:
+        settings = (*settings, f"train.seconds={seconds!r}")
+    with Display(quiet=quiet) as display:
+        found = examine(recipe, settings, world=gpus, price=price, quick=quick, note=display.note)
+    tell(found.to_json(), as_json, found.text())
+    if not found.go:
+        raise CheckFailed(found.verdict())
+    return 0

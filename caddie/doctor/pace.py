@@ -1,0 +1,226 @@
+"""How fast training steps of a recipe are here: twenty of them, on random tokens, in a process of their own.
+
+The process may be killed, by the clock or by the system for its memory, and the doctor tells of it. What is timed is
+the trainer of real runs after its own rehearsal, with the recipe's loader, on documents of made-up lengths.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from math import ceil
+from typing import Any
+
+import numpy as np
+import torch
+
+from caddie import container
+from caddie.config import parse_assignment
+from caddie.data import Prefetch, Tokens
+from caddie.distributed import Ranks, local_device
+from caddie.errors import CheckFailed, UserError
+from caddie.forecast import Forecaster
+from caddie.model import GPT, build
+from caddie.recipe import Recipe, find
+from caddie.result import device_name
+from caddie.schedules import Stairs, Whole, all_values, value_at, whole_at
+from caddie.tables import one_line
+from caddie.trainer import Train, Trainer
+
+STEPS = 20
+PATIENCE_SECONDS = 120.0
+"""On a CPU, steps that would take longer, the rehearsal's among them, are not done; rows are timed in their place."""
+LONGEST_SECONDS = 600.0
+"""After which the process is killed."""
+_LOOK_SECONDS = 1.5
+_CHOICES = 9
+"""Steps that the rehearsal takes to choose threads and number format."""
+_BOS = 1
+_DOCUMENT_TOKENS = 600
+"""Mean length of the made-up documents, about that of web pages."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What one process of a run was timed at."""
+
+    seconds_per_token: tuple[tuple[float, float], ...]
+    """Progress from which on it holds, and seconds; one pair for each shape that the graph has over the run."""
+    steps: int
+    """Timed; 0 where only rows were."""
+    rehearsal_seconds: float
+    device: str
+    precision: str
+    threads: int
+    attention: str
+    peak_bytes: int
+    """Most memory that the process took, of the GPU where there is one."""
+    artifact_bytes: int
+    """What weights that have learned nothing would make, without tokenizer and source."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """At the start of the run."""
+        return 1.0 / self.seconds_per_token[0][1]
+
+
+def measured(
+    name: str, settings: Sequence[str], processes: int, watch: Callable[[], None] = lambda: None
+) -> Pace | str:
+    """The pace of a recipe here, or why there is none. `watch` is called every other second while it is measured."""
+    asked = json.dumps([name, list(settings), processes])
+    command = [sys.executable, "-c", "from caddie.doctor import pace; pace.answer()", asked]
+    deadline = time.monotonic() + LONGEST_SECONDS
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True
+    ) as process:
+        try:
+            while True:
+                try:
+                    told, noise = process.communicate(timeout=_LOOK_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    if time.monotonic() > deadline:
+                        return f"it took more than {LONGEST_SECONDS:,.0f} seconds"
+                    watch()
+        finally:
+            with suppress(OSError):  # it has ended, and with it the processes that compile for it
+                os.killpg(process.pid, signal.SIGKILL)
+    return _read(process.returncode, told, noise)
+
+
+def _read(status: int, told: bytes, noise: bytes) -> Pace | str:
+    """What the process said last; libraries may have printed before it."""
+    if status == 0:
+        try:
+            found = json.loads(told.splitlines()[-1])
+            if isinstance(found, str):
+                return found
+            return Pace(**{**found, "seconds_per_token": tuple(map(tuple, found["seconds_per_token"]))})
+        except (ValueError, TypeError, KeyError, IndexError):
+            pass
+    if status < 0:
+        return (
+            f"its process was ended by signal {-status}{', as the system does when memory is short' * (status == -9)}"
+        )
+    last = noise.decode("utf-8", "replace").strip().splitlines()[-1:]
+    return one_line(f"its process failed with status {status}: {' '.join(last)}")
+
+
+def named(name: str, settings: Sequence[str]) -> Recipe:
+    """The recipe of this name with settings of the form PATH=VALUE."""
+    return find(name).but(dict(map(parse_assignment, settings)))
+
+
+def answer() -> None:
+    """The other process: measure what the command line names, print one line of JSON."""
+    name, settings, processes = json.loads(sys.argv[1])
+    told: Any
+    try:
+        told = asdict(measure(named(name, settings), processes))
+    except (UserError, CheckFailed, MemoryError, RuntimeError) as error:
+        told = one_line(str(error) or "not enough memory")
+    print(f"\n{json.dumps(told)}")
+
+
+def measure(recipe: Recipe, processes: int, steps: int = STEPS) -> Pace:
+    """Time steps of one of so many processes in this one; what they exchange is not in it."""
+    ranks, train = Ranks(device=local_device()), _share(recipe.train, processes)
+    artifact_bytes = _forecast(recipe)
+    if ranks.device.type == "cpu":
+        torch.set_num_threads(max(1, torch.get_num_threads() // processes))  # as when so many are started
+        rows = train.but(batch_tokens=train.longest_row, micro_batches=1, rehearsal_steps=1)
+        rough = _timed(recipe.model, rows, ranks, 0, artifact_bytes)
+        shapes = len(rough.seconds_per_token)
+        before = _CHOICES + shapes * train.rehearsal_steps
+        most = max(all_values(train.batch_tokens)) * max(seconds for _, seconds in rough.seconds_per_token)
+        if (before + max(steps, shapes)) * most > PATIENCE_SECONDS:
+            return rough
+    return _timed(recipe.model, train, ranks, steps, artifact_bytes)
+
+
+def _timed(gpt: GPT, train: Train, ranks: Ranks, steps: int, artifact_bytes: int) -> Pace:
+    """So many steps, shared by the shapes that the run goes through, each shape once at least."""
+    trainer = Trainer(gpt, train, 0, ranks)
+    stream = train.loader.build(
+        [_documents(gpt.vocabulary, 8 * trainer.micro_tokens)],
+        tokens=trainer.micro_tokens,
+        sequence_length=train.longest_row,
+        seed=0,
+        bos=_BOS,
+    )
+    rows = stream.micro_batch(0).inputs.shape
+    began = time.perf_counter()
+    precision, threads = trainer.rehearse(train.budget, rows)
+    rehearsal_seconds = time.perf_counter() - began
+    found = []
+    moments = trainer.shapes(train.budget).values()
+    each = ceil(steps / len(moments)) or 1
+    with Prefetch(stream.micro_batch, trainer.indices(0), ready=4) as batches:
+        for moment in moments:
+            lr_scale = value_at(train.lr_schedule, moment)
+            _wait(ranks)
+            began = time.perf_counter()
+            for _ in range(each):
+                trainer.step(batches, moment, _BOS)
+                trainer.forget_gradients()
+                trainer.watch(moment, lr_scale)
+            _wait(ranks)
+            tokens = each * whole_at(train.batch_tokens, moment)
+            found.append((moment.progress, (time.perf_counter() - began) / tokens))
+    on_gpu = ranks.device.type == "cuda"
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return Pace(
+        seconds_per_token=tuple(found),
+        steps=each * len(moments) if steps else 0,
+        rehearsal_seconds=rehearsal_seconds,
+        device=device_name(ranks.device, threads),
+        precision=precision,
+        threads=threads,
+        attention=trainer.attention(rows[1]),
+        peak_bytes=torch.cuda.max_memory_allocated() if on_gpu else peak,
+        artifact_bytes=artifact_bytes,
+    )
+
+
+def _wait(ranks: Ranks) -> None:
+    """Until the GPU has done what it was told."""
+    if ranks.device.type == "cuda":
+        torch.cuda.synchronize(ranks.device)
+
+
+def _share(train: Train, processes: int) -> Train:
+    """What one of so many processes does of each step."""
+    tokens = train.batch_tokens
+    part: Whole
+    if isinstance(tokens, Stairs):
+        part = replace(tokens, values=tuple(value // processes for value in tokens.values))
+    else:
+        part = tokens // processes
+    return train.but(batch_tokens=part, micro_batches=train.micro_batches // processes)
+
+
+def _documents(vocabulary: int, count: int) -> Tokens:
+    """Random tokens, in documents of random lengths."""
+    chance = np.random.default_rng(0)
+    tokens = chance.integers(_BOS + 1, vocabulary, count, dtype=np.uint16)
+    tokens[chance.random(count) < 1 / _DOCUMENT_TOKENS] = _BOS
+    tokens[0] = _BOS
+    return tokens
+
+
+def _forecast(recipe: Recipe) -> int:
+    """Bytes of the weights as they start, packed as the recipe says; a run foretells the same before its first step."""
+    forecaster = Forecaster(recipe.model, recipe.compress, lambda readers, sections: len(container.pack(sections)))
+    weights = dict(build(recipe.model, 0, torch.device("cpu")).named_parameters())
+    return forecaster.forecast(weights, anew=True).file_bytes
