@@ -6,6 +6,7 @@ import json
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 import time
@@ -36,6 +37,9 @@ from caddie.schedules import Stairs
 
 GIB = 1 << 30
 
+SLEEP = f"{shlex.quote(sys.executable)} -S -c 'import time; time.sleep(30)'"
+"""What a shell can be told to wait with on any machine."""
+
 
 def levels(found: list[Finding]) -> list[str]:
     return [finding.level for finding in found]
@@ -60,12 +64,12 @@ def test_a_program_that_hangs_fails_or_floods_is_ended() -> None:
     assert output(["/bin/sh", "-c", "echo one; echo two >&2"], 5) == "one\n"
     began = time.monotonic()
     with pytest.raises(TimeoutError, match=r"/bin/sh gave no answer within 0\.1 seconds"):
-        output(["/bin/sh", "-c", "sleep 30 & sleep 30"], 0.1)  # the child that holds the pipe is ended too
+        output(["/bin/sh", "-c", f"{SLEEP} & {SLEEP}"], 0.1)  # the child that holds the pipe is ended too
     assert time.monotonic() - began < 5
     with pytest.raises(ValueError, match="failed with status 9"):
         output(["/bin/sh", "-c", "echo partly; exit 9"], 5)
     with pytest.raises(ValueError, match="printed more than 4,194,304 bytes"):
-        output(["/bin/sh", "-c", "yes"], 20)
+        output([sys.executable, "-S", "-c", "while True: print('y' * 999)"], 20)
     with pytest.raises(FileNotFoundError):
         output(["no-such-program"], 5)
 
@@ -420,7 +424,7 @@ def test_the_driver_is_asked_and_never_waited_for(
     with pytest.raises(ValueError, match="failed with status 9"):
         nvidia.look()
     monkeypatch.setattr(nvidia, "SECONDS", 0.1)
-    driver("sleep 30")
+    driver(SLEEP)
     with pytest.raises(TimeoutError):
         nvidia.look()
     monkeypatch.setattr(nvidia.shutil, "which", lambda name: None)
@@ -649,7 +653,7 @@ def test_the_process_that_measures_is_watched_and_ended(monkeypatch: pytest.Monk
     looks: list[int] = []
     popen = subprocess.Popen
     monkeypatch.setattr(pace, "_LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(pace.subprocess, "Popen", lambda command, **given: popen(["sleep", "30"], **given))
+    monkeypatch.setattr(pace.subprocess, "Popen", lambda command, **given: popen(shlex.split(SLEEP), **given))
     monkeypatch.setattr(pace, "LONGEST_SECONDS", 0.2)
     began = time.monotonic()
     assert pace.measured("tiny", (), 1, lambda: looks.append(1)) == "it took more than 0 seconds"
