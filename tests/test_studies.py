@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,3 +65,21 @@ def test_the_results_page_has_their_verdicts() -> None:
     for folder in KEPT:
         verdicts = (folder / "report.md").read_text().partition("## Verdicts")[2].partition("\n## ")[0].strip()
         assert verdicts in page, f"docs/results lacks the verdicts of {folder.name}"
+
+
+def test_the_log_says_what_the_results_say() -> None:
+    """Every signed number of an entry that names a study is a difference, a claim or a rank correlation of it."""
+    entries = (ROOT / "docs" / "log.md").read_text().split("\n## ")
+    for folder in KEPT:
+        if folder.name == "study_seconds":  # nothing was decided, and the log is silent
+            continue
+        name = str(folder.relative_to(ROOT / "studies")).replace("/", "`, `")
+        entry = next(entry for entry in entries if f"`studies/{name}`" in entry)
+        facts = findings(json.loads((folder / "study.json").read_text()), read_rows(folder / RESULTS))
+        known = [one["difference"] for one in facts["verdicts"]]
+        known += [one["claim"]["difference"] for one in facts["verdicts"] if one["claim"]]
+        known += [row["spearman"] for row in facts["early"]["rows"]]
+        for number in re.findall(r"(?<![\w.])[+-]\d+\.\d+", entry):
+            digits = len(number.partition(".")[2])
+            found = any(value is not None and abs(value - float(number)) <= 0.51 * 10**-digits for value in known)
+            assert found, f"{number} in the log's entry on {name} is nowhere in its results"
