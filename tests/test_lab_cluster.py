@@ -408,7 +408,7 @@ def test_a_cluster_that_loses_a_machine(machines: tuple[str, list[Machine]], los
     (one,) = hit
     begun = [event["step"] for event in events(one) if event["event"] == "start"]
     assert len(begun) == 2, "the loss hit a run in the middle of its training"
-    assert 0 < begun[1] < 300, "which went on from its checkpoint"
+    assert 0 < begun[1] <= 300, "which went on from its checkpoint, or the end that a standing machine still reached"
     for run in runs:
         if run.name.startswith(("base", "rate")):  # the others begin with the log of one of these
             names = [event["event"] for event in events(run)]
