@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,10 +12,8 @@ from torch import Tensor
 from caddie.config import Config, Positive, Technique
 from caddie.model.embedding import TokenTable
 from caddie.model.linear import Delta, Linear, adapted
-from caddie.ops import polynomial_softcap, rms_norm, softcap
+from caddie.ops import SOFTCAPS, Softcap, cross_entropy, rms_norm, softcap
 from caddie.parameters import Constant, FanIn, Part
-
-_SOFTCAPS = {"tanh": softcap, "polynomial": polynomial_softcap}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +31,7 @@ class Head(Config):
 
     softcap: Positive | None = 30.0
     """Bound of the logits, or none."""
-    softcap_form: Literal["tanh", "polynomial"] = "tanh"
+    softcap_form: Softcap = "tanh"
     """What the bound is approached along."""
     bias: bool = False
     """Whether each id has a learned offset, as in the ternary record."""
@@ -59,14 +57,30 @@ class HeadModule(Part):
     def logits(self, h: Tensor, embedding: TokenTable) -> Tensor:
         """Logits of the normed stream h (B, T, width), not yet capped."""
 
-    def forward(self, x: Tensor, embedding: TokenTable) -> Tensor:
-        """Norm, logits, delta, cap."""
+    def uncapped(self, x: Tensor, embedding: TokenTable) -> Tensor:
+        """Norm, logits, delta."""
         h = rms_norm(x)
         logits = adapted(self.logits(h, embedding), self.delta, h)
-        if self.bias is not None:
-            logits = logits + self.bias.to(logits.dtype)
-        cap = self.config.softcap
-        return logits if cap is None else _SOFTCAPS[self.config.softcap_form](logits, cap)
+        return logits if self.bias is None else logits + self.bias.to(logits.dtype)
+
+    def forward(self, x: Tensor, embedding: TokenTable) -> Tensor:
+        """Norm, logits, delta, cap."""
+        logits, cap = self.uncapped(x, embedding), self.config.softcap
+        if cap is None:
+            return logits
+        form = self.config.softcap_form
+        return softcap(logits, cap) if form == "tanh" else SOFTCAPS[form](logits, cap)
+
+    def losses(self, logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
+        """What is descended and the cross-entropy in it, (B · T,) in float32, from uncapped logits and ids (B, T).
+
+        The cap, the loss and their gradient are one operation (`caddie.ops.cross_entropy`), which is why training does
+        not go through capped logits.
+        """
+        logits, targets, cap = logits.flatten(0, 1), targets.flatten(), self.config.softcap
+        if cap is None:
+            return cross_entropy(logits, targets, z_loss=z_loss)
+        return cross_entropy(logits, targets, cap, self.config.softcap_form, z_loss)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, TypeGuard
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from caddie.config import Config, Range, Technique
-from caddie.model.linear import Dense, LinearMap
+from caddie.model.linear import Dense, Linear, LinearMap
+from caddie.ops import choose, squared, squared_mlp
 from caddie.parameters import Part
 
 
@@ -90,9 +91,22 @@ class _Squared(Part):
         self.down = config.linear.build_output(config.hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        up = self.up(x)
-        y: Tensor = self.down((F.leaky_relu(up, self.slope) if self.slope else F.relu(up)).square())
+        if choose("squared_mlp", x.device, x.dtype) != "plain" and _bare(self.up) and _bare(self.down):
+            return squared_mlp(x, _seen(self.up, x), _seen(self.down, x), self.slope)
+        y: Tensor = self.down(squared(self.up(x), self.slope))
         return y
+
+
+def _bare(layer: Part) -> TypeGuard[Linear]:
+    """Whether a layer is a product with its weight and nothing else, so that no one misses its being called."""
+    if not isinstance(layer, Linear) or layer.normed or layer.delta is not None:
+        return False
+    return not layer._forward_pre_hooks and not layer._forward_hooks
+
+
+def _seen(layer: Linear, x: Tensor) -> Tensor:
+    """The weight that a forward sees."""
+    return (layer.weight if layer.view is None else layer.view(layer.weight)).to(x.dtype)
 
 
 class _SwiGLU(Part):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from caddie.config import Fraction, Range, Technique
 from caddie.distributed import Ranks
 from caddie.errors import UserError
+from caddie.ops import gram, gram_polynomial
 from caddie.optim.optimizer import Optimizer, Updater, sum_of_squares
 from caddie.schedules import Moment, NonNegativeNumber, value_at
 
@@ -43,10 +44,12 @@ def newton_schulz(matrices: Tensor, steps: int, coefficients: Coefficients = "cl
     tall = matrices.shape[-2] > matrices.shape[-1]
     oriented = matrices.mT if tall else matrices
     x: Tensor = oriented / (torch.linalg.matrix_norm(oriented, keepdim=True) + 1e-7)
+    x = x.reshape(-1, *oriented.shape[-2:])
     for step in range(steps):
         a, b, c = triples[min(step, len(triples) - 1)]
-        gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        # The sum inside of the product: a fifth faster on a CPU, and half the rounding error in bfloat16.
+        x = torch.baddbmm(x, gram_polynomial(gram(x), b, c), x, beta=a)
+    x = x.view(oriented.shape)
     return x.mT if tall else x
 
 
@@ -222,8 +225,11 @@ class _MuonUpdater(Updater):
         for bank, update in zip(self.banks, updates, strict=True):
             rows, columns = bank.parameters[0].shape
             scale = lr * max(1.0, rows / columns) ** 0.5
-            for parameter, one in zip(bank.parameters, update(), strict=False):  # without the filling
-                parameter.mul_(decay).add_(one.to(parameter.dtype), alpha=-scale)
+            weights: list[Tensor] = [*bank.parameters]
+            if decay != 1.0:
+                torch._foreach_mul_(weights, decay)
+            steps = update()[: len(weights)].to(weights[0].dtype)  # without the filling
+            torch._foreach_add_(weights, steps.unbind(), alpha=-scale)
 
     def _update(self, bank: _Bank, gradient: Tensor, momentum: float) -> Tensor:
         """Orthogonalized updates of this rank's share; the gradient is used up."""

@@ -1,0 +1,160 @@
+"""Fused operations beside their references, forward and backward, in one run; and whole training steps with each.
+
+python bench/kernels.py [RECIPE]
+
+Operations on random data at the shapes of a run, every implementation in turn, best of several. On a GPU references are
+compiled, as training compiles them, and errors against float32 are shown too, since nothing else there has checked the
+kernels. Then steps of RECIPE (baseline_mini): all references, what the program chooses, and each fused one alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from caddie.data import Batch
+from caddie.distributed import Ranks
+from caddie.ops import IMPLEMENTATIONS, asking, choose, plain
+from caddie.ops.choice import implementation
+from caddie.recipe import find
+from caddie.schedules import Budget, Moment
+from caddie.trainer import Trainer
+
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if GPU else "cpu")
+REPEATS = 20 if GPU else 7
+REFERENCES = dict.fromkeys(IMPLEMENTATIONS, "plain")
+
+
+def milliseconds(work: Callable[[], object]) -> float:
+    """Time of one call, the device waited for."""
+    if GPU:
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    work()
+    if GPU:
+        torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - begin)
+
+
+def operations() -> list[tuple[str, str, tuple[Tensor, ...], tuple[object, ...]]]:
+    """Operation, what is said of its size, tensors, settings."""
+    sizes = [(65_536, 1024), (32_768, 8192)] if GPU else [(2048, 1024), (4096, 1024), (2048, 2048), (2048, 8192)]
+    mlps = [(65_536, 512, 1024), (65_536, 512, 2048)] if GPU else [(2048, 128, 256), (2048, 192, 768)]
+    banks = [(18, 512, 512), (9, 512, 1024), (11, 512, 2048)] if GPU else []
+    found: list[tuple[str, str, tuple[Tensor, ...], tuple[object, ...]]] = []
+    for dtype in (torch.bfloat16,) if GPU else (torch.bfloat16, torch.float32):
+
+        def random(*shape: int, scale: float = 1.0, dtype: torch.dtype = dtype) -> Tensor:
+            return (scale * torch.randn(shape, device=DEVICE)).to(dtype)
+
+        for rows, columns in sizes:
+            targets = torch.randint(columns, (rows,), device=DEVICE)
+            settings = (targets, 30.0, "tanh", 0.0)
+            found.append(("cross_entropy", f"{rows} x {columns}", (random(rows, columns, scale=4.0),), settings))
+        for rows, width, hidden in mlps:
+            x, up, down = random(rows, width), random(hidden, width, scale=width**-0.5), random(width, hidden)
+            found.append(("squared", f"{rows} x {hidden}", (random(rows, hidden),), (0.5,)))
+            found.append(("squared_mlp", f"{rows} x {width} x {hidden}", (x, up, down), (0.5,)))
+        for shape in banks:
+            matrices = random(*shape, scale=shape[-1] ** -0.5)
+            found.append(("gram", " x ".join(map(str, shape)), (matrices,), ()))
+            found.append(("gram_polynomial", f"{shape[1]} squared", (plain.gram(matrices),), (-4.775, 2.0315)))
+    return found
+
+
+def one_call(
+    operation: str, name: str, tensors: tuple[Tensor, ...], settings: tuple[object, ...]
+) -> Callable[[], list[Tensor]]:
+    """A forward, and where the operation has one a backward; gives result and gradients."""
+    function = implementation(operation, name)
+    function = torch.compile(function, dynamic=False) if GPU and name == "plain" else function
+
+    def call() -> list[Tensor]:
+        if operation.startswith("gram"):
+            return [function(*tensors, *settings)]
+        leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+        result = function(*(leaf.view_as(leaf) for leaf in leaves), *settings)
+        result = result[0].mean() if isinstance(result, tuple) else result
+        slopes = torch.autograd.grad(result, leaves, None if result.ndim == 0 else torch.ones_like(result))
+        return [result.detach(), *slopes]
+
+    return call
+
+
+def error(found: list[Tensor], right: list[Tensor]) -> float:
+    """The largest relative error among result and gradients."""
+    return max(float((a.double() - b.double()).norm() / b.double().norm()) for a, b in zip(found, right, strict=True))
+
+
+def compare() -> None:
+    """A line for each operation, size and implementation."""
+    for operation, size, tensors, settings in operations():
+        names = list(IMPLEMENTATIONS[operation])
+        names = [name for name in names if name == "plain" or (name == "Triton") == GPU]
+        if len(names) == 1:
+            continue
+        exact = one_call(operation, "plain", tuple(tensor.float() for tensor in tensors), settings)()
+        calls = {name: one_call(operation, name, tensors, settings) for name in names}
+        errors = {name: error(call(), exact) for name, call in calls.items()}
+        best = dict.fromkeys(names, float("inf"))
+        for _ in range(REPEATS):
+            for name, call in calls.items():
+                best[name] = min(best[name], milliseconds(call))
+        dtype = str(tensors[0].dtype).removeprefix("torch.")
+        chosen = choose(operation, DEVICE, tensors[0].dtype)
+        for name in names:
+            print(
+                f"{operation:16} {dtype:8} {size:22} {name:8} {best[name]:8.3f} ms, {best['plain'] / best[name]:5.2f} "
+                f"times the reference, error {errors[name]:.1e}{', chosen' if name == chosen else ''}",
+                flush=True,
+            )
+
+
+def steps(name: str) -> None:
+    """Training steps with all references, with what is chosen, and with each kernel alone."""
+    recipe = find(name)
+    variants: dict[str, dict[str, str]] = {"references": REFERENCES, "chosen": {}}
+    for operation, names in IMPLEMENTATIONS.items():
+        if (fused := "Triton" if GPU else "by hand") in names:
+            variants[f"{operation} alone"] = {**REFERENCES, operation: fused}
+    config = recipe.train
+    rows = config.micro_tokens(1) // config.longest_row, config.longest_row
+    ids = np.random.default_rng(0).integers(0, recipe.model.vocabulary, (2, *rows))
+    moment = Moment(0, 0.0, Budget(steps=1000))
+    for dtype in (torch.bfloat16,) if GPU else (torch.bfloat16, torch.float32):
+        trainers = {}
+        for variant in variants:
+            trainers[variant] = Trainer(recipe.model, config, 0, Ranks(device=DEVICE))
+            trainers[variant].dtype = dtype
+        best = dict.fromkeys(variants, float("inf"))
+        for repeat, variant in itertools.product(range(REPEATS + 3), variants):
+            with asking(**variants[variant]):
+                batches = itertools.repeat(Batch(*ids))
+                spent = milliseconds(lambda: trainers[variant].step(batches, moment, bos=-1))  # noqa: B023
+            best[variant] = min(best[variant], spent) if repeat > 2 else best[variant]
+        for variant, spent in best.items():
+            label = str(dtype).removeprefix("torch.")
+            print(
+                f"{name} {label:8} {variant:24} {spent:9.2f} ms a step, {best['references'] / spent:.3f} times",
+                flush=True,
+            )
+
+
+def main() -> None:
+    """Print both tables."""
+    if not GPU:
+        torch.set_num_threads(1)
+    print(f"{torch.cuda.get_device_name() if GPU else 'one CPU thread'}, torch {torch.__version__}")
+    compare()
+    steps(sys.argv[1] if len(sys.argv) > 1 else "baseline_mini")
+
+
+if __name__ == "__main__":
+    main()

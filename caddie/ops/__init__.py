@@ -1,0 +1,44 @@
+"""The few tensor functions that every model shares: plain references, and faster versions of some of them.
+
+Those with several implementations go through `choice`, which picks one by device and dtype.
+"""
+
+from caddie.ops.choice import (
+    IMPLEMENTATIONS,
+    asking,
+    choose,
+    cross_entropy,
+    gram,
+    gram_polynomial,
+    normed_rotation,
+    rms_norm,
+    softcap,
+    squared,
+    squared_mlp,
+)
+from caddie.ops.plain import (
+    SOFTCAPS,
+    Softcap,
+    exclusive,
+    polynomial_softcap,
+    rotate,
+)
+
+__all__ = [
+    "IMPLEMENTATIONS",
+    "SOFTCAPS",
+    "Softcap",
+    "asking",
+    "choose",
+    "cross_entropy",
+    "exclusive",
+    "gram",
+    "gram_polynomial",
+    "normed_rotation",
+    "polynomial_softcap",
+    "rms_norm",
+    "rotate",
+    "softcap",
+    "squared",
+    "squared_mlp",
+]

@@ -1,0 +1,151 @@
+"""The loss in Triton: cap, cross-entropy and their gradient, without a float32 copy of the logits.
+
+The forward reads the logits once and keeps the log of the denominator; the backward reads them once more and writes
+their gradient in their own dtype (cf. Liger Kernel, arXiv 2410.10989; openai/parameter-golf, 2026-04-27).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+
+from caddie.ops.plain import Softcap
+
+FORMS = {None: 0, "tanh": 1, "polynomial": 2}
+BLOCK = 4096
+"""Logits of a row that a program holds at a time, at most."""
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _cap(x, cap, form: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What `x` is capped to."""
+    y = x
+    if form == 1:
+        y = cap * (1.0 - 2.0 / (tl.exp(2.0 * x / cap) + 1.0))
+    if form == 2:
+        u = tl.minimum(tl.maximum(x / cap, -2.0), 2.0)
+        y = cap * tl.minimum(tl.maximum(u * (1.0 - u * u / 3.0 + u * u * u * u / 15.0), -1.0), 1.0)
+    return y
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _slope(x, y, cap, form: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The derivative of `y`, what `x` is capped to."""
+    slope = tl.full(x.shape, 1.0, tl.float32)
+    if form == 1:
+        slope = 1.0 - (y / cap) * (y / cap)
+    if form == 2:
+        u = x / cap
+        p = u * (1.0 - u * u / 3.0 + u * u * u * u / 15.0)
+        slope = tl.where((tl.abs(u) <= 2.0) & (tl.abs(p) <= 1.0), 1.0 - u * u + u * u * u * u / 3.0, 0.0)
+    return slope
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _forward(  # type: ignore[no-untyped-def]
+    logits, targets, descended, entropies, denominators, columns, cap, z_loss, form: tl.constexpr, block: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * columns
+    top = float("-inf")
+    total = 0.0
+    for first in range(0, columns, block):
+        column = first + tl.arange(0, block)
+        y = _cap(tl.load(logits + column, mask=column < columns, other=0.0).to(tl.float32), cap, form)
+        y = tl.where(column < columns, y, float("-inf"))
+        above = tl.maximum(top, tl.max(y, 0))
+        total = total * tl.exp(top - above) + tl.sum(tl.exp(y - above), 0)
+        top = above
+    denominator = top + tl.log(total)
+    target = tl.load(targets + row)
+    known = (target >= 0) & (target < columns)
+    right = _cap(tl.load(logits + target, mask=known, other=float("nan")).to(tl.float32), cap, form)
+    tl.store(denominators + row, denominator)
+    tl.store(entropies + row, denominator - right)
+    tl.store(descended + row, denominator - right + z_loss * denominator * denominator)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _backward(  # type: ignore[no-untyped-def]
+    logits, targets, denominators, slopes, gradient, columns, cap, z_loss, form: tl.constexpr, block: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    inside = column < columns
+    x = tl.load(logits + row * columns + column, mask=inside, other=0.0).to(tl.float32)
+    y = _cap(x, cap, form)
+    denominator = tl.load(denominators + row)
+    change = tl.exp(y - denominator) * (1.0 + 2.0 * z_loss * denominator)
+    change = tl.where(column == tl.load(targets + row), change - 1.0, change)
+    change = change * _slope(x, y, cap, form) * tl.load(slopes + row)
+    tl.store(gradient + row * columns + column, change.to(gradient.dtype.element_ty), mask=inside)
+
+
+def _traceable(kernel: Any, tensor: Tensor) -> Any:
+    """The kernel as compiled graphs can see it; the interpreter's, which works on a CPU's tensors, needs nothing."""
+    return wrap_triton(kernel) if tensor.is_cuda else kernel
+
+
+def _block(columns: int) -> int:
+    return min(BLOCK, 1 << max(4, (columns - 1).bit_length()))
+
+
+@triton_op("caddie::cross_entropy", mutates_args={})
+def _cross_entropy(
+    logits: Tensor, targets: Tensor, cap: float, form: int, z_loss: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    logits = logits.contiguous()
+    rows, columns = logits.shape
+    descended, entropies, denominators = (logits.new_empty(rows, dtype=torch.float32) for _ in range(3))
+    block = _block(columns)
+    _traceable(_forward, logits)[(rows,)](
+        logits, targets, descended, entropies, denominators, columns, cap, z_loss, form, block, num_warps=8
+    )
+    return descended, entropies, denominators
+
+
+@triton_op("caddie::cross_entropy_backward", mutates_args={})
+def _cross_entropy_backward(
+    logits: Tensor, targets: Tensor, denominators: Tensor, slopes: Tensor, cap: float, form: int, z_loss: float
+) -> Tensor:
+    logits = logits.contiguous()
+    rows, columns = logits.shape
+    gradient = torch.empty_like(logits)
+    block = _block(columns)
+    _traceable(_backward, logits)[(rows, triton.cdiv(columns, block))](
+        logits, targets, denominators, slopes.contiguous(), gradient, columns, cap, z_loss, form, block, num_warps=8
+    )
+    return gradient
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, cap: float, form: int, z_loss: float
+    ) -> tuple[Tensor, Tensor]:
+        descended, entropies, denominators = _cross_entropy(logits, targets, cap, form, z_loss)
+        ctx.save_for_backward(logits, targets, denominators)
+        ctx.settings = cap, form, z_loss
+        ctx.mark_non_differentiable(entropies)
+        return descended, entropies
+
+    @staticmethod
+    def backward(ctx: Any, slopes: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        return _cross_entropy_backward(*ctx.saved_tensors, slopes, *ctx.settings), None, None, None, None
+
+
+def cross_entropy(
+    logits: Tensor, targets: Tensor, cap: float | None = None, form: Softcap = "tanh", z_loss: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """As `plain.cross_entropy`; between the logits' dtype and the gradient's, arithmetic is in float32.
+
+    A target that is no id gives NaN, where the reference raises.
+    """
+    number = FORMS[None if cap is None else form]
+    descended, entropies = _CrossEntropy.apply(logits, targets, cap or 1.0, number, z_loss)  # type: ignore[no-untyped-call]
+    return descended, entropies
