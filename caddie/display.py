@@ -32,6 +32,14 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def start_line(event: Mapping[str, Any]) -> str:
+    """What the rehearsal chose, from the `start` event of the log."""
+    threads = "1 thread" if event["threads"] == 1 else f"{event['threads']} threads"
+    compiled = "compiled" if event["compiled"] else "not compiled"
+    attention = f", attention by {event['attention']}" if event["attention"] else ""
+    return f"{event['precision']}, {threads}, {compiled}{attention}"
+
+
 def step_line(event: Mapping[str, Any]) -> str:
     """Step, loss, bits per byte if the event has an estimate, speed and time left, from a `step` event of the log."""
     progress, seconds = event["progress"], event["seconds"]
@@ -106,6 +114,10 @@ class Display:
             self.note(name)
         self._phase, self._began, self._last_step = name, self.now(), ""
         self._last_line, self._last_tenth = -math.inf, -1
+
+    def start(self, event: Mapping[str, Any]) -> None:
+        """Show what the rehearsal chose, from a `start` event of the log."""
+        self.note(start_line(event))
 
     def step(self, event: Mapping[str, Any]) -> None:
         """Show a `step` event of the log; off a terminal, only at each tenth of the budget or once a minute."""

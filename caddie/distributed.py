@@ -5,6 +5,7 @@ The only environment variables that the program reads are torchrun's, and only h
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -13,14 +14,39 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from caddie.errors import UserError
+
+_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
+
+
+class _Sum:
+    """Tensors that are replaced by their sums over all processes, as one flat tensor of each dtype."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self._flying: list[tuple[dist.Work, Tensor, list[Tensor]]] = []
+
+    def begin(self) -> None:
+        for dtype in dict.fromkeys(tensor.dtype for tensor in self.tensors):  # in the same order everywhere
+            group = [tensor for tensor in self.tensors if tensor.dtype == dtype]
+            flat = torch.cat([tensor.reshape(-1) for tensor in group])
+            self._flying.append((dist.all_reduce(flat, async_op=True), flat, group))
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        for work, flat, group in self._flying:
+            work.wait()
+            parts = flat.split_with_sizes([tensor.numel() for tensor in group])
+            torch._foreach_copy_(group, [part.view_as(one) for part, one in zip(parts, group, strict=True)])
+        self._flying.clear()
 
 
 @dataclass(frozen=True)
@@ -30,6 +56,8 @@ class Ranks:
     rank: int = 0
     world: int = 1
     device: torch.device = torch.device("cpu")
+    _together: list[_Sum] = field(default_factory=list, compare=False, repr=False)
+    """What waits to be summed as one, inside `together`."""
 
     @property
     def first(self) -> bool:
@@ -42,23 +70,26 @@ class Ranks:
 
     def begin_sum(self, tensors: Sequence[Tensor]) -> Callable[[], None]:
         """Begin to replace each tensor by its sum over all processes; calling the answer ends it, in all processes."""
-        flying = []
-        if self.world > 1:
-            for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):  # in the same order everywhere
-                group = [tensor for tensor in tensors if tensor.dtype == dtype]
-                flat = torch.cat([tensor.reshape(-1) for tensor in group])
-                flying.append((dist.all_reduce(flat, async_op=True), flat, group))
+        if self.world == 1:
+            return lambda: None
+        shared = self._together[-1] if self._together else None
+        one = shared or _Sum()
+        one.tensors += tensors
+        if shared is None:
+            one.begin()
+        return one.finish
 
-        def finish() -> None:
-            for work, flat, group in flying:
-                work.wait()
-                for tensor, part in zip(
-                    group, flat.split_with_sizes([tensor.numel() for tensor in group]), strict=True
-                ):
-                    tensor.copy_(part.view_as(tensor))
-            flying.clear()
-
-        return finish
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Let all sums begun in the block be one exchange per dtype, which begins at its end: many small ones take
+        longer to start than to do."""
+        one = _Sum()
+        self._together.append(one)
+        try:
+            yield
+        finally:
+            self._together.remove(one)
+        one.begin()
 
     def share(self, count: int) -> slice:
         """This process's part of `count` things in equal parts; `count` is a multiple of `world`."""
@@ -98,18 +129,17 @@ class Ranks:
         return arrive
 
     def maximum(self, *values: float) -> list[float]:
-        """The largest of each value over all processes, so that all decide alike."""
+        """The largest of each value over all processes, so that all decide alike; the hosts ask, no GPU waits."""
         if self.world == 1:
             return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        tensor = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         found: list[float] = tensor.tolist()
         return found
 
     def wait(self) -> None:
-        """Return when every process has come here."""
-        if self.world > 1:
-            dist.barrier()
+        """Return when every process has come here. Their GPUs do nothing meanwhile, as they would in NCCL's barrier."""
+        self.maximum(0.0)
 
 
 def under_torchrun() -> bool:
@@ -138,11 +168,11 @@ def join() -> Iterator[Ranks]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     # The first process prepares, packs and scores while the others wait, which may take longer than any usual limit.
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, rank=rank, world_size=world, timeout=timedelta(days=7))
     try:
-        yield Ranks(rank, world, device)
-        dist.barrier()
+        yield (ranks := Ranks(rank, world, device))
+        ranks.wait()
     finally:
         dist.destroy_process_group()
 
@@ -150,7 +180,8 @@ def join() -> Iterator[Ranks]:
 def launch(world: int, arguments: Sequence[str]) -> int:
     """Run `python -m caddie ARGUMENTS` as `world` processes of one machine; the exit status of the first that failed.
 
-    Only the first process keeps its standard output; when one fails, the others are ended.
+    Only the first process keeps its standard output; when one fails, the others are ended. On Linux they are told to
+    stop, as by SIGTERM, when this process is killed.
     """
     if torch.cuda.is_available() and world > torch.cuda.device_count():
         raise UserError(f"--gpus {world} was asked for, and this machine has {torch.cuda.device_count()}")
@@ -165,6 +196,9 @@ def launch(world: int, arguments: Sequence[str]) -> int:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
+    end_with_this = None
+    if sys.platform == "linux":
+        end_with_this = partial(ctypes.CDLL(None).prctl, _PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "caddie", *arguments],
@@ -172,6 +206,7 @@ def launch(world: int, arguments: Sequence[str]) -> int:
             stdin=subprocess.DEVNULL,
             stdout=None if rank == 0 else subprocess.DEVNULL,
             start_new_session=True,  # so that Ctrl-C reaches each once, from here
+            preexec_fn=end_with_this,
         )
         for rank in range(world)
     ]

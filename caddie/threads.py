@@ -1,4 +1,4 @@
-"""How many threads a CPU is given, by measurement: on a busy core a second thread costs more than it brings."""
+"""What a CPU is given: threads by measurement, since a second on a busy core costs more than it brings; a compiler."""
 
 from __future__ import annotations
 
@@ -36,3 +36,14 @@ def quickest(choices: Sequence[Choice], work: Callable[[Choice], object], repeat
                 elif seconds > 2 * least:
                     break
     return best
+
+
+COMPILE_SECONDS = 60.0
+"""What the compiler takes for one shape of a step: 30 to 60 s of one core for small models, 2026-11-21."""
+COMPILED_GAIN = 0.1
+"""The part of a step that compiled graphs may save beside the operations written by hand (`docs/performance.md`)."""
+
+
+def worth_compiling(seconds: float, shapes: int) -> bool:
+    """Whether a run of that many seconds could win back the time of compiling so many shapes."""
+    return COMPILED_GAIN * seconds > COMPILE_SECONDS * shapes

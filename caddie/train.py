@@ -6,23 +6,25 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from caddie.checkpoint import CHECKPOINT, restore, save_tensors
-from caddie.data import Batch, Prefetch
 from caddie.distributed import Ranks
 from caddie.errors import CheckFailed
 from caddie.forecast import Forecaster
 from caddie.model import GPT
 from caddie.schedules import Budget, Moment, value_at
-from caddie.trainer import Train, Trainer
+from caddie.trainer import Batches, Train, Trainer
+from caddie.transfer import Late, ahead
 
 Event = dict[str, Any]
 """What the log and the display are told."""
@@ -94,16 +96,19 @@ def train(
             "seconds": run.moment.seconds,
             "precision": precision,
             "threads": threads,
+            "compiled": trainer.compiled,
             "attention": trainer.attention(stream.micro_batch(0).inputs.shape[1]),
         }
     )
+    for text in trainer.notes:
+        watch({"event": "note", "text": text})
     if forecaster is not None:
         forecaster.learned = trainer.views.by_name.keys()
     run.forecast(anew=True)
     ranks.wait()
     wall, busy = time.perf_counter(), time.process_time()
-    with _signals() as received, Prefetch(stream.micro_batch, trainer.indices(run.position), ready=4) as batches:
-        step = run.moment.step
+    step = run.moment.step
+    with _signals() as received, ahead(stream, trainer.indices(run.position), ranks.device) as batches:
         run.to_the_end(batches, bos, received)
     wall, busy = time.perf_counter() - wall, time.process_time() - busy
     run.forecast(anew=True)
@@ -122,8 +127,50 @@ def train(
     )
 
 
+class _Flight(NamedTuple):
+    """A step that was launched: what there is to say when it is done."""
+
+    step: int
+    position: int
+    lr_scale: float
+    loss: Late
+
+
+class _Behind:
+    """Work that no step waits for: one after the other in a thread where the device works on its own, else at once."""
+
+    def __init__(self, late: bool) -> None:
+        self._executor = ThreadPoolExecutor(1, "behind") if late else None
+        self._works: deque[Future[None]] = deque()
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is work left; what was wrong with the work done is raised."""
+        while self._works and self._works[0].done():
+            self._works.popleft().result()
+        return bool(self._works)
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Do this after what there is to do."""
+        if self._executor is None:
+            work()
+        else:
+            self._works.append(self._executor.submit(work))
+
+    def wait(self) -> None:
+        """Until all is done."""
+        while self._works:
+            self._works.popleft().result()
+
+
 class _Run:
-    """The timed part of a run, and where it stands."""
+    """The timed part of a run, and where it stands.
+
+    Where the device works on its own, a step is looked at when the next one has been launched, so that the device
+    always has work. Then times, losses and signals are known one step late: schedules count time up to the step before,
+    and a run goes on for one step after its time is over or its loss is no longer finite. What is saved and the end of
+    the run are waited for. On a CPU every step is looked at before the next.
+    """
 
     def __init__(
         self,
@@ -141,74 +188,111 @@ class _Run:
         self.checkpoint = checkpoint
         self.identity = identity
         self.watch = watch
-        self.moment = Moment(0, 0.0, budget)
-        self.position = 0
-        """Micro-batches read, of all processes together."""
+        self.moment = self.done = self.saved = self.logged = Moment(0, 0.0, budget)
+        """Before the next step; after the last step that was looked at, that was saved, that was logged."""
+        self.position = self.read = 0
+        """Micro-batches read by the steps launched, and by those logged, of all processes together."""
         self.loss = math.nan
         self.graphs = trainer.graphs()
+        self.flying: deque[_Flight] = deque()
+        self.received: Sequence[int] = ()
+        self.signalled = 0
+        self.began = 0.0
+        self.behind = _Behind(trainer.late)
+        self.foretold: deque[Event] = deque()
 
     def restore(self) -> None:
         """Go on from the checkpoint if there is one."""
         if self.trainer.ranks.maximum(float(self.checkpoint.exists()))[0]:  # all alike, for they read it together
             found = restore(self.checkpoint, self.trainer.state(), self.identity)
-            self.moment = Moment(int(found["step"]), float(found["seconds"]), self.budget)
+            self.moment = self.done = Moment(int(found["step"]), float(found["seconds"]), self.budget)
             self.position, self.loss = int(found["position"]), float(found["loss"])
 
     def save(self) -> None:
-        """Write the checkpoint, all of it or nothing."""
+        """Write the checkpoint, all of it or nothing, once all that was launched is done and found good."""
+        self._look(0)
+        self.moment = self.saved = self.done
         state = self.trainer.state()
         if self.trainer.ranks.first:
             where = {"step": self.moment.step, "seconds": self.moment.seconds, "position": self.position}
             words = {name: repr(value) for name, value in {**where, "loss": self.loss}.items()}
-            save_tensors(self.checkpoint, state, {**self.identity, **words})
+            late = self.trainer.late  # then the next steps change the tensors while they are written
+            held = {name: tensor.to("cpu", copy=True) for name, tensor in state.items()} if late else state
+            self.behind.do(lambda: save_tensors(self.checkpoint, held, {**self.identity, **words}))
 
-    def to_the_end(self, batches: Iterator[Batch], bos: int, received: list[int]) -> None:
+    def to_the_end(self, batches: Batches, bos: int, received: Sequence[int]) -> None:
         """Step until the budget is spent."""
-        ranks, trainer = self.trainer.ranks, self.trainer
-        clock_began = time.perf_counter() - self.moment.seconds
-        saved, logged, read = self.moment, self.moment, self.position
+        trainer = self.trainer
+        self.logged, self.read, self.received = self.moment, self.position, received
         self.save()
+        self.began = time.perf_counter() - self.moment.seconds
         while self.moment.progress < 1.0:
             lr_scale = value_at(self.config.lr_schedule, self.moment)
-            due = self.forecaster is not None and self.forecaster.due(self.moment)
+            due = self.forecaster is not None and not self.behind.busy and self.forecaster.due(self.moment)
             trainer.observe = self.forecaster.observe if due and self.forecaster else None
-            loss = trainer.step(batches, self.moment, bos)
+            loss = trainer.launch(batches, self.moment, bos)
             trainer.forget_gradients()
-            if not math.isfinite(loss):
-                raise CheckFailed(
-                    f"the loss or its gradient was {loss} at step {self.moment.step:,}; the weights of step "
-                    f"{saved.step:,} are in {self.checkpoint}; lower train.optimizers.*.lr or set train.clip_norm, "
-                    "under another --out"
-                )
-            self.loss, self.position = loss, self.position + self.config.micro_batches_at(self.moment)
-            seconds, signalled = ranks.maximum(time.perf_counter() - clock_began, float(max(received, default=0)))
-            moment = self.moment = Moment(self.moment.step + 1, seconds, self.budget)
-            trainer.watch(moment, lr_scale)
-            if due and self.forecaster and self.forecaster.affordable(moment):
+            self.position += self.config.micro_batches_at(self.moment)
+            self.flying.append(_Flight(self.moment.step + 1, self.position, lr_scale, loss))
+            self._look(1 if trainer.late else 0)
+            self.moment = Moment(self.moment.step + 1, self.done.seconds, self.budget)
+            trainer.watch(self.moment, lr_scale)
+            if due and self.forecaster and self.forecaster.affordable(self.moment):
                 self.forecast()
-            if moment.seconds - logged.seconds >= 0.5 or moment.step <= 10 or moment.progress >= 1.0:
-                self._log(logged, read, lr_scale)
-                logged, read = moment, self.position
-            if signalled and moment.progress < 1.0:
+            self._tell()
+            if self.signalled and self.moment.progress < 1.0:
                 self.save()
-                ranks.wait()
-                raise Interrupted(int(signalled), moment.step)
-            if moment.seconds - saved.seconds >= self.config.checkpoint_seconds:
+                self.behind.wait()
+                trainer.ranks.wait()
+                raise Interrupted(self.signalled, self.moment.step)
+            if self.done.seconds - self.saved.seconds >= self.config.checkpoint_seconds:
                 self.save()
-                saved = moment
         self.save()
+        self.behind.wait()
+
+    def _look(self, flying: int) -> None:
+        """Wait until no more than so many steps are under way, and take in what the others gave."""
+        while len(self.flying) > flying:
+            step, position, lr_scale, late = self.flying.popleft()
+            loss = late.read()
+            if not math.isfinite(loss):
+                self.behind.wait()
+                raise CheckFailed(
+                    f"the loss or its gradient was {loss} at step {step - 1:,}; the weights of step "
+                    f"{self.saved.step:,} are in {self.checkpoint}; lower train.optimizers.*.lr or set "
+                    "train.clip_norm, under another --out"
+                )
+            seconds = time.perf_counter() - self.began
+            seconds, signalled = self.trainer.ranks.maximum(seconds, float(max(self.received, default=0)))
+            self.done, self.loss, self.signalled = Moment(step, seconds, self.budget), loss, int(signalled)
+            if seconds - self.logged.seconds >= 0.5 or step <= 10 or self.done.progress >= 1.0:
+                self._log(position, lr_scale)
 
     def forecast(self, anew: bool = False) -> None:
         """Say what the artifact would be; `anew` where the clock stands still."""
-        if self.forecaster is not None:
-            average, moment = self.trainer.average, self.moment
-            weights = average.result() if average else self.trainer.parameters
-            for event in self.forecaster.events(weights, moment, anew):
-                self.watch({**event, "step": moment.step, "progress": round(moment.progress, 6)})
+        if (forecaster := self.forecaster) is None:
+            return
+        average, moment = self.trainer.average, self.moment
+        weights: Mapping[str, Tensor] = average.result() if average else self.trainer.parameters
+        if self.trainer.late:  # the next steps change the tensors themselves
+            weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
 
-    def _log(self, before: Moment, read: int, lr_scale: float) -> None:
-        moment, tokens = self.moment, self.trainer.micro_tokens
-        span = max(moment.seconds - before.seconds, 1e-9)
+        def look() -> None:
+            for event in forecaster.events(weights, moment, anew):
+                self.foretold.append({**event, "step": moment.step, "progress": round(moment.progress, 6)})
+
+        self.behind.do(look)
+        if anew:
+            self.behind.wait()
+        self._tell()
+
+    def _tell(self) -> None:
+        while self.foretold:
+            self.watch(self.foretold.popleft())
+
+    def _log(self, position: int, lr_scale: float) -> None:
+        moment, tokens = self.done, self.trainer.micro_tokens
+        span = max(moment.seconds - self.logged.seconds, 1e-9)
         if (graphs := self.trainer.graphs()) > self.graphs:
             text = f"recompiled {graphs - self.graphs} graphs on the clock; a shape was not rehearsed"
             self.watch({"event": "note", "text": text})
@@ -220,11 +304,12 @@ class _Run:
                 "seconds": round(moment.seconds, 4),
                 "progress": round(moment.progress, 6),
                 "loss": self.loss,
-                "tokens": self.position * tokens,
-                "tokens_per_second": round((self.position - read) * tokens / span, 1),
+                "tokens": position * tokens,
+                "tokens_per_second": round((position - self.read) * tokens / span, 1),
                 "lr_scale": round(lr_scale, 6),
             }
         )
+        self.logged, self.read = moment, position
 
 
 @contextmanager

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product, repeat
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from caddie.attend import choose
@@ -21,6 +20,7 @@ from caddie.data import Batch, Loader, SequentialStream
 from caddie.distributed import Ranks
 from caddie.errors import UserError
 from caddie.fake_quantize import FakeQuantize, Views
+from caddie.heap import keep_freed_memory
 from caddie.model import GPT, GroupedQueryAttention, build
 from caddie.model.context import reach
 from caddie.optim import AdamW, Muon, Optimizer, Updater
@@ -39,7 +39,11 @@ from caddie.schedules import (
     value_at,
     whole_at,
 )
-from caddie.threads import quickest, thread_counts
+from caddie.threads import quickest, thread_counts, worth_compiling
+from caddie.transfer import DeviceBatch, Late
+
+Batches = Iterator[Batch | DeviceBatch]
+"""What steps read, micro-batch after micro-batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +108,7 @@ class Train(Config):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of the stream; auto takes bfloat16 on a GPU and the faster in the rehearsal on a CPU."""
     compile: Literal["auto", "always", "never"] = "auto"
-    """Whether to compile the model; auto compiles on a GPU where there is a C compiler."""
+    """Whether to compile the model; auto compiles on a GPU, and on a CPU where it wins back its time in `seconds`."""
     rehearsal_steps: Annotated[int, Range(0, 1000)] = 3
     """Steps on random tokens before the clock starts, undone afterwards."""
     checkpoint_seconds: Positive = 60.0
@@ -176,6 +180,8 @@ class Trainer:
         self.ranks = ranks
         self.seed = seed
         self.vocabulary = gpt.vocabulary
+        if ranks.device.type == "cpu":
+            keep_freed_memory()
         self.model = build(gpt, seed, ranks.device)
         self.parameters = dict(self.model.named_parameters())
         chosen = assign({rule: rule for rule in config.optimizers}, self.model, "train.optimizers")
@@ -187,27 +193,32 @@ class Trainer:
         self.average: Average | None = config.averaging.build(self.parameters) if config.averaging else None
         self.views = Views(config.fake_quantize, self.model, "train.fake_quantize")
         self.dtype = torch.float32
+        self.late = ranks.device.type == "cuda"
+        """Whether the device works on its own, so that what a step gives is known only after it."""
         # Triton needs a C compiler to launch its kernels; on a CPU the kernels are C++.
         compilers = ("cc", "gcc", "clang") if ranks.device.type == "cuda" else ("c++", "g++", "clang++")
         compiler = any(map(shutil.which, compilers))
         if config.compile == "always" and not compiler:
             raise UserError(f"train.compile=always needs a compiler, one of {', '.join(compilers)}; install one")
-        automatic = config.compile == "auto" and ranks.device.type == "cuda" and compiler
-        self.compiled = config.compile == "always" or automatic
+        self.compilable = config.compile != "never" and compiler
+        self.compiled = config.compile == "always" or (self.compilable and ranks.device.type == "cuda")
+        self.notes: list[str] = []
+        """What whoever watches the run should be told of the rehearsal."""
         self.observe: Callable[[Mapping[str, Tensor], float], None] | None = None
         """Told once of the parameters after the next micro-batch, with the gradients of its own tokens alone, and of
         the factor that makes their squares the Fisher information per token."""
-        self.forward: Callable[..., tuple[Tensor, Tensor]] = (
-            torch.compile(self._losses, dynamic=False) if self.compiled else self._losses
-        )
+        self.forward: Callable[..., tuple[Tensor, Tensor]] = self._losses
+        self._compile(self.compiled)
+
+    def _compile(self, compiled: bool) -> None:
+        self.compiled = compiled
+        self.forward = torch.compile(self._losses, dynamic=False) if compiled else self._losses
 
     def _losses(self, inputs: Tensor, targets: Tensor, starts: Tensor, stage: int) -> tuple[Tensor, Tensor]:
         """What is descended, and the mean cross-entropy in it."""
-        logits = self.model(inputs, starts, self.dtype, stage=stage).float().flatten(0, 1)
-        loss = F.cross_entropy(logits, targets.flatten())
-        if not self.config.z_loss:
-            return loss, loss.detach()
-        return loss + self.config.z_loss * logits.logsumexp(-1).square().mean(), loss.detach()
+        logits = self.model(inputs, starts, self.dtype, stage=stage, capped=False)
+        descended, entropies = self.model.head.losses(logits, targets, self.config.z_loss)
+        return descended.mean(), entropies.mean()
 
     def shape(self, moment: Moment) -> Shape:
         """The shape of the step at `moment`."""
@@ -239,10 +250,18 @@ class Trainer:
             yield index
             index += self.ranks.world
 
-    def step(self, batches: Iterator[Batch], moment: Moment, bos: int, lr_scale: float | None = None) -> float:
-        """One optimizer step; the mean loss. When it or the gradient is not finite it is NaN and nothing changes.
+    def step(self, batches: Batches, moment: Moment, bos: int, lr_scale: float | None = None) -> float:
+        """One optimizer step, waited for; the mean loss, which is NaN where it or the gradient is not finite.
 
         `lr_scale` takes the place of the learning-rate schedule.
+        """
+        return self.launch(batches, moment, bos, lr_scale).read()
+
+    def launch(self, batches: Batches, moment: Moment, bos: int, lr_scale: float | None = None) -> Late:
+        """Begin one optimizer step; what it gives is the loss of `step`, and reading it waits for all of the step.
+
+        A loss that is not finite changes nothing, except where steps are `late`: there it is known only when all has
+        been changed, so whoever saves anything reads it first.
         """
         shape = self.shape(moment)
         self.views.set(moment)
@@ -255,19 +274,21 @@ class Trainer:
                 self.observe(self.parameters, float(count**2 * self.micro_tokens))
                 self.observe = None
             losses += entropy / count
-        for updater in self.updaters.values():
-            updater.launch()
-        self.ranks.sum([losses])
+        with self.ranks.together():
+            for updater in self.updaters.values():
+                updater.launch()
+            arrive = self.ranks.begin_sum([losses])
+        arrive()
         norm = torch.stack([updater.squares() for updater in self.updaters.values()]).sum().sqrt()
-        mean = float(losses + 0.0 * norm)
-        if math.isfinite(mean):
+        mean = losses + 0.0 * norm
+        if self.late or math.isfinite(float(mean)):
             clip = self.config.clip_norm
             scale = None if clip is None else (clip / (norm + 1e-6)).clamp(max=1.0)
             if lr_scale is None:
                 lr_scale = value_at(self.config.lr_schedule, moment)
             for updater in self.updaters.values():
                 updater.step(moment, lr_scale, scale)
-        return mean
+        return Late(mean)
 
     def attention(self, length: int) -> str:
         """How attention over rows of `length` is computed here at the end of the run: names of the implementations."""
@@ -294,19 +315,16 @@ class Trainer:
         if self.average is not None:
             self.average.watch(self.parameters, moment, lr_scale)
 
-    def _tensors(self, batch: Batch, length: int, bos: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _tensors(self, batch: Batch | DeviceBatch, length: int, bos: int) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs, targets and document starts, in rows of `length` where the run's rows may be longer."""
         longest = self.config.longest_row
-        inputs, targets = (torch.from_numpy(array) for array in (batch.inputs, batch.targets))
+        inputs, targets = (torch.as_tensor(ids, device=self.ranks.device) for ids in (batch.inputs, batch.targets))
         if length < longest:
             inputs, targets = (t.reshape(-1, t.shape[1] * length // longest) for t in (inputs, targets))
-        starts = inputs == bos
-        if self.ranks.device.type == "cuda":
-            return tuple(t.pin_memory().to(self.ranks.device, non_blocking=True) for t in (inputs, targets, starts))  # type: ignore[return-value]
-        return inputs, targets, starts
+        return inputs, targets, inputs == bos
 
     def rehearse(self, budget: Budget, rows: tuple[int, ...]) -> tuple[str, int]:
-        """Run every shape on random tokens, choose precision and threads by measurement, undo everything.
+        """Run every shape on random tokens, choose precision, threads and compiling by measurement, undo everything.
 
         With a budget of steps alone nothing is chosen by the clock, so such a run can be repeated to the bit. A
         parameter that no gradient reaches in any shape is a `UserError`; three steps are enough for it to come.
@@ -321,12 +339,13 @@ class Trainer:
         threads = thread_counts() if timed else [torch.get_num_threads()]
         saved = {name: tensor.clone() for name, tensor in self.state().items()}
         moments = list(self.shapes(budget).values())
-        if self.compiled:  # beyond its limit PyTorch runs uncompiled, without an error
-            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 4 * len(moments))
+        if self.compiled:
+            _allow_graphs(4 * len(moments))
         still = set(self.parameters)
         choices = list(product(precisions, threads))
         chosen = quickest(choices, lambda choice: self._rehearse_step(*choice, moments[0], rows, still))
         self._use(*chosen)
+        self._choose_compiling(timed, budget, moments, lambda: self._rehearse_step(*chosen, moments[0], rows, still))
         for moment in moments:
             for _ in range(self.config.rehearsal_steps):
                 self._rehearse_step(*chosen, moment, rows, still)
@@ -349,6 +368,40 @@ class Trainer:
                 f"{_some(unmoved)} never move: look at the rates of train.optimizers, or set train.rehearsal_steps=0"
             )
         return chosen
+
+    def _choose_compiling(
+        self, timed: bool, budget: Budget, moments: Sequence[Moment], step: Callable[[], None]
+    ) -> None:
+        """Where compiling is left to the program, see that it works, and on a CPU that it pays.
+
+        A CPU waits for its compiler before the first step, so it is asked only where that much could be won back in
+        the budget, and what it made is kept only if it is the faster. Nothing is compiled where nothing is timed.
+        """
+        if self.config.compile != "auto" or not (self.compiled or (self.compilable and timed)):
+            return
+        choose = not self.compiled
+        if choose and not worth_compiling(budget.seconds or 0.0, len(moments)):
+            return
+        self._compile(True)
+        _allow_graphs(4 * len(moments))
+        try:
+            step()
+        except UserError:
+            raise
+        except Exception as error:  # a broken compiler may fail in any way, and the model runs without one
+            self._compile(False)
+            self.forget_gradients()
+            self.notes.append(f"compiling failed, so the model runs uncompiled: {str(error).strip().splitlines()[0]}")
+            return
+        if choose:
+            ways = {False: self._losses, True: self.forward}
+
+            def run(compiled: bool) -> None:
+                self.forward = ways[compiled]
+                step()
+
+            self.compiled = quickest([True, False], run)
+            self.forward = ways[self.compiled]
 
     def _unmoved(self, saved: Mapping[str, Tensor]) -> set[str]:
         """Parameters that are to the bit what was saved."""
@@ -379,6 +432,11 @@ class Trainer:
         if self.average is not None:
             found.update({f"average/{name}": tensor for name, tensor in self.average.state().items()})
         return found
+
+
+def _allow_graphs(count: int) -> None:
+    """Have PyTorch compile so many graphs of a function; beyond its limit it runs uncompiled, without an error."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, count)
 
 
 def _some(names: set[str]) -> str:

@@ -528,7 +528,7 @@ def first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Loa
             found.append(({name: tensor.clone() for name, tensor in self.parameters.items()}, next(batches).inputs))
             raise Started
 
-        monkeypatch.setattr(training.Trainer, "step", step)
+        monkeypatch.setattr(training.Trainer, "launch", step)
         folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
         with pytest.raises(Started):

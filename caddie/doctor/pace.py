@@ -24,7 +24,7 @@ import torch
 
 from caddie import container
 from caddie.config import parse_assignment
-from caddie.data import Prefetch, Tokens
+from caddie.data import Tokens
 from caddie.distributed import Ranks, local_device
 from caddie.errors import CheckFailed, UserError
 from caddie.forecast import Forecaster
@@ -34,6 +34,7 @@ from caddie.result import device_name
 from caddie.schedules import Stairs, Whole, all_values, value_at, whole_at
 from caddie.tables import one_line
 from caddie.trainer import Train, Trainer
+from caddie.transfer import ahead
 
 STEPS = 20
 PATIENCE_SECONDS = 120.0
@@ -165,13 +166,13 @@ def _timed(gpt: GPT, train: Train, ranks: Ranks, steps: int, artifact_bytes: int
     found = []
     moments = trainer.shapes(train.budget).values()
     each = ceil(steps / len(moments)) or 1
-    with Prefetch(stream.micro_batch, trainer.indices(0), ready=4) as batches:
+    with ahead(stream, trainer.indices(0), ranks.device) as batches:
         for moment in moments:
             lr_scale = value_at(train.lr_schedule, moment)
             _wait(ranks)
             began = time.perf_counter()
             for _ in range(each):
-                trainer.step(batches, moment, _BOS)
+                trainer.launch(batches, moment, _BOS)
                 trainer.forget_gradients()
                 trainer.watch(moment, lr_scale)
             _wait(ranks)

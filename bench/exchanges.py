@@ -1,0 +1,89 @@
+"""What small exchanges between two processes of this machine take over gloo, one by one and together.
+
+python bench/exchanges.py [RECIPE]
+
+The gradients are those of RECIPE's optimizers but for Muon, as zeros. Ten rounds of a hundred, each way in turn; the
+least mean of a round is printed. Needs two free cores; a GPU is not used.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from caddie.distributed import Ranks
+from caddie.optim import Muon
+from caddie.parameters import assign
+from caddie.recipe import find
+
+ROUNDS, TIMES = 10, 100
+
+
+def microseconds(work: Callable[[], object]) -> float:
+    """Of one call, the mean of a round."""
+    began = time.perf_counter()
+    for _ in range(TIMES):
+        work()
+    return (time.perf_counter() - began) / TIMES * 1e6
+
+
+def measure(rank: int, store: str, name: str) -> None:
+    """What one of the two processes does; the first prints."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    ranks, recipe = Ranks(rank=rank, world=2), find(name)
+    with torch.device("meta"):
+        model = recipe.model.build()
+    rules = assign({rule: rule for rule in recipe.train.optimizers}, model, "train.optimizers")
+    groups: dict[str, list[torch.Tensor]] = {"loss": [torch.zeros(())]}
+    for one, parameter in model.named_parameters():
+        if not isinstance(recipe.train.optimizers[rules[one]], Muon) and rules[one] != "embedding":
+            groups.setdefault(rules[one], []).append(torch.zeros(parameter.shape))
+
+    def apart() -> None:
+        for finish in [ranks.begin_sum(tensors) for tensors in groups.values()]:
+            finish()
+
+    def together() -> None:
+        with ranks.together():
+            ends = [ranks.begin_sum(tensors) for tensors in groups.values()]
+        for finish in ends:
+            finish()
+
+    ways: dict[str, Callable[[], object]] = {
+        "clock and signals": lambda: ranks.maximum(1.0, 0.0),
+        f"{len(groups)} sums, one by one": apart,
+        f"{len(groups)} sums together": together,
+    }
+    least = {
+        way: min(found)
+        for way, found in zip(
+            ways, zip(*([*map(microseconds, ways.values())] for _ in range(ROUNDS)), strict=True), strict=True
+        )
+    }
+    if ranks.first:
+        for way, found in least.items():
+            print(f"{way}: {found:,.0f} microseconds")
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Start the two processes."""
+    name = sys.argv[1] if len(sys.argv) > 1 else "baseline"
+    with tempfile.TemporaryDirectory() as folder:
+        context = multiprocessing.get_context("spawn")
+        processes = [context.Process(target=measure, args=(rank, f"{folder}/store", name)) for rank in range(2)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Whether a model is compiled: as asked, or where it wins back its time; never in the way of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from caddie import trainer as module
+from caddie.display import start_line
+from caddie.distributed import Ranks
+from caddie.errors import UserError
+from caddie.model import GPT, Block, GroupedQueryAttention, ReluSquared
+from caddie.schedules import Budget
+from caddie.threads import COMPILE_SECONDS, COMPILED_GAIN, worth_compiling
+from caddie.train import train
+from caddie.trainer import Train, Trainer
+
+TINY = GPT(
+    vocabulary=32,
+    width=16,
+    depth=1,
+    block=Block(attention=GroupedQueryAttention(heads=2, key_value_heads=1), mlp=ReluSquared(hidden=16)),
+)
+LONG = Train(seconds=1e6, batch_tokens=64, micro_batches=1, sequence_length=32, rehearsal_steps=1, precision="float32")
+SHORT = LONG.but(seconds=60.0)
+STEPS = LONG.but(seconds=None, steps=1_000_000)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Callable[..., Any]]:
+    """What was given to the compiler, which changes nothing; and there is one, whatever this machine has."""
+    given: list[Callable[..., Any]] = []
+
+    def compile_(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        given.append(function)
+        return lambda *inputs: function(*inputs)
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    return given
+
+
+def rehearsed(config: Train) -> Trainer:
+    trainer = Trainer(TINY, config, 7, Ranks())
+    trainer.rehearse(Budget(config.seconds, config.steps), (2, 32))
+    return trainer
+
+
+def test_break_even() -> None:
+    even = COMPILE_SECONDS / COMPILED_GAIN
+    assert not worth_compiling(even, 1)
+    assert worth_compiling(1.01 * even, 1)
+    assert not worth_compiling(1.01 * even, 2)
+    assert not worth_compiling(60.0, 1), "the demonstration never waits for a compiler"
+
+
+@pytest.mark.parametrize("config", [SHORT, STEPS, LONG.but(compile="never")])
+def test_what_cannot_pay_is_not_compiled(config: Train, asked: list[Callable[..., Any]]) -> None:
+    trainer = rehearsed(config)
+    assert not trainer.compiled
+    assert not asked
+    assert trainer.forward == trainer._losses
+
+
+def test_always_is_always(asked: list[Callable[..., Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = rehearsed(STEPS.but(compile="always"))
+    assert trainer.compiled
+    assert len(asked) == 1
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(UserError, match="needs a compiler"):
+        Trainer(TINY, STEPS.but(compile="always"), 7, Ranks())
+    assert not rehearsed(LONG).compilable
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_the_faster_is_kept(faster: bool, asked: list[Callable[..., Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[bool] = []
+
+    def quickest(choices: list[Any], work: Callable[[Any], None]) -> Any:
+        for choice in choices:
+            work(choice)
+        ran.extend(choice for choice in choices if isinstance(choice, bool))
+        return faster if True in choices else choices[0]
+
+    monkeypatch.setattr(module, "thread_counts", lambda: [1])
+    monkeypatch.setattr(module, "quickest", quickest)
+    trainer = rehearsed(LONG)
+    assert ran == [True, False]
+    assert trainer.compiled is faster
+    assert (trainer.forward != trainer._losses) is faster
+    assert len(asked) == 1
+
+
+def test_a_broken_compiler_is_told_and_left(
+    tmp_path: Path, asked: list[Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        def fail(*inputs: Any) -> None:
+            raise RuntimeError("no such header\nand much more")
+
+        return fail
+
+    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr("caddie.trainer.worth_compiling", lambda seconds, shapes: True)
+    events: list[dict[str, Any]] = []
+    shards = [np.random.default_rng(0).integers(0, 32, 2000).astype(np.uint16)]
+    config = LONG.but(steps=2, seconds=60.0)
+    done = train(TINY, config, shards, bos=1, seed=7, folder=tmp_path, watch=events.append)
+    assert done.steps == 2
+    assert [event["compiled"] for event in events if event["event"] == "start"] == [False]
+    notes = [event["text"] for event in events if event["event"] == "note"]
+    assert notes == ["compiling failed, so the model runs uncompiled: no such header"]
+
+
+def test_the_choice_is_shown() -> None:
+    event = {"precision": "bfloat16", "threads": 2, "compiled": False, "attention": "plain products"}
+    assert start_line(event) == "bfloat16, 2 threads, not compiled, attention by plain products"
+    assert start_line({**event, "threads": 1, "compiled": True, "attention": ""}) == "bfloat16, 1 thread, compiled"

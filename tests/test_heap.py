@@ -1,0 +1,52 @@
+"""Freed memory that is kept: in a process of its own, since it cannot be taken back."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+
+from caddie import heap
+
+PROGRAM = """
+import ctypes
+import resource
+from caddie.heap import keep_freed_memory
+
+library = ctypes.CDLL(None)
+library.malloc.restype = ctypes.c_void_p
+library.free.argtypes = [ctypes.c_void_p]
+
+def blocks():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        held = [library.malloc(8 << 20) for _ in range(3)]
+        for one in held:
+            ctypes.memset(one, 1, 8 << 20)
+        for one in held:
+            library.free(one)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+kept = keep_freed_memory()
+blocks()
+print(kept, blocks())
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="another C library than glibc")
+def test_blocks_are_reused() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    kept, pages = done.stdout.split()
+    assert kept == "True"
+    assert int(pages) < 100, "of 122,880 that are written to"
+
+
+def test_another_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other:
+        def __init__(self, name: None) -> None:
+            pass
+
+    monkeypatch.setattr(heap.ctypes, "CDLL", Other)
+    assert heap.keep_freed_memory() is False

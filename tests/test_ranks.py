@@ -1,0 +1,176 @@
+"""Several processes, joined by gloo: late steps that end alike, what is told in a step, and a shared score."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from processes import together
+from test_late import be_late
+from test_train import RANKS, SHARDS, TINY, go
+
+from caddie.communication import Cluster, Exchange, exchanges, sent_bytes
+from caddie.data import SequentialStream
+from caddie.distributed import Ranks
+from caddie.model import build
+from caddie.optim import Muon
+from caddie.schedules import Moment
+from caddie.scoring import Score, Scoring, Text, score
+from caddie.train import Event, Interrupted
+from caddie.trainer import Train, Trainer
+
+WORLD = 2
+MUONS = [Muon(lr=0.02), Muon(lr=0.02, precision="float32", communication="all_reduce")]
+TEXT = Text(SHARDS[0][:1500], 1, 5000, 5000, 5000)
+SCORINGS = [Scoring(sequence_length=32, stride=stride, batch_tokens=96) for stride in (32, 8)]
+
+
+def trains(ranks: Ranks, folder: Path) -> list[Any]:
+    """A late run by time in which the second process alone is told to stop, and one by steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        be_late(patch)
+        (folder / "timed").mkdir(exist_ok=True)
+        (folder / "steps").mkdir(exist_ok=True)
+
+        def stop(event: Event) -> None:
+            if event["event"] == "step" and event["step"] == 6 and not ranks.first:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        config = RANKS.but(steps=None, seconds=60.0, rehearsal_steps=0)
+        with pytest.raises(Interrupted) as caught:
+            go(folder / "timed", config, ranks=ranks, watch=stop)
+        over = go(folder / "timed", config.but(seconds=0.01), ranks=ranks)
+        on = go(folder / "timed", config.but(seconds=over.seconds + 0.1), ranks=ranks)
+        stepped = go(folder / "steps", RANKS, ranks=ranks)
+    return [str(caught.value), over.steps, on.steps, on.seconds, on.last, stepped.last]
+
+
+def counts(ranks: Ranks, muon: Muon) -> list[tuple[str, int]]:
+    """What a step really exchanges: kinds, and bytes of the whole tensors."""
+    seen: list[tuple[str, int]] = []
+    trainer = Trainer(TINY, _with(muon), 7, ranks)
+    stream = SequentialStream().build(SHARDS, tokens=64, sequence_length=32, seed=0, bos=1)
+    with pytest.MonkeyPatch.context() as patch:
+        for kind, name, whole in (
+            ("all_reduce", "all_reduce", 0),
+            ("reduce_scatter", "reduce_scatter_tensor", 1),
+            ("all_gather", "all_gather_into_tensor", 0),
+        ):
+            patch.setattr(dist, name, _counting(getattr(dist, name), kind, whole, seen))
+        trainer.launch(map(stream.micro_batch, range(9)), Moment(0, 0.0, RANKS.budget), 1).read()
+        ranks.maximum(0.0, 0.0)
+    return seen
+
+
+def _counting(operation: Any, kind: str, whole: int, seen: list[tuple[str, int]]) -> Any:
+    def counted(*tensors: torch.Tensor, **options: Any) -> Any:
+        seen.append((kind, tensors[whole].nbytes))
+        return operation(*tensors, **options)
+
+    return counted
+
+
+def _with(muon: Muon) -> Train:
+    return RANKS.but({"optimizers": {**RANKS.optimizers, "matrix": muon}})
+
+
+def scores(ranks: Ranks) -> list[tuple[Score, list[int]]]:
+    """Scores, and how many rows this process asked the model for each time."""
+    found = []
+    for scoring in SCORINGS:
+        model, rows = build(TINY, 0), list[int]()
+        model.register_forward_hook(lambda module, given, output, rows=rows: rows.append(len(given[0])))
+        found.append((score(model, TEXT, scoring, ranks=ranks), rows))
+    return found
+
+
+def work(ranks: Ranks, folder: Path) -> None:
+    """All that one process does for this file."""
+    told = {"trains": trains(ranks, folder), "counts": [counts(ranks, muon) for muon in MUONS], "scores": scores(ranks)}
+    torch.save(told, folder / f"{ranks.rank}.pt")
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("ranks")
+    together(work, WORLD, folder)
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(WORLD)]
+
+
+def test_every_process_stops_at_the_same_late_step(told: list[dict[str, Any]], tmp_path: Path) -> None:
+    (first, over, on, seconds, timed, stepped), other = told[0]["trains"], told[1]["trains"]
+    assert [first, over, on, seconds] == other[:4]
+    assert first == f"stopped after step {over}"
+    assert 7 <= over < on
+    one = go(tmp_path, RANKS).last
+    for name, weight in one.items():
+        assert torch.equal(timed[name], other[4][name])
+        assert torch.equal(stepped[name], other[5][name])
+        assert (stepped[name] - weight).norm() <= 1e-4 * weight.norm().clamp_min(1e-3), name
+
+
+def test_the_model_of_communication_counts_what_is_exchanged(told: list[dict[str, Any]]) -> None:
+    for number, muon in enumerate(MUONS):
+        expected = sorted((one.kind, one.whole_bytes) for one in exchanges(TINY, _with(muon), WORLD))
+        assert [sorted(one["counts"][number]) for one in told] == [expected] * WORLD
+        reductions = [one.whole_bytes for one in exchanges(TINY, _with(muon), WORLD) if one.kind == "all_reduce"]
+        assert number or len(reductions) == 3  # small gradients and the loss, the norm, the clock: one for each
+
+
+def test_processes_share_a_score_to_the_bit(told: list[dict[str, Any]]) -> None:
+    torch.set_num_threads(1)
+    for number, (alone, rows) in enumerate(scores(Ranks())):
+        both = [one["scores"][number] for one in told]
+        assert [one[0].nats for one in both] == [alone.nats] * WORLD
+        assert sorted(both[0][1] + both[1][1]) == sorted(rows)
+        assert all(0 < sum(one[1]) < 0.7 * sum(rows) for one in both)
+
+
+def test_bytes_and_seconds_by_hand() -> None:
+    """A ring of four: each sends three quarters of the whole once, or twice to have it all."""
+    assert Exchange("", "reduce_scatter", 1000).sent_bytes(4) == 750
+    assert Exchange("", "all_reduce", 1000).sent_bytes(4) == 1500
+    assert sent_bytes([Exchange("a", "all_gather", 8), Exchange("a", "all_reduce", 8)], 2) == {"a": 12.0}
+    assert exchanges(TINY, RANKS, 1) == []
+    assert Cluster(1, 1).seconds(0.0) == 0.0
+    assert Cluster(1, 8).seconds(450e6) == pytest.approx(1e-3)
+    assert Cluster(2, 8).seconds(450e6) == pytest.approx(450e6 / 8 / 50e9)  # the cards are slower
+    assert Cluster(4, 1).seconds(50e6) == pytest.approx(1e-3)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells a process that its parent died")
+def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\necho $$ >> {tmp_path}/started\nexec sleep 60\n")
+    program.chmod(0o755)
+    script = f"import sys; from caddie.distributed import launch; sys.executable = {str(program)!r}; launch(2, [])"
+    with subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parent.parent) as launcher:
+        deadline = time.monotonic() + 30
+        while not (started := _numbers(tmp_path / "started")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        launcher.kill()
+    assert len(started) == 2
+    while any(map(_runs, started)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(map(_runs, started))
+
+
+def _numbers(path: Path) -> list[int]:
+    words = path.read_text().split() if path.exists() else []
+    return list(map(int, words)) if len(words) == 2 else []
+
+
+def _runs(number: int) -> bool:
+    """Whether a process is there and no mere entry that nobody has asked for."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
