@@ -26,6 +26,11 @@ SHORT_ROW = 512
 backward, than the fused kernel (`bench/attention.py`, 2026-11-21); in float32 the fused kernel is the faster."""
 
 
+QUERIES = 128
+"""So many queries go through plain products at a time, with the keys up to the last of them: in rows of 256 and 512 a
+quarter faster, forward and backward, than all at once; 64 at a time are no faster (`docs/performance.md`)."""
+
+
 class Visibility:
     """Which positions a query may look at: itself and earlier ones, of its own segment, within the window.
 
@@ -241,10 +246,17 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     if not _short(q.device, q.dtype, keys):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=heads != shared)
     bias = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
-    bias = bias.expand(-1, 1 if len(mask) == 1 else shared, -1, -1).repeat(1, 1, heads // shared, 1).flatten(0, 1)
-    queries = (q * size**-0.5).reshape(-1, heads // shared * length, size)
-    weights = torch.baddbmm(bias, queries, k.reshape(-1, keys, size).mT).softmax(-1)
-    return (weights @ v.reshape(-1, keys, size)).reshape(q.shape)
+    bias = bias.expand(-1, 1 if len(mask) == 1 else shared, -1, -1).flatten(0, 1)
+    queries = (q * size**-0.5).reshape(-1, heads // shared, length, size)
+    k, v = k.reshape(-1, keys, size), v.reshape(-1, keys, size)
+    parts = []
+    for first in range(0, length, QUERIES):
+        some = slice(first, min(first + QUERIES, length))
+        past = slice(keys - length + some.stop)  # what comes later, none of these queries sees
+        asking = queries[:, :, some].flatten(1, 2)
+        weights = torch.baddbmm(bias[:, some, past].repeat(1, heads // shared, 1), asking, k[:, past].mT).softmax(-1)
+        parts.append((weights @ v[:, past]).view(len(k), heads // shared, -1, size))
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, 2)).view(q.shape)
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:

@@ -76,11 +76,12 @@ def score_artifact(
     scorer: str | None = None,
     phase: Callable[[str], None] = lambda name: None,
     report: Callable[[int, int], None] = lambda done, total: None,
+    ranks: Ranks = Ranks(),
 ) -> dict[str, Any]:
     """The artifact's scores on the corpus; `bits_per_byte` is that of its own scoring.
 
     `scoring` takes the place of the artifact's own, and `scorer` (`FILE.py:NAME`) is a user's that does: figures of
-    another kind, which the result says.
+    another kind, which the result says. `ranks` score together.
     """
     own, text, model = scoring or artifact.scoring, text_of(corpus), artifact.model
     clock = Clock()
@@ -94,11 +95,11 @@ def score_artifact(
     scores = {}
     for kind, setting in kinds.items():
         phase(kind)
-        scores[kind] = score(model, text, setting, report)
+        scores[kind] = score(model, text, setting, report, ranks=ranks)
     if scorer is not None:
         phase(scorer)
         loaded = load_scorer(scorer, model, artifact.tokenizer)
-        scores["user"] = score(model, text, own.plain, report, scorer=loaded)
+        scores["user"] = score(model, text, own.plain, report, scorer=loaded, ranks=ranks)
     counted, held_out = list(scores.values())[-1], corpus.manifest.validation
     return {
         "bits_per_byte": counted.bits_per_byte,
@@ -319,6 +320,9 @@ def run(
         phase("calibrate")
         with clock.phase("calibrate"):
             known = calibrated(recipe, trained.weights, corpus, ranks)
+    phase("score")
+    with clock.phase("score"):
+        scores = _live_scores(recipe, trained, text, ranks)
     if not ranks.first:
         return None
     phase("compress")
@@ -326,9 +330,10 @@ def run(
         compressed = pack_run(folder, drafted=drafted, known=known)
     phase("score")
     with clock.phase("score"):
-        scores = _live_scores(recipe, trained, text, ranks)
         if study is None:
-            scored = _fresh("score", folder / ARTIFACT, "--data", str(corpus.folder), "--quiet")
+            gpus = max(1, min(ranks.world, torch.cuda.device_count()))  # of this machine
+            alone = "--data", str(corpus.folder), "--gpus", str(gpus), "--quiet"
+            scored = _fresh("score", folder / ARTIFACT, *alone)
         else:
             scored = score_artifact(artifacts.load(folder / ARTIFACT, ranks.device), corpus)
     phase("verify")
@@ -358,24 +363,27 @@ def run(
 
 def _live_scores(recipe: Recipe, trained: Trained, text: Text, ranks: Ranks) -> dict[str, Any]:
     """Plain scores of the weights before they were packed: of the last step, and averaged where there is an average."""
-    averaged = recipe.train.averaging is not None
-    return {
-        "trained_plain": _score_weights(recipe, trained.last, text, recipe.score.plain, ranks).to_json(),
-        "averaged_plain": _score_weights(recipe, trained.weights, text, recipe.score.plain, ranks).to_json()
-        if averaged
-        else None,
+    found: dict[str, Any] = {
+        "trained_plain": _score_weights(recipe, trained.last, text, recipe.score.plain, ranks).to_json()
     }
+    found["averaged_plain"] = None
+    if recipe.train.averaging is not None:
+        found["averaged_plain"] = _score_weights(recipe, trained.weights, text, recipe.score.plain, ranks).to_json()
+    if ranks.device.type == "cuda":
+        torch.cuda.empty_cache()  # the processes that score the artifact want the memory
+    return found
 
 
 def _score_weights(recipe: Recipe, weights: Mapping[str, Tensor], text: Text, scoring: Scoring, ranks: Ranks) -> Score:
     model = build(recipe.model, 0, ranks.device)
     model.load_state_dict(dict(weights))
-    return score(model, text, scoring)
+    return score(model, text, scoring, ranks=ranks)
 
 
 def _fresh(verb: str, artifact: Path, *arguments: str) -> dict[str, Any]:
     """What `caddie VERB ARTIFACT --json` says in a process of its own, which knows nothing of this one's weights."""
-    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    ours = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC")  # that process starts others of its own, if any
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
     command = [sys.executable, "-m", "caddie", verb, str(artifact), *arguments, "--json"]
     done = subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False

@@ -408,9 +408,8 @@ class AsItIs(Scorer):
 def test_at_a_rate_of_zero_nothing_is_learnt(chosen: Adaptation) -> None:
     tokens, model = documents(*NINE), tiny_model()
     still = chosen.but({OFF[type(chosen)]: 0.0})
-    assert np.array_equal(
-        in_place(scorer_of(still, model), tokens), in_place(AsItIs(scorer_of(still, model), model), tokens)
-    )
+    learning = in_place(scorer_of(still, model), tokens)  # attends by another kernel, as it keeps a graph
+    assert learning == pytest.approx(in_place(AsItIs(scorer_of(still, model), model), tokens), abs=1e-12)
 
 
 def test_documents_know_nothing_of_each_other() -> None:

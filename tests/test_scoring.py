@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -608,6 +610,61 @@ def test_threads_are_chosen_by_plain_scores_of_a_first_stretch(monkeypatch: pyte
     use_quickest_threads(model, random_text(10_000), Scoring(sequence_length=16, stride=4, adaptation=ChunkSGD()))  # type: ignore[arg-type]
     assert torch.get_num_threads() == before
     assert sum(ids.numel() for ids, _, _ in model.seen) == 8192
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+class Slow(Known):
+    """Notes which threads ask it, and with how many of PyTorch's; each gives the other time to come."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__(vocabulary)
+        self.asked_by: set[tuple[int, int]] = set()
+
+    def answers(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        self.asked_by.add((threading.get_ident(), torch.get_num_threads()))
+        time.sleep(0.002)
+        return super().answers(ids, dtype)
+
+
+def test_on_a_cpu_each_thread_runs_a_batch(monkeypatch: pytest.MonkeyPatch, two_threads: None) -> None:
+    monkeypatch.setattr(sys.modules["caddie.scoring.score"], "CACHED_TOKENS", 24)
+    reports: list[int] = []
+    chosen, slow = Scoring(sequence_length=12, stride=5, batch_tokens=240, precision="float64"), Slow(16)
+    score(slow, random_text(400), chosen, lambda done, total: reports.append(done))  # type: ignore[arg-type]
+    assert [threads for _, threads in slow.asked_by] == [1, 1], "two workers, each with one of the two threads"
+    assert max(len(ids) for ids, _, _ in slow.seen) == 2, "batches of 24 tokens"
+    assert reports == sorted(reports)
+    assert torch.get_num_threads() == 2
+
+    model, text = tiny_model(), random_text(400)
+    together = score(model, text, chosen).nats
+    torch.set_num_threads(1)
+    assert together == pytest.approx(score(model, text, chosen).nats, rel=1e-12)
+
+
+def test_a_batch_that_fails_fails_the_score(two_threads: None) -> None:
+    class Broken(Known):
+        def answers(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+            if BOS in ids[:, 5:]:
+                raise RuntimeError("broken")
+            return super().answers(ids, dtype)
+
+    with pytest.raises(RuntimeError, match="broken"):
+        score(Broken(16), random_text(100), Scoring(sequence_length=12, stride=12))  # type: ignore[arg-type]
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("adaptation", [None, ChunkSGD(chunk_tokens=24), DocumentLoRA(rank=1, chunk_tokens=6)])
+def test_only_what_has_no_state_is_asked_several_things_at_once(adaptation: Any) -> None:
+    chosen = Scoring(sequence_length=12, stride=6, adaptation=adaptation)
+    assert chosen.scorer(tiny_model(), BOS).stateless == (adaptation is None)
 
 
 # Settings

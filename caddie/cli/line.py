@@ -50,6 +50,8 @@ class Job:
         """Show an event of the training."""
         if event["event"] == "step":
             self.display.step(event)
+        elif event["event"] == "start":
+            self.display.start(event)
         elif event["event"] == "note":
             self.display.note(event["text"])
         elif event["event"] == "forecast":
@@ -277,24 +279,36 @@ def verify(
 @path_argument("artifact")
 @settings_argument
 @click.option("--scorer", metavar="FILE.py:NAME", help="Score with a class of your own.")
-@options("data", "json", "quiet")
+@options("data", "gpus", "json", "quiet")
 def score(
-    artifact: Path, settings: tuple[str, ...], scorer: str | None, data: str | None, as_json: bool, quiet: bool
+    artifact: Path,
+    settings: tuple[str, ...],
+    scorer: str | None,
+    data: str | None,
+    gpus: int,
+    as_json: bool,
+    quiet: bool,
 ) -> int:
     """Score ARTIFACT in bits per byte on held-out text. It is refused unless it was proven to be held out.
 
-    Another scoring than the artifact's own is set by score.PATH=VALUE, as in score.adaptation=ChunkSGD.
+    Another scoring than the artifact's own is set by score.PATH=VALUE, as in score.adaptation=ChunkSGD. Several
+    processes give the same score as one, in less time where nothing is learnt on the way.
     """
+    from caddie import distributed
     from caddie.corpora import open_for_scoring
     from caddie.display import Display
     from caddie.line import score_artifact
     from caddie.tables import score_table
 
-    loaded = load_artifact(artifact)
-    scoring = changed_recipe(loaded, settings).score
-    with Display(quiet=quiet) as display:
+    if gpus > 1 and not distributed.under_torchrun():
+        return distributed.launch(gpus, sys.argv[1:])
+    with distributed.join() as ranks, Display(quiet=quiet or not ranks.first) as display:
+        loaded = load_artifact(artifact)
+        scoring = changed_recipe(loaded, settings).score
         corpus = open_for_scoring(loaded, data, display.note)
-        result = score_artifact(loaded, corpus, scoring, scorer, display.phase, display.tokens)
+        result = score_artifact(loaded, corpus, scoring, scorer, display.phase, display.tokens, ranks)
+    if not ranks.first:
+        return 0
     if not math.isfinite(result["bits_per_byte"]):
         raise CheckFailed(f"the score of {artifact} is {result['bits_per_byte']}: its model gives no probabilities")
     tell(result, as_json, score_table(result))

@@ -17,7 +17,7 @@ from caddie.model.gates import HeadGate
 from caddie.model.linear import Dense, LinearMap
 from caddie.model.rotary import Positions, Rotary
 from caddie.model.values import ValueResidual
-from caddie.ops import exclusive, rms_norm, rotate
+from caddie.ops import exclusive, normed_rotation
 from caddie.parameters import Constant, Part
 from caddie.schedules import Whole, check_whole
 
@@ -28,7 +28,10 @@ class Attention(Config):
 
     @abstractmethod
     def build(self, width: int, layer: int) -> Part:
-        """The module of `layer`; its forward takes the normed stream (B, T, width) and the context, and keeps shape."""
+        """The module of `layer`; its forward takes the normed stream (B, T, width) and the context.
+
+        It gives back the positions that the context asks for, of the same width.
+        """
 
     @abstractmethod
     def value_width(self, width: int) -> int:
@@ -136,7 +139,8 @@ class _GroupedQueryAttention(Part):
 
     def forward(self, h: Tensor, context: Context) -> Tensor:
         config = self.config
-        q, k, v = self._projected(h)
+        asked = context.asked(h)
+        q, k, v = self._projected(h, asked)
         if (added := context.values.get(self.layer)) is not None:
             v = v + added
         q, k, v = (self._heads(x) for x in (q, k, v))
@@ -145,22 +149,24 @@ class _GroupedQueryAttention(Part):
         elif config.value_residual and context.first_values is None:
             context.first_values = v
         cosine, sine = context.rotary(config.rotary, self.turning)
-        q = rotate(rms_norm(q), cosine, sine) * self.gain.to(h.dtype)[:, None, None]
-        k = rotate(rms_norm(k), cosine, sine)
+        late = slice(h.shape[1] - asked.shape[1], None)  # the places of what is asked for
+        q = normed_rotation(q, cosine[late], sine[late], self.gain)
+        k = normed_rotation(k, cosine, sine)
         visible = context.visible(config.scope, config.longest, config.window)
         y = context.attention(q, k, v, visible)
         if config.exclusive:
-            y = exclusive(y, v)
+            y = exclusive(y, v[:, :, late])
         if self.gate is not None:
-            y = y * self.gate(h).transpose(1, 2)[..., None]
-        out: Tensor = self.output(y.transpose(1, 2).reshape(h.shape))
+            y = y * self.gate(asked).transpose(1, 2)[..., None]
+        out: Tensor = self.output(y.transpose(1, 2).reshape(asked.shape))
         return out
 
-    def _projected(self, h: Tensor) -> Sequence[Tensor]:
+    def _projected(self, h: Tensor, asked: Tensor) -> Sequence[Tensor]:
         if self.config.fused:
             together: Tensor = self.query_key_value(h)
-            return torch.split(together, self.sizes, dim=-1)
-        return self.query(h), self.key(h), self.value(h)
+            q, k, v = torch.split(together, self.sizes, dim=-1)
+            return q[:, -asked.shape[1] :], k, v
+        return self.query(asked), self.key(h), self.value(h)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], -1, self.head_size).transpose(1, 2)  # (B, heads, T, head size)

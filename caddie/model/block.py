@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from caddie.config import Config, Technique
@@ -69,11 +70,12 @@ class BlockModule(Part):
         self.mlp_delta: Delta | None = None
 
     def forward(self, x: Tensor, x0: Tensor, context: Context) -> Tensor:
-        """One layer of the stream."""
+        """One layer of the stream, at the positions asked for."""
         x = self.mixed(x, x0)
         if self.parallel:
-            return x + self.attend(x, context) + self.think(x, context)
-        x = x + self.attend(x, context)
+            asked = context.asked(x)
+            return asked + self.attend(x, context) + self.think(asked, context)
+        x = context.asked(x) + self.attend(x, context)
         return x + self.think(x, context)
 
     def mixed(self, x: Tensor, x0: Tensor) -> Tensor:
@@ -81,14 +83,14 @@ class BlockModule(Part):
         if self.mix is None:
             return x
         mix = self.mix.to(x.dtype)
-        return mix[0] * x + mix[1] * x0
+        return torch.addcmul(mix[0] * x, mix[1], x0)
 
     def attend(self, x: Tensor, context: Context) -> Tensor:
         """What attention adds to the stream; zero where the layer has none."""
         if self.attention is None:
             return x.new_zeros(())
         h = self.attention_norm(x)
-        y = adapted(self.attention(h, context), self.attention_delta, h)
+        y = adapted(self.attention(h, context), self.attention_delta, context.asked(h))
         return self.attention_scale.to(x.dtype) * y
 
     def think(self, x: Tensor, context: Context) -> Tensor:

@@ -49,12 +49,14 @@ class Context:
         """What is added to the values (B, T, K·D) of a layer, by layer."""
         self.again = 0
         """How often the layer that runs now ran before in this forward."""
+        self.last: int | None = None
+        """How many last positions are asked of the layer that runs now, or None for all."""
         self._cache = cache
         self._calls = 0
         self._first = 0 if cache is None else cache.length
         self._rotary: dict[tuple[Positions, int], tuple[Tensor, Tensor]] = {}
         self._segments: dict[int | None, Tensor] = {}
-        self._visible: dict[tuple[str, int | None, int | None], Visibility] = {}
+        self._visible: dict[tuple[str, int | None, int | None, int | None], Visibility] = {}
         if cache is not None:
             cache.length += ids.shape[1]
 
@@ -86,15 +88,19 @@ class Context:
             self._cache.kept[self._calls - 1] = (k, v)
         return attention(q, k, v, visible)
 
+    def asked(self, x: Tensor) -> Tensor:
+        """Those positions of x (B, T, ...) that are asked of the layer that runs now."""
+        return x if self.last is None else x[:, x.shape[1] - self.last :]
+
     def visible(self, scope: str, longest: int | None, window: Whole | None) -> Visibility:
-        """Which positions attend to which: those of the `row` or of the `document`, cut into pieces of `longest`."""
+        """What the positions asked for attend to: their `row` or `document`, cut into pieces of `longest`."""
         segmented = scope == "document" and self.starts is not None
         width = reach(longest if segmented else None, window, self.moment.progress, self.ids.device)
-        key = (scope, longest, width)
+        key = (scope, longest, width, self.last)
         if key not in self._visible:
             segments = self._numbered(self.starts, longest) if segmented and self.starts is not None else None
             length = self.ids.shape[1]
-            self._visible[key] = Visibility(length, self._first + length, segments, width)
+            self._visible[key] = Visibility(self.last or length, self._first + length, segments, width)
         return self._visible[key]
 
     def _numbered(self, starts: Tensor, longest: int | None) -> Tensor:

@@ -201,22 +201,25 @@ class Model(Part):
         last: int | None = None,
         cache: Cache | None = None,
         stage: int = -1,
+        capped: bool = True,
     ) -> Tensor:
         """Logits in `dtype`; `starts` (B, T) is true where a document begins.
 
         With `last`, logits of that many last positions alone. With a `cache`, which the forward extends, the ids go on
         where those of the call before ended. `stage` is that of the run; the last one is what is packed and scored.
+        Not `capped`, they are those that `HeadModule.losses` takes.
         """
         context = Context(ids, starts, dtype, cache, self.stages[stage])
         x = self.embedding(context)
         if self.value_embedding is not None:
             context.values = self.value_embedding(context)
-        x = self._through(x, context, self.orders[stage])
-        logits: Tensor = self.head(x if last is None else x[:, x.shape[1] - last :], self.embedding)
+        x = self._through(x, context, self.orders[stage], last if last and last < ids.shape[1] else None)
+        head = self.head if capped else self.head.uncapped
+        logits: Tensor = head(x if last is None else x[:, x.shape[1] - last :], self.embedding)
         return logits
 
-    def _through(self, x: Tensor, context: Context, order: Sequence[int]) -> Tensor:
-        """The stream behind all layers, in the order in which they run."""
+    def _through(self, x: Tensor, context: Context, order: Sequence[int], last: int | None) -> Tensor:
+        """The stream behind all layers, in the order in which they run; perhaps its `last` positions alone."""
         x0, lane1 = x, None
         saved: list[Tensor] = []
         half, runs = len(order) // 2, [0] * len(self.blocks)
@@ -231,6 +234,7 @@ class Model(Part):
                 x = self.passes(context.again, x)
             block = typing.cast(BlockModule, self.blocks[layer])
             if self.lanes is None or lane1 is None:
+                context.last = last if number == len(order) - 1 else None
                 x = block(x, x0, context)
             else:
                 x, lane1 = self.lanes.step(layer, block, (x, lane1), x0, context)

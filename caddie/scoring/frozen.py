@@ -16,6 +16,8 @@ from caddie.scoring.windows import windows
 class Frozen(Scorer):
     """The model as it is, in windows of `length` tokens that move by `stride`."""
 
+    stateless = True
+
     def __init__(self, model: Model, bos: int, length: int, stride: int, dtype: torch.dtype) -> None:
         self._model, self._bos, self._dtype = model, bos, dtype
         self._length, self._stride = length, stride

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from caddie.distributed import Ranks
 from caddie.errors import CheckFailed
 from caddie.scoring.scorer import Asked, Layout, Scorer, Step, Stream, nats
 from caddie.scoring.windows import Window
 
 Losses = npt.NDArray[np.float64]
 _BLOCK = 1 << 22  # tokens that are looked through at once
+_AHEAD = 16  # batches that each worker has before it, so that none waits long for the others
 
 
 def layout_of(tokens: npt.NDArray[np.uint16], bos: int, per_document: bool) -> Layout:
@@ -35,29 +41,74 @@ def run(
     rows: int,
     tell: Callable[[Window, Losses], None],
     device: torch.device | str = "cpu",
+    workers: int = 1,
+    ranks: Ranks = Ranks(),
 ) -> None:
     """Score every prediction of the layout once; `tell` is given each window and the nats of its predictions, float64.
 
-    A plan that leaves predictions out, takes some twice, or goes back is a `CheckFailed`.
+    Windows are run in batches of at most `rows`, and of a scorer without state as many batches at once as there are
+    `workers`, who share PyTorch's threads. Its batches are shared out among `ranks`, who are all told of all; any other
+    scorer is asked everything by each of them. A plan that leaves predictions out, takes some twice, or goes back is a
+    `CheckFailed`.
     """
     stream = Stream(tokens, layout)
-    for step in scorer.plan(layout, rows):
-        asked = list(equal(step, stream, rows))
-        for question in asked:
-            targets = torch.from_numpy(stream.next_tokens(question.windows)).to(device)
-            inputs = torch.from_numpy(question.inputs).to(device)
-            logits = scorer.logits(inputs, question.slots, targets.shape[1]).detach()
-            if logits.shape[:-1] != targets.shape:
-                raise CheckFailed(
-                    f"the scorer answers in the shape {tuple(logits.shape)} where {tuple(targets.shape)} and the "
-                    "vocabulary were asked for"
-                )
-            for window, losses in zip(question.windows, nats(logits, targets).cpu().double().numpy(), strict=True):
-                tell(window, losses)
-        for window in step.windows:
-            stream.mark(window)
-        scorer.update(asked, stream.past)
+
+    def charge(question: Asked) -> Losses:
+        targets = torch.from_numpy(stream.next_tokens(question.windows)).to(device)
+        inputs = torch.from_numpy(question.inputs).to(device)
+        logits = scorer.logits(inputs, question.slots, targets.shape[1]).detach()
+        if logits.shape[:-1] != targets.shape:
+            raise CheckFailed(
+                f"the scorer answers in the shape {tuple(logits.shape)} where {tuple(targets.shape)} and the "
+                "vocabulary were asked for"
+            )
+        losses: Losses = nats(logits, targets).cpu().double().numpy()
+        return losses
+
+    several = scorer.stateless and ranks.world > 1
+    with _mapping(workers) as each:
+        plan = iter(scorer.plan(layout, rows if workers == 1 else rows * workers * _AHEAD))
+        while steps := list(islice(plan, ranks.world * _AHEAD if several else 1)):
+            asked = [question for step in steps for question in equal(step, stream, rows)]
+            paid = _shared(each, charge, asked, ranks) if several else each(charge, asked)
+            for question, losses in zip(asked, paid, strict=True):
+                for window, of_window in zip(question.windows, losses, strict=True):
+                    tell(window, of_window)
+            for step in steps:
+                for window in step.windows:
+                    stream.mark(window)
+            scorer.update(asked, stream.past)
     stream.check_complete()
+
+
+def _shared(
+    each: Callable[..., Any], charge: Callable[[Asked], Losses], asked: Sequence[Asked], ranks: Ranks
+) -> Iterator[Losses]:
+    """The losses of all that is asked, of which each process charges its part; they are the same to the bit in all."""
+    sizes = [sum(window.end - window.first for window in question.windows) for question in asked]
+    together = torch.zeros(sum(sizes), dtype=torch.float64)  # adding zeros changes nothing
+    parts = together.split_with_sizes(sizes)
+    mine = slice(ranks.rank, None, ranks.world)
+    for part, losses in zip(parts[mine], each(charge, asked[mine]), strict=True):
+        part.copy_(torch.from_numpy(losses).flatten())
+    ranks.sum([together])
+    for question, part in zip(asked, parts, strict=True):
+        yield part.view(len(question.windows), -1).numpy()
+
+
+@contextmanager
+def _mapping(workers: int) -> Iterator[Callable[..., Any]]:
+    """`map`, or the same by several workers at once, each with its share of PyTorch's threads."""
+    if workers == 1:
+        yield map
+        return
+    threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads // workers,))
+    try:
+        yield pool.map
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)  # which for some libraries is a number of the whole process
 
 
 def equal(step: Step, stream: Stream, rows: int) -> Iterator[Asked]:

@@ -131,6 +131,8 @@ class Scorer(ABC):
     """Whether every document is a stretch of its own, or the whole text is one."""
     in_order = False
     """Whether it learns along the whole text, so that cutting the text into stretches would make another score."""
+    stateless = False
+    """Whether an answer depends on the inputs alone, so that several may be made at once."""
 
     @abstractmethod
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
