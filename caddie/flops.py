@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -17,13 +18,39 @@ TRAINING = 3
 """A backward costs twice a forward: one product for the gradient of the input, one for that of the weight."""
 
 
+@dataclass(frozen=True)
+class Flops:
+    """What a token of a training step costs: 6 for each element of a product, 12 for each channel and position seen."""
+
+    products: int
+    """Elements of the matrices that a token is multiplied by, those of a layer as often as it runs."""
+    attention: float
+    """Width times the positions that a query sees on average, summed over the attentions that run."""
+
+    @property
+    def per_token(self) -> float:
+        """FLOPs of forward and backward together."""
+        return TRAINING * (2.0 * self.products + 4.0 * self.attention)
+
+    @property
+    def formula(self) -> str:
+        """How the sum comes about."""
+        return f"6 x {self.products:,} + 12 x {self.attention:,.0f} = {self.per_token / 1e6:,.2f} MFLOP per token"
+
+
 def flops_per_token(gpt: GPT, sequence_length: Whole, progress: float = 1.0) -> float:
-    """FLOPs per token of a training step, forward and backward, when that much of the run is over.
+    """FLOPs per token of a training step, forward and backward, when that much of the run is over; see `count`."""
+    return count(gpt, sequence_length, progress).per_token
+
+
+def count(gpt: GPT, sequence_length: Whole, progress: float = 1.0, documents: float | None = None) -> Flops:
+    """What a token of a training step costs when that much of the run is over.
 
     Matrix products, as often as their layer runs, and the two products of attention over the positions that a query
     sees on average; norms, rotations, gates' elementwise part and the optimizer are left out. Where documents bound
-    attention their lengths are not known here, so rows count in full; pieces of `longest` tokens and windows count
-    exactly. The convention of PaLM (arXiv 2204.02311, appendix B), with causality.
+    attention, `documents` is the mean number of positions that a query sees in the text at hand; unknown, rows count in
+    full; pieces of `longest` tokens and windows count exactly. The convention of PaLM (arXiv 2204.02311, appendix B),
+    with causality.
     """
     moment = Moment(0, progress, Budget(seconds=1.0))
     length = whole_at(sequence_length, moment)
@@ -31,13 +58,15 @@ def flops_per_token(gpt: GPT, sequence_length: Whole, progress: float = 1.0) -> 
         model = gpt.build()
     once = _outside(model)
     runs = Counter(gpt.order(progress))
-    looped = sum(_block(model.blocks[layer], count) for layer, count in runs.items())
-    attended = sum(
-        count * 4.0 * gpt.width * mean_visible(attention, length, moment)
-        for layer, count in runs.items()
-        if (attention := gpt.block_of(layer).attention) is not None
-    )
-    return TRAINING * (2.0 * (once + looped) + attended)
+    looped = sum(_block(model.blocks[layer], number) for layer, number in runs.items())
+    seen = 0.0
+    for layer, number in runs.items():
+        if (attention := gpt.block_of(layer).attention) is not None:
+            visible = mean_visible(attention, length, moment)
+            if documents is not None and getattr(attention, "scope", "row") == "document":
+                visible = min(visible, documents)
+            seen += number * gpt.width * visible
+    return Flops(once + looped, seen)
 
 
 def mean_visible(attention: Attention, length: int, moment: Moment) -> float:
@@ -68,10 +97,10 @@ def _outside(model: Model) -> int:
 
 def _products(module: nn.Module) -> int:
     """Elements of all matrices in a module that a token is multiplied by once, learned or fixed."""
-    count = 0
+    elements = 0
     for part in module.modules():
         if isinstance(part, Linear):
-            count += part.weight.numel()
+            elements += part.weight.numel()
         elif isinstance(part, Part):
-            count += sum(math.prod(part.get_buffer(name).shape) for name in part.constants)
-    return count
+            elements += sum(math.prod(part.get_buffer(name).shape) for name in part.constants)
+    return elements

@@ -1,0 +1,327 @@
+"""All that is to be measured on a GPU, in one call of less than ten minutes; one Markdown page and one JSON file.
+
+python bench/gpu.py --shards DIR --peer PATH --out DIR [--part NAME ...]
+python bench/gpu.py --out DIR --rehearse
+
+The shards are those of the contest with 1,024 ids, the peer is its public `train_gpt.py`. Every part is a process of
+its own with a time limit, so that one that fails or takes too long loses nothing but itself; what a part had found
+until then is kept. With `--rehearse` all parts run at toy size, on a CPU too: to know that the script works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from contenders import MatrixProducts, OurSteps, rates
+from equality import attention_backends, fused_kernels
+from laps import Apart, Contender, apart, in_turns
+from parts import shares
+from peers import Peer, training_shards
+from speed import profile_table, row_of, training_table
+from stages import scoring_rates
+
+from caddie.errors import UserError
+from caddie.exits import end
+from caddie.files import replacing
+from caddie.result import commit
+from caddie.tables import one_line, table
+
+TARGET = 0.85
+"""Our time over the peer's, at most."""
+MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
+LOOPED = ("three_layer_recurrence", "best_record")
+Tell = Callable[[dict[str, Any]], None]
+"""Keeps what a part has found so far."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says."""
+
+    out: Path
+    shards: Path | None
+    peer: Path | None
+    rehearse: bool
+
+    def recipe(self, name: str) -> tuple[str, tuple[str, ...]]:
+        """A recipe, or its small twin, and its settings."""
+        return (f"{name}_mini", ("train.rehearsal_steps=0",)) if self.rehearse else (name, ("train.rehearsal_steps=3",))
+
+    def seconds(self, long: float) -> float:
+        """So long, or a moment."""
+        return 0.02 if self.rehearse else long
+
+
+def device(asked: Asked, tell: Tell) -> None:
+    """What is here, and the roof of its matrix products."""
+    on_gpu = torch.cuda.is_available()
+    products = MatrixProducts(64 if asked.rehearse else None)
+    (laps,) = in_turns([products], asked.seconds(3), 3)
+    tell(
+        {
+            "device": torch.cuda.get_device_name() if on_gpu else "a CPU",
+            "memory_bytes": torch.cuda.get_device_properties(0).total_memory if on_gpu else None,
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "code": commit(),
+            "roof_flops_per_second": rates(laps, products.facts["flops"]),
+        }
+    )
+
+
+def kernels(asked: Asked, tell: Tell) -> None:
+    """Fused kernels and attention backends against their references, and how long they take."""
+    fused = fused_kernels()
+    tell({"fused": fused})
+    tell({"fused": fused, "attention": attention_backends(toy=asked.rehearse)})
+
+
+def baseline(asked: Asked, tell: Tell) -> None:
+    """The baseline at 524,288 tokens a step beside the public script on the same shards, and their loss curves."""
+    name, settings = asked.recipe("baseline")
+    shards = training_shards(asked.shards) if asked.shards else []
+    settings += ("train.loader.begin=first shard",) if shards else ()
+    peer = Peer(asked.peer, name, settings, shards=asked.shards) if asked.peer else None
+    contenders: list[Contender] = [
+        Apart(OurSteps, name, settings, shards=shards),
+        *([peer] if peer else []),
+        Apart(MatrixProducts, 64 if asked.rehearse else None),
+    ]
+    laps = in_turns(contenders, asked.seconds(25), 5)
+    for contender in contenders:
+        contender.close()
+    ours, products = contenders[0].facts, contenders[-1].facts
+    roof = rates(laps[-1], products["flops"])
+    steps = [row_of("caddie", ours, laps[0], laps[0], roof)]
+    if peer:
+        steps.append(row_of("the public script", dict(peer.facts), laps[1], laps[0], roof))
+    found: dict[str, Any] = {"training": {"roof_flops_per_second": roof, "steps": steps}}
+    if peer:
+        quotient = 1.0 / steps[1]["ours_is_quicker_by"]
+        found["time_over_peers"] = {"quotient": quotient, "target": TARGET, "reached": quotient <= TARGET}
+    tell(found)
+    again = Apart(OurSteps, name, settings, shards=shards, seed=1)
+    again.block(asked.seconds(15))
+    again.close()
+    if peer:
+        found["losses"] = curves(ours["losses"], again.facts["losses"], peer.facts["losses"])
+        tell(found)
+    tell({**found, "profile": apart(shares, name, settings if asked.rehearse else _cut_small(settings), None, 3)})
+
+
+def curves(ours: list[float], again: list[float], peers: Mapping[int, float]) -> dict[str, Any]:
+    """Whether the peer's losses differ from ours by more than ours do with another seed, from step 10 on."""
+    both = [step for step in sorted(peers) if 10 <= step <= min(len(ours), len(again))]
+    if not both:
+        return {"steps": 0, "within_noise": None}
+
+    def root_mean_square(differences: list[float]) -> float:
+        return math.sqrt(statistics.fmean(value * value for value in differences))
+
+    apart_by = root_mean_square([peers[step] - (ours[step - 1] + again[step - 1]) / 2 for step in both])
+    noise = root_mean_square([ours[step - 1] - again[step - 1] for step in both])
+    rows = [(step, ours[step - 1], again[step - 1], peers[step]) for step in both]
+    # The mean of two of ours has half the variance of one, so alike curves are apart by sqrt(3)/2 of the noise.
+    return {"steps": len(both), "apart": apart_by, "noise": noise, "within_noise": apart_by <= 2 * noise, "rows": rows}
+
+
+def looped(asked: Asked, tell: Tell, which: str) -> None:
+    """A record before and after its layers are looped, and its profile."""
+    name, settings = asked.recipe(which)
+    products = MatrixProducts(64 if asked.rehearse else None)
+    (laps,) = in_turns([products], asked.seconds(2), 2)
+    roof, ours = rates(laps, products.facts["flops"]), OurSteps(name, settings)
+    steps: list[dict[str, Any]] = []
+    found: dict[str, Any] = {"training": {"roof_flops_per_second": roof, "steps": steps}}
+    for label, at in (("before looping", 0), ("looped", -1)):
+        ours.turn_to(at)
+        (laps,) = in_turns([ours], asked.seconds(10), 2)
+        steps.append(row_of(label, dict(ours.facts), laps, laps, roof))
+        tell(found)
+    ours.close()
+    tell({**found, "profile": apart(shares, name, settings if asked.rehearse else _cut_small(settings), None, 2, -1)})
+
+
+def scoring(asked: Asked, tell: Tell) -> None:
+    """Tokens per second of plain and sliding scoring."""
+    found: dict[str, Any] = {}
+    for which in ("baseline", "best_record"):
+        name, settings = asked.recipe(which)
+        if which == "baseline" and not asked.rehearse:
+            settings += ("score.stride=64",)
+        found[which] = apart(scoring_rates, name, settings, None, asked.seconds(8), 2)
+        tell({"ways": found})
+
+
+def modes(asked: Asked, tell: Tell) -> None:
+    """The compiler's modes, one after the other, for the baseline."""
+    name, settings = asked.recipe("baseline")
+    found: dict[str, Any] = {}
+    for mode in MODES[:1] if asked.rehearse else MODES:
+        begin = time.perf_counter()
+        try:  # a CPU takes a minute to compile, and no mode makes a difference to it
+            ours = Apart(OurSteps, name, settings, mode=None if asked.rehearse else mode)
+            ready = time.perf_counter() - begin
+            (laps,) = in_turns([ours], asked.seconds(6), 2)
+            ours.close()
+            times = [lap["whole"] for block in laps for lap in block]
+            found[mode] = {"milliseconds": 1e3 * statistics.median(times), "seconds_to_compile": ready}
+        except Exception as error:  # whatever a mode fails with, the next one is tried
+            found[mode] = {"failed": one_line(f"{type(error).__name__}: {error}")}
+        tell({"modes": found})
+
+
+def _cut_small(settings: tuple[str, ...]) -> tuple[str, ...]:
+    """Smaller micro-batches, whose activations fit uncompiled."""
+    return (*settings, "train.micro_batches=32")
+
+
+PARTS: dict[str, tuple[Callable[[Asked, Tell], None], float]] = {
+    "device": (device, 25.0),
+    "kernels": (kernels, 60.0),
+    "baseline": (baseline, 200.0),
+    LOOPED[0]: (lambda asked, tell: looped(asked, tell, LOOPED[0]), 80.0),
+    LOOPED[1]: (lambda asked, tell: looped(asked, tell, LOOPED[1]), 90.0),
+    "scoring": (scoring, 45.0),
+    "modes": (modes, 95.0),
+}
+"""Parts by name, each with the seconds that it may take: 595 in all."""
+
+
+def supervised(name: str, given: list[str], out: Path, limit: float) -> dict[str, Any]:
+    """A part in a process of its own: what it found, seconds, and what went wrong if anything did."""
+    path = out / f"{name}.json"
+    path.unlink(missing_ok=True)
+    begin = time.monotonic()
+    command = [sys.executable, __file__, *given, "--run", name]
+    with (out / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        try:
+            status: int | None = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    found: dict[str, Any] = {"seconds": time.monotonic() - begin, "limit_seconds": limit}
+    if path.exists():
+        found["found"] = json.loads(path.read_text())
+    if status != 0:
+        lines = (out / f"{name}.log").read_text(errors="replace").strip().splitlines()
+        last = lines[-1] if lines else "it said nothing"
+        found["failed"] = "it took too long" if status is None else one_line(f"status {status}: {last}")
+    return found
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """The report in Markdown."""
+    lines = [f"# Measured on {found['date']}", "", f"`{found['command']}`, {found['seconds']:,.0f} seconds in all.", ""]
+    for name, part in found["parts"].items():
+        lines += [f"## {name}", "", f"{part['seconds']:,.0f} of at most {part['limit_seconds']:,.0f} seconds."]
+        if "failed" in part:
+            lines += ["", f"**Not complete: {part['failed']}**"]
+        lines += [text for block in _blocks(part.get("found", {})) for text in ("", "```", block, "```")]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _blocks(found: Mapping[str, Any]) -> list[str]:
+    """What a part found, as tables."""
+    blocks = []
+    plain = {key: value for key, value in found.items() if isinstance(value, str | int | float | None)}
+    if plain:
+        blocks.append(table(plain.items(), ["", ""]))
+    for key in ("roof_flops_per_second", "time_over_peers"):
+        if key in found:
+            blocks.append(f"{key.replace('_', ' ')}: {json.dumps(found[key])}")
+    for key in ("fused", "attention"):
+        if key in found:
+            blocks.append(_listed(found[key]))
+    if "training" in found:
+        blocks.append(training_table(found["training"]))
+    if "losses" in found:
+        rows = [[step, *(f"{loss:.4f}" for loss in losses)] for step, *losses in found["losses"].get("rows", ())]
+        told = {key: value for key, value in found["losses"].items() if key != "rows"}
+        blocks.append(table(rows, ["step", "ours", "another seed", "the peer"]) + f"\n{json.dumps(told)}")
+    blocks += [f"by {kind}\n{profile_table(parts)}" for kind, parts in found.get("profile", {}).items()]
+    for which, ways in found.get("ways", {}).items():
+        rows = [[way["way"], way["stride"], f"{way['tokens_per_second']:,.0f}"] for way in ways]
+        blocks.append(f"{which}\n" + table(rows, ["", "stride", "tokens/s"]))
+    if "modes" in found:
+        blocks.append(table([[mode, json.dumps(told)] for mode, told in found["modes"].items()], ["mode", ""], 110))
+    return blocks
+
+
+def _listed(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows that may lack some of the columns."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [
+        [f"{row[key]:.3g}" if isinstance(row.get(key), float) else row.get(key) for key in columns] for row in rows
+    ]
+    return table(cells, columns, 150)
+
+
+def parsed(given: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the page and the figures go")
+    parser.add_argument("--shards", type=Path, metavar="DIR", help="the contest's shards, with 1,024 ids")
+    parser.add_argument("--peer", type=Path, metavar="PATH", help="the contest's public script")
+    parser.add_argument("--part", action="append", choices=PARTS, help="this part alone; may be repeated")
+    parser.add_argument("--rehearse", action="store_true", help="everything at toy size")
+    parser.add_argument("--run", choices=PARTS, help=argparse.SUPPRESS)
+    return parser.parse_args(given)
+
+
+def main() -> int:
+    """All parts, or with `--run` one of them in this process."""
+    given = sys.argv[1:]
+    arguments = parsed(given)
+    asked = Asked(arguments.out, arguments.shards, arguments.peer, arguments.rehearse)
+    if arguments.run:
+        PARTS[arguments.run][0](asked, lambda found: _write(asked.out / f"{arguments.run}.json", json.dumps(found)))
+        return 0
+    if not asked.rehearse and not torch.cuda.is_available():
+        raise UserError("there is no GPU here; --rehearse runs all parts at toy size")
+    if not asked.rehearse and not (asked.shards and asked.peer):
+        raise UserError("name the contest's shards with --shards DIR and its script with --peer PATH")
+    if asked.shards:
+        training_shards(asked.shards)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    begin, parts = time.monotonic(), dict[str, Any]()
+    found: dict[str, Any] = {"date": datetime.date.today().isoformat(), "parts": parts}
+    found["command"] = " ".join(["python", "bench/gpu.py", *given])
+    for name in arguments.part or PARTS:
+        print(f"{name}: at most {PARTS[name][1]:,.0f} seconds", flush=True)
+        parts[name] = supervised(name, given, asked.out, PARTS[name][1])
+        print(f"  {parts[name].get('failed', 'done')}, {parts[name]['seconds']:,.0f} seconds", flush=True)
+        found["seconds"] = time.monotonic() - begin
+        _write(asked.out / "gpu.json", json.dumps(found, indent=1))
+        _write(asked.out / "gpu.md", page(found))
+    print(f"written  {asked.out / 'gpu.md'}")
+    return int(any("failed" in part for part in parts.values()))
+
+
+def _write(path: Path, text: str) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(text)
+
+
+if __name__ == "__main__":
+    end(main)
