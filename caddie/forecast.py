@@ -78,10 +78,11 @@ class Forecaster:
 
     Sizes come from a sample of the rows of each weight, quantized as the recipe says and coded as it says, or by the
     entropy of what would be coded and what the coder made of the entropy the last time. What an error costs comes from
-    gradients that the training has at hand: the squared gradient of a loss summed over N tokens is about N times the
-    diagonal of the Fisher information, as long as tokens differ more than they agree. It is kept as a number for each
-    row and each column (Adafactor, arXiv 1804.04235). Weights for `Waterfilling` are not rounded but counted as
-    Gaussian, each with the deviation of its row and column.
+    gradients that the training has at hand: of a loss summed over N tokens the gradient has a variance of about N times
+    the diagonal of the Fisher information. Its square has N² times that of the mean gradient besides, in which all
+    tokens agree, so the variance is taken from two steps in a row. It is kept as a number for each row and each column
+    (Adafactor, arXiv 1804.04235). Weights for `Waterfilling` are not rounded but counted as Gaussian, each with the
+    deviation of its row and column.
     """
 
     def __init__(self, gpt: GPT, config: Compress, size: Callable[[Readers, list[Section]], int]) -> None:
@@ -113,6 +114,8 @@ class Forecaster:
         """Fisher information of rows and of columns, and how many rows a gradient reached, on the device."""
         self.learned: Collection[str] = ()
         """Names of the weights that training sees quantized, which quantizing costs nothing more."""
+        self._first: dict[str, Tensor] | None = None
+        """Gradients that wait for those of the next step."""
         self._gradients = 0.0
         """How many gradients the average is of, counted by their weight."""
         self._now = self._observed = 0.0
@@ -120,29 +123,42 @@ class Forecaster:
         self._warned = False
 
     def due(self, moment: Moment) -> bool:
-        """Whether another twentieth of the budget has passed and there is time to `observe`."""
+        """Whether another twentieth of the budget has passed and there is time to `observe`, now and once more."""
         before, now = int(self._now * _TIMES), int(moment.progress * _TIMES)
         self._now = moment.progress
+        if self._first is not None:
+            return True
         # The last is not left out, because those before it say little of the end.
         return now > before and (self._observing <= _OBSERVE_SHARE * moment.seconds or now == _TIMES - 1)
 
     def affordable(self, moment: Moment) -> bool:
         """Whether the clock would hardly notice a forecast."""
-        return self._spent + self._cost <= _FORECAST_SHARE * moment.seconds
+        return self._first is None and self._spent + self._cost <= _FORECAST_SHARE * moment.seconds
 
     @torch.no_grad()
     def observe(self, parameters: Mapping[str, Tensor], factor: float) -> None:
-        """Take in gradients; `factor` times their squares is the Fisher information per token."""
+        """Take in gradients; `factor` times their variance is the Fisher information per token.
+
+        Every second call, of a step soon after the first, something is learned.
+        """
         began = time.perf_counter()
-        share = -math.expm1((self._observed - self._now) / max(_MEMORY * self._now, 1e-6))
-        self._observed, self._gradients = self._now, 1.0 + (1.0 - share) * self._gradients
-        for name, parameter in parameters.items():
-            if parameter.grad is not None:
-                squares = _matrix(parameter.grad).float().square()
-                rows, columns = squares.sum(1) * factor, squares.sum(0) * factor
+        gradients = {
+            name: _matrix(parameter.grad).float() * math.sqrt(factor)
+            for name, parameter in parameters.items()
+            if parameter.grad is not None
+        }
+        if self._first is None:
+            self._first = gradients
+        else:
+            share = -math.expm1((self._observed - self._now) / max(_MEMORY * self._now, 1e-6))
+            self._observed, self._gradients = self._now, 1.0 + (1.0 - share) * self._gradients
+            for name in gradients.keys() & self._first.keys():
+                squares = (gradients[name] - self._first[name]).square() / 2
+                rows, columns = squares.sum(1), squares.sum(0)
                 new = (rows, columns, (rows > 0).float().sum())
                 before = self.squares.get(name, new)
                 self.squares[name] = tuple(old.lerp(one, share) for old, one in zip(before, new, strict=True))  # type: ignore[assignment]
+            self._first = None
         self._observing += time.perf_counter() - began
 
     def events(self, weights: Mapping[str, Tensor], moment: Moment, anew: bool = False) -> list[dict[str, Any]]:
