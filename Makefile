@@ -5,6 +5,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TMPDIR := $(CURDIR)/.tmp
+unexport PYTHONDONTWRITEBYTECODE  # without what Python compiled, every process of the tests compiles all of it anew
 $(shell mkdir -p .tmp)
 
 .PHONY: demo test lint setup clean
@@ -14,7 +15,7 @@ demo: $(STAMP)
 	$(VENV)/bin/caddie run tiny --out runs/demo
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .

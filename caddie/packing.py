@@ -44,6 +44,7 @@ SMALLEST = "smallest"
 """The shortest stream of all of these for each array, in the time of all of them together."""
 MEASURED_TOKENS = 16_384
 """Training tokens, beside those of the calibration, that every way is measured on."""
+_BATCH_TOKENS = 4096
 
 Streams = list[list[bytes]]
 """For each weight its coded arrays."""
@@ -233,7 +234,7 @@ class _Bench:
             return None
         self.model.load_state_dict(dict(weights))
         nats = torch.zeros((), dtype=torch.float64)
-        for ids in self.rows:
+        for ids in torch.split(torch.cat(self.rows), max(1, _BATCH_TOKENS // self.rows[0].shape[1])):
             logits = self.model(ids, ids == self.bos)[:, :-1]
             nats += F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten().long(), reduction="sum").double().cpu()
         return float(nats) / sum(ids[:, 1:].numel() for ids in self.rows) * self.per_nat

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import json
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated
 
@@ -84,7 +85,7 @@ class Recipe(Config):
         figures = [figure.bits_per_byte for figure in self.public if figure.source == self.public[0].source]
         return sum(figures) / len(figures) if figures else None
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Number of parameters of the model."""
         return parameter_count(self.model)
@@ -92,6 +93,11 @@ class Recipe(Config):
 
 def shipped() -> dict[str, Recipe]:
     """Name to recipe of all that caddie ships."""
+    return dict(_shelf())
+
+
+@cache
+def _shelf() -> dict[str, Recipe]:
     return _named(vars(importlib.import_module("caddie.recipes")))
 
 

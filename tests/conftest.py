@@ -9,7 +9,7 @@ import json
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,14 @@ def real_data(request: pytest.FixtureRequest) -> Path:
     return _folder(request, "--data")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def unsynchronized() -> Iterator[None]:
+    """What tests write need not outlast a power cut, so no test waits for a busy disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda number: None)
+        yield
+
+
 @dataclass(frozen=True)
 class Ended:
     """What a command left behind."""
@@ -89,7 +97,11 @@ def fresh(verb: str, artifact: Path, *arguments: str) -> dict[str, Any]:
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs score what they packed in this process, which has imported PyTorch already."""
-    monkeypatch.setattr("caddie.line._fresh", fresh)
+    score_here(monkeypatch)
+
+
+def score_here(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("caddie.line._fresh", fresh)
 
 
 _ALIVE: set[tuple[str, str]] = set()
@@ -115,7 +127,11 @@ def alive_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def unprobed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verification of the file alone, without the process that probes its scorer."""
-    monkeypatch.setattr("caddie.probes.verification._probe_sealed", lambda *given: ([], []))
+    probe_nothing(monkeypatch)
+
+
+def probe_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("caddie.probes.verification._probe_sealed", lambda *given: ([], []))
 
 
 @dataclass(frozen=True)
@@ -166,7 +182,8 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> TinyRu
             paragraphs = [" ".join(chance.choices(words, k=80)) for _ in range(200)]
             text.write_text("\n\n".join(paragraphs))
             with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
-                patch.setattr("caddie.line._fresh", fresh)
+                score_here(patch)
+                probe_nothing(patch)
                 ended = call("run", "tiny", *TINY, "--data", text, "--out", folder / "run", "--json", "--quiet")
             assert (ended.status, ended.err) == (0, "")
             printed.write_text(ended.out)

@@ -13,15 +13,17 @@ from caddie.distributed import Ranks
 
 Work = Callable[[Ranks, Path], None]
 
+CONTEXT = multiprocessing.get_context("forkserver")
+"""Makes processes of their own, which know nothing of this one; what they import is imported once for all."""
+CONTEXT.set_forkserver_preload(
+    ["pytest", "safetensors.torch", "torch.distributed", "caddie.calibrate", "caddie.optim", "caddie.train"]
+)
+
 
 def together(work: Work, world: int, folder: Path) -> None:
     """Let `world` processes do this work, a function of a module, with a folder for what they have to say."""
-    context = multiprocessing.get_context("forkserver")  # which imports once for all processes
-    context.set_forkserver_preload(
-        ["pytest", "safetensors.torch", "torch.distributed", "caddie.calibrate", "caddie.optim"]
-    )
     folder.mkdir(exist_ok=True)
-    processes = [context.Process(target=_one, args=(work, rank, world, folder)) for rank in range(world)]
+    processes = [CONTEXT.Process(target=_one, args=(work, rank, world, folder)) for rank in range(world)]
     for process in processes:
         process.start()
     for process in processes:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -453,7 +454,7 @@ def test_one_line_says_what_is_wrong(case: Case, bench: Bench, unprobed: None, c
     assert (tmp_path / "out" / "checkpoint.safetensors").exists() == (case.label == "diverged")
 
 
-@pytest.mark.parametrize("case", [TEXTS[0]], ids=lambda case: case.label)
+@pytest.mark.parametrize("case", [ARTIFACTS[0]], ids=lambda case: case.label)
 def test_a_process_of_its_own_does_the_same(case: Case, bench: Bench) -> None:
     command = [sys.executable, "-m", "caddie", *case.make(bench)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -461,7 +462,7 @@ def test_a_process_of_its_own_does_the_same(case: Case, bench: Bench) -> None:
 
 
 def test_a_run_over_the_cap_ends_in_status_1_and_the_ledger(
-    bench: Bench, caddie: Call, tmp_path: Path, one_process: None
+    bench: Bench, caddie: Call, tmp_path: Path, one_process: None, unprobed: None
 ) -> None:
     check(caddie(*bench.run("compress.cap_bytes=1000")), "file is under the cap", status=1, out="weights")
     result = json.loads((tmp_path / "out" / "result.json").read_text())
@@ -563,8 +564,9 @@ def kind(name: str) -> Callable[[Sections], None]:
 
 def exceptions(count: int, depth: float) -> Callable[[Sections], None]:
     """A config with that many exceptions for its layers."""
-    spans = {f"{first}-{last}": {"mlp.hidden": 8} for first in range(100) for last in range(100, 1000)}
-    return config(put(dict(list(spans.items())[:count]), "model", "layers"), put(depth, "model", "depth"))
+    spans = (f"{first}-{last}" for first in range(100) for last in range(100, 1000))
+    layers = {span: {"mlp.hidden": 8} for span in islice(spans, count)}
+    return config(put(layers, "model", "layers"), put(depth, "model", "depth"))
 
 
 QUERY, MIX = "weights/blocks.0.attention.query.weight", "weights/blocks.0.mix"

@@ -90,14 +90,14 @@ def test_the_sum_of_squares_is_the_trace_of_the_fisher_information() -> None:
     found = calibrate(model, [ids] * 300, bos=BOS)
     assert set(found) == {name for name, _ in model.named_parameters()}
     weights = dict(model.named_parameters())
-    odds = model(ids, ids == BOS)[0].softmax(-1).detach()
+    logits = model(ids, ids == BOS)[0]
+    odds = logits.softmax(-1).detach()
+    chosen = [weights[name] for name in names]
+    by_logit = [torch.autograd.grad(logit, chosen, retain_graph=True) for logit in logits.flatten()]
     hessians = torch.stack([torch.diag(p) - p[:, None] * p for p in odds])
-    for name in names:
+    for name, gradients in zip(names, zip(*by_logit, strict=True), strict=True):
         weight = weights[name]
-
-        logits = model(ids, ids == BOS)[0]
-        by_logit = [torch.autograd.grad(logit, weight, retain_graph=True)[0].flatten() for logit in logits.flatten()]
-        jacobian = torch.stack(by_logit).view(*logits.shape, -1)
+        jacobian = torch.stack(gradients).view(*logits.shape, -1)
         exact = torch.einsum("tvi,tvw,twi->i", jacobian, hessians, jacobian) / 5
         by_row = exact.view(len(weight), -1).mean(1)
         rows = found[name].rows

@@ -140,7 +140,7 @@ QUIET = ("compress", "data", "decompress", "pack", "score", "train")
 
 @pytest.mark.parametrize("verb", FACTS)
 def test_json_is_one_object_and_progress_goes_elsewhere(
-    verb: str, tiny_run: Any, copy: Path, caddie: Call, tmp_path: Path
+    verb: str, tiny_run: Any, copy: Path, alive_once: None, unprobed: None, caddie: Call, tmp_path: Path
 ) -> None:
     ended = caddie(*arguments(verb, tiny_run, copy, tmp_path / "out"), "--json")
     assert ended.status == 0
@@ -173,7 +173,9 @@ def test_a_file_comes_back(tiny_run: Any, caddie: Call, tmp_path: Path) -> None:
         assert "exists; name another file with --out or remove it" in ended.err, "nothing is overwritten"
 
 
-def test_progress_is_told_on_standard_error(tiny_run: Any, copy: Path, caddie: Call, tmp_path: Path) -> None:
+def test_progress_is_told_on_standard_error(
+    tiny_run: Any, copy: Path, alive_once: None, caddie: Call, tmp_path: Path
+) -> None:
     told = caddie(*arguments("train", tiny_run, copy, tmp_path / "out"), "--json").err.splitlines()
     assert told[0] == "train"
     assert any(line.startswith("100%  step 2  loss ") for line in told)
@@ -268,7 +270,7 @@ def test_diff_takes_two_recipes_and_settings(caddie: Call) -> None:
     assert alone["diff"]["model.depth"] == 6
 
 
-def test_seconds_is_short_for_a_setting(tiny_run: Any, caddie: Call, tmp_path: Path) -> None:
+def test_seconds_is_short_for_a_setting(tiny_run: Any, alive_once: None, caddie: Call, tmp_path: Path) -> None:
     out = tmp_path / "out"
     ended = caddie(
         "train", "tiny", *tiny_run.settings, "--seconds", 90, "--data", tiny_run.corpus, "--out", out, "--quiet"

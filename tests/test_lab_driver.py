@@ -245,7 +245,7 @@ class Here:
 
 @pytest.mark.usefixtures("alive_once", "unprobed")
 def test_a_job_trains_once_and_goes_on_after_a_failure(text: str, folders: dict[str, Path]) -> None:
-    doomed = Entry(diff={"train.optimizers.embedding.lr": 1e30})
+    doomed = Entry(diff={f"train.optimizers.{role}.lr": 1e30 for role in ("matrix", "scalar")})
     one = study(seeds=(1,), entries={"halves": study().entries["halves"], "doomed": doomed})
     base, halves, failed = run_study(one, text, executor=Here(), **folders)
     assert base["state"] == halves["state"] == "finished"
@@ -290,7 +290,7 @@ def test_the_last_look_is_at_documents_that_nothing_has_seen(
 
 @pytest.mark.slow
 def test_real_runs_in_processes_of_their_own(text: str, folders: dict[str, Path]) -> None:
-    doomed = Entry(diff={"train.optimizers.embedding.lr": 1e30})
+    doomed = Entry(diff={f"train.optimizers.{role}.lr": 1e30 for role in ("matrix", "scalar")})
     one = study(seeds=(1,), entries={"halves": study().entries["halves"], "doomed": doomed})
     rows = run_study(one, text, executor=Local(min(2, os.cpu_count() or 1)), **folders)
     base, halves, failed = rows

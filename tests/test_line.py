@@ -1,4 +1,8 @@
-"""The whole line from the command line: real text in, one verified and scored file out, in processes of its own."""
+"""The whole line from the command line: real text in, one verified and scored file out.
+
+Two runs are the same but for who does what: one in this process, and one by two processes of its own, whose file is
+scored and probed in fresh ones as a user's would be.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,16 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import call
+from conftest import call, probe_nothing, score_here
 
 from caddie.data import write_shard
+from caddie.display import Display
 from caddie.policy import state
 from caddie.tokenizers import SentencePieceTokenizer
 
@@ -69,13 +74,17 @@ def process(folder: Path, *arguments: str, status: int = 0) -> Any:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working directory with a folder of text files of a user's own, and a run on them."""
+    """A working directory with a folder of text files of a user's own, and a run on them in this process."""
     folder = tmp_path_factory.mktemp("line")
     (folder / "texts").mkdir()
     here = Path(__file__).parent
     for path in (here.parent / "caddie").glob("[a-d]*.py"):
         shutil.copy(path, folder / "texts" / f"{path.parent.name}-{path.stem}.txt")
-    process(folder, "run", "tiny", *SMALL, "model.vocabulary=400", "--data", "texts", "--out", "run")
+    with pytest.MonkeyPatch.context() as patch:
+        score_here(patch)
+        probe_nothing(patch)
+        patch.setattr("caddie.line.verify_alive", lambda recipe: None)  # which the run by two processes asks
+        caddie(folder, "run", "tiny", *SMALL, "model.vocabulary=400", "--data", "texts", "--out", "run")
     return folder
 
 
@@ -84,14 +93,29 @@ def result(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "run" / "result.json").read_text()))
 
 
-def test_run_folder_is_complete(folder: Path, result: dict[str, Any]) -> None:
-    names = {path.name for path in (folder / "run").iterdir()}
+@pytest.fixture(scope="module")
+def by_two(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of the same run by two processes of its own; beside it is what was printed."""
+    elsewhere = tmp_path_factory.mktemp("by_two")
+    corpus = str(next((folder / "data").glob("texts-*")))
+    run = ("run", "tiny", *SMALL, "model.vocabulary=400", "--data", corpus, "--out", "run", "--gpus", "2")
+    (elsewhere / "printed.json").write_text(json.dumps(process(elsewhere, *run)))
+    return elsewhere / "run"
+
+
+def test_run_folder_is_complete(folder: Path, result: dict[str, Any], by_two: Path) -> None:
+    for run in (folder / "run", by_two):
+        check_run_folder(run, json.loads((run / "result.json").read_text()))
+    assert {path.name for path in folder.iterdir()} == {"texts", "run", "data"}
+
+
+def check_run_folder(run: Path, result: dict[str, Any]) -> None:
+    names = {path.name for path in run.iterdir()}
     kept = {"recipe.json", "log.jsonl", "weights.safetensors", "artifact.caddie", "result.json", "report.html"}
     assert names == kept | {"checkpoint.safetensors"}
-    assert {path.name for path in folder.iterdir()} == {"texts", "run", "data"}
     assert result["verified"] is True
     assert result["under_cap"] is True
-    assert result["artifact_bytes"] == (folder / "run" / "artifact.caddie").stat().st_size
+    assert result["artifact_bytes"] == (run / "artifact.caddie").stat().st_size
     assert result["artifact_bytes"] == sum(result["ledger"]["parts"].values())
     assert result["corpus"]["lossless"] is True
     assert 0 < result["scores"]["quantized_sliding"]["bits_per_byte"] < 9
@@ -101,12 +125,13 @@ def test_run_folder_is_complete(folder: Path, result: dict[str, Any]) -> None:
     assert result["evaluation"]["load"] > 0
 
 
-def test_scores_anywhere_without_the_training_data(folder: Path, result: dict[str, Any], tmp_path: Path) -> None:
+def test_scores_anywhere_without_the_training_data(folder: Path, by_two: Path, tmp_path: Path) -> None:
     """The artifact and a corpus without its training shards, copied elsewhere, give the number of the run."""
-    shutil.copy(folder / "run" / "artifact.caddie", tmp_path / "copy.caddie")
+    result = json.loads((by_two / "result.json").read_text())  # its score is of another process
+    shutil.copy(by_two / "artifact.caddie", tmp_path / "copy.caddie")
     corpus = next((folder / "data").glob("texts-*"))
     shutil.copytree(corpus, tmp_path / "corpus", ignore=shutil.ignore_patterns("train_*"))
-    again = caddie(tmp_path, "score", "copy.caddie", "--data", "corpus")  # the run's own score is of another process
+    again = caddie(tmp_path, "score", "copy.caddie", "--data", "corpus")
     assert abs(again["bits_per_byte"] - result["bits_per_byte"]) < 1e-6
     assert again["artifact_bytes"] == result["artifact_bytes"]
     assert caddie(tmp_path, "verify", "copy.caddie")["passed"] is True
@@ -181,36 +206,30 @@ def test_counts_edited_by_hand_are_refused(folder: Path, tmp_path: Path) -> None
         assert f"{name} for validation; there are" in caddie(tmp_path, "score", artifact, "--data", "corpus", status=2)
 
 
-def test_two_processes_give_the_result_of_one(folder: Path, result: dict[str, Any], tmp_path: Path) -> None:
-    corpus = str(next((folder / "data").glob("texts-*")))
-    run = ("run", "tiny", *SMALL, "model.vocabulary=400", "--data", corpus, "--out", "two", "--gpus", "2")
-    two = process(tmp_path, *run)
+def test_two_processes_give_the_result_of_one(result: dict[str, Any], by_two: Path) -> None:
+    two = json.loads((by_two.parent / "printed.json").read_text())
     assert two["world"] == 2
     assert two["bits_per_byte"] == pytest.approx(result["bits_per_byte"], abs=1e-5)
 
 
 @pytest.mark.usefixtures("alive_once", "one_process", "unprobed")
-def test_terminated_run_says_how_to_go_on_and_does(folder: Path, result: dict[str, Any], tmp_path: Path) -> None:
+def test_terminated_run_says_how_to_go_on_and_does(
+    folder: Path, result: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     corpus = str(next((folder / "data").glob("texts-*")))
     arguments = ["run", "tiny", *SMALL, "model.vocabulary=400", "train.steps=60", "--data", corpus, "--out", "killed"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "caddie", *arguments],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    log = tmp_path / "killed" / "log.jsonl"
-    deadline = time.monotonic() + 60
-    while not (log.exists() and '"step": 3' in log.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM, errors
+
+    def terminate(display: Display, event: Mapping[str, Any]) -> None:
+        if event["step"] == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Display, "step", terminate)
+        errors = caddie(tmp_path, *arguments, status=128 + signal.SIGTERM)
     assert "go on with: caddie run tiny" in errors.splitlines()[-1]
     assert "--out killed" in errors.splitlines()[-1]
     done = caddie(tmp_path, *arguments)
+    log = tmp_path / "killed" / "log.jsonl"
     assert done["training"]["steps"] == 60
     starts = [json.loads(line) for line in log.read_text().splitlines() if '"start"' in line]
     assert starts[0]["step"] == 0

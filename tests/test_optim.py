@@ -443,9 +443,8 @@ def test_newton_schulz_agrees_with_the_scripts(matrices: dict[str, Tensor], name
     rounded = newton_schulz(matrix.bfloat16(), steps, coefficients)
     assert rounded.dtype == torch.bfloat16
     expected = matrices[f"{result}.bf16.{name}"]
-    # the batched scripts multiply c(AA) where we multiply (cA)A, which half precision rounds differently
-    batched = not result.startswith("classic")
-    assert (rounded.float() - expected).norm() < (0.2 if batched else 2e-2) * expected.norm()
+    # we round less often than the scripts, so we are nearer than they to what is exact
+    assert (rounded.float() - exact).norm() < 1.1 * (expected.float() - exact).norm()
 
 
 @pytest.mark.parametrize(

@@ -219,9 +219,10 @@ def test_an_artifact_writes_and_an_optimizer_steps(namespaces: None, tiny_run: A
     code = """
         import json, sys
         from pathlib import Path
+        import torch  # which looks for CUDA's libraries all over the path where it was built for them
         from caddie.sealed import watch_reads
         with watch_reads([Path(sys.argv[1])]) as touched:
-            import caddie, torch
+            import caddie
             from caddie.generate import sample
             sample(caddie.load(Path(sys.argv[1])), tokens=2)
             weight = torch.ones(1, requires_grad=True)
