@@ -104,7 +104,7 @@ class Ranks:
         if self.world == 1:
             return lambda: stack
         mine = torch.empty_like(stack[self.share(len(stack))])
-        work = dist.reduce_scatter_tensor(mine, stack, async_op=True)
+        work = _newest("reduce_scatter_single", "reduce_scatter_tensor")(mine, stack, async_op=True)
 
         def arrive() -> Tensor:
             work.wait()
@@ -120,7 +120,7 @@ class Ranks:
         if self.world == 1:
             return lambda: mine
         stack = mine.new_empty((self.world * len(mine), *mine.shape[1:]))
-        work = dist.all_gather_into_tensor(stack, mine.contiguous(), async_op=True)
+        work = _newest("all_gather_single", "all_gather_into_tensor")(stack, mine.contiguous(), async_op=True)
 
         def arrive() -> Tensor:
             work.wait()
@@ -140,6 +140,12 @@ class Ranks:
     def wait(self) -> None:
         """Return when every process has come here. Their GPUs do nothing meanwhile, as they would in NCCL's barrier."""
         self.maximum(0.0)
+
+
+def _newest(name: str, older: str) -> Callable[..., dist.Work]:
+    """The exchange by its name, or by that of before torch 2.13, which warns of it."""
+    found: Callable[..., dist.Work] = getattr(dist, name, None) or getattr(dist, older)
+    return found
 
 
 def under_torchrun() -> bool:
@@ -175,6 +181,18 @@ def join() -> Iterator[Ranks]:
         ranks.wait()
     finally:
         dist.destroy_process_group()
+
+
+def leave(status: int) -> None:
+    """End this process at once if it is one of several; else do nothing.
+
+    Threads of gloo's may still hold tensors when the interpreter is taken down, and then end the process by SIGABRT
+    after all its work is done (pytorch/pytorch#179291).
+    """
+    if under_torchrun():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def launch(world: int, arguments: Sequence[str]) -> int:

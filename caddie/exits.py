@@ -43,7 +43,12 @@ def end(command: Callable[[], object]) -> NoReturn:
         if not isinstance(error, MemoryError) and "allocate" not in str(error) and "out of memory" not in str(error):
             raise
         status = fail("not enough memory; take a smaller model, batch or sequence length", 2)
-    sys.exit(status if isinstance(status, int) else 0)
+    status = status if isinstance(status, int) else 0
+    if "torch" in sys.modules:
+        from caddie.distributed import leave
+
+        leave(status)
+    sys.exit(status)
 
 
 def fail(message: str, status: int) -> int:

@@ -294,7 +294,8 @@ def run(
     folder = folder or run_folder(recipe, seed)
     if (folder / RESULT).exists():
         raise UserError(f"{folder} holds a finished run; name another folder with --out or remove it")
-    verify_alive(recipe)
+    if ranks.first:
+        verify_alive(recipe)
     clock = Clock()
 
     def note(text: str) -> None:

@@ -61,13 +61,17 @@ def counts(ranks: Ranks, muon: Muon) -> list[tuple[str, int]]:
     with pytest.MonkeyPatch.context() as patch:
         for kind, name, whole in (
             ("all_reduce", "all_reduce", 0),
-            ("reduce_scatter", "reduce_scatter_tensor", 1),
-            ("all_gather", "all_gather_into_tensor", 0),
+            ("reduce_scatter", _newest("reduce_scatter_single", "reduce_scatter_tensor"), 1),
+            ("all_gather", _newest("all_gather_single", "all_gather_into_tensor"), 0),
         ):
             patch.setattr(dist, name, _counting(getattr(dist, name), kind, whole, seen))
         trainer.launch(map(stream.micro_batch, range(9)), Moment(0, 0.0, RANKS.budget), 1).read()
         ranks.maximum(0.0, 0.0)
     return seen
+
+
+def _newest(name: str, older: str) -> str:
+    return name if hasattr(dist, name) else older
 
 
 def _counting(operation: Any, kind: str, whole: int, seen: list[tuple[str, int]]) -> Any:
