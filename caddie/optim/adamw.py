@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from caddie.config import Fraction, Positive, Technique
 from caddie.distributed import Ranks
@@ -55,15 +56,14 @@ class _AdamWUpdater(Updater):
         self.parameters = dict(parameters)
         self.ranks = ranks
         self.arrive: Callable[[], None] | None = None
-        self.inner = torch.optim.AdamW(
-            self.parameters.values(), lr=0.0, betas=(config.beta1, config.beta2), eps=config.epsilon, fused=True
-        )
-        for parameter in self.parameters.values():  # what PyTorch would make at the first step, so it can be restored
-            self.inner.state[parameter] = {
+        self.moments = {
+            name: {
                 "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
+            for name, parameter in self.parameters.items()
+        }
 
     def launch(self) -> None:
         self.arrive = self.ranks.begin_sum(self._gradients())
@@ -72,22 +72,37 @@ class _AdamWUpdater(Updater):
         self._arrive()
         return sum_of_squares(self._gradients()).to(self.ranks.device)
 
+    @torch.no_grad()
     def step(self, moment: Moment, lr_scale: float, gradient_scale: Tensor | None = None) -> None:
         self._arrive()
         if gradient_scale is not None and (gradients := self._gradients()):
             torch._foreach_mul_(gradients, gradient_scale)
-        group = self.inner.param_groups[0]
-        group["lr"] = value_at(self.config.lr, moment) * lr_scale
-        group["weight_decay"] = value_at(self.config.weight_decay, moment)
-        self.inner.step()
+        moving = [name for name, parameter in self.parameters.items() if parameter.grad is not None]
+        if moving:
+            first, second, steps = (
+                [self.moments[name][key] for name in moving] for key in ("exp_avg", "exp_avg_sq", "step")
+            )
+            # The function and not the class, whose first use imports PyTorch's compiler, a second of every process.
+            adamw(
+                [self.parameters[name] for name in moving],
+                self._gradients(),
+                first,
+                second,
+                [],
+                steps,
+                fused=True,
+                amsgrad=False,
+                beta1=self.config.beta1,
+                beta2=self.config.beta2,
+                lr=value_at(self.config.lr, moment) * lr_scale,
+                weight_decay=value_at(self.config.weight_decay, moment),
+                eps=self.config.epsilon,
+                maximize=False,
+            )
         self.arrive = None
 
     def state(self) -> dict[str, Tensor]:
-        return {
-            f"{name}/{key}": tensor
-            for name, parameter in self.parameters.items()
-            for key, tensor in self.inner.state[parameter].items()
-        }
+        return {f"{name}/{key}": tensor for name, kept in self.moments.items() for key, tensor in kept.items()}
 
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
