@@ -396,7 +396,7 @@ CHECKS = [
     ),
     Case(
         "packed over the cap",
-        lambda b: b.recipe(put(1000, "recipe", "compress", "cap_bytes")),
+        lambda b: b.recipe(lambda held: held["recipe"]["compress"].update(cap_bytes=1000, coding={"kind": "Packed"})),
         "over the cap",
         status=1,
         out="weights",
@@ -464,7 +464,12 @@ def test_a_process_of_its_own_does_the_same(case: Case, bench: Bench) -> None:
 def test_a_run_over_the_cap_ends_in_status_1_and_the_ledger(
     bench: Bench, caddie: Call, tmp_path: Path, one_process: None, unprobed: None
 ) -> None:
-    check(caddie(*bench.run("compress.cap_bytes=1000")), "file is under the cap", status=1, out="weights")
+    check(
+        caddie(*bench.run("compress.cap_bytes=1000", "compress.coding=Packed")),
+        "file is under the cap",
+        status=1,
+        out="weights",
+    )
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["artifact_bytes"] == (tmp_path / "out" / "artifact.caddie").stat().st_size > 1000
     assert (result["under_cap"], result["verified"]) == (False, False)
@@ -491,7 +496,7 @@ FULL = [
     Case("at the corpus", lambda b: b.data("--out", "corpus"), "corpus/train_000000.bin: File too large", out="9000"),
     Case(
         "at the artifact",
-        lambda b: ["pack", b.folder("none", None), "--quiet"],
+        lambda b: b.recipe(put({"kind": "Packed"}, "recipe", "compress", "coding")),
         "write kept/artifact.caddie",
         out="3000",
     ),
@@ -522,13 +527,13 @@ def test_a_full_disk_leaves_no_trace(
 def test_an_artifact_that_cannot_be_written_leaves_no_trace(
     at: str, error: OSError, says: str, bench: Bench, caddie: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = bench.folder("none", None)
+    arguments = bench.recipe(put({"kind": "Packed"}, "recipe", "compress", "coding"))
 
     def refuse(*arguments: object) -> NoReturn:
         raise error
 
     monkeypatch.setattr(at, refuse, raising=False)
-    check(caddie("pack", folder, "--quiet"), f"cannot write kept/artifact.caddie: {says}")
+    check(caddie(*arguments), f"cannot write kept/artifact.caddie: {says}")
     check_folder(tmp_path)
 
 

@@ -29,7 +29,7 @@ from caddie.train import Train
 from caddie.weight_coding import EntropyModel, Packed, Smallest
 
 for _module in pkgutil.walk_packages(caddie.__path__, "caddie."):
-    if not _module.name.endswith("__main__"):
+    if not _module.name.endswith(("__main__", "_kernels")):  # which import Triton, for a second, and hold no settings
         importlib.import_module(_module.name)
 
 SHELF = shipped()

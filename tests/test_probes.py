@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +37,7 @@ from caddie.probes import (
 )
 from caddie.probes.probes import _settled, disjoint
 from caddie.probes.trial import DOCUMENTS, altered, fitted, probe_text
-from caddie.scoring import ChunkSGD, DocumentLoRA, GlobalSGD, Scoring
+from caddie.scoring import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Scoring
 from caddie.sealed import Outcome
 from caddie.tokenizers import MARK, ByteTokenizer, Ids
 
@@ -80,7 +81,7 @@ def seen(on: Trial, name: str) -> str:
 SHIPPED = {
     "sliding": None,
     "plain": None,
-    "chunks": ChunkSGD(),
+    "chunks": ChunkSGD(sgd=SGD(epochs=1)),
     "documents": DocumentLoRA(rank=2, lr=0.01, chunk_tokens=32, targets=("query", "head")),
     "documents and all weights": DocumentLoRA(
         rank=2, lr=0.01, chunk_tokens=32, targets=("query", "head"), warm_start=False, phases=GlobalSGD()
@@ -352,8 +353,11 @@ def test_the_page_shows_every_example_and_probe() -> None:
 # From the command line, in a sealed process
 
 
-def test_verify_tries_everything_on_held_out_text(tiny_run: Any, caddie: Callable[..., Any]) -> None:
-    ended = caddie("verify", tiny_run.artifact, "--data", tiny_run.corpus, "--known-bad", "--json")
+def test_verify_tries_everything_on_held_out_text(tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path) -> None:
+    """Of a copy of the artifact, and of a corpus without its training shards."""
+    artifact, corpus = shutil.copy(tiny_run.artifact, tmp_path / "copy.caddie"), tmp_path / "corpus"
+    shutil.copytree(tiny_run.corpus, corpus, ignore=shutil.ignore_patterns("train_*"))
+    ended = caddie("verify", artifact, "--data", corpus, "--known-bad", "--json")
     assert ended.status == 0, ended.err
     facts = json.loads(ended.out)
     assert facts["passed"] is True

@@ -113,7 +113,7 @@ def without(value: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[s
 
 
 def test_any_value_may_be_missing() -> None:
-    steps = [event for event in make_events(80) if event["event"] == "step"]
+    steps = [event for event in make_events(20) if event["event"] == "step"]
     results = dict(without(make_result(depth=1)))
     assert len(results) > 120
     for name, result in results.items():
