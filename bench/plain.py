@@ -1,8 +1,9 @@
 """The contest's baseline as a plain PyTorch loop: what anybody would write, to compare with in the same run.
 
-Eager, float32 or autocast to bfloat16, `nn.Linear`, PyTorch's own attention, AdamW and a clipped gradient, in the
-manner of nanoGPT. The model is that of `caddie.model` to the last parameter where the recipe is of the baseline's kind
-(`tests/test_bench.py` compares the logits); what other recipes add, such as n-gram tables, is left out.
+Eager, float32 or autocast to bfloat16, `nn.Linear`, PyTorch's own attention, a clipped gradient, and AdamW in the
+manner of nanoGPT or, as ours and in the manner of nanochat, PyTorch's own Muon for the matrices of layers. The model
+is that of `caddie.model` to the last parameter where the recipe is of the baseline's kind (`tests/test_bench.py`
+compares the logits); what other recipes add, such as n-gram tables, is left out.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ from caddie.distributed import local_device
 from caddie.doctor.pace import named
 from caddie.model import GPT
 from caddie.schedules import Moment, whole_at
+
+PLAIN = (
+    ("plain, AdamW", False, False),
+    ("plain, Muon", False, True),
+    ("plain, AdamW, bfloat16 autocast", True, False),
+)
+"""Names of the loops; whether under autocast, and whether matrices of layers have Muon."""
 
 
 class Attention(nn.Module):
@@ -112,7 +120,12 @@ class PlainSteps(Repeated):
     """Training steps of the plain loop at a recipe's shape and batch, on random tokens."""
 
     def __init__(
-        self, name: str, settings: tuple[str, ...] = (), threads: int | None = None, autocast: bool = False
+        self,
+        name: str,
+        settings: tuple[str, ...] = (),
+        threads: int | None = None,
+        autocast: bool = False,
+        muon: bool = False,
     ) -> None:
         super().__init__(local_device())
         if threads is not None:
@@ -124,10 +137,20 @@ class PlainSteps(Repeated):
         self.rows = tokens // self.parts // self.length
         torch.manual_seed(0)
         self.model = Plain(recipe.model).to(self.device)
-        matrices = [parameter for parameter in self.model.parameters() if parameter.ndim == 2]
-        others = [parameter for parameter in self.model.parameters() if parameter.ndim != 2]
+        named_parameters = dict(self.model.named_parameters())
+        matrices = [one for name, one in named_parameters.items() if one.ndim == 2 and not (muon and "blocks" in name)]
+        others = [one for one in named_parameters.values() if one.ndim != 2]
         groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=6e-4, betas=(0.9, 0.95), fused=self.device.type == "cuda")
+        on_gpu = self.device.type == "cuda"
+        self.optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW(groups, lr=6e-4, betas=(0.9, 0.95), fused=on_gpu)
+        ]
+        if muon:
+            self.optimizers.append(
+                torch.optim.Muon(
+                    [one for name, one in named_parameters.items() if one.ndim == 2 and "blocks" in name], lr=0.02
+                )
+            )
         self.autocast = torch.autocast(self.device.type, torch.bfloat16) if autocast else nullcontext()
         self.text: Tokens = documents(recipe.model.vocabulary, 8 * tokens + 1, BOS)
         self.chance = np.random.default_rng(0)
@@ -159,5 +182,7 @@ class PlainSteps(Repeated):
             loss.backward()  # type: ignore[no-untyped-call]
         self.watch.mark("optimizer")
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)

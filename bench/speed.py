@@ -11,7 +11,7 @@ format. Times are medians over all steps, of events on a GPU. Weights and tokens
 FLOPs per token are 6 for each element of the matrices that a token is multiplied by, a layer's as often as it runs, and
 12 for each channel and position that it sees: forward and backward of matrix products and causal attention, no more.
 The roof is the best product of two square matrices that the device was seen to do in the same rounds, in the number
-format of the step. `--peer plain` is `bench/plain.py`, in float32 and under autocast to bfloat16; any other peer is a
+format of the step. `--peer plain` is `bench/plain.py`, with AdamW, with Muon, and under autocast; any other peer is a
 public script or its folder, see `bench/peers.py`.
 """
 
@@ -33,7 +33,7 @@ from contenders import MatrixProducts, OurSteps, rates
 from laps import WHOLE, Apart, Contender, Lap, apart, in_turns, medians, ratio
 from parts import shares
 from peers import Peer, script_of, shape_of, training_shards
-from plain import PlainSteps
+from plain import PLAIN, PlainSteps
 from stages import packing, scoring_rates
 
 from caddie.distributed import local_device
@@ -74,9 +74,8 @@ def train_in_turns(
             contenders[label] = make(OurSteps, name, settings, threads, at, shards=text)
         for peer in peers:
             if peer == "plain":
-                for autocast in (False, True):
-                    label = f"plain, {'bfloat16 autocast' if autocast else 'float32'}"
-                    contenders[label] = make(PlainSteps, name, settings, threads, autocast)
+                for label, autocast, muon in PLAIN:
+                    contenders[label] = make(PlainSteps, name, settings, threads, autocast, muon)
             else:
                 path = Path(peer)
                 label = path.name if path.is_dir() else f"{path.resolve().parent.name}/{path.name}"
