@@ -302,7 +302,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--steps", nargs="*", type=float, default=STEPS)
-    parser.add_argument("--ways", nargs="*", default=[way.name for way in WAYS], help="names, as in the table")
+    names = [way.name for way in WAYS]
+    parser.add_argument("--ways", nargs="+", default=names, choices=names, help="besides plain rounding")
     parser.add_argument("--megabytes", nargs="*", type=float, default=())
     parser.add_argument("--tokens", type=int, default=32_768, help="held-out tokens that are read")
     parser.add_argument("--rows", type=Path)
@@ -310,7 +311,7 @@ def main() -> None:
     rows = []
     if arguments.rows and arguments.rows.exists():
         rows = [json.loads(line) for line in arguments.rows.read_text().splitlines()]
-    ways = [way for way in WAYS if way.name in arguments.ways]
+    ways = [way for way in WAYS if way == PLAIN or way.name in arguments.ways]
     for run in arguments.runs:
         done = {row["key"] for row in rows}
         if any(_key(run, step, way) not in done for step in arguments.steps for way in ways):
