@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
 from filelock import FileLock
 
@@ -22,10 +21,6 @@ from filelock import FileLock
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).resolve().parent.parent
-
-# What half of the usual hundred examples do not falsify, the others rarely do; a test that needs more asks for them.
-hypothesis.settings.register_profile("short", max_examples=50)
-hypothesis.settings.load_profile("short")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

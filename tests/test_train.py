@@ -288,7 +288,9 @@ def test_quantized_weights_change_the_loss_from_when_they_are_switched_on(tmp_pa
     view = StraightThrough(quantizer=Rows(bits=2), strength=Stairs(values=(0, 1), begins=(0.5,)))
     plain, seen = losses("plain", STEPS), losses("seen", STEPS.but(fake_quantize={"matrix": view}))
     assert plain[:6] == seen[:6]
-    assert all(a != b for a, b in zip(plain[6:], seen[6:], strict=True))
+    apart = [abs(a - b) for a, b in zip(plain[6:], seen[6:], strict=True)]
+    assert min(apart) > 0.0, "two losses may be close by chance"
+    assert sorted(apart)[len(apart) // 2] > 1e-4
 
 
 def test_z_loss_changes_what_is_descended_and_not_what_is_reported() -> None:
