@@ -245,9 +245,8 @@ class Model(Part):
 
 def build(config: GPT, seed: int, device: torch.device | str = "cpu") -> Model:
     """The model with its initial weights, the same for a seed on every device."""
-    with torch.device("meta"):
+    with torch.device(device):  # not by way of "meta", whose `empty_like` imports sympy: half a second of each process
         model = config.build()
-    model = model.to_empty(device=device)
     initialize(model, seed)
     return model
 
