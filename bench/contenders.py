@@ -16,6 +16,7 @@ from caddie.data import Integers, Tokens, open_shard
 from caddie.distributed import Ranks, local_device
 from caddie.doctor.pace import named
 from caddie.flops import count
+from caddie.rehearsal import rehearse
 from caddie.schedules import whole_at
 from caddie.trainer import Trainer
 from caddie.transfer import Late, ahead
@@ -86,7 +87,7 @@ class OurSteps(Repeated):
             text, tokens=trainer.micro_tokens, sequence_length=train.longest_row, seed=seed, bos=BOS
         )
         rows = stream.micro_batch(0).inputs.shape
-        precision, chosen = trainer.rehearse(train.budget, rows)[:2]
+        execution = rehearse(trainer, train.budget, rows)
         self._open = ExitStack()
         self.batches = self._open.enter_context(ahead(stream, trainer.indices(0), self.device))
         self._cut()
@@ -94,8 +95,7 @@ class OurSteps(Repeated):
         self.facts = step_facts(
             tokens=0,
             parameters=recipe.parameters,
-            precision=precision,
-            threads=chosen,
+            **execution._asdict(),
             attention=trainer.attention(rows[1]),
             compiled=bool(trainer.compiled),
         )

@@ -22,6 +22,7 @@ from caddie.distributed import Ranks
 from caddie.errors import CheckFailed
 from caddie.forecast import Forecaster
 from caddie.model import GPT
+from caddie.rehearsal import rehearse
 from caddie.schedules import Budget, Moment, value_at
 from caddie.trainer import Batches, Train, Trainer
 from caddie.transfer import Late, ahead
@@ -83,7 +84,7 @@ def train(
         shards, tokens=trainer.micro_tokens, sequence_length=config.longest_row, seed=seed, bos=bos
     )
     begin = time.perf_counter()
-    precision, threads = trainer.rehearse(budget, stream.micro_batch(0).inputs.shape)
+    execution = rehearse(trainer, budget, stream.micro_batch(0).inputs.shape)
     rehearsed = time.perf_counter() - begin
     settings = config.but(seconds=None, steps=1)  # a run may go on with a larger budget
     identity = {"model": gpt.key(), "train": settings.key(), "seed": str(seed), "data": data}
@@ -94,8 +95,7 @@ def train(
             "event": "start",
             "step": run.moment.step,
             "seconds": run.moment.seconds,
-            "precision": precision,
-            "threads": threads,
+            **execution._asdict(),
             "compiled": trainer.compiled,
             "attention": trainer.attention(stream.micro_batch(0).inputs.shape[1]),
         }
@@ -121,9 +121,9 @@ def train(
         seconds=run.moment.seconds,
         rehearsal_seconds=rehearsed,
         final_loss=run.loss,
-        precision=precision,
-        threads=threads,
-        cpu_share=min(1.0, busy / (wall * threads)) if run.moment.step > step else None,
+        precision=execution.precision,
+        threads=execution.threads,
+        cpu_share=min(1.0, busy / (wall * execution.threads)) if run.moment.step > step else None,
     )
 
 

@@ -1,13 +1,12 @@
-"""The model, its optimizers and its average at work: a step, and the rehearsal of all kinds of steps."""
+"""The model, its optimizers and its average at work: everything a step needs."""
 
 from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import product, repeat
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -39,7 +38,6 @@ from caddie.schedules import (
     value_at,
     whole_at,
 )
-from caddie.threads import quickest, thread_counts, worth_compiling
 from caddie.transfer import DeviceBatch, Late
 
 Batches = Iterator[Batch | DeviceBatch]
@@ -155,10 +153,6 @@ class Train(Config):
         return whole_at(self.batch_tokens, moment) * self.micro_batches // max(all_values(self.batch_tokens))
 
 
-_WILD = 1e4
-"""A weight of this size means that the learning rates are far too high."""
-
-
 @dataclass(frozen=True)
 class Shape:
     """What decides the graph of a forward: a run goes through a few of these, all of which are rehearsed."""
@@ -169,6 +163,14 @@ class Shape:
     """Tokens of a row."""
     quantized: bool
     """Whether weights are seen as the quantizer will leave them."""
+
+
+class Execution(NamedTuple):
+    """How steps are computed."""
+
+    precision: str
+    """Number format of the stream."""
+    threads: int
 
 
 class Trainer:
@@ -208,11 +210,17 @@ class Trainer:
         """Told once of the parameters after the next micro-batch, with the gradients of its own tokens alone, and of
         the factor that makes their squares the Fisher information per token."""
         self.forward: Callable[..., tuple[Tensor, Tensor]] = self._losses
-        self._compile(self.compiled)
+        self.compile(self.compiled)
 
-    def _compile(self, compiled: bool) -> None:
+    def use(self, execution: Execution) -> None:
+        """Compute steps in this way from now on."""
+        self.dtype = getattr(torch, execution.precision)
+        torch.set_num_threads(execution.threads)
+
+    def compile(self, compiled: bool, forward: Callable[..., tuple[Tensor, Tensor]] | None = None) -> None:
+        """Run the model compiled from now on, as `forward` if that was done already, or uncompiled."""
         self.compiled = compiled
-        self.forward = torch.compile(self._losses, dynamic=False) if compiled else self._losses
+        self.forward = (forward or torch.compile(self._losses, dynamic=False)) if compiled else self._losses
 
     def _losses(self, inputs: Tensor, targets: Tensor, starts: Tensor, stage: int) -> tuple[Tensor, Tensor]:
         """What is descended, and the mean cross-entropy in it."""
@@ -232,13 +240,13 @@ class Trainer:
         numbers = (self.config.batch_tokens, self.config.sequence_length, *strengths)
         begins = changes(number for number in numbers if isinstance(number, Stairs))
         for part in sorted({*np.linspace(0.0, 1.0, 1000, endpoint=False).tolist(), *self.model.stages, *begins}):
-            moment = self._moment(part, budget)
+            moment = self.moment(part, budget)
             if moment.progress < 1.0:  # else no step begins there
                 found.setdefault(self.shape(moment), moment)
         return found
 
     @staticmethod
-    def _moment(part: float, budget: Budget) -> Moment:
+    def moment(part: float, budget: Budget) -> Moment:
         """The first moment at which that part of the budget is spent."""
         step = math.ceil(part * budget.steps) if budget.steps else 0
         return Moment(step, part * (budget.seconds or 0.0), budget)
@@ -323,107 +331,6 @@ class Trainer:
             inputs, targets = (t.reshape(-1, t.shape[1] * length // longest) for t in (inputs, targets))
         return inputs, targets, inputs == bos
 
-    def rehearse(self, budget: Budget, rows: tuple[int, ...]) -> tuple[str, int]:
-        """Run every shape on random tokens, choose precision, threads and compiling by measurement, undo everything.
-
-        With a budget of steps alone nothing is chosen by the clock, so such a run can be repeated to the bit. A
-        parameter that no gradient reaches in any shape is a `UserError`; three steps are enough for it to come.
-        """
-        on_gpu = self.ranks.device.type == "cuda"
-        asked = self.config.precision
-        timed = budget.seconds is not None and not on_gpu and self.ranks.world == 1
-        if asked != "auto":
-            precisions = [asked]
-        else:
-            precisions = ["bfloat16", "float32"] if timed else ["bfloat16" if on_gpu else "float32"]
-        threads = thread_counts() if timed else [torch.get_num_threads()]
-        saved = {name: tensor.clone() for name, tensor in self.state().items()}
-        moments = list(self.shapes(budget).values())
-        if self.compiled:
-            _allow_graphs(4 * len(moments))
-        still = set(self.parameters)
-        choices = list(product(precisions, threads))
-        chosen = quickest(choices, lambda choice: self._rehearse_step(*choice, moments[0], rows, still))
-        self._use(*chosen)
-        self._choose_compiling(timed, budget, moments, lambda: self._rehearse_step(*chosen, moments[0], rows, still))
-        for moment in moments:
-            for _ in range(self.config.rehearsal_steps):
-                self._rehearse_step(*chosen, moment, rows, still)
-        checked = self.config.rehearsal_steps >= 3
-        for part in (0.25, 0.5, 0.75):  # at the moments above an optimizer's own rate may be zero
-            for _ in range(3 if checked and (still or self._unmoved(saved)) else 0):
-                self._rehearse_step(*chosen, self._moment(part, budget), rows, still)
-        # A run that diverges has dead channels too, and says so itself when it does.
-        tame = all(bool((parameter.abs() < _WILD).all()) for parameter in self.parameters.values())
-        unmoved = self._unmoved(saved)
-        for name, tensor in self.state().items():
-            tensor.data.copy_(saved[name])
-        if checked and tame and still:
-            raise UserError(
-                f"no gradient reaches {_some(still)}: nothing that the loss depends on reads it, or two factors start"
-                " at zero; train.rehearsal_steps=0 trains it anyway"
-            )
-        if checked and tame and unmoved:
-            raise UserError(
-                f"{_some(unmoved)} never move: look at the rates of train.optimizers, or set train.rehearsal_steps=0"
-            )
-        return chosen
-
-    def _choose_compiling(
-        self, timed: bool, budget: Budget, moments: Sequence[Moment], step: Callable[[], None]
-    ) -> None:
-        """Where compiling is left to the program, see that it works, and on a CPU that it pays.
-
-        A CPU waits for its compiler before the first step, so it is asked only where that much could be won back in
-        the budget, and what it made is kept only if it is the faster. Nothing is compiled where nothing is timed.
-        """
-        if self.config.compile != "auto" or not (self.compiled or (self.compilable and timed)):
-            return
-        choose = not self.compiled
-        if choose and not worth_compiling(budget.seconds or 0.0, len(moments)):
-            return
-        self._compile(True)
-        _allow_graphs(4 * len(moments))
-        try:
-            step()
-        except UserError:
-            raise
-        except Exception as error:  # a broken compiler may fail in any way, and the model runs without one
-            self._compile(False)
-            self.forget_gradients()
-            self.notes.append(f"compiling failed, so the model runs uncompiled: {str(error).strip().splitlines()[0]}")
-            return
-        if choose:
-            ways = {False: self._losses, True: self.forward}
-
-            def run(compiled: bool) -> None:
-                self.forward = ways[compiled]
-                step()
-
-            self.compiled = quickest([True, False], run)
-            self.forward = ways[self.compiled]
-
-    def _unmoved(self, saved: Mapping[str, Tensor]) -> set[str]:
-        """Parameters that are to the bit what was saved."""
-        return {name for name, now in self.parameters.items() if torch.equal(now, saved[f"weights/{name}"])}
-
-    def _use(self, precision: str, threads: int) -> None:
-        self.dtype = getattr(torch, precision)
-        torch.set_num_threads(threads)
-
-    def _rehearse_step(
-        self, precision: str, threads: int, moment: Moment, rows: tuple[int, ...], still: set[str]
-    ) -> None:
-        self._use(precision, threads)
-        ids = np.random.default_rng(self.seed).integers(0, self.vocabulary, (2, *rows))
-        self.step(repeat(Batch(ids[0], ids[1])), moment, bos=-1, lr_scale=1.0)  # at rate 0 nothing would move
-        self.watch(moment, 1.0)
-        for name in list(still):
-            gradient = self.parameters[name].grad
-            if gradient is not None and bool(gradient.any()):
-                still.discard(name)
-        self.forget_gradients()
-
     def state(self) -> dict[str, Tensor]:
         """Every tensor that a step changes, by name; the tensors themselves. All ranks call it together."""
         found: dict[str, Tensor] = {f"weights/{name}": tensor for name, tensor in self.parameters.items()}
@@ -432,13 +339,3 @@ class Trainer:
         if self.average is not None:
             found.update({f"average/{name}": tensor for name, tensor in self.average.state().items()})
         return found
-
-
-def _allow_graphs(count: int) -> None:
-    """Have PyTorch compile so many graphs of a function; beyond its limit it runs uncompiled, without an error."""
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, count)
-
-
-def _some(names: set[str]) -> str:
-    """The first of the names, and how many there are."""
-    return f"{', '.join(sorted(names)[:3])} ({len(names)} in all)"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from caddie import trainer as module
+from caddie import rehearsal as module
 from caddie.display import start_line
 from caddie.distributed import Ranks
 from caddie.errors import UserError
@@ -47,7 +47,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Callable[..., Any]]:
 
 def rehearsed(config: Train) -> Trainer:
     trainer = Trainer(TINY, config, 7, Ranks())
-    trainer.rehearse(Budget(config.seconds, config.steps), (2, 32))
+    module.rehearse(trainer, Budget(config.seconds, config.steps), (2, 32))
     return trainer
 
 
@@ -106,7 +106,7 @@ def test_a_broken_compiler_is_told_and_left(
         return fail
 
     monkeypatch.setattr(torch, "compile", broken)
-    monkeypatch.setattr("caddie.trainer.worth_compiling", lambda seconds, shapes: True)
+    monkeypatch.setattr("caddie.rehearsal.worth_compiling", lambda seconds, shapes: True)
     events: list[dict[str, Any]] = []
     shards = [np.random.default_rng(0).integers(0, 32, 2000).astype(np.uint16)]
     config = LONG.but(steps=2, seconds=60.0)

@@ -71,6 +71,7 @@ FLOORS: dict[int, set[str]] = {
         "prepare",
         "probes",
         "published",
+        "rehearsal",
         "scoring",
         "sources",
         "splits",
@@ -138,7 +139,7 @@ def imports(node: ast.AST) -> Iterator[str]:
             assert not statement.level, f"line {statement.lineno}: relative import"
             # `from caddie import X` imports the module X; so may `from caddie.model import X`
             names = [f"{statement.module}.{alias.name}" for alias in statement.names]
-        elif isinstance(statement, ast.Call) and ast.unparse(statement.func).endswith("import_module"):
+        elif isinstance(statement, ast.Call) and _called(statement).endswith("import_module"):
             names = [name.value for name in statement.args if isinstance(name, ast.Constant)]
         else:
             continue
@@ -148,6 +149,17 @@ def imports(node: ast.AST) -> Iterator[str]:
                 while ".".join(parents[1:]) not in MODULES:
                     parents.pop()
                 yield ".".join(parents[1:])
+
+
+def _called(call: ast.Call) -> str:
+    """The last name of what is called."""
+    return getattr(call.func, "attr", None) or getattr(call.func, "id", "")
+
+
+@cache
+def imported(module: str) -> frozenset[str]:
+    """What a module imports anywhere."""
+    return frozenset(imports(tree(module)))
 
 
 def functions(node: ast.AST, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], ast.AST]]:
@@ -199,18 +211,18 @@ def test_modules_import_only_from_lower_floors() -> None:
     wrong = []
     for module in MODULES:
         here = part(module)
-        for imported in imports(tree(module)):
-            there = part(imported)
+        for name in imported(module):
+            there = part(name)
             beside = FLOOR_OF[there] == FLOOR_OF[here] and FLOOR_OF[here] in SIBLINGS
             if here != there and not beside and FLOOR_OF[there] >= FLOOR_OF[here]:
-                wrong.append(f"{module} (floor {FLOOR_OF[here]}) imports {imported} (floor {FLOOR_OF[there]})")
+                wrong.append(f"{module} (floor {FLOOR_OF[here]}) imports {name} (floor {FLOOR_OF[there]})")
     assert not wrong
 
 
 def test_no_module_imports_itself_by_a_detour() -> None:
     parts: dict[str, set[str]] = {part(module): set() for module in MODULES}
     for module in MODULES:
-        parts[part(module)] |= {part(imported) for imported in imports(tree(module))} - {part(module)}
+        parts[part(module)] |= {part(name) for name in imported(module)} - {part(module)}
     for early, late in CYCLES:
         assert late in parts[early], f"{early} no longer imports {late}; take it from CYCLES"
         at_the_top = [node for node in tree(early).body if isinstance(node, (ast.Import, ast.ImportFrom))]
@@ -219,8 +231,8 @@ def test_no_module_imports_itself_by_a_detour() -> None:
     assert not tangled(parts)
     for package in {part(module) for module in MODULES if "." in module}:
         inside = {module for module in MODULES if module.startswith(f"{package}.")}
-        assert not tangled({module: set(imports(tree(module))) & inside - {module} for module in inside})
-        assert all(package not in set(imports(tree(module))) for module in inside), f"{package} through its own door"
+        assert not tangled({module: imported(module) & inside - {module} for module in inside})
+        assert all(package not in imported(module) for module in inside), f"{package} through its own door"
 
 
 def tangled(wanted: dict[str, set[str]]) -> set[str]:
@@ -239,6 +251,18 @@ def test_no_module_is_a_drawer() -> None:
     assert not {"utils", "util", "common", "core", "helpers", "misc"} & {
         name for module in MODULES for name in module.split(".")
     }
+
+
+def test_kernels_alone_import_triton_and_are_imported_by_name() -> None:
+    for module in MODULES:
+        names = {
+            name
+            for node in ast.walk(tree(module))
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""])
+        }
+        assert any(name.split(".")[0] == "triton" for name in names) == module.endswith("_kernels"), module
+        assert not any(name.endswith("_kernels") for name in names), module
 
 
 # What happens at import

@@ -30,6 +30,7 @@ from caddie.errors import CheckFailed, UserError
 from caddie.forecast import Forecaster
 from caddie.model import GPT, build
 from caddie.recipe import Recipe, find
+from caddie.rehearsal import rehearse
 from caddie.result import device_name
 from caddie.schedules import Stairs, Whole, all_values, value_at, whole_at
 from caddie.tables import one_line
@@ -161,7 +162,7 @@ def _timed(gpt: GPT, train: Train, ranks: Ranks, steps: int, artifact_bytes: int
     )
     rows = stream.micro_batch(0).inputs.shape
     began = time.perf_counter()
-    precision, threads = trainer.rehearse(train.budget, rows)
+    execution = rehearse(trainer, train.budget, rows)
     rehearsal_seconds = time.perf_counter() - began
     found = []
     moments = trainer.shapes(train.budget).values()
@@ -185,9 +186,9 @@ def _timed(gpt: GPT, train: Train, ranks: Ranks, steps: int, artifact_bytes: int
         seconds_per_token=tuple(found),
         steps=each * len(moments) if steps else 0,
         rehearsal_seconds=rehearsal_seconds,
-        device=device_name(ranks.device, threads),
-        precision=precision,
-        threads=threads,
+        device=device_name(ranks.device, execution.threads),
+        precision=execution.precision,
+        threads=execution.threads,
         attention=trainer.attention(rows[1]),
         peak_bytes=torch.cuda.max_memory_allocated() if on_gpu else peak,
         artifact_bytes=artifact_bytes,

@@ -1,0 +1,136 @@
+"""The rehearsal before the clock starts: every kind of step once, the quickest way to compute it, and all undone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product, repeat
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from caddie.data import Batch
+from caddie.errors import UserError
+from caddie.schedules import Budget, Moment
+from caddie.threads import quickest, thread_counts, worth_compiling
+from caddie.trainer import Execution, Trainer
+
+_WILD = 1e4
+"""A weight of this size means that the learning rates are far too high."""
+
+
+def rehearse(trainer: Trainer, budget: Budget, rows: tuple[int, int]) -> Execution:
+    """Run every shape on random tokens (`rows` of micro-batches), choose how to compute by measurement, undo the rest.
+
+    With a budget of steps alone nothing is chosen by the clock, so such a run can be repeated to the bit. A parameter
+    that no gradient reaches in any shape is a `UserError`; three steps are enough for it to come.
+    """
+    timed = budget.seconds is not None and trainer.ranks.device.type == "cpu" and trainer.ranks.world == 1
+    saved = {name: tensor.clone() for name, tensor in trainer.state().items()}
+    moments = list(trainer.shapes(budget).values())
+    if trainer.compiled:
+        _allow_graphs(4 * len(moments))
+    still = set(trainer.parameters)
+
+    def step(moment: Moment) -> None:
+        _step(trainer, moment, rows, still)
+
+    def run(execution: Execution) -> None:
+        trainer.use(execution)
+        step(moments[0])
+
+    chosen = quickest(_executions(trainer, timed), run)
+    trainer.use(chosen)
+    _choose_compiling(trainer, timed, budget, moments, lambda: step(moments[0]))
+    for moment in moments:
+        for _ in range(trainer.config.rehearsal_steps):
+            step(moment)
+    checked = trainer.config.rehearsal_steps >= 3
+    for part in (0.25, 0.5, 0.75):  # at the moments above an optimizer's own rate may be zero
+        for _ in range(3 if checked and (still or _unmoved(trainer, saved)) else 0):
+            step(trainer.moment(part, budget))
+    # A run that diverges has dead channels too, and says so itself when it does.
+    tame = all(bool((parameter.abs() < _WILD).all()) for parameter in trainer.parameters.values())
+    unmoved = _unmoved(trainer, saved)
+    for name, tensor in trainer.state().items():
+        tensor.data.copy_(saved[name])
+    if checked and tame and still:
+        raise UserError(
+            f"no gradient reaches {_some(still)}: nothing that the loss depends on reads it, or two factors start"
+            " at zero; train.rehearsal_steps=0 trains it anyway"
+        )
+    if checked and tame and unmoved:
+        raise UserError(
+            f"{_some(unmoved)} never move: look at the rates of train.optimizers, or set train.rehearsal_steps=0"
+        )
+    return chosen
+
+
+def _executions(trainer: Trainer, timed: bool) -> list[Execution]:
+    """The ways to compute a step that are worth a try; one where nothing is timed."""
+    asked, on_gpu = trainer.config.precision, trainer.ranks.device.type == "cuda"
+    if not timed:
+        return [Execution(asked if asked != "auto" else "bfloat16" if on_gpu else "float32", torch.get_num_threads())]
+    precisions = [asked] if asked != "auto" else ["bfloat16", "float32"]
+    return [Execution(*choice) for choice in product(precisions, thread_counts())]
+
+
+def _choose_compiling(
+    trainer: Trainer, timed: bool, budget: Budget, moments: Sequence[Moment], step: Callable[[], None]
+) -> None:
+    """Where compiling is left to the program, see that it works, and on a CPU that it pays.
+
+    A CPU waits for its compiler before the first step, so it is asked only where that much could be won back in the
+    budget, and what it made is kept only if it is the faster. Nothing is compiled where nothing is timed.
+    """
+    if trainer.config.compile != "auto" or not (trainer.compiled or (trainer.compilable and timed)):
+        return
+    choose = not trainer.compiled
+    if choose and not worth_compiling(budget.seconds or 0.0, len(moments)):
+        return
+    trainer.compile(True)
+    _allow_graphs(4 * len(moments))
+    try:
+        step()
+    except UserError:
+        raise
+    except Exception as error:  # a broken compiler may fail in any way, and the model runs without one
+        trainer.compile(False)
+        trainer.forget_gradients()
+        trainer.notes.append(f"compiling failed, so the model runs uncompiled: {str(error).strip().splitlines()[0]}")
+        return
+    if choose:
+        forward = trainer.forward
+
+        def run(compiled: bool) -> None:
+            trainer.compile(compiled, forward)
+            step()
+
+        trainer.compile(quickest([True, False], run), forward)
+
+
+def _unmoved(trainer: Trainer, saved: Mapping[str, Tensor]) -> set[str]:
+    """Parameters that are to the bit what was saved."""
+    return {name for name, now in trainer.parameters.items() if torch.equal(now, saved[f"weights/{name}"])}
+
+
+def _step(trainer: Trainer, moment: Moment, rows: tuple[int, int], still: set[str]) -> None:
+    """One step on random tokens; parameters that a gradient reached are no longer `still`."""
+    ids = np.random.default_rng(trainer.seed).integers(0, trainer.vocabulary, (2, *rows))
+    trainer.step(repeat(Batch(ids[0], ids[1])), moment, bos=-1, lr_scale=1.0)  # at rate 0 nothing would move
+    trainer.watch(moment, 1.0)
+    for name in list(still):
+        gradient = trainer.parameters[name].grad
+        if gradient is not None and bool(gradient.any()):
+            still.discard(name)
+    trainer.forget_gradients()
+
+
+def _allow_graphs(count: int) -> None:
+    """Have PyTorch compile so many graphs of a function; beyond its limit it runs uncompiled, without an error."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, count)
+
+
+def _some(names: set[str]) -> str:
+    """The first of the names, and how many there are."""
+    return f"{', '.join(sorted(names)[:3])} ({len(names)} in all)"
