@@ -17,6 +17,7 @@ from torch import Tensor
 from caddie.config import Config, Fraction, NonNegative, Positive, Range, Technique
 from caddie.errors import UserError
 from caddie.model import Cache, Model
+from caddie.scoring.forward import Forward
 from caddie.scoring.scorer import Asked, Layout, Past, Positions, Scorer, Step, nats
 from caddie.scoring.windows import Window, windows
 
@@ -57,7 +58,8 @@ class Learner:
     """A model with its optimizer, trained on rows of tokens."""
 
     def __init__(self, model: Model, bos: int, sgd: SGD, dtype: torch.dtype) -> None:
-        self.model, self._bos, self._sgd, self._dtype = model, bos, sgd, dtype
+        self.model, self._bos, self._sgd = model, bos, sgd
+        self.forward = Forward(model, dtype)
         self._parameters = [parameter.requires_grad_() for parameter in model.parameters()]
         self._optimizer = torch.optim.SGD(self._parameters, lr=0.0, momentum=sgd.momentum)
 
@@ -69,7 +71,7 @@ class Learner:
         for _ in range(self._sgd.epochs):
             for begin in range(0, len(rows), self._sgd.rows):
                 ids = torch.from_numpy(rows[begin : begin + self._sgd.rows]).to(device)
-                logits = self.model(ids[:, :-1], ids[:, :-1] == self._bos, self._dtype)
+                logits = self.forward(ids[:, :-1], ids[:, :-1] == self._bos)
                 loss = nats(logits, ids[:, 1:]).mean()
                 self._optimizer.zero_grad(set_to_none=True)
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -114,7 +116,7 @@ class _ChunkSGD(Scorer):
     def __init__(self, config: ChunkSGD, model: Model, bos: int, length: int, stride: int, dtype: torch.dtype) -> None:
         check_chunk("score.adaptation.chunk_tokens", config.chunk_tokens, length)
         self._chunk_tokens, self._length, self._stride = config.chunk_tokens, length, stride
-        self._bos, self._dtype = bos, dtype
+        self._bos = bos
         self._learner = Learner(copy.deepcopy(model), bos, config.sgd, dtype)
         self._chunk, self._chunks, self._per_lane = 0, 1, config.chunk_tokens
 
@@ -142,8 +144,7 @@ class _ChunkSGD(Scorer):
     @torch.no_grad()
     def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
         """One forward of the weights as they are now."""
-        answer: Tensor = self._learner.model(inputs, inputs == self._bos, self._dtype, last=last, cache=cache)
-        return answer
+        return self._learner.forward(inputs, inputs == self._bos, last, cache)
 
     def update(self, asked: Sequence[Asked], past: Past) -> None:
         """Train on the complete rows of the chunk; not after the last chunk, nor where no window began in it."""

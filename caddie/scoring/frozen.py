@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from caddie.model import Cache, Model
+from caddie.scoring.forward import Forward
 from caddie.scoring.scorer import Layout, Scorer, Step
 from caddie.scoring.windows import windows
 
@@ -19,7 +20,8 @@ class Frozen(Scorer):
     stateless = True
 
     def __init__(self, model: Model, bos: int, length: int, stride: int, dtype: torch.dtype) -> None:
-        self._model, self._bos, self._dtype = model, bos, dtype
+        self._bos = bos
+        self._forward = Forward(model, dtype)
         self._length, self._stride = length, stride
 
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
@@ -39,5 +41,4 @@ class Frozen(Scorer):
     @torch.inference_mode()
     def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
         """One forward."""
-        answer: Tensor = self._model(inputs, inputs == self._bos, self._dtype, last=last, cache=cache)
-        return answer
+        return self._forward(inputs, inputs == self._bos, last, cache)

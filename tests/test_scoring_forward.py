@@ -1,0 +1,117 @@
+"""The forward of scoring is compiled on a GPU once a shape has taken as long as compiling, and never in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from variations import BASE
+
+from caddie.model import Cache, build
+from caddie.scoring import ChunkSGD, Scoring, Text, score
+from caddie.scoring import forward as module
+from caddie.scoring.forward import COMPILE_SECONDS, Forward
+
+IDS = torch.arange(2 * 8).reshape(2, 8) % 60
+
+
+class Clock:
+    """Each look at it is so many seconds later."""
+
+    def __init__(self, step: float) -> None:
+        self.step, self.now = step, 0.0
+
+    def perf_counter(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Shapes that were given to the compiler and run by what it made; a look at the clock takes 10 s."""
+    shapes: list[tuple[int, ...]] = []
+
+    def compile_(function: Callable[..., Tensor], **options: Any) -> Callable[..., Tensor]:
+        assert options == {"dynamic": False}
+
+        def run(ids: Tensor, starts: Tensor) -> Tensor:
+            shapes.append(tuple(ids.shape))
+            return function(ids, starts)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    monkeypatch.setattr(module, "time", Clock(COMPILE_SECONDS / 3))
+    return shapes
+
+
+def on_gpu(forward: Forward) -> Forward:
+    forward._compiling = True  # as if the model were on one
+    return forward
+
+
+def test_a_shape_is_compiled_when_it_has_taken_long(compiled: list[tuple[int, ...]]) -> None:
+    model = build(BASE, 0)
+    forward = on_gpu(Forward(model, torch.float32))
+    starts = IDS == 0
+    with torch.inference_mode():
+        plain = model(IDS, starts, torch.float32)
+        for call in range(5):
+            assert torch.equal(forward(IDS, starts), plain)
+            assert torch.equal(forward(IDS[:1], starts[:1], 3), plain[:1, -3:])
+            assert len(compiled) == (0 if call < 3 else 2 * call - 4), "after 30 s of each, three calls of 10 s"
+        assert compiled[:2] == [(2, 8), (1, 8)]
+        before = len(compiled)
+        assert torch.equal(forward(IDS, starts, None, Cache()), plain)
+        assert len(compiled) == before, "what goes on where it ended has a new shape each time"
+
+
+def test_on_a_cpu_nothing_is_compiled(compiled: list[tuple[int, ...]]) -> None:
+    forward = Forward(build(BASE, 0), torch.float32)
+    for _ in range(9):
+        forward(IDS, IDS == 0)
+    assert not compiled
+
+
+def test_a_broken_compiler_is_left(compiled: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def broken(function: Callable[..., Tensor], **options: Any) -> Callable[..., Tensor]:
+        def fail(*inputs: Tensor) -> Tensor:
+            asked.append(function)
+            raise RuntimeError("no C compiler")
+
+        return fail
+
+    monkeypatch.setattr(torch, "compile", broken)
+    model = build(BASE, 0)
+    forward = on_gpu(Forward(model, torch.float32))
+    for _ in range(9):
+        assert torch.equal(forward(IDS, IDS == 0), model(IDS, IDS == 0, torch.float32))
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("adaptation", [None, ChunkSGD(chunk_tokens=64)])
+def test_scores_stay_what_they_are(
+    adaptation: ChunkSGD | None, compiled: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain and sliding windows and training at test time go through it, and learning sees the weights as they are."""
+    model = build(BASE, 0)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(2, 60, (240,), generator=generator).numpy().astype("uint16")
+    text = Text(tokens=tokens, bos=1, source_bytes=800, normalized_bytes=800, table_bytes=800)
+    chosen = Scoring(sequence_length=16, stride=8, batch_tokens=32, adaptation=adaptation)
+    expected = score(model, text, chosen)
+    assert not compiled
+    init = Forward.__init__
+
+    def patched(self: Forward, *given: Any) -> None:
+        init(self, *given)
+        on_gpu(self)
+
+    monkeypatch.setattr(Forward, "__init__", patched)
+    assert score(model, text, chosen).nats == pytest.approx(expected.nats, abs=1e-9)
+    assert len(compiled) > 8
