@@ -1,4 +1,4 @@
-"""Prints what `test_studies` asks of every study below `studies/`, as JSON.
+"""What `test_studies` asks of every study below `studies/`.
 
 A process of its own, for a study's file may define classes, which stay known to a process as long as it lives.
 """
@@ -6,6 +6,7 @@ A process of its own, for a study's file may define classes, which stay known to
 from __future__ import annotations
 
 import json
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ def hardest_first(loader: Any) -> dict[str, Any]:
     return {"order": stream.order, "same": same, "ids": ids}
 
 
-if __name__ == "__main__":
+def tell(pipe: Connection) -> None:
+    """Send all of it."""
     held = {str(file.relative_to(ROOT).parent): execute(file) for file in sorted(ROOT.glob("*/study.py"))}
     studies = {
         (folder if name == "study" else f"{folder}/{name}"): facts(value)
@@ -54,4 +56,5 @@ if __name__ == "__main__":
         for name, value in values.items()
         if isinstance(value, Study)
     }
-    print(json.dumps({"studies": studies, "hardest": hardest_first(held["negative_results"]["HardestFirst"])}))
+    told = {"studies": studies, "hardest": hardest_first(held["negative_results"]["HardestFirst"])}
+    pipe.send(json.loads(json.dumps(told)))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
+import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kept_studies import tell
+from processes import CONTEXT
 
 from caddie.lab.findings import findings
 from caddie.lab.report import markdown
@@ -21,14 +22,18 @@ KEPT = sorted(path.parent for path in (ROOT / "studies").rglob(RESULTS))
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, Any]:
-    """What `kept_studies` prints."""
-    command = [sys.executable, str(Path(__file__).with_name("kept_studies.py"))]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return dict(json.loads(done.stdout))
+    """What `kept_studies` tells."""
+    ours, theirs = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=tell, args=(theirs,))
+    process.start()
+    theirs.close()
+    told: dict[str, Any] = ours.recv()
+    process.join()
+    return told
 
 
 def test_every_entry_can_be_run(told: dict[str, Any]) -> None:
-    assert {str(folder.relative_to(ROOT / "studies")) for folder in KEPT} < told["studies"].keys()
+    assert {str(folder.relative_to(ROOT / "studies")) for folder in KEPT} <= told["studies"].keys()
     for name, study in told["studies"].items():
         assert len(study["described"]["entries"]) > 3
         assert len(study["described"]["seeds"]) >= 3
@@ -63,8 +68,41 @@ def test_what_was_found_is_what_the_results_say(told: dict[str, Any]) -> None:
 def test_the_results_page_has_their_verdicts() -> None:
     page = "\n".join(path.read_text() for path in (ROOT / "docs" / "results").glob("*-studies.md"))
     for folder in KEPT:
+        if folder.name == "recipes":  # whose diffs are whole recipes; it has a page of its own
+            continue
         verdicts = (folder / "report.md").read_text().partition("## Verdicts")[2].partition("\n## ")[0].strip()
         assert verdicts in page, f"docs/results lacks the verdicts of {folder.name}"
+
+
+def test_the_recipes_page_has_their_means() -> None:
+    (path,) = (ROOT / "docs" / "results").glob("*-recipes.md")
+    shown = {
+        cells[0]: cells[1:]
+        for cells in re.findall(r"^\| \**(\w+)\** \|" + r" ([^|]+) \|" * 8 + "$", path.read_text(), re.M)
+    }
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in read_rows(ROOT / "studies" / "recipes" / RESULTS):
+        groups.setdefault("baseline" if row["label"] == "base" else row["label"], []).append(row)
+    assert len(groups) > 40
+    assert set(shown) == set(groups)
+    for name, rows in groups.items():
+        assert len(rows) == 3
+        assert all(row["verified"] and row["under_cap"] for row in rows)
+
+        def mean(field: str, rows: list[dict[str, Any]] = rows) -> float:
+            return statistics.mean(row[field] for row in rows)
+
+        handed_on = statistics.mean(row["averaged"] or row["trained"] for row in rows)
+        spread = statistics.stdev(row["bits_per_byte"] for row in rows)
+        assert list(shown[name][:7]) == [
+            f"{mean('bits_per_byte'):.4f}",
+            f"{spread:.4f}",
+            f"{handed_on:.4f}",
+            f"{mean('artifact_bytes'):,.0f}",
+            f"{rows[0]['parameters']:,}",
+            f"{mean('steps'):.0f}",
+            f"{mean('tokens_per_second'):,.0f}",
+        ]
 
 
 def test_the_log_says_what_the_results_say() -> None:
