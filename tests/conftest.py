@@ -31,8 +31,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected lives as long as the process: no garbage collection need look at it again."""
+    """What was imported and collected lives as long as the process: no garbage collection need look at it again, nor at
+    what tests make so often, which small tensors are many of."""
     gc.freeze()
+    gc.set_threshold(20_000, 50, 100)
 
 
 def _folder(request: pytest.FixtureRequest, option: str) -> Path:

@@ -6,7 +6,10 @@ off where a GPU rounds them, so half formats are given twice the error of roundi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from inspect import signature
+from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -36,10 +39,20 @@ def agrees(found: Tensor, exact: Tensor) -> None:
     assert error < (1e-6 if found.dtype == torch.float32 else 2e-3)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("z_loss", [0.0, 0.2])
-@pytest.mark.parametrize(("cap", "form"), [(None, "tanh"), (30.0, "tanh"), (2.0, "polynomial")])
-@pytest.mark.parametrize(("rows", "columns"), [(1, 2), (3, 16), (2, 33), (2, 4097)])
+CAPS: list[tuple[float | None, Softcap]] = [(None, "tanh"), (30.0, "tanh"), (2.0, "polynomial")]
+SIZES = [(1, 2), (3, 16), (2, 33), (2, 4097)]
+
+
+def losses() -> Iterator[Any]:
+    """All combinations; the fast ones have each cap at each size, and each dtype with each further loss there."""
+    for (place, size), (number, cap), z_loss, dtype in product(
+        enumerate(SIZES), enumerate(CAPS), (0.0, 0.2), (torch.float32, torch.bfloat16)
+    ):
+        fast = (place + number) % 2 == (z_loss > 0) ^ (dtype == torch.bfloat16)
+        yield pytest.param(*size, *cap, z_loss, dtype, marks=[] if fast else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("rows", "columns", "cap", "form", "z_loss", "dtype"), list(losses()))
 def test_cross_entropy(
     rows: int, columns: int, cap: float | None, form: Softcap, z_loss: float, dtype: torch.dtype
 ) -> None:
@@ -93,8 +106,21 @@ def test_squared_mlp(shape: tuple[int, ...], hidden: int, slope: float, dtype: t
         agrees(one, other)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (64, 64), (2, 65, 130), (2, 2, 7, 70)])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((1, 1), torch.float32),
+        ((3, 5), torch.float16),
+        ((64, 64), torch.float32),
+        ((2, 65, 130), torch.float16),
+        ((2, 2, 7, 70), torch.float32),
+        pytest.param((1, 1), torch.float16, marks=pytest.mark.slow),
+        pytest.param((3, 5), torch.float32, marks=pytest.mark.slow),
+        pytest.param((64, 64), torch.float16, marks=pytest.mark.slow),
+        pytest.param((2, 65, 130), torch.float32, marks=pytest.mark.slow),
+        pytest.param((2, 2, 7, 70), torch.float16, marks=pytest.mark.slow),
+    ],
+)
 def test_symmetric_products(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x = (random(*shape) / shape[-1] ** 0.5).to(dtype)
     with asking(gram="Triton", gram_polynomial="Triton"):
@@ -108,7 +134,7 @@ def test_symmetric_products(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 def test_newton_schulz_through_the_kernels() -> None:
     from caddie.optim.muon import newton_schulz
 
-    for matrices in (random(3, 10, 6), random(70, 80)):
+    for matrices, steps in ((random(3, 10, 6), 5), (random(70, 80), 2)):
         with asking(gram="Triton", gram_polynomial="Triton"):
-            found = newton_schulz(matrices, 5, "polar_express")
-        torch.testing.assert_close(found, newton_schulz(matrices, 5, "polar_express"), rtol=1e-4, atol=1e-5)
+            found = newton_schulz(matrices, steps, "polar_express")
+        torch.testing.assert_close(found, newton_schulz(matrices, steps, "polar_express"), rtol=1e-4, atol=1e-5)

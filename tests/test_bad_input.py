@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fnmatch
 import gzip
 import hashlib
+import io
 import json
 import lzma
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 import zstandard
+from processes import CONTEXT
 
 from caddie import container
 from caddie.codecs import Zlib
@@ -698,17 +704,29 @@ def hostile(sections: Sections, edit: Callable[[Sections], object]) -> bytes:
     return container.pack([container.Section(name, data, Zlib(level=1)) for name, data in sections.items()])
 
 
-READER = """
-import contextlib, io, json, resource, signal, sys, time
-import caddie.artifact, caddie.corpora, caddie.checks  # so that no case waits for PyTorch
-from caddie import cli
+Reading = tuple[object, str, str, float, int]
+"""Status, what was printed to both streams, seconds, and the most memory of the process in bytes."""
 
-signal.signal(signal.SIGALRM, signal.default_int_handler)
-held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (held + int(sys.argv[1]),) * 2)
-for line in sys.stdin:
-    label, arguments = json.loads(line)
-    sys.argv = ["caddie", *arguments]
+
+def read_all(folder: Path, asked: dict[str, list[str]], told: Connection) -> None:
+    """What one process with little memory, all of them read one after the other, says of each."""
+    import caddie.artifact
+    import caddie.checks
+    import caddie.corpora  # noqa: F401  # so that no case waits for PyTorch
+
+    os.chdir(folder)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY_BYTES,) * 2)
+    for label, arguments in asked.items():
+        told.send((label, read(arguments)))
+
+
+def read(arguments: list[str]) -> Reading:
+    """The reading of one, by the command line as a user calls it."""
+    from caddie import cli
+
+    sys.argv, status = ["caddie", *arguments], None
     signal.alarm(20)
     out, err, begin = io.StringIO(), io.StringIO(), time.perf_counter()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -719,36 +737,39 @@ for line in sys.stdin:
         except Exception as error:
             status = repr(error)
     seconds, memory = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps([label, [status, out.getvalue(), err.getvalue(), seconds, memory]]), flush=True)
-"""
+    return status, out.getvalue(), err.getvalue(), seconds, memory
 
 
 @pytest.fixture(scope="module")
-def readings(tiny_run: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What one process with little memory, all of them read one after the other, said of each."""
+def readings(tiny_run: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reading]:
+    """What a process of its own says of each."""
     folder = tmp_path_factory.mktemp("hostile")
     good = container.read(tiny_run.artifact).sections
-    lines = []
+    asked = {}
     for case in HOSTILE:
         path = folder / case.label.replace(" ", "_")
         path.write_bytes(hostile(good, case.edit))
-        arguments = [case.verb, path.name, *(["--data", str(tiny_run.corpus)] if case.verb == "score" else [])]
-        lines.append(json.dumps([case.label, [*arguments, *(["--quiet"] if case.verb == "score" else [])]]) + "\n")
-    done = subprocess.run(
-        [sys.executable, "-c", READER, str(MEMORY_BYTES)],
-        cwd=folder,
-        input="".join(lines),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    return {"stderr": done.stderr, **dict(map(json.loads, done.stdout.splitlines()))}
+        asked[case.label] = [case.verb, path.name, *(["--data", str(tiny_run.corpus)] if case.verb == "score" else [])]
+        asked[case.label] += ["--quiet"] if case.verb == "score" else []
+    told, tells = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=read_all, args=(folder, asked, tells))
+    process.start()
+    tells.close()
+    found: dict[str, Reading] = {}
+    with contextlib.suppress(EOFError):  # also where it ended early: whoever looks for the others will say so
+        while told.poll(60):
+            label, reading = told.recv()
+            found[label] = reading
+    process.kill()
+    process.join()
+    return found
 
 
 @pytest.mark.parametrize("case", marked(HOSTILE))
-def test_a_hostile_artifact_is_refused_quickly_and_in_little_memory(case: Hostile, readings: dict[str, Any]) -> None:
-    assert case.label in readings, readings["stderr"]
+def test_a_hostile_artifact_is_refused_quickly_and_in_little_memory(
+    case: Hostile, readings: dict[str, Reading]
+) -> None:
+    assert case.label in readings, "the process ended before"
     status, out, err, seconds, memory = readings[case.label]
     check(Streams(status, out, err), case.says)
     assert "\x1b" not in err

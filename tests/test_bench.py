@@ -318,6 +318,7 @@ def test_everything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     settings = [part for setting in TOY for part in ("--set", setting)]
     given = ["baseline_mini", *settings, "--peer", "plain", "--seconds", "0.01", "--rounds", "2", "--profile"]
     arguments = speed.parsed(given)
+    monkeypatch.setattr(speed, "PROFILED_STEPS", 1)
     monkeypatch.setattr(speed, "MatrixProducts", lambda size, threads: contenders.MatrixProducts(32, threads))
     found = json.loads(json.dumps(speed.measure(arguments, here)))
     entry = found["recipes"]["baseline_mini"]

@@ -82,6 +82,7 @@ def test_inputs_are_those_of_every_use(config: GPT) -> None:
     assert sum(len(pieces) for name, pieces in outputs.items() if "mlp.up" in name) == 3 * runs
 
 
+@pytest.mark.slow
 def test_the_sum_of_squares_is_the_trace_of_the_fisher_information() -> None:
     """By brute force: F = Σ J^T (diag(p) - p p^T) J over positions, J the Jacobian of their logits."""
     model = small()

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -91,23 +92,25 @@ def small_file(path: Path) -> Path:
     return path
 
 
-def compressed(tiny: Any, path: Path) -> Path:
-    """A file to decompress."""
-    path.write_bytes(lossless.compress(artifacts.load(tiny.artifact), [small_file(path).read_bytes()]))
-    return path
+@cache
+def compressed(artifact: Path, content: bytes) -> bytes:
+    """What `caddie compress` makes of a file with this content."""
+    return lossless.compress(artifacts.load(artifact), [content])
 
 
 def arguments(verb: str, tiny: Any, copy: Path, out: Path) -> list[object]:
     """A quick use of a verb."""
     run = ["tiny", *tiny.settings, "--data", tiny.corpus, "--out", out]
     if verb == "decompress":
-        return [verb, tiny.artifact, compressed(tiny, out.with_suffix(".cz"))]
+        path = small_file(out.with_suffix(".cz"))
+        path.write_bytes(compressed(tiny.artifact, path.read_bytes()))
+        return [verb, tiny.artifact, path]
     return {
         "compare": ["compare", tiny.folder, "--against", other_seed(tiny.folder, out.with_suffix(".json"))],
         "compress": ["compress", tiny.artifact, small_file(out.with_suffix(".txt"))],
         "data": ["data", tiny.text, "data.tokenizer=RawBytes", "model.vocabulary=257", "--out", out],
         "diff": ["diff", "tiny"],
-        "pack": ["pack", copy, "cap=60000"],
+        "pack": ["pack", copy, "cap=60000", "compress.coding=Packed"],
         "recipes": ["recipes"],
         "report": ["report", copy],
         "sample": ["sample", tiny.artifact, "--tokens", 3],

@@ -39,6 +39,7 @@ from caddie.schedules import Budget, Moment, Ramp
 often = settings(quick, max_examples=60)
 CPU = torch.device("cpu")
 COARSE = Rows(bits=3)
+ABSOLUTE = Rows(scale=Percentile(floor="absolute", fraction=0.9))
 EVERY: list[FakeQuantize] = [cls(quantizer=COARSE) for cls in variants(FakeQuantize).values()]
 every_kind = pytest.mark.parametrize("config", EVERY, ids=repr)
 
@@ -233,8 +234,18 @@ BACKENDS = [
 
 @pytest.mark.usefixtures("one_graph_each")
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("quantizer", [COARSE, Rows(scale=Percentile(floor="absolute", fraction=0.9))], ids=repr)
-@pytest.mark.parametrize("kind", [StraightThrough, SoftRound, pytest.param(Noisy, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("kind", "quantizer"),
+    [
+        (StraightThrough, COARSE),
+        (SoftRound, ABSOLUTE),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in ((StraightThrough, ABSOLUTE), (SoftRound, COARSE), (Noisy, COARSE), (Noisy, ABSOLUTE))
+        ),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else repr(value),
+)
 def test_the_switch_changes_the_loss_of_a_compiled_model(
     kind: type[FakeQuantize], quantizer: Rows, backend: str
 ) -> None:

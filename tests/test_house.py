@@ -9,7 +9,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -125,14 +125,29 @@ def tree(module: str) -> ast.Module:
     return ast.parse(MODULES[module].read_text())
 
 
+@cache
+def nodes(module: str) -> tuple[ast.AST, ...]:
+    """All of a module's tree."""
+    return tuple(ast.walk(tree(module)))
+
+
+def dotted(node: ast.AST) -> str:
+    """The names of `a.b.c`; nothing of what begins with anything but a name."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(names)]) if isinstance(node, ast.Name) else ""
+
+
 def part(module: str) -> str:
     """The file or package directly below `caddie` that a module belongs to."""
     return module.split(".")[0]
 
 
-def imports(node: ast.AST) -> Iterator[str]:
-    """Modules of caddie that are imported anywhere below `node`, also inside functions or by name."""
-    for statement in ast.walk(node):
+def imports(statements: Iterable[ast.AST]) -> Iterator[str]:
+    """Modules of caddie that these statements import, whether as such or by name."""
+    for statement in statements:
         if isinstance(statement, ast.Import):
             names = [alias.name for alias in statement.names]
         elif isinstance(statement, ast.ImportFrom):
@@ -159,7 +174,7 @@ def _called(call: ast.Call) -> str:
 @cache
 def imported(module: str) -> frozenset[str]:
     """What a module imports anywhere."""
-    return frozenset(imports(tree(module)))
+    return frozenset(imports(nodes(module)))
 
 
 def functions(node: ast.AST, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], ast.AST]]:
@@ -172,10 +187,16 @@ def functions(node: ast.AST, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple
             yield from functions(child, path)
 
 
+@cache
+def definitions(module: str) -> tuple[tuple[tuple[str, ...], ast.AST], ...]:
+    """The classes and functions of a module."""
+    return tuple(functions(tree(module)))
+
+
 def owner(module: str, line: int) -> str:
     """Name of the outermost function or class around a line, or an empty string."""
     around = [
-        path[0] for path, node in functions(tree(module)) if len(path) == 1 and node.lineno <= line <= node.end_lineno
+        path[0] for path, node in definitions(module) if len(path) == 1 and node.lineno <= line <= node.end_lineno
     ]
     return around[0] if around else ""
 
@@ -226,7 +247,7 @@ def test_no_module_imports_itself_by_a_detour() -> None:
     for early, late in CYCLES:
         assert late in parts[early], f"{early} no longer imports {late}; take it from CYCLES"
         at_the_top = [node for node in tree(early).body if isinstance(node, (ast.Import, ast.ImportFrom))]
-        assert all(late not in set(imports(node)) for node in at_the_top)
+        assert all(late not in set(imports([node])) for node in at_the_top)
         parts[early].discard(late)
     assert not tangled(parts)
     for package in {part(module) for module in MODULES if "." in module}:
@@ -257,7 +278,7 @@ def test_kernels_alone_import_triton_and_are_imported_by_name() -> None:
     for module in MODULES:
         names = {
             name
-            for node in ast.walk(tree(module))
+            for node in nodes(module)
             if isinstance(node, ast.Import | ast.ImportFrom)
             for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""])
         }
@@ -307,7 +328,7 @@ def test_nothing_happens_at_import(module: str) -> None:
 def test_the_environment_is_read_for_torchrun_alone() -> None:
     read: set[str] = set()
     for module in MODULES:
-        for node in ast.walk(tree(module)):
+        for node in nodes(module):
             if isinstance(node, ast.ImportFrom) and node.module == "os":
                 assert not {"environ", "environb", "getenv"} & {alias.name for alias in node.names}, module
             if not (isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "putenv")):
@@ -386,7 +407,7 @@ def test_files_and_functions_are_short(module: str) -> None:
     lines = len(MODULES[module].read_text().splitlines())
     long = {
         ".".join(path): node.end_lineno - node.lineno + 1
-        for path, node in functions(tree(module))
+        for path, node in definitions(module)
         if not isinstance(node, ast.ClassDef) and node.end_lineno - node.lineno + 1 > FUNCTION_LINES
     }
     print(f"{module}: {lines} lines")
@@ -422,14 +443,14 @@ def _subclasses(cls: type) -> list[type]:
 def test_nothing_that_can_run_code_is_read_or_written() -> None:
     wrong = []
     for module in MODULES:
-        for node in ast.walk(tree(module)):
+        for node in nodes(module):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
             elif isinstance(node, ast.Attribute):
-                names = [ast.unparse(node)]
-            elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("eval", "exec"):
+                names = [dotted(node)]
+            elif isinstance(node, ast.Call) and dotted(node.func) in ("eval", "exec"):
                 names = ["pickle"]
             elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
                 names = [] if ast.unparse(node.value) == "False" else ["pickle"]
@@ -447,7 +468,7 @@ def test_nothing_is_left_for_later_and_nothing_is_swallowed() -> None:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if re.search(r"\b(TODO|FIXME|XXX|HACK)\b", line):
                 wrong.append(f"{module}, line {number}: {line.strip()}")
-        for node in ast.walk(tree(module)):
+        for node in nodes(module):
             if isinstance(node, ast.ExceptHandler):
                 silent = all(isinstance(child, ast.Pass) for child in node.body)
                 broad = node.type is None or ast.unparse(node.type) in ("Exception", "BaseException")

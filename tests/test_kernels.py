@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from processes import CONTEXT
 
 HERE = Path(__file__).resolve().parent
 COMPILE = """
@@ -78,9 +80,27 @@ def run(*command: str, **environment: str) -> str:
     return done.stdout
 
 
-def test_fused_kernels_are_their_references_in_the_interpreter() -> None:
+def interpreted(out: Path, chosen: str) -> None:
+    """Run the chosen tests of the interpreted kernels; what they print goes to `out`."""
+    assert "triton" not in sys.modules
+    os.environ["TRITON_INTERPRET"] = "1"
+    with out.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    given = ["-p", "no:cacheprovider", "-m", chosen, "--rootdir", str(HERE.parent)]
+    sys.exit(pytest.main([*given, str(HERE / "interpreted_kernels.py")]))
+
+
+@pytest.mark.parametrize("chosen", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_fused_kernels_are_their_references_in_the_interpreter(chosen: str, tmp_path: Path) -> None:
     """In a process of its own, since Triton interprets either all kernels of a process or none."""
-    out = run("-m", "pytest", "-p", "no:cacheprovider", "tests/interpreted_kernels.py", TRITON_INTERPRET="1")
+    if find_spec("triton") is None:  # importing it here would take a second
+        pytest.skip("no Triton")
+    process = CONTEXT.Process(target=interpreted, args=(tmp_path / "out", chosen))
+    process.start()
+    process.join()
+    out = (tmp_path / "out").read_text()
+    assert process.exitcode == 0, out
     assert " passed" in out
     assert "skipped" not in out
 

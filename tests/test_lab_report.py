@@ -172,7 +172,11 @@ TITLES = (
 
 
 def read(study: dict[str, Any], rows: list[dict[str, Any]], price: float | None = None) -> Page:
-    facts = findings(study, rows, price)
+    return checked(findings(study, rows, price))
+
+
+def checked(facts: dict[str, Any]) -> Page:
+    """The page of these findings, whose lengths and lines are all possible."""
     json.dumps(facts, allow_nan=False)
     found = Page(page(facts))
     assert all(0 <= length <= 100 for length in found.lengths)
@@ -694,26 +698,39 @@ def test_two_hundred_entries() -> None:
     assert [line.label for line in drawn.lines[-5:]] == colored[::-1], "coloured lines lie on grey ones"
 
 
+few_or_each = pytest.mark.parametrize("together", [3, pytest.param(1, marks=pytest.mark.slow)])
+"""Names are spoilt by threes that stand far from one another, and each alone."""
+
+
+def apart(names: list[str], together: int) -> list[list[str]]:
+    """At most so many in each group, as far from one another as they can be."""
+    groups = -(-len(names) // together)
+    return [names[first::groups] for first in range(groups)]
+
+
+@few_or_each
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf, -5.0, 0, 1e30])
-def test_numbers_that_make_no_sense(value: float | None) -> None:
+def test_numbers_that_make_no_sense(value: float | None, together: int) -> None:
     study = make_study(dict(list(EFFECTS.items())[:2]))
     numbers = [name for name, held in make_row("base", 1, 0.0, random.Random(1)).items() if type(held) in (int, float)]
     assert len(numbers) > 12
-    for name in [*numbers, "curve"]:
+    never = {"seed"} if value is None else {"seed", "total_seconds", "world"}  # of these a program writes none
+    for names in apart([name for name in [*numbers, "curve"] if name not in never], together):
         rows = make_rows(study, (1, 2))
         for row in (rows[0], rows[3]):
-            row[name] = [[value] * 4, *row["curve"][1:]] if name == "curve" else value
-        if name == "seed" or (name in ("total_seconds", "world") and value is not None):
-            continue  # of these a program writes none
-        read(study, rows, price=1.0)
-        markdown(findings(study, rows))
+            row |= {name: [[value] * 4, *row["curve"][1:]] if name == "curve" else value for name in names}
+        facts = findings(study, rows, 1.0)
+        checked(facts)
+        markdown(facts)
 
 
-def test_any_field_may_be_missing() -> None:
+@few_or_each
+def test_any_field_may_be_missing(together: int) -> None:
     study = make_study(dict(list(EFFECTS.items())[:2]))
-    for name in set(make_rows()[0]) - {"label", "seed", "state"}:
+    for names in apart([name for name in make_rows()[0] if name not in ("label", "seed", "state")], together):
         rows = make_rows(study, (1, 2))
-        del rows[0][name], rows[3][name]
+        for name in names:
+            del rows[0][name], rows[3][name]
         read(study, rows)
 
 

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import numpy as np
 import pytest
-import scipy.stats
+import scipy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -26,7 +26,8 @@ from caddie.train import Event, Interrupted, Trained
 from caddie.trainer import Trainer
 from caddie.transfer import Late, Uploads, ahead
 
-WILD = STEPS.but(lr_schedule=Stairs(values=(1, 10**30), begins=(0.5,)), rehearsal_steps=0)
+GROWS = GROWING.but(averaging=ProgressEMA(), rehearsal_steps=0, micro_batches=2)
+WILD = STEPS.but(micro_batches=1, lr_schedule=Stairs(values=(1, 10**30), begins=(0.5,)), rehearsal_steps=0)
 
 
 def be_late(patch: pytest.MonkeyPatch) -> None:
@@ -41,7 +42,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def in_time(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return go(tmp_path_factory.mktemp("in time"), GROWING.but(averaging=ProgressEMA(), rehearsal_steps=0))
+    return go(tmp_path_factory.mktemp("in time"), GROWS)
 
 
 @pytest.mark.usefixtures("late")
@@ -63,7 +64,7 @@ def test_late_steps_are_the_same_steps(in_time: Trained, tmp_path: Path, monkeyp
 
     monkeypatch.setattr(trainer_module, "Late", Watched)
     events: list[Event] = []
-    found = go(tmp_path, GROWING.but(averaging=ProgressEMA(), rehearsal_steps=0), watch=events.append)
+    found = go(tmp_path, GROWS, watch=events.append)
     assert equal(found, in_time)
     assert (found.steps, found.tokens, found.final_loss) == (in_time.steps, in_time.tokens, in_time.final_loss)
     expected = ["launch 0"]
@@ -106,7 +107,7 @@ def test_a_late_run_is_interrupted_and_goes_on_to_the_bit(in_time: Trained, tmp_
         if event.get("step") == 5 and event["event"] == "step":
             os.kill(os.getpid(), signal.SIGTERM)
 
-    config = GROWING.but(averaging=ProgressEMA(), rehearsal_steps=0)
+    config = GROWS
     with pytest.raises(Interrupted, match="after step 7") as caught:  # 6 was under way, 7 had to be launched to see it
         go(tmp_path, config, watch=stop)
     assert caught.value.number == signal.SIGTERM
@@ -117,7 +118,7 @@ def test_a_late_run_is_interrupted_and_goes_on_to_the_bit(in_time: Trained, tmp_
 
 def test_no_step_waits_for_a_checkpoint(tmp_path: Path) -> None:
     """One is not written until six more steps are done; what it holds is nevertheless what was when it was due."""
-    config = STEPS.but(rehearsal_steps=0, checkpoint_seconds=1e-6)
+    config = STEPS.but(rehearsal_steps=0, micro_batches=1, checkpoint_seconds=1e-6)
     go_on = threading.Event()
 
     def written(name: str, waits_at: int) -> dict[int, torch.Tensor]:
@@ -152,7 +153,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path, monkey
 
     monkeypatch.setattr(train_module, "save_tensors", full)
     with pytest.raises(OSError, match="No space"):
-        go(tmp_path, STEPS.but(rehearsal_steps=0))
+        go(tmp_path, STEPS.but(rehearsal_steps=0, micro_batches=1))
 
 
 # Batches ahead

@@ -1,7 +1,7 @@
 """The whole line from the command line: real text in, one verified and scored file out.
 
-Two runs are the same but for who does what: one in this process, and one by two processes of its own, whose file is
-scored and probed in fresh ones as a user's would be.
+Two runs are the same but for who does what: one in this process, and one by two processes of its own. A third, among
+the slow tests, is a user's: the program starts the two, and the file is scored and probed in fresh ones.
 """
 
 from __future__ import annotations
@@ -11,16 +11,22 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Mapping
+import socket
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import call, probe_nothing, score_here
+import torch
+from conftest import call, fresh, probe_nothing, score_here
+from processes import CONTEXT
 
+from caddie import cli, line
 from caddie.data import write_shard
 from caddie.display import Display
+from caddie.errors import CheckFailed
 from caddie.policy import state
 from caddie.tokenizers import SentencePieceTokenizer
 
@@ -56,8 +62,8 @@ def caddie(folder: Path, *arguments: str, status: int = 0) -> Any:
     return json.loads(ended.out) if ended.out else ended.err
 
 
-def processes(folder: Path, *arguments: str) -> None:
-    """The same by processes that this one starts and waits for; what they print goes to `printed.json`."""
+def started(folder: Path, *arguments: str) -> None:
+    """The same by processes that the program starts and waits for; what they print goes to `printed.json`."""
     kept = os.dup(1)  # theirs is that of the operating system
     try:
         with (folder / "printed.json").open("w") as printed:
@@ -70,6 +76,33 @@ def processes(folder: Path, *arguments: str) -> None:
     assert (ended.status, ended.out) == (0, ""), ended.err
 
 
+def rank(rank: int, port: int, folder: Path, arguments: Sequence[str]) -> None:
+    """What one of two processes does that were started by another program, as torchrun starts them."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+
+    def one_of_one(*asked: Any) -> dict[str, Any]:
+        """The score, by a process that is not told to be one of two."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("RANK", "WORLD_SIZE"):
+                patch.delenv(name)
+            return fresh(*asked)
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.chdir(folder), Path(f"printed{rank}.json").open("w") as out:
+        alone(patch)
+        patch.setattr(line, "_fresh", one_of_one)
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "argv", ["caddie", *arguments, "--json"])
+        cli.main()  # which ends this process
+
+
+def alone(patch: pytest.MonkeyPatch) -> None:
+    """A run without processes besides its own, and without what other tests of this file ask."""
+    score_here(patch)
+    probe_nothing(patch)
+    patch.setattr("caddie.line.verify_alive", lambda recipe: None)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory with a folder of text files of a user's own, and a run on them in this process."""
@@ -79,9 +112,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in (here.parent / "caddie").glob("[bd]*.py"):
         shutil.copy(path, folder / "texts" / f"{path.parent.name}-{path.stem}.txt")
     with pytest.MonkeyPatch.context() as patch:
-        score_here(patch)
-        probe_nothing(patch)
-        patch.setattr("caddie.line.verify_alive", lambda recipe: None)  # which the run by two processes asks
+        alone(patch)
         caddie(folder, "run", "tiny", *SMALL, "model.vocabulary=400", "--data", "texts", "--out", "run")
     return folder
 
@@ -91,13 +122,23 @@ def result(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "run" / "result.json").read_text()))
 
 
+RUN_BY_TWO = ("run", "tiny", *SMALL, "model.vocabulary=400", "--out", "run", "--gpus", "2")
+
+
 @pytest.fixture(scope="module")
 def by_two(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder of the same run by two processes of its own; beside it is what was printed."""
     elsewhere = tmp_path_factory.mktemp("by_two")
-    corpus = str(next((folder / "data").glob("texts-*")))
-    run = ("run", "tiny", *SMALL, "model.vocabulary=400", "--data", corpus, "--out", "run", "--gpus", "2")
-    processes(elsewhere, *run)
+    run = (*RUN_BY_TWO, "--data", str(next((folder / "data").glob("texts-*"))))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = [CONTEXT.Process(target=rank, args=(number, port, elsewhere, run)) for number in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0]
     return elsewhere / "run"
 
 
@@ -123,7 +164,7 @@ def check_run_folder(run: Path, result: dict[str, Any]) -> None:
     assert result["evaluation"]["load"] > 0
 
 
-@pytest.mark.usefixtures("unprobed")  # the run itself probed that file, and `test_probes.py` a copy
+@pytest.mark.usefixtures("unprobed")  # `test_probes.py` probes a copy
 def test_scores_anywhere_without_the_training_data(folder: Path, by_two: Path, tmp_path: Path) -> None:
     """The artifact and a corpus without its training shards, copied elsewhere, give the number of the run."""
     result = json.loads((by_two / "result.json").read_text())  # its score is of another process
@@ -205,18 +246,48 @@ def test_counts_edited_by_hand_are_refused(folder: Path, tmp_path: Path) -> None
         assert f"{name} for validation; there are" in caddie(tmp_path, "score", artifact, "--data", "corpus", status=2)
 
 
-def test_two_processes_give_the_result_of_one(result: dict[str, Any], by_two: Path) -> None:
-    two = json.loads((by_two.parent / "printed.json").read_text())
+@pytest.mark.slow
+def test_the_program_starts_two_processes_and_fresh_ones(folder: Path, tmp_path: Path, result: dict[str, Any]) -> None:
+    """As a user's run: nothing is in this process, the score is of a fresh one, and the file is probed in another."""
+    started(tmp_path, *RUN_BY_TWO, "--data", str(next((folder / "data").glob("texts-*"))))
+    check_run_folder(tmp_path / "run", json.loads((tmp_path / "run" / "result.json").read_text()))
+    two = json.loads((tmp_path / "printed.json").read_text())
     assert two["world"] == 2
     assert two["bits_per_byte"] == pytest.approx(result["bits_per_byte"], abs=1e-5)
 
 
-@pytest.mark.usefixtures("alive_once", "one_process", "unprobed")
+def test_a_fresh_process_knows_nothing_of_who_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked as a user would, is not told to be one of several, and what goes wrong in it is said."""
+    program = tmp_path / "python"
+    says = """#!/bin/sh
+[ "$5" = --fail ] && echo 'first' >&2 && echo 'Error: last' >&2 && exit 3
+printf '{"asked": "%s", "rank": "%s"}' "$*" "$RANK$WORLD_SIZE$LOCAL_RANK"
+"""
+    program.write_text(says)
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "1")
+    asked = line._fresh("score", Path("a.caddie"), "--quiet")
+    assert asked == {"asked": "-m caddie score a.caddie --quiet --json", "rank": ""}
+    with pytest.raises(CheckFailed, match="score in a fresh process failed: Error: last"):
+        line._fresh("score", Path("a.caddie"), "--fail")
+
+
+def test_two_processes_give_the_result_of_one(result: dict[str, Any], by_two: Path) -> None:
+    told, nothing = ((by_two.parent / f"printed{rank}.json").read_text() for rank in range(2))
+    two = json.loads(told)
+    assert two["world"] == 2
+    assert nothing == ""
+    assert two["bits_per_byte"] == pytest.approx(result["bits_per_byte"], abs=1e-5)
+
+
 def test_terminated_run_says_how_to_go_on_and_does(
     folder: Path, result: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    alone(monkeypatch)
     corpus = str(next((folder / "data").glob("texts-*")))
-    arguments = ["run", "tiny", *SMALL, "model.vocabulary=400", "train.steps=60", "--data", corpus, "--out", "killed"]
+    arguments = ["run", "tiny", *SMALL, "model.vocabulary=400", "train.steps=8", "--data", corpus, "--out", "killed"]
 
     def terminate(display: Display, event: Mapping[str, Any]) -> None:
         if event["step"] == 3:
@@ -229,7 +300,7 @@ def test_terminated_run_says_how_to_go_on_and_does(
     assert "--out killed" in errors.splitlines()[-1]
     done = caddie(tmp_path, *arguments)
     log = tmp_path / "killed" / "log.jsonl"
-    assert done["training"]["steps"] == 60
+    assert done["training"]["steps"] == 8
     starts = [json.loads(line) for line in log.read_text().splitlines() if '"start"' in line]
     assert starts[0]["step"] == 0
     assert starts[1]["step"] >= 3

@@ -92,17 +92,22 @@ def test_short_and_odd_files(small: Artifact, data: bytes) -> None:
 @pytest.mark.parametrize("name", SCORINGS)
 def test_every_scorer_compresses_to_what_it_scores(small: Artifact, name: str) -> None:
     """The file is as long as the sum of the nats, but for a few bytes of each stream; adaptation included."""
-    check_compression(small, name, [TEXT[:70], TEXT[200:240], b"", TEXT[300:350], b"the cat"])
+    check_compression(small, name, [TEXT[:60], TEXT[200:220], b"", TEXT[300:320], b"the cat"])
 
 
 @pytest.mark.parametrize(
     ("model", "name"),
-    [("one of each", "sliding"), ("one of each", "chunks"), ("one of each", "phases"), ("the others", "phases")],
+    [
+        ("one of each", "sliding"),
+        pytest.param("one of each", "chunks", marks=pytest.mark.slow),
+        pytest.param("one of each", "phases", marks=pytest.mark.slow),
+        ("the others", "phases"),
+    ],
 )
 def test_every_technique_of_the_model_compresses(model: str, name: str) -> None:
     """At the end of a run whose last stage repeats layers; the model has not learnt enough to be sure of anything."""
     artifact = artifact_of(ByteTokenizer(), steps=3, gpt=RICH[model])
-    check_compression(artifact, name, [TEXT[:34], TEXT[200:218], b"", TEXT[300:312], b"the cat"])
+    check_compression(artifact, name, [TEXT[:26], TEXT[200:210], b"", b"the cat"])
 
 
 def check_compression(small: Artifact, name: str, documents: Sequence[bytes]) -> None:
@@ -117,9 +122,9 @@ def check_compression(small: Artifact, name: str, documents: Sequence[bytes]) ->
 
 
 def test_adaptation_pays_in_bytes(small: Artifact) -> None:
-    text = b"zyxwvuts" * 80
+    text = b"zyxwvuts" * 56
     frozen = compress(small, [text], scoring=SLIDING, streams=1)
-    learning = SLIDING.but(adaptation=ChunkSGD(chunk_tokens=64, sgd=SGD(lr=0.3, epochs=2, rows=4)))
+    learning = SLIDING.but(adaptation=ChunkSGD(chunk_tokens=32, sgd=SGD(lr=0.3, epochs=2, rows=4)))
     adapted = compress(small, [text], scoring=learning, streams=1)
     assert decompress(small, adapted) == text
     assert len(adapted) < 0.8 * len(frozen)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import sys
 from inspect import signature
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -198,21 +196,6 @@ def test_every_implementation_has_the_signature_of_its_reference() -> None:
         for name in set(names) - {"Triton"}:  # which only `interpreted_kernels.py` imports
             found = signature(choice.implementation(operation, name))
             assert found == signature(getattr(plain, operation)) == signature(getattr(ops, operation))
-
-
-def test_the_package_does_not_import_triton() -> None:
-    """Kernels alone do, and they are imported by name when they are asked for."""
-    package = Path(__file__).resolve().parent.parent / "caddie"
-    for path in package.rglob("*.py"):
-        imported = {
-            name
-            for node in ast.walk(ast.parse(path.read_text()))
-            if isinstance(node, ast.Import | ast.ImportFrom)
-            for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""])
-        }
-        of_triton = any(name.split(".")[0] == "triton" for name in imported)
-        assert of_triton == path.stem.endswith("_kernels"), path
-        assert not any(name.endswith("_kernels") for name in imported), path
 
 
 # In the model

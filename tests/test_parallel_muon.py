@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from processes import together
 from safetensors.torch import load_file, save_file
@@ -38,11 +39,10 @@ def journeys(ranks: Ranks, folder: Path) -> None:
     assert torch.equal(gathered().flatten(), world * torch.arange(2.0 * world))
 
 
-def test_processes_are_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("world", [3, pytest.param(2, marks=pytest.mark.slow)])
+def test_processes_are_one(world: int, tmp_path: Path) -> None:
     """With numbers of matrices that two and three processes cannot share equally; a restart lies between the steps."""
-    for world in (2, 3):
-        folder = tmp_path / str(world)
-        together(journeys, world, folder)
-        for number, optimizer in enumerate(OPTIMIZERS):
-            replicas = [load_file(folder / f"{number}.{rank}.safetensors") for rank in range(world)]
-            assert_alike(journey(optimizer, Ranks()), replicas, optimizer)
+    together(journeys, world, tmp_path)
+    for number, optimizer in enumerate(OPTIMIZERS):
+        replicas = [load_file(tmp_path / f"{number}.{rank}.safetensors") for rank in range(world)]
+        assert_alike(journey(optimizer, Ranks()), replicas, optimizer)

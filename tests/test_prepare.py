@@ -258,7 +258,7 @@ def test_the_sample_is_spread_evenly(made: Corpus, text: Path) -> None:
 
 
 def test_a_trained_tokenizer_comes_back(tmp_path: Path, real_data: Path) -> None:
-    arguments = {"tokenizer_source": SentencePieceBPE(), "vocabulary": 300, "limit_bytes": 200_000}
+    arguments = {"tokenizer_source": SentencePieceBPE(), "vocabulary": 300, "limit_bytes": 80_000}
     found = make(real_data / "small" / "train_small.jsonl", tmp_path / "out", **arguments)
     again = make(real_data / "small" / "train_small.jsonl", tmp_path / "again", **arguments)
     assert (found.folder / "manifest.json").read_text() == (again.folder / "manifest.json").read_text()
@@ -266,7 +266,7 @@ def test_a_trained_tokenizer_comes_back(tmp_path: Path, real_data: Path) -> None
     round_trip = found.manifest.tokenizer.round_trip
     assert round_trip is not None
     assert round_trip.changed_documents == 0
-    assert 150_000 < round_trip.source_bytes <= 200_000
+    assert 60_000 < round_trip.source_bytes <= 80_000
 
 
 def test_a_corpus_is_reused_until_something_changes(text: Path, tmp_path: Path, made: Corpus) -> None:

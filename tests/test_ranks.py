@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from processes import together
+from processes import CONTEXT, together
 from test_late import be_late
 from test_train import RANKS, SHARDS, TINY, go
 
 from caddie.communication import Cluster, Exchange, exchanges, sent_bytes
 from caddie.data import SequentialStream
-from caddie.distributed import Ranks
+from caddie.distributed import Ranks, launch
 from caddie.model import build
 from caddie.optim import Muon
 from caddie.schedules import Moment
@@ -150,17 +149,24 @@ def test_bytes_and_seconds_by_hand() -> None:
     assert Cluster(4, 1).seconds(50e6) == pytest.approx(1e-3)
 
 
+def launches(program: str) -> None:
+    """Start two processes of a program, and wait for them."""
+    sys.executable = program
+    launch(2, [])
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells a process that its parent died")
 def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     program = tmp_path / "python"
     program.write_text(f"#!/bin/sh\necho $$ >> {tmp_path}/started\nexec sleep 60\n")
     program.chmod(0o755)
-    script = f"import sys; from caddie.distributed import launch; sys.executable = {str(program)!r}; launch(2, [])"
-    with subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parent.parent) as launcher:
-        deadline = time.monotonic() + 30
-        while not (started := _numbers(tmp_path / "started")) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        launcher.kill()
+    launcher = CONTEXT.Process(target=launches, args=(str(program),))
+    launcher.start()
+    deadline = time.monotonic() + 30
+    while not (started := _numbers(tmp_path / "started")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    launcher.kill()
+    launcher.join()
     assert len(started) == 2
     while any(map(_runs, started)) and time.monotonic() < deadline:
         time.sleep(0.02)

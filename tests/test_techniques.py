@@ -6,8 +6,8 @@ import inspect
 import json
 import os
 import re
+import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from filecmp import dircmp
@@ -16,6 +16,8 @@ from typing import Annotated, Any, Literal
 
 import pytest
 from conftest import TINY
+from processes import CONTEXT
+from safetensors.torch import load_file
 
 from caddie import techniques
 from caddie.config import Config, Range, field_types, variants
@@ -47,6 +49,8 @@ PLAIN = {
 """Variants that are no technique of their own, and why not."""
 
 Call = Callable[..., Any]
+COPIED = ("conftest", "run_folder", "test_model", "variations")
+"""Files of tests that the commands of the page need."""
 
 
 def configs(cls: type[Config] = Config) -> list[type[Config]]:
@@ -238,42 +242,48 @@ def test_a_misspelt_name_is_a_mistake_with_a_suggestion(caddie: Call) -> None:
 # How one is added
 
 
-FOLLOW = """
-import json, shlex, sys
-from pathlib import Path
+def follow(folder: Path, commands: list[str], small: list[str]) -> None:
+    """Do what the page says with the package in `folder`, in a process of its own; `out` there is what it printed."""
+    with (folder / "out").open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    # What was imported for all processes was the package itself, not its copy.
+    for name in [name for name in sys.modules if name.split(".")[0] == "caddie" or name in COPIED]:
+        del sys.modules[name]
+    sys.path[:0] = [str(folder), str(folder / "tests")]
+    os.environ["PYTHONPATH"] = f"{folder}:{folder / 'tests'}"
+    os.chdir(folder)
 
-import pytest
-from run_folder import make_result, write_run
-from safetensors.torch import load_file
+    from run_folder import make_result, write_run
 
-import caddie
-from caddie import cli
+    import caddie
+    from caddie import cli
 
-commands, small, package = json.loads(Path("walk.json").read_text())
-assert caddie.__file__.startswith(package)
-for command in commands:
-    name, *words = shlex.split(command)
-    print("$", command, flush=True)
-    if name == "pytest":
-        assert pytest.main(["-p", "no:cacheprovider", *words]) == 0
-        continue
-    assert name == "caddie"
-    if words[0] == "run":  # packing and scoring take long, and know nothing of gates
-        words = ["train", *words[1:], *small]
-    try:
-        sys.argv = [name, *words]
-        cli.main()
-    except SystemExit as ended:
-        assert ended.code == 0, ended.code
-    if words[0] == "train":
-        folder = Path(words[words.index("--out") + 1])
-        weights = load_file(folder / "weights.safetensors")
-        moved = {name for name, weight in weights.items() if ".gate." in name and weight.any()}
-        print(folder.name, "moved", *sorted(moved), flush=True)
-        result = make_result()
-        result["sha256"]["recipe"] = result["sha256"]["artifact"] = folder.name.ljust(64, "0")
-        write_run(folder, result)
-"""
+    assert caddie.__file__.startswith(str(folder / "caddie"))
+    for command in commands:
+        name, *words = shlex.split(command)
+        print("$", command, flush=True)
+        if name == "pytest":
+            assert pytest.main(["-p", "no:cacheprovider", *words]) == 0
+            continue
+        assert name == "caddie"
+        if words[0] == "run":  # packing and scoring take long, and know nothing of gates
+            words = ["train", *words[1:], *small]
+        try:
+            sys.argv = [name, *words]
+            cli.main()
+        except SystemExit as ended:
+            if ended.code:
+                raise
+        if words[0] == "train":
+            run = Path(words[words.index("--out") + 1])
+            weights = load_file(run / "weights.safetensors")
+            moved = {name for name, weight in weights.items() if ".gate." in name and weight.any()}
+            print(run.name, "moved", *sorted(moved), flush=True)
+            result = make_result()
+            result["sha256"]["recipe"] = result["sha256"]["artifact"] = run.name.ljust(64, "0")
+            write_run(run, result)
+    sys.stdout.flush()
 
 
 def test_following_the_page_adds_a_technique_in_one_file(tmp_path: Path) -> None:
@@ -287,8 +297,8 @@ def test_following_the_page_adds_a_technique_in_one_file(tmp_path: Path) -> None
     package, tests = tmp_path / "caddie", tmp_path / "tests"
     shutil.copytree(ROOT / "caddie", package)
     tests.mkdir()
-    for name in ("conftest.py", "run_folder.py", "test_model.py", "variations.py"):
-        shutil.copy(ROOT / "tests" / name, tests)
+    for name in COPIED:
+        shutil.copy(ROOT / "tests" / f"{name}.py", tests)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     with (package / "model" / "gates.py").open("a") as file:
         file.write(f"\n\n{source}")
@@ -298,17 +308,12 @@ def test_following_the_page_adds_a_technique_in_one_file(tmp_path: Path) -> None
         "\n\n".join(f"Paragraph {number}: {'some words ' * 30}" for number in range(300))
     )
     small = [*TINY, "train.steps=3", "--data", "text.txt", "--quiet"]
-    (tmp_path / "walk.json").write_text(json.dumps([commands, small, str(package)]))
-    done = subprocess.run(
-        [sys.executable, "-c", FOLLOW],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{tests}"},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    parts = dict(re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", done.stdout, flags=re.MULTILINE))
+    process = CONTEXT.Process(target=follow, args=(tmp_path, commands, small))
+    process.start()
+    process.join()
+    out = (tmp_path / "out").read_text()
+    assert process.exitcode == 0, out
+    parts = dict(re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", out, flags=re.MULTILINE))
     assert list(parts) == commands
     told = [parts[command] for command in commands]
     assert "\nSignedGate\n  1 + W h[:channels]" in told[0]

@@ -37,7 +37,7 @@ TINY = GPT(
     block=Block(attention=GroupedQueryAttention(heads=2, key_value_heads=1), mlp=ReluSquared(hidden=48)),
 )
 STEPS = Train(
-    steps=12, batch_tokens=256, micro_batches=4, sequence_length=32, averaging=EMA(decay=0.9), rehearsal_steps=2
+    steps=12, batch_tokens=256, micro_batches=2, sequence_length=32, averaging=EMA(decay=0.9), rehearsal_steps=2
 )
 SHARDS = [np.random.default_rng(0).integers(0, 64, 5000).astype(np.uint16)]
 
@@ -204,6 +204,7 @@ def test_clipping_is_of_the_whole_gradient() -> None:
 
 
 GROWING = STEPS.but(
+    micro_batches=4,
     batch_tokens=Stairs(values=(128, 256), begins=(0.5,)),
     sequence_length=Stairs(values=(16, 32), begins=(0.25,)),
     lr_schedule=Warmdown(fraction=0.5),
@@ -311,12 +312,13 @@ def test_a_shape_that_was_not_rehearsed_is_compiled_on_the_clock_and_told(
     monkeypatch.setattr("shutil.which", lambda name: name)  # this backend needs none
     monkeypatch.setattr(torch, "compile", lambda f, **options: compiled(f, backend="eager", **options))
     config = GROWING.but(compile="always", rehearsal_steps=1, steps=4)
+    shallow = TINY.but(depth=1)
 
     def notes(name: str) -> list[str]:
         torch._dynamo.reset()
         events: list[dict[str, Any]] = []
         (tmp_path / name).mkdir()
-        go(tmp_path / name, config, watch=events.append)
+        train(shallow, config, SHARDS, bos=1, seed=7, folder=tmp_path / name, watch=events.append)
         return [event["text"] for event in events if event["event"] == "note"]
 
     assert notes("rehearsed") == []
