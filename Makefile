@@ -27,6 +27,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(VENV)/bin/python -m compileall -q caddie  # as pip does with what it installs, but not with what it links
 	touch $@
 
 clean:

@@ -337,7 +337,7 @@ def compiled_twice(run: Callable[..., Tensor], qkv: list[Tensor], backend: str =
         torch.testing.assert_close(compiled(*qkv, second), run(*qkv, second))
 
 
-@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("window", [None, pytest.param(4, marks=pytest.mark.slow)])
 def test_attention_is_compiled_in_one_graph(window: int | None) -> None:
     def run(q: Tensor, k: Tensor, v: Tensor, segments: Tensor) -> Tensor:
         whole, visible = Visibility(16, 16), Visibility(16, 16, segments, window)
