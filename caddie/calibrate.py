@@ -168,7 +168,7 @@ def _gradients(
         drawn = odds.sqrt() * signs
         drawn -= odds * drawn.sum(-1, keepdim=True)
     # Their product, whose gradient they are: with gradients given, autograd imports sympy, half a second.
-    product = torch.dot(logits.flatten(), drawn.flatten())
+    product = torch.linalg.vecdot(logits, drawn).sum()
     found = torch.autograd.grad(product, list(weights.values()), allow_unused=True)
     return {name: _matrix(gradient) for name, gradient in zip(weights, found, strict=True) if gradient is not None}
 

@@ -371,7 +371,7 @@ def test_no_token_changes_what_was_charged_before_it(chosen: Adaptation) -> None
     place = {prediction: index for index, prediction in enumerate(order)}
     generator = np.random.default_rng(1)
     candidates = np.flatnonzero(tokens != BOS)
-    for token in [*generator.choice(candidates, 1, replace=False).tolist(), 1, len(tokens) - 1]:
+    for token in [*generator.choice(candidates, 3, replace=False).tolist(), 1, len(tokens) - 1]:
         changed = tokens.copy()
         changed[token] = 1 + (changed[token] + 4) % 15
         assert changed[token] != BOS

@@ -71,7 +71,7 @@ SHAPES: dict[str, Any] = {
 }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(**SHAPES, cached=st.integers(0, 23))
 def test_attention_is_that_of_the_definition(
     rows: int,
@@ -282,7 +282,7 @@ def test_a_package_that_fails_to_import_is_absent(monkeypatch: pytest.MonkeyPatc
         ({}, DENSE),
     ],
 )
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(**SHAPES)
 def test_on_a_gpu_attention_is_that_of_the_definition(
     modules: dict[str, Any],
@@ -303,7 +303,7 @@ def test_on_a_gpu_attention_is_that_of_the_definition(
         agrees(BACKENDS[backend], visible, tensors(rows, *groups, keys, keys, size))
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(**SHAPES)
 def test_flex_attention_is_that_of_the_definition(
     rows: int,

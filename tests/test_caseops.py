@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from caddie.caseops import ALLCAPS, CAPNEXT, ESC, SYMBOLS, TITLE, byte_lengths, decode, encode
 from caddie.errors import UserError
 
-quick = settings(derandomize=True, deadline=None, max_examples=80)
+quick = settings(derandomize=True, deadline=None, max_examples=150)
 ODD = [*SYMBOLS, *"aAzZxX '.1\n", "É", "é", "e\u0301", "ǅ", "ß", "İ", "ı", "ſ", "K", "Ａ", "\ud7ff", "\U0010ffff"]
 dense = st.lists(st.sampled_from(ODD)).map("".join)
 texts = st.one_of(st.text(), dense).map(str.encode)

@@ -35,7 +35,7 @@ for _module in pkgutil.walk_packages(caddie.__path__, "caddie."):
 SHELF = shipped()
 BASE = SHELF["baseline"]
 
-quick = settings(derandomize=True, deadline=None, max_examples=25)
+quick = settings(derandomize=True, deadline=None, max_examples=40)
 
 
 def configs(cls: type[Config] = Config) -> list[type[Config]]:
@@ -541,7 +541,7 @@ json_values = st.recursive(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=80)
+@settings(derandomize=True, deadline=None, max_examples=150)
 @given(json_values, st.sampled_from(configs()))
 def test_any_json_is_a_config_or_a_mistake_of_the_user(value: object, cls: type[Config]) -> None:
     try:
@@ -552,7 +552,7 @@ def test_any_json_is_a_config_or_a_mistake_of_the_user(value: object, cls: type[
     assert cls.from_json(found.to_json()) == found
 
 
-@settings(derandomize=True, deadline=None, max_examples=80)
+@settings(derandomize=True, deadline=None, max_examples=150)
 @given(st.data(), json_values)
 def test_any_json_at_any_path_is_a_setting_or_a_mistake(data: st.DataObject, value: object) -> None:
     path = data.draw(st.sampled_from(sorted(paths(SHELF["tiny"]))))

@@ -98,7 +98,7 @@ def groups(draw: st.DrawFn) -> dict[str, Curve]:
     }  # never tied
 
 
-@settings(derandomize=True, deadline=None, max_examples=15)
+@settings(derandomize=True, deadline=None, max_examples=40)
 @given(groups(), st.sampled_from([0.0, 2.0, 10.0]))
 def test_what_holds_of_all_curves(group: dict[str, Curve], regret: float) -> None:
     mixed = dict(reversed(group.items()))

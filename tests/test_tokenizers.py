@@ -96,7 +96,7 @@ def test_decode_gives_back_every_byte_string(tokenizer: Tokenizer, data: bytes) 
 
 
 @pytest.mark.parametrize("tokenizer", ALL, indirect=True)
-@settings(derandomize=True, deadline=None, max_examples=20)
+@settings(derandomize=True, deadline=None, max_examples=40)
 @given(datas=st.lists(anything, max_size=6))
 def test_ids_are_small_and_batching_changes_nothing(tokenizer: Tokenizer, datas: list[bytes]) -> None:
     batch = tokenizer.encode_many(datas)
@@ -108,7 +108,7 @@ def test_ids_are_small_and_batching_changes_nothing(tokenizer: Tokenizer, datas:
 
 
 @pytest.mark.parametrize("tokenizer", ALL, indirect=True)
-@settings(derandomize=True, deadline=None, max_examples=20)
+@settings(derandomize=True, deadline=None, max_examples=40)
 @given(datas=st.lists(anything, max_size=6))
 def test_bytes_of_a_stream_are_those_of_its_documents(tokenizer: Tokenizer, datas: list[bytes]) -> None:
     runs = [np.append(np.uint16(tokenizer.bos), ids) for ids in tokenizer.encode_many(datas)]
@@ -123,7 +123,7 @@ def test_bytes_of_a_stream_are_those_of_its_documents(tokenizer: Tokenizer, data
 
 
 @pytest.mark.parametrize("tokenizer", ALL, indirect=True)
-@settings(derandomize=True, deadline=None, max_examples=20)
+@settings(derandomize=True, deadline=None, max_examples=40)
 @given(data=st.data())
 def test_whatever_a_model_samples_can_be_read(tokenizer: Tokenizer, data: st.DataObject) -> None:
     few = st.integers(0, min(8, tokenizer.vocabulary - 1))  # the ids of the marks are among them

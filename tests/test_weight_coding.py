@@ -43,7 +43,7 @@ ARRAYS = st.sampled_from(DTYPES).flatmap(
         dtype, numpy_strategies.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=9)
     )
 )
-quick = settings(derandomize=True, deadline=None, max_examples=15)
+quick = settings(derandomize=True, deadline=None, max_examples=25)
 
 
 def same(found: Array, wanted: Array) -> bool:
