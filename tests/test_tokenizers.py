@@ -96,7 +96,7 @@ def test_decode_gives_back_every_byte_string(tokenizer: Tokenizer, data: bytes) 
 
 
 @pytest.mark.parametrize("tokenizer", ALL, indirect=True)
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(derandomize=True, deadline=None)
 @given(datas=st.lists(anything, max_size=6))
 def test_ids_are_small_and_batching_changes_nothing(tokenizer: Tokenizer, datas: list[bytes]) -> None:
     batch = tokenizer.encode_many(datas)
