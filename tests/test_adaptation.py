@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from safetensors.torch import load_file
 from test_parity import CASES, Golden
 from torch import Tensor, nn
 
+from caddie.distributed import Ranks
 from caddie.errors import CheckFailed, UserError
 from caddie.model import (
     GPT,
@@ -210,33 +212,57 @@ class Spy(nn.Module):
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float, Tensor]]:
     """Learning rate, momentum and targets of every step of gradient descent, which are not made."""
     made: list[tuple[float, float, Tensor]] = []
-    targets: list[Tensor] = []
+    targets: list[Tensor] = []  # of each part of a batch
     costs = adaptation.nats
 
     def note(logits: Tensor, wanted: Tensor) -> Tensor:
         targets.append(wanted)
         return costs(logits, wanted)
 
-    def step(self: torch.optim.SGD) -> None:
-        made.append((self.param_groups[0]["lr"], self.param_groups[0]["momentum"], targets[-1]))
+    def step(self: Any, gradient: Tensor, lr: float) -> None:
+        made.append((lr, self._sgd.momentum, torch.cat(targets)))
+        targets.clear()
 
     monkeypatch.setattr(adaptation, "nats", note)
-    monkeypatch.setattr(torch.optim.SGD, "step", step)
+    monkeypatch.setattr(Learner, "_descend", step)
     return made
+
+
+def batches(spy: Spy, steps: Sequence[tuple[float, float, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """Ids and starts of each step's batch, the parts of which the model was given one after the other."""
+    parts = iter([(ids, starts) for ids, starts, last in spy.seen if last is None])
+    found = []
+    for *_, targets in steps:
+        ids, starts = next(parts)
+        while len(ids) < len(targets):
+            ids, starts = (torch.cat(both) for both in zip((ids, starts), next(parts), strict=True))
+        found.append((ids, starts))
+    assert next(parts, None) is None
+    return found
+
+
+@dataclass(frozen=True)
+class Deaf(Ranks):
+    """One of several processes who believes that all others find what it finds."""
+
+    def sum(self, tensors: Sequence[Tensor]) -> None:
+        """Nobody else has anything to add."""
+
+    def begin_all_gather(self, mine: Tensor) -> Callable[[], Tensor]:
+        """The same from all."""
+        return lambda: torch.cat([mine] * self.world)
 
 
 def test_chunks_are_scored_and_learnt_in_the_order_of_the_public_script(
     parity: Path, steps: list[tuple[float, float, Tensor]]
 ) -> None:
-    """L3's cases of one process; the one with two ranks shares a chunk out among them, which we do not.
-
-    A batch of ours holds windows of one shape, so its bounds differ; windows, rows, rates and their order are the same.
+    """A batch of ours holds windows of one shape, so its bounds differ; windows, rows, rates and their order are the
+    same. In the case of two processes, the second is given the same rows to learn from, but other windows to score:
+    ours are dealt out one batch each, the script's in halves.
     """
     cases = json.loads((parity / "components" / "evaluation" / "l3_score_first_training.json").read_text())["cases"]
     compared = 0
     for case in cases:
-        if case["ranks"] > 1:
-            continue
         compared += 1
         steps.clear()
         length, rows = case["window"], case["rows_per_batch"]
@@ -248,20 +274,26 @@ def test_chunks_are_scored_and_learnt_in_the_order_of_the_public_script(
         spy = Spy(len(tokens))
         scorer = chosen.build(spy, 60_000, length, case["stride"], torch.float32)  # type: ignore[arg-type]
         order: list[int] = []
-        run(scorer, tokens, layout_of(tokens, 0, False), rows, lambda w, _, order=order: order.extend(range(*w[1:])))
+        ranks = Deaf(case["rank"], case["ranks"])
+        layout = layout_of(tokens, 0, False)
+        run(scorer, tokens, layout, rows, lambda w, _, order=order: order.extend(range(*w[1:])), ranks=ranks)
         assert order == list(range(case["predictable_tokens"]))
         found: list[Any] = []
-        made = iter(steps)
+        made = iter(zip(batches(spy, steps), steps, strict=True))
+        rest = 0  # rows of the batch that the model has not been given yet
         for ids, _, last in spy.seen:
-            begins = ids[:, 0].tolist()
             assert torch.equal(ids, ids[:, :1] + torch.arange(ids.shape[1])), "each token is its position"
             if last is not None:
-                found += [("score", begin, begin + ids.shape[1] - last, begin + ids.shape[1]) for begin in begins]
-            else:
-                rate, momentum, targets = next(made)
+                assert rest == 0
+                found += [("score", begin, begin + ids.shape[1] - last, begin + ids.shape[1]) for begin in begun(ids)]
+                continue
+            if rest == 0:
+                (batch, _), (rate, momentum, targets) = next(made)
                 assert momentum == 0.9
-                assert torch.equal(targets, ids + 1)
-                found.append(("train", begins, ids.shape[1], pytest.approx(rate, rel=1e-12)))
+                assert torch.equal(targets, batch + 1)
+                found.append(("train", begun(batch), ids.shape[1], pytest.approx(rate, rel=1e-12)))
+                rest = len(batch)
+            rest -= len(ids)
         expected: list[Any] = []
         scored = iter(case["scored"])
         for event in case["events"]:
@@ -270,10 +302,17 @@ def test_chunks_are_scored_and_learnt_in_the_order_of_the_public_script(
                 assert expected[-1][1] == start
             if "train_rows_starting_at" in event:
                 expected.append(("train", event["train_rows_starting_at"], event["row_length"], event["learning_rate"]))
+        if case["ranks"] > 1:
+            found, expected = ([event for event in events if event[0] == "train"] for events in (found, expected))
         assert found == expected
         assert next(made, None) is None
         assert next(scored, None) is None
-    assert compared == 4
+    assert compared == 5
+
+
+def begun(ids: Tensor) -> list[int]:
+    """The first token of each row."""
+    return [int(first) for first in ids[:, 0]]
 
 
 def public_documents(parity: Path) -> tuple[dict[str, Any], np.ndarray, Layout]:
@@ -346,7 +385,7 @@ def test_all_weights_learn_from_the_rows_of_the_public_script(
         for chunk, chunks, rows in global_rows(tokens, case["chunk_tokens"], length):
             learner.learn(rows, chunk, chunks)
         found = []
-        for (ids, starts, _), (rate, _, targets) in zip(spy.seen, steps, strict=True):
+        for (ids, starts), (rate, _, targets) in zip(batches(spy, steps), steps, strict=True):
             # The script lays the rows end to end, so a document that crosses the end of a row keeps its context there;
             # ours are rows of a batch, as a model needs that attends to whole rows.
             assert ids.shape == (case["rows_per_step"], length)
@@ -514,7 +553,7 @@ def test_several_stretches_share_a_chunk(steps: list[tuple[float, float, Tensor]
     chosen = ChunkSGD(chunk_tokens=120, sgd=SGD(epochs=1))
     scorer = chosen.build(spy, 60_000, LENGTH, STRIDE, torch.float32)  # type: ignore[arg-type]
     run(scorer, tokens, layout, 3, lambda window, losses: None)
-    learnt = [ids[:, 0].tolist() for ids, _, last in spy.seen if last is None]
+    learnt = [begun(ids) for ids, _ in batches(spy, steps)]
     assert learnt == [[0, 16, 130, 146, 240, 256], [40, 56, 170, 186, 280], [80, 96, 210]]
     # four chunks of 40, of which the last is not learnt from
     assert [rate for rate, *_ in steps] == pytest.approx([0.005, 0.00375, 0.00125])
@@ -531,7 +570,7 @@ def test_many_stretches_still_learn_whole_rows(steps: list[tuple[float, float, T
     chosen = ChunkSGD(chunk_tokens=32, sgd=SGD(epochs=1))
     scorer = chosen.build(spy, 60_000, LENGTH, STRIDE, torch.float32)  # type: ignore[arg-type]
     run(scorer, np.arange(400, dtype=np.uint16), Layout(begins, begins + 39), 10, lambda window, losses: None)
-    assert [len(ids) for ids, _, last in spy.seen if last is None] == [10, 10]
+    assert [len(ids) for ids, _ in batches(spy, steps)] == [10, 10]
 
 
 @variants()
@@ -752,7 +791,7 @@ def test_a_new_group_has_second_factors_of_zero_and_warm_or_new_first_ones(
         drawn = [self._draw(group, index) for index in range(len(self._sizes))]
         begin(self, group)
         assert not any(second.any() for second in self._second)
-        assert not self._optimizer.state
+        assert not any(moment.any() for moment in (*self._means, *self._squares, *self._steps))
         same = [torch.equal(*pair) for pair in zip(before, self._first, strict=False)]
         new = [torch.equal(*pair) for pair in zip(drawn, self._first, strict=True)]
         kept.append(bool(same) and all(same))
@@ -785,8 +824,8 @@ def test_the_last_chunk_of_a_document_is_not_learnt_from(
     found: list[int] = []
     step = adapters._Adapters.step
 
-    def note(self: Any, loss: Tensor) -> None:
-        step(self, loss)
+    def note(self: Any, losses: Sequence[Tensor]) -> None:
+        step(self, losses)
         found.append(sum(bool(b.grad[slot].any()) for b in self._second[-1:] for slot in range(len(b))))
 
     monkeypatch.setattr(adapters._Adapters, "step", note)

@@ -22,14 +22,18 @@ from caddie.distributed import Ranks, launch
 from caddie.model import build
 from caddie.optim import Muon
 from caddie.schedules import Moment
-from caddie.scoring import Score, Scoring, Text, score
+from caddie.scoring import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Score, Scoring, Text, score
 from caddie.train import Event, Interrupted
 from caddie.trainer import Train, Trainer
 
 WORLD = 2
 MUONS = [Muon(lr=0.02), Muon(lr=0.02, precision="float32", communication="all_reduce")]
-TEXT = Text(SHARDS[0][:1500], 1, 5000, 5000, 5000)
-SCORINGS = [Scoring(sequence_length=32, stride=stride, batch_tokens=96) for stride in (32, 8)]
+TEXT = Text(SHARDS[0][:900], 1, 3000, 3000, 3000)
+SLIDING = Scoring(sequence_length=32, stride=8, batch_tokens=96)
+CHUNKS = ChunkSGD(chunk_tokens=192, sgd=SGD(lr=0.3, rows=5, epochs=2))
+PHASES = GlobalSGD(documents=12, phases=2, chunk_tokens=96, sgd=SGD(lr=0.1, rows=3, epochs=1))
+LORA = DocumentLoRA(rank=2, lr=0.01, chunk_tokens=16, documents=5, targets=("query", "mlp", "head"), phases=PHASES)
+SCORINGS = [SLIDING.plain, SLIDING, SLIDING.but(adaptation=CHUNKS), SLIDING.but(adaptation=LORA)]
 
 
 def trains(ranks: Ranks, folder: Path) -> list[Any]:
@@ -130,11 +134,32 @@ def test_the_model_of_communication_counts_what_is_exchanged(told: list[dict[str
 
 def test_processes_share_a_score_to_the_bit(told: list[dict[str, Any]]) -> None:
     torch.set_num_threads(1)
+    nats = []
     for number, (alone, rows) in enumerate(scores(Ranks())):
+        nats.append(alone.nats)
         both = [one["scores"][number] for one in told]
         assert [one[0].nats for one in both] == [alone.nats] * WORLD
         assert sorted(both[0][1] + both[1][1]) == sorted(rows)
         assert all(0 < sum(one[1]) < 0.7 * sum(rows) for one in both)
+    assert len(set(nats[1:])) == 3, "those that learn, do"
+
+
+def test_more_processes_than_documents_have_nothing_to_do() -> None:
+    """Each slot belongs to one process, those of a process lie side by side, and those of one question together."""
+    for documents, world in ((64, 8), (64, 3), (11, 2), (3, 8), (1, 2), (20, 16)):
+        scorer = LORA.but(documents=documents).build(build(TINY, 0), 1, 32, 8, torch.float32)
+        owned = []
+        for rank in range(world):
+            assert scorer.share(Ranks(rank, world))
+            owned.append(list(scorer._adapters.documents))
+        assert [slot for slots in owned for slot in slots] == list(range(documents))
+        per = scorer.together
+        assert all(
+            len({rank for rank, slots in enumerate(owned) for slot in slots if slot // per == part}) == 1
+            for part in range(-(-documents // per))
+        )
+        if (documents, world) == (64, 8):
+            assert [len(slots) for slots in owned] == [8] * 8
 
 
 def test_bytes_and_seconds_by_hand() -> None:

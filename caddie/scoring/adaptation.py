@@ -8,19 +8,23 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from caddie.config import Config, Fraction, NonNegative, Positive, Range, Technique
+from caddie.distributed import Ranks
 from caddie.errors import UserError
 from caddie.model import Cache, Model
 from caddie.scoring.forward import Forward
 from caddie.scoring.scorer import Asked, Layout, Past, Positions, Scorer, Step, nats
 from caddie.scoring.windows import Window, windows
 
+Leaf = TypeVar("Leaf")
+PARTS = 8
+"""Parts in which work is done that processes may share, however many they are: as many as a machine has GPUs."""
 Rows = Annotated[int, Range(1, 4096)]
 Tokens = Annotated[int, Range(1, 1 << 24)]
 
@@ -55,28 +59,67 @@ class SGD(Config):
 
 
 class Learner:
-    """A model with its optimizer, trained on rows of tokens."""
+    """A model with its optimizer, trained on rows of tokens, perhaps by several processes.
 
-    def __init__(self, model: Model, bos: int, sgd: SGD, dtype: torch.dtype) -> None:
-        self.model, self._bos, self._sgd = model, bos, sgd
+    The gradient of a batch is the sum, in a fixed order, of those of its parts, which the processes share: however many
+    they are, weights are the same to the bit in all.
+    """
+
+    def __init__(self, model: Model, bos: int, sgd: SGD, dtype: torch.dtype, ranks: Ranks = Ranks()) -> None:
+        self.model, self.ranks, self._bos, self._sgd = model, ranks, bos, sgd
         self.forward = Forward(model, dtype)
         self._parameters = [parameter.requires_grad_() for parameter in model.parameters()]
-        self._optimizer = torch.optim.SGD(self._parameters, lr=0.0, momentum=sgd.momentum)
+        self._sizes = [parameter.numel() for parameter in self._parameters]
+        self._momentum = self._parameters[0].new_zeros(sum(self._sizes))
 
-    @torch.enable_grad()
     def learn(self, rows: Positions, chunk: int, chunks: int) -> None:
         """Train on rows (n, T + 1) of one chunk."""
-        self._optimizer.param_groups[0]["lr"] = self._sgd.lr_at(chunk, chunks)
-        device = self._parameters[0].device
         for _ in range(self._sgd.epochs):
             for begin in range(0, len(rows), self._sgd.rows):
-                ids = torch.from_numpy(rows[begin : begin + self._sgd.rows]).to(device)
-                logits = self.forward(ids[:, :-1], ids[:, :-1] == self._bos)
-                loss = nats(logits, ids[:, 1:]).mean()
-                self._optimizer.zero_grad(set_to_none=True)
-                loss.backward()  # type: ignore[no-untyped-call]
-                torch.nn.utils.clip_grad_norm_(self._parameters, self._sgd.clip)
-                self._optimizer.step()
+                gradient = self._gradient(rows[begin : begin + self._sgd.rows])
+                self._descend(gradient, self._sgd.lr_at(chunk, chunks))
+
+    def _gradient(self, batch: Positions) -> Tensor:
+        """That of the mean loss of a batch (n, T + 1), of all weights in one vector."""
+        parts = np.array_split(batch, _power_of_two(min(PARTS, len(batch))))
+        busy = _power_of_two(min(len(parts), self.ranks.world))
+        mine, predictions = torch.zeros_like(self._momentum), batch[:, 1:].size
+        if self.ranks.rank < busy:
+            size = len(parts) // busy
+            own = parts[self.ranks.rank * size :][:size]
+            mine = _in_pairs(own, lambda rows: self._part(rows, predictions))
+        return _in_pairs(self.ranks.begin_all_gather(mine[None])()[:busy].unbind(), lambda found: found)
+
+    @torch.enable_grad()
+    def _part(self, rows: Positions, predictions: int) -> Tensor:
+        """What some rows add to the gradient of a mean over so many predictions."""
+        ids = torch.from_numpy(rows).to(self._momentum.device)
+        logits = self.forward(ids[:, :-1], ids[:, :-1] == self._bos)
+        loss = nats(logits, ids[:, 1:]).sum() / predictions
+        found = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
+        return torch.cat([gradient.flatten() for gradient in found])
+
+    @torch.no_grad()
+    def _descend(self, gradient: Tensor, lr: float) -> None:
+        """One step of gradient descent with momentum."""
+        gradient *= (self._sgd.clip / (torch.linalg.vector_norm(gradient) + 1e-6)).clamp(max=1.0)
+        self._momentum.mul_(self._sgd.momentum).add_(gradient)
+        steps = self._momentum.split_with_sizes(self._sizes)
+        for parameter, step in zip(self._parameters, steps, strict=True):
+            parameter.sub_(step.view_as(parameter), alpha=lr)
+
+
+def _power_of_two(most: int) -> int:
+    """The largest that is at most so much."""
+    return 1 << (most.bit_length() - 1)
+
+
+def _in_pairs(leaves: Sequence[Leaf], value: Callable[[Leaf], Tensor]) -> Tensor:
+    """The sum of the values of a power of two of leaves, as a tree: neighbours first, then neighbouring pairs."""
+    if len(leaves) == 1:
+        return value(leaves[0])
+    half = len(leaves) // 2
+    return _in_pairs(leaves[:half], value) + _in_pairs(leaves[half:], value)
 
 
 def check_chunk(setting: str, chunk_tokens: int, length: int) -> None:
@@ -137,6 +180,11 @@ class _ChunkSGD(Scorer):
                     chosen.extend(group[1])
                     waiting[lane] = next(lanes[lane], None)
             yield Step(chosen, [0] * len(chosen))
+
+    def share(self, ranks: Ranks) -> bool:
+        """All processes have the same weights: windows are dealt out, and so are the parts of a batch."""
+        self._learner.ranks = ranks
+        return True
 
     def _chunk_of(self, begin: int) -> Callable[[Window], int]:
         return lambda window: (window.first - begin) // self._per_lane

@@ -13,11 +13,13 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from caddie.config import Config, Count, NonNegative, Positive, Range, Technique
+from caddie.distributed import Ranks
 from caddie.errors import UserError
 from caddie.model import BlockModule, Cache, Linear, LowRankDelta, Model
-from caddie.scoring.adaptation import SGD, Adaptation, Learner, Tokens, check_chunk
+from caddie.scoring.adaptation import PARTS, SGD, Adaptation, Learner, Tokens, check_chunk
 from caddie.scoring.scorer import Asked, Layout, Past, Positions, Scorer, Step, nats
 from caddie.scoring.windows import Window
 
@@ -131,10 +133,14 @@ class _Place(NamedTuple):
 
 
 class _Adapters:
-    """One pair of factors for each run of each target and each document of a group."""
+    """One pair of factors for each run of each target and each document of a group.
+
+    `documents` are the slots of those that this process adapts to, all until it shares them with others.
+    """
 
     def __init__(self, config: DocumentLoRA, model: Model) -> None:
         self._config = config
+        self.documents = range(config.documents)
         places = [place for name in config.targets for place in _places(name, model)]
         if not places:
             raise UserError('score.adaptation.targets must name what gets an adapter, as in ["query", "head"]')
@@ -158,17 +164,13 @@ class _Adapters:
     def begin(self, group: int) -> None:
         """Adapters that add nothing, and an optimizer without memory."""
         self._used = None
-        rows, rank = self._config.documents, self._config.rank
+        rows, rank = len(self.documents), self._config.rank
         if not (self._config.warm_start and self._first):
             self._first = [self._draw(group, index) for index in range(len(self._sizes))]
         self._second = [self._weight.new_zeros(rows, out, rank).requires_grad_() for _, out in self._sizes]
-        self._optimizer = torch.optim.AdamW(
-            [*self._first, *self._second],
-            lr=self._config.lr,
-            betas=(self._config.beta1, self._config.beta2),
-            eps=self._config.eps,
-            weight_decay=self._config.weight_decay,
-        )
+        factors = [*self._first, *self._second]
+        self._means, self._squares = ([torch.zeros_like(factor) for factor in factors] for _ in range(2))
+        self._steps = [torch.zeros((), device=factor.device) for factor in factors]
 
     def use(self, slots: Sequence[int]) -> None:
         """Let the rows of the next forward have the adapters of these documents; to be called before every forward."""
@@ -177,17 +179,38 @@ class _Adapters:
         if self._used == slots:
             return
         self._used = slots
-        rows = torch.tensor(slots, device=self._weight.device)
+        rows = torch.tensor(slots, device=self._weight.device) - self.documents.start
         with torch.enable_grad():  # they may be learnt from later than they are asked
             for delta, a, b in zip(self._deltas, self._first, self._second, strict=True):
                 delta.a, delta.b = a[rows], b[rows]
 
-    def step(self, loss: Tensor) -> None:
-        """One step of AdamW."""
+    def step(self, losses: Sequence[Tensor]) -> None:
+        """One step of AdamW on the sum of losses; where nothing is left to learn, factors move on and decay."""
         self._used = None
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._optimizer.step()
+        factors = [*self._first, *self._second]
+        for factor in factors:
+            factor.grad = None
+        if losses:
+            torch.stack(list(losses)).sum().backward()  # type: ignore[no-untyped-call]
+        gradients = [torch.zeros_like(factor) if factor.grad is None else factor.grad for factor in factors]
+        # The function and not the class, whose first use imports PyTorch's compiler, a second of every process.
+        with torch.no_grad():
+            adamw(
+                factors,
+                gradients,
+                self._means,
+                self._squares,
+                [],
+                self._steps,
+                fused=True,
+                amsgrad=False,
+                beta1=self._config.beta1,
+                beta2=self._config.beta2,
+                lr=self._config.lr,
+                weight_decay=self._config.weight_decay,
+                eps=self._config.eps,
+                maximize=False,
+            )
 
     def attach(self, on: bool) -> None:
         """Put the adapters into the model, or take them out."""
@@ -201,7 +224,8 @@ class _Adapters:
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
         bound = 1 / math.sqrt(inputs)
         drawn = torch.empty(self._config.documents, self._config.rank, inputs)
-        return drawn.uniform_(-bound, bound, generator=generator).to(self._weight).requires_grad_()
+        drawn.uniform_(-bound, bound, generator=generator)
+        return drawn[self.documents.start : self.documents.stop].to(self._weight).requires_grad_()
 
 
 def _places(name: Target, model: Model) -> list[_Place]:
@@ -236,6 +260,8 @@ class _DocumentLoRA(Scorer):
         self._config, self._bos, self._length, self._dtype = config, bos, length, dtype
         self._model = copy.deepcopy(model).requires_grad_(False)
         self._adapters = _Adapters(config, self._model)
+        self._ranks = Ranks()
+        self.together = math.ceil(config.documents / PARTS)
         self._answers: list[Tensor] = []
         self._due: list[int] = []  # documents to train all weights on after this step
 
@@ -275,23 +301,39 @@ class _DocumentLoRA(Scorer):
             self._answers.append(answer)
         return answer
 
+    def share(self, ranks: Ranks) -> bool:
+        """Each process has some of the documents of a group; all weights are trained together."""
+        self._ranks = ranks
+        mine = [slot for slot in range(self._config.documents) if self._owner(slot, ranks.world) == ranks.rank]
+        self._adapters.documents = range(mine[0], mine[-1] + 1) if mine else range(0)
+        return True
+
+    def owners(self, asked: Sequence[Asked], world: int) -> list[int]:
+        """The processes that have the adapters."""
+        return [self._owner(question.slots[0], world) for question in asked]
+
+    def _owner(self, slot: int, world: int) -> int:
+        """The first process has the first slots, and so on, in whole questions."""
+        return slot // self.together * world // math.ceil(self._config.documents / self.together)
+
     @torch.enable_grad()
     def update(self, asked: Sequence[Asked], past: Past) -> None:
         """One step on the mean loss of each document's chunk, but for documents that are over."""
-        device = next(self._model.parameters()).device
+        owners, device = self.owners(asked, self._ranks.world), next(self._model.parameters()).device
+        mine = [question for question, owner in zip(asked, owners, strict=True) if owner == self._ranks.rank]
         if not self._answers:
-            for question in asked:
+            for question in mine:
                 inputs = torch.from_numpy(question.inputs).to(device)
                 self.logits(inputs, question.slots, inputs.shape[1] - question.context)
         losses = []
-        for question, answer in zip(asked, self._answers, strict=True):
+        for question, answer in zip(mine, self._answers, strict=True):
             going = [row for row, window in enumerate(question.windows) if not past.over(window)]
             if going:
                 targets = torch.from_numpy(past.targets([question.windows[row] for row in going])).to(device)
                 losses.append(nats(answer[going], targets).mean(1).sum())
         self._answers.clear()
-        if losses:
-            self._adapters.step(torch.stack(losses).sum())
+        if not all(past.over(window) for question in asked for window in question.windows):
+            self._adapters.step(losses)
         if self._due and self._config.phases:
             self._learn_globally(self._config.phases, past)
 
@@ -301,11 +343,10 @@ class _DocumentLoRA(Scorer):
         tokens = np.concatenate([past.known(int(layout.begins[d]), int(layout.ends[d])) for d in self._due])
         self._due = []
         self._adapters.attach(False)
-        learner = Learner(self._model, self._bos, phases.sgd, self._dtype)
+        learner = Learner(self._model, self._bos, phases.sgd, self._dtype, self._ranks)
         for chunk, chunks, rows in global_rows(tokens, phases.chunk_tokens, self._length):
             learner.learn(rows, chunk, chunks)
-        for parameter in self._model.parameters():
-            parameter.requires_grad_(False).grad = None
+        self._model.requires_grad_(False)
         self._adapters.attach(True)
         self._adapters.forget()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import islice
+from itertools import compress, islice
 from typing import Any
 
 import numpy as np
@@ -47,9 +47,9 @@ def run(
     """Score every prediction of the layout once; `tell` is given each window and the nats of its predictions, float64.
 
     Windows are run in batches of at most `rows`, and of a scorer without state as many batches at once as there are
-    `workers`, who share PyTorch's threads. Its batches are shared out among `ranks`, who are all told of all; any other
-    scorer is asked everything by each of them. A plan that leaves predictions out, takes some twice, or goes back is a
-    `CheckFailed`.
+    `workers`, who share PyTorch's threads. Where the scorer can share its work, its batches are dealt out among
+    `ranks`, who are all told of all; else it is asked everything by each of them. A plan that leaves predictions out,
+    takes some twice, or goes back is a `CheckFailed`.
     """
     stream = Stream(tokens, layout)
 
@@ -65,12 +65,17 @@ def run(
         losses: Losses = nats(logits, targets).cpu().double().numpy()
         return losses
 
-    several = scorer.stateless and ranks.world > 1
+    several = ranks.world > 1 and scorer.share(ranks)
+    steps_at_once = ranks.world * _AHEAD if several and scorer.stateless else 1
     with _mapping(workers) as each:
         plan = iter(scorer.plan(layout, rows if workers == 1 else rows * workers * _AHEAD))
-        while steps := list(islice(plan, ranks.world * _AHEAD if several else 1)):
-            asked = [question for step in steps for question in equal(step, stream, rows)]
-            paid = _shared(each, charge, asked, ranks) if several else each(charge, asked)
+        while steps := list(islice(plan, steps_at_once)):
+            asked = [question for step in steps for question in equal(step, stream, rows, scorer.together)]
+            if several:
+                mine = [owner == ranks.rank for owner in scorer.owners(asked, ranks.world)]
+                paid = _shared(each, charge, asked, mine, ranks)
+            else:
+                paid = each(charge, asked)
             for question, losses in zip(asked, paid, strict=True):
                 for window, of_window in zip(question.windows, losses, strict=True):
                     tell(window, of_window)
@@ -82,14 +87,18 @@ def run(
 
 
 def _shared(
-    each: Callable[..., Any], charge: Callable[[Asked], Losses], asked: Sequence[Asked], ranks: Ranks
+    each: Callable[..., Any],
+    charge: Callable[[Asked], Losses],
+    asked: Sequence[Asked],
+    mine: Sequence[bool],
+    ranks: Ranks,
 ) -> Iterator[Losses]:
     """The losses of all that is asked, of which each process charges its part; they are the same to the bit in all."""
     sizes = [sum(window.end - window.first for window in question.windows) for question in asked]
     together = torch.zeros(sum(sizes), dtype=torch.float64)  # adding zeros changes nothing
     parts = together.split_with_sizes(sizes)
-    mine = slice(ranks.rank, None, ranks.world)
-    for part, losses in zip(parts[mine], each(charge, asked[mine]), strict=True):
+    own = each(charge, list(compress(asked, mine)))
+    for part, losses in zip(compress(parts, mine), own, strict=True):
         part.copy_(torch.from_numpy(losses).flatten())
     ranks.sum([together])
     for question, part in zip(asked, parts, strict=True):
@@ -111,12 +120,13 @@ def _mapping(workers: int) -> Iterator[Callable[..., Any]]:
         torch.set_num_threads(threads)  # which for some libraries is a number of the whole process
 
 
-def equal(step: Step, stream: Stream, rows: int) -> Iterator[Asked]:
-    """The windows of a step in groups of one shape, at most `rows` at once."""
-    shapes: dict[tuple[int, int], list[int]] = {}
-    for index, window in enumerate(step.windows):
-        shapes.setdefault((window.first - window.start, window.end - window.start), []).append(index)
-    for (context, _), members in shapes.items():
+def equal(step: Step, stream: Stream, rows: int, together: int = 0) -> Iterator[Asked]:
+    """The windows of a step in groups of one shape, and of so many neighbouring slots, at most `rows` at once."""
+    shapes: dict[tuple[int, int, int], list[int]] = {}
+    for index, (window, slot) in enumerate(zip(step.windows, step.slots, strict=True)):
+        part = slot // together if together else 0
+        shapes.setdefault((window.first - window.start, window.end - window.start, part), []).append(index)
+    for (context, _, _), members in shapes.items():
         for begin in range(0, len(members), rows):
             chosen: Sequence[int] = members[begin : begin + rows]
             windows = [step.windows[index] for index in chosen]

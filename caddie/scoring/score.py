@@ -118,8 +118,8 @@ def score(
 
     That one must be new, since it may learn. `report` is told of predictions done and in all. The sum is taken in
     float64, window after window, so it does not depend on the batch size except through the rounding of the forward.
-    Processes that score together, each with the same model and text, share the work where the scorer learns nothing,
-    and all get the score that one of them alone would find.
+    Processes that score together, each with the same model and text, share the work of all shipped scorers, and all
+    get the score that one of them alone would find, to the bit where they are of one kind.
     """
     begin = time.perf_counter()
     adaptation = None if scorer else scoring.adaptation
@@ -153,11 +153,11 @@ def score(
 
 
 def _batches(scoring: Scoring, scorer: Scorer, device: torch.device) -> tuple[int, int]:
-    """Windows of a batch, and batches at once: on a CPU each thread has one of its own that stays in its cache."""
-    if not scorer.stateless or device.type != "cpu":
+    """Windows of a batch, and batches at once: on a CPU those stay in the cache, each thread with one of its own."""
+    if device.type != "cpu":
         return scoring.rows, 1
     rows = min(scoring.rows, max(1, CACHED_TOKENS // scoring.sequence_length))
-    return rows, min(torch.get_num_threads(), scoring.rows // rows)
+    return rows, min(torch.get_num_threads(), scoring.rows // rows) if scorer.stateless else 1
 
 
 def use_quickest_threads(model: Model, text: Text, scoring: Scoring) -> None:

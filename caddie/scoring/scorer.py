@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from caddie.distributed import Ranks
 from caddie.errors import CheckFailed
 from caddie.model import Cache
 from caddie.scoring.windows import Window
@@ -133,6 +134,8 @@ class Scorer(ABC):
     """Whether it learns along the whole text, so that cutting the text into stretches would make another score."""
     stateless = False
     """Whether an answer depends on the inputs alone, so that several may be made at once."""
+    together = 0
+    """Neighbouring slots that are asked in questions of their own, or 0 where any may be in one question."""
 
     @abstractmethod
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
@@ -148,6 +151,17 @@ class Scorer(ABC):
         Position t may depend on the inputs up to t alone. With a cache, the inputs go on where those of the call
         before ended, in the same rows.
         """
+
+    def share(self, ranks: Ranks) -> bool:
+        """Whether these processes can share the work from now on, so that each answers only what `owners` gives it.
+
+        All of them are told of every update. What is charged must be the same to the bit as without sharing.
+        """
+        return self.stateless
+
+    def owners(self, asked: Sequence[Asked], world: int) -> list[int]:
+        """The number of the process, of so many, that answers each question."""
+        return [number % world for number in range(len(asked))]
 
     def update(self, asked: Sequence[Asked], past: Past) -> None:
         """Learn from a step that has been scored; `past` gives its targets and all that was scored before."""
