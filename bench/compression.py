@@ -34,7 +34,7 @@ from caddie.weight_coding.array_codec import Array
 class BestBrotli(ArrayCodec):
     """Brotli on rows or on columns, whichever is shorter."""
 
-    def encode(self, array: Array) -> bytes:
+    def encode(self, array: Array, like: bytes = b"") -> bytes:
         """The shorter stream."""
         return min((Packed(columns=columns, shuffle=True).encode(array) for columns in (False, True)), key=len)
 

@@ -65,6 +65,9 @@ class Drafts:
         self.calibrations = calibrations
         self._coding, self._size, self._watch = coding, size, watch
         self._kept: dict[str, StoredWeight] = {}
+        self._streams: dict[tuple[str, str], bytes] = {}
+        """The first of each array: what is found out by trial for it, which takes two thirds of the time, is right for
+        other steps to a ten-thousandth of the bytes (`docs/log.md`, 2026-11-22)."""
 
     def make(self, quantizers: Mapping[str, Quantizer]) -> Draft:
         """The draft with these quantizers, by parameter name."""
@@ -91,7 +94,10 @@ class Drafts:
     def _store(self, name: str, quantizer: Quantizer, arrays: Arrays) -> StoredWeight:
         weight, shape = self.weights[name], tuple(self.weights[name].shape)
         restored = quantizer.dequantize(arrays, shape)
-        coded = [self._coding.encode(arrays[key]) for key in quantizer.layout(shape)]
+        coded = []
+        for key in quantizer.layout(shape):
+            coded.append(self._coding.encode(arrays[key], self._streams.get((name, key), b"")))
+            self._streams.setdefault((name, key), coded[-1])
         data = b"".join(len(stream).to_bytes(LENGTH_BYTES, "little") + stream for stream in coded)
         calibration = self.calibrations.get(name)
         return StoredWeight(

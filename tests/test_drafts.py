@@ -10,8 +10,8 @@ from caddie import weight_coding
 from caddie.codecs import Stored
 from caddie.container import Section
 from caddie.drafts import Drafts
-from caddie.quantize import Calibration, Float16, Percentile, Rows
-from caddie.weight_coding import Packed
+from caddie.quantize import Calibration, Float16, Percentile, Rows, SigmaClip
+from caddie.weight_coding import EntropyModel, Packed
 
 WHOLE = Rows(bits=3, scale=Percentile(fraction=1.0))
 WEIGHTS = {"a": torch.tensor([[3.0, 0.75, -1.0]]), "b": torch.tensor([1.0, 0.0])}
@@ -61,6 +61,16 @@ def test_nothing_is_done_twice() -> None:
     assert second.weights["b"] is not first.weights["b"]
     assert made.make({"a": WHOLE.but(bits=4), "b": WHOLE}).weights["b"] is second.weights["b"]
     assert first.weights["b"].quantizer == Float16(), "drafts stay what they were"
+
+
+def test_with_other_steps_arrays_are_coded_like_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(64, 48, generator=torch.Generator().manual_seed(0)) * torch.linspace(0.1, 3.0, 48)
+    fine, coarse = Rows(bits=6, scale=SigmaClip(k=8.0)), Rows(bits=6, scale=SigmaClip(k=16.0))
+    alone = Drafts({"a": weight}, {}, EntropyModel(), total).make({"a": coarse})
+    made = Drafts({"a": weight}, {}, EntropyModel(), total)
+    made.make({"a": fine})
+    monkeypatch.setattr(EntropyModel, "_best", lambda *given: pytest.fail("settings are tried again"))
+    assert made.make({"a": coarse}).file_bytes == pytest.approx(alone.file_bytes, abs=10)
 
 
 def test_other_arrays_of_the_same_quantizers() -> None:

@@ -343,6 +343,28 @@ def test_vectors_that_drift_cost_little():
     assert len(EntropyModel().encode(independent)) < 1.05 * entropy(independent) + 14
 
 
+def test_like_another_nothing_is_tried(monkeypatch: pytest.MonkeyPatch):
+    arrays = [gaussian(40, 50, 2.4, 0.5), gaussian(50, 40, 1.0, 0.0, 0.5), np.arange(300, dtype=np.int16), np.zeros(0)]
+    streams = [EntropyModel().encode(array) for array in arrays]
+    others = [Packed(codec=Stored()).encode(array) for array in arrays]
+    for array, stream, other in zip(arrays, streams, others, strict=True):
+        assert EntropyModel().encode(array, other) == stream  # of another kind, it says nothing
+    monkeypatch.setattr(EntropyModel, "_best", lambda *given: pytest.fail("settings are tried"))
+    assert [EntropyModel().encode(*both) for both in zip(arrays, streams, strict=True)] == streams
+    for array in (*arrays[:3], gaussian(1, 9), gaussian(7, 1), np.full((3, 3), 9)):
+        for like in streams[:3]:
+            for codec in (EntropyModel(), Smallest(of=(EntropyModel(),), small_bytes=0)):
+                assert same(decode(codec.encode(array, like), array.dtype, array.shape), array)
+
+
+@quick
+@given(
+    numpy_strategies.arrays(np.int64, st.integers(1, 40), elements=st.integers(-9, 9) | st.integers(-(2**31), 2**31))
+)
+def test_the_median(values: Array):
+    assert model._median(values) == sorted(values.tolist())[len(values) // 2]
+
+
 def test_smallest_is_the_smallest():
     pattern = np.tile(np.arange(100, dtype=np.uint8), (40, 1))
     noise = np.random.default_rng(0).normal(size=(20, 20)).astype(np.float32)

@@ -34,8 +34,11 @@ class ArrayCodec(Config):
     """
 
     @abstractmethod
-    def encode(self, array: Array) -> bytes:
-        """The array's elements; dtype and shape are known to who reads them."""
+    def encode(self, array: Array, like: bytes = b"") -> bytes:
+        """The array's elements; dtype and shape are known to who reads them.
+
+        With the stream of an array much `like` this one, what was found out by trial for that one is taken.
+        """
 
 
 def checksum(array: Array) -> int:

@@ -69,6 +69,7 @@ _LEAST_COLUMNS = 4
 _RECENT_ROWS = 16
 _TRIAL = 1 << 15  # elements on which settings are chosen
 _MOST_ELEMENTS = 1 << 31
+_MOST_COUNTED = 1 << 16
 
 
 class _Settings(NamedTuple):
@@ -105,17 +106,24 @@ class EntropyModel(ArrayCodec):
         )
     }
 
-    def encode(self, array: Array) -> bytes:
-        """The array under the settings that suit its first rows best."""
+    def encode(self, array: Array, like: bytes = b"") -> bytes:
+        """The array under the settings that suit its first rows best, or under those of the stream `like`."""
         if array.dtype.kind not in "biu" or array.dtype.itemsize > 4 or array.size >= _MOST_ELEMENTS:
             return Packed(codec=Brotli(), columns=True, shuffle=True).encode(array)
         matrix = array.astype(np.int64).reshape(_matrix(array.shape))
+        writer = _Writer()
+        _write(matrix, _settings_of(like) or self._best(matrix, array.itemsize), writer, array.itemsize + 1)
+        return bytes([ENTROPY_MODEL]) + writer.finish(_seal(array))
+
+    @staticmethod
+    def _best(matrix: Integers, item_bytes: int) -> _Settings:
+        """Settings that no neighbour of theirs is better than."""
         head = matrix[: max(1, _TRIAL // max(1, matrix.shape[1]))]
 
         @cache
         def size(settings: _Settings) -> int:
             meter = _Meter()
-            _write(head, settings, meter, array.itemsize + 1)
+            _write(head, settings, meter, item_bytes + 1)
             return meter.size
 
         best = _Settings()
@@ -126,9 +134,14 @@ class EntropyModel(ArrayCodec):
                     size(near) < size(best)
                 ):
                     best = near
-        writer = _Writer()
-        _write(matrix, best, writer, array.itemsize + 1)
-        return bytes([ENTROPY_MODEL]) + writer.finish(_seal(array))
+        return best
+
+
+def _settings_of(stream: bytes) -> _Settings | None:
+    """The settings of a stream, but for the median; None for one of another kind or without integers."""
+    if len(stream) < 2 or stream[0] != ENTROPY_MODEL:
+        return None
+    return _CHOICES[_Reader(stream[1:]).byte()]._replace(centered=0)
 
 
 def _matrix(shape: Shape) -> tuple[int, int]:
@@ -229,7 +242,7 @@ def _write(values: Integers, settings: _Settings, coder: _Coder, center_bytes: i
         center = int(values[0, 0])
         values = np.diff(values, axis=0, prepend=center)
     else:
-        center = int(np.partition(values, values.size // 2, axis=None)[values.size // 2])
+        center = _median(values)
         values = (values.T if settings.layout == 1 else values) - center
     settings = settings._replace(centered=int(center != 0))
     coder.byte(_CHOICES.index(settings))
@@ -289,6 +302,14 @@ def _read(shape: tuple[int, int], coder: _Reader, center_bytes: int) -> Array:
     return values.T if settings.layout == 1 else values
 
 
+def _median(values: Integers) -> int:
+    """The integer that has half of the others below it, or one more."""
+    least, half = int(values.min()), values.size // 2
+    if int(values.max()) - least < _MOST_COUNTED:  # counting is many times as fast
+        return least + int(np.searchsorted(np.bincount((values - least).reshape(-1)).cumsum(), half, side="right"))
+    return int(np.partition(values, half, axis=None)[half])
+
+
 def _mean_code(values: Symbols) -> int:
     """The mean magnitude in half octaves from the least context on."""
     mean = int(np.abs(values).sum(dtype=np.int64)) << FRACTION_BITS
@@ -322,7 +343,7 @@ def _code(values: Symbols, most: int, mean: int, settings: _Settings, coder: _Co
     symbols = 2 * most + 1
     prior = np.concatenate([priors()[..., most:0:-1], priors()[..., : most + 1]], axis=2) * _PRIOR_COUNT
     column_trust, row_trust = _TRUST[settings.columns], _TRUST[settings.rows]
-    counts = np.zeros((CONTEXTS, symbols), np.int64)
+    counts, totals = np.zeros((CONTEXTS, symbols), np.int64), np.zeros(CONTEXTS, np.int64)
     # Fixed-point numbers are those named `mean`, `usual`, `ratio`, `scale`; the sums are of magnitudes.
     column_sums = np.zeros(columns, np.int64)
     above = 0  # sum of the means of all rows so far
@@ -357,7 +378,10 @@ def _code(values: Symbols, most: int, mean: int, settings: _Settings, coder: _Co
             tile[...] = back.reshape(tile.shape) - np.int32(most)
             row_sums += np.abs(tile).sum(axis=1, dtype=np.int64)
             passed += int(ratios[left:right].sum())
-            counts[counts.sum(axis=1) > _MOST_COUNT] >>= 1
+            totals += present
+            for context in np.flatnonzero(totals > _MOST_COUNT):
+                counts[context] >>= 1
+                totals[context] = counts[context].sum()
         column_sums += np.abs(values[top:bottom]).sum(axis=0, dtype=np.int64)
         block = (int(row_sums.sum()) << FRACTION_BITS) // columns
         above += block

@@ -52,7 +52,7 @@ class Packed(ArrayCodec):
         ),
     }
 
-    def encode(self, array: Array) -> bytes:
+    def encode(self, array: Array, like: bytes = b"") -> bytes:
         """The bytes of the array, laid out and compressed."""
         dtype = checked(array.dtype)
         if type(self.codec) not in _CODECS:

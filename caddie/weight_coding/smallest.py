@@ -26,10 +26,10 @@ class Smallest(ArrayCodec):
     small_bytes: int = 1 << 12
     """Bytes of the largest array that `also` is for."""
 
-    def encode(self, array: Array) -> bytes:
+    def encode(self, array: Array, like: bytes = b"") -> bytes:
         """The shortest stream."""
         codecs = self.of + (self.also if array.nbytes <= self.small_bytes else ())
-        return min((codec.encode(array) for codec in codecs), key=len)
+        return min((codec.encode(array, like) for codec in codecs), key=len)
 
 
 def decode(data: bytes, dtype: npt.DTypeLike, shape: Sequence[int]) -> Array:
