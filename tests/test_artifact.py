@@ -20,6 +20,7 @@ from caddie import container
 from caddie.artifact import Artifact
 from caddie.checks import file_checks
 from caddie.codecs import Brotli
+from caddie.compress import Compress
 from caddie.corpus import Corpus
 from caddie.errors import UserError
 from caddie.fit import FillCap
@@ -112,6 +113,20 @@ def test_the_same_weights_give_the_same_file(tiny_run: Any, caddie: Call, tmp_pa
     (tmp_path / "run" / "artifact.caddie").unlink()
     assert caddie("pack", tmp_path / "run").status == 0
     assert (tmp_path / "run" / "artifact.caddie").read_bytes() == tiny_run.artifact.read_bytes()
+
+
+def test_the_default_coding_gives_the_same_weights(
+    tiny_run: Any, packed: Artifact, caddie: Call, tmp_path: Path
+) -> None:
+    """The run was coded in a way that is read quickly, as many tests do."""
+    shutil.copytree(tiny_run.folder, tmp_path / "run")
+    again, coding = tmp_path / "again", type(Compress().coding).__name__
+    assert coding not in " ".join(tiny_run.settings)
+    assert caddie("pack", tmp_path / "run", f"compress.coding={coding}", "--out", again).status == 0
+    found = artifacts.load(again)
+    assert found.tensor_bytes != packed.tensor_bytes
+    for weight, expected in zip(found.model.parameters(), packed.model.parameters(), strict=True):
+        assert torch.equal(weight, expected)
 
 
 def test_score_is_the_same_elsewhere_and_without_the_training_data(tiny_run: Any, caddie: Call, tmp_path: Path) -> None:

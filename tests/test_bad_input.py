@@ -460,8 +460,15 @@ def test_one_line_says_what_is_wrong(case: Case, bench: Bench, unprobed: None, c
     assert (tmp_path / "out" / "checkpoint.safetensors").exists() == (case.label == "diverged")
 
 
-@pytest.mark.parametrize("case", [ARTIFACTS[0]], ids=lambda case: case.label)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(WORDS[0], id=WORDS[0].label),
+        pytest.param(ARTIFACTS[0], id=ARTIFACTS[0].label, marks=pytest.mark.slow),
+    ],
+)
 def test_a_process_of_its_own_does_the_same(case: Case, bench: Bench) -> None:
+    """The quick one ends before PyTorch is imported."""
     command = [sys.executable, "-m", "caddie", *case.make(bench)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     check(Streams(done.returncode, done.stdout, done.stderr), case.says, case.status)
@@ -607,6 +614,12 @@ def rows(step: float) -> Callable[[Sections], None]:
     return edit
 
 
+def huge(sections: Sections) -> None:
+    """An MLP of a quarter of a million channels, from streams that do not say how much they hold."""
+    config(put(1 << 18, "model", "block", "mlp", "hidden"))(sections)
+    sections["weights/blocks.0.mlp.up.weight"] = 3 * coded(np.ones(16, np.int8), EntropyModel())
+
+
 DEEP = {"depth": b"[" * 900 + b"]" * 900, "block": b'{"mlp":' * 400 + b"1" + b"}" * 400}
 
 
@@ -669,9 +682,7 @@ HOSTILE = [
     Hostile("steps not a number", rows(np.nan), "query.weight has values that are not finite"),
     Hostile("steps infinite", rows(np.inf), "query.weight has values that are not finite"),
     Hostile("halves not a number", section(MIX, lambda data: coded(np.full((2, 16), np.nan, "<f2"))), "not finite"),
-    Hostile(
-        "10 million from 100 bytes", config(put(1 << 18, "model", "block", "mlp", "hidden")), "not one whole array"
-    ),
+    Hostile("10 million from 100 bytes", huge, "not one whole array of 262144 int8"),
     Hostile(
         "a billion zeros from a few bytes",
         config(put(1 << 20, "model", "block", "mlp", "hidden"), put(1024, "model", "depth")),
