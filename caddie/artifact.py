@@ -137,6 +137,10 @@ def load(path: Path, device: torch.device | str = "cpu") -> Artifact:
         raise UserError(f"the artifact's windows of {scoring.sequence_length:,} tokens are too long for its vocabulary")
     # The sum does not depend on how many windows are run at once; the memory does.
     scoring = scoring.but(batch_tokens=min(scoring.batch_tokens, _LOGITS // gpt.vocabulary))
+    # Each layer has weights of its own, and a thousand layers take a second to build.
+    held = sum(name.startswith(PREFIX) for name in contents.sections)
+    if gpt.depth > held:
+        raise UserError(f"the artifact's model has {gpt.depth:,} layers, too many for its {held:,} weights")
     with torch.device("meta"):
         model = gpt.build()
     # A stream of a few bytes may stand for any number of zeros, so the model has to be in proportion to the file.

@@ -258,7 +258,7 @@ TEXTS = [
         "a.txt.zst: cannot be read",
     ),
     Case("zst not compressed", lambda b: b.text("a.txt.zst", TEXT), "a.txt.zst: cannot be read"),
-    Case("too little to train on", lambda b: b.run("train.batch_tokens=1048576"), "use more text or a smaller batch"),
+    Case("too little to train on", lambda b: b.run("train.batch_tokens=131072"), "use more text or a smaller batch"),
     Case("validation too short", lambda b: b.run("score.sequence_length=60000"), "too few for one window of 60,000"),
     Case("vocabulary", lambda b: b.run("model.vocabulary=300"), "has 257 ids; set model.vocabulary=257"),
 ]
@@ -645,6 +645,11 @@ HOSTILE = [
         config(
             put(1024, "model", "depth"), put(65536, "model", "width"), put(1 << 20, "model", "block", "mlp", "hidden")
         ),
+        "model has 1,024 layers, too many for its 24 weights",
+    ),
+    Hostile(
+        "largest of all layers",
+        config(put(65536, "model", "width"), put(1 << 20, "model", "block", "mlp", "hidden")),
         "parameters, too many for its",
     ),
     Hostile("vocabulary", config(put(65536, "model", "vocabulary")), "tokenizer has 257 ids and its model 65,536"),
@@ -685,8 +690,8 @@ HOSTILE = [
     Hostile("10 million from 100 bytes", huge, "not one whole array of 262144 int8"),
     Hostile(
         "a billion zeros from a few bytes",
-        config(put(1 << 20, "model", "block", "mlp", "hidden"), put(1024, "model", "depth")),
-        "too many for its",
+        config(put(1 << 20, "model", "block", "mlp", "hidden"), put(24, "model", "depth")),
+        "parameters, too many for its",
     ),
     Hostile(
         "quantizer of quantizers",
