@@ -11,6 +11,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from filelock import FileLock
 
 # The models of the tests are so small that more threads, which wait for each other, only slow them; read by PyTorch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+gc.disable()  # until all that is imported and collected is there: it stays
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -30,11 +33,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write golden files anew instead of comparing")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Large files come first: files go whole to the processes, and for a long one at the end the others would wait."""
+    size = cache(lambda path: path.stat().st_size)
+    items.sort(key=lambda item: -size(item.path))
+
+
 def pytest_collection_finish() -> None:
     """What was imported and collected lives as long as the process: no garbage collection need look at it again, nor at
     what tests make so often, which small tensors are many of."""
+    gc.enable()
     gc.freeze()
     gc.set_threshold(20_000, 50, 100)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """Looks once for what nothing holds any longer, as pytest itself is about to do five times over."""
+    gc.collect()
+    gc.freeze()
 
 
 def _folder(request: pytest.FixtureRequest, option: str) -> Path:
@@ -165,6 +182,7 @@ TINY = (
     "train.sequence_length=32",
     "compress.calibration.tokens=512",
     "compress.fit=none",
+    "compress.coding=Packed",
     "score.sequence_length=32",
     "score.stride=16",
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from caddie.flops import flops_per_token
 from caddie.model import (
@@ -61,6 +60,8 @@ def test_public_runs(name: str, row: int, before: float, after: float) -> None:
 def counted(gpt: GPT, dtype: torch.dtype = torch.float32) -> float:
     """FLOPs per token of a forward, by PyTorch's counter; rows of `LENGTH`."""
     model = build(gpt, 0)
+    from torch.utils.flop_counter import FlopCounterMode  # which imports Triton
+
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.zeros(2, LENGTH, dtype=torch.long), dtype=dtype)
     return float(counter.get_total_flops()) / (2 * LENGTH)

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from samples import quick, restored, sample
-from scipy.linalg import block_diag, hadamard
 from script_names import NAMES
 
 from caddie.parameters import assign
@@ -49,6 +48,8 @@ def folder(parity: Path) -> Path:
 
 @pytest.mark.parametrize(("columns", "block"), [(1, 1), (2, 2), (8, 8), (12, 4), (7, 1), (96, 32)])
 def test_the_rotation_is_a_block_diagonal_hadamard_matrix(columns: int, block: int) -> None:
+    from scipy.linalg import block_diag, hadamard  # which take a while to import
+
     expected = block_diag(*[hadamard(block) / block**0.5] * (columns // block))
     found = rotated(torch.eye(columns)).numpy()
     np.testing.assert_allclose(found, expected, atol=1e-6)
