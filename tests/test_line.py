@@ -201,9 +201,9 @@ def test_train_and_pack_are_arrows_of_their_own(folder: Path, result: dict[str, 
     assert (tmp_path / "alone" / "artifact.caddie").read_bytes() == (folder / "run" / "artifact.caddie").read_bytes()
 
 
-@pytest.mark.usefixtures("alive_once", "one_process", "unprobed")
-def test_real_text_with_the_contest_tokenizer(real_data: Path, tmp_path: Path) -> None:
+def test_real_text_with_the_contest_tokenizer(real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FineWeb text under the contest's 1,024 ids: a lossy tokenizer, whose loss is counted and whose bytes are not."""
+    alone(monkeypatch)
     model = real_data / "tokenizers" / "fineweb_1024_bpe.model"
     lines = (real_data / "small" / "train_small.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "fineweb.jsonl").write_text("".join(lines[:180]))
