@@ -74,7 +74,7 @@ class Recipe(Config):
         """The recipe without its labels: what decides the result."""
         return self.but(name="", why="", base=None, public=())
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         """Hash of the settings."""
         return hashlib.sha256(json.dumps(self.settings.to_json()).encode()).hexdigest()
