@@ -189,8 +189,11 @@ class SentencePieceTokenizer(Tokenizer):
     def _encode_texts(self, texts: list[str]) -> list[Ids]:
         # All cores: 10 MB/s on two, 6 on one (1,024 ids, November 2026). Threads begin anew with every call, and what
         # is short would take as long to wait for them as to be encoded.
-        threads = -1 if sum(map(len, texts)) > _SHORT else 1
-        return [np.array(ids, np.uint16) for ids in self._processor.encode(texts, out_type=int, num_threads=threads)]
+        if sum(map(len, texts)) > _SHORT:
+            found = self._processor.encode(texts, out_type=int, num_threads=-1)
+        else:
+            found = [self._processor.encode(text, out_type=int) for text in texts]
+        return [np.array(ids, np.uint16) for ids in found]
 
     def serialize(self) -> bytes:
         """The model file."""
