@@ -86,7 +86,7 @@ def score_artifact(
     own, text, model = scoring or artifact.scoring, text_of(corpus), artifact.model
     clock = Clock()
     with clock.phase("warm_up"):
-        use_quickest_threads(model, text, own)
+        use_quickest_threads(model, text, own, ranks)
     kinds = {"plain": own.plain}
     if own.stride < own.sequence_length:
         kinds["sliding"] = own.but(adaptation=None)

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -791,7 +791,7 @@ def test_a_new_group_has_second_factors_of_zero_and_warm_or_new_first_ones(
         drawn = [self._draw(group, index) for index in range(len(self._sizes))]
         begin(self, group)
         assert not any(second.any() for second in self._second)
-        assert not any(moment.any() for moment in (*self._means, *self._squares, *self._steps))
+        assert not any(moment.any() for moment in (*self._means, *self._squares, *chain(*self._steps)))
         same = [torch.equal(*pair) for pair in zip(before, self._first, strict=False)]
         new = [torch.equal(*pair) for pair in zip(drawn, self._first, strict=True)]
         kept.append(bool(same) and all(same))

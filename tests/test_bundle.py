@@ -121,7 +121,7 @@ def forked(*given: Path) -> None:
     """`alone` in a process that has imported PyTorch already."""
     process = CONTEXT.Process(target=alone, args=given)
     process.start()
-    process.join()
+    process.join(60)
     assert process.exitcode == 0
 
 

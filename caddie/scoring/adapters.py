@@ -135,12 +135,14 @@ class _Place(NamedTuple):
 class _Adapters:
     """One pair of factors for each run of each target and each document of a group.
 
-    `documents` are the slots of those that this process adapts to, all until it shares them with others.
+    `documents` are the slots of those that this process adapts to, all until it shares them with others; `together` of
+    them are moved at once, since where a tensor ends may round otherwise.
     """
 
     def __init__(self, config: DocumentLoRA, model: Model) -> None:
         self._config = config
         self.documents = range(config.documents)
+        self.together = math.ceil(config.documents / PARTS)
         places = [place for name in config.targets for place in _places(name, model)]
         if not places:
             raise UserError('score.adaptation.targets must name what gets an adapter, as in ["query", "head"]')
@@ -170,7 +172,8 @@ class _Adapters:
         self._second = [self._weight.new_zeros(rows, out, rank).requires_grad_() for _, out in self._sizes]
         factors = [*self._first, *self._second]
         self._means, self._squares = ([torch.zeros_like(factor) for factor in factors] for _ in range(2))
-        self._steps = [torch.zeros((), device=factor.device) for factor in factors]
+        begun = range(0, rows, self.together)
+        self._steps = [[torch.zeros((), device=factor.device) for factor in factors] for _ in begun]
 
     def use(self, slots: Sequence[int]) -> None:
         """Let the rows of the next forward have the adapters of these documents; to be called before every forward."""
@@ -195,22 +198,24 @@ class _Adapters:
         gradients = [torch.zeros_like(factor) if factor.grad is None else factor.grad for factor in factors]
         # The function and not the class, whose first use imports PyTorch's compiler, a second of every process.
         with torch.no_grad():
-            adamw(
-                factors,
-                gradients,
-                self._means,
-                self._squares,
-                [],
-                self._steps,
-                fused=True,
-                amsgrad=False,
-                beta1=self._config.beta1,
-                beta2=self._config.beta2,
-                lr=self._config.lr,
-                weight_decay=self._config.weight_decay,
-                eps=self._config.eps,
-                maximize=False,
-            )
+            for number, steps in enumerate(self._steps):
+                part = slice(number * self.together, (number + 1) * self.together)
+                adamw(
+                    [factor[part] for factor in factors],
+                    [gradient[part] for gradient in gradients],
+                    [mean[part] for mean in self._means],
+                    [square[part] for square in self._squares],
+                    [],
+                    steps,
+                    fused=True,
+                    amsgrad=False,
+                    beta1=self._config.beta1,
+                    beta2=self._config.beta2,
+                    lr=self._config.lr,
+                    weight_decay=self._config.weight_decay,
+                    eps=self._config.eps,
+                    maximize=False,
+                )
 
     def attach(self, on: bool) -> None:
         """Put the adapters into the model, or take them out."""
@@ -261,7 +266,7 @@ class _DocumentLoRA(Scorer):
         self._model = copy.deepcopy(model).requires_grad_(False)
         self._adapters = _Adapters(config, self._model)
         self._ranks = Ranks()
-        self.together = math.ceil(config.documents / PARTS)
+        self.together = self._adapters.together
         self._answers: list[Tensor] = []
         self._due: list[int] = []  # documents to train all weights on after this step
 

@@ -119,7 +119,7 @@ def score(
     That one must be new, since it may learn. `report` is told of predictions done and in all. The sum is taken in
     float64, window after window, so it does not depend on the batch size except through the rounding of the forward.
     Processes that score together, each with the same model and text, share the work of all shipped scorers, and all
-    get the score that one of them alone would find, to the bit where they are of one kind.
+    get the score that one of them alone would find, to the bit where machines are of one kind and have as many threads.
     """
     begin = time.perf_counter()
     adaptation = None if scorer else scoring.adaptation
@@ -160,8 +160,11 @@ def _batches(scoring: Scoring, scorer: Scorer, device: torch.device) -> tuple[in
     return rows, min(torch.get_num_threads(), scoring.rows // rows) if scorer.stateless else 1
 
 
-def use_quickest_threads(model: Model, text: Text, scoring: Scoring) -> None:
-    """Give this process the number of threads that scores a first stretch of `text` quickest; nothing on a GPU."""
+def use_quickest_threads(model: Model, text: Text, scoring: Scoring, ranks: Ranks = Ranks()) -> None:
+    """Give this process the number of threads that scores a first stretch of `text` quickest; nothing on a GPU.
+
+    Of several processes all take the smallest of their numbers.
+    """
     if next(model.parameters()).device.type != "cpu":
         return
     stretch = replace(text, tokens=text.tokens[: max(scoring.sequence_length, 8192) + 1])
@@ -170,4 +173,4 @@ def use_quickest_threads(model: Model, text: Text, scoring: Scoring) -> None:
         torch.set_num_threads(threads)
         score(model, stretch, scoring.plain)
 
-    torch.set_num_threads(quickest(thread_counts(), work))
+    torch.set_num_threads(-int(ranks.maximum(-quickest(thread_counts(), work))[0]))

@@ -138,7 +138,7 @@ class EntropyModel(ArrayCodec):
 
 
 def _settings_of(stream: bytes) -> _Settings | None:
-    """The settings of a stream, but for the median; None for one of another kind or without integers."""
+    """The settings of a stream, but for the median; None for one of another kind."""
     if len(stream) < 2 or stream[0] != ENTROPY_MODEL:
         return None
     return _CHOICES[_Reader(stream[1:]).byte()]._replace(centered=0)
