@@ -298,6 +298,8 @@ def _coerce_config(value: object, socket: type[Config], name: str) -> Config:
     else:
         kind = value
     if not isinstance(kind, str) or kind not in known:
+        if isinstance(kind, str) and (meant := kind.partition("(")[0]) in known:
+            raise UserError(f'{name}: {_seen(value)} is no {meant}(setting=value); quote text, as in path="a file"')
         hint = suggest(kind[:100], known) if isinstance(kind, str) else ""
         raise UserError(f"{name or 'config'} must be one of {', '.join(sorted(known))}, not {_seen(value)}{hint}")
     cls, where = known[kind], f"{name}: " if name else ""

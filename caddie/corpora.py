@@ -14,7 +14,7 @@ from caddie.audit import Rule, audit
 from caddie.corpus import DOCUMENTS, MANIFEST, Corpus, is_corpus
 from caddie.errors import UserError
 from caddie.files import replacing
-from caddie.prepare import PREFIXES, prepare, prepare_validation
+from caddie.prepare import OWN_SHARDS, prepare, prepare_validation
 from caddie.recipe import Data, Recipe
 from caddie.scoring import Text
 from caddie.tokenizers import (
@@ -68,7 +68,7 @@ def _check_whole(source: str | None) -> None:
     if source is None:
         return
     folder = Path(source).expanduser()
-    if not is_corpus(folder) and any(any(folder.glob(f"{prefix}_*.bin")) for prefix in PREFIXES.values()):
+    if not is_corpus(folder) and any(any(folder.glob(name)) for name in OWN_SHARDS):
         raise UserError(f"{source} is a corpus without its {MANIFEST} or {DOCUMENTS}; prepare the data again")
 
 

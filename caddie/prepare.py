@@ -34,7 +34,8 @@ REPORT_BYTES = 1 << 26
 PREFIXES: dict[SplitName, str] = {"train": "train", "validation": "val"}
 SAMPLE_BYTES = 1 << 24
 COMPRESSED_BYTES = 4_000_000
-OWN_FILES = ("train_*.bin", "val_*.bin", corpus.MANIFEST, corpus.TOKENIZER, corpus.DOCUMENTS, corpus.VALIDATION_TEXT)
+OWN_SHARDS = tuple(f"{prefix}_{'[0-9]' * 6}.bin" for prefix in PREFIXES.values())
+OWN_FILES = (*OWN_SHARDS, corpus.MANIFEST, corpus.TOKENIZER, corpus.DOCUMENTS, corpus.VALIDATION_TEXT)
 
 Report = Callable[[str], None]
 

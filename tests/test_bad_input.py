@@ -189,6 +189,11 @@ WORDS = [
     Case("out of range", lambda b: b.run("model.width=0"), "model.width must be from 1 to 65,536, not 0"),
     Case("no such word", lambda b: b.run("train.precision=fp8"), "train.precision must be one of auto, float32"),
     Case("unknown variant", lambda b: b.run("compress.coding=Rar"), "compress.coding must be one of EntropyModel"),
+    Case(
+        "text not quoted",
+        lambda b: b.run("data.tokenizer=SentencePieceFile(path=/a.model)"),
+        'quote text, as in path="',
+    ),
     Case("no bytes to fill", lambda b: b.run("compress.cap_bytes=0"), "compress.cap_bytes must be from 1 to"),
     Case("no budget", lambda b: b.run("train.steps=none"), "set train.seconds or train.steps"),
     Case("batch", lambda b: b.run("train.batch_tokens=100"), "train.batch_tokens (100) must be train.micro_batches"),

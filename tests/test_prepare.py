@@ -20,6 +20,7 @@ from caddie import corpora, corpus, prepare, published, sources
 from caddie.corpus import Corpus
 from caddie.data import open_shard, write_shard
 from caddie.errors import UserError
+from caddie.recipe import Recipe
 from caddie.tokenizers import ByteTokenizer, CaseOps, RawBytes, SentencePieceBPE, SentencePieceFile, TokenizerSource
 
 TEXTS = [f"document {number} {'words and more ' * (number % 5)}" for number in range(60)]
@@ -313,6 +314,22 @@ def test_a_folder_with_other_files_is_left_alone(text: Path, tmp_path: Path) -> 
     assert (out / "thesis.tex").read_text() == "years of work"
     with pytest.raises(UserError, match="is a file; name a folder"):
         make(text, out / "thesis.tex")
+
+
+def test_tokens_of_another_make_are_neither_a_lost_corpus_nor_replaced(text: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    shutil.copy(text, folder / text.name)
+    write_shard(folder / "val_small_sp1024.bin", np.arange(300, dtype=np.uint16))
+    recipe = Recipe().but({"data.tokenizer": RawBytes(), "data.validation_fraction": 0.2, "model.vocabulary": 257})
+    found = corpora.open_corpus(recipe, str(folder), folder=tmp_path / "corpus")
+    assert found.manifest.train.documents == make(text, tmp_path / "alone").manifest.train.documents
+    (folder / text.name).unlink()
+    with pytest.raises(UserError, match=r"holds other files, such as val_small_sp1024.bin"):
+        make(text, folder)
+    shutil.copy(folder / "val_small_sp1024.bin", folder / "val_000000.bin")
+    with pytest.raises(UserError, match=r"is a corpus without its manifest.json"):
+        corpora.open_corpus(recipe, str(folder))
 
 
 def test_text_that_gives_no_corpus_is_one_line(tmp_path: Path) -> None:
