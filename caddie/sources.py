@@ -54,7 +54,8 @@ class Source:
                 continue
             text = _text(path)
             if text is None and not self.tolerant:
-                raise UserError(f"{path}: not UTF-8 text; give text, JSON lines (.jsonl) or a folder of them")
+                shards = "; of shards, name the folder" if path.suffix == ".bin" else ""
+                raise UserError(f"{path}: not UTF-8 text; give text, JSON lines (.jsonl) or a folder of them{shards}")
             if text is None and skipped is not None:
                 skipped.append(path)
             if text and not self.tolerant and len(text) > UNCUT_BYTES:

@@ -106,6 +106,12 @@ def test_a_folder_gives_its_text_and_skips_the_rest(tmp_path: Path) -> None:
     assert [path.name for path in skipped] == ["latin.txt", "picture.png"]
 
 
+def test_a_single_shard_is_told_to_be_named_by_its_folder(tmp_path: Path) -> None:
+    write_shard(tmp_path / "val_000000.bin", np.arange(300, dtype=np.uint16))
+    with pytest.raises(UserError, match=r"val_000000.bin: not UTF-8 text; .*; of shards, name the folder$"):
+        list(sources.documents(tmp_path / "val_000000.bin"))
+
+
 def test_a_single_file_must_be_text(tmp_path: Path) -> None:
     for content in (b"caf\xe9", b"a\0b", b"a" * 9000 + b"\0"):
         (tmp_path / "a.txt").write_bytes(content)
