@@ -239,7 +239,7 @@ def test_half_precision_is_close_and_is_used(name: str) -> None:
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
 
 
-@every_mix
+@every_variation
 @torch.no_grad()
 def test_a_model_is_what_its_config_and_weights_say(name: str) -> None:
     gpt, model, ids = MODELS[name], random_model(name), some_ids()
@@ -270,7 +270,7 @@ def in_pieces(model: Model, ids: Tensor, starts: Tensor | None, cuts: list[int],
     return torch.cat(found, 1)
 
 
-@every_mix
+@every_variation
 @torch.no_grad()
 def test_one_token_after_the_other_is_the_whole_forward(name: str) -> None:
     model, ids, starts = random_model(name), some_ids(), some_starts()
