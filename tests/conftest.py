@@ -47,13 +47,6 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 50, 100)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish() -> None:
-    """Looks once for what nothing holds any longer, as pytest itself is about to do five times over."""
-    gc.collect()
-    gc.freeze()
-
-
 def _folder(request: pytest.FixtureRequest, option: str) -> Path:
     folder = Path(request.config.getoption(option))
     if not folder.is_dir():
