@@ -12,7 +12,7 @@ from torch import Tensor
 from caddie.data import Batch
 from caddie.errors import UserError
 from caddie.schedules import Budget, Moment
-from caddie.threads import quickest, thread_counts, worth_compiling
+from caddie.threads import multiplies, quickest, thread_counts, worth_compiling
 from caddie.trainer import Execution, Trainer
 
 _WILD = 1e4
@@ -71,7 +71,8 @@ def _executions(trainer: Trainer, timed: bool) -> list[Execution]:
     asked, on_gpu = trainer.config.precision, trainer.ranks.device.type == "cuda"
     if not timed:
         return [Execution(asked if asked != "auto" else "bfloat16" if on_gpu else "float32", torch.get_num_threads())]
-    precisions = [asked] if asked != "auto" else ["bfloat16", "float32"]
+    both = ["bfloat16", "float32"] if multiplies(trainer.ranks.device, torch.bfloat16) else ["float32"]
+    precisions = [asked] if asked != "auto" else both
     return [Execution(*choice) for choice in product(precisions, thread_counts())]
 
 

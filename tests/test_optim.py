@@ -435,6 +435,7 @@ MATRICES = ["m12x20", "m16x16", "m20x12", "lowrank12x20", "lowrank16x16", "lowra
 
 @pytest.mark.parametrize("name", MATRICES)
 @pytest.mark.parametrize("result", ["classic5", "classic3", "batched_classic5", "polar_express5", "polar_express3"])
+@pytest.mark.usefixtures("brain_products")
 def test_newton_schulz_agrees_with_the_scripts(matrices: dict[str, Tensor], name: str, result: str) -> None:
     matrix, steps = matrices[f"in.{name}"], int(result[-1])
     coefficients: Coefficients = "polar_express" if "polar" in result else "classic"

@@ -6,13 +6,12 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from caddie.config import Config, Positive, Technique
 from caddie.model.embedding import TokenTable
 from caddie.model.linear import Delta, Linear, adapted
-from caddie.ops import SOFTCAPS, Softcap, cross_entropy, rms_norm, softcap
+from caddie.ops import SOFTCAPS, Softcap, cross_entropy, linear, rms_norm, softcap
 from caddie.parameters import Constant, FanIn, Part
 
 
@@ -127,7 +126,7 @@ class _TiedHead(HeadModule):
     def logits(self, h: Tensor, embedding: TokenTable) -> Tensor:
         if self.projection is not None:
             h = self.projection(h)
-        return F.linear(h, embedding.weight.to(h.dtype))
+        return linear(h, embedding.weight)
 
 
 class _UntiedHead(HeadModule):

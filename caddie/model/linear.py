@@ -7,12 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from caddie.config import Channels, Config, Technique
 from caddie.errors import UserError
-from caddie.ops import rms_norm
+from caddie.ops import linear, rms_norm
 from caddie.parameters import Constant, FanIn, Initial, Overtone, Part, Role
 
 Delta = Callable[[Tensor], Tensor]
@@ -61,7 +60,7 @@ class Linear(Part):
         if self.normed:
             x = rms_norm(x)
         weight: Tensor = self.weight if self.view is None else self.view(self.weight)
-        return adapted(F.linear(x, weight.to(x.dtype)), self.delta, x)
+        return adapted(linear(x, weight), self.delta, x)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,4 +149,4 @@ class RandomLinear(Part):
     def forward(self, x: Tensor) -> Tensor:
         """x (..., inputs) to (..., outputs)."""
         learned: Tensor = self.up(self.down(x))
-        return F.linear(x, self.fixed.to(x.dtype)) + learned
+        return linear(x, self.fixed) + learned

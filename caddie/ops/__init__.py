@@ -20,6 +20,7 @@ from caddie.ops.plain import (
     SOFTCAPS,
     Softcap,
     exclusive,
+    linear,
     polynomial_softcap,
     rotate,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "exclusive",
     "gram",
     "gram_polynomial",
+    "linear",
     "normed_rotation",
     "polynomial_softcap",
     "rms_norm",

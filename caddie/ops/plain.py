@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from caddie.threads import multiplied
+
 
 def rms_norm(x: Tensor, epsilon: float | None = None) -> Tensor:
     """x / sqrt(mean(x²) + epsilon) over the last axis, no learned gain; without epsilon that of the dtype."""
@@ -77,9 +79,17 @@ def squared(u: Tensor, slope: float = 0.0) -> Tensor:
     return (F.leaky_relu(u, slope) if slope else F.relu(u)).square()
 
 
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x (..., inputs) times the transposed `weight` (outputs, inputs), in the dtype of x.
+
+    A CPU without products of bfloat16 makes float32's and rounds them: the same numbers, in a tenth of the time.
+    """
+    return F.linear(multiplied(x), multiplied(weight.to(x.dtype))).to(x.dtype)
+
+
 def squared_mlp(x: Tensor, up: Tensor, down: Tensor, slope: float = 0.0) -> Tensor:
     """x (..., width) through `up` (hidden, width), the squared activation and `down` (width, hidden)."""
-    return F.linear(squared(F.linear(x, up), slope), down)
+    return linear(squared(linear(x, up), slope), down)
 
 
 def gram(x: Tensor) -> Tensor:
