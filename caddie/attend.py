@@ -18,8 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from caddie.threads import multiplied, multiplies
-
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -135,8 +133,6 @@ def segment_bucket(count: int) -> int:
 
 def attention(q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:
     """Attention of q (B, H, T, D) over k, v (B, K, S, D); query head h reads key/value head h // (H/K)."""
-    if (wide := multiplied(q)) is not q:
-        return attention(wide, k.float(), v.float(), visible).to(q.dtype)
     documents = visible.segments is not None
     name = choose(q.device, q.dtype, q.shape[-1], visible.queries, visible.keys, documents, visible.window)
     return BACKENDS[name](q, k, v, visible)
@@ -209,7 +205,7 @@ def _activated(package: str) -> bool:
 
 
 def _short(device: torch.device, dtype: torch.dtype, keys: int) -> bool:
-    return device.type == "cpu" and dtype == torch.bfloat16 and keys <= SHORT_ROW and multiplies(device, dtype)
+    return device.type == "cpu" and dtype == torch.bfloat16 and keys <= SHORT_ROW
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, visible: Visibility, kernel: SDPBackend | None = None) -> Tensor:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from caddie.data import Batch
 from caddie.errors import UserError
+from caddie.ops import product_dtype
 from caddie.schedules import Budget, Moment
-from caddie.threads import multiplies, quickest, thread_counts, worth_compiling
+from caddie.threads import quickest, thread_counts, worth_compiling
 from caddie.trainer import Execution, Trainer
 
 _WILD = 1e4
@@ -71,8 +72,8 @@ def _executions(trainer: Trainer, timed: bool) -> list[Execution]:
     asked, on_gpu = trainer.config.precision, trainer.ranks.device.type == "cuda"
     if not timed:
         return [Execution(asked if asked != "auto" else "bfloat16" if on_gpu else "float32", torch.get_num_threads())]
-    both = ["bfloat16", "float32"] if multiplies(trainer.ranks.device, torch.bfloat16) else ["float32"]
-    precisions = [asked] if asked != "auto" else both
+    has_brain_products = product_dtype(trainer.ranks.device, torch.bfloat16) == torch.bfloat16
+    precisions = [asked] if asked != "auto" else ["bfloat16", "float32"] if has_brain_products else ["float32"]
     return [Execution(*choice) for choice in product(precisions, thread_counts())]
 
 

@@ -1,16 +1,13 @@
-"""What a CPU is given: threads by measurement, since a second on a busy core costs more than it brings; a compiler;
-a number format that it can multiply."""
+"""What a CPU is given: threads by measurement, since a second on a busy core costs more than it brings; a compiler."""
 
 from __future__ import annotations
 
 import math
-import platform
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 Choice = TypeVar("Choice")
 
@@ -50,27 +47,3 @@ COMPILED_GAIN = 0.1
 def worth_compiling(seconds: float, shapes: int) -> bool:
     """Whether a run of that many seconds could win back the time of compiling so many shapes."""
     return COMPILED_GAIN * seconds > COMPILE_SECONDS * shapes
-
-
-def _bfloat16_on_cpu() -> bool:
-    """Whether this CPU has instructions for products of bfloat16; without them these take ten times float32's time."""
-    try:
-        supported = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    except (AttributeError, RuntimeError):  # a build of PyTorch without that library, which alone has such products
-        return False
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        return supported
-    return supported and torch.cpu._is_avx512_bf16_supported()  # with AVX-512 alone the library imitates them
-
-
-BFLOAT16_ON_CPU = _bfloat16_on_cpu()
-
-
-def multiplies(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the device multiplies matrices of that dtype as fast as float32's."""
-    return BFLOAT16_ON_CPU or device.type != "cpu" or dtype != torch.bfloat16
-
-
-def multiplied(tensor: Tensor) -> Tensor:
-    """The tensor in a dtype that its device multiplies fast: bfloat16 as float32 on a CPU without such products."""
-    return tensor if multiplies(tensor.device, tensor.dtype) else tensor.float()

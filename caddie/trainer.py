@@ -22,6 +22,7 @@ from caddie.fake_quantize import FakeQuantize, Views
 from caddie.heap import keep_freed_memory
 from caddie.model import GPT, GroupedQueryAttention, build
 from caddie.model.context import reach
+from caddie.ops import product_dtype
 from caddie.optim import AdamW, Muon, Optimizer, Updater
 from caddie.parameters import assign
 from caddie.schedules import (
@@ -306,7 +307,7 @@ class Trainer:
                 documents = attention.scope == "document"
                 seen = reach(attention.longest if documents else None, attention.window, 1.0, device)
                 size = self.model.config.width // attention.heads
-                names.append(choose(device, self.dtype, size, length, length, documents, seen))
+                names.append(choose(device, product_dtype(device, self.dtype), size, length, length, documents, seen))
         return ", ".join(dict.fromkeys(names))
 
     def graphs(self) -> int:

@@ -57,7 +57,7 @@ def _folder(request: pytest.FixtureRequest, option: str) -> Path:
 @pytest.fixture(params=[True, False], ids=["bfloat16", "imitated"])
 def brain_products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Once on a CPU that is said to multiply bfloat16, and once on one that is not, whatever this one is."""
-    monkeypatch.setattr("caddie.threads.BFLOAT16_ON_CPU", request.param)
+    monkeypatch.setattr("caddie.ops.products.BFLOAT16_ON_CPU", request.param)
     return bool(request.param)
 
 

@@ -92,22 +92,22 @@ def test_attention_is_that_of_the_definition(
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("chunks", [3, 5])
-def test_bands_are_exact(dtype: torch.dtype, documents: bool, chunks: int, brain_products: bool) -> None:
+def test_bands_are_exact(dtype: torch.dtype, documents: bool, chunks: int) -> None:
     visible = Visibility(4 * chunks, 4 * chunks, layout(2, 4 * chunks, chance=0.1) if documents else None, 4)
     qkv = tensors(2, 4, 2, 4 * chunks, 4 * chunks, 8, dtype)
     name = choose(CPU, dtype, 8, 4 * chunks, 4 * chunks, documents, 4)
-    assert name == ("plain products in bands" if dtype == torch.bfloat16 and brain_products else "SDPA in bands")
+    assert name == ("SDPA in bands" if dtype == torch.float64 else "plain products in bands")
     agrees(attention, visible, qkv, 1e-9 if dtype == torch.float64 else 0.05)
 
 
 @pytest.mark.parametrize("short_row", [0, 512])
 @pytest.mark.parametrize("documents", [False, True])
 def test_half_precision_attends_the_same_on_both_paths(
-    short_row: int, documents: bool, brain_products: bool, monkeypatch: pytest.MonkeyPatch
+    short_row: int, documents: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attend, "SHORT_ROW", short_row)
     assert choose(CPU, torch.bfloat16, 6, 9, 9, documents, None) == (
-        "plain products" if short_row and brain_products else "SDPA with a dense mask" if documents else "SDPA"
+        "plain products" if short_row else "SDPA with a dense mask" if documents else "SDPA"
     )
     visible = Visibility(9, 9, layout(2, 9) if documents else None)
     agrees(attention, visible, tensors(2, 4, 2, 9, 9, 6, torch.bfloat16), 0.05)

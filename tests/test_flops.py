@@ -96,7 +96,7 @@ def test_products_are_those_that_pytorch_counts(diff: dict[str, object]) -> None
 )
 def test_attention_counts_what_is_seen(diff: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     """The counter's plain products (bfloat16, short rows) attend to all pairs, of which causality leaves half."""
-    monkeypatch.setattr("caddie.threads.BFLOAT16_ON_CPU", True)
+    monkeypatch.setattr("caddie.ops.products.BFLOAT16_ON_CPU", True)
     gpt = SMALL.but(diff)
     layers = sum(gpt.block_of(layer).attention is not None for layer in range(gpt.depth))
     unseen = layers * 2 * 2 * 32 * (LENGTH - (LENGTH + 1) / 2)

@@ -229,6 +229,7 @@ def test_it_is_one_compiled_graph_forward_and_backward(name: str) -> None:
 
 
 @every_mix
+@pytest.mark.usefixtures("brain_products")
 @torch.no_grad()
 def test_half_precision_is_close_and_is_used(name: str) -> None:
     model, ids, starts = random_model(name), some_ids(), some_starts()

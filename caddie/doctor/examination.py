@@ -27,6 +27,7 @@ from caddie.doctor.pace import Pace
 from caddie.doctor.processes import Activity
 from caddie.fit import FillCap
 from caddie.line import check_whole_run
+from caddie.ops import product_dtype
 from caddie.recipe import Recipe
 from caddie.tables import WIDTH, printable, table
 
@@ -235,7 +236,7 @@ def accelerators() -> Accelerators:
         uuids=tuple(str(getattr(one, "uuid", "")) for one in all_of_them),
         capabilities=tuple((one.major, one.minor) for one in all_of_them),
         attention={
-            kind: choose(device, torch.bfloat16, _HEAD, _ROW, _ROW, documents, window)
+            kind: choose(device, product_dtype(device, torch.bfloat16), _HEAD, _ROW, _ROW, documents, window)
             for kind, (documents, window) in kinds.items()
         },
     )

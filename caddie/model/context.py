@@ -7,6 +7,7 @@ from torch import Tensor
 
 from caddie.attend import Visibility, attention, constant_in_graphs
 from caddie.model.rotary import Positions
+from caddie.ops import multiplied
 from caddie.schedules import Budget, Moment, Whole, whole_at
 
 
@@ -86,7 +87,7 @@ class Context:
             before = self._keep((k[:, :, :0], v[:, :, :0]))
             k, v = torch.cat((before[0], k), 2), torch.cat((before[1], v), 2)
             self._cache.kept[self._calls - 1] = (k, v)
-        return attention(q, k, v, visible)
+        return attention(multiplied(q), multiplied(k), multiplied(v), visible).to(q.dtype)
 
     def asked(self, x: Tensor) -> Tensor:
         """Those positions of x (B, T, ...) that are asked of the layer that runs now."""

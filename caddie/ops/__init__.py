@@ -20,10 +20,10 @@ from caddie.ops.plain import (
     SOFTCAPS,
     Softcap,
     exclusive,
-    linear,
     polynomial_softcap,
     rotate,
 )
+from caddie.ops.products import linear, multiplied, product_dtype
 
 __all__ = [
     "IMPLEMENTATIONS",
@@ -36,8 +36,10 @@ __all__ = [
     "gram",
     "gram_polynomial",
     "linear",
+    "multiplied",
     "normed_rotation",
     "polynomial_softcap",
+    "product_dtype",
     "rms_norm",
     "rotate",
     "softcap",

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from caddie.threads import multiplied
+from caddie.ops.products import linear
 
 
 def rms_norm(x: Tensor, epsilon: float | None = None) -> Tensor:
@@ -77,14 +77,6 @@ def cross_entropy(
 def squared(u: Tensor, slope: float = 0.0) -> Tensor:
     """relu(u)², or with a slope leaky_relu(u)²: u² above zero and (slope·u)² below (Primer, arXiv 2109.08668)."""
     return (F.leaky_relu(u, slope) if slope else F.relu(u)).square()
-
-
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x (..., inputs) times the transposed `weight` (outputs, inputs), in the dtype of x.
-
-    A CPU without products of bfloat16 makes float32's and rounds them: the same numbers, in a tenth of the time.
-    """
-    return F.linear(multiplied(x), multiplied(weight.to(x.dtype))).to(x.dtype)
 
 
 def squared_mlp(x: Tensor, up: Tensor, down: Tensor, slope: float = 0.0) -> Tensor:

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from caddie.config import Fraction, Range, Technique
 from caddie.distributed import Ranks
 from caddie.errors import UserError
-from caddie.ops import gram, gram_polynomial
+from caddie.ops import gram, gram_polynomial, multiplied
 from caddie.optim.optimizer import Optimizer, Updater, sum_of_squares
 from caddie.schedules import Moment, NonNegativeNumber, value_at
-from caddie.threads import multiplied
 
 Coefficients = Literal["classic", "polar_express"]
 """Names in `COEFFICIENTS`."""

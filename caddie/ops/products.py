@@ -1,0 +1,42 @@
+"""The number format that a device multiplies matrices in, and the one product of all linear layers."""
+
+from __future__ import annotations
+
+import platform
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def _bfloat16_on_cpu() -> bool:
+    """Whether this CPU has instructions for products of bfloat16; without them these take ten times float32's time."""
+    try:
+        supported = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    except (AttributeError, RuntimeError):  # a build of PyTorch without that library, which alone has such products
+        return False
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return supported
+    return supported and torch.cpu._is_avx512_bf16_supported()  # with AVX-512 alone the library imitates them
+
+
+BFLOAT16_ON_CPU = _bfloat16_on_cpu()
+
+
+def product_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """What tensors of that dtype are multiplied in: bfloat16 as float32 on a CPU that has no products of it.
+
+    Products that are rounded to bfloat16 again are the same numbers, since also its own are summed in float32.
+    """
+    slow = device.type == "cpu" and dtype == torch.bfloat16 and not BFLOAT16_ON_CPU
+    return torch.float32 if slow else dtype
+
+
+def multiplied(tensor: Tensor) -> Tensor:
+    """The tensor in the dtype of `product_dtype`."""
+    return tensor.to(product_dtype(tensor.device, tensor.dtype))
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x (..., inputs) times the transposed `weight` (outputs, inputs), in the dtype of x."""
+    return F.linear(multiplied(x), multiplied(weight.to(x.dtype))).to(x.dtype)
