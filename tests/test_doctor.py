@@ -517,10 +517,15 @@ def test_a_known_recipe_is_compared_with_its_own_rate_and_others_by_their_arithm
     work = [flops_per_token(find(name).model, 1024, 0.0) for name in (other.reference.recipe, "ten_layers")]
     assert other.tokens_per_second == pytest.approx(other.reference.tokens_per_second * work[0] / work[1], rel=0.2)
     assert expected("NVIDIA A100-SXM4-80GB", find("baseline")) is None
-    assert expected("AMD EPYC, 64 cores", find("tiny")) is None
-    two = expected("AMD EPYC, 2 cores", find("tiny"))
-    assert two is not None
-    assert not two.scaled
+    assert expected("AMD EPYC, 64 cores, avx2", find("tiny")) is None
+    assert expected("AMD EPYC, 2 cores, avx2 avx512f", find("tiny")) is None
+    narrow = expected("AMD EPYC, 2 cores, avx2", find("tiny"))
+    wide = expected("AMD EPYC, 2 cores, avx2 avx512f avx512_bf16", find("tiny"))
+    assert narrow is not None
+    assert wide is not None
+    assert not narrow.scaled
+    assert not wide.scaled
+    assert narrow.tokens_per_second < wide.tokens_per_second
 
 
 def test_an_estimate_by_hand() -> None:
@@ -670,7 +675,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(processes, "activity", lambda: Activity((), 2.0))
     monkeypatch.setattr(nvidia, "look", lambda: None)
-    monkeypatch.setattr(host, "processor", lambda: host.Processor("AMD EPYC", 2, ("avx2",)))
+    monkeypatch.setattr(host, "processor", lambda: host.Processor("AMD EPYC", 2, ("avx2", "avx512_bf16")))
     monkeypatch.setattr(host, "environment", dict)
     monkeypatch.setattr(host, "disk", lambda folder: Disk(str(folder), 50 * GIB, "ext4"))
     monkeypatch.setattr(host, "memory", lambda: Memory(8 * GIB, 6 * GIB))
@@ -690,7 +695,7 @@ def test_go_with_all_figures() -> None:
     text = found.text()
     assert max(map(len, text.splitlines())) <= 79
     assert text.splitlines()[-1] == "GO: nothing speaks against tiny on this machine"
-    assert "AMD EPYC, 2 cores, avx2" in text
+    assert "AMD EPYC, 2 cores, avx2 avx512_bf16" in text
     assert "31,225 tokens per second, 1.00 of the reference" in " ".join(text.split())
     assert "1.23 for rehearsal and training" in text
 

@@ -56,7 +56,20 @@ REFERENCES = (
         _LOGS + "2026-04-27_SP8192_LQER_SparseGate_BOSSmearFix_9HpStack_1.0611, 8 GPUs",
         "2026-04-27",
     ),
-    Reference("AMD EPYC, 2 cores", "tiny", 31_225, "docs/results/2026-11-21-two-cores.md, a shared host", "2026-11-21"),
+    Reference(
+        "AMD EPYC, 2 cores,.*bf16",
+        "tiny",
+        31_225,
+        "docs/results/2026-11-21-two-cores.md, a shared host",
+        "2026-11-21",
+    ),
+    Reference(
+        "AMD EPYC, 2 cores, avx2$",
+        "tiny",
+        16_930,
+        "docs/results/2026-11-22-two-cores-avx2.md, a shared host",
+        "2026-11-22",
+    ),
 )
 """Public logs of eight GPUs count what they exchange, so one process alone should be a little faster."""
 
@@ -74,8 +87,8 @@ class Expected:
 def expected(device: str, recipe: Recipe) -> Expected | None:
     """The rate of one process of the recipe on a device of this name; None where nobody measured such a device.
 
-    A GPU goes by its name, a CPU by `NAME, N cores`. A rate for the same model is taken as it is; else that of the
-    model whose FLOPs per token are nearest, times the ratio of both, which is good for a factor of two or so.
+    A GPU goes by its name, a CPU by `NAME, N cores, FLAGS`. A rate for the same model is taken as it is; else that of
+    the model whose FLOPs per token are nearest, times the ratio of both, which is good for a factor of two or so.
     """
     known = [(one, find(one.recipe)) for one in REFERENCES if re.search(rf"\b{one.device}\b", device)]
     for reference, other in known:

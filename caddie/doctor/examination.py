@@ -56,9 +56,16 @@ class Here:
         """Name of what a run would train on."""
         if self.accelerators and self.accelerators.names:
             return self.accelerators.names[0]
-        if self.processor is None:
+        return self.cpu
+
+    @property
+    def cpu(self) -> str:
+        """Name, cores and flags of the processor."""
+        cpu = self.processor
+        if cpu is None:
             return "a CPU that is not known"
-        return f"{self.processor.name or 'a CPU without a name'}, {self.processor.cores:g} cores"
+        flags = "flags not known" if cpu.speedups is None else " ".join(cpu.speedups) or "no wide units"
+        return f"{cpu.name or 'a CPU without a name'}, {cpu.cores:g} cores, {flags}"
 
 
 @dataclass(frozen=True)
@@ -111,9 +118,8 @@ class Examination:
     def _seen(self) -> list[tuple[str, str]]:
         here, unknown = self.here, "not known"
         rows = [(name, text) for name, text in here.versions.items()]
-        if cpu := here.processor:
-            flags = "flags not known" if cpu.speedups is None else " ".join(cpu.speedups) or "no wide units"
-            rows.append(("processor", f"{cpu.name or unknown}, {cpu.cores:g} cores, {flags}"))
+        if here.processor:
+            rows.append(("processor", here.cpu))
         sizes = [value and f"{value / GIB:,.1f} GiB" for value in (asdict(here.memory).values() if here.memory else ())]
         rows.append(("memory, available", ", ".join(size or unknown for size in sizes) or unknown))
         for label, disk in (("working folder", here.work), ("compile cache", here.cache)):
