@@ -12,12 +12,11 @@ from torch import Tensor
 def _bfloat16_on_cpu() -> bool:
     """Whether this CPU has instructions for products of bfloat16; without them these take ten times float32's time."""
     try:
-        supported = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        if platform.machine().lower() in ("x86_64", "amd64") and not torch.cpu._is_avx512_bf16_supported():
+            return False  # with AVX-512 alone the library imitates them
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     except (AttributeError, RuntimeError):  # a build of PyTorch without that library, which alone has such products
         return False
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        return supported
-    return supported and torch.cpu._is_avx512_bf16_supported()  # with AVX-512 alone the library imitates them
 
 
 BFLOAT16_ON_CPU = _bfloat16_on_cpu()
