@@ -45,6 +45,7 @@ def test_products_are_those_of_the_dtype(dtype: torch.dtype) -> None:
     right = exact[0] @ exact[1].mT
     near = {"rtol": 2**-7, "atol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
     torch.testing.assert_close(y.double(), right, **near)
+    torch.testing.assert_close(ops.matmul(leaves[0], weight.mT), y, **near)
     y.backward(slopes.to(dtype))
     right.backward(slopes.to(dtype).double())
     for mine, other in zip(leaves, exact, strict=True):

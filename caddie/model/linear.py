@@ -11,7 +11,7 @@ from torch import Tensor
 
 from caddie.config import Channels, Config, Technique
 from caddie.errors import UserError
-from caddie.ops import linear, rms_norm
+from caddie.ops import linear, matmul, rms_norm
 from caddie.parameters import Constant, FanIn, Initial, Overtone, Part, Role
 
 Delta = Callable[[Tensor], Tensor]
@@ -31,7 +31,7 @@ class LowRankDelta:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x (B, T, inputs) to (B, T, outputs)."""
-        return x @ self.a.to(x.dtype).mT @ self.b.to(x.dtype).mT * self.scale
+        return matmul(matmul(x, self.a.mT), self.b.mT) * self.scale
 
 
 def adapted(y: Tensor, delta: Delta | None, x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from caddie.ops.plain import (
     polynomial_softcap,
     rotate,
 )
-from caddie.ops.products import linear, multiplied, product_dtype
+from caddie.ops.products import linear, matmul, multiplied, product_dtype
 
 __all__ = [
     "IMPLEMENTATIONS",
@@ -36,6 +36,7 @@ __all__ = [
     "gram",
     "gram_polynomial",
     "linear",
+    "matmul",
     "multiplied",
     "normed_rotation",
     "polynomial_softcap",

@@ -1,4 +1,4 @@
-"""The number format that a device multiplies matrices in, and the one product of all linear layers."""
+"""The number format that a device multiplies matrices in, and products made in it."""
 
 from __future__ import annotations
 
@@ -39,3 +39,8 @@ def multiplied(tensor: Tensor) -> Tensor:
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """x (..., inputs) times the transposed `weight` (outputs, inputs), in the dtype of x."""
     return F.linear(multiplied(x), multiplied(weight.to(x.dtype))).to(x.dtype)
+
+
+def matmul(x: Tensor, y: Tensor) -> Tensor:
+    """x (..., n, k) times y (..., k, m), in the dtype of x."""
+    return (multiplied(x) @ multiplied(y.to(x.dtype))).to(x.dtype)
