@@ -27,13 +27,14 @@ def product_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
 
     Products that are rounded to bfloat16 again are the same numbers, since also its own are summed in float32.
     """
-    slow = device.type == "cpu" and dtype == torch.bfloat16 and not BFLOAT16_ON_CPU
+    slow = dtype == torch.bfloat16 and not BFLOAT16_ON_CPU and device.type == "cpu"
     return torch.float32 if slow else dtype
 
 
 def multiplied(tensor: Tensor) -> Tensor:
     """The tensor in the dtype of `product_dtype`."""
-    return tensor.to(product_dtype(tensor.device, tensor.dtype))
+    dtype = product_dtype(tensor.device, tensor.dtype)
+    return tensor if dtype == tensor.dtype else tensor.to(dtype)
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ def newton_schulz(matrices: Tensor, steps: int, coefficients: Coefficients = "cl
     x = multiplied(x.reshape(-1, *oriented.shape[-2:]))
 
     def rounded(product: Tensor) -> Tensor:
-        return product.to(matrices.dtype).to(x.dtype)
+        return product if product.dtype == matrices.dtype else product.to(matrices.dtype).to(product.dtype)
 
     for step in range(steps):
         a, b, c = triples[min(step, len(triples) - 1)]
