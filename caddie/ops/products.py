@@ -39,7 +39,8 @@ def multiplied(tensor: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """x (..., inputs) times the transposed `weight` (outputs, inputs), in the dtype of x."""
-    return F.linear(multiplied(x), multiplied(weight.to(x.dtype))).to(x.dtype)
+    y = F.linear(multiplied(x), multiplied(weight.to(x.dtype)))
+    return y if y.dtype == x.dtype else y.to(x.dtype)  # asking for the dtype it has would take a microsecond
 
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:
