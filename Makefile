@@ -11,6 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE  # without what Python compiled, every process 
 $(shell mkdir -p .tmp)
 
 .PHONY: demo test lint setup clean
+.NOTPARALLEL:  # both install into one folder
 
 demo: $(PROGRAM)
 	rm -rf runs/demo
@@ -26,7 +27,7 @@ lint: $(CHECKS)
 
 setup: $(CHECKS)
 
-# pip itself comes first: that of Python 3.11 takes a sixth longer. What is linked, it does not compile as it does the rest.
+# pip itself comes first: that of Python 3.11 takes a fifth longer. What is linked, it does not compile as it does the rest.
 define install
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade -c constraints.txt pip

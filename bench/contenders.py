@@ -16,6 +16,7 @@ from caddie.data import Integers, Tokens, open_shard
 from caddie.distributed import Ranks, local_device
 from caddie.doctor.pace import named
 from caddie.flops import count
+from caddie.ops import product_dtype
 from caddie.rehearsal import rehearse
 from caddie.schedules import whole_at
 from caddie.trainer import Trainer
@@ -169,12 +170,13 @@ class MatrixProducts(Repeated):
             torch.set_num_threads(threads)
         size = size or (8192 if self.device.type == "cuda" else 1024)
         torch.backends.cuda.matmul.allow_tf32 = False
+        formats = {name: product_dtype(self.device, getattr(torch, name)) for name in ("float32", "bfloat16")}
         self.pairs = {
             name: (
-                torch.randn(size, size, device=self.device).to(getattr(torch, name)),
-                torch.randn(size, size, device=self.device).to(getattr(torch, name)),
+                torch.randn(size, size, device=self.device).to(dtype),
+                torch.randn(size, size, device=self.device).to(dtype),
             )
-            for name in ("float32", "bfloat16")
+            for name, dtype in formats.items()
         }
         self.facts = {"flops": 2 * size**3, "threads": torch.get_num_threads()}
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 SHORT_ROW = 512
-"""On a CPU, bfloat16 queries of up to this many keys attend by plain products: 1.2 to 4.7 times faster, forward and
-backward, than the fused kernel (`bench/attention.py`, 2026-11-21); in float32 the fused kernel is the faster."""
+"""On a CPU that multiplies bfloat16, its queries of up to this many keys attend by plain products: 1.2 to 4.7 times
+faster, forward and backward, than the fused kernel (`bench/attention.py`, 2026-11-21); in float32 that is the faster."""
 
 
 QUERIES = 128

@@ -105,7 +105,7 @@ class Train(Config):
     averaging: Averaging | None = None
     """Average of the weights that the run hands on, or none for the last weights."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format of the stream; auto takes bfloat16 on a GPU and the faster in the rehearsal on a CPU."""
+    """Number format of the stream; auto takes bfloat16 on a GPU, and the faster on a CPU that has products of both."""
     compile: Literal["auto", "always", "never"] = "auto"
     """Whether to compile the model; auto compiles on a GPU, and on a CPU where it wins back its time in `seconds`."""
     rehearsal_steps: Annotated[int, Range(0, 1000)] = 3

@@ -44,7 +44,7 @@ LONGEST_SECONDS = 600.0
 """After which the process is killed."""
 _LOOK_SECONDS = 1.5
 _CHOICES = 9
-"""Steps that the rehearsal takes to choose threads and number format."""
+"""Steps that the rehearsal takes, at most, to choose threads and number format."""
 _BOS = 1
 _DOCUMENT_TOKENS = 600
 """Mean length of the made-up documents, about that of web pages."""

@@ -10,7 +10,10 @@ from torch import Tensor
 
 
 def _bfloat16_on_cpu() -> bool:
-    """Whether this CPU has instructions for products of bfloat16; without them these take ten times float32's time."""
+    """Whether this CPU has instructions for products of bfloat16.
+
+    Without them a product takes 3 to 70 times float32's time, by layout and shape (`docs/performance.md`).
+    """
     try:
         if platform.machine().lower() in ("x86_64", "amd64") and not torch.cpu._is_avx512_bf16_supported():
             return False  # with AVX-512 alone the library imitates them
@@ -25,7 +28,8 @@ BFLOAT16_ON_CPU = _bfloat16_on_cpu()
 def product_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
     """What tensors of that dtype are multiplied in: bfloat16 as float32 on a CPU that has no products of it.
 
-    Products that are rounded to bfloat16 again are the same numbers, since also its own are summed in float32.
+    Products that are rounded to bfloat16 again are its own but for the order of their sums, which are float32's too; a
+    compiled graph may leave out the rounding of what goes into them.
     """
     slow = dtype == torch.bfloat16 and not BFLOAT16_ON_CPU and device.type == "cpu"
     return torch.float32 if slow else dtype
