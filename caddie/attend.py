@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SHORT_ROW = 512
 """On a CPU that multiplies bfloat16, its queries of up to this many keys attend by plain products: 1.2 to 4.7 times
-faster, forward and backward, than the fused kernel (`bench/attention.py`, 2026-11-21); in float32 that is the faster."""
+faster, forward and backward, than the fused kernel (`bench/attention.py`, 2026-11-21), which wins in float32."""
 
 
 QUERIES = 128

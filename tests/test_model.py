@@ -223,7 +223,9 @@ def test_it_is_one_compiled_graph_where_bfloat16_is_imitated(monkeypatch: pytest
         parameter.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(0))
     compiled = torch.compile(model, backend="eager", fullgraph=True, dynamic=False)
     half = model(some_ids(), some_starts(), torch.bfloat16)
-    torch.testing.assert_close(compiled(some_ids(), some_starts(), torch.bfloat16), half)
+    found = compiled(some_ids(), some_starts(), torch.bfloat16)
+    assert found.dtype == torch.bfloat16
+    assert (found.float() - half.float()).norm() < 0.02 * half.float().norm()  # graphs norm by PyTorch's operations
 
 
 @pytest.mark.slow
