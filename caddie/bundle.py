@@ -62,14 +62,14 @@ def source_needed(roots: tuple[str, ...] = SCORING) -> Bundle:
 
     The front door of the package is left empty, since it leads to the whole program.
     """
-    modules = _modules()
+    modules = _modules(_PACKAGE)
     wanted, files, libraries = list(roots), {"caddie/__init__.py": ""}, set()
     while wanted:
         name = wanted.pop()
-        path = modules[name].relative_to(_PACKAGE.parent).as_posix()
+        path, content = modules[name]
         if path in files:
             continue
-        text = modules[name].read_text(encoding="utf-8")
+        text = content.decode()
         files[path] = _strip(text)
         for imported in [name, *_imports(ast.parse(text))]:
             parts = imported.split(".")
@@ -125,13 +125,12 @@ def describe_source() -> dict[str, Any]:
 
     As Python keeps what it compiled, the answer is kept beside the source until that changes: it takes two seconds.
     """
-    digest = hashlib.sha256(f"{sys.version} {metadata.version('python-minifier')}".encode())
-    for name, path in _modules().items():
-        digest.update(name.encode() + hashlib.sha256(path.read_bytes()).digest())
+    program = _program()
+    digest = hashlib.sha256(f"{sys.version} {metadata.version('python-minifier')} {program}".encode())
     kept = _PACKAGE / "__pycache__" / f"source-{digest.hexdigest()[:16]}.json"
     with suppress(OSError, ValueError):
         return dict(json.loads(kept.read_text()))
-    described = {"program_sha256": _program(), **_describe_source()}
+    described = {"program_sha256": program, **_describe_source()}
     with suppress(UserError), replacing(kept) as temporary:  # where nothing can be written, it is measured again
         temporary.write_text(json.dumps(described))
     return described
@@ -140,8 +139,8 @@ def describe_source() -> dict[str, Any]:
 def _program() -> str:
     """Hash of all modules of caddie."""
     digest = hashlib.sha256()
-    for name, path in _modules().items():
-        digest.update(name.encode() + hashlib.sha256(path.read_bytes()).digest())
+    for name, (_, content) in _modules(_PACKAGE).items():
+        digest.update(name.encode() + hashlib.sha256(content).digest())
     return digest.hexdigest()
 
 
@@ -157,11 +156,18 @@ def _describe_source() -> dict[str, Any]:
     }
 
 
-def _modules() -> dict[str, Path]:
-    """Dotted name to file of every module of caddie."""
-    root = _PACKAGE.parent
-    paths = {path.relative_to(root).with_suffix(""): path for path in sorted(_PACKAGE.rglob("*.py"))}
-    return {".".join(place.parts).removesuffix(".__init__"): path for place, path in paths.items()}
+@cache
+def _modules(package: Path) -> dict[str, tuple[str, bytes]]:
+    """Dotted name of every module of a package to its path, with slashes, and its source.
+
+    Read once in a process, so that all that is said of them is of one program, whoever edits them meanwhile.
+    """
+    found = {}
+    for path in sorted(package.rglob("*.py")):
+        place = path.relative_to(package.parent)
+        name = ".".join(place.with_suffix("").parts).removesuffix(".__init__")
+        found[name] = place.as_posix(), path.read_bytes()
+    return found
 
 
 def _imports(node: ast.AST) -> Iterator[str]:

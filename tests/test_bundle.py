@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -279,6 +280,26 @@ def test_libraries_are_as_large_as_their_files() -> None:
     listed = [file for file in files if file.size is not None]
     assert installed_bytes("brotli") == sum(Path(str(file.locate())).stat().st_size for file in listed) > 100_000
     assert installed_bytes("a-library-that-nobody-has") is None
+
+
+def test_a_process_speaks_of_one_program_while_its_source_is_edited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept beside the source for later processes would else be of neither program."""
+    package = tmp_path / "caddie"
+    package.mkdir()
+    for name in ("__init__", "start"):
+        (package / f"{name}.py").write_text("x = 1\n")
+    monkeypatch.setattr(bundle, "_PACKAGE", package)
+    monkeypatch.setattr(bundle, "source_needed", lambda roots: source_needed.__wrapped__(("caddie.start",)))
+    first = describe_source()
+    (package / "start.py").write_text("x = 'longer than before'\n")
+    shutil.rmtree(package / "__pycache__")
+    assert describe_source() == first
+    bundle._modules.cache_clear()
+    later = describe_source()
+    assert later["program_sha256"] != first["program_sha256"]
+    assert later["needed_bytes"] > first["needed_bytes"]
 
 
 def test_the_result_says_what_the_source_takes() -> None:
