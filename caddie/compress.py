@@ -17,7 +17,7 @@ from caddie.fit import FillCap, Fit
 from caddie.model import GPT
 from caddie.parameters import assign, declarations
 from caddie.quantize import Calibration, Float16, LowRank, Quantizer, Waterfilling
-from caddie.weight_coding import ArrayCodec, Smallest
+from caddie.weight_coding import ArrayCodec, Coders, Smallest
 
 Calibrate = Callable[[], Mapping[str, Calibration]]
 """What is known of the weights' use, by parameter name."""
@@ -128,25 +128,28 @@ def compress(
             )
     chosen = assign(config.quantizers, model, "compress.quantizers")
     quantizers = {name: chosen[name] for name in shapes}
-    drafts = Drafts(
-        {name: weights[name] for name in shapes},
-        calibrate() if config.calibrated else {},
-        config.coding,
-        lambda sections: size(readers, sections),
-        watch,
-    )
     readers = {rule: quantizer.reader for rule, quantizer in config.quantizers.items()}
-    if config.correction is not None:
-        corrected = _corrected(drafts, drafts.make(quantizers), config.correction)
-        quantizers |= corrected
-        # The last match wins, so they come last.
-        readers = {rule: reader for rule, reader in readers.items() if rule not in corrected}
-        readers |= {name: quantizer.reader for name, quantizer in corrected.items()}
-    if config.fit is None:
-        draft, curve = drafts.make(quantizers), []
-    else:
-        fitted = config.fit.fit(drafts, quantizers, config.cap_bytes)
-        draft, curve = fitted.draft, fitted.curve
+    known = calibrate() if config.calibrated else {}
+    with Coders(torch.get_num_threads()) as coders:
+        drafts = Drafts(
+            {name: weights[name] for name in shapes},
+            known,
+            config.coding,
+            lambda sections: size(readers, sections),
+            watch,
+            coders,
+        )
+        if config.correction is not None:
+            corrected = _corrected(drafts, drafts.make(quantizers), config.correction)
+            quantizers |= corrected
+            # The last match wins, so they come last.
+            readers = {rule: reader for rule, reader in readers.items() if rule not in corrected}
+            readers |= {name: quantizer.reader for name, quantizer in corrected.items()}
+        if config.fit is None:
+            draft, curve = drafts.make(quantizers), []
+        else:
+            fitted = config.fit.fit(drafts, quantizers, config.cap_bytes)
+            draft, curve = fitted.draft, fitted.curve
     tensors = [
         QuantizedTensor(
             name, declared[name].role, shapes[name], stored.quantizer, stored.relative_error, stored.predicted_loss

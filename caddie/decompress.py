@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 
 import torch
 from torch import Tensor
 
-from caddie import weight_coding
 from caddie.errors import UserError
 from caddie.model import GPT
 from caddie.parameters import assign
 from caddie.quantize import Quantizer
+from caddie.weight_coding import Coded, Coders
 
 PREFIX = "weights/"
 """Sections of weights are named by this and the parameter's name."""
@@ -30,20 +31,34 @@ def decompress(gpt: GPT, quantizers: Mapping[str, Quantizer], sections: Mapping[
         raise UserError(
             f"the artifact's weights do not fit its model: {odd} is {'missing' if odd in shapes else 'unknown'}"
         )
-    weights = {}
-    for name, quantizer in assign(quantizers, model, "quantizers").items():
-        arrays, data = {}, sections[PREFIX + name]
+    chosen = assign(quantizers, model, "quantizers")
+    streams: dict[str, dict[str, Coded]] = {}
+    spare = {}
+    for name, quantizer in chosen.items():
+        streams[name], data = {}, sections[PREFIX + name]
         for key, (dtype, shape) in quantizer.layout(shapes[name]).items():
             length, data = int.from_bytes(data[:LENGTH_BYTES], "little"), data[LENGTH_BYTES:]
             if length > len(data):
                 raise UserError(f"the artifact's weights do not fit its model: {name} ends within its {key}")
-            try:
-                arrays[key], data = weight_coding.decode(data[:length], dtype, shape), data[length:]
-            except UserError as error:
-                raise UserError(f"the {key} of the artifact's {name}: {error}") from None
-        if data:
-            raise UserError(f"the artifact's weights do not fit its model: {name} has {len(data):,} bytes too many")
-        weights[name] = quantizer.dequantize(arrays, shapes[name])
-        if not bool(torch.isfinite(weights[name]).all()):
-            raise UserError(f"the artifact's {name} has values that are not finite")
+            streams[name][key], data = Coded(data[:length], dtype, shape), data[length:]
+        spare[name] = len(data)
+    weights = {}
+    with (
+        Coders(torch.get_num_threads()) as coders,
+        closing(coders.decode([stream for found in streams.values() for stream in found.values()])) as decoded,
+    ):
+        for name, quantizer in chosen.items():
+            arrays = {}
+            for key in streams[name]:
+                try:
+                    arrays[key] = next(decoded)
+                except UserError as error:
+                    raise UserError(f"the {key} of the artifact's {name}: {error}") from None
+            if spare[name]:
+                raise UserError(
+                    f"the artifact's weights do not fit its model: {name} has {spare[name]:,} bytes too many"
+                )
+            weights[name] = quantizer.dequantize(arrays, shapes[name])
+            if not bool(torch.isfinite(weights[name]).all()):
+                raise UserError(f"the artifact's {name} has values that are not finite")
     return weights

@@ -11,7 +11,7 @@ from caddie.calibrate import predicted_loss
 from caddie.container import Section
 from caddie.decompress import LENGTH_BYTES, PREFIX
 from caddie.quantize import Arrays, Calibration, Quantizer
-from caddie.weight_coding import ArrayCodec
+from caddie.weight_coding import ArrayCodec, Coders, Plain
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,13 @@ class Drafts:
         coding: ArrayCodec,
         size: Callable[[list[Section]], int],
         watch: Callable[[Draft], None] = lambda draft: None,
+        coders: Coders | None = None,
     ) -> None:
-        """`size` gives the bytes of the whole file that holds sections of weights; `watch` sees every draft."""
+        """`size` gives the bytes of the whole file that holds sections of weights; `watch` sees every draft; `coders`
+        are those who code, or this process alone."""
         self.weights = {name: weight.detach().float().cpu() for name, weight in weights.items()}
         self.calibrations = calibrations
-        self._coding, self._size, self._watch = coding, size, watch
+        self._coding, self._size, self._watch, self._coders = coding, size, watch, coders or Coders()
         self._kept: dict[str, StoredWeight] = {}
         self._streams: dict[tuple[str, str], bytes] = {}
         """The first of each array: what is found out by trial for it, which takes two thirds of the time, is right for
@@ -71,19 +73,20 @@ class Drafts:
 
     def make(self, quantizers: Mapping[str, Quantizer]) -> Draft:
         """The draft with these quantizers, by parameter name."""
-        made = {}
-        for name, quantizer in quantizers.items():
-            kept = self._kept.get(name)
-            if kept is None or kept.quantizer != quantizer:
-                arrays = quantizer.quantize(self.weights[name], self.calibrations.get(name, Calibration()))
-                kept = self._kept[name] = self._store(name, quantizer, arrays)
-            made[name] = kept
-        return self._draft(made)
+        found = {
+            name: (quantizer, quantizer.quantize(self.weights[name], self.calibrations.get(name, Calibration())))
+            for name, quantizer in quantizers.items()
+            if (stored := self._kept.get(name)) is None or stored.quantizer != quantizer
+        }
+        self._kept |= self._store(found)
+        return self._draft({name: self._kept[name] for name in quantizers})
 
     def changed(self, draft: Draft, arrays: Mapping[str, Arrays]) -> Draft:
         """The draft with other arrays for some weights, of the same quantizers."""
-        changed = {name: self._store(name, draft.weights[name].quantizer, found) for name, found in arrays.items()}
-        return self._draft(draft.weights | changed)
+        return self._draft(
+            draft.weights
+            | self._store({name: (draft.weights[name].quantizer, found) for name, found in arrays.items()})
+        )
 
     def _draft(self, weights: dict[str, StoredWeight]) -> Draft:
         draft = Draft(weights, 0)
@@ -91,13 +94,24 @@ class Drafts:
         self._watch(draft)
         return draft
 
-    def _store(self, name: str, quantizer: Quantizer, arrays: Arrays) -> StoredWeight:
+    def _store(self, found: Mapping[str, tuple[Quantizer, Arrays]]) -> dict[str, StoredWeight]:
+        """Weights as these quantizers and arrays store them."""
+        keys = [
+            (name, key)
+            for name, (quantizer, arrays) in found.items()
+            for key in quantizer.layout(tuple(self.weights[name].shape))
+        ]
+        jobs = [Plain(found[name][1][key], self._streams.get((name, key), b"")) for name, key in keys]
+        streams = dict(zip(keys, self._coders.encode(self._coding, jobs), strict=True))
+        self._streams = streams | self._streams
+        return {name: self._stored(name, *found[name], streams) for name in found}
+
+    def _stored(
+        self, name: str, quantizer: Quantizer, arrays: Arrays, streams: Mapping[tuple[str, str], bytes]
+    ) -> StoredWeight:
         weight, shape = self.weights[name], tuple(self.weights[name].shape)
         restored = quantizer.dequantize(arrays, shape)
-        coded = []
-        for key in quantizer.layout(shape):
-            coded.append(self._coding.encode(arrays[key], self._streams.get((name, key), b"")))
-            self._streams.setdefault((name, key), coded[-1])
+        coded = [streams[name, key] for key in quantizer.layout(shape)]
         data = b"".join(len(stream).to_bytes(LENGTH_BYTES, "little") + stream for stream in coded)
         calibration = self.calibrations.get(name)
         return StoredWeight(

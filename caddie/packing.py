@@ -30,7 +30,7 @@ from caddie.quantize import BestPercentile, Float16, Gptq, Quantizer, Rows, Sigm
 from caddie.recipe import Recipe
 from caddie.result import bits_per_nat
 from caddie.tables import table
-from caddie.weight_coding import ArrayCodec, EntropyModel, Packed, Smallest, decode
+from caddie.weight_coding import ArrayCodec, Coders, EntropyModel, Packed, Smallest, decode
 
 CODINGS: dict[str, ArrayCodec] = {
     "zlib -9": Packed(codec=Zlib(), shuffle=True),
@@ -114,12 +114,13 @@ def compare(
     recipe, seed, corpus = read_run(folder)
     weights, caps = run_weights(folder, recipe, corpus), list(caps) or [recipe.compress.cap_bytes]
     phase("calibrate")
-    bench = _Bench(recipe, corpus, weights, sections_around(recipe, seed, corpus))
     packings = []
-    for way in WAYS:
-        for cap in caps if way.fills else [None]:
-            phase(f"{way.name}, {cap:,} bytes" if cap else way.name)
-            packings += bench.packings(way, cap, doing)
+    with Coders(torch.get_num_threads()) as coders:
+        bench = _Bench(recipe, corpus, weights, sections_around(recipe, seed, corpus), coders)
+        for way in WAYS:
+            for cap in caps if way.fills else [None]:
+                phase(f"{way.name}, {cap:,} bytes" if cap else way.name)
+                packings += bench.packings(way, cap, doing)
     return {
         "run": str(folder),
         "parameters": sum(weight.numel() for weight in weights.values()),
@@ -164,7 +165,9 @@ class _Bench:
         corpus: Corpus,
         weights: Mapping[str, Tensor],
         around: Callable[[Readers], list[Section]],
+        coders: Coders,
     ) -> None:
+        self.coders = coders
         self.around, self.bos, self.per_nat = around, corpus.manifest.tokenizer.bos, bits_per_nat(corpus)
         self.calibrations = calibrated(recipe, weights, corpus)
         self.weights = weights
@@ -188,6 +191,7 @@ class _Bench:
             CODINGS[way.fills] if way.fills else _AS_THEY_ARE,
             file_bytes,
             lambda draft: doing(f"draft {next(drafted)}: {draft.file_bytes:,} bytes"),
+            self.coders,
         )
         draft = drafts.make(quantizers) if cap is None else FillCap().fit(drafts, quantizers, cap).draft
         predicted = None if draft.predicted_loss is None else draft.predicted_loss * self.per_nat

@@ -111,9 +111,10 @@ ENVIRONMENT = {
     ("hub", "_contained"),
     ("sealed", "_environment"),
     ("lab.executors", "Local"),
+    ("weight_coding.side_by_side", "Coders"),
     ("doctor.host", "environment"),
 }
-"""Functions outside `distributed` that touch the environment: three hand it on to a child process, one keeps a library
+"""Functions outside `distributed` that touch the environment: four hand it on to a child process, one keeps a library
 from writing into the home folder and puts everything back, one is looked at by the doctor and decides nothing."""
 
 FILE_LINES = 450

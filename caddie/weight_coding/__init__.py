@@ -3,6 +3,7 @@
 from caddie.weight_coding.array_codec import ArrayCodec
 from caddie.weight_coding.entropy_model import EntropyModel
 from caddie.weight_coding.packed import Packed
+from caddie.weight_coding.side_by_side import Coded, Coders, Plain
 from caddie.weight_coding.smallest import Smallest, decode
 
-__all__ = ["ArrayCodec", "EntropyModel", "Packed", "Smallest", "decode"]
+__all__ = ["ArrayCodec", "Coded", "Coders", "EntropyModel", "Packed", "Plain", "Smallest", "decode"]
