@@ -230,6 +230,19 @@ def test_what_is_no_common_matrix(shape: tuple[int, ...]) -> None:
         assert torch.allclose(back, weight, atol=0.02)
 
 
+@pytest.mark.parametrize("width", [150, 64])
+def test_a_single_row_is_rounded_like_one_of_several(width: int) -> None:
+    """Longer than what is fed back at once: errors are those of the weight as it came, which stays as it is."""
+    row, moments = sample(1, width), columns_of(width)
+    before = row.clone()
+    alone = Waterfilling(step=0.05).quantize(row, Calibration(rows=torch.ones(1), columns=moments))
+    assert torch.equal(row, before)
+    both = Waterfilling(step=0.05).quantize(row.repeat(2, 1), Calibration(rows=torch.ones(2), columns=moments))
+    for key in ("integers", "column_steps"):
+        found = both[key] if key == "column_steps" else both[key][:1]
+        assert np.array_equal(alone[key], found), key
+
+
 def test_a_constant_comes_back() -> None:
     for value in (1.0, -0.3):
         weight = torch.full((5, 12), value)

@@ -145,7 +145,8 @@ def _upper(matrix: Tensor) -> Tensor:
 
 def _feed_back(rows: Tensor, steps: Tensor, unit: Tensor) -> Tensor:
     """Integers of `rows` (rows, columns): column j is rounded with errors @ `unit`[:, j] added."""
-    left, width = rows.T.contiguous(), rows.shape[1]  # columns lie together
+    # Columns lie together; a copy also where they lie so already, as those of a single row do.
+    left, width = rows.T.clone(memory_format=torch.contiguous_format), rows.shape[1]
     steps = steps.T.contiguous()
     integers: Tensor = torch.empty_like(left)
     for begin in range(0, width, _BLOCK):
