@@ -19,7 +19,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise, product
 from math import isqrt, prod
 from typing import Any, ClassVar, NamedTuple
@@ -151,6 +151,9 @@ def _matrix(shape: Shape) -> tuple[int, int]:
 class _Coder(ABC):
     """Writes or reads: the same program runs through both."""
 
+    fills_in: ClassVar[bool] = False
+    """Whether it changes the symbols that it is given."""
+
     @abstractmethod
     def code(self, symbols: Symbols, weights: Integers, counts: Integers) -> None:
         """Write the symbols, or fill them in: counts[0] of them under weights[0], and so on.
@@ -198,6 +201,8 @@ class _Writer(_Coder):
 
 
 class _Reader(_Coder):
+    fills_in = True
+
     def __init__(self, data: bytes) -> None:
         words = np.frombuffer(data.ljust(-(-len(data) // 4) * 4, b"\0"), "<u4").astype(np.uint32)
         # The coder takes no last word of zero.
@@ -226,7 +231,7 @@ class _Meter(_Coder):
         self.size = 0
 
     def code(self, symbols: Symbols, weights: Integers, counts: Integers) -> None:
-        logs = log2(weights + 1)[np.repeat(np.arange(len(counts)), counts), symbols]
+        logs = log2(weights[np.arange(len(counts)).repeat(counts), symbols] + 1)
         self.size += len(symbols) * _PRECISION_BITS * PER_OCTAVE - int(logs.sum())
 
 
@@ -337,11 +342,17 @@ def _tiles(rows: int, columns: int) -> Iterator[tuple[int, int, list[int]]]:
         top = bottom
 
 
+@lru_cache(maxsize=8)  # one array is gone through many times, and arrays of few bits are many
+def _prior(most: int) -> Integers:
+    """What integers from -most to most start with, by width and context: (widths, contexts, integers)."""
+    return np.concatenate([priors()[..., most:0:-1], priors()[..., : most + 1]], axis=2) * _PRIOR_COUNT
+
+
 def _code(values: Symbols, most: int, mean: int, settings: _Settings, coder: _Coder) -> None:
     """Write a matrix of integers from -most to most, or fill it in."""
     rows, columns = values.shape
     symbols = 2 * most + 1
-    prior = np.concatenate([priors()[..., most:0:-1], priors()[..., : most + 1]], axis=2) * _PRIOR_COUNT
+    prior = _prior(most)
     column_trust, row_trust = _TRUST[settings.columns], _TRUST[settings.rows]
     counts, totals = np.zeros((CONTEXTS, symbols), np.int64), np.zeros(CONTEXTS, np.int64)
     # Fixed-point numbers are those named `mean`, `usual`, `ratio`, `scale`; the sums are of magnitudes.
@@ -353,33 +364,30 @@ def _code(values: Symbols, most: int, mean: int, settings: _Settings, coder: _Co
         ratios = ((column_sums << FRACTION_BITS) + column_trust * usual << FRACTION_BITS) // max(
             above + column_trust * usual, 1
         )
-        log_ratios = log2(ratios)
+        log_ratios = log2(ratios) - FRACTION_BITS * PER_OCTAVE
         row_sums = np.zeros(bottom - top, np.int64)
-        passed = 0  # sum of the ratios so far
+        passed = np.concatenate([[0], ratios.cumsum()])  # sums of the ratios so far
         for left, right in pairwise(borders):
             scales = ((row_sums << FRACTION_BITS) + row_trust * usual << FRACTION_BITS) // (
-                passed + (row_trust << FRACTION_BITS)
+                passed[left] + (row_trust << FRACTION_BITS)
             )
-            logs = log2(scales)[:, None] + (log_ratios[left:right] - FRACTION_BITS * PER_OCTAVE)
-            places = contexts(logs).reshape(-1)
+            places = contexts(log2(scales)[:, None] + log_ratios[left:right]).reshape(-1)
             tile = values[top:bottom, left:right]
-            order = np.argsort(places, kind="stable")
+            order = places.argsort(kind="stable")
             present = np.bincount(places, minlength=CONTEXTS)
-            used = np.flatnonzero(present)
+            used = present.nonzero()[0]
             spread = width(top + column_trust, left + row_trust)
             weights = _weights(prior[spread, used], counts[used], settings.skewed)
             flat = tile.reshape(-1)[order] + np.int32(most)
             coder.code(flat, weights, present[used])
-            counts += np.bincount(places[order].astype(np.int64) * symbols + flat, minlength=counts.size).reshape(
-                counts.shape
-            )
-            back = np.empty_like(flat)
-            back[order] = flat
-            tile[...] = back.reshape(tile.shape) - np.int32(most)
+            _count(counts, places[order], flat)
+            if coder.fills_in:
+                back = np.empty_like(flat)
+                back[order] = flat
+                tile[...] = back.reshape(tile.shape) - np.int32(most)
             row_sums += np.abs(tile).sum(axis=1, dtype=np.int64)
-            passed += int(ratios[left:right].sum())
             totals += present
-            for context in np.flatnonzero(totals > _MOST_COUNT):
+            for context in (totals > _MOST_COUNT).nonzero()[0]:
                 counts[context] >>= 1
                 totals[context] = counts[context].sum()
         column_sums += np.abs(values[top:bottom]).sum(axis=0, dtype=np.int64)
@@ -388,6 +396,11 @@ def _code(values: Symbols, most: int, mean: int, settings: _Settings, coder: _Co
         recent, recent_rows = recent + block, recent_rows + bottom - top
         if recent_rows > _RECENT_ROWS:
             recent, recent_rows = recent * _RECENT_ROWS // recent_rows, _RECENT_ROWS
+
+
+def _count(counts: Integers, places: npt.NDArray[np.uint8], symbols: Symbols) -> None:
+    """Add one for each symbol in its context."""
+    np.add.at(counts.reshape(-1), places * np.int64(counts.shape[1]) + symbols, 1)
 
 
 def _weights(prior: Integers, counts: Integers, skewed: int) -> Integers:

@@ -8,6 +8,7 @@ from n magnitudes is off by about 1 / sqrt(2 n) of itself, which is less than wh
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from decimal import Context, Decimal, localcontext
 from functools import cache
 from typing import Any
@@ -31,32 +32,35 @@ PRIOR_BITS = 20
 _LEAST_OCTAVE = -8
 _CONTEXT_STEPS = PER_OCTAVE // 4
 _MANTISSAS = 1 << 10
+_BITS_IGNORED = 53 - _MANTISSAS.bit_length()  # of those of a double's mantissa
+_BITS_OF_ONE = int(np.float64(1).view(np.int64))
 _BITS = 30
 _DEVIATIONS = 16 * 12  # a sixteenth of an octave apart
 # Neighbours at these distances are mixed, one after another.
 _MIXED = (4, 4, 6, 8, 12, 16)
 # Variances of ln E|q| after each: a half of ln(2)**2 times the square of the distance in octaves.
 _VARIANCES_PER_THOUSAND = (15, 30, 64, 124, 259, 500)
+_BORDERS = [1.5 * variance for variance in _VARIANCES_PER_THOUSAND[:-1]]
 
 
 def log2(numbers: npt.NDArray[Any]) -> Integers:
     """Logarithms to the base of two of integers below 2**53, in steps of 1 / PER_OCTAVE, rounded down; 0 of 0."""
-    mantissas, exponents = np.frexp(np.maximum(numbers, 1).astype(np.float64))  # exact
-    places = (mantissas * (2 * _MANTISSAS)).astype(np.int64) - _MANTISSAS
-    logs: Integers = _mantissa_logs()[places] + (exponents.astype(np.int64) - 1) * PER_OCTAVE
+    bits = np.maximum(numbers, 1).astype(np.float64).view(np.int64)  # exact
+    # The exponent and the first bits of the mantissa.
+    logs: Integers = _logs()[(bits - _BITS_OF_ONE) >> _BITS_IGNORED]
     return logs
 
 
 def contexts(logs: Integers) -> npt.NDArray[np.uint8]:
     """Numbers of the contexts nearest to logarithms of fixed-point magnitudes."""
     steps = logs - (FRACTION_BITS + _LEAST_OCTAVE) * PER_OCTAVE + _CONTEXT_STEPS // 2
-    return np.clip(steps // _CONTEXT_STEPS, 0, CONTEXTS - 1).astype(np.uint8)
+    return np.minimum(np.maximum(steps // _CONTEXT_STEPS, 0), CONTEXTS - 1).astype(np.uint8)  # np.clip is slower
 
 
 def width(rows: int, columns: int) -> int:
     """Which of the mixtures is for a magnitude estimated from so many rows of its column and columns of its row."""
     variance = 60 + 800 // rows + 800 // columns
-    return sum(variance > 1.5 * known for known in _VARIANCES_PER_THOUSAND[:-1])
+    return bisect_left(_BORDERS, variance)
 
 
 @cache
@@ -88,7 +92,10 @@ def _normalized(weights: Integers, bits: int) -> Integers:
 
 
 @cache
-def _mantissa_logs() -> Integers:
+def _logs() -> Integers:
+    """Of numbers from 1 up, by exponent and mantissa."""
     # The bits of number**64 are 64 times those of the number.
     logs = [(number**PER_OCTAVE).bit_length() - 1 for number in range(_MANTISSAS, 2 * _MANTISSAS)]
-    return np.array(logs, np.int64) - PER_OCTAVE * (_MANTISSAS.bit_length() - 1)
+    octaves = np.arange(64) - (_MANTISSAS.bit_length() - 1)
+    result: Integers = (np.array(logs, np.int64) + PER_OCTAVE * octaves[:, None]).reshape(-1)
+    return result
