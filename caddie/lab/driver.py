@@ -61,10 +61,9 @@ def run_study(
                 for run in planned:
                     for name in (STOP, ERROR):  # in this order, for without its error a run is not over
                         (run.folder / name).unlink(missing_ok=True)
-            _drive(study, planned, results, executor, command, done)
+            return _drive(study, planned, results, executor, command, done)
     except Timeout:
         raise UserError(f"the study {study.name} is being run by another process; wait for it or stop it") from None
-    return keep(study, planned, results)
 
 
 def plan(study: Study, data: str | None, runs: Path, note: Report = lambda line: None) -> list[Run]:
@@ -124,12 +123,12 @@ def _drive(
     executor: Executor,
     command: str,
     done: Callable[[Row, int, int], None],
-) -> None:
+) -> list[Row]:
     told = {"study": study.name, "workers": executor.workers}
     begun: Counter[Path] = Counter()
     over = {run.folder for run in planned if run.over}
     write_json(results / STUDY, {**study.to_json(), "command": command})
-    keep(study, planned, results)
+    rows = keep(study, planned, results)
     while groups := _groups([run for run in planned if not run.over]):
         trained = {_training(run): run for run in reversed(planned) if adoptable(run.folder)}
         jobs = {write_job(group, told, trained.get(_training(group[0]))): group for group in groups}
@@ -139,12 +138,13 @@ def _drive(
             moved = any(run.over and run.folder not in over for run in jobs[job])
             if left and not moved and (death or begun[job] >= ATTEMPTS):
                 fail(left[0].folder, death or f"it was begun {ATTEMPTS} times and never ended")
-            keep(study, planned, results)
+            rows = keep(study, planned, results)
             for run in jobs[job]:
                 if run.over and run.folder not in over:
                     over.add(run.folder)
                     if (facts := row(study, run)) is not None:
                         done(facts, sum(other.over for other in planned), len(planned))
+    return rows
 
 
 def _groups(left: Iterable[Run]) -> list[list[Run]]:

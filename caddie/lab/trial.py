@@ -65,19 +65,24 @@ def finished(folder: Path) -> bool:
 
 def definitions(node: object) -> Iterator[Path]:
     """The files, some perhaps several times, of the classes in a recipe that are not caddie's."""
-    if isinstance(node, Config):
-        module = type(node).__module__
-        if module.partition(".")[0] != "caddie":
-            file = getattr(sys.modules.get(module), "__file__", None)
-            if file is None:
-                name = type(node).__name__
-                raise UserError(f"{name} is defined in no file; write it in one, for runs are processes of their own")
-            yield Path(file).resolve()
-        for field in fields(node):
-            yield from definitions(getattr(node, field.name))
-    elif isinstance(node, Mapping | tuple):
-        for item in node.values() if isinstance(node, Mapping) else node:
-            yield from definitions(item)
+    left = [node]
+    while left:
+        node = left.pop()
+        if isinstance(node, Config):
+            module = type(node).__module__
+            if module.partition(".")[0] != "caddie":
+                file = getattr(sys.modules.get(module), "__file__", None)
+                if file is None:
+                    name = type(node).__name__
+                    raise UserError(
+                        f"{name} is defined in no file; write it in one, for runs are processes of their own"
+                    )
+                yield Path(file).resolve()
+            left += [getattr(node, field.name) for field in fields(node)]
+        elif isinstance(node, tuple):
+            left += node
+        elif isinstance(node, Mapping):
+            left += node.values()
 
 
 def write_job(runs: list[Run], study: Mapping[str, Any], trained: Run | None = None) -> Path:
