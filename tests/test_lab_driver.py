@@ -232,6 +232,12 @@ def test_what_cannot_run_is_known_before_the_first_run(text: str, folders: dict[
     assert executor.jobs == []
 
 
+@pytest.fixture
+def unsampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results without the text that a model writes, which takes longer than its training here."""
+    monkeypatch.setattr("caddie.result.sample", lambda artifact: b"")
+
+
 class Here:
     """Does jobs in this process."""
 
@@ -243,7 +249,7 @@ class Here:
             yield job, None
 
 
-@pytest.mark.usefixtures("alive_once", "unprobed")
+@pytest.mark.usefixtures("alive_once", "unprobed", "unsampled")
 def test_a_job_trains_once_and_goes_on_after_a_failure(text: str, folders: dict[str, Path]) -> None:
     doomed = Entry(diff={f"train.optimizers.{role}.lr": 1e30 for role in ("matrix", "scalar")})
     one = study(seeds=(1,), entries={"halves": study().entries["halves"], "doomed": doomed})
@@ -261,7 +267,7 @@ def test_a_job_trains_once_and_goes_on_after_a_failure(text: str, folders: dict[
     assert sum(event["event"] == "step" for event in log) == 3, "its steps are those of the base"
 
 
-@pytest.mark.usefixtures("alive_once", "unprobed")
+@pytest.mark.usefixtures("alive_once", "unprobed", "unsampled")
 def test_the_last_look_is_at_documents_that_nothing_has_seen(
     text: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -16,12 +16,12 @@ from caddie.weight_coding.array_codec import Array
 
 CHANCE = np.random.default_rng(0)
 ARRAYS: list[Array] = [
-    np.rint(CHANCE.laplace(size=(64, 48)) * 3).astype("<i2"),
+    np.rint(CHANCE.laplace(size=(30, 20)) * 3).astype("<i2"),
     np.array(3.5, "<f4"),
     np.arange(24, dtype="<i4").reshape(4, 6).T,
     np.zeros((0, 5), np.int8),
-    np.rint(CHANCE.normal(size=(200, 80)) * 9).astype(np.int8),
-    CHANCE.standard_normal(1000).astype("<f2"),
+    np.rint(CHANCE.normal(size=(70, 60)) * 9).astype(np.int8),  # too large for all that `Smallest` can try
+    CHANCE.standard_normal(300).astype("<f2"),
 ]
 JOBS = [Plain(array) for array in ARRAYS]
 STREAMS = [Smallest().encode(array) for array in ARRAYS]
