@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, dataclass, fields, replace
-from itertools import zip_longest
+from itertools import tee, zip_longest
 from typing import Any
 
 import numpy as np
@@ -89,8 +89,8 @@ def dead_settings(recipe: Recipe, base: Recipe | None = None) -> list[Finding]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # copies are too small for more
     try:
-        with _reads() as read:
-            copy = _Observed(recipe, undone)
+        read: set[tuple[type, str]] = set()
+        copy = _Observed(recipe, undone, read)
         suspects = [one for one in undone if not copy.differs(one.recipe)]
         taking = {f"{one.path}." for one in suspects if one.value in _NOTHING}
         acting = _acting(recipe, base) if taking else []
@@ -116,7 +116,7 @@ def _finding(one: _Undone, read: set[tuple[type, str]]) -> Finding:
 def _acting(recipe: Recipe, base: Recipe) -> list[str]:
     """Paths at which the recipe's value alone would change the base."""
     undone = list(_undone(recipe, base))
-    copy = _Observed(base, undone)
+    copy = _Observed(base, undone, set())
     return [one.path for one in undone if copy.differs(one.recipe)]
 
 
@@ -194,9 +194,8 @@ def _defaults(cls: type[Config]) -> dict[str, Any]:
 
 
 @contextmanager
-def _reads() -> Iterator[set[tuple[type, str]]]:
-    """Class and name of every setting that is read meanwhile, but for being copied, compared and checked."""
-    found: set[tuple[type, str]] = set()
+def _reads(found: set[tuple[type, str]]) -> Iterator[None]:
+    """Add class and name of every setting that is read meanwhile, but for being copied, compared and checked."""
     not_counted = {configs.__file__, __file__, "<string>"}  # the last: methods that dataclasses write
 
     def read(self: Config, name: str) -> Any:
@@ -207,31 +206,49 @@ def _reads() -> Iterator[set[tuple[type, str]]]:
 
     Config.__getattribute__ = read  # type: ignore[method-assign, assignment]
     try:
-        yield found
+        yield
     finally:
         del Config.__getattribute__
 
 
-class _Observed:
-    """A recipe and what its copy does; others are compared with it and stop where they first differ."""
+def _watched(work: Iterator[object], read: set[tuple[type, str]]) -> Iterator[object]:
+    """What `work` gives, and what it reads for that."""
+    while True:
+        with _reads(read):
+            one = next(work, _ABSENT)
+        if one is _ABSENT:
+            return
+        yield one
 
-    def __init__(self, recipe: Recipe, undone: list[_Undone]) -> None:
+
+class _Observed:
+    """A recipe and what its copy does; others are compared with it and stop where they first differ.
+
+    It trains no further than they ask, so what it reads is known once one of them asked for all.
+    """
+
+    def __init__(self, recipe: Recipe, undone: list[_Undone], read: set[tuple[type, str]]) -> None:
         self.recipe = recipe
-        self.moments = _moments(recipe, [one.recipe for one in undone])
-        self.copy = small_copy(recipe)
-        self.model = list(_of_model(recipe, self.copy))
-        self.train = list(_of_training(recipe, self.copy, self.moments))
+        with _reads(read):
+            self.moments = _moments(recipe, [one.recipe for one in undone])
+            self.copy = small_copy(recipe)
+            self.sizes = _sizes(recipe.train, self.moments)
+            self.model = list(_of_model(recipe, self.copy))
+        self.train = _watched(_of_training(self.copy, self.moments), read)
 
     def differs(self, other: Recipe) -> bool:
         """Whether anything does; or it cannot be told, for the copies are too small or the other is not possible."""
         try:
-            copy = small_copy(other)
-            if other.model != self.recipe.model and _unequal(self.model, _of_model(other, copy)):
+            copy, recipe = small_copy(other), self.recipe
+            hidden = spelled_out(*copy) == spelled_out(*self.copy)
+            if hidden and spelled_out(other.model, other.train) != spelled_out(recipe.model, recipe.train):
                 return True
-            if _unequal(self.train, _of_training(other, copy, self.moments)) or self._averages_otherwise(other.train):
+            if other.model != recipe.model and _unequal(self.model, _of_model(other, copy)):
                 return True
-            hidden, recipe = spelled_out(*copy) == spelled_out(*self.copy), self.recipe
-            return hidden and spelled_out(other.model, other.train) != spelled_out(recipe.model, recipe.train)
+            if _sizes(other.train, self.moments) != self.sizes:
+                return True
+            self.train, seen = tee(self.train)
+            return _unequal(seen, _of_training(copy, self.moments)) or self._averages_otherwise(other.train)
         except UserError:
             return True
 
@@ -241,7 +258,7 @@ class _Observed:
         return touched and _long_average(train, last) != _long_average(own, last)
 
 
-def _unequal(seen: list[object], other: Iterator[object]) -> bool:
+def _unequal(seen: Iterable[object], other: Iterable[object]) -> bool:
     return any(a != b for a, b in zip_longest(seen, other))
 
 
@@ -265,9 +282,8 @@ def _of_model(recipe: Recipe, copy: SmallCopy) -> Iterator[object]:
             yield model(ids, ids == BOS, torch.float64, stage=stage).numpy().tobytes()
 
 
-def _of_training(recipe: Recipe, copy: SmallCopy, moments: list[Moment]) -> Iterator[object]:
-    """The sizes of steps; the copy's data; loss, weights and average after each of its steps."""
-    yield _sizes(recipe.train, moments)
+def _of_training(copy: SmallCopy, moments: list[Moment]) -> Iterator[object]:
+    """The copy's data; loss, weights and average after each of its steps."""
     gpt, train = copy
     data = stream(gpt, train)
     yield [batch.inputs.tobytes() + batch.targets.tobytes() for batch in map(data.micro_batch, range(130))]
