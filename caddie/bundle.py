@@ -71,7 +71,7 @@ def source_needed(roots: tuple[str, ...] = SCORING) -> Bundle:
             continue
         text = content.decode()
         files[path] = _strip(text)
-        for imported in [name, *_imports(ast.parse(text))]:
+        for imported in [name, *_imported(text)]:
             parts = imported.split(".")
             if parts[0] == "caddie":
                 # Importing a module runs the packages around it as well.
@@ -170,6 +170,12 @@ def _modules(package: Path) -> dict[str, tuple[str, bytes]]:
     return found
 
 
+@cache
+def _imported(text: str) -> tuple[str, ...]:
+    """What a module imports, once for all bundles."""
+    return tuple(_imports(ast.parse(text)))
+
+
 def _imports(node: ast.AST) -> Iterator[str]:
     """Dotted names imported anywhere below `node`, but for those that only a type checker imports."""
     if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -179,7 +185,8 @@ def _imports(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.ImportFrom):
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
     for child in ast.iter_child_nodes(node):
-        yield from _imports(child)
+        if not isinstance(child, ast.expr):  # in which nothing is imported
+            yield from _imports(child)
 
 
 @cache
