@@ -26,8 +26,8 @@ from caddie.train import Event, Interrupted, Trained
 from caddie.trainer import Trainer
 from caddie.transfer import Late, Uploads, ahead
 
-GROWS = GROWING.but(averaging=ProgressEMA(), rehearsal_steps=0, micro_batches=2)
-WILD = STEPS.but(micro_batches=1, lr_schedule=Stairs(values=(1, 10**30), begins=(0.5,)), rehearsal_steps=0)
+GROWS = GROWING.but(steps=12, averaging=ProgressEMA(), rehearsal_steps=0, micro_batches=2)
+WILD = STEPS.but(steps=12, micro_batches=1, lr_schedule=Stairs(values=(1, 10**30), begins=(0.5,)), rehearsal_steps=0)
 
 
 def be_late(patch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def test_a_late_run_is_interrupted_and_goes_on_to_the_bit(in_time: Trained, tmp_
 
 def test_no_step_waits_for_a_checkpoint(tmp_path: Path) -> None:
     """One is not written until six more steps are done; what it holds is nevertheless what was when it was due."""
-    config = STEPS.but(rehearsal_steps=0, micro_batches=1, checkpoint_seconds=1e-6)
+    config = STEPS.but(steps=12, rehearsal_steps=0, micro_batches=1, checkpoint_seconds=1e-6)
     go_on = threading.Event()
 
     def written(name: str, waits_at: int) -> dict[int, torch.Tensor]:

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ from conftest import call, fresh, probe_nothing, score_here
 from processes import CONTEXT
 
 from caddie import cli, line
+from caddie.codecs import Zlib
 from caddie.data import write_shard
 from caddie.display import Display
 from caddie.errors import CheckFailed
+from caddie.generate import sample
 from caddie.policy import state
 from caddie.tokenizers import SentencePieceTokenizer
 
@@ -47,7 +50,7 @@ SMALL = (
     "compress.calibration.tokens=1024",
     "compress.calibration.batch_tokens=64",
     "compress.fit=none",
-    "compress.coding=Packed",
+    "compress.coding=Packed(codec=Zlib)",
     "score.sequence_length=64",
     "score.stride=32",
 )
@@ -97,9 +100,10 @@ def rank(rank: int, port: int, folder: Path, arguments: Sequence[str]) -> None:
 
 
 def alone(patch: pytest.MonkeyPatch) -> None:
-    """A run without processes besides its own, and without what other tests of this file ask."""
+    """A run without processes besides its own, and without what other tests ask; what it writes is short."""
     score_here(patch)
     probe_nothing(patch)
+    patch.setattr("caddie.result.sample", partial(sample, tokens=8))
     patch.setattr("caddie.line.verify_alive", lambda recipe: None)
 
 
@@ -204,6 +208,7 @@ def test_train_and_pack_are_arrows_of_their_own(folder: Path, result: dict[str, 
 def test_real_text_with_the_contest_tokenizer(real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FineWeb text under the contest's 1,024 ids: a lossy tokenizer, whose loss is counted and whose bytes are not."""
     alone(monkeypatch)
+    monkeypatch.setattr("caddie.artifact.Brotli", Zlib)  # at its best it takes a second for this tokenizer
     model = real_data / "tokenizers" / "fineweb_1024_bpe.model"
     lines = (real_data / "small" / "train_small.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "fineweb.jsonl").write_text("".join(lines[:180]))

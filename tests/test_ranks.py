@@ -28,7 +28,7 @@ from caddie.trainer import Train, Trainer
 
 WORLD = 2
 MUONS = [Muon(lr=0.02), Muon(lr=0.02, precision="float32", communication="all_reduce")]
-TEXT = Text(SHARDS[0][:900], 1, 3000, 3000, 3000)
+TEXT = Text(SHARDS[0][:740], 1, 2500, 2500, 2500)
 SLIDING = Scoring(sequence_length=32, stride=8, batch_tokens=96)
 CHUNKS = ChunkSGD(chunk_tokens=192, sgd=SGD(lr=0.3, rows=5, epochs=2))
 PHASES = GlobalSGD(documents=12, phases=2, chunk_tokens=96, sgd=SGD(lr=0.1, rows=3, epochs=1))

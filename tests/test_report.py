@@ -117,7 +117,9 @@ def without(value: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[s
 def test_any_value_may_be_missing(together: int) -> None:
     """So many at once, none of them inside another."""
     steps = [event for event in make_events(20) if event["event"] == "step"]
-    names = [name for name, _ in without(make_result(depth=1))]
+    whole = make_result(depth=1)
+    whole["tensors"] = whole["tensors"][:3]  # all are shown alike
+    names = [name for name, _ in without(whole)]
     assert len(names) > 120
     groups: list[list[str]] = []
     for name in random.Random(0).sample(names, len(names)):
@@ -131,9 +133,9 @@ def test_any_value_may_be_missing(together: int) -> None:
         else:
             groups.append([name])
     for group in groups:
-        result = make_result(depth=1)
+        result = whole
         for name in group:
-            result = dict(without(result))[name]
+            result = next(changed for found, changed in without(result) if found == name)
         page = Page(report.render(result, steps))
         assert all(0 <= length <= 100 for length in page.lengths), group
 
