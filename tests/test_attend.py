@@ -303,6 +303,18 @@ def test_on_a_gpu_attention_is_that_of_the_definition(
         agrees(BACKENDS[backend], visible, tensors(rows, *groups, keys, keys, size))
 
 
+def flex_agrees(visible: Visibility, qkv: list[Tensor], traced: bool) -> None:
+    """FlexAttention's output is the oracle's; on a CPU it has no backward. Tracing it for each shape takes long."""
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns that it is not compiled
+        patch.setattr(attend, "_compiled_flex", lambda: flex_attention)
+        patch.setattr(
+            "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", not traced, raising=False
+        )
+        found = attend._flex(*(x.detach() for x in qkv), visible)
+    torch.testing.assert_close(found, oracle(*qkv, visible), rtol=1e-9, atol=1e-9)
+
+
 @settings(max_examples=5, deadline=None)
 @given(**SHAPES)
 def test_flex_attention_is_that_of_the_definition(
@@ -315,12 +327,11 @@ def test_flex_attention_is_that_of_the_definition(
     seed: int,
 ) -> None:
     visible = Visibility(keys, keys, layout(rows, keys, seed) if documents else None, window)
-    qkv = [x.detach() for x in tensors(rows, *groups, keys, keys, size)]  # on a CPU it has no backward
-    with pytest.MonkeyPatch.context() as patch, torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns that it is not compiled
-        patch.setattr(attend, "_compiled_flex", lambda: flex_attention)
-        found = attend._flex(*qkv, visible)
-    torch.testing.assert_close(found, oracle(*qkv, visible), rtol=1e-9, atol=1e-9)
+    flex_agrees(visible, tensors(rows, *groups, keys, keys, size), traced=False)
+
+
+def test_flex_attention_can_be_traced() -> None:
+    flex_agrees(Visibility(17, 17, layout(2, 17), 5), tensors(2, 4, 2, 17, 17, 8), traced=True)
 
 
 # Compiled

@@ -32,7 +32,7 @@ SMALL = GPT(
     block=Block(attention=GroupedQueryAttention(heads=2, key_value_heads=1), mlp=ReluSquared(hidden=192)),
 ).but({"embedding.bigrams": HashedNGrams(buckets=4096)})
 TINY = SMALL.but({"vocabulary": 64, "width": 32, "depth": 2, "embedding.bigrams": None})
-STEPS = Train(steps=20, batch_tokens=256, micro_batches=2, sequence_length=32, rehearsal_steps=2)
+STEPS = Train(steps=10, batch_tokens=256, micro_batches=2, sequence_length=32, rehearsal_steps=2)
 SHARDS = [np.random.default_rng(0).integers(0, 64, 5000).astype(np.uint16)]
 
 

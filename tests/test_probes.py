@@ -56,8 +56,11 @@ def artifact(tiny_run: Any) -> Artifact:
 
 
 def stirred(loaded: Artifact, **diff: object) -> nn.Module:
-    """A model of the same kind with random weights, so that all that it computes shows in what it says."""
-    model = build(loaded.model.config.but(diff), 0)
+    """A model of the same kind with random weights, so that all that it computes shows in what it says.
+
+    It has one layer: the probes see a model from outside, and price many texts with it.
+    """
+    model = build(loaded.model.config.but({"depth": 1, **diff}), 0)
     chance = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         parameter.requires_grad_(False).add_(0.2 * torch.randn(parameter.shape, generator=chance))
@@ -347,7 +350,7 @@ def scorers(page: Path) -> Iterator[tuple[str, str, set[str]]]:
 def test_the_scorers_on_the_page(name: str, code: str, fails: set[str], artifact: Artifact, tmp_path: Path) -> None:
     (tmp_path / name).write_text(code)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("caddie.probes.trial.SHORT", 32)
+        patch.setattr("caddie.probes.trial.SHORT", 24)
         on = trial(artifact, scorer=str(tmp_path / name))
         patch.setattr("sys.dont_write_bytecode", True)  # as in the sealed process
         found = failed(on)

@@ -11,7 +11,7 @@ from torch import Tensor
 from variations import BASE
 
 from caddie.model import Cache, build
-from caddie.scoring import ChunkSGD, Scoring, Text, score
+from caddie.scoring import SGD, ChunkSGD, Scoring, Text, score
 from caddie.scoring import forward as module
 from caddie.scoring.forward import COMPILE_SECONDS, Forward
 
@@ -94,7 +94,7 @@ def test_a_broken_compiler_is_left(compiled: list[tuple[int, ...]], monkeypatch:
     assert len(asked) == 1
 
 
-@pytest.mark.parametrize("adaptation", [None, ChunkSGD(chunk_tokens=64)])
+@pytest.mark.parametrize("adaptation", [None, ChunkSGD(chunk_tokens=64, sgd=SGD(epochs=1))])
 def test_scores_stay_what_they_are(
     adaptation: ChunkSGD | None, compiled: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
