@@ -218,6 +218,8 @@ def _attend(
             with suppress(subprocess.TimeoutExpired):  # whoever still holds the pipes has left the group
                 out, err = process.communicate(timeout=_LAST_WORDS_SECONDS)
             done = True
+    if limit is None and max(len(out), len(err)) > output_bytes:  # it ended between two looks
+        limit = "output"
     return out, err, limit, peak_bytes
 
 

@@ -327,6 +327,21 @@ def test_a_little_too_much_output_is_seen_as_well() -> None:
     assert run("print('x' * 101)", output_bytes=101).stopped is not None
 
 
+def test_what_is_written_last_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the process ends when nobody looks."""
+    communicate, late = subprocess.Popen.communicate, []
+
+    def ended_meanwhile(self: Any, *given: Any, **options: Any) -> Any:
+        if not late:
+            late.append(self.wait())
+            raise subprocess.TimeoutExpired(self.args, 0.0)
+        return communicate(self, *given, **options)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", ended_meanwhile)
+    assert run("print('x' * 101)", output_bytes=101).stopped == "it was stopped because it wrote more than 9.63e-05 MiB"
+    assert late == [0]
+
+
 # Where it cannot be sealed
 
 
