@@ -25,6 +25,7 @@ from caddie.distributed import Ranks
 from caddie.errors import UserError
 from caddie.optim import Muon
 from caddie.parameters import Part, declarations
+from caddie.quantize import Rows, Ternary
 from caddie.recipe import Recipe, find
 from caddie.schedules import Moment, Schedule, value_at, whole_at
 from caddie.small_copy import BOS, SmallCopy, row_scale, shards, small_copy, spelled_out, stream
@@ -39,6 +40,8 @@ EXEMPT = {
     (Train, "rehearsal_steps"): "undone before the clock starts",
     (Train, "checkpoint_seconds"): "when the state is saved",
     (Muon, "communication"): "how processes exchange, and a copy is one process",
+    (Rows, "packed"): "how integers are stored; training may name the quantizer that packing does",
+    (Ternary, "packed"): "the same",
 }
 """Settings that need not change the result of training, each with the reason."""
 

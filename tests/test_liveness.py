@@ -15,6 +15,7 @@ from caddie.liveness import EXEMPT, dead_settings, verify_alive
 from caddie.model import GPT, Block, Dense, GroupedQueryAttention, NTKRotary, Recurrence, ReluSquared, SwiGLU
 from caddie.optim import AdamW, Muon
 from caddie.parameters import Orthogonal
+from caddie.quantize import Rows
 from caddie.recipe import Recipe, shipped
 from caddie.schedules import IterationWarmdown, Ramp, Stairs, StepRamp
 from caddie.trainer import Train, Trainer
@@ -71,7 +72,11 @@ ALIVE: tuple[dict[str, Any], ...] = (
         "train.micro_batches": 2,
         "train.compile": "always",
     },
-    {"model.block.attention.window": 127, "train.lr_schedule.fraction": 0.0},
+    {
+        "model.block.attention.window": 127,
+        "train.lr_schedule.fraction": 0.0,
+        "train.fake_quantize": {"matrix": StraightThrough(quantizer=Rows(bits=4, packed=True), strength=1.0)},
+    },
 )
 
 
