@@ -129,11 +129,11 @@ def compress(
     chosen = assign(config.quantizers, model, "compress.quantizers")
     quantizers = {name: chosen[name] for name in shapes}
     readers = {rule: quantizer.reader for rule, quantizer in config.quantizers.items()}
-    known = calibrate() if config.calibrated else {}
+    calibrations = calibrate() if config.calibrated else {}
     with Coders(torch.get_num_threads()) as coders:
         drafts = Drafts(
             {name: weights[name] for name in shapes},
-            known,
+            calibrations,
             config.coding,
             lambda sections: size(readers, sections),
             watch,

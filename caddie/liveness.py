@@ -92,15 +92,14 @@ def dead_settings(recipe: Recipe, base: Recipe | None = None) -> list[Finding]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # copies are too small for more
     try:
-        read: set[tuple[type, str]] = set()
-        copy = _Observed(recipe, undone, read)
+        copy = _Observed(recipe, undone)
         suspects = [one for one in undone if not copy.differs(one.recipe)]
         taking = {f"{one.path}." for one in suspects if one.value in _NOTHING}
         acting = _acting(recipe, base) if taking else []
         covered = {path for path in taking if any(f"{one}.".startswith(path) for one in acting)}
     finally:
         torch.set_num_threads(threads)
-    return [_finding(one, read) for one in suspects if f"{one.path}." not in covered]
+    return [_finding(one, copy.read) for one in suspects if f"{one.path}." not in covered]
 
 
 def _origin(recipe: Recipe) -> Recipe:
@@ -119,7 +118,7 @@ def _finding(one: _Undone, read: set[tuple[type, str]]) -> Finding:
 def _acting(recipe: Recipe, base: Recipe) -> list[str]:
     """Paths at which the recipe's value alone would change the base."""
     undone = list(_undone(recipe, base))
-    copy = _Observed(base, undone, set())
+    copy = _Observed(base, undone)
     return [one.path for one in undone if copy.differs(one.recipe)]
 
 
@@ -230,14 +229,15 @@ class _Observed:
     It trains no further than they ask, so what it reads is known once one of them asked for all.
     """
 
-    def __init__(self, recipe: Recipe, undone: list[_Undone], read: set[tuple[type, str]]) -> None:
+    def __init__(self, recipe: Recipe, undone: list[_Undone]) -> None:
         self.recipe = recipe
-        with _reads(read):
+        self.read: set[tuple[type, str]] = set()
+        with _reads(self.read):
             self.moments = _moments(recipe, [one.recipe for one in undone])
             self.copy = small_copy(recipe)
             self.sizes = _sizes(recipe.train, self.moments)
             self.model = list(_of_model(recipe, self.copy))
-        self.train = _watched(_of_training(self.copy, self.moments), read)
+        self.train = _watched(_of_training(self.copy, self.moments), self.read)
 
     def differs(self, other: Recipe) -> bool:
         """Whether anything does; or it cannot be told, for the copies are too small or the other is not possible."""

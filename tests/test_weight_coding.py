@@ -24,6 +24,7 @@ from caddie.weight_coding import ArrayCodec, EntropyModel, Packed, Smallest, dec
 from caddie.weight_coding import entropy_model as model
 from caddie.weight_coding.packed import nearest_rows
 from caddie.weight_coding.priors import CONTEXTS, FRACTION_BITS, PER_OCTAVE, PRIOR_BITS, contexts, log2, priors
+from caddie.weight_coding.symbols import Writer
 
 Array = npt.NDArray[Any]
 
@@ -273,7 +274,7 @@ def test_what_the_coder_is_given_makes_its_arithmetic_exact():
     assert weights.min() >= 0
     # The same bytes from an ANS coder in a few lines of integers, under odds of weight + 1 in 2**24.
     symbols = np.random.default_rng(0).integers(0, 32, 500).astype(np.int32)
-    writer = model._Writer()
+    writer = Writer()
     writer.code(symbols, weights[[20, 45]], np.array([300, 200]))
     state, words = 1 << 24 | 77, []
     for place in reversed(range(500)):

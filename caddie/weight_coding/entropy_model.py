@@ -8,15 +8,10 @@ prior (`priors`). Beside the integers three bytes of settings are sent.
 
 The integers are coded in tiles, small ones at first, so that the odds follow soon, and then ever larger ones: inside
 a tile the odds stand still, and the integers of a context are one call of the coder.
-
-The coder is constriction's ANS (J. Duda, arXiv 0902.0271; R. Bamler, arXiv 2201.01741). Its `Categorical` computes
-odds by a factor (2**24 - symbols) / (sum of weights), which is 1 here: weights are integers with that sum, so that
-all it computes is exact.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -24,7 +19,6 @@ from itertools import pairwise, product
 from math import isqrt, prod
 from typing import Any, ClassVar, NamedTuple
 
-import constriction
 import numpy as np
 import numpy.typing as npt
 
@@ -52,17 +46,12 @@ from caddie.weight_coding.priors import (
     priors,
     width,
 )
-
-Symbols = npt.NDArray[np.int32]
+from caddie.weight_coding.symbols import BYTES, PRECISION_BITS, Damaged, Meter, Reader, SymbolCoder, Symbols, Writer
 
 _PRIOR_COUNT = 200
 """How many integers a context has to see before its counts weigh as much as the prior."""
 _MOST_COUNT = 1 << 16
 """Counts are halved from here on."""
-_PRECISION_BITS = 24
-"""Of the coder's probabilities."""
-_BYTES = np.full((1, 256), ((1 << _PRECISION_BITS) - 256) // 256, np.int64)
-_ONE = np.ones(1, np.int64)
 _LEAST_TILE, _LARGEST_TILE = 64, 1 << 15  # elements
 _GROWTH = 4  # a tile is as high and wide as a quarter of what is above and left of it
 _LEAST_COLUMNS = 4
@@ -111,7 +100,7 @@ class EntropyModel(ArrayCodec):
         if array.dtype.kind not in "biu" or array.dtype.itemsize > 4 or array.size >= _MOST_ELEMENTS:
             return Packed(codec=Brotli(), columns=True, shuffle=True).encode(array)
         matrix = array.astype(np.int64).reshape(_matrix(array.shape))
-        writer = _Writer()
+        writer = Writer()
         _write(matrix, _settings_of(like) or self._best(matrix, array.itemsize), writer, array.itemsize + 1)
         return bytes([ENTROPY_MODEL]) + writer.finish(_seal(array))
 
@@ -122,7 +111,7 @@ class EntropyModel(ArrayCodec):
 
         @cache
         def size(settings: _Settings) -> int:
-            meter = _Meter()
+            meter = Meter()
             _write(head, settings, meter, item_bytes + 1)
             return meter.size
 
@@ -141,36 +130,11 @@ def _settings_of(stream: bytes) -> _Settings | None:
     """The settings of a stream, but for the median; None for one of another kind."""
     if len(stream) < 2 or stream[0] != ENTROPY_MODEL:
         return None
-    return _CHOICES[_Reader(stream[1:]).byte()]._replace(centered=0)
+    return _CHOICES[Reader(stream[1:]).byte()]._replace(centered=0)
 
 
 def _matrix(shape: Shape) -> tuple[int, int]:
     return (shape[0] if shape else 1), prod(shape[1:])
-
-
-class _Coder(ABC):
-    """Writes or reads: the same program runs through both."""
-
-    fills_in: ClassVar[bool] = False
-    """Whether it changes the symbols that it is given."""
-
-    @abstractmethod
-    def code(self, symbols: Symbols, weights: Integers, counts: Integers) -> None:
-        """Write the symbols, or fill them in: counts[0] of them under weights[0], and so on.
-
-        Symbol i has odds of weights[., i] + 1 in 2**24.
-        """
-
-    def byte(self, value: int = 0) -> int:
-        """Write a byte, or read it and give it back."""
-        symbol = np.array([value], np.int32)
-        self.code(symbol, _BYTES, _ONE)
-        return int(symbol[0])
-
-    def number(self, size: int, value: int = 0) -> int:
-        """A number of that many bytes."""
-        parts = value.to_bytes(size, "little", signed=True)
-        return int.from_bytes(bytes([self.byte(part) for part in parts]), "little", signed=True)
 
 
 def _seal(array: Array) -> int:
@@ -181,65 +145,7 @@ def _seal(array: Array) -> int:
     return 1 << CHECKSUM_BITS | checksum(array)
 
 
-def _model(weights: Integers) -> Any:
-    return constriction.stream.model.Categorical(weights.astype(np.float64), perfect=False)
-
-
-class _Writer(_Coder):
-    def __init__(self) -> None:
-        self._groups: list[tuple[Symbols, Integers]] = []
-
-    def code(self, symbols: Symbols, weights: Integers, counts: Integers) -> None:
-        self._groups += zip(np.split(symbols, counts[:-1].cumsum()), weights, strict=True)
-
-    def finish(self, seal: int) -> bytes:
-        coder = constriction.stream.stack.AnsCoder(np.array([seal], np.uint32))
-        for symbols, weights in reversed(self._groups):
-            coder.encode_reverse(symbols, _model(weights))
-        words: npt.NDArray[np.uint32] = coder.get_compressed()
-        return words.astype("<u4").tobytes().rstrip(b"\0")
-
-
-class _Reader(_Coder):
-    fills_in = True
-
-    def __init__(self, data: bytes) -> None:
-        words = np.frombuffer(data.ljust(-(-len(data) // 4) * 4, b"\0"), "<u4").astype(np.uint32)
-        # The coder takes no last word of zero.
-        self.damaged = not len(words) or data[-1] == 0
-        self._coder = constriction.stream.stack.AnsCoder(words[:0] if self.damaged else words)
-
-    def code(self, symbols: Symbols, weights: Integers, counts: Integers) -> None:
-        start = 0
-        for each, count in zip(weights, counts.tolist(), strict=True):
-            # What is left of a stream is never less than its seal.
-            self.damaged |= self._coder.num_valid_bits() < CHECKSUM_BITS
-            if self.damaged:
-                raise _Damaged
-            symbols[start : start + count] = self._coder.decode(_model(each), count)
-            start += count
-
-    def finish(self, seal: int) -> None:
-        if self._coder.get_compressed().tolist() != [seal]:
-            raise _Damaged
-
-
-class _Meter(_Coder):
-    """Counts what a stream would take, in 1 / PER_OCTAVE bits."""
-
-    def __init__(self) -> None:
-        self.size = 0
-
-    def code(self, symbols: Symbols, weights: Integers, counts: Integers) -> None:
-        logs = log2(weights[np.arange(len(counts)).repeat(counts), symbols] + 1)
-        self.size += len(symbols) * _PRECISION_BITS * PER_OCTAVE - int(logs.sum())
-
-
-class _Damaged(Exception):
-    pass
-
-
-def _write(values: Integers, settings: _Settings, coder: _Coder, center_bytes: int) -> None:
+def _write(values: Integers, settings: _Settings, coder: SymbolCoder, center_bytes: int) -> None:
     """Write a matrix."""
     if not values.size:
         return
@@ -262,27 +168,27 @@ def _write(values: Integers, settings: _Settings, coder: _Coder, center_bytes: i
         beyond = np.abs(values[np.abs(clipped) == LARGEST]) - LARGEST
         size = coder.byte((int(beyond.max(initial=0)).bit_length() + 7) // 8)
         rest = beyond.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :size]
-        coder.code(rest.reshape(-1).astype(np.int32), _BYTES, np.array([rest.size]))
+        coder.code(rest.reshape(-1).astype(np.int32), BYTES, np.array([rest.size]))
 
 
 def read(data: bytes, dtype: np.dtype[Any], shape: Shape) -> Array:
     """The array whose `EntropyModel` stream is `data`; `UserError` for any other."""
-    reader = _Reader(data[1:])
+    reader = Reader(data[1:])
     try:
         result = _read(_matrix(shape), reader, dtype.itemsize + 1).astype(dtype).reshape(shape)
         reader.finish(_seal(result))
-    except _Damaged:
+    except Damaged:
         raise damaged(dtype, shape) from None
     return result
 
 
-def _read(shape: tuple[int, int], coder: _Reader, center_bytes: int) -> Array:
+def _read(shape: tuple[int, int], coder: Reader, center_bytes: int) -> Array:
     """Read what `_write` wrote."""
     if not prod(shape):
         return np.zeros(shape, np.int32)
     number = coder.byte()
     if number >= len(_CHOICES):
-        raise _Damaged
+        raise Damaged
     settings = _CHOICES[number]
     center = coder.number(center_bytes) if settings.centered else 0
     values: Array = np.zeros(shape[::-1] if settings.layout == 1 else shape, np.int32)
@@ -291,11 +197,11 @@ def _read(shape: tuple[int, int], coder: _Reader, center_bytes: int) -> Array:
     if most == LARGEST:
         size = coder.byte()
         if size > 8:
-            raise _Damaged
+            raise Damaged
         places = np.abs(values) == LARGEST
         count = int(places.sum())
         rest = np.zeros(count * size, np.int32)
-        coder.code(rest, _BYTES, np.array([rest.size]))
+        coder.code(rest, BYTES, np.array([rest.size]))
         beyond = np.zeros((count, 8), np.uint8)
         beyond[:, :size] = rest.reshape(count, size)
         values = values.astype(np.int64)
@@ -348,7 +254,7 @@ def _prior(most: int) -> Integers:
     return np.concatenate([priors()[..., most:0:-1], priors()[..., : most + 1]], axis=2) * _PRIOR_COUNT
 
 
-def _code(values: Symbols, most: int, mean: int, settings: _Settings, coder: _Coder) -> None:
+def _code(values: Symbols, most: int, mean: int, settings: _Settings, coder: SymbolCoder) -> None:
     """Write a matrix of integers from -most to most, or fill it in."""
     rows, columns = values.shape
     symbols = 2 * most + 1
@@ -407,7 +313,7 @@ def _weights(prior: Integers, counts: Integers, skewed: int) -> Integers:
     """Weights for the coder by context, (contexts, symbols), that sum to 2**24 less the symbols."""
     seen = 2 * counts if skewed else counts + counts[:, ::-1]
     shares = prior + (seen << PRIOR_BITS - 1)
-    free = (1 << _PRECISION_BITS) - shares.shape[1]
+    free = (1 << PRECISION_BITS) - shares.shape[1]
     weights: Integers = shares * free // shares.sum(axis=1, keepdims=True)
     weights[:, weights.shape[1] // 2] += free - weights.sum(axis=1)
     return weights
