@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,20 @@ class Bundle:
     """Other libraries that they import, in alphabetical order; those of Python itself are not named."""
     data: bytes
     """The files as one JSON object, for `unpack`."""
-    codec: Codec
-    """What makes `data` smallest: Brotli or LZMA."""
-    bytes: int
-    """Length of `data` after the codec: the code bytes."""
+
+    @property
+    def codec(self) -> Codec:
+        """What makes `data` smallest: Brotli or LZMA."""
+        return self._smallest[0]
+
+    @property
+    def bytes(self) -> int:
+        """Length of `data` after the codec: the code bytes."""
+        return self._smallest[1]
+
+    @cached_property
+    def _smallest(self) -> tuple[Codec, int]:  # when asked for: it takes a second
+        return min(((codec, len(codec.encode(self.data))) for codec in (Brotli(), Lzma())), key=lambda each: each[1])
 
     def section(self, name: str) -> Section:
         """The bundle as a section of an artifact."""
@@ -80,9 +90,7 @@ def source_needed(roots: tuple[str, ...] = SCORING) -> Bundle:
             elif parts[0] not in sys.stdlib_module_names:
                 libraries.add(parts[0])
     data = json.dumps(dict(sorted(files.items())), separators=(",", ":"), ensure_ascii=False).encode()
-    sizes = {codec: len(codec.encode(data)) for codec in (Brotli(), Lzma())}
-    codec = min(sizes, key=sizes.__getitem__)
-    return Bundle(files, tuple(sorted(libraries)), data, codec, sizes[codec])
+    return Bundle(files, tuple(sorted(libraries)), data)
 
 
 def unpack(data: bytes, folder: Path) -> None:
