@@ -506,12 +506,15 @@ class Streams:
     err: str
 
 
-@pytest.fixture
-def small_disk() -> Iterator[Callable[[int], None]]:
+@contextlib.contextmanager
+def small_disk(size: int) -> Iterator[None]:
     """Lets no file grow over some bytes: the system call that fails is the one that fails on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:  # before the test's outcome is written, perhaps to a file
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 FULL = [
@@ -529,12 +532,11 @@ FULL = [
 
 
 @pytest.mark.parametrize("case", marked(FULL))
-def test_a_full_disk_leaves_no_trace(
-    case: Case, bench: Bench, caddie: Call, tmp_path: Path, small_disk: Callable[[int], None]
-) -> None:
+def test_a_full_disk_leaves_no_trace(case: Case, bench: Bench, caddie: Call, tmp_path: Path) -> None:
     arguments = case.make(bench)
-    small_disk(int(case.out))
-    check(caddie(*arguments), case.says)
+    with small_disk(int(case.out)):
+        ended = caddie(*arguments)
+    check(ended, case.says)
     check_folder(tmp_path)
     assert not (tmp_path / "kept" / "report.html").exists() or case.label == "at the artifact"
     assert not (tmp_path / "corpus").exists()
