@@ -47,6 +47,12 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 50, 100)
 
 
+def pytest_sessionfinish() -> None:
+    """Garbage of the last tests is looked for once; pytest would go through all that lives five times."""
+    gc.collect()
+    gc.freeze()
+
+
 def _folder(request: pytest.FixtureRequest, option: str) -> Path:
     folder = Path(request.config.getoption(option))
     if not folder.is_dir():

@@ -313,17 +313,17 @@ def test_importing_caddie_and_its_command_line_is_light() -> None:
     assert not heavy & modules_loaded_by("import caddie.cli")
 
 
-@pytest.mark.parametrize("module", sorted(set(MODULES) - {"__main__"}))
-def test_nothing_happens_at_import(module: str) -> None:
-    for statement in tree(module).body:
-        if isinstance(statement, ast.If):
-            assert ast.unparse(statement.test) == "TYPE_CHECKING", f"line {statement.lineno}"
-        elif isinstance(statement, ast.Expr):
-            assert isinstance(statement.value, ast.Constant), f"line {statement.lineno}: a call at import"
-        else:
-            assert isinstance(
-                statement, (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef)
-            ), f"line {statement.lineno}"
+def test_nothing_happens_at_import() -> None:
+    definition = ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef
+    for module in set(MODULES) - {"__main__"}:
+        for statement in tree(module).body:
+            place = f"{module}, line {statement.lineno}"
+            if isinstance(statement, ast.If):
+                assert ast.unparse(statement.test) == "TYPE_CHECKING", place
+            elif isinstance(statement, ast.Expr):
+                assert isinstance(statement.value, ast.Constant), f"{place}: a call at import"
+            else:
+                assert isinstance(statement, definition), place
 
 
 def test_the_environment_is_read_for_torchrun_alone() -> None:
@@ -350,10 +350,8 @@ def test_the_environment_is_read_for_torchrun_alone() -> None:
 # Documentation
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_what_is_public_has_a_docstring(module: str) -> None:
-    assert ast.get_docstring(tree(module)), "the module has none"
-    missing = []
+def test_what_is_public_has_a_docstring() -> None:
+    missing = [module for module in MODULES if not ast.get_docstring(tree(module))]
 
     def visit(node: ast.AST, path: str) -> None:
         for child in ast.iter_child_nodes(node):
@@ -366,7 +364,8 @@ def test_what_is_public_has_a_docstring(module: str) -> None:
             if isinstance(child, ast.ClassDef):
                 visit(child, f"{path}{child.name}.")
 
-    visit(tree(module), "")
+    for module in MODULES:
+        visit(tree(module), f"{module}.")
     assert not missing
 
 
@@ -403,17 +402,16 @@ def test_every_chain_of_bases_ends() -> None:
 # Shape
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_files_and_functions_are_short(module: str) -> None:
-    lines = len(MODULES[module].read_text().splitlines())
-    long = {
-        ".".join(path): node.end_lineno - node.lineno + 1
+def test_files_and_functions_are_short() -> None:
+    files = {module: len(path.read_text().splitlines()) for module, path in MODULES.items()}
+    functions = {
+        ".".join((module, *path)): node.end_lineno - node.lineno + 1
+        for module in MODULES
         for path, node in definitions(module)
-        if not isinstance(node, ast.ClassDef) and node.end_lineno - node.lineno + 1 > FUNCTION_LINES
+        if not isinstance(node, ast.ClassDef)
     }
-    print(f"{module}: {lines} lines")
-    assert lines <= FILE_LINES
-    assert not long
+    assert not {name: lines for name, lines in files.items() if lines > FILE_LINES}
+    assert not {name: lines for name, lines in functions.items() if lines > FUNCTION_LINES}
 
 
 def test_no_variant_of_a_socket_is_a_variant_of_another() -> None:
