@@ -10,15 +10,20 @@ export TMPDIR := $(CURDIR)/.tmp
 unexport PYTHONDONTWRITEBYTECODE  # without what Python compiled, every process of the tests compiles all of it anew
 $(shell mkdir -p .tmp)
 
-.PHONY: demo test lint setup clean
+.PHONY: demo test test-long lint setup clean
 .NOTPARALLEL:  # both install into one folder
 
 demo: $(PROGRAM)
 	rm -rf runs/demo
 	$(VENV)/bin/caddie run tiny --out runs/demo
 
+PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
 test: $(CHECKS)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
+
+test-long: $(CHECKS)
+	$(PYTEST) -m "long and not slow"
 
 lint: $(CHECKS)
 	$(VENV)/bin/ruff check .

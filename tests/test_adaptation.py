@@ -347,6 +347,7 @@ def test_chunks_of_a_document_have_the_windows_of_the_public_script(parity: Path
         assert [end - first for _, first, end in found] == [scored for *_, scored in entry["windows"]]
 
 
+@pytest.mark.long
 def test_phases_end_where_those_of_the_public_script_do(parity: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case, tokens, layout = public_documents(parity)
     for entry in case["phase boundaries"]:
@@ -422,6 +423,7 @@ def test_no_token_changes_what_was_charged_before_it(chosen: Adaptation) -> None
         assert after[index] != before[index]
 
 
+@pytest.mark.long
 @variants("documents, cold")
 def test_two_runs_are_equal_and_leave_the_model_as_it_was(chosen: Adaptation) -> None:
     tokens, model = documents(*NINE), tiny_model()
@@ -463,6 +465,7 @@ def test_at_a_rate_of_zero_nothing_is_learnt(chosen: Adaptation) -> None:
     assert learning == pytest.approx(in_place(AsItIs(scorer_of(still, model), model), tokens), abs=1e-12)
 
 
+@pytest.mark.long
 def test_documents_know_nothing_of_each_other() -> None:
     """Scored under one layout, a document alone costs what it costs among others of its group."""
     tokens = documents(*NINE)
@@ -478,6 +481,7 @@ def test_documents_know_nothing_of_each_other() -> None:
         assert not np.isclose(found, expected)[begins[7] : begins[8]].all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chosen", [CHUNKS, LORA.but(phases=PHASES)], ids=["chunks", "documents"])
 def test_how_many_windows_run_at_once_does_not_matter(chosen: Adaptation) -> None:
     tokens = documents(*NINE)
@@ -486,6 +490,7 @@ def test_how_many_windows_run_at_once_does_not_matter(chosen: Adaptation) -> Non
         np.testing.assert_allclose(in_place(scorer_of(chosen), tokens, rows), expected, rtol=1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("chosen", "precision"),
     [
@@ -510,6 +515,7 @@ def test_learning_helps_where_a_pattern_comes_again(chosen: Adaptation, precisio
     assert learnt < 0.8 * score(model, text, frozen).bits_per_byte
 
 
+@pytest.mark.long
 def test_the_score_is_the_sum_of_what_is_charged() -> None:
     tokens = documents(*FEW)
     text = Text(tokens, BOS, 100, 100, 100)
@@ -522,6 +528,7 @@ def test_the_score_is_the_sum_of_what_is_charged() -> None:
 # All weights, chunk by chunk
 
 
+@pytest.mark.long
 def test_chunks_teach_what_plain_gradient_descent_would() -> None:
     tokens, model = documents(60, 50), tiny_model()
     found = in_place(scorer_of(CHUNKS, model), tokens)
@@ -627,6 +634,7 @@ def one_document(
     return charged, pairs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("beta1", [0.0, 0.9])
 def test_every_document_learns_as_it_would_alone(beta1: float) -> None:
     chosen = LORA.but(documents=len(NINE), beta1=beta1, targets=EVERYTHING)
@@ -648,6 +656,7 @@ def test_every_document_learns_as_it_would_alone(beta1: float) -> None:
         assert b.abs().max() > 0.01
 
 
+@pytest.mark.long
 def test_each_run_of_a_layer_has_adapters_of_its_own() -> None:
     """A model that loops learns as one in which the same layers are written out."""
     tokens, looped = (
@@ -673,6 +682,7 @@ def test_each_run_of_a_layer_has_adapters_of_its_own() -> None:
     assert not any(torch.allclose(*pair) for pair in pairwise(of_one_layer))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("gpt", "counts"),
     [
@@ -859,6 +869,7 @@ def token_by_token(scorer: Scorer, tokens: np.ndarray, layout: Layout) -> np.nda
     return costs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "gpt", "with_gradients"),
     [
@@ -884,6 +895,7 @@ def test_a_decoder_learns_the_same(name: str, gpt: GPT, with_gradients: bool) ->
             torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stride", [LENGTH, STRIDE])
 @pytest.mark.parametrize("gpt", RICH.values(), ids=RICH)
 def test_with_every_technique_a_cache_changes_no_score(gpt: GPT, stride: int) -> None:

@@ -115,6 +115,7 @@ def test_the_same_weights_give_the_same_file(tiny_run: Any, caddie: Call, tmp_pa
     assert (tmp_path / "run" / "artifact.caddie").read_bytes() == tiny_run.artifact.read_bytes()
 
 
+@pytest.mark.long
 def test_the_default_coding_gives_the_same_weights(
     tiny_run: Any, packed: Artifact, caddie: Call, tmp_path: Path
 ) -> None:

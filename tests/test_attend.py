@@ -71,6 +71,7 @@ SHAPES: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(**SHAPES, cached=st.integers(0, 23))
 def test_attention_is_that_of_the_definition(
@@ -330,6 +331,7 @@ def test_flex_attention_is_that_of_the_definition(
     flex_agrees(visible, tensors(rows, *groups, keys, keys, size), traced=False)
 
 
+@pytest.mark.long
 def test_flex_attention_can_be_traced() -> None:
     flex_agrees(Visibility(17, 17, layout(2, 17), 5), tensors(2, 4, 2, 17, 17, 8), traced=True)
 
@@ -348,6 +350,7 @@ def compiled_twice(run: Callable[..., Tensor], qkv: list[Tensor], backend: str =
         torch.testing.assert_close(compiled(*qkv, second), run(*qkv, second))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("window", [None, pytest.param(4, marks=pytest.mark.slow)])
 def test_attention_is_compiled_in_one_graph(window: int | None) -> None:
     def run(q: Tensor, k: Tensor, v: Tensor, segments: Tensor) -> Tensor:

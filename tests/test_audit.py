@@ -157,6 +157,7 @@ def test_caseops_over_a_contest_model_loses_what_the_model_loses(contest: Senten
     assert lossy(audit(CaseOpsTokenizer(contest))) == LOSSY
 
 
+@pytest.mark.long
 def test_real_text_is_explained_to_the_byte(contest: SentencePieceTokenizer, real_data: Path) -> None:
     lines = (real_data / "small" / "val_small.jsonl").read_text().splitlines()
     documents = [json.loads(line)["text"].encode() for line in lines]

@@ -87,6 +87,7 @@ def test_the_average_of_progress_forgets_by_what_was_spent() -> None:
     assert average.result()["w"].item() == pytest.approx(3.5)
 
 
+@pytest.mark.long
 def test_the_average_of_progress_means_the_same_on_every_machine() -> None:
     found = []
     for steps in (100, 10_000):

@@ -314,6 +314,7 @@ def here(make: Callable[..., Any], *given: Any, **named: Any) -> Any:
     return make(*given, **named)
 
 
+@pytest.mark.long
 def test_everything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = [part for setting in TOY for part in ("--set", setting)]
     given = ["baseline_mini", *settings, "--peer", "plain", "--seconds", "0.01", "--rounds", "2", "--profile"]

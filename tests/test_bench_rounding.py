@@ -153,6 +153,7 @@ def test_points_are_on_a_curve(rounding: ModuleType) -> None:
     assert "1.250 ± 0.000" in rounding.summary(rows)
 
 
+@pytest.mark.long
 def test_what_was_coded_is_decoded(decoding: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shapes = {"blocks_0_attention_query_weight": (40, 32), "embedding_weight": (96, 32)}
     sections, facts = decoding.encoded(shapes, [])

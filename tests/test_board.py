@@ -453,6 +453,7 @@ def test_a_whole_disk_is_not_walked(ask: Ask, root: Path, monkeypatch: pytest.Mo
     assert (len(answer["runs"]), answer["complete"]) == (3, False)
 
 
+@pytest.mark.long
 def test_many_ask_at_once_while_a_log_grows(ask: Ask, root: Path) -> None:
     run = write(root / "a", recipe=recipe(), log="")
     failures: list[BaseException] = []

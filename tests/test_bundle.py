@@ -150,6 +150,7 @@ def test_it_works_alone_and_gives_the_same_score(
     assert files <= set(source_needed().files)
 
 
+@pytest.mark.long
 def test_every_assertion_stays_and_no_docstring_does() -> None:
     for name, text in source_needed(TRAINING).files.items():
         stripped = list(ast.walk(ast.parse(text)))
@@ -165,6 +166,7 @@ def test_every_assertion_stays_and_no_docstring_does() -> None:
                 assert node.returns is None, name
 
 
+@pytest.mark.long
 def test_bytes_are_those_of_the_smaller_codec(monkeypatch: pytest.MonkeyPatch) -> None:
     found = source_needed()
     sizes = {codec: len(codec.encode(found.data)) for codec in (Brotli(), Lzma())}
@@ -214,6 +216,7 @@ def test_imports_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert found.libraries == ("torch",)
 
 
+@pytest.mark.long
 def test_the_ledger_counts_what_is_carried(carrying: Path, tmp_path: Path) -> None:
     plain, with_source = artifacts.load(pack(tmp_path / "plain.caddie", None)), artifacts.load(carrying)
     assert "source" not in plain.ledger
@@ -224,6 +227,7 @@ def test_the_ledger_counts_what_is_carried(carrying: Path, tmp_path: Path) -> No
     assert 0 < extra["container"] < 50
 
 
+@pytest.mark.long
 def test_what_is_carried_is_never_run(tmp_path: Path) -> None:
     marker = tmp_path / "ran"
     poison = f"import pathlib\npathlib.Path({str(marker)!r}).touch()\nraise SystemExit\n".encode()

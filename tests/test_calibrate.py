@@ -107,6 +107,7 @@ def test_the_sum_of_squares_is_the_trace_of_the_fisher_information() -> None:
         assert np.corrcoef(rows, by_row)[0, 1] > 0.95, name
 
 
+@pytest.mark.long
 def test_small_errors_cost_what_is_predicted() -> None:
     """The divergence of the perturbed predictions, for noise and for noise that the factors say is cheap."""
     config = SMALL.but(embedding=TokenEmbedding(bigrams=HashedNGrams(buckets=24, dims=5)))

@@ -84,6 +84,7 @@ def test_only_ascii_letters_and_marks_change(text: bytes) -> None:
     assert kept.encode() == text.decode().translate(dict.fromkeys(map(ord, SYMBOLS))).encode().lower()
 
 
+@pytest.mark.long
 @quick
 @given(anything, st.lists(st.integers(0, 200)))
 def test_pieces_count_what_they_stand_for_however_they_are_cut(text: bytes, cuts: list[int]) -> None:
@@ -95,6 +96,7 @@ def test_pieces_count_what_they_stand_for_however_they_are_cut(text: bytes, cuts
     assert all(0 <= length <= len(piece) for length, piece in zip(lengths, pieces, strict=True))
 
 
+@pytest.mark.long
 @quick
 @given(anything)
 def test_text_that_was_never_encoded_is_refused_or_read(data: bytes) -> None:
@@ -121,6 +123,7 @@ def test_stray_marks_apply_to_what_letters_follow() -> None:
     assert decode(TITLE + CAPNEXT + b"x" + ESC + b"y" + TITLE + b" z", strict=False) == b"Xy z"
 
 
+@pytest.mark.long
 def test_long_runs_take_linear_time() -> None:
     parts = [b"a" * 200_000, b"A" * 200_000, b"aA" * 100_000, ESC * 100_000, (ALLCAPS + b"a" + CAPNEXT) * 50_000]
     random.Random(0).shuffle(parts)

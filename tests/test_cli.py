@@ -153,6 +153,7 @@ def test_json_is_one_object_and_progress_goes_elsewhere(
     assert "caddie: " not in ended.err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verb", FACTS)
 def test_people_get_text_and_quiet_is_quiet(
     verb: str, tiny_run: Any, copy: Path, alive_once: None, unprobed: None, caddie: Call, tmp_path: Path
@@ -185,6 +186,7 @@ def test_progress_is_told_on_standard_error(
     assert told[-1].strip().startswith("file about ")
 
 
+@pytest.mark.long
 def test_pack_at_another_cap_keeps_the_artifact_that_was_scored(copy: Path, caddie: Call, tmp_path: Path) -> None:
     scored = (copy / "artifact.caddie").read_bytes()
     quick = ("compress.fit=FillCap", "compress.coding=Packed(codec=Zlib)")
@@ -212,6 +214,7 @@ def test_run_prints_the_result_and_keeps_it(tiny_run: Any) -> None:
     assert kept["artifact_bytes"] == tiny_run.artifact.stat().st_size
 
 
+@pytest.mark.long
 def test_score_prints_both_figures_at_the_top(tiny_run: Any, caddie: Call) -> None:
     facts = json.loads(caddie("score", tiny_run.artifact, "--data", tiny_run.corpus, "--json", "--quiet").out)
     assert facts["bits_per_byte"] == pytest.approx(tiny_run.printed["bits_per_byte"], abs=1e-6)
@@ -273,6 +276,7 @@ def test_diff_takes_two_recipes_and_settings(caddie: Call) -> None:
     assert alone["diff"]["model.depth"] == 6
 
 
+@pytest.mark.long
 def test_seconds_is_short_for_a_setting(tiny_run: Any, alive_once: None, caddie: Call, tmp_path: Path) -> None:
     out = tmp_path / "out"
     ended = caddie(

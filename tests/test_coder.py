@@ -61,6 +61,7 @@ def drawn(rng: np.random.Generator, count: int, vocabulary: int, rows: int = 64)
 # Everything comes back.
 
 
+@pytest.mark.long
 @settings(derandomize=True, deadline=None, max_examples=100)
 @given(steps=steps())
 def test_whatever_the_odds_every_symbol_comes_back(steps: list[Step]) -> None:
@@ -136,6 +137,7 @@ def test_the_impossible_costs_22_nats() -> None:
     assert len(data) == 100 * 32 // 8  # the weight is 1 among 2**32 + 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("vocabulary", [1_024, 8_192])
 def test_the_cost_is_within_a_ten_thousandth_of_the_ideal(vocabulary: int) -> None:
     """The grid alone would move a sum of these many costs by about 0.1 byte."""
@@ -234,6 +236,7 @@ def test_a_symbol_without_a_logit_is_refused(symbol: int) -> None:
         Encoder().encode(np.array([0, symbol]), np.zeros((2, 5)))
 
 
+@pytest.mark.long
 @settings(derandomize=True, deadline=None, max_examples=50)
 @given(data=st.binary(max_size=200), vocabulary=st.sampled_from([1, 2, 9, 257]))
 def test_any_bytes_decode_to_symbols_or_a_user_error(data: bytes, vocabulary: int) -> None:

@@ -88,6 +88,7 @@ def read(compressed: Compressed, gpt: GPT = GPT_SMALL) -> dict[str, Tensor]:
 # There and back
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("coding", "calibrated"), [(QUICK, True), (QUICK, False), (EntropyModel(), True)])
 def test_mixed_quantizers_come_back_to_the_bit(coding: Packed | EntropyModel, calibrated: bool) -> None:
     compressed = made(calibrated, quantizers=MIXED, coding=coding)
@@ -123,6 +124,7 @@ def test_the_readers_are_all_that_is_needed_to_read() -> None:
     assert readers["matrix"] == Rows(bits=6)
 
 
+@pytest.mark.long
 def test_the_same_weights_give_the_same_bytes() -> None:
     for settings in ({}, {"quantizers": MIXED}, {"correction": Correction()}):
         first, second = made(**settings), made(**settings)
@@ -171,6 +173,7 @@ def test_the_size_is_that_of_the_file_with_its_readers() -> None:
     assert (chosen, compressed.predicted_loss) in compressed.curve
 
 
+@pytest.mark.long
 def test_the_default_fills_the_cap() -> None:
     gpt = GPT_SMALL.but({"vocabulary": 512, "width": 128, "block.mlp.hidden": 64, "depth": 1})
     chance = torch.Generator().manual_seed(2)

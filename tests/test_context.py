@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -82,6 +83,7 @@ def through(
     return [torch.cat(pieces, 1) for pieces in zip(*found, strict=True)]
 
 
+@pytest.mark.long
 @quick
 @given(
     cuts=st.sets(st.integers(1, LENGTH - 1)).map(sorted),

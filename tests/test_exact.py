@@ -127,6 +127,7 @@ def test_around_a_change_all_ids_are_the_tokenizers_own(tokenizer: Tokenizer) ->
         assert changed == [*halved, spelled[ord("\n")], *own(second)]
 
 
+@pytest.mark.long
 def test_english_takes_nearly_as_few_ids_as_the_contest_model_gives(real_data: Path) -> None:
     """Of the ids that come on top, three in four are line breaks, which the model's own encoding does not have."""
     tokenizer = contest(real_data, 1_024)

@@ -232,6 +232,7 @@ BACKENDS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("one_graph_each")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
@@ -292,6 +293,7 @@ def test_every_quantizer_can_be_compiled(quantizer: Quantizer, backend: str) -> 
     torch.testing.assert_close(compiled(weight), quantizer.fake(weight), rtol=1e-6, atol=0)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("one_graph_each")
 def test_a_switch_that_is_a_python_number_is_caught() -> None:
     class Folded:
@@ -309,6 +311,7 @@ def test_a_switch_that_is_a_python_number_is_caught() -> None:
         assert number(compiled(x)) != before
 
 
+@pytest.mark.long
 def test_there_are_two_graphs() -> None:
     torch.compiler.reset()
     graphs = 0

@@ -91,6 +91,7 @@ def test_the_cap_is_filled_and_never_exceeded(step: float, cap: int, seed: int) 
     assert len(steps) == 1, "one factor for all"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cap", [31_000, 37_000])
 @pytest.mark.parametrize(
     "quantizer", [CLIPPED, CLIPPED.of, LowRank(of=CLIPPED, rank=2), LowRank(of=Waterfilling(), rank=2)], ids=repr
@@ -108,6 +109,7 @@ def test_it_is_filled_without_a_calibration(quantizer: Quantizer) -> None:
     assert fitted.curve == []
 
 
+@pytest.mark.long
 def test_it_is_filled_with_the_entropy_model() -> None:
     part = {"m1": Calibration(rows=torch.logspace(-5, -3, 171))}
     made = Drafts({"m1": weights(0)["m1"][:171]}, part, EntropyModel(), whole_file)
@@ -121,6 +123,7 @@ def test_the_same_again() -> None:
     assert first.curve == second.curve
 
 
+@pytest.mark.long
 def test_more_bytes_lose_less() -> None:
     made = drafts()
     found = [FillCap().fit(made, all_by(Waterfilling()), cap).draft for cap in range(16_000, 61_000, 10_000)]

@@ -206,6 +206,7 @@ def go(folder: Path, settings: Compress | None) -> tuple[Trained, list[dict[str,
     return trained, [event for event in events if event["event"] in ("forecast", "note")]
 
 
+@pytest.mark.long
 def test_a_run_says_what_its_file_would_be(tmp_path: Path) -> None:
     settings = config(Rows(), Packed(codec=Zlib()), cap_bytes=9_000)
     trained, events = go(tmp_path / "a", settings)

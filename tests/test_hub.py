@@ -132,6 +132,7 @@ def fetch(hub: Hub, folder: Path, shards: int = 2, variant: str = "sp300", told:
     return fetch_fineweb(variant, shards, folder, report, endpoint=hub.url)
 
 
+@pytest.mark.long
 def test_the_first_shards_become_a_corpus(hub: Hub, tmp_path: Path, tokenizer: Tokenizer) -> None:
     told: list[str] = []
     found = fetch(hub, tmp_path / "out", told=told)
@@ -270,6 +271,7 @@ def test_the_environment_is_changed_for_the_library_alone(tmp_path: Path, monkey
     assert "HF_XET_CACHE" not in os.environ
 
 
+@pytest.mark.long
 def test_nothing_is_written_at_home(hub: Hub, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()

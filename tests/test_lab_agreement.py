@@ -98,6 +98,7 @@ def groups(draw: st.DrawFn) -> dict[str, Curve]:
     }  # never tied
 
 
+@pytest.mark.long
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(groups(), st.sampled_from([0.0, 2.0, 10.0]))
 def test_what_holds_of_all_curves(group: dict[str, Curve], regret: float) -> None:
@@ -117,6 +118,7 @@ def test_what_holds_of_all_curves(group: dict[str, Curve], regret: float) -> Non
     assert safe_stop(group, regret=100.0) == 0.1
 
 
+@pytest.mark.long
 def test_early_losses_that_say_nothing_keep_the_best_in_half_of_all_groups() -> None:
     chance = np.random.default_rng(0)
     groups = [

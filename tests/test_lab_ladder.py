@@ -49,6 +49,7 @@ def turning(recipe: Mapping[str, Any], seed: int) -> float:
     return 2.0 - 0.05 * depth + rate + noise
 
 
+@pytest.mark.long
 def test_what_turns_round_is_found_by_kind(text: str, quick: None) -> None:
     executor = Scored(turning)
     found = ladder(climb(), text, executor=executor)

@@ -384,6 +384,7 @@ def test_one_swept_setting_is_one_line() -> None:
     assert [point["value"] for point in found["lines"][0]["points"]] == [0.01, 0.02, 0.08], "without the base"
 
 
+@pytest.mark.long
 def test_what_is_no_sweep_has_no_picture() -> None:
     assert findings(make_study(), make_rows())["swept"] is None, "no numbers"
     rows = by_hand(base=[1.0], **{label: [1.0 + index / 10] for index, label in enumerate("abc")})
@@ -724,6 +725,7 @@ def test_numbers_that_make_no_sense(value: float | None, together: int) -> None:
         markdown(facts)
 
 
+@pytest.mark.long
 @few_or_each
 def test_any_field_may_be_missing(together: int) -> None:
     study = make_study(dict(list(EFFECTS.items())[:2]))

@@ -189,6 +189,7 @@ def optuna() -> Any:
     return pytest.importorskip("optuna", reason="optuna is not installed")
 
 
+@pytest.mark.long
 def test_a_sampler_finds_what_is_best(text: str, quick: None, optuna: Any) -> None:
     executor, told = Scored(bowl), []
     found = search(
@@ -203,6 +204,7 @@ def test_a_sampler_finds_what_is_best(text: str, quick: None, optuna: Any) -> No
     assert len(executor.done) == len(found.rows) == 21
 
 
+@pytest.mark.long
 def test_a_search_that_was_stopped_goes_on(text: str, quick: None, optuna: Any) -> None:
     def go(executor: Scored, **how: Any) -> Any:
         return search(small(seeds=(1, 2)), SPACE, text, trials=6, executor=executor, **how)
@@ -237,6 +239,7 @@ def test_a_search_that_was_stopped_tries_the_same(
     assert search(small(), SPACE, text, trials=6, executor=Scored(bowl)).study.entries == whole.study.entries
 
 
+@pytest.mark.long
 def test_what_is_another_search_begins_anew(text: str, quick: None, optuna: Any) -> None:
     first = search(small(), SPACE, text, trials=3, executor=Scored(bowl))
     for changed, space in ((small(budget=Steps(steps=4)), SPACE), (small(), {RATE: Between(0.001, 1.0)})):
@@ -249,6 +252,7 @@ def test_what_is_another_search_begins_anew(text: str, quick: None, optuna: Any)
     assert idle.done == [], "and the first is still known"
 
 
+@pytest.mark.long
 def test_as_many_at_once_as_there_are_workers(text: str, quick: None, optuna: Any) -> None:
     rounds: list[int] = []
 
@@ -288,7 +292,7 @@ def test_gaussian_processes_answer(text: str, quick: None, optuna: Any) -> None:
     assert found.facts["board"][0]["mean"] < 1.1
 
 
-@pytest.mark.parametrize("pruner", ["median", "hyperband"])
+@pytest.mark.parametrize("pruner", [pytest.param("median", marks=pytest.mark.long), "hyperband"])
 def test_a_pruner_ends_bad_runs(
     pruner: str, text: str, quick: None, optuna: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

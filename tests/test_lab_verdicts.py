@@ -153,6 +153,7 @@ STUDY = st.integers(2, 4).flatmap(
 )
 
 
+@pytest.mark.long
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(STUDY, st.sampled_from([0.0, 0.01, 0.1]), st.sampled_from([0.01, 0.05, 0.2]))
 def test_what_holds_of_every_study(rows: list[list[float]], margin: float, level: float) -> None:
@@ -187,6 +188,7 @@ def study(chance: np.random.Generator, true: np.ndarray, seeds: int = 3) -> tupl
     return base, {str(place): row for place, row in enumerate(entries)}
 
 
+@pytest.mark.long
 def test_twenty_entries_that_change_nothing_rarely_hold_a_finding() -> None:
     """All share one base. One study in twenty may be wrong; a p of 0.05 alone would be wrong in well over half."""
     chance, trials = np.random.default_rng(3), 100
@@ -199,6 +201,7 @@ def test_twenty_entries_that_change_nothing_rarely_hold_a_finding() -> None:
     assert alone / trials > 0.3
 
 
+@pytest.mark.long
 def test_the_share_of_wrong_findings_stays_below_the_level() -> None:
     """Ten of twenty entries have an effect; a wrong sign is wrong too."""
     true = np.concatenate([np.zeros(10), np.linspace(-0.006, 0.006, 10)])

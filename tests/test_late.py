@@ -45,6 +45,7 @@ def in_time(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return go(tmp_path_factory.mktemp("in time"), GROWS)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("late")
 def test_late_steps_are_the_same_steps(in_time: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step before is looked at when the next was launched, and each once."""
@@ -116,6 +117,7 @@ def test_a_late_run_is_interrupted_and_goes_on_to_the_bit(in_time: Trained, tmp_
     assert events[0]["step"] == 7
 
 
+@pytest.mark.long
 def test_no_step_waits_for_a_checkpoint(tmp_path: Path) -> None:
     """One is not written until six more steps are done; what it holds is nevertheless what was when it was due."""
     config = STEPS.but(steps=12, rehearsal_steps=0, micro_batches=1, checkpoint_seconds=1e-6)

@@ -196,6 +196,7 @@ def test_scores_the_text_itself_but_no_other(folder: Path, result: dict[str, Any
     assert fair["plain"]["source_bytes"] == result["corpus"]["source_bytes"]["validation"] + 340
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("alive_once")
 def test_train_and_pack_are_arrows_of_their_own(folder: Path, result: dict[str, Any], tmp_path: Path) -> None:
     corpus = str(next((folder / "data").glob("texts-*")))
@@ -205,6 +206,7 @@ def test_train_and_pack_are_arrows_of_their_own(folder: Path, result: dict[str, 
     assert (tmp_path / "alone" / "artifact.caddie").read_bytes() == (folder / "run" / "artifact.caddie").read_bytes()
 
 
+@pytest.mark.long
 def test_real_text_with_the_contest_tokenizer(real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FineWeb text under the contest's 1,024 ids: a lossy tokenizer, whose loss is counted and whose bytes are not."""
     alone(monkeypatch)

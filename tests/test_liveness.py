@@ -80,7 +80,9 @@ ALIVE: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("diff", [pytest.param(ALIVE[0], marks=pytest.mark.slow), *ALIVE[1:]])
+@pytest.mark.parametrize(
+    "diff", [pytest.param(ALIVE[0], marks=pytest.mark.slow), ALIVE[1], pytest.param(ALIVE[2], marks=pytest.mark.long)]
+)
 def test_what_acts_is_left_alone(diff: dict[str, Any]) -> None:
     assert dead(diff) == {}
 
@@ -108,6 +110,7 @@ def test_what_does_nothing_is_found() -> None:
     }
 
 
+@pytest.mark.long
 def test_what_an_exception_covers_is_found() -> None:
     diff = {
         "model.block.attention.window": 100,
@@ -117,6 +120,7 @@ def test_what_an_exception_covers_is_found() -> None:
     assert dead(diff) == {"model.block.attention.window": False, "model.layers.1.attention.exclusive": False}
 
 
+@pytest.mark.long
 def test_what_nothing_reads_is_found() -> None:
     """Muon is named for a role that this model has not."""
     optimizers = {"matrix": AdamW(lr=0.01), "head": Muon(lr=0.02, beta2=0.9)}
@@ -130,6 +134,7 @@ def test_a_change_that_another_covers_is_no_mistake_if_it_takes_away() -> None:
     assert dead({"model.layers": {}, "model.block.attention.exclusive": True}, base) == {}
 
 
+@pytest.mark.long
 def test_the_records_mistakes_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Quantization that never reaches the forward, and an average that is collected and not handed on."""
     late = {"train.fake_quantize": {"matrix": StraightThrough()}}
@@ -182,6 +187,7 @@ def test_a_short_trial_is_not_told_that_its_momentum_does_nothing() -> None:
 SHIPPED = [name for name, recipe in shipped().items() if recipe.base]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["lower_lr", *(pytest.param(name, marks=pytest.mark.slow) for name in SHIPPED)])
 def test_every_setting_of_the_shipped_recipes_acts(name: str) -> None:
     recipe = shipped()[name]

@@ -88,11 +88,13 @@ def test_any_bytes_come_back(small: Artifact, data: bytes, streams: int) -> None
     assert len(packed) <= len(data) + 25, "never much longer than the file itself"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("data", [b"", b"\0", b"\xff" * 40, bytes(range(256))])
 def test_short_and_odd_files(small: Artifact, data: bytes) -> None:
     assert decompress(small, compress(small, [data])) == data
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SCORINGS)
 def test_every_scorer_compresses_to_what_it_scores(small: Artifact, name: str) -> None:
     """The file is as long as the sum of the nats, but for a few bytes of each stream; adaptation included."""
@@ -100,6 +102,7 @@ def test_every_scorer_compresses_to_what_it_scores(small: Artifact, name: str) -
     check_compression(own, [TEXT[:40], TEXT[200:214], b"", TEXT[300:314], b"the cat"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "name"),
     [
@@ -127,6 +130,7 @@ def check_compression(artifact: Artifact, documents: Sequence[bytes]) -> None:
     assert promised - 8 < len(packed) < promised * 1.005 + head
 
 
+@pytest.mark.long
 def test_adaptation_pays_in_bytes() -> None:
     """Also with its settings, which are not the artifact's own and stand in the file."""
     untaught, text = artifact_of(ByteTokenizer(), steps=0), b"zyxwvuts" * 28

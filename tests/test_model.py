@@ -215,6 +215,7 @@ def compiled_twice(model: Model, backend: str) -> None:
         torch.testing.assert_close(compiled(ids, starts, stage=0), model(ids, starts, stage=0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*TOGETHER][:1])
 @torch.no_grad()
 def test_it_is_one_compiled_graph(name: str) -> None:

@@ -251,6 +251,7 @@ def test_a_training_loss_through_the_head_is_that_of_its_capped_logits(batch: tu
     torch.testing.assert_close(found[0][1], right.detach())
 
 
+@pytest.mark.long
 def test_a_compiled_graph_takes_the_reference_whole(batch: tuple[Tensor, Tensor]) -> None:
     """On a CPU; traced without a backend, which takes a second less than to compile it."""
     logits, targets = some_logits(4, 9)

@@ -378,7 +378,7 @@ def assert_alike(alone: Mapping[str, Tensor], replicas: Sequence[Mapping[str, Te
 
 
 @every_optimizer
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_several_ranks_are_one(optimizer: Optimizer, world: int) -> None:
     exchange = Exchange(world)
 
@@ -695,6 +695,7 @@ def test_adamw_agrees_with_the_scripts_in_half_precision(parity: Path, facts: di
 # PyTorch's own
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_muon_is_that_of_pytorch(weight_decay: float) -> None:
     """PyTorch averages the momentum where we sum it; Newton-Schulz divides the factor out."""

@@ -126,6 +126,7 @@ sizes = st.integers(0, 1 << 30)
 seconds = st.floats(0, 1e6)
 
 
+@pytest.mark.long
 @given(
     parts=st.fixed_dictionaries(dict.fromkeys(("weights", "tokenizer", "config", "manifest", "container"), sizes)),
     needed=sizes,

@@ -105,7 +105,11 @@ SHIPPED = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "documents")) for name in SHIPPED]
+    "name",
+    [
+        pytest.param(name, marks={"chunks": pytest.mark.long, "documents": pytest.mark.slow}.get(name, ()))
+        for name in SHIPPED
+    ],
 )
 def test_what_is_shipped_passes(name: str, artifact: Artifact) -> None:
     scoring = artifact.scoring.but(adaptation=SHIPPED[name])
@@ -119,6 +123,7 @@ def test_what_is_shipped_passes(name: str, artifact: Artifact) -> None:
         assert on.moved(on.base.nats, frozen.base.nats).any()
 
 
+@pytest.mark.long
 def test_documents_that_the_model_keeps_apart(artifact: Artifact) -> None:
     apart = replace(artifact, model=stirred(artifact, **{"block.attention.scope": "document"}))
     on = trial(apart, short=True)
@@ -162,6 +167,7 @@ def test_every_probe_has_an_example() -> None:
     assert {example.probe for example in KNOWN_BAD.values()} == set(PROBES) - {"prices a text"}
 
 
+@pytest.mark.long
 def test_the_seed_does_not_matter(artifact: Artifact) -> None:
     honest = trial(artifact, artifact.scoring.plain, short=True)
     for seed in range(2):
@@ -346,7 +352,13 @@ def scorers(page: Path) -> Iterator[tuple[str, str, set[str]]]:
         yield name, code, set(re.findall(r'"([^"]+)"', says))
 
 
-@pytest.mark.parametrize(("name", "code", "fails"), [pytest.param(*case, id=case[0]) for case in scorers(PAGE)])
+@pytest.mark.parametrize(
+    ("name", "code", "fails"),
+    [
+        pytest.param(*case, id=case[0], marks=[pytest.mark.long] * (case[0] not in ("peeks.py", "reads.py")))
+        for case in scorers(PAGE)
+    ],
+)
 def test_the_scorers_on_the_page(name: str, code: str, fails: set[str], artifact: Artifact, tmp_path: Path) -> None:
     (tmp_path / name).write_text(code)
     with pytest.MonkeyPatch.context() as patch:

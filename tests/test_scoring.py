@@ -234,6 +234,7 @@ def test_documents_are_stretches(tokens: list[int], stretches: list[tuple[int, i
     assert (whole.begins.tolist(), whole.ends.tolist()) == ([0], [len(tokens) - 1])
 
 
+@pytest.mark.long
 @quick
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=40), st.integers(1, 7))
 def test_stretches_share_out_all_predictions(tokens: list[int], block: int) -> None:
@@ -532,6 +533,7 @@ def test_scores_are_those_of_one_prediction_at_a_time() -> None:
     assert abs(found.nats - 49 * math.log(16)) > 1, "the model is not the uniform one"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stride", [12, 5, 1])
 def test_the_batch_size_does_not_change_the_sum(stride: int) -> None:
     model, text = tiny_model(), random_text(70)

@@ -94,6 +94,7 @@ def test_a_broken_compiler_is_left(compiled: list[tuple[int, ...]], monkeypatch:
     assert len(asked) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("adaptation", [None, ChunkSGD(chunk_tokens=64, sgd=SGD(epochs=1))])
 def test_scores_stay_what_they_are(
     adaptation: ChunkSGD | None, compiled: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch

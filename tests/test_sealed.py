@@ -218,6 +218,7 @@ STEP = "torch.optim.AdamW([weight], lr=0.1).step()"
 """Its class imports PyTorch's compiler, more than a second's work."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", ["", pytest.param(STEP, marks=pytest.mark.slow)], ids=["", "an optimizer"])
 def test_an_artifact_writes_and_a_weight_learns(step: str, namespaces: None, tiny_run: Any) -> None:
     """Whatever PyTorch loads when it is first asked, it finds in there; and it touches nothing else."""

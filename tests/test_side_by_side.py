@@ -98,6 +98,7 @@ class Unheard(ArrayCodec):
         return Packed(codec=Stored()).encode(array)
 
 
+@pytest.mark.long
 def test_what_only_this_process_knows_is_done_here() -> None:
     with Coders(2) as coders:
         assert coders.encode(Unheard(), JOBS) == [Unheard().encode(array) for array in ARRAYS]

@@ -138,6 +138,7 @@ NOISE = 4 * math.sqrt(0.05 * 0.95 / 2000)
 """Four standard errors of a share of 0.05 of 2,000."""
 
 
+@pytest.mark.long
 def test_a_true_null_gives_p_below_a_level_as_often_as_the_level() -> None:
     chance = np.random.default_rng(0)
     pairs = chance.normal(0, 1, (2000, 3)).tolist()
@@ -146,6 +147,7 @@ def test_a_true_null_gives_p_below_a_level_as_often_as_the_level() -> None:
     assert share_below([welch(x, y).p_beyond() for x, y in zip(a, b, strict=True)]) == pytest.approx(0.05, abs=NOISE)
 
 
+@pytest.mark.long
 def test_at_the_margin_neither_answer_comes_more_often_than_the_level() -> None:
     chance = np.random.default_rng(1)
     for seeds in (3, 30):
@@ -184,6 +186,7 @@ def test_the_words() -> None:
 PAIRS = st.lists(st.tuples(st.integers(-4, 4), st.integers(-4, 4)), min_size=2, max_size=12)
 
 
+@pytest.mark.long
 @quick
 @given(PAIRS)
 def test_rank_correlations_are_scipy_s(pairs: list[tuple[float, float]]) -> None:
@@ -210,6 +213,7 @@ def test_ranks_by_hand() -> None:
         kendall([1, 2], [1])
 
 
+@pytest.mark.long
 @quick
 @given(st.integers(0, 60).flatmap(lambda of: st.tuples(st.integers(0, of), st.just(of))))
 def test_the_interval_of_a_share_is_scipy_s(trials: tuple[int, int]) -> None:
@@ -226,6 +230,7 @@ def test_the_interval_of_a_share_is_scipy_s(trials: tuple[int, int]) -> None:
 # Power
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("difference", "margin"),
     [

@@ -32,6 +32,7 @@ def told() -> dict[str, Any]:
     return told
 
 
+@pytest.mark.long
 def test_every_entry_can_be_run(told: dict[str, Any]) -> None:
     assert {str(folder.relative_to(ROOT / "studies")) for folder in KEPT} <= told["studies"].keys()
     for name, study in told["studies"].items():

@@ -289,6 +289,7 @@ def follow(folder: Path, commands: list[str], small: list[str]) -> None:
     sys.stdout.flush()
 
 
+@pytest.mark.long
 def test_following_the_page_adds_a_technique_in_one_file(tmp_path: Path) -> None:
     text = WALK.read_text()
     (source,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)

@@ -95,6 +95,7 @@ def test_decode_gives_back_every_byte_string(tokenizer: Tokenizer, data: bytes) 
     assert tokenizer.decode(tokenizer.encode(data)) == data
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tokenizer", ALL, indirect=True)
 @settings(derandomize=True, deadline=None)
 @given(datas=st.lists(anything, max_size=6))
@@ -107,6 +108,7 @@ def test_ids_are_small_and_batching_changes_nothing(tokenizer: Tokenizer, datas:
         assert all(index < tokenizer.vocabulary and index != tokenizer.bos for index in ids)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tokenizer", ALL, indirect=True)
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(datas=st.lists(anything, max_size=6))
@@ -122,6 +124,7 @@ def test_bytes_of_a_stream_are_those_of_its_documents(tokenizer: Tokenizer, data
     assert [tokenizer.byte_lengths(run).sum() for run in runs] == [len(text) for text in decoded]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tokenizer", ALL, indirect=True)
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(data=st.data())
@@ -229,6 +232,7 @@ def test_digits_stay_apart_and_odd_characters_do_not_spoil_their_sentence() -> N
     assert not any(text.strip(b" ").isdigit() and len(text.strip(b" ")) > 1 for text in pieces)
 
 
+@pytest.mark.long
 def test_training_is_deterministic_and_quiet() -> None:
     program = (
         "from caddie.tokenizers import SentencePieceBPE\n"

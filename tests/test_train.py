@@ -62,6 +62,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return go(tmp_path_factory.mktemp("unbroken"))
 
 
+@pytest.mark.long
 def test_steps_mode_repeats_to_the_bit(unbroken: Trained, tmp_path: Path) -> None:
     again = go(tmp_path)
     assert equal(unbroken, again)
@@ -92,6 +93,7 @@ def test_interrupted_run_resumes_to_the_bit(unbroken: Trained, tmp_path: Path) -
     assert events[0]["seconds"] > 0
 
 
+@pytest.mark.long
 def test_time_before_a_resume_counts(tmp_path: Path) -> None:
     config = STEPS.but(steps=None, seconds=0.4, checkpoint_seconds=0.1)
 
@@ -218,6 +220,7 @@ GROWING = STEPS.but(
 )
 
 
+@pytest.mark.long
 def test_steps_and_rows_grow_and_resume_to_the_bit(tmp_path: Path) -> None:
     shapes: list[tuple[int, ...]] = []
 
@@ -267,6 +270,7 @@ def test_a_parameter_that_no_gradient_reaches_is_refused(tmp_path: Path) -> None
     train(alive, once, SHARDS, bos=1, seed=7, folder=tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", ["lr_schedule", "optimizers.matrix.lr"])
 def test_a_rate_that_starts_at_zero_is_no_dead_parameter(path: str, tmp_path: Path) -> None:
     rising = {path: Ramp(start=0.0, end=0.1, finish=0.5)}
@@ -284,6 +288,7 @@ def test_compiling_needs_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         go(tmp_path, STEPS.but(compile="always"))
 
 
+@pytest.mark.long
 def test_quantized_weights_change_the_loss_from_when_they_are_switched_on(tmp_path: Path) -> None:
     def losses(name: str, config: Train) -> list[float]:
         events: list[dict[str, Any]] = []
@@ -309,6 +314,18 @@ def test_z_loss_changes_what_is_descended_and_not_what_is_reported() -> None:
     assert not torch.equal(ends[0][1], ends[1][1])
 
 
+def test_graphs_that_were_compiled_on_the_clock_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = iter([3, 3, 5, 5])
+    monkeypatch.setattr(Trainer, "graphs", lambda self: next(compiled))
+    events: list[dict[str, Any]] = []
+    train(TINY, STEPS.but(steps=3), SHARDS, bos=1, seed=7, folder=tmp_path, watch=events.append)
+    kinds = [(event["event"], event.get("text", "").split(";")[0]) for event in events]
+    at = kinds.index(("note", "recompiled 2 graphs on the clock"))
+    assert [kind for kind, _ in kinds].count("note") == 1
+    assert (events[at - 1]["step"], events[at + 1]["step"]) == (1, 2)
+
+
+@pytest.mark.long
 def test_a_shape_that_was_not_rehearsed_is_compiled_on_the_clock_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,6 +385,7 @@ def test_two_ranks_equal_one_with_twice_the_micro_batches(tmp_path: Path) -> Non
         assert (ranks[0][name] - weight).norm() <= 1e-4 * weight.norm().clamp_min(1e-3)
 
 
+@pytest.mark.long
 def test_time_budget_ends_the_run(tmp_path: Path) -> None:
     begin = time.perf_counter()
     trained = go(tmp_path, STEPS.but(steps=None, seconds=0.2))

@@ -114,6 +114,7 @@ def test_odd_arrays_come_back(name):
         returns(codec, view)
 
 
+@pytest.mark.long
 def test_rare_large_values_come_back_and_cost_little():
     array = gaussian(64, 64).astype(np.int32)
     few = len(returns(EntropyModel(), array))
@@ -310,6 +311,7 @@ def test_bytes_and_settings_that_files_rely_on():
     assert digest.hexdigest()[:16] == "230adf0c225d8053"
 
 
+@pytest.mark.long
 def test_size_is_close_to_the_ideal():
     for array, most in (
         (gaussian(128, 128), 1.004),
@@ -327,6 +329,7 @@ def test_size_is_close_to_the_ideal():
     assert ideal < 0.94 * entropy(array)
 
 
+@pytest.mark.long
 def test_it_beats_the_compressors():
     for array in (gaussian(128, 128), gaussian(128, 96, 2.4, 0.5, 0.2), gaussian(64, 128, 1.0, 0.4)):
         ours = len(EntropyModel().encode(array))
@@ -344,6 +347,7 @@ def test_vectors_that_drift_cost_little():
     assert len(EntropyModel().encode(independent)) < 1.05 * entropy(independent) + 14
 
 
+@pytest.mark.long
 def test_like_another_nothing_is_tried(monkeypatch: pytest.MonkeyPatch):
     arrays = [gaussian(40, 50, 2.4, 0.5), gaussian(50, 40, 1.0, 0.0, 0.5), np.arange(300, dtype=np.int16), np.zeros(0)]
     streams = [EntropyModel().encode(array) for array in arrays]
@@ -366,6 +370,7 @@ def test_the_median(values: Array):
     assert model._median(values) == sorted(values.tolist())[len(values) // 2]
 
 
+@pytest.mark.long
 def test_smallest_is_the_smallest():
     pattern = np.tile(np.arange(100, dtype=np.uint8), (40, 1))
     noise = np.random.default_rng(0).normal(size=(20, 20)).astype(np.float32)
@@ -377,6 +382,7 @@ def test_smallest_is_the_smallest():
     assert len(Smallest(of=(Packed(codec=Stored()),)).encode(large)) == 70_004
 
 
+@pytest.mark.long
 def test_threads_do_not_disturb_one_another():
     arrays = [gaussian(30 + index, 40, 2.0, 0.3) for index in range(4)]
     streams = [EntropyModel().encode(array) for array in arrays]
