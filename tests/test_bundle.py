@@ -132,6 +132,17 @@ def fresh(*given: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_what_was_bundled_comes_back(tmp_path: Path) -> None:
+    files = {"caddie/__init__.py": "", "caddie/model/head.py": "NAMES = ('\u00e9',)\n" * 50}
+    small = bundle.Bundle(files, (), json.dumps(files).encode())
+    container.write(tmp_path / "file", [small.section(artifacts.SOURCE)])
+    assert small.bytes < len(small.data) / 4
+    unpack(container.read(tmp_path / "file").sections[artifacts.SOURCE], tmp_path / "carried")
+    found = {path for path in (tmp_path / "carried").rglob("*") if path.is_file()}
+    assert {path.relative_to(tmp_path / "carried").as_posix(): path.read_text("utf-8") for path in found} == files
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("run", [forked, pytest.param(fresh, marks=pytest.mark.slow)])
 def test_it_works_alone_and_gives_the_same_score(
     run: Callable[[Path, Path, Path], None], carrying: Path, tmp_path: Path
@@ -179,8 +190,10 @@ def test_bytes_are_those_of_the_smaller_codec(monkeypatch: pytest.MonkeyPatch) -
     assert source_needed.__wrapped__().data == found.data
 
 
-def test_what_is_needed() -> None:
-    files = set(source_needed().files)
+def test_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "_strip", str)  # which takes long and changes nothing here
+    needed = source_needed.__wrapped__
+    files = set(needed().files)
     assert {f"caddie/{name}.py" for name in ("artifact", "container", "codecs", "decompress", "tokenizers")} <= files
     assert {"caddie/quantize/waterfilling.py", "caddie/weight_coding/entropy_model.py"} <= files
     assert {"caddie/model/__init__.py", "caddie/scoring/score.py", "caddie/scoring/windows.py"} <= files
@@ -188,9 +201,9 @@ def test_what_is_needed() -> None:
         assert f"caddie/{name}.py" not in files, f"{name} is not needed to read"
     for name in ("train", "optim/muon", "bundle", "policy", "report", "display", "recipe", "corpus", "line"):
         assert f"caddie/{name}.py" not in files, name
-    assert {"brotli", "constriction", "numpy", "sentencepiece", "torch", "zstandard"} <= set(source_needed().libraries)
-    assert files < set(source_needed(TRAINING).files)
-    assert "caddie/optim/muon.py" in source_needed(TRAINING).files
+    assert {"brotli", "constriction", "numpy", "sentencepiece", "torch", "zstandard"} <= set(needed().libraries)
+    assert files < set(needed(TRAINING).files)
+    assert "caddie/optim/muon.py" in needed(TRAINING).files
 
 
 def test_imports_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,6 +319,7 @@ def test_a_process_speaks_of_one_program_while_its_source_is_edited(
     assert later["needed_bytes"] > first["needed_bytes"]
 
 
+@pytest.mark.long
 def test_the_result_says_what_the_source_takes() -> None:
     found = describe_source()
     assert found["needed_bytes"] == source_needed().bytes
