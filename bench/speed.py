@@ -11,8 +11,8 @@ format. Times are medians over all steps, of events on a GPU. Weights and tokens
 FLOPs per token are 6 for each element of the matrices that a token is multiplied by, a layer's as often as it runs, and
 12 for each channel and position that it sees: forward and backward of matrix products and causal attention, no more.
 The roof is the best product of two square matrices that the device was seen to do in the same rounds, in the number
-format of the step. `--peer plain` is `bench/plain.py`, with AdamW, with Muon, and under autocast; any other peer is a
-public script or its folder, see `bench/peers.py`.
+format of the step. `--peer plain` is `bench/plain.py`, with AdamW, with Muon, and under autocast; a checkout of
+nanochat is `bench/nanochat_steps.py`; any other peer is a public script or its folder, see `bench/peers.py`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from contenders import MatrixProducts, OurSteps, rates
 from laps import WHOLE, Apart, Contender, Lap, apart, in_turns, medians, ratio
+from nanochat_steps import NanochatSteps, is_nanochat
 from parts import shares
 from peers import Peer, script_of, shape_of, training_shards
 from plain import PLAIN, PlainSteps
@@ -76,6 +77,8 @@ def train_in_turns(
             if peer == "plain":
                 for label, autocast, muon in PLAIN:
                     contenders[label] = make(PlainSteps, name, settings, threads, autocast, muon)
+            elif is_nanochat(Path(peer)):
+                contenders["nanochat"] = make(NanochatSteps, Path(peer), name, settings, threads)
             else:
                 path = Path(peer)
                 label = path.name if path.is_dir() else f"{path.resolve().parent.name}/{path.name}"
@@ -132,7 +135,7 @@ def measure(arguments: argparse.Namespace, make: Callable[..., Contender] = Apar
     for name in arguments.recipes:
         recipe = named(name, settings)
         for peer in arguments.peer:
-            if peer != "plain":
+            if peer != "plain" and not is_nanochat(Path(peer)):
                 script_of(Path(peer))
                 shape_of(recipe)
     on_gpu, call = device.type == "cuda", apart if make is Apart else _here

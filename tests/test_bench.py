@@ -27,6 +27,7 @@ import contenders
 import equality
 import gpu
 import laps
+import nanochat_steps
 import parts
 import peers
 import plain
@@ -202,6 +203,58 @@ def test_a_peer_that_is_of_no_use_says_why(
 def test_mistakes_are_one_line(given: list[str], says: str) -> None:
     with pytest.raises(UserError, match=says):
         speed.measure(speed.parsed(given), make=lambda function, *told, **named: pytest.fail("something was timed"))
+
+
+# nanochat
+
+STAND_IN = """
+from types import SimpleNamespace
+import torch
+
+GPTConfig = SimpleNamespace
+
+class GPT(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.table = torch.nn.Embedding(config.vocab_size, config.n_embd)
+
+    def init_weights(self):
+        torch.nn.init.ones_(self.table.weight)
+
+    def setup_optimizer(self):
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+    def estimate_flops(self):
+        return 6 * self.table.weight.numel()
+
+    def forward(self, inputs, targets):
+        assert inputs.shape == targets.shape == (2, 32)
+        return torch.nn.functional.cross_entropy((self.table(inputs) @ self.table.weight.T + 1).mT, targets)
+"""
+
+
+def test_nanochat_is_driven_at_the_recipe_s_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nanochat").mkdir()
+    (tmp_path / "nanochat" / "gpt.py").write_text(STAND_IN)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    for name in ("nanochat", "nanochat.gpt"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in ("NANOCHAT_DTYPE", "TORCHDYNAMO_DISABLE"):
+        monkeypatch.setenv(name, "")  # so that what is set is taken back
+    assert nanochat_steps.is_nanochat(tmp_path)
+    assert not nanochat_steps.is_nanochat(tmp_path / "nanochat")
+    steps = nanochat_steps.NanochatSteps(tmp_path, "baseline_mini", TOY)
+    config = steps.model.config
+    assert (config.n_layer, config.sequence_len, config.window_pattern) == (3, 32, "L")
+    before = steps.model.table.weight.detach().clone()
+    (lap,) = steps.block(0.0)
+    assert {"forward", "backward", "optimizer"} <= set(lap)
+    assert not torch.equal(steps.model.table.weight, before)
+    assert steps.facts["flops_per_token"] == 6 * before.numel()
+    assert steps.facts["parameters"] == before.numel()
+    for name in ("nanochat", "nanochat.gpt"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 # The plain loop

@@ -1,0 +1,83 @@
+"""nanochat's own model and optimizer (karpathy/nanochat, a checkout beside ours) at a recipe's shape and batch.
+
+Its training script wants its own data and tokenizer, so its `GPT` and what its `setup_optimizer` gives are driven here
+as the script drives them: forward, backward, step. Its model has more in it than the contest's: an MLP of four widths,
+embeddings added to the values of every second layer, a head of its own. Compiled on a GPU as there; eager and in
+float32 on a CPU, where compiling needs a C++ compiler.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from contenders import step_facts
+from laps import Repeated
+from peers import shape_of
+
+from caddie.distributed import local_device
+from caddie.doctor.pace import named
+
+
+def is_nanochat(path: Path) -> bool:
+    """Whether a checkout of nanochat is there."""
+    return (path / "nanochat" / "gpt.py").is_file()
+
+
+class NanochatSteps(Repeated):
+    """Training steps of nanochat's model on random tokens; FLOPs per token are by its own count."""
+
+    def __init__(self, path: Path, name: str, settings: tuple[str, ...] = (), threads: int | None = None) -> None:
+        super().__init__(local_device())
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.shape = shape = shape_of(named(name, settings))
+        on_gpu = self.device.type == "cuda"
+        if not on_gpu:
+            os.environ |= {"NANOCHAT_DTYPE": "float32", "TORCHDYNAMO_DISABLE": "1"}  # read when it is imported
+        sys.path.insert(0, str(path.resolve()))
+        theirs: Any = importlib.import_module("nanochat.gpt")
+        torch.manual_seed(0)
+        self.model = theirs.GPT(
+            theirs.GPTConfig(
+                sequence_len=shape.length,
+                vocab_size=shape.vocabulary,
+                n_layer=shape.depth,
+                n_head=shape.heads,
+                n_kv_head=shape.shared,
+                n_embd=shape.width,
+                window_pattern="L",
+            )
+        ).to(self.device)
+        self.model.init_weights()
+        self.optimizer = self.model.setup_optimizer()
+        self.forward = torch.compile(self.model, dynamic=False) if on_gpu else self.model
+        rows = shape.tokens // shape.parts // shape.length
+        tokens = torch.randint(shape.vocabulary, (rows, shape.length + 1), device=self.device)
+        self.inputs, self.targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        self.facts = {
+            **step_facts(
+                tokens=shape.tokens,
+                parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+                precision="bfloat16" if on_gpu else "float32",
+                threads=torch.get_num_threads(),
+                attention="its own",
+                compiled=on_gpu,
+            ),
+            "flops_per_token": float(self.model.estimate_flops()),
+        }
+
+    def once(self) -> None:
+        """A step as its training script makes it."""
+        for _ in range(self.shape.parts):
+            self.watch.mark("forward")
+            loss = self.forward(self.inputs, self.targets) / self.shape.parts
+            self.watch.mark("backward")
+            loss.backward()
+        self.watch.mark("optimizer")
+        self.optimizer.step()
+        self.model.zero_grad(set_to_none=True)
