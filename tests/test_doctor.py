@@ -524,7 +524,7 @@ def test_a_known_recipe_is_compared_with_its_own_rate_and_others_by_their_arithm
     assert narrow is not None
     assert wide is not None
     assert not narrow.scaled
-    assert not wide.scaled
+    assert wide.scaled  # from a larger model, the only one that was measured there since
     assert narrow.tokens_per_second < wide.tokens_per_second
 
 
@@ -675,11 +675,11 @@ def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(processes, "activity", lambda: Activity((), 2.0))
     monkeypatch.setattr(nvidia, "look", lambda: None)
-    monkeypatch.setattr(host, "processor", lambda: host.Processor("AMD EPYC", 2, ("avx2", "avx512_bf16")))
+    monkeypatch.setattr(host, "processor", lambda: host.Processor("AMD EPYC", 2, ("avx2",)))
     monkeypatch.setattr(host, "environment", dict)
     monkeypatch.setattr(host, "disk", lambda folder: Disk(str(folder), 50 * GIB, "ext4"))
     monkeypatch.setattr(host, "memory", lambda: Memory(8 * GIB, 6 * GIB))
-    seconds = 1 / 31_225
+    seconds = 1 / 29_700
     monkeypatch.setattr(pace, "measured", lambda *asked: replace(PACE, seconds_per_token=((0.0, seconds),)))
     return
 
@@ -689,14 +689,14 @@ def test_go_with_all_figures() -> None:
     found = examination.examine("tiny", ("train.seconds=120",), price=36.0)
     assert found.go
     assert levels(found.findings) == ["ok"] * 6
-    assert found.estimate == Estimate(1830, pytest.approx(3_747_000, rel=1e-6), pytest.approx(120.0))
+    assert found.estimate == Estimate(1740, pytest.approx(3_564_000, rel=1e-6), pytest.approx(120.0))
     assert found.cost == pytest.approx(36.0 * 123 / 3600)
     assert found.artifact_bytes == 1000
     text = found.text()
     assert max(map(len, text.splitlines())) <= 79
     assert text.splitlines()[-1] == "GO: nothing speaks against tiny on this machine"
-    assert "AMD EPYC, 2 cores, avx2 avx512_bf16" in text
-    assert "31,225 tokens per second, 1.00 of the reference" in " ".join(text.split())
+    assert "AMD EPYC, 2 cores, avx2" in text
+    assert "29,700 tokens per second, 1.00 of the reference" in " ".join(text.split())
     assert "1.23 for rehearsal and training" in text
 
 

@@ -46,7 +46,7 @@ def test_the_program_is_twelve_lines_and_scores_alike_twice(
 
 def test_the_recipe_of_ones_own_is_a_diff_on_its_base(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(BLOCKS[1])
-    recipe = caddie.find(f"{tmp_path / 'mine.py'}:late_windows")
-    assert recipe.name == "late_windows"
-    changed = caddie.find("tiny").settings.diff(recipe.settings)
+    recipe = caddie.find(f"{tmp_path / 'mine.py'}:late_focus")
+    assert recipe.name == "late_focus"
+    changed = caddie.find("baseline_mini").settings.diff(recipe.settings)
     assert list(changed) == ["model.layers.0-1"]
