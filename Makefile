@@ -32,12 +32,12 @@ lint: $(CHECKS)
 
 setup: $(CHECKS)
 
-# pip itself comes first: that of Python 3.11 takes a fifth longer. What is linked, it does not compile as it does the rest.
+# pip itself comes first: that of Python 3.11 takes a fifth longer. It compiles nothing: of 8,700 files that takes as long
+# as all else, and Python compiles the third of them that is ever imported by itself, once.
 define install
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade -c constraints.txt pip
-	$(VENV)/bin/python -m pip install -qq -c constraints.txt -e '.[$(1)]'
-	$(VENV)/bin/python -m compileall -q caddie
+	$(VENV)/bin/python -m pip install -qq --no-compile -c constraints.txt -e '.[$(1)]'
 endef
 
 $(PROGRAM): pyproject.toml constraints.txt
