@@ -301,6 +301,9 @@ def _coerce_config(value: object, socket: type[Config], name: str) -> Config:
         if isinstance(kind, str) and (meant := kind.partition("(")[0]) in known:
             raise UserError(f'{name}: {_seen(value)} is no {meant}(setting=value); quote text, as in path="a file"')
         hint = suggest(kind[:100], known) if isinstance(kind, str) else ""
+        readers = [each for each, cls in known.items() if "path" in field_types(cls)]
+        if isinstance(kind, str) and not hint and readers and {".", "/"} & set(kind):
+            hint = f'; a file is {" or ".join(readers)}(path="{kind[:100]}")'
         raise UserError(f"{name or 'config'} must be one of {', '.join(sorted(known))}, not {_seen(value)}{hint}")
     cls, where = known[kind], f"{name}: " if name else ""
     for setting in settings:

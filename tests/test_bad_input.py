@@ -194,6 +194,11 @@ WORDS = [
         lambda b: b.run("data.tokenizer=SentencePieceFile(path=/a.model)"),
         'quote text, as in path="',
     ),
+    Case(
+        "file without its class",
+        lambda b: b.run("data.tokenizer=my.model"),
+        'not my.model; a file is SentencePieceFile(path="my.model")',
+    ),
     Case("no bytes to fill", lambda b: b.run("compress.cap_bytes=0"), "compress.cap_bytes must be from 1 to"),
     Case("no budget", lambda b: b.run("train.steps=none"), "set train.seconds or train.steps"),
     Case("batch", lambda b: b.run("train.batch_tokens=100"), "train.batch_tokens (100) must be train.micro_batches"),
