@@ -303,7 +303,7 @@ def _coerce_config(value: object, socket: type[Config], name: str) -> Config:
         hint = suggest(kind[:100], known) if isinstance(kind, str) else ""
         readers = [each for each, cls in known.items() if "path" in field_types(cls)]
         if isinstance(kind, str) and not hint and readers and {".", "/"} & set(kind):
-            hint = f'; a file is {" or ".join(readers)}(path="{kind[:100]}")'
+            hint = f'; for a file write {" or ".join(readers)}(path="FILE")'
         raise UserError(f"{name or 'config'} must be one of {', '.join(sorted(known))}, not {_seen(value)}{hint}")
     cls, where = known[kind], f"{name}: " if name else ""
     for setting in settings:

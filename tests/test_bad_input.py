@@ -197,7 +197,7 @@ WORDS = [
     Case(
         "file without its class",
         lambda b: b.run("data.tokenizer=my.model"),
-        'not my.model; a file is SentencePieceFile(path="my.model")',
+        'not my.model; for a file write SentencePieceFile(path="FILE")',
     ),
     Case("no bytes to fill", lambda b: b.run("compress.cap_bytes=0"), "compress.cap_bytes must be from 1 to"),
     Case("no budget", lambda b: b.run("train.steps=none"), "set train.seconds or train.steps"),
