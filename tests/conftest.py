@@ -87,6 +87,14 @@ def unsynchronized() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def undistributed() -> Iterator[None]:
+    """No test compares tensors that are spread over machines; to look for them PyTorch would import 460 modules."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.testing._comparison._HAS_DTENSOR", False, raising=False)
+        yield
+
+
 @dataclass(frozen=True)
 class Ended:
     """What a command left behind."""

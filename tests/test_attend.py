@@ -19,9 +19,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 from torch.torch_version import TorchVersion
+from variations import BASE, VOCABULARY
 
 from caddie import attend
 from caddie.attend import BACKENDS, Visibility, attention, choose, segment_bucket
+from caddie.model import build
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -336,7 +338,7 @@ def test_flex_attention_can_be_traced() -> None:
     flex_agrees(Visibility(17, 17, layout(2, 17), 5), tensors(2, 4, 2, 17, 17, 8), traced=True)
 
 
-# Compiled
+# Compiled: also a test of the whole model, so that one process alone imports the compiler
 
 
 def compiled_twice(run: Callable[..., Tensor], qkv: list[Tensor], backend: str = "aot_eager") -> None:
@@ -384,3 +386,17 @@ def test_what_a_gpu_runs_is_compiled_in_one_graph(name: str, monkeypatch: pytest
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         compiled_twice(run, qkv, "eager" if name == "FlexAttention" else "aot_eager")
+
+
+@torch.no_grad()
+def test_a_model_is_one_compiled_graph_where_bfloat16_is_imitated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("caddie.ops.products.BFLOAT16_ON_CPU", False)
+    torch.compiler.reset()
+    model = build(BASE.but(depth=1), seed=0)
+    for parameter in model.parameters():
+        parameter.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(0))
+    compiled = torch.compile(model, backend="eager", fullgraph=True, dynamic=False)
+    ids, starts = torch.arange(32).view(2, 16) * 7 % VOCABULARY, layout(2, 16).diff(prepend=torch.zeros(2, 1)).bool()
+    half, found = model(ids, starts, torch.bfloat16), compiled(ids, starts, torch.bfloat16)
+    assert found.dtype == torch.bfloat16
+    assert (found.float() - half.float()).norm() < 0.02 * half.float().norm()  # graphs norm by PyTorch's operations

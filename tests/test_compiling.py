@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,6 +43,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Callable[..., Any]]:
         return lambda *inputs: function(*inputs)
 
     monkeypatch.setattr(torch, "compile", compile_)
+    dynamo = SimpleNamespace(
+        config=SimpleNamespace(recompile_limit=8), utils=SimpleNamespace(counters={"stats": Counter()})
+    )
+    monkeypatch.setitem(vars(torch), "_dynamo", dynamo)  # the true one takes seconds to import
     monkeypatch.setattr("shutil.which", lambda name: name)
     return given
 

@@ -222,20 +222,6 @@ def test_it_is_one_compiled_graph(name: str) -> None:
     compiled_twice(random_model(name), "eager")
 
 
-@torch.no_grad()
-def test_it_is_one_compiled_graph_where_bfloat16_is_imitated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("caddie.ops.products.BFLOAT16_ON_CPU", False)
-    torch.compiler.reset()
-    model = build(BASE.but(depth=1), seed=0)
-    for parameter in model.parameters():
-        parameter.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(0))
-    compiled = torch.compile(model, backend="eager", fullgraph=True, dynamic=False)
-    half = model(some_ids(), some_starts(), torch.bfloat16)
-    found = compiled(some_ids(), some_starts(), torch.bfloat16)
-    assert found.dtype == torch.bfloat16
-    assert (found.float() - half.float()).norm() < 0.02 * half.float().norm()  # graphs norm by PyTorch's operations
-
-
 @pytest.mark.slow
 @every_model
 def test_it_is_one_compiled_graph_forward_and_backward(name: str) -> None:

@@ -49,7 +49,6 @@ quick = settings(derandomize=True, deadline=None, max_examples=20)
 @pytest.fixture(scope="module")
 def artifact(tiny_run: Any) -> Artifact:
     """A packed artifact whose weights matter: those of two steps are nearly what they began as."""
-    import torch._dynamo  # noqa: F401  # optimizers load it, and it looks for what is installed, caddie too
 
     loaded = load(tiny_run.artifact)
     return replace(loaded, model=stirred(loaded))
