@@ -42,7 +42,8 @@ PIP := $(VENV)/bin/python -m pip $(PIP_INSTALL)
 # fails there is tried again, and told, by the last line, which installs all that is missing.
 define install
 	$(PYTHON) -m venv --without-pip $(VENV)
-	PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m pip --python $(VENV)/bin/python $(PIP_INSTALL) pip 2>.tmp/pip || $(PYTHON) -m venv $(VENV)
+	PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m pip --python $(VENV)/bin/python $(PIP_INSTALL) pip 2>.tmp/pip \
+		|| $(PYTHON) -m venv $(VENV)
 	printf '%s\n' torch '$(2)' | xargs -P 2 -L 1 $(PIP) --no-deps 2>.tmp/pip || true
 	$(PIP) -e '.[$(1)]'
 endef
