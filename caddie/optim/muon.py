@@ -39,7 +39,7 @@ def newton_schulz(matrices: Tensor, steps: int, coefficients: Coefficients = "cl
     """Near-orthogonal versions of matrices (..., rows, columns), in their dtype; singular values end near 1.
 
     Per step X ← aX + (bA + cA²)X with A = XXᵀ, on the wide orientation, after division by the Frobenius norm. On a
-    CPU that cannot multiply their dtype, iterations are float32's: rounding each product would take a third longer.
+    CPU that cannot multiply their dtype, iterations are float32's: rounding each product would take a quarter longer.
     """
     triples = COEFFICIENTS[coefficients]
     tall = matrices.shape[-2] > matrices.shape[-1]
