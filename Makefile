@@ -44,16 +44,16 @@ define install
 	$(PYTHON) -m venv --without-pip $(VENV)
 	PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m pip --python $(VENV)/bin/python $(PIP_INSTALL) pip 2>.tmp/pip \
 		|| $(PYTHON) -m venv $(VENV)
-	printf '%s\n' torch '$(2)' | xargs -P 2 -L 1 $(PIP) --no-deps 2>.tmp/pip || true
+	printf '%s\n' torch '$(strip numpy scipy sympy $(2))' | xargs -P 2 -L 1 $(PIP) --no-deps 2>.tmp/pip || true
 	$(PIP) -e '.[$(1)]'
 endef
 
 $(PROGRAM): pyproject.toml constraints.txt
-	$(call install,$(ALL_VERBS),numpy scipy sympy)
+	$(call install,$(ALL_VERBS))
 	touch $@
 
 $(CHECKS): pyproject.toml constraints.txt
-	$(call install,dev,numpy scipy sympy mypy triton)
+	$(call install,dev,mypy triton)
 	touch $(PROGRAM) $@
 
 clean:
