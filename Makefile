@@ -39,13 +39,16 @@ PIP := $(VENV)/bin/python -m pip $(PIP_INSTALL)
 
 # The pip of the constraints, which is a fifth quicker than that of Python 3.11, is installed by the interpreter's own or,
 # where it has none, left to venv. Large wheels go first, by two processes: on one core they take half of the time. What
-# fails there is tried again, and told, by the last line, which installs all that is missing.
+# fails there is tried again, and told, by the last lines, which install all that is missing; what is there already is
+# imported meanwhile, on the other core, so that the first run finds it compiled.
 define install
 	$(PYTHON) -m venv --without-pip $(VENV)
 	PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m pip --python $(VENV)/bin/python $(PIP_INSTALL) pip 2>.tmp/pip \
 		|| $(PYTHON) -m venv $(VENV)
-	printf '%s\n' torch '$(strip numpy scipy sympy $(2))' | xargs -P 2 -L 1 $(PIP) --no-deps 2>.tmp/pip || true
-	$(PIP) -e '.[$(1)]'
+	printf '%s\n' torch '$(strip numpy scipy sympy mpmath typing_extensions $(2))' \
+		| xargs -P 2 -L 1 $(PIP) --no-deps 2>.tmp/pip || true
+	$(VENV)/bin/python -c 'import torch, scipy.stats, torch._dynamo' 2>/dev/null & \
+		$(PIP) -e '.[$(1)]'; status=$$?; kill $$! 2>/dev/null; exit $$status
 endef
 
 $(PROGRAM): pyproject.toml constraints.txt
