@@ -246,7 +246,7 @@ def _processes() -> set[str]:
 
 
 def _resident_bytes(first: int, strangers: set[str]) -> int:
-    """Memory of a process and all below it, `strangers` left aside, by proc_pid_stat(5); 0 where there is no such thing.
+    """Memory of a process and all below it but `strangers`, by proc_pid_stat(5); 0 where there is no such thing.
 
     Of a thousand strangers the files alone would take 30 ms at each look.
     """

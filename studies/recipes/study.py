@@ -6,6 +6,7 @@ scores are those of the whole recipes, on eight GPUs; what is asked here is whic
 
 from __future__ import annotations
 
+from caddie.calibrate import TrainingText
 from caddie.lab.study import BASE, Entry, Seconds, Study
 from caddie.recipe import Recipe, find, shipped
 
@@ -16,7 +17,8 @@ SMALLEST = {"tiny"}
 def twin(name: str) -> Recipe:
     """The twin of a recipe as it is trained and scored here."""
     recipe = find(f"{name}_mini")
-    return recipe.but({"data.validation_fraction": 0.01, "score.stride": recipe.score.sequence_length})
+    diff = {"data.validation_fraction": 0.01, "score.stride": recipe.score.sequence_length}
+    return recipe.but({**diff, "compress.calibration": TrainingText()})  # also where the recipe's own writes its text
 
 
 base = twin("baseline")
