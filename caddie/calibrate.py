@@ -230,10 +230,10 @@ class _Sums:
         return torch.lerp(inputs, columns, (directions / (directions + _DIRECTIONS)).float())
 
     def calibration(self, tokens: float) -> Calibration:
-        """What the sums say."""
+        """What the sums say, where weights are quantized: on the CPU."""
         rows = _floored(self.squares, self.seen) / (tokens * len(self.columns))
         inputs = None if self.inputs is None else self.inputs / self.count.clamp_min(1.0).float()
-        return Calibration(inputs, rows, self.mixed())
+        return Calibration(*(known if known is None else known.cpu() for known in (inputs, rows, self.mixed())))
 
 
 def _even(square: Tensor) -> Tensor | None:

@@ -8,14 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pretended_gpu import GPU, pretended_gpu
 from processes import together
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from caddie.calibrate import SelfGenerated, TrainingText, calibrate, predicted_loss
+from caddie.compress import Compress, compress
 from caddie.distributed import Ranks
 from caddie.model import GPT, ChannelSmear, HashedNGrams, Linear, Model, Recurrence, TokenEmbedding, UntiedHead, build
-from caddie.quantize import Calibration
+from caddie.quantize import Calibration, Gptq, Quantizer, Rows, Waterfilling
 
 BOS = 0
 SMALL = GPT(vocabulary=16, width=8, depth=2).but(
@@ -193,6 +195,29 @@ def test_two_processes_are_one_with_all_batches(tmp_path: Path) -> None:
         assert set(shared) == set(alone)
         for name, value in alone.items():
             torch.testing.assert_close(shared[name], value, rtol=1e-3, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("quantizer", [Waterfilling(), Gptq(of=Rows(bits=6))], ids=str)
+def test_what_a_gpu_found_serves_the_cpu(quantizer: Quantizer) -> None:
+    model, ids, plan = small(LOOPED), some(2, 12, 6), Compress(fit=None).but({"quantizers.matrix": quantizer})
+    weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    expected = compress(LOOPED, weights, plan, lambda: calibrate(model, ids, bos=BOS)).predicted_loss
+    with pretended_gpu():
+        model.to(GPU)
+        found = compress(LOOPED, weights, plan, lambda: calibrate(model, [rows.to(GPU) for rows in ids], bos=BOS))
+    assert next(model.parameters()).device.index is None, "no longer pretended"
+    assert found.predicted_loss == pytest.approx(expected, rel=1e-3)
+
+
+def test_what_mixes_devices_is_found() -> None:
+    with pretended_gpu():
+        here, there = torch.ones(2, device=GPU), torch.ones(2)
+        assert (here.device, there.device, (2 * here).device) == (GPU, torch.device("cpu"), GPU)
+        assert torch.equal(here.cpu() + there, (here + there.to(GPU)).cpu())
+        with pytest.raises(AssertionError, match="mixes devices"):
+            here + there
+        with pytest.raises(AssertionError, match="NumPy"):
+            here.numpy()
 
 
 def test_training_text_is_shared_by_the_processes() -> None:

@@ -22,12 +22,15 @@ import numpy as np
 import pytest
 import torch
 from conftest import call, fresh, probe_nothing, score_here
+from pretended_gpu import GPU, pretended_gpu
 from processes import CONTEXT
 
 from caddie import cli, line
+from caddie.cli.options import named_recipe
 from caddie.codecs import Zlib
 from caddie.data import write_shard
 from caddie.display import Display
+from caddie.distributed import Ranks
 from caddie.errors import CheckFailed
 from caddie.generate import sample
 from caddie.policy import state
@@ -194,6 +197,23 @@ def test_scores_the_text_itself_but_no_other(folder: Path, result: dict[str, Any
     assert made["manifest"]["training_documents_removed"] == result["corpus"]["documents"]["train"]
     fair = caddie(tmp_path, "score", artifact, "--data", "fair")
     assert fair["plain"]["source_bytes"] == result["corpus"]["source_bytes"]["validation"] + 340
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("adaptation", ["none", "ChunkSGD", "DocumentLoRA(chunk_tokens=16)"])
+def test_no_part_mixes_what_a_gpu_has_with_what_the_cpu_has(adaptation: str, tiny_run: Any, tmp_path: Path) -> None:
+    settings = (
+        "train.averaging=SWA",
+        "compress.fit=FillCap",
+        "compress.cap_bytes=30000",
+        f"score.adaptation={adaptation}",
+    )
+    recipe, ranks = named_recipe("tiny", (*tiny_run.settings, *settings)), Ranks(device=GPU)
+    with pretended_gpu() as gpu:
+        result = line.run(recipe, str(tiny_run.text), folder=tmp_path / "run", ranks=ranks, study={"label": "GPU"})
+    assert result is not None
+    assert result["verified"] is True
+    assert len(gpu.storages) > 1000
 
 
 @pytest.mark.long

@@ -24,7 +24,7 @@ Rounding = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Calibration:
-    """What is known of the use of a weight W (rows = outputs, columns = inputs); None where nothing is.
+    """What is known of the use of a weight W (rows = outputs, columns = inputs), on the CPU; None where nothing is.
 
     An error E in W costs about 1/2 tr(R E C E^T) nats per token, with R diagonal: the Fisher information as a Kronecker
     product (K-FAC, arXiv 1503.05671).
