@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -28,15 +29,13 @@ _to, _numpy, _as_tensor = Tensor.to, Tensor.numpy, torch.as_tensor
 class _Pretended(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.storages: dict[int, torch.UntypedStorage] = {}  # kept, so that no address is given twice
+        self.storages: set[StorageWeakRef] = set()  # which keep the name of a storage, but not its memory
 
     def has(self, tensor: Tensor) -> bool:
-        return tensor.untyped_storage().data_ptr() in self.storages
+        return StorageWeakRef(tensor.untyped_storage()) in self.storages
 
     def put(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr():
-            self.storages[storage.data_ptr()] = storage
+        self.storages.add(StorageWeakRef(tensor.untyped_storage()))
         return tensor
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -72,7 +71,7 @@ def pretended_gpu() -> Iterator[_Pretended]:
         if (target == GPU) == mode.has(tensor):
             return moved
         copied = moved.clone()
-        mode.storages.pop(copied.untyped_storage().data_ptr(), None)
+        mode.storages.discard(StorageWeakRef(copied.untyped_storage()))
         return mode.put(copied) if target == GPU else copied
 
     def numpy(tensor: Tensor, *args: Any, **kwargs: Any) -> np.ndarray:

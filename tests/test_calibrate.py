@@ -199,7 +199,7 @@ def test_two_processes_are_one_with_all_batches(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("quantizer", [Waterfilling(), Gptq(of=Rows(bits=6))], ids=str)
 def test_what_a_gpu_found_serves_the_cpu(quantizer: Quantizer) -> None:
-    model, ids, plan = small(LOOPED), some(2, 12, 6), Compress(fit=None).but({"quantizers.matrix": quantizer})
+    model, ids, plan = small(LOOPED), some(1, 6, 2), Compress(fit=None).but({"quantizers.matrix": quantizer})
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     expected = compress(LOOPED, weights, plan, lambda: calibrate(model, ids, bos=BOS)).predicted_loss
     with pretended_gpu():

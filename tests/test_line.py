@@ -200,7 +200,7 @@ def test_scores_the_text_itself_but_no_other(folder: Path, result: dict[str, Any
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("adaptation", ["none", "ChunkSGD", "DocumentLoRA(chunk_tokens=16)"])
+@pytest.mark.parametrize("adaptation", ["none", "ChunkSGD"])
 def test_no_part_mixes_what_a_gpu_has_with_what_the_cpu_has(adaptation: str, tiny_run: Any, tmp_path: Path) -> None:
     settings = (
         "train.averaging=SWA",
