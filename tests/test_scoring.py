@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from caddie.config import Config, descriptions, field_types, parse_assignment
+from caddie.distributed import Ranks
 from caddie.errors import CheckFailed, UserError
 from caddie.model import GPT, Cache, Model, build
 from caddie.scoring import (
@@ -397,6 +398,56 @@ def test_answers_of_another_shape_are_refused() -> None:
 
     with pytest.raises(CheckFailed, match=r"the shape \(1, 6, 32\) where \(1, 4\) and the vocabulary"):
         go(All([[(0, 0, 4)], [(2, 4, 8)]]))
+
+
+def test_an_answer_that_is_no_plain_tensor_is_refused() -> None:
+    class Cheap(Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return (
+                torch.zeros(4)
+                if function is torch.nn.functional.cross_entropy
+                else super().__torch_function__(function, types, args, kwargs or {})
+            )
+
+    class Subclass(Planned):
+        def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
+            return super().logits(inputs, slots, last).as_subclass(Cheap)
+
+    with pytest.raises(CheckFailed, match=r"answers with a Cheap where a plain torch\.Tensor"):
+        go(Subclass([[(0, 0, 4)], [(4, 4, 8)]]))
+
+
+def test_what_a_scorer_changes_after_it_asked_counts_for_nothing() -> None:
+    class Changes(Planned):
+        def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
+            for step in self.steps:
+                step[:] = [Window(0, 0, 8)]
+            return super().logits(inputs, slots, last)
+
+    with pytest.raises(CheckFailed, match="not one pass from left to right"):
+        go(Changes([[(0, 0, 1)] * 8]))
+    layout = layout_of(NINE, BOS, per_document=True)
+    for positions in (layout.begins, layout.ends):
+        with pytest.raises(ValueError, match="read-only"):
+            positions[0] = 1
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            positions.setflags(write=True)
+
+
+@pytest.mark.parametrize("owners", [[-1], [2], [], [0, 1]])
+def test_a_question_that_nobody_answers_is_refused(owners: list[int]) -> None:
+    class Shared(Planned):
+        def share(self, ranks: Ranks) -> bool:
+            return True
+
+        def owners(self, asked: Sequence[Asked], world: int) -> list[int]:
+            return owners
+
+    scorer = Shared([[(0, 0, 4)], [(4, 4, 8)]])
+    with pytest.raises(CheckFailed, match="does not give each of 1 questions to one of 2 processes"):
+        run(scorer, NINE, layout_of(NINE, BOS, False), 2, scorer.tell, ranks=Ranks(rank=0, world=2))
+    assert scorer.events == [("plan",)], "nothing was asked"
 
 
 def test_looking_ahead_while_learning_is_refused() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from caddie.distributed import Ranks
 from caddie.errors import CheckFailed
@@ -56,7 +57,12 @@ def run(
     def charge(question: Asked) -> Losses:
         targets = torch.from_numpy(stream.next_tokens(question.windows)).to(device)
         inputs = torch.from_numpy(question.inputs).to(device)
-        logits = scorer.logits(inputs, question.slots, targets.shape[1]).detach()
+        logits = scorer.logits(inputs, question.slots, targets.shape[1])
+        if type(logits) is not Tensor:  # a class of its own could charge what it likes
+            raise CheckFailed(
+                f"the scorer answers with a {type(logits).__name__} where a plain torch.Tensor was asked for"
+            )
+        logits = logits.detach()
         if logits.shape[:-1] != targets.shape:
             raise CheckFailed(
                 f"the scorer answers in the shape {tuple(logits.shape)} where {tuple(targets.shape)} and the "
@@ -69,10 +75,10 @@ def run(
     steps_at_once = ranks.world * _AHEAD if several and scorer.stateless else 1
     with _mapping(workers) as each:
         plan = iter(scorer.plan(layout, rows if workers == 1 else rows * workers * _AHEAD))
-        while steps := list(islice(plan, steps_at_once)):
-            asked = [question for step in steps for question in equal(step, stream, rows, scorer.together)]
+        while steps := [_fixed(step) for step in islice(plan, steps_at_once)]:
+            asked = tuple(question for step in steps for question in equal(step, stream, rows, scorer.together))
             if several:
-                mine = [owner == ranks.rank for owner in scorer.owners(asked, ranks.world)]
+                mine = [owner == ranks.rank for owner in _owners(scorer, asked, ranks.world)]
                 paid = _shared(each, charge, asked, mine, ranks)
             else:
                 paid = each(charge, asked)
@@ -84,6 +90,20 @@ def run(
                     stream.mark(window)
             scorer.update(asked, stream.past)
     stream.check_complete()
+
+
+def _fixed(step: Step) -> Step:
+    """What a scorer asked for, as it stands: what it changes afterwards counts for nothing."""
+    windows = tuple(Window(int(window.start), int(window.first), int(window.end)) for window in step.windows)
+    return Step(windows, tuple(step.slots))
+
+
+def _owners(scorer: Scorer, asked: Sequence[Asked], world: int) -> list[int]:
+    """Who answers each question; `CheckFailed` if that is nobody."""
+    owners = list(scorer.owners(asked, world))
+    if len(owners) != len(asked) or not set(owners) <= set(range(world)):
+        raise CheckFailed(f"the scorer does not give each of {len(asked):,} questions to one of {world:,} processes")
+    return owners
 
 
 def _shared(
@@ -129,5 +149,5 @@ def equal(step: Step, stream: Stream, rows: int, together: int = 0) -> Iterator[
     for (context, _, _), members in shapes.items():
         for begin in range(0, len(members), rows):
             chosen: Sequence[int] = members[begin : begin + rows]
-            windows = [step.windows[index] for index in chosen]
-            yield Asked(windows, [step.slots[index] for index in chosen], stream.inputs(windows), context)
+            windows = tuple(step.windows[index] for index in chosen)
+            yield Asked(windows, tuple(step.slots[index] for index in chosen), stream.inputs(windows), context)

@@ -31,6 +31,11 @@ class Layout:
     begins: Positions
     ends: Positions
 
+    def __post_init__(self) -> None:
+        for name in ("begins", "ends"):  # scorers are handed them, and arrays over bytes stay as they are
+            kept = np.frombuffer(np.asarray(getattr(self, name), np.int64).tobytes(), np.int64)
+            object.__setattr__(self, name, kept)
+
     @property
     def predictions(self) -> int:
         """Predictions in all stretches together."""
