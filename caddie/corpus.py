@@ -11,8 +11,9 @@ import io
 import json
 import typing
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -147,7 +148,7 @@ class Corpus:
         except OSError as error:
             raise UserError(f"{self.folder / entry.file}: cannot read the tokenizer ({error.strerror})") from None
         tokenizer = deserialize(entry.kind, data)
-        if tokenizer.sha256 != entry.sha256:
+        if (tokenizer.sha256, tokenizer.bos, tokenizer.vocabulary) != (entry.sha256, entry.bos, entry.vocabulary):
             raise UserError(f"{self.folder / entry.file}: not the tokenizer of the manifest; prepare the data again")
         return tokenizer
 
@@ -191,10 +192,14 @@ class Corpus:
             pieces = [np.append(np.uint16(tokenizer.bos), ids) for ids in tokenizer.encode_many(documents)]
             if not np.array_equal(np.concatenate(pieces), tokens):
                 raise UserError(f"{self.folder}: the held-out tokens are not those of the held-out documents")
-            if self.manifest.hashed == "documents" and set_sha256(map(document_hash, documents)) != (
-                split.document_set_sha256
-            ):
-                raise UserError(f"{self.folder / VALIDATION_TEXT}: not the documents of the manifest")
+        if self.manifest.hashed == "documents":
+            hashes = [document_hash(document) for document in documents]
+            if len(set(hashes)) < len(hashes):
+                raise UserError(f"{self.folder / VALIDATION_TEXT} holds a document twice; prepare the data again")
+        else:
+            hashes = [document_hash(run.tobytes()) for run in runs([tokens], tokenizer.bos)]
+        if len(hashes) != split.documents or set_sha256(hashes) != split.document_set_sha256:
+            raise UserError(f"{self.folder} holds out other documents than its manifest says; prepare the data again")
         for name, count in counts.items():
             stated = getattr(split, name)
             if count != stated:
@@ -253,9 +258,12 @@ def parse(text: str, path: Path) -> Manifest:
     if value.get("version") != VERSION:
         raise UserError(f"{path}: manifest version {value.get('version')}, and this program reads {VERSION}; {again}")
     try:
-        return typing.cast(Manifest, _read(value, Manifest, "manifest"))
+        manifest = typing.cast(Manifest, _read(value, Manifest, "manifest"))
     except UserError as error:
         raise UserError(f"{path}: {error}; {again}") from None
+    if manifest.hashed == "documents" != manifest.byte_source:
+        raise UserError(f"{path}: bytes of {manifest.byte_source} beside hashes of documents; {again}")
+    return manifest
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -285,6 +293,23 @@ def file_sha256(path: Path) -> str:
     """Hash of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def runs(shards: Sequence[Tokens], bos: int) -> Iterator[Tokens]:
+    """The runs of tokens that begin with `bos`; a run may begin in one shard and end in the next."""
+    open_run = np.empty(0, np.uint16)
+    for shard in shards:
+        begins = np.flatnonzero(shard == bos).tolist()
+        if not begins:
+            open_run = np.concatenate([open_run, shard])
+            continue
+        if len(open_run) or begins[0]:
+            yield np.concatenate([open_run, shard[: begins[0]]])
+        for begin, end in pairwise(begins):
+            yield shard[begin:end]
+        open_run = np.array(shard[begins[-1] :])
+    if len(open_run):
+        yield open_run
 
 
 def document_hash(document: bytes) -> bytes:

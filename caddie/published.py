@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from caddie import corpus
 from caddie.corpus import Corpus, Manifest, Shard, Split, TokenizerEntry
-from caddie.data import Tokens, open_shard
+from caddie.data import open_shard
 from caddie.errors import UserError
 from caddie.tokenizers import Tokenizer, TokenizerSource
 
@@ -87,23 +86,6 @@ def describe(
     return Corpus.load(folder)
 
 
-def documents(shards: Sequence[Tokens], bos: int) -> Iterator[Tokens]:
-    """The runs of tokens that begin with `bos`; a run may begin in one shard and end in the next."""
-    open_run = np.empty(0, np.uint16)
-    for shard in shards:
-        begins = np.flatnonzero(shard == bos).tolist()
-        if not begins:
-            open_run = np.concatenate([open_run, shard])
-            continue
-        if len(open_run) or begins[0]:
-            yield np.concatenate([open_run, shard[: begins[0]]])
-        for begin, end in pairwise(begins):
-            yield shard[begin:end]
-        open_run = np.array(shard[begins[-1] :])
-    if len(open_run):
-        yield open_run
-
-
 def _shards(folder: Path, pattern: str) -> list[Path]:
     # Shards of byte counts lie beside the token shards of some tokenizers.
     return sorted(path for path in folder.glob(pattern) if "_bytes_" not in path.name)
@@ -129,7 +111,7 @@ def _split(paths: Sequence[Path], folder: Path, tokenizer: Tokenizer, report: Re
         described.append(Shard(file, len(tokens), corpus.file_sha256(path)))
         report(f"{path.name}: {len(tokens):,} tokens")
     hashes, decoded_bytes = [], 0
-    for run in documents(opened, tokenizer.bos):
+    for run in corpus.runs(opened, tokenizer.bos):
         hashes.append(corpus.document_hash(run.tobytes()))
         decoded_bytes += int(tokenizer.byte_lengths(run)[1:].sum())  # the first is BOS, or context only
     split = Split(

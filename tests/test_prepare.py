@@ -16,7 +16,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caddie import corpora, corpus, prepare, published, sources
+from caddie import corpora, corpus, prepare, sources
 from caddie.corpus import Corpus
 from caddie.data import open_shard, write_shard
 from caddie.errors import UserError
@@ -161,7 +161,7 @@ def test_every_document_is_in_one_split(made: Corpus) -> None:
     tokenizer = made.tokenizer()
 
     def texts(tokens: np.ndarray) -> list[str]:
-        return [tokenizer.decode(run).decode() for run in published.documents([tokens], tokenizer.bos)]
+        return [tokenizer.decode(run).decode() for run in corpus.runs([tokens], tokenizer.bos)]
 
     assert sorted(texts(train) + texts(validation)) == sorted(TEXTS)
     assert 2 <= len(texts(validation)) <= 30
@@ -505,9 +505,13 @@ def test_caseops_counts_the_bytes_of_the_text(marked: Corpus) -> None:
 @pytest.mark.parametrize("byte_source", ["documents", "table", "tokens"])
 @pytest.mark.parametrize("count", ["source_bytes", "normalized_bytes"])
 def test_bytes_that_only_the_table_sees_are_refused(marked: Corpus, byte_source: str, count: str) -> None:
-    split = marked.manifest.validation
+    split, hashed = marked.manifest.validation, "documents" if byte_source == "documents" else "tokens"
     forged = replace(split, **{count: split.table_bytes})
-    manifest = replace(marked.manifest, validation=forged, byte_source=byte_source)
+    if hashed == "tokens":
+        runs = corpus.runs([marked.validation_tokens()], marked.manifest.tokenizer.bos)
+        ids = corpus.set_sha256(corpus.document_hash(run.tobytes()) for run in runs)
+        forged = replace(forged, document_set_sha256=ids)
+    manifest = replace(marked.manifest, validation=forged, byte_source=byte_source, hashed=hashed)
     with pytest.raises(UserError, match=f"states {split.table_bytes:,} {count} for validation; there are"):
         Corpus(marked.folder, manifest).check_counts()
 
@@ -625,6 +629,68 @@ def test_published_shards_are_described_where_they_lie(shards: Path, tmp_path: P
     assert (tmp_path / "out" / "manifest.json").stat().st_ino == inode
 
 
+def test_other_tokens_than_were_hashed_are_refused(shards: Path, tmp_path: Path) -> None:
+    """Documents of the training text under the hash of the held-out ones."""
+    found = make(shards, tmp_path / "out")
+    (held_out,) = found.manifest.validation.shards
+    easy = list(corpus.runs(found.train_shards(), 256))[: found.manifest.validation.documents]
+    tokens = np.concatenate(easy)
+    write_shard(tmp_path / "easy.bin", tokens)
+    bytes_ = len(tokens) - len(easy)
+    forged = replace(
+        found.manifest.validation,
+        tokens=len(tokens),
+        source_bytes=bytes_,
+        normalized_bytes=bytes_,
+        table_bytes=bytes_,
+        shards=(replace(held_out, file=str(tmp_path / "easy.bin"), tokens=len(tokens)),),
+    )
+    found.check_counts()
+    with pytest.raises(UserError, match="holds out other documents than its manifest says"):
+        Corpus(found.folder, replace(found.manifest, validation=forged)).check_counts()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("byte_source", "tokens", "bytes of tokens beside hashes of documents"),
+        ("tokenizer.bos", 7, "not the tokenizer of the manifest"),
+        ("tokenizer.vocabulary", 299, "not the tokenizer of the manifest"),
+    ],
+)
+def test_a_manifest_that_was_changed_is_refused(marked: Corpus, field: str, value: object, message: str) -> None:
+    path = marked.folder / "manifest.json"
+    facts = json.loads(path.read_text())
+    inner = facts
+    *outer, last = field.split(".")
+    for name in outer:
+        inner = inner[name]
+    assert inner[last] != value
+    inner[last] = value
+    path.write_text(json.dumps(facts))
+    with pytest.raises(UserError, match=message):
+        Corpus.load(marked.folder).check_counts()
+
+
+def test_a_held_out_document_twice_is_refused(tmp_path: Path) -> None:
+    """Adaptation would know it the second time, and the hash of the set is the same."""
+    (tmp_path / "text.jsonl").write_bytes(lines(*CAPITALS))
+    found = make(tmp_path / "text.jsonl", tmp_path / "out")
+    text, split = found.validation_documents(), found.manifest.validation
+    tokens = np.concatenate([found.validation_tokens(), found.validation_tokens()])
+    doubled = zstandard.compress(lines(*(document.decode() for document in text * 2)))
+    (tmp_path / "out" / corpus.VALIDATION_TEXT).write_bytes(doubled)
+    write_shard(tmp_path / "out" / split.shards[0].file, tokens)
+    twice = replace(
+        split,
+        documents=2 * split.documents,
+        tokens=len(tokens),
+        shards=(replace(split.shards[0], tokens=len(tokens)),),
+    )
+    with pytest.raises(UserError, match="holds a document twice"):
+        Corpus(found.folder, replace(found.manifest, validation=twice)).check_counts()
+
+
 def test_a_leak_in_published_shards_is_told(shards: Path, tmp_path: Path) -> None:
     write_shard(shards / "fineweb_train_000002.bin", open_shard(shards / "fineweb_val_000000.bin").copy())
     told: list[str] = []
@@ -673,7 +739,7 @@ def test_the_table_method_on_the_contest_tokens(tmp_path: Path, real_data: Path)
 def test_documents_cross_shards(tokens: list[int], cuts: list[int]) -> None:
     stream = np.array(tokens, np.uint16)
     pieces = [piece for piece in np.split(stream, sorted(set(cuts))) if len(piece)]
-    runs = [run.tolist() for run in published.documents(pieces, 1)]
+    runs = [run.tolist() for run in corpus.runs(pieces, 1)]
     assert [token for run in runs for token in run] == tokens
     assert all(run[0] == 1 for run in runs[1:])
     assert all(1 not in run[1:] for run in runs)
