@@ -101,6 +101,7 @@ def score_artifact(
         loaded = load_scorer(scorer, model, artifact.tokenizer)
         scores["user"] = score(model, text, own.plain, report, scorer=loaded, ranks=ranks)
     counted, held_out = list(scores.values())[-1], corpus.manifest.validation
+    trip = corpus.manifest.tokenizer.round_trip
     return {
         "bits_per_byte": counted.bits_per_byte,
         "seconds": {"load": artifact.load_seconds, **clock.seconds, "score": counted.seconds},
@@ -109,6 +110,7 @@ def score_artifact(
         "scoring": show(own),
         "own_scoring": own == artifact.scoring and scorer is None,
         "byte_source": corpus.manifest.byte_source,
+        "changed_documents": trip and trip.changed_documents,
         "validation_set": identify(
             held_out.tokens, held_out.source_bytes, held_out.documents, corpus.manifest.tokenizer.vocabulary
         ),

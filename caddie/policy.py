@@ -130,12 +130,13 @@ def _sizes(result: Mapping[str, Any]) -> dict[str, int | None]:
     source = result.get("source") or {}
     libraries = list((source.get("decoders") or {"": None}).values())
     bits, scored = result.get("bits_per_byte"), result["corpus"]["source_bytes"]["validation"]
+    restored = result["corpus"].get("lossless") and bits is not None and math.isfinite(bits)
     return {
         "source": 0,
         **result["ledger"]["parts"],
         "source_needed": source.get("needed_bytes"),
         "source_training": source.get("training_bytes"),
-        "text": math.ceil(bits * scored / 8) if bits is not None and math.isfinite(bits) else None,
+        "text": math.ceil(bits * scored / 8) if restored else None,  # a lossy tokenizer's cannot be
         "decoders": None if None in libraries else sum(libraries),
     }
 

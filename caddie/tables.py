@@ -130,6 +130,7 @@ def score_table(result: Mapping[str, Any]) -> str:
     lines += textwrap.wrap(result["validation_set"], WIDTH)
     if not result["own_scoring"]:
         lines.append("Not the scoring that the artifact carries.")
+    lines += _lost(result["changed_documents"])
     plain = result["plain"]
     if plain["table_bytes"] != plain["normalized_bytes"]:
         lines.append(
@@ -194,7 +195,15 @@ def _headline(result: Mapping[str, Any]) -> list[str]:
     if result.get("under_cap") is False:
         over = result["artifact_bytes"] - result["cap_bytes"]
         lines.append(f"THE ARTIFACT IS {over:,} BYTES OVER ITS CAP")
-    return lines
+    return [*lines, *_lost(result["corpus"].get("changed_documents"))]
+
+
+def _lost(changed_documents: int | None) -> list[str]:
+    """What must be known where the tokenizer does not keep the text."""
+    if not changed_documents:
+        return []
+    documents = "a document" if changed_documents == 1 else f"{changed_documents:,} documents"
+    return [f"Its tokenizer is lossy: of {documents} it charges for other text than it counts."]
 
 
 def _scores(result: Mapping[str, Any]) -> list[str]:

@@ -81,6 +81,16 @@ def test_result_table_without_what_is_optional() -> None:
     assert "written by" not in text
 
 
+def test_tables_say_that_a_tokenizer_is_lossy() -> None:
+    result = make_result()
+    assert "lossy" not in result_table(result)
+    for count, words in ((1, "a document"), (1_038, "1,038 documents")):
+        result["corpus"]["changed_documents"] = count
+        assert result_table(result).splitlines()[1] == (
+            f"Its tokenizer is lossy: of {words} it charges for other text than it counts."
+        )
+
+
 def test_result_table_without_a_fit() -> None:
     result = make_result()
     assert "lost by rounding      0.0010    0.0012" in result_table(result)

@@ -159,10 +159,11 @@ def test_measure_says_what_was_promised(small: Artifact) -> None:
 
 
 @pytest.mark.parametrize(
-    ("compressed", "exact", "passes"), [(1000, True, True), (1100, True, False), (900, False, False)]
+    ("compressed", "exact", "streams", "passes"),
+    [(1000, True, 2, True), (1100, True, 2, False), (900, False, 2, False), (960, True, 0, False)],
 )
 def test_verification_compares_with_the_score(
-    small: Artifact, monkeypatch: pytest.MonkeyPatch, compressed: int, exact: bool, passes: bool
+    small: Artifact, monkeypatch: pytest.MonkeyPatch, compressed: int, exact: bool, streams: int, passes: bool
 ) -> None:
     found = Measured(
         exact=exact,
@@ -170,7 +171,7 @@ def test_verification_compares_with_the_score(
         compressed_bytes=compressed,
         promised_bytes=950.0,
         claimed_bytes=950.0,
-        streams=2,
+        streams=streams,
         head_bytes=24,
         compress_seconds=1.0,
         decompress_seconds=1.0,
@@ -178,7 +179,8 @@ def test_verification_compares_with_the_score(
     monkeypatch.setattr(verification, "measure", lambda *given, **named: found)
     check = verification._compresses(small, SLIDING, [b"text"])
     assert check.passed is passes
-    assert f"4,000 bytes became {compressed:,} in 2 streams" in check.evidence
+    assert f"4,000 bytes became {compressed:,} in {streams} streams" in check.evidence
+    assert check.evidence.endswith("stored as it is") == (streams == 0)
 
 
 def test_a_tokenizer_that_loses_text_still_gives_it_back(real_data: Path) -> None:

@@ -21,7 +21,7 @@ def result(**changes: Any) -> dict[str, Any]:
     """What a policy reads of a result, every figure a power of two or of ten, so that sums show what is in them."""
     return {
         "bits_per_byte": 2.0,
-        "corpus": {"source_bytes": {"validation": 4_096, "train": 10**6}},
+        "corpus": {"lossless": True, "source_bytes": {"validation": 4_096, "train": 10**6}},
         "ledger": {"parts": {"weights": 1, "tokenizer": 2, "config": 4, "manifest": 8, "container": 16}},
         "source": {"needed_bytes": 32, "training_bytes": 64, "decoders": {"torch": 128, "brotli": 256}},
         "seconds": {"prepare": 1e1, "rehearse": 1e2, "train": 1e3, "compress": 1e4, "score": 1e5, "verify": 1e6},
@@ -109,6 +109,15 @@ def test_libraries_count_where_a_policy_says_so() -> None:
     unknown = {"needed_bytes": 32, "training_bytes": 64, "decoders": {"torch": 128, "brotli": None}}
     assert under(everything, result(source=unknown))["bytes"] is None
     assert not any("decoders" in policy.counts for policy in POLICIES)
+
+
+def test_a_text_that_does_not_come_back_has_no_size() -> None:
+    found = result()
+    found["corpus"]["lossless"] = False
+    entry = under(HUTTER, found)
+    assert entry["parts"]["text"] is None
+    assert entry["bytes"] is None
+    assert under(STRICT, found) == under(STRICT, result())
 
 
 def test_coded_text_is_rounded_up() -> None:

@@ -36,7 +36,7 @@ from caddie.probes import (
     trial_of,
     verification,
 )
-from caddie.probes.probes import _settled, disjoint
+from caddie.probes.probes import HELD_OUT, _settled, disjoint
 from caddie.probes.trial import DOCUMENTS, altered, fitted, probe_text
 from caddie.scoring import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Scoring
 from caddie.sealed import Outcome
@@ -431,9 +431,10 @@ def test_an_example_in_place_of_the_scorer(artifact: Artifact) -> None:
     }
 
 
+ANSWERED = [{"name": name, "passed": True, "evidence": ""} for name in PROBES if name != HELD_OUT]
 ENDED = Outcome(
     returncode=0,
-    stdout=b'{"checks": []}',
+    stdout=json.dumps({"checks": ANSWERED}).encode(),
     stderr=b"",
     stopped=None,
     timed_out=False,
@@ -453,6 +454,11 @@ ENDED = Outcome(
         ),
         (replace(ENDED, stdout=b"", stderr=b"first\nlast\n", returncode=3), "S; it ended with status 3: last"),
         (replace(ENDED, stdout=b"", returncode=137), "S; it ended with status 137: it said nothing"),
+        (replace(ENDED, stdout=b'{"checks": []}'), "S; it has no answer to 2 probes, such as: prices a text"),
+        (
+            replace(ENDED, stdout=json.dumps({"checks": ANSWERED[:2]}).encode()),
+            "S; it has no answer to 9 probes, such as: no look-ahead",
+        ),
     ],
 )
 def test_a_sealed_process_that_does_not_end_well_fails(
@@ -461,8 +467,8 @@ def test_a_sealed_process_that_does_not_end_well_fails(
     monkeypatch.setattr(verification, "sealed", lambda *given, **limits: outcome)
     verdict = verification.verify(load(tiny_run.artifact), 16_000_000)
     assert verdict.passed == (says is None)
-    assert verdict.checks[-1].name == "runs sealed"
-    assert verdict.checks[-1].evidence.startswith(says or "S; 0 of 8,192 MiB, ")
+    (ran,) = (check for check in verdict.checks if check.name == "runs sealed")
+    assert ran.evidence.startswith(says or "S; 0 of 8,192 MiB, ")
 
 
 def test_an_artifact_that_changes_meanwhile_fails(
@@ -477,7 +483,8 @@ def test_an_artifact_that_changes_meanwhile_fails(
 
     monkeypatch.setattr(verification, "sealed", write)
     verdict = verification.verify(load(copy), 16_000_000)
-    assert verdict.checks[-1].evidence == "S; the artifact is another file now"
+    (ran,) = (check for check in verdict.checks if check.name == "runs sealed")
+    assert ran.evidence == "S; the artifact is another file now"
     assert not verdict.passed
 
 

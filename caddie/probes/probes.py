@@ -6,7 +6,7 @@ A probe takes a trial and gives whether the subject passed and what was seen, or
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -284,3 +284,16 @@ PROBES: dict[str, Probe] = {
     HELD_OUT: _held_out,
 }
 """Name to probe, in the order of the report."""
+
+
+def unanswered(checks: Sequence[Check]) -> list[str]:
+    """Names of the probes that always answer and are not among the checks of a subject."""
+    priced = bool(checks) and checks[0].passed
+    always = [
+        name for name, probe in PROBES.items() if (priced or probe in (_prices, _reads)) and probe not in _ABSTAIN
+    ]
+    return [name for name in always if name not in {check.name for check in checks}]
+
+
+_ABSTAIN = _ends, _held_out
+"""Probes that have nothing to say of some texts."""

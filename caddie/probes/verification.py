@@ -22,7 +22,7 @@ from caddie.corpus import Corpus, file_sha256, read_hashes
 from caddie.errors import UserError
 from caddie.lossless import measure
 from caddie.probes.known_bad import Caught, catch, known_bad
-from caddie.probes.probes import HELD_OUT, disjoint, examine
+from caddie.probes.probes import HELD_OUT, disjoint, examine, unanswered
 from caddie.probes.trial import excerpts, library, trial_of
 from caddie.scoring import Scoring, check_windows
 from caddie.sealed import sealed
@@ -79,6 +79,7 @@ def verify(
     checks = file_checks(artifact, cap_bytes)
     documents = library()
     if corpus is not None:
+        corpus.check_counts()
         documents = _held_out_documents(corpus)
         hashes = [frozenset(read_hashes(corpus.folder, split)) for split in ("train", "validation")]
         checks.append(Check(HELD_OUT, *disjoint(*hashes)))
@@ -141,9 +142,13 @@ def _probe_sealed(
         f"{outcome.peak_bytes >> 20:,} of {MEMORY_BYTES >> 20:,} MiB, "
         f"{time.perf_counter() - begin:.0f} of {SECONDS:.0f} seconds; chance from seed {seed}"
     )
+    probed = [Check(**check) for check in told.get("checks", [])]
+    if not trouble and (silent := unanswered(probed)):
+        trouble = f"it has no answer to {len(silent)} probes, such as: {silent[0]}"
     checks = [Check("runs sealed", not trouble, f"{outcome.seal}; {trouble or used}")]
-    checks += [Check(**check) for check in told.get("checks", [])]
-    return checks, [Caught(**{**example, "failed": tuple(example["failed"])}) for example in told.get("caught", [])]
+    return [*checks, *probed], [
+        Caught(**{**example, "failed": tuple(example["failed"])}) for example in told.get("caught", [])
+    ]
 
 
 def _sample(documents: Sequence[bytes], seed: int) -> list[bytes]:
@@ -168,7 +173,9 @@ def _compresses(artifact: Artifact, scoring: Scoring, documents: Sequence[bytes]
     if found.claimed_bytes != found.promised_bytes:
         claimed = 8 * found.claimed_bytes / source
         evidence += f"; of the text that the tokenizer makes of them the score is {claimed:.4f}"
-    return Check("compresses to its score", found.exact and found.compressed_bytes <= allowed, evidence)
+    if stored := not found.streams and found.claimed_bytes < found.compressed_bytes:
+        evidence += "; it was stored as it is"
+    return Check("compresses to its score", found.exact and found.compressed_bytes <= allowed and not stored, evidence)
 
 
 def probe() -> None:
