@@ -7,12 +7,13 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from caddie.config import Config, Count, NonNegative
+from caddie.config import Config, Count, NonNegative, Technique
 from caddie.data import ShuffledSequences, Tokens
 from caddie.distributed import Ranks
 from caddie.model import Cache, Linear, Model, TiedHead
@@ -64,6 +65,13 @@ class SelfGenerated(CalibrationText):
 
     openai/parameter-golf, 2026-03-25_ValCalib_GPTQ_XSA_BigramHash3072.
     """
+
+    techniques: ClassVar = {
+        "": Technique(
+            "Calibration after the clock, when the training text may no longer be read.",
+            "openai/parameter-golf, 2026-03-25_ValCalib_GPTQ_XSA_BigramHash3072",
+        ),
+    }
 
     sequences: Count = 64
     """Rows of all processes together; at least one batch for each is written."""

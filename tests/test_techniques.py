@@ -37,7 +37,6 @@ PLAIN = {
     "Dense": "a learned matrix, the ordinary case; its settings are techniques",
     "FanIn": "PyTorch's default start",
     "FanInNormal": "the same with a normal distribution",
-    "Float16": "a number format",
     "Float32": "a number format",
     "GroupedQueryAttention": "attention itself; its settings are techniques",
     "Normal": "a plain start",
