@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product, repeat
 
 import numpy as np
@@ -42,7 +42,7 @@ def rehearse(trainer: Trainer, budget: Budget, rows: tuple[int, int]) -> Executi
 
     chosen = quickest(_executions(trainer, timed), run)
     trainer.use(chosen)
-    _choose_compiling(trainer, timed, budget, moments, lambda: step(moments[0]))
+    _choose_compiling(trainer, timed, budget, moments, rows, lambda: step(moments[0]))
     for moment in moments:
         for _ in range(trainer.config.rehearsal_steps):
             step(moment)
@@ -78,9 +78,14 @@ def _executions(trainer: Trainer, timed: bool) -> list[Execution]:
 
 
 def _choose_compiling(
-    trainer: Trainer, timed: bool, budget: Budget, moments: Sequence[Moment], step: Callable[[], None]
+    trainer: Trainer,
+    timed: bool,
+    budget: Budget,
+    moments: Sequence[Moment],
+    rows: tuple[int, int],
+    step: Callable[[], None],
 ) -> None:
-    """Where compiling is left to the program, see that it works, and on a CPU that it pays.
+    """Where compiling is left to the program, see that it works on all ranks, and on a CPU that it pays.
 
     A CPU waits for its compiler before the first step, so it is asked only where that much could be won back in the
     budget, and what it made is kept only if it is the faster. Nothing is compiled where nothing is timed.
@@ -92,14 +97,17 @@ def _choose_compiling(
         return
     trainer.compile(True)
     _allow_graphs(4 * len(moments))
-    try:
-        step()
+    failure = ""
+    try:  # no step: a rank that failed within it would leave the others waiting for what it sends
+        trainer.gradients(_batches(trainer, rows), moments[0], bos=-1).item()
     except UserError:
         raise
     except Exception as error:  # a broken compiler may fail in any way, and the model runs without one
+        failure = str(error).strip().partition("\n")[0] or type(error).__name__
+    trainer.forget_gradients()
+    if trainer.ranks.maximum(float(bool(failure)))[0]:
         trainer.compile(False)
-        trainer.forget_gradients()
-        trainer.notes.append(f"compiling failed, so the model runs uncompiled: {str(error).strip().splitlines()[0]}")
+        trainer.notes.append(f"compiling failed, so the model runs uncompiled: {failure or 'in another process'}")
         return
     if choose:
         forward = trainer.forward
@@ -118,14 +126,19 @@ def _unmoved(trainer: Trainer, saved: Mapping[str, Tensor]) -> set[str]:
 
 def _step(trainer: Trainer, moment: Moment, rows: tuple[int, int], still: set[str]) -> None:
     """One step on random tokens; parameters that a gradient reached are no longer `still`."""
-    ids = np.random.default_rng(trainer.seed).integers(0, trainer.vocabulary, (2, *rows))
-    trainer.step(repeat(Batch(ids[0], ids[1])), moment, bos=-1, lr_scale=1.0)  # at rate 0 nothing would move
+    trainer.step(_batches(trainer, rows), moment, bos=-1, lr_scale=1.0)  # at rate 0 nothing would move
     trainer.watch(moment, 1.0)
     for name in list(still):
         gradient = trainer.parameters[name].grad
         if gradient is not None and bool(gradient.any()):
             still.discard(name)
     trainer.forget_gradients()
+
+
+def _batches(trainer: Trainer, rows: tuple[int, int]) -> Iterator[Batch]:
+    """Random tokens without end."""
+    ids = np.random.default_rng(trainer.seed).integers(0, trainer.vocabulary, (2, *rows))
+    return repeat(Batch(ids[0], ids[1]))
 
 
 def _allow_graphs(count: int) -> None:

@@ -272,17 +272,7 @@ class Trainer:
         A loss that is not finite changes nothing, except where steps are `late`: there it is known only when all has
         been changed, so whoever saves anything reads it first.
         """
-        shape = self.shape(moment)
-        self.views.set(moment)
-        losses = torch.zeros((), device=self.ranks.device)
-        count = self.config.micro_batches_at(moment)
-        for _ in range(count // self.ranks.world):
-            loss, entropy = self.forward(*self._tensors(next(batches), shape.sequence_length, bos), shape.stage)
-            (loss / count).backward()  # type: ignore[no-untyped-call]
-            if self.observe is not None:  # the loss is a mean over these tokens, of which only their sum tells
-                self.observe(self.parameters, float(count**2 * self.micro_tokens))
-                self.observe = None
-            losses += entropy / count
+        losses = self.gradients(batches, moment, bos)
         with self.ranks.together():
             for updater in self.updaters.values():
                 updater.launch()
@@ -298,6 +288,21 @@ class Trainer:
             for updater in self.updaters.values():
                 updater.step(moment, lr_scale, scale)
         return Late(mean)
+
+    def gradients(self, batches: Batches, moment: Moment, bos: int) -> Tensor:
+        """Add up this rank's gradients of one step, without a word to the others; its part of the mean loss."""
+        shape = self.shape(moment)
+        self.views.set(moment)
+        losses = torch.zeros((), device=self.ranks.device)
+        count = self.config.micro_batches_at(moment)
+        for _ in range(count // self.ranks.world):
+            loss, entropy = self.forward(*self._tensors(next(batches), shape.sequence_length, bos), shape.stage)
+            (loss / count).backward()  # type: ignore[no-untyped-call]
+            if self.observe is not None:  # the loss is a mean over these tokens, of which only their sum tells
+                self.observe(self.parameters, float(count**2 * self.micro_tokens))
+                self.observe = None
+            losses += entropy / count
+        return losses
 
     def attention(self, length: int) -> str:
         """How attention over rows of `length` is computed here at the end of the run: names of the implementations."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from caddie.display import start_line
 from caddie.distributed import Ranks
 from caddie.errors import UserError
 from caddie.model import GPT, Block, GroupedQueryAttention, ReluSquared
-from caddie.schedules import Budget
+from caddie.schedules import Budget, Moment
 from caddie.threads import COMPILE_SECONDS, COMPILED_GAIN, worth_compiling
 from caddie.train import train
 from caddie.trainer import Train, Trainer
@@ -121,6 +122,39 @@ def test_a_broken_compiler_is_told_and_left(
     assert [event["compiled"] for event in events if event["event"] == "start"] == [False]
     notes = [event["text"] for event in events if event["event"] == "note"]
     assert notes == ["compiling failed, so the model runs uncompiled: no such header"]
+
+
+@dataclass(frozen=True)
+class Pair(Ranks):
+    """Two processes, of which the other says what it is asked to and sums are as they are."""
+
+    world: int = 2
+    other: float = 0.0
+
+    def maximum(self, *values: float) -> list[float]:
+        return [max(value, self.other) for value in values]
+
+    def begin_sum(self, tensors: Any) -> Callable[[], None]:
+        raise AssertionError("a rank whose compiler failed is not there to sum with")
+
+
+@pytest.mark.parametrize(("here", "other"), [(True, 0.0), (False, 1.0)])
+def test_a_compiler_that_is_broken_on_one_rank_is_left_on_all_before_they_exchange_anything(
+    here: bool, other: float, asked: list[Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*inputs: Any) -> None:
+        raise RuntimeError("no such header")
+
+    if here:
+        monkeypatch.setattr(torch, "compile", lambda function, **options: broken)
+    trainer = Trainer(TINY, STEPS.but(micro_batches=2), 7, Pair(other=other))
+    trainer.compile(True)  # as on a GPU, where nothing is timed
+    module._choose_compiling(trainer, False, STEPS.budget, [Moment(0, 0.0, STEPS.budget)], (1, 32), lambda: None)
+    assert not trainer.compiled
+    assert trainer.forward == trainer._losses
+    assert all(parameter.grad is None for parameter in trainer.parameters.values())
+    why = "no such header" if here else "in another process"
+    assert trainer.notes == [f"compiling failed, so the model runs uncompiled: {why}"]
 
 
 def test_the_choice_is_shown() -> None:
