@@ -25,6 +25,8 @@ from torch import Tensor
 from caddie.errors import UserError
 
 _PARENT_DEATH_SIGNAL = 1  # of prctl(2)
+_GRACE_SECONDS = 5.0
+"""When a process has failed: the others may be about to fail for the same reason and say it."""
 
 
 class _Sum:
@@ -242,10 +244,15 @@ def launch(world: int, arguments: Sequence[str]) -> int:
 
 
 def _watch(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+    status = _first_failure(processes)
+    return 128 - status if status < 0 else status  # a signal as a shell says it; an exit status has no sign
+
+
+def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     while any(process.poll() is None for process in processes):
         failed = [process.returncode for process in processes if process.poll() not in (None, 0)]
         if failed:
-            time.sleep(5.0)  # the others may be about to fail for the same reason and say it
+            time.sleep(_GRACE_SECONDS)
             for process in processes:
                 process.kill()
             return failed[0]

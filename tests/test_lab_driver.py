@@ -334,8 +334,10 @@ def test_rows_that_are_none(tmp_path: Path) -> None:
 
 def test_how_a_process_ended() -> None:
     assert death(0) is death(-15) is death(143) is death(130) is None
-    assert death(-9) == "its process was ended by signal 9, out of memory?"
-    assert "status 1" in str(death(1))
+    assert death(-9) == death(137) == "its process was ended by signal 9, out of memory?"
+    assert death(-11) == death(139) == "its process was ended by signal 11"
+    assert "status 1;" in str(death(1))
+    assert "status 255;" in str(death(255))
 
 
 def test_more_workers_than_cores() -> None:

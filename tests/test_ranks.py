@@ -216,6 +216,18 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     assert not any(map(_runs, started))
 
 
+@pytest.mark.parametrize(("end", "status"), [("kill -TERM $$", 143), ("kill -KILL $$", 137), ("exit 3", 3), ("", 0)])
+def test_a_launcher_ends_as_a_shell_would_say(
+    end: str, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\n{end}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr("caddie.distributed._GRACE_SECONDS", 0.1)
+    assert launch(2, []) == status
+
+
 def _numbers(path: Path) -> list[int]:
     words = path.read_text().split() if path.exists() else []
     return list(map(int, words)) if len(words) == 2 else []

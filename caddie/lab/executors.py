@@ -138,8 +138,11 @@ def end_with_parent() -> None:
 
 def death(status: int | None) -> str | None:
     """Why a process died, from its exit status; None where it ended well or was asked to stop."""
-    if not status or status in (-signal.SIGTERM, 128 + signal.SIGTERM, 128 + signal.SIGINT):
+    if not status:
         return None
-    if status < 0:
-        return f"its process was ended by signal {-status}" + (", out of memory?" if status == -signal.SIGKILL else "")
+    number = -status if status < 0 else status - 128  # of a signal: as Python says it, or as a launcher or shell does
+    if number in (signal.SIGTERM, signal.SIGINT):
+        return None
+    if 0 < number < signal.NSIG:
+        return f"its process was ended by signal {number}" + (", out of memory?" if number == signal.SIGKILL else "")
     return f"its process ended with status {status}; see {OUTPUT} in its folder"
