@@ -185,6 +185,11 @@ def join() -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
+def lost_another(error: Exception) -> bool:
+    """Whether an exchange failed for want of another process, whose end has a reason of its own."""
+    return isinstance(error, dist.DistError) or "/gloo/" in str(error)  # gloo has no class for it, only its file's name
+
+
 def leave(status: int) -> None:
     """End this process at once if it is one of several; else do nothing.
 
@@ -255,6 +260,6 @@ def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
             time.sleep(_GRACE_SECONDS)
             for process in processes:
                 process.kill()
-            return failed[0]
+            return min(failed)  # a signal, which is negative, tells more than the failures of those it left alone
         time.sleep(0.05)
     return next((process.returncode for process in processes if process.returncode), 0)

@@ -7,19 +7,24 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from filelock import FileLock
+from processes import together
 from run_folder import make_result
 from tiny_study import SETTINGS, write_text
+from torch.distributed import DistBackendError
 
-from caddie.errors import UserError
+from caddie.distributed import Ranks
+from caddie.errors import CheckFailed, UserError
 from caddie.lab import trial
 from caddie.lab.driver import ATTEMPTS, plan, run_study
 from caddie.lab.executors import Local, death
 from caddie.lab.holdout import score_holdout
 from caddie.lab.rows import RESULTS, curve, read_rows
 from caddie.lab.study import Entry, Steps, Study
+from caddie.line import Watch
 from caddie.quantize import Float16
 from caddie.recipe import find
 
@@ -292,6 +297,52 @@ def test_the_last_look_is_at_documents_that_nothing_has_seen(
     assert told == [("base, seed 1", first["holdout"], 1, 1)]
     second = score_holdout(one, text, str(tmp_path / "second.jsonl"), **how)[0]
     assert second["holdout_documents"] != first["holdout_documents"]
+
+
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4776"
+
+
+@pytest.mark.parametrize("error", [RuntimeError(GLOO), DistBackendError("NCCL communicator was aborted")])
+def test_the_reason_is_that_of_the_process_that_failed_first(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ranks, "wait", lambda ranks: None)
+    for ends in ([error, CheckFailed("a reason"), error, CheckFailed("another")], [error]):
+        folder = tmp_path / str(len(ends))
+        for rank, end in enumerate(ends):
+            monkeypatch.setattr(trial, "run", Mock(side_effect=end))
+            with pytest.raises(SystemExit):
+                one_of(Ranks(rank, len(ends) + 1), folder)
+        told = json.loads((folder / trial.ERROR).read_text()) if (folder / trial.ERROR).exists() else None
+        assert told == ({"state": "failed", "error": "a reason"} if len(ends) > 1 else None)
+
+
+def one_of(ranks: Ranks, folder: Path) -> None:
+    """What one of several processes does with a run."""
+    one = {"label": "base", "recipe": find("tiny").to_json()}
+    trial._do(one, folder, {"trained": str(folder), "corpus": "", "seed": 1, "study": {}}, ranks, lambda event: None)
+
+
+def pruned(ranks: Ranks, folder: Path) -> None:
+    """The first of two processes is asked to end a run that both are at."""
+    trial.write_json(folder / trial.STOP, {"reason": "its training loss was 9"})
+
+    def run(*given: object, watch: Watch, **settings: object) -> None:
+        ranks.wait()
+        if ranks.first:
+            watch({"event": "step"})
+        ranks.wait()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "run", run)
+        with pytest.raises(SystemExit):
+            one_of(ranks, folder)
+
+
+@pytest.mark.long
+def test_a_run_of_two_processes_that_is_pruned_stays_pruned(tmp_path: Path) -> None:
+    together(pruned, 2, tmp_path)
+    assert json.loads((tmp_path / trial.ERROR).read_text())["state"] == "pruned"
 
 
 @pytest.mark.slow

@@ -162,6 +162,9 @@ def _do(one: Mapping[str, Any], folder: Path, told: Mapping[str, Any], ranks: Ra
     except _Stopped as error:
         _fail_run(folder, str(error), ranks, "pruned")
     except (UserError, CheckFailed, OSError, MemoryError, RuntimeError) as error:
+        if distributed.lost_another(error):  # whoever is gone has left the reason, or is begun again
+            traceback.print_exc()
+            raise SystemExit(1) from None
         _fail_run(folder, str(error), ranks)
     except Exception as error:  # a study goes on when one of its runs meets a defect
         traceback.print_exc()
@@ -169,8 +172,12 @@ def _do(one: Mapping[str, Any], folder: Path, told: Mapping[str, Any], ranks: Ra
 
 
 def _fail_run(folder: Path, reason: str, ranks: Ranks, state: str = "failed") -> None:
-    """Note a failure; one of several processes ends with it, for the others may wait for it in vain."""
-    fail(folder, reason, state)
+    """Note a failure; one of several processes ends with it, for the others may wait for it in vain.
+
+    The first reason stays: what other processes meet after it may come of it.
+    """
+    if not (folder / ERROR).exists():
+        fail(folder, reason, state)
     if ranks.world > 1:
         raise SystemExit(1)
 
