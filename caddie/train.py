@@ -46,7 +46,7 @@ class Trained:
     threads: int
     cpu_share: float | None
     """Part of the time of its threads that this process had while it trained, 1 where nothing else ran; None where it
-    had nothing left to train."""
+    had nothing left to train, and on a GPU, for which threads only wait."""
 
 
 class Interrupted(Exception):
@@ -123,7 +123,7 @@ def train(
         final_loss=run.loss,
         precision=execution.precision,
         threads=execution.threads,
-        cpu_share=min(1.0, busy / (wall * execution.threads)) if run.moment.step > step else None,
+        cpu_share=min(1.0, busy / (wall * execution.threads)) if run.moment.step > step and not trainer.late else None,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_train import GROWING, SHARDS, STEPS, TINY, equal, go
+from test_train import GROWING, ONE_STEP, SHARDS, STEPS, TINY, equal, go
 
 from caddie import train as train_module
 from caddie import trainer as trainer_module
@@ -75,6 +75,11 @@ def test_late_steps_are_the_same_steps(in_time: Trained, tmp_path: Path, monkeyp
     logged = [event for event in events if event["event"] == "step"]
     assert [event["step"] for event in logged if event["step"] != 11] == [*range(1, 11), 12]
     assert [event["tokens"] for event in logged[:8]] == [128 * n for n in range(1, 7)] + [768 + 256, 768 + 512]
+
+
+@pytest.mark.usefixtures("late")
+def test_threads_that_wait_for_a_device_are_not_crowded(tmp_path: Path) -> None:
+    assert go(tmp_path, ONE_STEP).cpu_share is None
 
 
 @pytest.mark.usefixtures("late")
