@@ -240,15 +240,15 @@ class _Run:
             if due and self.forecaster and self.forecaster.affordable(self.moment):
                 self.forecast()
             self._tell()
-            if self.signalled and self.moment.progress < 1.0:
-                self.save()
-                self.behind.wait()
-                trainer.ranks.wait()
-                raise Interrupted(self.signalled, self.moment.step)
+            if self.signalled:
+                break
             if self.done.seconds - self.saved.seconds >= self.config.checkpoint_seconds:
                 self.save()
         self.save()
         self.behind.wait()
+        number = int(trainer.ranks.maximum(float(max(received, default=0)))[0])
+        if number:  # a signal may also have come in the last step or while its end was saved
+            raise Interrupted(number, self.moment.step)
 
     def _look(self, flying: int) -> None:
         """Wait until no more than so many steps are under way, and take in what the others gave."""

@@ -17,6 +17,7 @@ import torch
 import torch.multiprocessing as multiprocessing
 from processes import CONTEXT
 
+from caddie import train as module
 from caddie.averaging import EMA
 from caddie.checkpoint import CHECKPOINT, restore
 from caddie.data import Batch
@@ -29,6 +30,7 @@ from caddie.quantize import Rows
 from caddie.schedules import Budget, Moment, Ramp, Stairs, Warmdown
 from caddie.train import Interrupted, Trained, train
 from caddie.trainer import Train, Trainer
+from caddie.transfer import Late
 
 TINY = GPT(
     vocabulary=64,
@@ -91,6 +93,31 @@ def test_interrupted_run_resumes_to_the_bit(unbroken: Trained, tmp_path: Path) -
     assert equal(unbroken, go(tmp_path, watch=events.append))
     assert events[0]["step"] == 6  # the signal came while step 5 was logged
     assert events[0]["seconds"] > 0
+
+
+@pytest.mark.parametrize("saving", [False, True])
+def test_a_signal_in_the_last_step_or_its_save_is_heeded(
+    saving: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(path: Path, *rest: Any) -> None:
+        before(path, *rest)
+        saved.append(path)
+        if len(saved) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def launch(trainer: Trainer, *rest: Any) -> Late:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return launched(trainer, *rest)
+
+    before, launched, saved = module.save_tensors, Trainer.launch, list[Path]()
+    with monkeypatch.context() as patch:
+        if saving:
+            patch.setattr(module, "save_tensors", stop)
+        else:
+            patch.setattr(Trainer, "launch", launch)
+        with pytest.raises(Interrupted, match=r"stopped after step 1$"):
+            go(tmp_path, ONE_STEP)
+    assert go(tmp_path, ONE_STEP).steps == 1, "it goes on from its end"
 
 
 @pytest.mark.long
