@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
+import re
 import secrets
+import shutil
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from caddie.errors import UserError
+
+_UNFINISHED = re.compile(r"\.caddie-(.*)-(\d+)-[0-9a-f]{16}\.tmp")
+"""Hidden names: of the machine, and of the process."""
+_FORSAKEN_SECONDS = 3600.0
+"""Nobody is at work on what was not written to for so long."""
 
 
 @contextmanager
@@ -18,7 +27,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     What the system refuses (no space, no permission) is a `UserError` that names `path`.
     """
-    temporary = path.parent / f".{secrets.token_hex(8)}.tmp"
+    temporary = unfinished(path)
     try:
         if path.exists() and not path.is_file():  # a rename would replace even a device such as /dev/null
             raise OSError(errno.EEXIST, "it exists and is not a regular file")
@@ -33,6 +42,30 @@ def replacing(path: Path) -> Iterator[Path]:
         if isinstance(error, UserError):
             raise
         raise UserError(f"cannot write {path}: {reason(error)}") from error
+
+
+def unfinished(path: Path) -> Path:
+    """A new hidden path beside `path` for what this process has not finished.
+
+    What was left there by a process that was killed is removed, which else would fill the disk.
+    """
+    for left in path.parent.glob(".caddie-*.tmp"):
+        with suppress(OSError):  # whoever writes it may finish it meanwhile
+            if (named := _UNFINISHED.fullmatch(left.name)) and _forsaken(left, named[1], int(named[2])):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+    return path.parent / f".caddie-{platform.node()}-{os.getpid()}-{secrets.token_hex(8)}.tmp"
+
+
+def _forsaken(left: Path, machine: str, process: int) -> bool:
+    """Whether its process is gone, which only its own machine can say, or has not written to it for long."""
+    if machine == platform.node():
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass  # it is there, and another user's
+    return time.time() - max(one.stat().st_mtime for one in (left, *left.rglob("*"))) > _FORSAKEN_SECONDS
 
 
 def reason(error: Exception) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from caddie import corpus, published, sources
 from caddie.corpus import Corpus, Manifest, RoundTripFigures, Shard, Split, SplitName, TokenizerEntry
 from caddie.data import Tokens, write_shard
 from caddie.errors import UserError
+from caddie.files import unfinished
 from caddie.splits import Plan, Text, divide, identity
 from caddie.tokenizers import CaseOps, SentencePieceFile, Tokenizer, TokenizerSource
 
@@ -254,9 +254,8 @@ def _new_folder(folder: Path) -> Iterator[Path]:
             raise UserError(f"{folder} holds other files, such as {sorted(foreign)[0]}; name an empty folder")
     elif folder.exists():
         raise UserError(f"{folder} is a file; name a folder")
-    partial, old = (folder.with_name(f".{folder.name}.{word}-{os.getpid()}") for word in ("partial", "old"))
+    partial, old = unfinished(folder), unfinished(folder)
     try:
-        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         yield partial
         if folder.exists():

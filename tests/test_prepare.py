@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import os
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -20,6 +21,7 @@ from caddie import corpora, corpus, prepare, sources
 from caddie.corpus import Corpus
 from caddie.data import open_shard, write_shard
 from caddie.errors import UserError
+from caddie.files import unfinished
 from caddie.recipe import Recipe
 from caddie.tokenizers import ByteTokenizer, CaseOps, RawBytes, SentencePieceBPE, SentencePieceFile, TokenizerSource
 
@@ -309,6 +311,14 @@ def test_a_failure_leaves_no_folder(text: Path, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="broken"):
         make(text, tmp_path / "out", tokenizer_source=Breaks())
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_what_a_killed_process_left_is_removed(text: Path, tmp_path: Path) -> None:
+    left = unfinished(tmp_path / "out")
+    left.mkdir()
+    os.utime(left, (0, 0))
+    make(text, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["out", text.name])
 
 
 def test_a_folder_with_other_files_is_left_alone(text: Path, tmp_path: Path) -> None:

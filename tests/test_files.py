@@ -1,0 +1,70 @@
+"""Files that appear whole or not at all, and what is left of those that did not."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from caddie.files import replacing
+
+HERE, ELSEWHERE = platform.node(), "another-machine"
+
+
+@pytest.fixture(scope="module")
+def gone() -> int:
+    """The number of a process that has ended."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        return process.pid
+
+
+@pytest.mark.parametrize("folder", [False, True])
+@pytest.mark.parametrize(
+    ("machine", "alive", "hours", "stays"),
+    [
+        (HERE, False, 0, False),
+        (HERE, True, 0, True),
+        (HERE, True, 2, False),  # the number was given out again, as it always is in a container
+        (ELSEWHERE, False, 0, True),
+        (ELSEWHERE, False, 2, False),
+    ],
+)
+def test_what_a_killed_process_left_is_removed_by_the_next_write(
+    machine: str, alive: bool, hours: int, stays: bool, folder: bool, gone: int, tmp_path: Path
+) -> None:
+    left = tmp_path / f".caddie-{machine}-{os.getpid() if alive else gone}-0123456789abcdef.tmp"
+    inside = left / "train_000000.bin" if folder else left
+    inside.parent.mkdir(exist_ok=True)
+    inside.write_bytes(b"half of it")
+    for path in {left, inside}:
+        os.utime(path, times=(time.time() - 3600 * hours,) * 2)
+    others = {tmp_path / ".0123456789abcdef.tmp", tmp_path / ".caddie-notes.tmp"}
+    for other in others:
+        other.touch()
+        os.utime(other, (0, 0))
+    with replacing(tmp_path / "whole") as temporary:
+        temporary.write_text("all of it")
+    assert set(tmp_path.iterdir()) == {tmp_path / "whole", *others, *([left] if stays else [])}
+
+
+def test_a_folder_that_is_being_filled_is_left_alone(tmp_path: Path) -> None:
+    left = tmp_path / f".caddie-{ELSEWHERE}-1-0123456789abcdef.tmp"
+    left.mkdir()
+    (left / "train_000000.bin").touch()
+    os.utime(left, (0, 0))
+    with replacing(tmp_path / "whole") as temporary:
+        temporary.touch()
+    assert left.exists()
+
+
+def test_what_is_unfinished_is_named_after_its_process(tmp_path: Path) -> None:
+    with replacing(tmp_path / "whole") as first, replacing(tmp_path / "other") as second:
+        first.touch()
+        second.touch()
+        assert f"-{os.getpid()}-" in first.name
+        assert first.exists()
