@@ -67,8 +67,8 @@ class Display:
     def __init__(
         self, quiet: bool = False, stream: TextIO | None = None, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self.quiet = quiet
         self.stream = stream if stream is not None else sys.stderr
+        self.quiet = quiet or self.stream is None  # as after `2>&-`, where print would take standard output
         self.now = now
         self._live: Progress | None = None
         self._task: TaskID | None = None

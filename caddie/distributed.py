@@ -197,8 +197,9 @@ def leave(status: int) -> None:
     after all its work is done (pytorch/pytorch#179291).
     """
     if under_torchrun():
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # as one is that was closed before the program began
+                stream.flush()
         os._exit(status)
 
 

@@ -53,7 +53,8 @@ def end(command: Callable[[], object]) -> NoReturn:
 
 def fail(message: str, status: int) -> int:
     """Say what is wrong; the status itself."""
-    print(f"caddie: {one_line(message)}", file=sys.stderr)
+    if sys.stderr is not None:  # as after `2>&-`, where print would take standard output, which carries the result
+        print(f"caddie: {one_line(message)}", file=sys.stderr)
     return status
 
 

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from run_folder import make_events, make_result
 
+from caddie import distributed
 from caddie.display import Display, clock, step_line
+from caddie.exits import fail
 from caddie.policy import state
 from caddie.tables import WIDTH, columns, crop, pack_table, printable, result_table, table
 
@@ -223,6 +225,23 @@ def test_step_line() -> None:
 def test_step_line_of_a_bad_step() -> None:
     event = steps()[0] | {"loss": float("nan"), "bits_per_byte": None, "progress": 0.0, "seconds": 0.0}
     assert step_line(event) == "step 4  loss nan  27,716 tokens/s  -:-- left"
+
+
+def test_without_standard_error_nothing_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", None)
+        patch.setattr(distributed, "under_torchrun", lambda: True)
+        patch.setattr(os, "_exit", sys.exit)
+        with Display() as display:
+            display.phase("train")
+            display.step(steps()[0])
+            display.note("it goes on")
+        assert fail("a mistake", 2) == 2
+        with pytest.raises(SystemExit):
+            distributed.leave(2)
+    assert capsys.readouterr().out == ""
 
 
 def test_plain_lines_come_at_each_tenth() -> None:
