@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -373,6 +374,7 @@ def _live_scores(recipe: Recipe, trained: Trained, text: Text, ranks: Ranks) -> 
     if recipe.train.averaging is not None:
         found["averaged_plain"] = _score_weights(recipe, trained.weights, text, recipe.score.plain, ranks).to_json()
     if ranks.device.type == "cuda":
+        gc.collect()  # what trained is a cycle: it holds its forward, a method of its own
         torch.cuda.empty_cache()  # the processes that score the artifact want the memory
     return found
 

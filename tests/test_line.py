@@ -13,10 +13,12 @@ import shutil
 import signal
 import socket
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -281,6 +283,21 @@ def test_the_program_starts_two_processes_and_fresh_ones(folder: Path, tmp_path:
     two = json.loads((tmp_path / "printed.json").read_text())
     assert two["world"] == 2
     assert two["bits_per_byte"] == pytest.approx(result["bits_per_byte"], abs=1e-5)
+
+
+def test_the_memory_of_training_is_free_before_other_processes_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Trains:
+        def __init__(self) -> None:
+            self.forward = self.losses  # a cycle, as in `Trainer`
+
+        def losses(self) -> None: ...
+
+    kept: list[bool] = []
+    monkeypatch.setattr(line, "_score_weights", Mock())
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: kept.append(trains() is not None))
+    trains = weakref.ref(Trains())
+    line._live_scores(Mock(), Mock(), Mock(), Ranks(device=torch.device("cuda")))
+    assert kept == [False]
 
 
 def test_a_fresh_process_knows_nothing_of_who_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
