@@ -1,6 +1,7 @@
 """Several processes that train one model: who is who, and the few exchanges they need.
 
-The only environment variables that the program reads are torchrun's, and only here.
+The only environment variables that the program reads are torchrun's, and only here; one that `launch` sets tells
+`line` which others to hand on.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from torch import Tensor
 
 from caddie.errors import UserError
 
+SHARES_CORES = "CADDIE_SHARES_CORES"
+"""Says that `OMP_NUM_THREADS` is a process's share, by `launch`, and no wish of the user's."""
 _PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 _GRACE_SECONDS = 5.0
 """When a process has failed: the others may be about to fail for the same reason and say it."""
@@ -214,10 +217,10 @@ def launch(world: int, arguments: Sequence[str]) -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    threads = str(max(1, (os.cpu_count() or 1) // world))
-    shared = {
-        "OMP_NUM_THREADS": threads,
-        **os.environ,
+    shared = dict(os.environ)
+    if "OMP_NUM_THREADS" not in shared:
+        shared |= {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // world)), SHARES_CORES: "1"}
+    shared |= {
         "WORLD_SIZE": str(world),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),

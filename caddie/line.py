@@ -28,7 +28,7 @@ from caddie.config import show
 from caddie.container import Section
 from caddie.corpora import describe, open_corpus, text_of
 from caddie.corpus import Corpus
-from caddie.distributed import Ranks, local_device
+from caddie.distributed import SHARES_CORES, Ranks, local_device
 from caddie.drafts import Draft
 from caddie.errors import CheckFailed, UserError
 from caddie.files import replacing
@@ -387,8 +387,10 @@ def _score_weights(recipe: Recipe, weights: Mapping[str, Tensor], text: Text, sc
 
 def _fresh(verb: str, artifact: Path, *arguments: str) -> dict[str, Any]:
     """What `caddie VERB ARTIFACT --json` says in a process of its own, which knows nothing of this one's weights."""
-    ours = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC")  # that process starts others of its own, if any
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
+    ours = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC"]  # that process starts others of its own, if any
+    if SHARES_CORES in os.environ:  # and has all cores for itself
+        ours += [SHARES_CORES, "OMP_NUM_THREADS"]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(tuple(ours))}
     command = [sys.executable, "-m", "caddie", verb, str(artifact), *arguments, "--json"]
     done = subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False

@@ -32,7 +32,7 @@ from caddie.cli.options import named_recipe
 from caddie.codecs import Zlib
 from caddie.data import write_shard
 from caddie.display import Display
-from caddie.distributed import Ranks
+from caddie.distributed import SHARES_CORES, Ranks
 from caddie.errors import CheckFailed
 from caddie.generate import sample
 from caddie.policy import state
@@ -305,15 +305,18 @@ def test_a_fresh_process_knows_nothing_of_who_asks(tmp_path: Path, monkeypatch: 
     program = tmp_path / "python"
     says = """#!/bin/sh
 [ "$5" = --fail ] && echo 'first' >&2 && echo 'Error: last' >&2 && exit 3
-printf '{"asked": "%s", "rank": "%s"}' "$*" "$RANK$WORLD_SIZE$LOCAL_RANK"
+printf '{"asked": "%s", "rank": "%s", "threads": "%s"}' "$*" "$RANK$WORLD_SIZE$LOCAL_RANK" "$OMP_NUM_THREADS"
 """
     program.write_text(says)
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
     asked = line._fresh("score", Path("a.caddie"), "--quiet")
-    assert asked == {"asked": "-m caddie score a.caddie --quiet --json", "rank": ""}
+    assert asked == {"asked": "-m caddie score a.caddie --quiet --json", "rank": "", "threads": "3"}
+    monkeypatch.setenv(SHARES_CORES, "1")
+    assert line._fresh("score", Path("a.caddie"))["threads"] == "", "a share of the cores is for one of several"
     with pytest.raises(CheckFailed, match="score in a fresh process failed: Error: last"):
         line._fresh("score", Path("a.caddie"), "--fail")
 

@@ -18,7 +18,7 @@ from test_train import RANKS, SHARDS, TINY, go
 
 from caddie.communication import Cluster, Exchange, exchanges, sent_bytes
 from caddie.data import SequentialStream
-from caddie.distributed import Ranks, launch
+from caddie.distributed import SHARES_CORES, Ranks, launch
 from caddie.model import build
 from caddie.optim import Muon
 from caddie.schedules import Moment
@@ -226,6 +226,22 @@ def test_a_launcher_ends_as_a_shell_would_say(
     monkeypatch.setattr(sys, "executable", str(program))
     monkeypatch.setattr("caddie.distributed._GRACE_SECONDS", 0.1)
     assert launch(2, []) == status
+
+
+@pytest.mark.parametrize(("asked", "given"), [(None, f"{max(1, (os.cpu_count() or 1) // 2)} 1"), ("3", "3 ")])
+def test_a_share_of_the_cores_is_told_from_what_the_user_asked_for(
+    asked: str | None, given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\necho "$OMP_NUM_THREADS ${SHARES_CORES}" > {tmp_path}/given$RANK\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    if asked:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    else:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert launch(2, []) == 0
+    assert {(tmp_path / f"given{rank}").read_text() for rank in range(2)} == {f"{given}\n"}
 
 
 def _numbers(path: Path) -> list[int]:
