@@ -248,13 +248,18 @@ def _unseen(recipe: Recipe, corpus: Corpus, model: Model) -> list[Tensor]:
     """Rows of training text, each (1, length), that calibration does not use; none where it uses all."""
     text, split, length = recipe.compress.calibration, corpus.manifest.train, recipe.score.sequence_length
     assert split is not None
-    used = text.tokens if isinstance(text, TrainingText) else 0
-    tokens = min(MEASURED_TOKENS, split.tokens - used - 2 * length * len(corpus.train_shards()))
+    shards = corpus.train_shards()
+
+    def rows(text: TrainingText) -> list[Tensor]:
+        return [*text.batches(model, shards, length=length, bos=corpus.manifest.tokenizer.bos)]
+
+    # Counted, for calibration reads whole batches: fewer tokens than it is asked to, or one batch that has more.
+    used = sum(ids.numel() for ids in rows(text)) if isinstance(text, TrainingText) else 0
+    tokens = min(MEASURED_TOKENS, split.tokens - used - 2 * length * len(shards))
     if tokens < length:
         return []
-    rows = (text if isinstance(text, TrainingText) else TrainingText()).but(tokens=used + tokens, batch_tokens=length)
-    ids = [*rows.batches(model, corpus.train_shards(), length=length, bos=corpus.manifest.tokenizer.bos)]
-    return ids[-(-used // length) :]
+    text = text if isinstance(text, TrainingText) else TrainingText()
+    return rows(text.but(tokens=used + tokens, batch_tokens=length))[used // length :]
 
 
 def _encoded(draft: Draft, coding: ArrayCodec) -> Streams:

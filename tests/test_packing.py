@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from caddie import packing
+from caddie.calibrate import TrainingText
 from caddie.codecs import Brotli, Zlib
+from caddie.line import read_run
+from caddie.model import build
 from caddie.packing import WAYS, compare, summary
 from caddie.weight_coding import Packed
 
@@ -72,3 +76,18 @@ def test_no_text_is_left_to_measure_on(tiny_run: Any, tmp_path: Path, monkeypatc
     facts = compare(tmp_path)
     assert (facts["measured_tokens"], facts["unpacked_bits_per_byte"]) == (0, None)
     assert {one["measured_bits_per_byte"] for one in facts["packings"]} == {None}
+
+
+@pytest.mark.parametrize("batch_rows", [1, 3, 8])
+def test_what_is_measured_on_is_no_row_of_the_calibration(batch_rows: int, tiny_run: Any) -> None:
+    """Also where a batch has more tokens than were asked for, or they are no multiple of it."""
+    recipe, _, corpus = read_run(tiny_run.folder)
+    length = recipe.score.sequence_length
+    text = TrainingText(tokens=4 * length, batch_tokens=batch_rows * length)
+    recipe = recipe.but({"compress.calibration": text})
+    model = build(recipe.model, 0)
+    unseen = packing._unseen(recipe, corpus, model)
+    seen = torch.cat([*text.batches(model, corpus.train_shards(), length=length, bos=corpus.manifest.tokenizer.bos)])
+    assert len(seen) == {1: 4, 3: 3, 8: 8}[batch_rows]
+    assert sum(ids.numel() for ids in unseen) == packing.MEASURED_TOKENS // length * length
+    assert not {*map(tuple, seen.tolist())} & {*map(tuple, torch.cat(unseen).tolist())}
