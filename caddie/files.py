@@ -17,8 +17,8 @@ from caddie.errors import UserError
 
 _UNFINISHED = re.compile(r"\.caddie-(.*)-(\d+)-[0-9a-f]{16}\.tmp")
 """Hidden names: of the machine, and of the process."""
-_FORSAKEN_SECONDS = 3600.0
-"""Nobody is at work on what was not written to for so long."""
+_FORSAKEN_SECONDS, _GONE_SECONDS = 3600.0, 60.0
+"""Nobody is at work on what was not written to for so long; and if its process is gone, for so long."""
 
 
 @contextmanager
@@ -57,15 +57,22 @@ def unfinished(path: Path) -> Path:
 
 
 def _forsaken(left: Path, machine: str, process: int) -> bool:
-    """Whether its process is gone, which only its own machine can say, or has not written to it for long."""
-    if machine == platform.node():
-        try:
-            os.kill(process, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:
-            pass  # it is there, and another user's
-    return time.time() - max(one.stat().st_mtime for one in (left, *left.rglob("*"))) > _FORSAKEN_SECONDS
+    """Whether nobody is at work on it: it was not written to for long, or for a while by a process that is gone.
+
+    Containers may share a name and a disk, but not their processes, so that one is gone does not suffice.
+    """
+    idle_seconds = time.time() - max(one.stat().st_mtime for one in (left, *left.rglob("*")))
+    return idle_seconds > (_FORSAKEN_SECONDS if machine != platform.node() or _runs(process) else _GONE_SECONDS)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # it is there, and another user's
+    return True
 
 
 def reason(error: Exception) -> str:
