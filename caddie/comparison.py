@@ -15,7 +15,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from caddie.errors import UserError
-from caddie.report import read_result
+from caddie.report import read_scored, understood
 from caddie.stats import LEVEL, MOST_SEEDS, POWER, mean, paired, seeds_needed, welch
 from caddie.tables import crop, printable, table
 from caddie.units import Unit, convert
@@ -57,8 +57,8 @@ def read(place: Path) -> Run:
     path = place / "result.json" if place.is_dir() else place
     if not path.exists():
         raise UserError(f"{place} holds no result.json, so it is no finished run; finish it or leave it out")
-    result = read_result(path)
-    try:
+    with understood(path, "a comparison"):
+        result = read_scored(path)
         score = result["scores"]["quantized_plain"]
         run = Run(
             place=place,
@@ -73,12 +73,8 @@ def read(place: Path) -> Run:
             verified=bool(result["verified"]),
             surroundings={field: str(result[field]) for field in _SURROUNDINGS},
         )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise UserError(
-            f"{path} lacks what a comparison needs ({type(error).__name__}: {error}); run it again"
-        ) from None
-    if not math.isfinite(run.bits_per_byte) or min(run.tokens, run.source_bytes) < 1:
-        raise UserError(f"{path} holds no score; run it again")
+    if min(run.tokens, run.source_bytes) < 1:
+        raise UserError(f"{path} counts no tokens or bytes; run the recipe again")
     return run
 
 

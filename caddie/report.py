@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -58,7 +59,8 @@ class Bar:
 def write_report(folder: Path) -> Path:
     """Write `report.html` beside the `result.json` and `log.jsonl` of `folder`, and return its path."""
     folder = Path(folder)
-    page = render(read_result(folder / "result.json"), read_steps(folder / "log.jsonl"))
+    with understood(folder / "result.json", "a report"):
+        page = render(read_scored(folder / "result.json"), read_steps(folder / "log.jsonl"))
     path = folder / "report.html"
     with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8", errors="replace")
@@ -81,6 +83,29 @@ def read_result(path: Path) -> dict[str, Any]:
     return dict(result)
 
 
+def read_scored(path: Path) -> dict[str, Any]:
+    """The result at `path`, which must hold a finite score."""
+    result = read_result(path)
+    if not is_finite(result.get("bits_per_byte")):
+        raise UserError(f"{path} holds no score: bits_per_byte must be a finite number; run the recipe again")
+    return result
+
+
+@contextmanager
+def understood(path: Path, reader: str) -> Iterator[None]:
+    """Whatever the block cannot make of the result at `path`, which someone may have edited, is a `UserError`."""
+    from jinja2 import UndefinedError
+
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, UndefinedError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"{path} lacks what {reader} needs ({type(error).__name__}: {error}); run the recipe again"
+        ) from None
+
+
 def read_steps(path: Path) -> list[dict[str, Any]]:
     """The `step` events of a log in order; what a resumed run did again replaces what it did before."""
     steps: list[dict[str, Any]] = []
@@ -92,7 +117,7 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
                 event = json.loads(line)
             except (ValueError, RecursionError):
                 continue  # a killed run leaves its last line unfinished
-            if isinstance(event, dict) and event.get("event") == "step":
+            if isinstance(event, dict) and event.get("event") == "step" and isinstance(event.get("step"), int):
                 while steps and steps[-1]["step"] >= event["step"]:
                     steps.pop()
                 steps.append(event)

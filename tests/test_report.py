@@ -141,7 +141,7 @@ def test_any_value_may_be_missing(together: int) -> None:
 
 
 def test_all_values_may_be_missing(tmp_path: Path) -> None:
-    page = read(tmp_path, {"version": 1, "recipe": "bare"}, [])
+    page = read(tmp_path, {"version": 1, "recipe": "bare", "bits_per_byte": 1.5}, [])
     assert page.text.count("not measured") > 20
     assert "svg" not in page.tags
 
@@ -149,7 +149,7 @@ def test_all_values_may_be_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -5.0, 0, 1e300])
 def test_numbers_that_make_no_sense(tmp_path: Path, value: float) -> None:
     result, events = make_result(), make_events()
-    result |= {"bits_per_byte": value, "artifact_bytes": value}
+    result |= {"artifact_bytes": value}
     result["scores"]["trained_plain"]["bits_per_byte"] = value
     result["compressors"]["gzip -9"]["bits_per_byte"] = value
     result["tensors"][0] |= {"bytes": value, "relative_error": value}
@@ -229,7 +229,15 @@ def test_a_wrong_result_is_shown(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "no .*result.json"), ("{", "not JSON"), ("[1]", "version none"), ('{"version": 2}', "version 2")],
+    [
+        (None, "no .*result.json"),
+        ("{", "not JSON"),
+        ("[1]", "version none"),
+        ('{"version": 2}', "version 2"),
+        ('{"version": 1, "recipe": "tiny"}', "holds no score"),
+        ('{"version": 1, "recipe": "tiny", "bits_per_byte": NaN}', "holds no score"),
+        ('{"version": 1, "recipe": "tiny", "bits_per_byte": "1.2"}', "holds no score"),
+    ],
 )
 def test_what_is_not_a_result_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:
@@ -237,6 +245,26 @@ def test_what_is_not_a_result_is_refused(tmp_path: Path, content: str | None, me
     with pytest.raises(UserError, match=message):
         write_report(tmp_path)
     assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("value", ["1.2", None, [], {}, [3], {"a": 3}, True, pytest.param(10**400, id="400 digits")])
+def test_an_edited_result_is_shown_or_refused(tmp_path: Path, value: object) -> None:
+    """Each of its values in turn; nothing but a `UserError` may come of it."""
+    whole = make_result(depth=1) | {"checks": [{"name": "a", "passed": True, "evidence": "b"}]}
+    whole["tensors"], refusals = whole["tensors"][:1], []
+    for name in whole:
+        folder = write_run(tmp_path, whole | {name: value}, [])
+        try:
+            write_report(folder)
+        except UserError as error:
+            refusals.append(str(error))
+    assert len(refusals) > 1
+    assert all(said.startswith(str(tmp_path / "result.json")) for said in refusals)
+
+
+def test_a_step_without_a_number_is_no_step(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text('{"event": "step"}\n{"event": "step", "step": "3"}\n')
+    assert read_steps(tmp_path / "log.jsonl") == []
 
 
 def test_a_failed_write_leaves_the_old_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -431,7 +431,7 @@ REFUSED = {
     "byte source": ({"byte_source": "table"}, "bytes from the table"),
     "bytes": ({"scores__quantized_plain__source_bytes": 7}, "counts 7 bytes from the documents"),
     "artifact": ({"sha256__artifact": "a0"}, "stands on both sides"),
-    "no score": ({"bits_per_byte": None}, "lacks what a comparison needs (TypeError"),
+    "no score": ({"bits_per_byte": None}, "holds no score"),
     "endless score": ({"bits_per_byte": math.nan}, "holds no score"),
     "no tokens": ({"scores__quantized_plain": None}, "lacks what a comparison needs (TypeError"),
     "version": ({"version": 99}, "has version 99"),
