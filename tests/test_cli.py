@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 
 from caddie import artifact as artifacts
 from caddie import lossless
-from caddie.cli import app
+from caddie.cli import app, main
 
 Call = Callable[..., Any]
 HELP = Path(__file__).parent / "golden" / "help.txt"
@@ -69,6 +70,23 @@ def test_help_waits_for_no_library() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == "loaded: []"
+
+
+@pytest.mark.parametrize(
+    ("stream", "arguments", "status", "says"),
+    [("stdout", ["techniques", "ChannelSmear"], 0, b"x_t ? (1 - "), ("stderr", ["K\u00fcrbis"], 2, b"K?rbis")],
+    ids=["stdout", "stderr"],
+)
+def test_a_character_that_the_encoding_lacks_is_replaced(
+    stream: str, arguments: list[str], status: int, says: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "argv", ["caddie", *arguments])
+    monkeypatch.setattr(sys, stream, io.TextIOWrapper(written, "ascii", write_through=True))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == status
+    assert says in written.getvalue()
 
 
 @pytest.fixture(scope="module")

@@ -33,4 +33,7 @@ def app() -> None:
 
 def main() -> NoReturn:
     """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # an encoding without a character shows another in its place
+            stream.reconfigure(errors="replace")
     end(lambda: app.main(sys.argv[1:] or ["--help"], "caddie", standalone_mode=False))
