@@ -22,7 +22,7 @@ from caddie import container
 from caddie.artifact import Artifact, Manifest
 from caddie.bundle import source_needed
 from caddie.calibrate import calibrate
-from caddie.checkpoint import save_tensors
+from caddie.checkpoint import CHECKPOINT, save_tensors
 from caddie.compress import Compress, Compressed, Readers, compress
 from caddie.config import show
 from caddie.container import Section
@@ -57,6 +57,19 @@ Watch = Callable[[Event], None]
 def run_folder(recipe: Recipe, seed: int) -> Path:
     """Where a run goes unless another folder is named."""
     return Path("runs") / f"{recipe.name}-{recipe.sha256[:8]}-s{seed}"
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that no run can begin or go on in, such as that of somebody's texts."""
+    try:
+        place = next(place for place in (folder, *folder.parents) if place.exists())
+        held = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror}); name another folder") from None
+    if not place.is_dir():
+        raise UserError(f"{place} is a file; name a folder")
+    if held and not held & {RECIPE, LOG, CHECKPOINT, WEIGHTS, RESULT}:
+        raise UserError(f"{folder} holds other files, such as {min(held)}; name an empty folder, or that of a run")
 
 
 def check_whole_run(recipe: Recipe, world: int = 1) -> None:
@@ -123,7 +136,10 @@ def score_artifact(
 def train_run(recipe: Recipe, corpus: Corpus, folder: Path, seed: int, ranks: Ranks, watch: Watch) -> Trained:
     """Train into the run folder: recipe, log, checkpoint and weights."""
     if ranks.first:
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be written ({error.strerror}); name another folder") from None
         _end_line(folder / LOG)
     ranks.wait()
     told = {"recipe": recipe.to_json(), "seed": seed, "corpus": str(corpus.folder.resolve())}
@@ -295,6 +311,8 @@ def run(
     """
     ranks = ranks or Ranks(device=local_device())
     folder = folder or run_folder(recipe, seed)
+    if study is None:  # which keeps files of its own in the folder before its runs begin
+        check_folder(folder)
     if (folder / RESULT).exists():
         raise UserError(f"{folder} holds a finished run; name another folder with --out or remove it")
     if ranks.first:

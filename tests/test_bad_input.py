@@ -386,8 +386,19 @@ RUNS = [
         lambda b: b.run("--seed", "2", out=b.folder("none", None, keep="checkpoint*")),
         "kept/checkpoint.safetensors is of another recipe, text or seed",
     ),
-    Case("out is a file", lambda b: b.run(out=b.write("file", "")), "file: File exists"),
-    Case("out is below a file", lambda b: b.run(out="/dev/null/x"), "/dev/null/x: Not a directory"),
+    Case("out is a file", lambda b: b.run(out=b.write("file", "")), "file is a file; name a folder"),
+    Case("out is below a file", lambda b: b.run(out=b.write("file", "") + "/x"), "file is a file; name a folder"),
+    Case(
+        "out cannot be made", lambda b: b.run(out="/proc/x"), "/proc/x: cannot be written (No such file or directory);"
+    ),
+    Case(
+        "out is too long a name", lambda b: b.run(out="x" * 300), "cannot be written (File name too long); name another"
+    ),
+    Case(
+        "out holds texts",
+        lambda b: ["train", *b.run(out=str(Path(b.write("texts/a.txt", TEXT)).parent), data="texts")[1:]],
+        "texts holds other files, such as a.txt; name an empty folder",
+    ),
     Case("out is read-only", lambda b: b.data("--out", "/proc/x"), "/proc/x: cannot be written"),
     Case("out holds other files", lambda b: b.data("--out", b.folder("none", None)), "kept holds other files, such as"),
 ]

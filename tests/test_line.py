@@ -351,3 +351,11 @@ def test_terminated_run_says_how_to_go_on_and_does(
     starts = [json.loads(line) for line in log.read_text().splitlines() if '"start"' in line]
     assert starts[0]["step"] == 0
     assert starts[1]["step"] >= 3
+
+
+@pytest.mark.parametrize("left", [[], ["log.jsonl"], ["checkpoint.safetensors", "notes.txt"]])
+def test_a_run_that_was_interrupted_early_can_go_on(left: list[str], tmp_path: Path) -> None:
+    for name in left:
+        (tmp_path / name).write_text("")
+    line.check_folder(tmp_path)
+    line.check_folder(tmp_path / "new" / "run")

@@ -131,9 +131,10 @@ def _drafting(display: Display, cap_bytes: int) -> Callable[[Draft], None]:
 def train(job: Job) -> tuple[dict[str, Any], str] | None:
     """Train RECIPE and keep its weights. `caddie pack` goes on from there."""
     from caddie.corpora import open_corpus
-    from caddie.line import train_run
+    from caddie.line import check_folder, train_run
     from caddie.liveness import verify_alive
 
+    check_folder(job.folder)
     verify_alive(job.recipe)
     if job.ranks.first:
         corpus = open_corpus(job.recipe, job.data, job.display.note)
