@@ -229,6 +229,17 @@ WORDS = [
     Case("unhashable", lambda b: b.run("model.width={[1]: 2}"), "model.width must be"),
     Case("other setting", lambda b: ["verify", str(b.tiny.artifact), "seed=3"], "verify takes compress.cap_bytes=N"),
     Case("temperature", lambda b: ["sample", str(b.tiny.artifact), "--temperature", "-1"], "is not in the range 0<=x"),
+    Case(
+        "temperature not a number",
+        lambda b: ["sample", str(b.tiny.artifact), "--temperature", "nan"],
+        "'--temperature': nan is not a finite number; see `caddie sample --help`",
+    ),
+    Case("price not a number", lambda b: ["report", "none", "--price", "nan"], "'--price': nan is not a finite number"),
+    Case(
+        "price of a sweep",
+        lambda b: ["sweep", "tiny", "model.depth=2", "--price", "nan"],
+        "'--price': nan is not a finite number",
+    ),
     Case("two texts", lambda b: b.data("--fineweb", "sp1024"), "--fineweb brings its own text and tokenizer"),
     Case("unknown base", lambda b: ["diff", "tiny", "huge"], "no recipe huge"),
 ]

@@ -768,7 +768,7 @@ def test_the_verb_takes_what_run_takes() -> None:
     assert ended.exception is None
     facts = json.loads(ended.stdout)
     assert (facts["recipe"], facts["estimate"]["steps"], facts["go"]) == ("tiny", 40, True)
-    for wrong in (["no_such_recipe"], ["tiny", "train.sekunden=1"], ["tiny", "--gpus", "3"], ["--price", "-1"]):
+    for wrong in (["no_such_recipe"], ["tiny", "train.sekunden=1"], ["tiny", "--gpus", "3"], ["--price", "inf"]):
         ended = CliRunner().invoke(app, ["doctor", *wrong, "--quick", "--quiet"])
         assert isinstance(ended.exception, UserError | SystemExit), wrong
         assert not isinstance(ended.exception, SystemExit) or ended.exit_code == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from caddie.cli.options import options, settings_argument, tell
+from caddie.cli.options import Finite, options, settings_argument, tell
 from caddie.errors import CheckFailed
 
 
@@ -12,7 +12,7 @@ from caddie.errors import CheckFailed
 @click.argument("recipe", default="tiny")
 @settings_argument
 @options("seconds", "gpus")
-@click.option("--price", type=click.FloatRange(0.0), help="Price of this machine for an hour, to estimate the cost.")
+@click.option("--price", type=Finite(0), help="Price of this machine for an hour, to estimate the cost.")
 @click.option("--quick", is_flag=True, help="Time no steps; estimate from the reference rate, if there is one.")
 @options("json", "quiet")
 def doctor(

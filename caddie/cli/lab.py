@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from caddie.cli.options import options, tell
+from caddie.cli.options import Finite, options, tell
 from caddie.errors import UserError
 from caddie.units import UNITS, Unit
 
 
 @click.command()
 @click.argument("places", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--price", type=click.FloatRange(0), help="Money for an hour of one GPU, to count the cost of a study.")
+@click.option("--price", type=Finite(0), help="Money for an hour of one GPU, to count the cost of a study.")
 @options("out", "json")
 def report(places: tuple[Path, ...], price: float | None, out: str | None, as_json: bool) -> int:
     """Write the report of a run, of several runs side by side, or of a study, anew.
@@ -59,7 +59,7 @@ class TwoGroups(click.Command):
     type=click.Path(path_type=Path),
     help="Runs of the recipe to beat, A: all paths up to the next option.",
 )
-@click.option("--by", type=click.FloatRange(0), default=0.0, show_default=True, help="How much better B must be.")
+@click.option("--by", type=Finite(0), default=0.0, show_default=True, help="How much better B must be.")
 @click.option(
     "--unit", type=click.Choice(UNITS), default=UNITS[0], show_default=True, help="Unit of --by and of what is printed."
 )

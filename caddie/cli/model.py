@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from caddie.cli.options import load_artifact, options, path_argument, tell
+from caddie.cli.options import Finite, load_artifact, options, path_argument, tell
 from caddie.errors import UserError
 from caddie.files import reason, replacing
 
@@ -18,9 +18,7 @@ ENDING = ".cz"
 @path_argument("artifact")
 @click.option("--prompt", default="", help="Text to go on from.")
 @click.option("--tokens", type=click.IntRange(1, 100_000), default=120, show_default=True, help="Tokens to write.")
-@click.option(
-    "--temperature", type=click.FloatRange(0, 100), default=0.8, show_default=True, help="0 takes the likeliest."
-)
+@click.option("--temperature", type=Finite(0, 100), default=0.8, show_default=True, help="0 takes the likeliest.")
 @options("seed", "json")
 def sample(artifact: Path, prompt: str, tokens: int, temperature: float, seed: int, as_json: bool) -> int:
     """Let ARTIFACT write text."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,17 @@ if TYPE_CHECKING:
     from caddie.recipe import Recipe
 
 Verb = Callable[..., Any]
+
+
+class Finite(click.FloatRange):
+    """A range of numbers; NaN, which no comparison finds outside one, and infinity are in none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number that a text stands for."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 def options(*names: str) -> Callable[[Verb], Verb]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from caddie.cli.options import Verb, named_recipe, options, path_argument, settings_argument, tell
+from caddie.cli.options import Finite, Verb, named_recipe, options, path_argument, settings_argument, tell
 from caddie.errors import UserError
 
 PAGE = "report.html"
@@ -32,7 +32,7 @@ def _runs(verb: Verb) -> Verb:
         click.option("--cores", type=click.IntRange(0), default=0, help="Cores of each run on a cluster."),
         click.option("--on", metavar="WHERE", default="local", help="local, ray[:ADDRESS] or slurm[:PARTITION]."),
         click.option("--retry", is_flag=True, help="Run again what failed."),
-        click.option("--price", type=click.FloatRange(0), help="Money for an hour of one GPU, to count the cost."),
+        click.option("--price", type=Finite(0), help="Money for an hour of one GPU, to count the cost."),
     ):
         verb = option(verb)
     return options("data", "out", "json", "quiet")(verb)
