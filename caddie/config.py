@@ -17,7 +17,7 @@ import types
 import typing
 import warnings
 from abc import ABC
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from itertools import pairwise
@@ -226,6 +226,16 @@ def parse_assignment(text: str) -> tuple[str, object]:
             return path, _parse_variant(ast.parse(value, mode="eval").body)
     except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
         return path, value
+
+
+def assignments(texts: Iterable[str], parse: Callable[[str], tuple[str, Any]] = parse_assignment) -> dict[str, Any]:
+    """Path to value of what a command line sets. The same path twice is a `UserError`: which was meant is unknown."""
+    found: dict[str, Any] = {}
+    for path, value in map(parse, texts):
+        if path in found:
+            raise UserError(f"{path} is set twice; leave one out")
+        found[path] = value
+    return found
 
 
 def _parse_variant(node: ast.expr) -> object:

@@ -52,9 +52,10 @@ class Bench:
         return name
 
     def run(self, *settings: str, data: str | Path | None = None, out: str = "out") -> list[str]:
-        """`caddie run` of the smallest recipe; settings that come later count."""
-        text = str(data or self.tiny.corpus)
-        return ["run", "tiny", *self.tiny.settings, *settings, "--data", text, "--out", out, "--quiet"]
+        """`caddie run` of the smallest recipe; these settings take the place of its own."""
+        text, own = str(data or self.tiny.corpus), {setting.partition("=")[0] for setting in settings}
+        kept = [setting for setting in self.tiny.settings if setting.partition("=")[0] not in own]
+        return ["run", "tiny", *kept, *settings, "--data", text, "--out", out, "--quiet"]
 
     def text(self, name: str, data: bytes | str) -> list[str]:
         """A run on a text."""
@@ -187,6 +188,12 @@ WORDS = [
     Case("wrong type", lambda b: b.run("model.width=wide"), "model.width must be a whole number, not wide"),
     Case("fraction of a layer", lambda b: b.run("model.depth=1.5"), "model.depth must be a whole number, not 1.5"),
     Case("out of range", lambda b: b.run("model.width=0"), "model.width must be from 1 to 65,536, not 0"),
+    Case("set twice", lambda b: b.run("model.depth=3", "model.depth=3"), "model.depth is set twice; leave one out"),
+    Case(
+        "scoring set twice", lambda b: ["score", str(b.tiny.artifact), *2 * ["score.stride=8"]], "score.stride is set"
+    ),
+    Case("data set twice", lambda b: b.data("data.tokenizer=RawBytes"), "data.tokenizer is set twice"),
+    Case("swept twice", lambda b: ["sweep", "tiny", "model.depth=2", "model.depth=3..4"], "model.depth is set twice"),
     Case("no such word", lambda b: b.run("train.precision=fp8"), "train.precision must be one of auto, float32"),
     Case("unknown variant", lambda b: b.run("compress.coding=Rar"), "compress.coding must be one of EntropyModel"),
     Case(
@@ -368,6 +375,7 @@ RUNS = [
         "no setting", lambda b: ["pack", b.folder("none", None), "16000"], "'16000' is not a setting; write PATH=VALUE"
     ),
     Case("cap of words", lambda b: ["pack", b.folder("none", None), "cap=small"], "compress.cap_bytes"),
+    Case("caps", lambda b: ["pack", b.folder("none", None), "cap=9", "cap=8"], "compress.cap_bytes is set twice"),
     Case("cap of nothing", lambda b: ["pack", b.folder("none", None), "cap=0"], "compress.cap_bytes"),
     Case(
         "compare settings",

@@ -584,8 +584,8 @@ SMALL = (
 
 
 def test_steps_are_timed_for_every_shape_and_every_share() -> None:
-    recipe = pace.named("tiny", (*SMALL, "train.micro_batches=2", "train.steps=50", "train.seconds=none"))
-    recipe = recipe.but({"train.sequence_length": Stairs(values=(16, 32), begins=(0.5,))})
+    recipe = pace.named("tiny", (*SMALL, "train.micro_batches=2", "train.steps=50"))
+    recipe = recipe.but({"train.seconds": None, "train.sequence_length": Stairs(values=(16, 32), begins=(0.5,))})
     found = pace.measure(recipe, 2, steps=3)
     assert [begin for begin, _ in found.seconds_per_token] == [0.0, pytest.approx(0.5, abs=0.02)]
     assert all(0 < seconds < 1 for _, seconds in found.seconds_per_token)
@@ -768,7 +768,13 @@ def test_the_verb_takes_what_run_takes() -> None:
     assert ended.exception is None
     facts = json.loads(ended.stdout)
     assert (facts["recipe"], facts["estimate"]["steps"], facts["go"]) == ("tiny", 40, True)
-    for wrong in (["no_such_recipe"], ["tiny", "train.sekunden=1"], ["tiny", "--gpus", "3"], ["--price", "inf"]):
+    for wrong in (
+        ["no_such_recipe"],
+        ["model.depth=2", "model.depth=3"],
+        ["tiny", "train.sekunden=1"],
+        ["tiny", "--gpus", "3"],
+        ["--price", "inf"],
+    ):
         ended = CliRunner().invoke(app, ["doctor", *wrong, "--quick", "--quiet"])
         assert isinstance(ended.exception, UserError | SystemExit), wrong
         assert not isinstance(ended.exception, SystemExit) or ended.exit_code == 2

@@ -30,6 +30,7 @@ from processes import CONTEXT
 from caddie import cli, line
 from caddie.cli.options import named_recipe
 from caddie.codecs import Zlib
+from caddie.config import assignments
 from caddie.data import write_shard
 from caddie.display import Display
 from caddie.distributed import SHARES_CORES, Ranks
@@ -210,7 +211,7 @@ def test_no_part_mixes_what_a_gpu_has_with_what_the_cpu_has(adaptation: str, tin
         "compress.cap_bytes=30000",
         f"score.adaptation={adaptation}",
     )
-    recipe, ranks = named_recipe("tiny", (*tiny_run.settings, *settings)), Ranks(device=GPU)
+    recipe, ranks = named_recipe("tiny", tiny_run.settings).but(assignments(settings)), Ranks(device=GPU)
     with pretended_gpu() as gpu:
         result = line.run(recipe, str(tiny_run.text), folder=tmp_path / "run", ranks=ranks, study={"label": "GPU"})
     assert result is not None
@@ -334,7 +335,8 @@ def test_terminated_run_says_how_to_go_on_and_does(
 ) -> None:
     alone(monkeypatch)
     corpus = str(next((folder / "data").glob("texts-*")))
-    arguments = ["run", "tiny", *SMALL, "model.vocabulary=400", "train.steps=8", "--data", corpus, "--out", "killed"]
+    longer = [setting.replace("train.steps=4", "train.steps=8") for setting in SMALL]
+    arguments = ["run", "tiny", *longer, "model.vocabulary=400", "--data", corpus, "--out", "killed"]
 
     def terminate(display: Display, event: Mapping[str, Any]) -> None:
         if event["step"] == 3:

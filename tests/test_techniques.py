@@ -310,7 +310,7 @@ def test_following_the_page_adds_a_technique_in_one_file(tmp_path: Path) -> None
     (tmp_path / "text.txt").write_text(
         "\n\n".join(f"Paragraph {number}: {'some words ' * 30}" for number in range(300))
     )
-    small = [*TINY, "train.steps=3", "--data", "text.txt", "--quiet"]
+    small = [*(setting.replace("train.steps=2", "train.steps=3") for setting in TINY), "--data", "text.txt", "--quiet"]
     process = CONTEXT.Process(target=follow, args=(tmp_path, commands, small))
     process.start()
     process.join()

@@ -36,7 +36,8 @@ def doctor(
     if "=" in recipe:
         recipe, settings = "tiny", (recipe, *settings)
     if seconds is not None:
-        settings = (*settings, f"train.seconds={seconds!r}")
+        others = (text for text in settings if not text.startswith("train.seconds="))
+        settings = (*others, f"train.seconds={seconds!r}")
     with Display(quiet=quiet) as display:
         found = examine(recipe, settings, world=gpus, price=price, quick=quick, note=display.note)
     tell(found.to_json(), as_json, found.text())

@@ -22,7 +22,7 @@ from caddie.cli.options import (
     settings_argument,
     tell,
 )
-from caddie.config import parse_assignment
+from caddie.config import assignments, parse_assignment
 from caddie.errors import CheckFailed, UserError
 from caddie.exits import judge, resume_hint
 from caddie.schedules import Clock
@@ -168,11 +168,10 @@ def pack(folder: Path, settings: tuple[str, ...], out: Path | None, compare: boo
     from caddie.tables import pack_table
 
     recipe, _, corpus = read_run(folder)
-    changes = [_compress_setting(text) for text in settings]
     with Display(quiet=quiet) as display:
         if compare:
-            return _compare_packings(folder, recipe, changes, out, display, as_json)
-        config = recipe.but(dict(changes)).compress
+            return _compare_packings(folder, recipe, settings, out, display, as_json)
+        config = recipe.but(assignments(settings, _compress_setting)).compress
         cap, clock = config.cap_bytes, Clock()
         path = out or folder / (f"artifact-{cap}.caddie" if settings else ARTIFACT)
         with clock.phase("pack"):
@@ -207,12 +206,13 @@ def _compress_setting(text: str) -> tuple[str, object]:
 
 
 def _compare_packings(
-    folder: Path, recipe: Recipe, changes: list[tuple[str, object]], out: Path | None, display: Display, as_json: bool
+    folder: Path, recipe: Recipe, settings: tuple[str, ...], out: Path | None, display: Display, as_json: bool
 ) -> int:
     from caddie.packing import compare, summary
 
     if out is not None:
         raise UserError("--compare writes no file; leave out --out")
+    changes = [_compress_setting(text) for text in settings]
     for path, _ in changes:
         if path != "compress.cap_bytes":
             raise UserError(

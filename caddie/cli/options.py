@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from caddie.config import parse_assignment
+from caddie.config import assignments
 from caddie.errors import UserError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def named_recipe(name: str, settings: tuple[str, ...], seconds: float | None = N
     """The recipe of this name with its settings changed."""
     from caddie.recipe import find
 
-    diff = dict(map(parse_assignment, settings))
+    diff = assignments(settings)
     if seconds is not None:
         diff["train.seconds"] = seconds
     return find(name).but(diff)
@@ -87,7 +87,7 @@ def changed_recipe(artifact: Artifact, settings: tuple[str, ...], *others: str) 
     """A recipe with the artifact's scoring and what settings of the form score.PATH=VALUE, or `others`, change."""
     from caddie.recipe import Recipe
 
-    diff = dict(map(parse_assignment, settings))
+    diff = assignments(settings)
     for path in diff:
         if path not in others and not path.startswith("score."):
             takes = " and ".join([*(f"{other}=N" for other in others), "settings of score"])

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from caddie.cli.options import named_recipe, options, settings_argument, tell
-from caddie.config import Config, parse_assignment, show
+from caddie.config import Config, assignments, show
 from caddie.errors import UserError
 
 
@@ -42,7 +42,7 @@ def data(
     if source is not None and "=" in source and not Path(source).exists():
         settings = (source, *settings)
         source = None
-    diff = dict(map(parse_assignment, settings))
+    diff = assignments(settings)
     for path in diff:
         if not path.startswith("data.") and path != "model.vocabulary":
             raise UserError(f"{path} does not change the data; give data.* or model.vocabulary")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from caddie.cli.options import Finite, Verb, named_recipe, options, path_argument, settings_argument, tell
+from caddie.config import assignments
 from caddie.errors import UserError
 
 PAGE = "report.html"
@@ -154,7 +155,7 @@ def sweep(
     from caddie.lab.study import sweep as grid
 
     asked = _settings(**{name: how.pop(name) for name in ("seeds", "seconds", "steps", "tokens")})
-    base, space = named_recipe(recipe, ()), dict(map(read_space, values))
+    base, space = named_recipe(recipe, ()), assignments(values, read_space)
     if (sampler is None) != (trials is None) or (pruner and sampler is None) or (drawn and sampler):
         raise UserError("a search is --search SAMPLER --trials N, with --pruner PRUNER if wanted and without --random")
     if sampler is not None and trials is not None:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from caddie import container
-from caddie.config import parse_assignment
+from caddie.config import assignments
 from caddie.data import Tokens
 from caddie.distributed import Ranks, local_device
 from caddie.errors import CheckFailed, UserError
@@ -120,7 +120,7 @@ def _read(status: int, told: bytes, noise: bytes) -> Pace | str:
 
 def named(name: str, settings: Sequence[str]) -> Recipe:
     """The recipe of this name with settings of the form PATH=VALUE."""
-    return find(name).but(dict(map(parse_assignment, settings)))
+    return find(name).but(assignments(settings))
 
 
 def answer() -> None:
