@@ -34,7 +34,11 @@ class Finite(click.FloatRange):
 def options(*names: str) -> Callable[[Verb], Verb]:
     """Options that mean the same for every verb, by name."""
     known = {
-        "data": click.option("--data", metavar="PATH", help="Text, JSON lines, a folder of them, shards, or a corpus."),
+        "data": click.option(
+            "--data",
+            metavar="PATH",
+            help="Text, JSON lines, a folder of them, shards, or a corpus; Python's own library unless named.",
+        ),
         "seed": click.option(
             "--seed",
             type=click.IntRange(0, 2**32 - 1),
