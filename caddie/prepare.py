@@ -69,7 +69,7 @@ def prepare(
     if found:
         return found
     sizes, duplicates = text.survey(report)
-    plan = Plan(text, inputs, divide(sizes, validation_fraction, text.source), duplicates)
+    plan = Plan(text, inputs, divide(sizes, validation_fraction, text.source, duplicates), duplicates)
     report(f"tokenizer: {type(tokenizer_source).__name__} with {vocabulary:,} ids")
     tokenizer = tokenizer_source.build(vocabulary, lambda: plan.sample(SAMPLE_BYTES / sum(sizes.values())))
     with _new_folder(folder) as partial:

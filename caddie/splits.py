@@ -17,7 +17,7 @@ import numpy as np
 from caddie import corpus
 from caddie.corpus import Corpus, SplitName
 from caddie.errors import UserError
-from caddie.sources import Source
+from caddie.sources import UNCUT_BYTES, Source
 from caddie.tokenizers import Tokenizer
 
 FORMAT = 1
@@ -58,7 +58,8 @@ class Text:
             sizes[self.identity(document)] = len(document)
             count += 1
         if not sizes:
-            raise UserError(f"{self.source.description}: no documents; give text, or raise the limit on its bytes")
+            limit = "" if self.limit_bytes is None else ", or raise the limit on its bytes"
+            raise UserError(f"{self.source.description}: no documents; give text{limit}")
         if skipped:
             report(f"{len(skipped):,} files that are not text were skipped")
         report(f"{len(sizes):,} documents, {sum(sizes.values()):,} bytes; {count - len(sizes):,} duplicates dropped")
@@ -110,10 +111,14 @@ def identity(tokenizer: Tokenizer, against: Corpus | None) -> Callable[[bytes], 
     return lambda document: corpus.document_hash(bos + tokenizer.encode(document).astype("<u2").tobytes())
 
 
-def divide(sizes: dict[bytes, int], fraction: float, source: Source) -> dict[bytes, SplitName]:
+def divide(sizes: dict[bytes, int], fraction: float, source: Source, duplicates: int = 0) -> dict[bytes, SplitName]:
     """Hashes below the fraction are held out; the lowest always is and the highest never."""
     if len(sizes) < 2:
-        raise UserError(f"{source.description}: one document, and two or more are needed; give a longer text")
+        again = f" (duplicates dropped: {duplicates:,})" if duplicates else ""
+        raise UserError(
+            f"{source.description}: one document{again}, and two or more are needed; give JSON lines (.jsonl), a folder"
+            f" of files, or a text of more than {UNCUT_BYTES >> 10} KiB, which is cut at blank lines and line ends"
+        )
     lowest, highest = min(sizes), max(sizes)
     bound = int(fraction * (1 << 64)).to_bytes(8, "big")
     return {key: "validation" if key != highest and (key == lowest or key[:8] < bound) else "train" for key in sizes}

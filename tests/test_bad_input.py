@@ -269,6 +269,12 @@ TEXTS = [
     Case("text missing", lambda b: b.run(data="none.txt"), "none.txt: no such file or folder; give a text file"),
     Case("text empty", lambda b: b.text("a.txt", ""), "a.txt: no documents"),
     Case("text too short", lambda b: b.text("a.txt", "One."), "a.txt: one document, and two or more are needed"),
+    Case("text without lines", lambda b: b.text("a.txt", "word " * 20_000), "which is cut at blank"),
+    Case(
+        "text of copies",
+        lambda b: b.text("a.jsonl", 3 * '{"text": "a"}\n'),
+        "one document (duplicates dropped: 2), and two or more are needed; give JSON lines",
+    ),
     Case("text not UTF-8", lambda b: b.text("a.txt", b"caf\xe9 " * 9000), "a.txt: not UTF-8 text; give text"),
     Case("text binary", lambda b: b.run(data=b.tiny.artifact), "artifact.caddie: not UTF-8 text"),
     Case("folder empty", lambda b: (Path("empty").mkdir(exist_ok=True), b.run(data="empty"))[1], "holds no files"),

@@ -351,18 +351,20 @@ def test_tokens_of_another_make_are_neither_a_lost_corpus_nor_replaced(text: Pat
 def test_text_that_gives_no_corpus_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(lines(""))
-    with pytest.raises(UserError, match="no documents") as caught:
+    with pytest.raises(UserError, match=r"no documents; give text$") as caught:
         make(path, tmp_path / "out")
     assert one_line(caught)
     path.write_bytes(lines("same", "same"))
-    with pytest.raises(UserError, match="one document, and two or more are needed") as caught:
+    with pytest.raises(
+        UserError, match=r"one document \(duplicates dropped: 1\), and two or more are needed"
+    ) as caught:
         make(path, tmp_path / "out")
     assert one_line(caught)
     for fraction in (0.0, 1.0, 7.0):
         with pytest.raises(UserError, match="fraction must lie between 0 and 1"):
             make(path, tmp_path / "out", validation_fraction=fraction)
     path.write_bytes(lines("one", "two"))
-    with pytest.raises(UserError, match="no documents"):
+    with pytest.raises(UserError, match="no documents; give text, or raise the limit on its bytes"):
         make(path, tmp_path / "out", limit_bytes=2)
     with pytest.raises(UserError, match=r"none\.model"):
         make(path, tmp_path / "out", tokenizer_source=SentencePieceFile(path=str(tmp_path / "none.model")))
