@@ -83,6 +83,8 @@ def find(source: str | Path | None) -> Source:
             raise UserError(f"{path}: the folder holds no files; give a text file, JSON lines or a folder of them")
         return Source(path.name, str(path), files, tolerant=True)
     if not path.is_file():
+        if Path(source).expanduser().exists():  # a pipe's resolved path does not
+            raise UserError(f"{source}: not a regular file; save the text in one")
         raise UserError(f"{source}: no such file or folder; give a text file, JSON lines, a folder, or {LIBRARY}")
     return Source(path.name.partition(".")[0], str(path), (path,), tolerant=False)
 
