@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -181,6 +182,16 @@ def test_people_get_text_and_quiet_is_quiet(
     assert (ended.status, ended.err) == (0, "")
     assert ended.out.strip()
     assert not ended.out.startswith("{")
+
+
+def test_what_comes_next_can_be_pasted(
+    tiny_run: Any, alive_once: None, caddie: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = SimpleNamespace(steps=2, tokens=256, final_loss=5.0)
+    monkeypatch.setattr("caddie.line.train_run", lambda *arguments: trained)
+    out = tmp_path / "two words"
+    ended = caddie("train", "tiny", *tiny_run.settings, "--data", tiny_run.corpus, "--out", out, "--quiet")
+    assert ended.out.endswith(f"; next: caddie pack '{out}'\n")
 
 
 def test_a_file_comes_back(tiny_run: Any, caddie: Call, tmp_path: Path) -> None:

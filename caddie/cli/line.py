@@ -146,7 +146,8 @@ def train(job: Job) -> tuple[dict[str, Any], str] | None:
     if not job.ranks.first:
         return None
     facts = {"folder": str(job.folder), "steps": trained.steps, "tokens": trained.tokens, "loss": trained.final_loss}
-    return facts, f"{trained.steps:,} steps; weights in {job.folder}; next: caddie pack {job.folder}"
+    hint = shlex.join(["caddie", "pack", str(job.folder)])
+    return facts, f"{trained.steps:,} steps; weights in {job.folder}; next: {hint}"
 
 
 @click.command()
