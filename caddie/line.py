@@ -280,13 +280,17 @@ def calibrated(
 
 def read_run(folder: Path) -> tuple[Recipe, int, Corpus]:
     """Recipe, seed and corpus of a run folder."""
+    if folder.is_file():
+        raise UserError(f"{folder} is a file; name the folder of a run, as {folder.parent}")
     try:
         told = json.loads((folder / RECIPE).read_text())
         return Recipe.from_json(told["recipe"]), int(told["seed"]), Corpus.load(Path(told["corpus"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{folder} is not a run folder ({type(error).__name__}: {RECIPE})") from None
+        raise UserError(
+            f"{folder} is not a run folder, for its {RECIPE} is missing or damaged; name one that caddie train wrote"
+        ) from None
 
 
 def run(

@@ -367,7 +367,7 @@ SCORING = [
 ]
 
 RUNS = [
-    Case("run folder missing", lambda b: ["pack", "none"], "none is not a run folder"),
+    Case("run folder missing", lambda b: ["pack", "none"], "none is not a run folder, for its recipe.json is missing"),
     Case("recipe broken", lambda b: ["pack", b.folder("recipe.json", half)], "kept is not a run folder"),
     Case("weights missing", lambda b: ["pack", b.folder("weights.safetensors", None)], "train again with: caddie"),
     Case("weights cut", lambda b: ["pack", b.folder("weights.safetensors", half)], "safetensors cannot be read"),
@@ -376,6 +376,11 @@ RUNS = [
     Case(
         "not of compress",
         lambda b: ["pack", b.folder("none", None), "model.depth=3"],
+    Case(
+        "artifact as a run",
+        lambda b: ["pack", b.write("a/b.caddie", "")],
+        "a/b.caddie is a file; name the folder of a run, as a",
+    ),
         "pack takes cap=N and settings of compress",
     ),
     Case(
