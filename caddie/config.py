@@ -206,7 +206,7 @@ def _seen(value: object) -> str:
         text = " ".join(show(value).split())
     except (TypeError, ValueError, RecursionError):
         text = f"a {type(value).__name__}"
-    return text if len(text) <= 200 else text[:200] + "…"
+    return (text if len(text) <= 200 else text[:200] + "…") or "''"
 
 
 def parse_assignment(text: str) -> tuple[str, object]:
@@ -345,7 +345,12 @@ def _coerce_scalar(value: object, annotation: type, name: str) -> Any:
 
 def _check_range(value: Any, bounds: Range, name: str) -> None:
     if isinstance(value, (int, float)) and not bounds.low <= value <= bounds.high:
-        raise UserError(f"{name} must be from {bounds.low:,g} to {bounds.high:,g}, not {_seen(value)}")
+        raise UserError(f"{name} must be from {_bound(bounds.low)} to {_bound(bounds.high)}, not {_seen(value)}")
+
+
+def _bound(value: float) -> str:
+    """Whole numbers are written out, for who is told of 1.04858e+06 knows neither that nor the next."""
+    return f"{value:,.0f}" if value % 1 == 0 and abs(value) < 1e15 else f"{value:,g}"
 
 
 def _changed(node: Any, changes: Changes, path: str) -> Any:

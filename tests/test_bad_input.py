@@ -191,8 +191,10 @@ WORDS = [
     Case("set twice", lambda b: b.run("model.depth=3", "model.depth=3"), "model.depth is set twice; leave one out"),
     Case(
         "scoring set twice", lambda b: ["score", str(b.tiny.artifact), *2 * ["score.stride=8"]], "score.stride is set"
+    Case("empty", lambda b: b.run("model.depth="), "model.depth must be a whole number, not ''"),
     ),
     Case("data set twice", lambda b: b.data("data.tokenizer=RawBytes"), "data.tokenizer is set twice"),
+    Case("out of a wide range", lambda b: b.run("score.stride=0"), "score.stride must be from 1 to 1,048,576, not 0"),
     Case("swept twice", lambda b: ["sweep", "tiny", "model.depth=2", "model.depth=3..4"], "model.depth is set twice"),
     Case("no such word", lambda b: b.run("train.precision=fp8"), "train.precision must be one of auto, float32"),
     Case("unknown variant", lambda b: b.run("compress.coding=Rar"), "compress.coding must be one of EntropyModel"),
