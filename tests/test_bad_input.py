@@ -185,16 +185,21 @@ WORDS = [
     Case("unknown recipe", lambda b: ["run", "tinny"], "no recipe tinny; did you mean tiny?"),
     Case("unknown path", lambda b: b.run("model.widht=64"), "no setting model.widht; did you mean model.width?"),
     Case("no equals sign", lambda b: b.run("model.width"), "'model.width' is not a setting; write PATH=VALUE"),
+    Case(
+        "setting first",
+        lambda b: ["run", "model.depth=3", "tiny"],
+        "model.depth=3 is a setting; the recipe comes first, as in: caddie run tiny model.depth=3",
+    ),
     Case("wrong type", lambda b: b.run("model.width=wide"), "model.width must be a whole number, not wide"),
+    Case("empty", lambda b: b.run("model.depth="), "model.depth must be a whole number, not ''"),
     Case("fraction of a layer", lambda b: b.run("model.depth=1.5"), "model.depth must be a whole number, not 1.5"),
     Case("out of range", lambda b: b.run("model.width=0"), "model.width must be from 1 to 65,536, not 0"),
+    Case("out of a wide range", lambda b: b.run("score.stride=0"), "score.stride must be from 1 to 1,048,576, not 0"),
     Case("set twice", lambda b: b.run("model.depth=3", "model.depth=3"), "model.depth is set twice; leave one out"),
     Case(
         "scoring set twice", lambda b: ["score", str(b.tiny.artifact), *2 * ["score.stride=8"]], "score.stride is set"
-    Case("empty", lambda b: b.run("model.depth="), "model.depth must be a whole number, not ''"),
     ),
     Case("data set twice", lambda b: b.data("data.tokenizer=RawBytes"), "data.tokenizer is set twice"),
-    Case("out of a wide range", lambda b: b.run("score.stride=0"), "score.stride must be from 1 to 1,048,576, not 0"),
     Case("swept twice", lambda b: ["sweep", "tiny", "model.depth=2", "model.depth=3..4"], "model.depth is set twice"),
     Case("no such word", lambda b: b.run("train.precision=fp8"), "train.precision must be one of auto, float32"),
     Case("unknown variant", lambda b: b.run("compress.coding=Rar"), "compress.coding must be one of EntropyModel"),
@@ -371,6 +376,11 @@ SCORING = [
 RUNS = [
     Case("run folder missing", lambda b: ["pack", "none"], "none is not a run folder, for its recipe.json is missing"),
     Case("recipe broken", lambda b: ["pack", b.folder("recipe.json", half)], "kept is not a run folder"),
+    Case(
+        "artifact as a run",
+        lambda b: ["pack", b.write("a/b.caddie", "")],
+        "a/b.caddie is a file; name the folder of a run, as a",
+    ),
     Case("weights missing", lambda b: ["pack", b.folder("weights.safetensors", None)], "train again with: caddie"),
     Case("weights cut", lambda b: ["pack", b.folder("weights.safetensors", half)], "safetensors cannot be read"),
     Case("weights too few", lambda b: b.recipe(put(3, "recipe", "model", "depth")), "not those of this model"),
@@ -378,11 +388,6 @@ RUNS = [
     Case(
         "not of compress",
         lambda b: ["pack", b.folder("none", None), "model.depth=3"],
-    Case(
-        "artifact as a run",
-        lambda b: ["pack", b.write("a/b.caddie", "")],
-        "a/b.caddie is a file; name the folder of a run, as a",
-    ),
         "pack takes cap=N and settings of compress",
     ),
     Case(

@@ -73,6 +73,9 @@ def named_recipe(name: str, settings: tuple[str, ...], seconds: float | None = N
     """The recipe of this name with its settings changed."""
     from caddie.recipe import find
 
+    if "=" in name and ".py:" not in name:
+        verb = click.get_current_context().info_name
+        raise UserError(f"{name} is a setting; the recipe comes first, as in: caddie {verb} tiny {name}")
     diff = assignments(settings)
     if seconds is not None:
         diff["train.seconds"] = seconds
