@@ -18,6 +18,7 @@ class CheckFailed(Exception):
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` when a known word is close to `word`, else an empty string."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else ""
+    """`; did you mean X?` when a known word is close to `word`, in any case, else an empty string."""
+    words = {one.lower(): one for one in reversed([*known])}  # of those that differ in case alone, the first
+    close = difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.5)
+    return f"; did you mean {words[close[0]]}?" if close else ""

@@ -146,8 +146,8 @@ def find(name: str) -> list[Socket]:
     found = [socket for socket in known if low in _aliases(socket, socket)]
     found = found or [only for socket in known if (only := _only(socket, low)) is not None]
     if not found:
-        names = [alias for socket in known for entry in _entries(socket) for alias in _aliases(entry, socket)]
-        raise UserError(f"no technique {name}{suggest(low, names)}; `caddie techniques` lists them")
+        names = [alias for socket in known for entry in _entries(socket) for alias in _names(entry, socket)]
+        raise UserError(f"no technique {name}{suggest(name, names)}; `caddie techniques` lists them")
     return found
 
 
@@ -352,11 +352,15 @@ def _entries(socket: Socket) -> Iterator[Entry | Socket]:
 
 def _aliases(entry: Entry | Socket, socket: Socket) -> list[str]:
     """Names, in small letters, of a socket or of something in it."""
+    return [name.lower() for name in _names(entry, socket)]
+
+
+def _names(entry: Entry | Socket, socket: Socket) -> list[str]:
     last = _last(entry.name)
     names = [entry.name, *socket.paths] if entry is socket else [entry.name, last]
     if isinstance(entry, Setting):
         names += [f"{path}.{last}" for path in socket.paths]
-    return [name.lower() for name in names]
+    return names
 
 
 def _only(socket: Socket, name: str) -> Socket | None:

@@ -234,9 +234,10 @@ def test_the_verb_prints_json(caddie: Call) -> None:
 
 
 def test_a_misspelt_name_is_a_mistake_with_a_suggestion(caddie: Call) -> None:
-    ended = caddie("techniques", "HaedGate")
-    assert (ended.status, ended.out) == (2, "")
-    assert ended.err == "caddie: no technique HaedGate; did you mean headgate?; `caddie techniques` lists them\n"
+    for wrong in ("HaedGate", "haedgate"):
+        ended = caddie("techniques", wrong)
+        assert (ended.status, ended.out) == (2, "")
+        assert ended.err == f"caddie: no technique {wrong}; did you mean HeadGate?; `caddie techniques` lists them\n"
 
 
 # How one is added
