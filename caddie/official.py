@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 _BYTES_KNOWN_TO = 10_000
 _LONGEST_SEQUENCE = 2_048
+_LEAST_PART = 0.01  # of the bytes; a text of one's own easily has the density of a smaller part
 _DENSITY = 0.1  # by which the bytes per token of a part may differ from the whole's
 
 
@@ -56,7 +57,7 @@ def identify(tokens: int, bytes_: int, documents: int, vocabulary: int) -> str:
             under = f"tokenized by {names[0]}" if names else "under another tokenizer"
             return f"By its totals this is {known.name}, {under}: {_totals(known)}."
     for name, count in CURRENT.tokens.items():
-        smaller = documents < (CURRENT.documents or 0) and bytes_ < CURRENT.bytes
+        smaller = documents < (CURRENT.documents or 0) and _LEAST_PART * CURRENT.bytes <= bytes_ < CURRENT.bytes
         whole = CURRENT.bytes * tokens  # beside count * bytes_: both are bytes times tokens
         if _vocabulary(name) == vocabulary and smaller and abs(count * bytes_ - whole) <= _DENSITY * whole:
             return (

@@ -39,7 +39,7 @@ def test_the_first_export_is_told_apart() -> None:
 
 @pytest.mark.parametrize(
     ("totals", "part"),
-    [((9_662_464, 32_800_000, 10_000, 8_192), "21.7%"), ((125_113, 298_445, 35, 1_024), "0.2%")],
+    [((9_662_464, 32_800_000, 10_000, 8_192), "21.7%"), ((750_678, 1_790_670, 210, 1_024), "1.2%")],
 )
 def test_a_part_says_how_much(totals: tuple[int, int, int, int], part: str) -> None:
     said = identify(*totals)
@@ -54,6 +54,7 @@ def test_a_part_says_how_much(totals: tuple[int, int, int, int], part: str) -> N
         (62_021_846, 151_080_891, 49_999, 1_024),  # other documents
         (40_000, 298_445, 35, 1_024),  # longer tokens than the tokenizer makes of English
         (300, 300, 5, 257),
+        (17_600, 42_000, 5, 1_024),  # a text of one's own, as dense as a part
         (90_000_000, 200_000_000, 70_000, 1_024),
     ],
 )
