@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from io import TextIOWrapper
 from typing import NoReturn
 
 import click
@@ -34,6 +35,6 @@ def app() -> None:
 def main() -> NoReturn:
     """Run the command line."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # an encoding without a character shows another in its place
+        if isinstance(stream, TextIOWrapper):  # an encoding without a character shows another in its place
             stream.reconfigure(errors="replace")
     end(lambda: app.main(sys.argv[1:] or ["--help"], "caddie", standalone_mode=False))
