@@ -83,6 +83,16 @@ def check_whole_run(recipe: Recipe, world: int = 1) -> None:
     recipe.train.micro_tokens(world)
 
 
+def open_together(recipe: Recipe, source: str | None, ranks: Ranks, note: Callable[[str], None]) -> Corpus:
+    """The corpus, which the first process prepares if need be and the others then read."""
+    if not ranks.first:
+        ranks.wait()
+    corpus = open_corpus(recipe, source, note)
+    if ranks.first:
+        ranks.wait()
+    return corpus
+
+
 def score_artifact(
     artifact: Artifact,
     corpus: Corpus,
@@ -329,11 +339,7 @@ def run(
 
     phase("prepare")
     with clock.phase("prepare"):
-        if ranks.first:
-            corpus = open_corpus(recipe, source, note)
-        ranks.wait()
-        if not ranks.first:
-            corpus = open_corpus(recipe, source, note)
+        corpus = open_together(recipe, source, ranks, note)
         text = text_of(corpus)
         check_windows(recipe.score.sequence_length, recipe.score.stride, len(text.tokens) - 1)
         corpus.check_disjoint()

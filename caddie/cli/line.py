@@ -130,17 +130,12 @@ def _drafting(display: Display, cap_bytes: int) -> Callable[[Draft], None]:
 @trains
 def train(job: Job) -> tuple[dict[str, Any], str] | None:
     """Train RECIPE and keep its weights. `caddie pack` goes on from there."""
-    from caddie.corpora import open_corpus
-    from caddie.line import check_folder, train_run
+    from caddie.line import check_folder, open_together, train_run
     from caddie.liveness import verify_alive
 
     check_folder(job.folder)
     verify_alive(job.recipe)
-    if job.ranks.first:
-        corpus = open_corpus(job.recipe, job.data, job.display.note)
-    job.ranks.wait()
-    if not job.ranks.first:
-        corpus = open_corpus(job.recipe, job.data, job.display.note)
+    corpus = open_together(job.recipe, job.data, job.ranks, job.display.note)
     job.display.phase("train")
     trained = train_run(job.recipe, corpus, job.folder, job.seed, job.ranks, job.watch)
     if not job.ranks.first:
