@@ -71,7 +71,7 @@ def read_result(path: Path) -> dict[str, Any]:
     """The result at `path`, or a `UserError`."""
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"no {path}; a report is made from the folder of a finished run") from None
     except (UnicodeDecodeError, ValueError, RecursionError):
         raise UserError(f"{path} is not JSON; run the recipe again") from None

@@ -407,6 +407,7 @@ RUNS = [
     Case("compare nothing", lambda b: ["pack", "none", "--compare"], "none is not a run folder"),
     Case("corpus gone", lambda b: b.recipe(put("gone", "corpus")), "no corpus in gone"),
     Case("no result", lambda b: ["report", b.folder("result.json", None)], "no kept/result.json"),
+    Case("report of a file", lambda b: ["report", b.write("a.txt", "")], "no a.txt/result.json; a report is made from"),
     Case("result broken", lambda b: ["report", b.folder("result.json", half)], "kept/result.json is not JSON"),
     Case(
         "result empty",
