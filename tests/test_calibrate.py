@@ -18,6 +18,7 @@ from caddie.compress import Compress, compress
 from caddie.distributed import Ranks
 from caddie.model import GPT, ChannelSmear, HashedNGrams, Linear, Model, Recurrence, TokenEmbedding, UntiedHead, build
 from caddie.quantize import Calibration, Gptq, Quantizer, Rows, Waterfilling
+from caddie.weight_coding import Packed
 
 BOS = 0
 SMALL = GPT(vocabulary=16, width=8, depth=2).but(
@@ -199,7 +200,11 @@ def test_two_processes_are_one_with_all_batches(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("quantizer", [Waterfilling(), Gptq(of=Rows(bits=6))], ids=str)
 def test_what_a_gpu_found_serves_the_cpu(quantizer: Quantizer) -> None:
-    model, ids, plan = small(LOOPED), some(1, 6, 2), Compress(fit=None).but({"quantizers.matrix": quantizer})
+    model, ids, plan = (
+        small(LOOPED),
+        some(1, 6, 2),
+        Compress(fit=None, coding=Packed()).but({"quantizers.matrix": quantizer}),
+    )
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     expected = compress(LOOPED, weights, plan, lambda: calibrate(model, ids, bos=BOS)).predicted_loss
     with pretended_gpu():

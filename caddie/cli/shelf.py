@@ -53,7 +53,7 @@ def data(
         raise UserError(f"{next(iter(diff))} has no effect with --fineweb or --against; leave it out")
     with Display(quiet=quiet) as display:
         if fineweb is not None:
-            folder, bars = Path(out or f"data/fineweb-{fineweb}"), sys.stderr.isatty() and not quiet
+            folder, bars = Path(out or f"data/fineweb-{fineweb}"), not display.quiet and sys.stderr.isatty()
             corpus = fetch_fineweb(fineweb, shards, folder, display.note, bars=bars)
         else:
             corpus = make_corpus(source, recipe, tokenizer=tokenizer, against=against, out=out, report=display.note)
