@@ -44,8 +44,8 @@ single_gpu = baseline.but(
         "openai/parameter-golf #1559",
         (1337, 1.24979460, 15_201_324),
         machine="1xH100",
-        note="sliding, stride 128; 1.27307324 without; the title's 1.24 is a goal; quantization-aware over the last 15 % "
-        "by its script, 10 by its text",
+        note="sliding, stride 128; 1.27307324 without; the title's 1.24 is a goal; quantization-aware over the last "
+        "15 % by its script, 10 by its text",
     ),
 )
 
