@@ -1,8 +1,14 @@
-"""Memory that tensors leave behind is kept for the next ones, where the C library can be told so."""
+"""Memory of the process: how much it took, and what tensors leave behind kept for the next, where that can be told."""
 
 from __future__ import annotations
 
 import ctypes
+import resource
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Numbers of the settings of `mallopt` in glibc (man 3 mallopt)."""
@@ -22,3 +28,12 @@ def keep_freed_memory(most: int = 1 << 30) -> bool:
     except (AttributeError, OSError, TypeError):  # another C library: nothing to be set, nothing lost
         return False
     return bool(mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)) and bool(mallopt(_TRIM_THRESHOLD, most))
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Most memory that was taken so far: of a GPU by this process's tensors, else what was resident of the process."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

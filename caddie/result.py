@@ -76,6 +76,7 @@ def describe_run(
             "final_loss": trained.final_loss,
             "threads": trained.threads,
             "cpu_share": trained.cpu_share,
+            "peak_bytes": trained.peak_bytes,
         },
         "sample": sample(artifact).decode("utf-8", "replace"),
         "device": device_name(ranks.device, trained.threads),

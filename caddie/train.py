@@ -21,6 +21,7 @@ from caddie.checkpoint import CHECKPOINT, restore, save_tensors
 from caddie.distributed import Ranks
 from caddie.errors import CheckFailed
 from caddie.forecast import Forecaster
+from caddie.heap import peak_bytes
 from caddie.model import GPT
 from caddie.rehearsal import rehearse
 from caddie.schedules import Budget, Moment, value_at
@@ -47,6 +48,8 @@ class Trained:
     cpu_share: float | None
     """Part of the time of its threads that this process had while it trained, 1 where nothing else ran; None where it
     had nothing left to train, and on a GPU, for which threads only wait."""
+    peak_bytes: int
+    """Most memory that was taken by the end of training: of the GPU, or of this process."""
 
 
 class Interrupted(Exception):
@@ -124,6 +127,7 @@ def train(
         precision=execution.precision,
         threads=execution.threads,
         cpu_share=min(1.0, busy / (wall * execution.threads)) if run.moment.step > step and not trainer.late else None,
+        peak_bytes=peak_bytes(ranks.device),
     )
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
 from caddie import heap
+from caddie.heap import peak_bytes
 
 PROGRAM = """
 import ctypes
@@ -50,3 +54,11 @@ def test_another_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(heap.ctypes, "CDLL", Other)
     assert heap.keep_freed_memory() is False
+
+
+def test_the_peak_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    if Path("/proc/self/statm").exists():
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+        assert resident <= peak_bytes(torch.device("cpu")) < 1 << 40
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7 * (device.index + 1))
+    assert peak_bytes(torch.device("cuda", 1)) == 14

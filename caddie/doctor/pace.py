@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from caddie.data import Tokens
 from caddie.distributed import Ranks, local_device
 from caddie.errors import CheckFailed, UserError
 from caddie.forecast import Forecaster
+from caddie.heap import peak_bytes
 from caddie.model import GPT, build
 from caddie.recipe import Recipe, find
 from caddie.rehearsal import rehearse
@@ -179,9 +179,6 @@ def _timed(gpt: GPT, train: Train, ranks: Ranks, steps: int, artifact_bytes: int
             _wait(ranks)
             tokens = each * whole_at(train.batch_tokens, moment)
             found.append((moment.progress, (time.perf_counter() - began) / tokens))
-    on_gpu = ranks.device.type == "cuda"
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     return Pace(
         seconds_per_token=tuple(found),
         steps=each * len(moments) if steps else 0,
@@ -190,7 +187,7 @@ def _timed(gpt: GPT, train: Train, ranks: Ranks, steps: int, artifact_bytes: int
         precision=execution.precision,
         threads=execution.threads,
         attention=trainer.attention(rows[1]),
-        peak_bytes=torch.cuda.max_memory_allocated() if on_gpu else peak,
+        peak_bytes=peak_bytes(ranks.device),
         artifact_bytes=artifact_bytes,
     )
 
