@@ -59,6 +59,6 @@ def test_another_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_peak_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     if Path("/proc/self/statm").exists():
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-        assert resident <= peak_bytes(torch.device("cpu")) < 1 << 40
+        assert 0.9 * resident < peak_bytes(torch.device("cpu")) < 1 << 40  # Linux counts in steps
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7 * (device.index + 1))
     assert peak_bytes(torch.device("cuda", 1)) == 14
