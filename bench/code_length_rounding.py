@@ -38,13 +38,14 @@ from torch import Tensor
 from caddie.compress import Compress
 from caddie.corpora import text_of
 from caddie.drafts import Draft, Drafts
-from caddie.line import calibrated, read_run, run_weights
+from caddie.line import calibrated
 from caddie.model import Model, build
 from caddie.parameters import assign
 from caddie.quantize import Arrays, Calibration, Waterfilling
 from caddie.quantize.quantizer import as_rows
 from caddie.quantize.waterfilling import _BLOCK, _LARGEST, _steps, _upper
 from caddie.result import bits_per_nat
+from caddie.run_folder import read_run, run_weights
 from caddie.tables import table
 from caddie.weight_coding.priors import FRACTION_BITS, LARGEST, PRIOR_BITS, contexts, log2, priors, width
 

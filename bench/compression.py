@@ -22,9 +22,10 @@ from safetensors.torch import load_file
 from caddie import artifact as artifacts
 from caddie.compress import Compress
 from caddie.corpora import text_of
-from caddie.line import WEIGHTS, pack_run, read_run
+from caddie.line import pack_run
 from caddie.model import build
 from caddie.quantize import Float16, Gptq, Rows, SigmaClip
+from caddie.run_folder import WEIGHTS, read_run
 from caddie.scoring import score
 from caddie.weight_coding import ArrayCodec, Packed
 from caddie.weight_coding.array_codec import Array

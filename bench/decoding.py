@@ -84,7 +84,8 @@ def shapes_of(recipe: str, millions: float | None) -> Shapes:
 
 def scales_of(run: Path, step: float) -> list[tuple[str, Scales]]:
     """Name and scales of each matrix of a trained run."""
-    from caddie.line import calibrated, read_run, run_weights
+    from caddie.line import calibrated
+    from caddie.run_folder import read_run, run_weights
 
     recipe, _, corpus = read_run(run)
     weights = run_weights(run, recipe, corpus)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from caddie import artifact as artifacts
@@ -22,7 +21,7 @@ from caddie import container
 from caddie.artifact import Artifact, Manifest
 from caddie.bundle import source_needed
 from caddie.calibrate import calibrate
-from caddie.checkpoint import CHECKPOINT, save_tensors
+from caddie.checkpoint import save_tensors
 from caddie.compress import Compress, Compressed, Readers, compress
 from caddie.config import show
 from caddie.container import Section
@@ -43,33 +42,26 @@ from caddie.quantize import Calibration
 from caddie.recipe import Recipe
 from caddie.report import write_report
 from caddie.result import bits_per_nat, describe_run, rounding_loss
+from caddie.run_folder import (
+    ARTIFACT,
+    LOG,
+    RECIPE,
+    RESULT,
+    WEIGHTS,
+    check_folder,
+    end_line,
+    identity,
+    read_run,
+    run_folder,
+    run_weights,
+)
 from caddie.schedules import Clock
 from caddie.scoring import Score, Scoring, Text, check_windows, load_scorer, score, use_quickest_threads
 from caddie.train import Event, Trained, train
 
-RECIPE, LOG, WEIGHTS = "recipe.json", "log.jsonl", "weights.safetensors"
-ARTIFACT, RESULT = "artifact.caddie", "result.json"
 KINDS = ("plain", "sliding", "adaptive", "user")
 """Scores of an artifact, from the simplest to the one that counts."""
 Watch = Callable[[Event], None]
-
-
-def run_folder(recipe: Recipe, seed: int) -> Path:
-    """Where a run goes unless another folder is named."""
-    return Path("runs") / f"{recipe.name}-{recipe.sha256[:8]}-s{seed}"
-
-
-def check_folder(folder: Path) -> None:
-    """Refuse a folder that no run can begin or go on in, such as that of somebody's texts."""
-    try:
-        place = next(place for place in (folder, *folder.parents) if place.exists())
-        held = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror}); name another folder") from None
-    if not place.is_dir():
-        raise UserError(f"{place} is a file; name a folder")
-    if held and not held & {RECIPE, LOG, CHECKPOINT, WEIGHTS, RESULT}:
-        raise UserError(f"{folder} holds other files, such as {min(held)}; name an empty folder, or that of a run")
 
 
 def check_whole_run(recipe: Recipe, world: int = 1) -> None:
@@ -150,7 +142,7 @@ def train_run(recipe: Recipe, corpus: Corpus, folder: Path, seed: int, ranks: Ra
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"{folder}: cannot be written ({error.strerror}); name another folder") from None
-        _end_line(folder / LOG)
+        end_line(folder / LOG)
     ranks.wait()
     told = {"recipe": recipe.to_json(), "seed": seed, "corpus": str(corpus.folder.resolve())}
     split, per_nat = corpus.manifest.train, bits_per_nat(corpus)
@@ -188,22 +180,8 @@ def train_run(recipe: Recipe, corpus: Corpus, folder: Path, seed: int, ranks: Ra
         )
         tell({"event": "end", "step": trained.steps, "seconds": trained.seconds, "loss": trained.final_loss})
     if ranks.first:
-        save_tensors(folder / WEIGHTS, trained.weights, _identity(recipe, corpus))
+        save_tensors(folder / WEIGHTS, trained.weights, identity(recipe, corpus))
     return trained
-
-
-def _identity(recipe: Recipe, corpus: Corpus) -> dict[str, str]:
-    """What a run's weights belong to."""
-    train = corpus.manifest.train
-    data = train.document_set_sha256 if train else ""
-    return {"model": recipe.model.key(), "train": recipe.train.key(), "data": data}
-
-
-def _end_line(log: Path) -> None:
-    """End the line that a killed run left unfinished, so that the next event has its own."""
-    if log.exists() and not log.read_bytes().endswith(b"\n"):
-        with log.open("a") as file:
-            file.write("\n")
 
 
 def pack_run(
@@ -264,19 +242,6 @@ def sections_around(recipe: Recipe, seed: int, corpus: Corpus) -> Callable[[Read
     return lambda readers: artifacts.around(recipe.model, readers, tokenizer, recipe.score, manifest, source)
 
 
-def run_weights(folder: Path, recipe: Recipe, corpus: Corpus) -> dict[str, Tensor]:
-    """The weights of a run folder, which must be those of this model and text."""
-    try:
-        with safe_open(folder / WEIGHTS, "pt") as file:
-            identity = file.metadata()
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{folder / WEIGHTS} cannot be read ({error}); train again with: caddie train") from None
-    if identity != _identity(recipe, corpus):
-        raise UserError(f"{folder / WEIGHTS} are not those of this model and text; train again with: caddie train")
-    return weights
-
-
 def calibrated(
     recipe: Recipe, weights: Mapping[str, Tensor], corpus: Corpus, ranks: Ranks = Ranks()
 ) -> dict[str, Calibration]:
@@ -286,21 +251,6 @@ def calibrated(
     bos, length = corpus.manifest.tokenizer.bos, recipe.score.sequence_length
     batches = recipe.compress.calibration.batches(model, corpus.train_shards(), length=length, bos=bos, ranks=ranks)
     return calibrate(model, batches, bos=bos, ranks=ranks)
-
-
-def read_run(folder: Path) -> tuple[Recipe, int, Corpus]:
-    """Recipe, seed and corpus of a run folder."""
-    if folder.is_file():
-        raise UserError(f"{folder} is a file; name the folder of a run, as {folder.parent}")
-    try:
-        told = json.loads((folder / RECIPE).read_text())
-        return Recipe.from_json(told["recipe"]), int(told["seed"]), Corpus.load(Path(told["corpus"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(
-            f"{folder} is not a run folder, for its {RECIPE} is missing or damaged; name one that caddie train wrote"
-        ) from None
 
 
 def run(

@@ -23,12 +23,13 @@ from caddie.decompress import LENGTH_BYTES, PREFIX
 from caddie.distributed import local_device
 from caddie.drafts import Draft, Drafts
 from caddie.fit import FillCap
-from caddie.line import calibrated, read_run, run_weights, sections_around
+from caddie.line import calibrated, sections_around
 from caddie.model import Model, build
 from caddie.parameters import assign
 from caddie.quantize import BestPercentile, Float16, Gptq, Quantizer, Rows, SigmaClip, Waterfilling
 from caddie.recipe import Recipe
 from caddie.result import bits_per_nat
+from caddie.run_folder import read_run, run_weights
 from caddie.tables import table
 from caddie.weight_coding import ArrayCodec, Coders, EntropyModel, Packed, Smallest, decode
 

@@ -1,4 +1,4 @@
-"""Holding a program to what it was given: a sealed process, and a watch on what this process touches.
+"""Holding a program to what it was given: a sealed process.
 
 `sealed` runs Python in a process of its own. On Linux that process lives in fresh user, mount, network, process and
 IPC namespaces (see the manual pages namespaces(7), user_namespaces(7), pivot_root(2) and mount_setattr(2)), for which
@@ -7,8 +7,6 @@ caddie and the files named are mounted to be read, and nothing can be written. T
 temporary files; PyTorch needs none to load an artifact, score and adapt. Not there either: packages that were
 installed for one user alone, and files that only root's privileges can read. Linux 5.12 is needed, and leave to make
 namespaces, which many containers and some distributions refuse; elsewhere the process is a plain one, and says so.
-
-`watch_reads` records what this process itself opens meanwhile, by Python's audit events (PEP 578).
 """
 
 from __future__ import annotations
@@ -21,11 +19,10 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -144,7 +141,7 @@ def _sentence(level: str, count: int, reason: str, missing: str) -> str:
 def _launch(level: str, readable: Sequence[str], command: Sequence[str]) -> tuple[subprocess.Popen[bytes], str]:
     """The process, and what its launcher said: `_READY` as the command took its place, and what was refused if any."""
     reading, writing = os.pipe()
-    paths = {path: os.path.realpath(path) for path in [*_interior(), *readable]}
+    paths = {path: os.path.realpath(path) for path in [*interior(), *readable]}
     program = [sys.executable, "-P", "-s", "-B", *command]
     arguments = [str(_PACKAGE.parent), level, str(writing), json.dumps(paths), json.dumps(program)]
     with open(reading, encoding="utf-8") as report:
@@ -174,7 +171,7 @@ def _environment() -> dict[str, str]:
 
 
 @cache
-def _interior() -> tuple[str, ...]:
+def interior() -> tuple[str, ...]:
     """What Python, PyTorch and caddie read of themselves: libraries, interpreter, packages, devices, processors."""
     interpreter = Path(sys.executable)
     paths = [interpreter]
@@ -354,87 +351,3 @@ def _system(name: str, *arguments: Any) -> None:
     if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), name)
-
-
-# A watch on this process
-
-
-@contextmanager
-def watch_reads(allowed: Iterable[Path] = ()) -> Iterator[list[str]]:
-    """Record in the list what this process touches inside the block, beyond `allowed` and Python's own files.
-
-    Each entry is a phrase, given once: a file opened or mapped, a folder listed, the network used, a process started,
-    a library loaded through ctypes. `allowed` are files, or folders with all that is in them. Python's own files are
-    those that a sealed process sees and this process's entries in /proc; of the folders where modules are looked for,
-    the names may be listed. Other threads are watched as well.
-
-    It sees what Python announces (PEP 578). Native code need not: safetensors, SentencePiece and `torch.from_file` open
-    files unseen, and so does who goes on reading what was opened before. A clean list is evidence, and no proof; that
-    is what `sealed` is for.
-    """
-    with suppress(FileNotFoundError):
-        tempfile.gettempdir()  # found out once, by opening files; PyTorch asks for it with its first optimizer
-    own = [*_interior(), "/proc/self", *map(str, allowed)]
-    watch = _Watch(tuple(map(os.path.realpath, own)), [])
-    watches = _watches()
-    watches.append(watch)
-    try:
-        yield watch.touched
-    finally:
-        watches.remove(watch)
-
-
-_FILES = {
-    "open": "opened",
-    "mmap.__new__": "mapped",
-    "os.listdir": "listed",
-    "os.scandir": "listed",
-    "import": "imported",
-    "ctypes.dlopen": "loaded",
-    "sqlite3.connect": "opened",
-}
-"""Events whose argument is a file or a folder: a path, or the number of an open file."""
-_PROCESSES = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty"}
-
-
-@dataclass(frozen=True, eq=False)
-class _Watch:
-    allowed: tuple[str, ...]
-    touched: list[str]
-
-    def see(self, event: str, arguments: tuple[Any, ...]) -> None:
-        phrase = None
-        if event in _FILES:
-            phrase = self._file(event, arguments[1 if event == "import" else 0])
-        elif event in _PROCESSES:
-            phrase = " ".join(["started a process:", event, *map(str, arguments[:1])])
-        elif event.startswith("socket.") and event != "socket.gethostname":
-            named = [str(argument) for argument in arguments if isinstance(argument, (str, bytes, tuple))]
-            phrase = " ".join(["used the network:", event, *named[:1]])
-        if phrase and phrase not in self.touched:
-            self.touched.append(phrase)
-
-    def _file(self, event: str, named: Any) -> str | None:
-        if event == "ctypes.dlopen" and "/" not in os.fsdecode(named or ""):
-            return f"loaded {named or 'the C library'} through ctypes"  # found on the linker's path, not a file's
-        if named == -1 or (event == "import" and named is None):  # memory without a file; a module that is not native
-            return None
-        path = os.path.realpath(f"/dev/fd/{named}" if isinstance(named, int) else os.fsdecode(named or "."))
-        if any(path == own or path.startswith(own + "/") for own in self.allowed):
-            return None
-        if _FILES[event] == "listed" and any(path == os.path.realpath(folder or ".") for folder in sys.path):
-            return None
-        return f"{_FILES[event]} {path}"
-
-
-@cache
-def _watches() -> list[_Watch]:
-    """The watches that are on. The hook that serves them is set when first asked for and stays: none can be removed."""
-    watches: list[_Watch] = []
-
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        for watch in watches:
-            watch.see(event, arguments)
-
-    sys.addaudithook(hook)
-    return watches

@@ -37,6 +37,7 @@ from caddie.distributed import SHARES_CORES, Ranks
 from caddie.errors import CheckFailed
 from caddie.generate import sample
 from caddie.policy import state
+from caddie.run_folder import check_folder
 from caddie.tokenizers import SentencePieceTokenizer
 
 SMALL = (
@@ -359,5 +360,5 @@ def test_terminated_run_says_how_to_go_on_and_does(
 def test_a_run_that_was_interrupted_early_can_go_on(left: list[str], tmp_path: Path) -> None:
     for name in left:
         (tmp_path / name).write_text("")
-    line.check_folder(tmp_path)
-    line.check_folder(tmp_path / "new" / "run")
+    check_folder(tmp_path)
+    check_folder(tmp_path / "new" / "run")

@@ -14,9 +14,9 @@ import torch
 from caddie import packing
 from caddie.calibrate import TrainingText
 from caddie.codecs import Brotli, Zlib
-from caddie.line import read_run
 from caddie.model import build
 from caddie.packing import WAYS, compare, summary
+from caddie.run_folder import read_run
 from caddie.weight_coding import Packed
 
 

@@ -25,7 +25,8 @@ import torch
 
 from caddie import sealed as module
 from caddie.errors import UserError
-from caddie.sealed import Outcome, sealed, watch_reads
+from caddie.reads import watch_reads
+from caddie.sealed import Outcome, sealed
 
 MIB = 1 << 20
 PACKAGE = Path(module.__file__).parent
@@ -226,7 +227,7 @@ def test_an_artifact_writes_and_a_weight_learns(step: str, namespaces: None, tin
         import json, sys
         from pathlib import Path
         import torch  # which looks for CUDA's libraries all over the path where it was built for them
-        from caddie.sealed import watch_reads
+        from caddie.reads import watch_reads
         with watch_reads([Path(sys.argv[1])]) as touched:
             import caddie
             from caddie.generate import sample

@@ -81,7 +81,8 @@ def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Co
     ) -> int:
         from caddie import distributed
         from caddie.display import Display
-        from caddie.line import check_whole_run, run_folder
+        from caddie.line import check_whole_run
+        from caddie.run_folder import run_folder
 
         chosen = named_recipe(recipe, settings, seconds)
         check_whole_run(chosen, gpus)
@@ -130,8 +131,9 @@ def _drafting(display: Display, cap_bytes: int) -> Callable[[Draft], None]:
 @trains
 def train(job: Job) -> tuple[dict[str, Any], str] | None:
     """Train RECIPE and keep its weights. `caddie pack` goes on from there."""
-    from caddie.line import check_folder, open_together, train_run
+    from caddie.line import open_together, train_run
     from caddie.liveness import verify_alive
+    from caddie.run_folder import check_folder
 
     check_folder(job.folder)
     verify_alive(job.recipe)
@@ -159,8 +161,9 @@ def pack(folder: Path, settings: tuple[str, ...], out: Path | None, compare: boo
     """
     from caddie import artifact as artifacts
     from caddie.display import Display
-    from caddie.line import ARTIFACT, pack_run, read_run
+    from caddie.line import pack_run
     from caddie.result import describe_compression
+    from caddie.run_folder import ARTIFACT, read_run
     from caddie.tables import pack_table
 
     recipe, _, corpus = read_run(folder)

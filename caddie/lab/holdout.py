@@ -18,8 +18,8 @@ from caddie.lab.driver import Report, keep, plan
 from caddie.lab.rows import HOLDOUT, Row, read_holdout
 from caddie.lab.study import Study
 from caddie.lab.trial import finished, write_json
-from caddie.line import ARTIFACT
 from caddie.prepare import prepare_validation
+from caddie.run_folder import ARTIFACT
 from caddie.scoring import score, use_quickest_threads
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from caddie.errors import UserError
 from caddie.lab.rows import measured
 from caddie.lab.trial import TASK
-from caddie.line import RECIPE, RESULT
 from caddie.report import pick, read_result, setting
+from caddie.run_folder import RECIPE, RESULT
 
 
 def from_runs(folders: Sequence[Path]) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -12,8 +12,8 @@ from caddie.errors import UserError
 from caddie.files import replacing
 from caddie.lab.study import Study
 from caddie.lab.trial import ERROR, Run, finished
-from caddie.line import LOG, RESULT
 from caddie.report import pick, read_result, read_steps
+from caddie.run_folder import LOG, RESULT
 
 Row = dict[str, Any]
 STUDY, RESULTS, HOLDOUT = "study.json", "results.jsonl", "holdout.json"

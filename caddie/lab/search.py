@@ -34,9 +34,10 @@ from caddie.lab.results import Results, conduct
 from caddie.lab.rows import Row
 from caddie.lab.study import BASE, Entry, Study, labelled, read_values
 from caddie.lab.trial import STOP, Run, write_json
-from caddie.line import LOG, check_whole_run
+from caddie.line import check_whole_run
 from caddie.recipe import Recipe
 from caddie.report import read_steps
+from caddie.run_folder import LOG
 
 if TYPE_CHECKING:
     import optuna

@@ -25,8 +25,9 @@ from caddie.config import Config
 from caddie.distributed import Ranks
 from caddie.errors import CheckFailed, UserError
 from caddie.files import replacing
-from caddie.line import LOG, RESULT, Watch, run
+from caddie.line import Watch, run
 from caddie.recipe import Recipe
+from caddie.run_folder import LOG, RESULT
 from caddie.tables import one_line
 from caddie.train import Event, Interrupted
 from caddie.userfile import execute

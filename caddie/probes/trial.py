@@ -16,8 +16,8 @@ import numpy.typing as npt
 from caddie.artifact import Artifact
 from caddie.errors import UserError
 from caddie.probes.subject import Floats, Places, Priced, Scored, Subject
+from caddie.reads import watch_reads
 from caddie.scoring import Scoring
-from caddie.sealed import watch_reads
 from caddie.tokenizers import Ids, Tokenizer
 
 DOCUMENTS = 6
