@@ -18,7 +18,7 @@ from caddie.cli.options import options, tell
 )
 @options("json")
 def board(folder: Path, port: int, as_json: bool) -> int:
-    """Show the runs below FOLDER in a browser while they go on; FOLDER is runs unless named.
+    """Show the runs below FOLDER in a browser while they go on. FOLDER is runs unless named.
 
     Only this machine is answered, and nothing is ever written. Ctrl-C ends it.
     """

@@ -25,7 +25,7 @@ def doctor(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Say what is on this machine, what is wrong with it, and whether to start RECIPE here; tiny unless named.
+    """Say what is here, what is wrong, and whether to start RECIPE. RECIPE is tiny unless named.
 
     Takes a recipe and its settings as `caddie run` does. Nothing is changed. The exit status is 0 for go and
     1 for no-go.

@@ -154,7 +154,7 @@ def train(job: Job) -> tuple[dict[str, Any], str] | None:
 @click.option("--compare", is_flag=True, help="Write nothing; show what all quantizers and codings make of RUN.")
 @options("json", "quiet")
 def pack(folder: Path, settings: tuple[str, ...], out: Path | None, compare: bool, as_json: bool, quiet: bool) -> int:
-    """Quantize and pack the weights of the run folder RUN, without training again.
+    """Quantize and pack the weights of the run folder RUN.
 
     Settings are cap=N, the bytes that the file may have, and compress.PATH=VALUE. With any, the run's own artifact is
     kept and the new one is RUN/artifact-N.caddie, unless --out names another. --compare takes several cap=N.
@@ -241,7 +241,7 @@ def verify(
     data: str | None,
     as_json: bool,
 ) -> int:
-    """Check that ARTIFACT is what it says, and probe its scorer in a sealed process.
+    """Check that ARTIFACT is what it says, and probe its scorer. The probes run in a sealed process.
 
     Settings are compress.cap_bytes=N and those of score, for another scoring than the artifact's own. The probe text is
     from Python's library, or from the held-out documents of --data, which must be proven to be held out.

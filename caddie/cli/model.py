@@ -37,7 +37,7 @@ def sample(artifact: Path, prompt: str, tokens: int, temperature: float, seed: i
 @click.option("--out", type=click.Path(path_type=Path), help=f"File to write, else FILE with {ENDING} added.")
 @options("json", "quiet")
 def compress(artifact: Path, file: Path, out: Path | None, as_json: bool, quiet: bool) -> int:
-    """Compress FILE with the model of ARTIFACT, which decompress needs too."""
+    """Compress FILE with the model of ARTIFACT. To decompress takes the same artifact."""
     from caddie.display import Display
     from caddie.lossless import compress as pack
 

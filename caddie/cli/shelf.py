@@ -70,7 +70,7 @@ def data(
 @click.command()
 @options("json")
 def recipes(as_json: bool) -> int:
-    """List the recipes with their size and public figures; NAME_mini is the twin of each for two cores."""
+    """List the recipes with their size and public figures. NAME_mini is the twin of each for two cores."""
     from caddie.config import plain
     from caddie.recipe import shipped
     from caddie.tables import table
@@ -99,7 +99,7 @@ def recipes(as_json: bool) -> int:
 @click.argument("name", metavar="[SOCKET]", required=False)
 @options("json")
 def techniques(name: str | None, as_json: bool) -> int:
-    """List what can stand where in a recipe, or tell all that is known of SOCKET.
+    """List what can stand where in a recipe, or tell of SOCKET.
 
     SOCKET is also the name of what fits one, a setting, or a path, as in: caddie techniques model.block.mlp
     """

@@ -74,7 +74,7 @@ def _settings(seeds: int, **budgets: Any) -> dict[str, Any]:
 @click.option("--ladder", "climb", is_flag=True, help="Run it at each of its scales: what do small runs tell?")
 @_runs
 def study(definition: str, holdout: str | None, greedy: bool, climb: bool, **how: Any) -> int:
-    """Run what is left of the study that FILE.py defines, and judge it.
+    """Run what is left of the study in FILE.py, and judge it.
 
     Results go beside FILE.py, or to --out; run folders to runs/.
     """
@@ -124,7 +124,7 @@ def _last_look(study: Study, results: Path, holdout: str, **how: Any) -> int:
 @_equal
 @_runs
 def ablate(recipe: str, settings: tuple[str, ...], **how: Any) -> int:
-    """Take back each line of RECIPE's diff to its base in turn, and judge what each is worth."""
+    """Judge each line of RECIPE's diff: take it back to the base."""
     from caddie.lab.study import ablate as ablation
 
     asked = _settings(**{name: how.pop(name) for name in ("seeds", "seconds", "steps", "tokens")})
@@ -149,7 +149,7 @@ def sweep(
     pruner: str | None,
     **how: Any,
 ) -> int:
-    """Run RECIPE with every combination of the values, or those of a search, and judge each against RECIPE."""
+    """Run RECIPE with every combination of the values. Or with those of a search; each is judged against RECIPE."""
     from caddie.lab.search import Between, draw, read_space, search
     from caddie.lab.study import Study
     from caddie.lab.study import sweep as grid
