@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 PROGRAM := $(VENV)/.program
+TESTS := $(VENV)/.tests
 CHECKS := $(VENV)/.checks
 ALL_VERBS := hub,search
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -19,7 +20,7 @@ demo: $(PROGRAM)
 
 PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-test: $(CHECKS)
+test: $(TESTS)
 	$(PYTEST)
 
 test-long: $(CHECKS)
@@ -40,14 +41,17 @@ PIP := $(VENV)/bin/python -m pip $(PIP_INSTALL)
 # The pip of the constraints, which is a fifth quicker than that of Python 3.11, is installed by the interpreter's own or,
 # where it has none, left to venv. Large wheels go first, by two processes: on one core they take half of the time. What
 # fails there is tried again, and told, by the last lines, which install all that is missing; what is there already is
-# imported meanwhile, on the other core, so that the first run finds it compiled.
+# imported meanwhile, on the other core, so that the first run finds it compiled. What only `make test-long` and `make lint`
+# need (Triton is as large as all others but PyTorch together) is left to them.
+LARGE := numpy scipy sympy mpmath networkx sqlalchemy optuna pygments sentencepiece zstandard typing_extensions
+
 define install
 	$(PYTHON) -m venv --without-pip $(VENV)
 	PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m pip --python $(VENV)/bin/python $(PIP_INSTALL) pip 2>.tmp/pip \
 		|| $(PYTHON) -m venv $(VENV)
-	printf '%s\n' torch '$(strip numpy scipy sympy mpmath typing_extensions $(2))' \
+	printf '%s\n' torch '$(strip $(LARGE) $(2))' \
 		| xargs -P 2 -L 1 $(PIP) --no-deps 2>.tmp/pip || true
-	$(VENV)/bin/python -c 'import torch, scipy.stats, torch._dynamo' 2>/dev/null & \
+	$(VENV)/bin/python -c 'import torch, scipy.stats' 2>/dev/null & \
 		$(PIP) -e '.[$(1)]'; status=$$?; kill $$! 2>/dev/null; exit $$status
 endef
 
@@ -55,9 +59,13 @@ $(PROGRAM): pyproject.toml constraints.txt
 	$(call install,$(ALL_VERBS))
 	touch $@
 
-$(CHECKS): pyproject.toml constraints.txt
-	$(call install,dev,mypy triton)
+$(TESTS): pyproject.toml constraints.txt
+	$(call install,test,hypothesis)
 	touch $(PROGRAM) $@
+
+$(CHECKS): pyproject.toml constraints.txt
+	$(call install,dev,mypy triton ruff)
+	touch $(PROGRAM) $(TESTS) $@
 
 clean:
 	rm -rf $(VENV) .tmp build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
