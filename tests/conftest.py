@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--parity", default=str(shared / "reference" / "parity"), help="folder of the parity data")
     parser.addoption("--data", default=str(shared / "data"), help="folder of real text and tokenizers")
     parser.addoption("--update-golden", action="store_true", help="write golden files anew instead of comparing")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """The second process imports all files from the last to the first: each compiles half of what is not compiled yet."""
+    if os.environ.get("PYTEST_XDIST_WORKER") == "gw1" and not session.config.option.file_or_dir:
+        for path in sorted((ROOT / "tests").glob("test_*.py"), reverse=True):
+            with contextlib.suppress(Exception, pytest.skip.Exception):  # told when they are collected
+                import_module(path.stem)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
