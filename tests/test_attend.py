@@ -318,6 +318,7 @@ def flex_agrees(visible: Visibility, qkv: list[Tensor], traced: bool) -> None:
     torch.testing.assert_close(found, oracle(*qkv, visible), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.long
 @settings(max_examples=5, deadline=None)
 @given(**SHAPES)
 def test_flex_attention_is_that_of_the_definition(
@@ -362,6 +363,7 @@ def test_attention_is_compiled_in_one_graph(window: int | None) -> None:
     compiled_twice(run, tensors(2, 4, 2, 16, 16, 8, torch.bfloat16))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", ["SDPA (flash)", "FlashAttention 3 varlen", pytest.param("FlexAttention", marks=pytest.mark.slow)]
 )
@@ -388,6 +390,7 @@ def test_what_a_gpu_runs_is_compiled_in_one_graph(name: str, monkeypatch: pytest
         compiled_twice(run, qkv, "eager" if name == "FlexAttention" else "aot_eager")
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_a_model_is_one_compiled_graph_where_bfloat16_is_imitated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("caddie.ops.products.BFLOAT16_ON_CPU", False)

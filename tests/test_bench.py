@@ -423,6 +423,7 @@ def test_loss_curves_are_compared_within_the_noise_of_seeds() -> None:
     assert gpu.curves(ours, again, {1: 9.0})["within_noise"] is None
 
 
+@pytest.mark.long
 def test_kernels_and_backends_are_held_against_their_references(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equality, "operations", list)
     monkeypatch.setattr(equality, "REPEATS", 1)

@@ -198,6 +198,7 @@ def test_two_processes_are_one_with_all_batches(tmp_path: Path) -> None:
             torch.testing.assert_close(shared[name], value, rtol=1e-3, atol=1e-6, msg=name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("quantizer", [Waterfilling(), Gptq(of=Rows(bits=6))], ids=str)
 def test_what_a_gpu_found_serves_the_cpu(quantizer: Quantizer) -> None:
     model, ids, plan = (
@@ -214,6 +215,7 @@ def test_what_a_gpu_found_serves_the_cpu(quantizer: Quantizer) -> None:
     assert found.predicted_loss == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.long
 def test_what_mixes_devices_is_found() -> None:
     with pretended_gpu():
         here, there = torch.ones(2, device=GPU), torch.ones(2)

@@ -194,6 +194,7 @@ def test_the_stair_goes_from_the_line_to_the_steps() -> None:
     torch.testing.assert_close(soft_round(y.float(), torch.tensor(0.01)), y.float(), rtol=0, atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sharpness", [0.1, 1.0, 8.0])
 def test_the_gradient_of_the_stair(sharpness: float) -> None:
     y = torch.tensor([-1.3, -0.6, 0.1, 0.49, 2.8], dtype=torch.float64, requires_grad=True)

@@ -67,6 +67,7 @@ def counted(gpt: GPT, dtype: torch.dtype = torch.float32) -> float:
     return float(counter.get_total_flops()) / (2 * LENGTH)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "diff",
     [
@@ -85,6 +86,7 @@ def test_products_are_those_that_pytorch_counts(diff: dict[str, object]) -> None
     assert flops_per_token(gpt, LENGTH) / 3 == counted(gpt)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "diff",
     [

@@ -91,6 +91,7 @@ def interpreted(out: Path, chosen: str) -> None:
     sys.exit(pytest.main([*given, str(HERE / "interpreted_kernels.py")]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chosen", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_fused_kernels_are_their_references_in_the_interpreter(chosen: str, tmp_path: Path) -> None:
     """In a process of its own, since Triton interprets either all kernels of a process or none."""

@@ -29,17 +29,15 @@ QUICK = ("best_record", "gold6", "parallel_muon")
 """Recipes that are tested in full every time; the others are beside them where it takes long."""
 
 
-def models(*slow: dict[str, GPT]) -> pytest.MarkDecorator:
-    """All models as `name`; those of the dictionaries in `slow` only where there is time."""
-    late = {name for named in slow for name in named} - {*QUICK}
-    return pytest.mark.parametrize(
-        "name", [pytest.param(name, marks=[pytest.mark.slow] if name in late else []) for name in MODELS]
-    )
+def models(alone: pytest.MarkDecorator) -> pytest.MarkDecorator:
+    """All models as `name`: those of several variations each, which hold all of them, every time, one-step variations
+    by themselves as marked, and most recipes only where there is time."""
+    marks = dict.fromkeys(ALONE, alone) | dict.fromkeys(set(SHIPPED) - {*QUICK}, pytest.mark.slow)
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=marks.get(name, ())) for name in MODELS])
 
 
-every_model, every_variation = models(), models(SHIPPED)
-every_mix = models(SHIPPED, ALONE)
-"""Without the slow ones these are models of several variations each, which hold all of them."""
+every_model = pytest.mark.parametrize("name", MODELS)
+every_variation, every_mix = models(pytest.mark.long), models(pytest.mark.slow)
 
 
 def some_ids(seed: int = 0) -> Tensor:

@@ -93,11 +93,11 @@ def test_a_quadratic_is_descended(optimizer: Optimizer) -> None:
         return torch.stack([(parameters[name] - targets[name]).square().sum() for name in parameters]).sum() / 2
 
     losses = [loss().item()]
-    for step in range(120):
+    for step in range(40):
         for parameter in parameters.values():
             parameter.grad = None
         loss().backward()
-        updater.step(moment(step, 120), 4.0 * (1.0 - step / 120))
+        updater.step(moment(step, 40), 8.0 * (1.0 - step / 40))
         losses.append(loss().item())
     assert losses[10] < 0.95 * losses[0]
     assert losses[-1] < 0.05 * losses[0]

@@ -114,6 +114,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(WORLD)]
 
 
+@pytest.mark.long
 def test_every_process_stops_at_the_same_late_step(told: list[dict[str, Any]], tmp_path: Path) -> None:
     (first, over, on, seconds, timed, stepped), other = told[0]["trains"], told[1]["trains"]
     assert [first, over, on, seconds] == other[:4]
@@ -126,6 +127,7 @@ def test_every_process_stops_at_the_same_late_step(told: list[dict[str, Any]], t
         assert (stepped[name] - weight).norm() <= 1e-4 * weight.norm().clamp_min(1e-3), name
 
 
+@pytest.mark.long
 def test_the_model_of_communication_counts_what_is_exchanged(told: list[dict[str, Any]]) -> None:
     for number, muon in enumerate(MUONS):
         expected = sorted((one.kind, one.whole_bytes) for one in exchanges(TINY, _with(muon), WORLD))
@@ -134,6 +136,7 @@ def test_the_model_of_communication_counts_what_is_exchanged(told: list[dict[str
         assert number or len(reductions) == 3  # small gradients and the loss, the norm, the clock: one for each
 
 
+@pytest.mark.long
 def test_processes_share_a_score_to_the_bit(told: list[dict[str, Any]]) -> None:
     torch.set_num_threads(1)
     nats = []

@@ -41,6 +41,7 @@ def test_every_entry_can_be_run(told: dict[str, Any]) -> None:
         assert len(set(study["runs"])) == len(study["runs"]), f"two labels of {name} are the same run"
 
 
+@pytest.mark.long
 def test_hardest_shards_come_first(told: dict[str, Any]) -> None:
     hardest = told["hardest"]
     assert sorted(hardest["order"]) == list(range(40))
@@ -48,6 +49,7 @@ def test_hardest_shards_come_first(told: dict[str, Any]) -> None:
     assert min(hardest["ids"][:8]) > 100 > max(hardest["ids"][-8:]), "noise compresses worst"
 
 
+@pytest.mark.long
 def test_what_was_found_is_what_the_results_say(told: dict[str, Any]) -> None:
     for folder in KEPT:
         rows, described = read_rows(folder / RESULTS), json.loads((folder / "study.json").read_text())
@@ -106,6 +108,7 @@ def test_the_recipes_page_has_their_means() -> None:
         ]
 
 
+@pytest.mark.long
 def test_the_log_says_what_the_results_say() -> None:
     """Every signed number of an entry that names a study is a difference, a claim or a rank correlation of it."""
     entries = (ROOT / "docs" / "log.md").read_text().split("\n## ")

@@ -150,6 +150,7 @@ def slowly(folder: Path, steps: Connection) -> None:
     go(folder, STEPS.but(checkpoint_seconds=0.001), watch=tell)
 
 
+@pytest.mark.long
 def test_killed_process_resumes_to_the_bit(unbroken: Trained, tmp_path: Path) -> None:
     """SIGKILL leaves whatever checkpoint was written last."""
     steps, told = CONTEXT.Pipe(duplex=False)
