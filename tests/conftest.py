@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """The second process imports all files from the last to the first: each compiles half of what is not compiled yet."""
+    """The second process imports all files from the last to the first: each compiles half of what is not yet."""
     if os.environ.get("PYTEST_XDIST_WORKER") == "gw1" and not session.config.option.file_or_dir:
         for path in sorted((ROOT / "tests").glob("test_*.py"), reverse=True):
             with contextlib.suppress(Exception, pytest.skip.Exception):  # told when they are collected

@@ -130,11 +130,11 @@ VARIANTS = {
 }
 
 
-def variants(*slow: str) -> pytest.MarkDecorator:
-    """Every variant, and which of them say so little more than the others that they are slow tests."""
-    marks = {name: [pytest.mark.slow] if name in slow else [] for name in VARIANTS}
+def variants(*slow: str, long: tuple[str, ...] = ()) -> pytest.MarkDecorator:
+    """Every variant, and which of them say so little more than the others that they are slow tests, or long ones."""
+    marks = dict.fromkeys(slow, pytest.mark.slow) | dict.fromkeys(long, pytest.mark.long)
     return pytest.mark.parametrize(
-        "chosen", [pytest.param(chosen, id=name, marks=marks[name]) for name, chosen in VARIANTS.items()]
+        "chosen", [pytest.param(chosen, id=name, marks=marks.get(name, ())) for name, chosen in VARIANTS.items()]
     )
 
 
@@ -405,7 +405,7 @@ def test_the_defaults_of_the_phases_are_those_of_the_records() -> None:
 # Score first
 
 
-@variants("documents")
+@variants("documents", long=("documents, cold", "documents in phases"))
 def test_no_token_changes_what_was_charged_before_it(chosen: Adaptation) -> None:
     tokens = documents(*NINE)
     order, before = charges(scorer_of(chosen), tokens)

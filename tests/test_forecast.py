@@ -63,10 +63,13 @@ def config(matrix: Quantizer, coding: ArrayCodec, **settings: Any) -> Compress:
 @pytest.mark.parametrize(
     "settings",
     [
-        config(Rows(), Packed(codec=Zlib())),
-        config(Gptq(of=Rows(bits=6, scale=SigmaClip())), Packed(codec=Brotli(quality=5), shuffle=True)),
+        pytest.param(config(Rows(), Packed(codec=Zlib())), marks=pytest.mark.long),
+        pytest.param(
+            config(Gptq(of=Rows(bits=6, scale=SigmaClip())), Packed(codec=Brotli(quality=5), shuffle=True)),
+            marks=pytest.mark.long,
+        ),
         config(Ternary(), Packed(codec=Zlib(level=4)), correction=Correction(matrices=2)),
-        config(Rows(bits=5, packed=True), Packed(codec=Zlib())),
+        pytest.param(config(Rows(bits=5, packed=True), Packed(codec=Zlib())), marks=pytest.mark.long),
     ],
     ids=["int8-zlib", "gptq-brotli", "ternary-corrected", "packed"],
 )

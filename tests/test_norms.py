@@ -24,7 +24,7 @@ def both(function: str, arguments: tuple[Tensor | None, ...], slopes: Tensor) ->
         if function == "normed_rotation":
             given = [given[0], given[3]]
         wanted = [a for a in given if a is not None]
-        found.append([y, *torch.autograd.grad(y, wanted, slopes.to(y.dtype))])
+        found.append([y, *torch.autograd.grad((y * slopes.to(y.dtype)).sum(), wanted)])
     return found
 
 

@@ -46,8 +46,8 @@ def test_products_are_those_of_the_dtype(dtype: torch.dtype) -> None:
     near = {"rtol": 2**-7, "atol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
     torch.testing.assert_close(y.double(), right, **near)
     torch.testing.assert_close(ops.matmul(leaves[0], weight.mT), y, **near)
-    y.backward(slopes.to(dtype))
-    right.backward(slopes.to(dtype).double())
+    (y * slopes.to(dtype)).sum().backward()
+    (right * slopes.to(dtype).double()).sum().backward()
     for mine, other in zip(leaves, exact, strict=True):
         assert mine.grad is not None
         assert other.grad is not None
@@ -77,11 +77,11 @@ def test_the_loss_by_hand_is_the_reference(
         patch.setattr(by_hand, "CHUNK", chunk)
         mine = logits.clone().requires_grad_()
         descended, entropies = by_hand.cross_entropy(mine, targets, cap, form, z_loss)
-        descended.backward(slopes)
+        (descended * slopes).sum().backward()
     # A polynomial cap is the reference's own, in the dtype of the logits.
     exact = logits.to(torch.float64 if cap is None or form == "tanh" else logits.dtype).requires_grad_()
     right, right_entropies = plain.cross_entropy(exact, targets, cap, form, z_loss)
-    right.backward(slopes)
+    (right * slopes).sum().backward()
     assert descended.dtype == entropies.dtype == torch.float32
     assert not entropies.requires_grad
     torch.testing.assert_close(descended, right.float(), **PRECISE)
@@ -145,7 +145,7 @@ def test_the_activation_by_hand_is_the_reference_to_the_bit(slope: float, dtype:
     for function in (plain.squared, by_hand.squared):
         leaf = u.clone().requires_grad_()
         y = function(leaf, slope)
-        y.backward(weight)
+        (y * weight).sum().backward()
         found.append((y, leaf.grad))
     assert torch.equal(found[0][0], found[1][0])
     assert torch.equal(found[0][1], found[1][1])  # type: ignore[arg-type]

@@ -73,6 +73,7 @@ def test_declarations_are_named_in_the_order_of_the_model() -> None:
     assert list(found) == [name for name, _ in Pair().named_parameters()]
 
 
+@pytest.mark.long
 def test_declarations_survive_what_attributes_do_not() -> None:
     with torch.device("meta"):
         model = Pair()

@@ -20,6 +20,7 @@ QUICK = (
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
 
 
+@pytest.mark.long
 def test_the_program_is_twelve_lines_and_scores_alike_twice(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -113,6 +113,7 @@ def without(value: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[s
                 yield name, value | {key: changed}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("together", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_any_value_may_be_missing(together: int) -> None:
     """So many at once, none of them inside another."""
