@@ -39,20 +39,22 @@ PIP_INSTALL := install -qq --no-compile -c constraints.txt
 PIP := $(VENV)/bin/python -m pip $(PIP_INSTALL)
 
 # The pip of the constraints, which is a fifth quicker than that of Python 3.11, is installed by the interpreter's own or,
-# where it has none, left to venv. Large wheels go first, by two processes: on one core they take half of the time. What
-# fails there is tried again, and told, by the last lines, which install all that is missing; what is there already is
-# imported meanwhile, on the other core, so that the first run finds it compiled. What only `make test-long` and `make lint`
-# need (Triton is as large as all others but PyTorch together) is left to them.
-LARGE := numpy scipy sympy mpmath networkx sqlalchemy optuna pygments sentencepiece zstandard typing_extensions
+# where it has none, left to venv. PyTorch goes first, by one process, and what else there is beside it by another: one after
+# the other would take twice as long. What fails there is tried again, and told, by the last lines, which install all that is
+# missing (without setuptools of their own, which are downloaded anew, if those that are there will do); what is there already
+# is imported meanwhile, on the other core, so that the first run finds it compiled. What only `make test-long` and `make
+# lint` need is left to them: Triton is as large as all but PyTorch together.
+BESIDE := numpy scipy sympy networkx fsspec setuptools brotli click constriction filelock jinja2 python-minifier rich \
+	safetensors sentencepiece zstandard huggingface_hub optuna
 
 define install
 	$(PYTHON) -m venv --without-pip $(VENV)
 	PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m pip --python $(VENV)/bin/python $(PIP_INSTALL) pip 2>.tmp/pip \
 		|| $(PYTHON) -m venv $(VENV)
-	printf '%s\n' torch '$(strip $(LARGE) $(2))' \
-		| xargs -P 2 -L 1 $(PIP) --no-deps 2>.tmp/pip || true
+	printf '%s\n' '--no-deps torch' '$(strip $(BESIDE) $(2))' | xargs -P 2 -L 1 $(PIP) 2>.tmp/pip || true
 	$(VENV)/bin/python -c 'import torch, scipy.stats' 2>/dev/null & \
-		$(PIP) -e '.[$(1)]'; status=$$?; kill $$! 2>/dev/null; exit $$status
+		$(PIP) --no-build-isolation -e '.[$(1)]' 2>.tmp/pip || $(PIP) -e '.[$(1)]'; \
+		status=$$?; kill $$! 2>/dev/null; exit $$status
 endef
 
 $(PROGRAM): pyproject.toml constraints.txt
@@ -60,11 +62,11 @@ $(PROGRAM): pyproject.toml constraints.txt
 	touch $@
 
 $(TESTS): pyproject.toml constraints.txt
-	$(call install,test,hypothesis)
+	$(call install,test,hypothesis pytest-xdist)
 	touch $(PROGRAM) $@
 
 $(CHECKS): pyproject.toml constraints.txt
-	$(call install,dev,mypy triton ruff)
+	$(call install,dev,hypothesis pytest-xdist mypy triton ruff)
 	touch $(PROGRAM) $(TESTS) $@
 
 clean:
