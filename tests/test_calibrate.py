@@ -188,6 +188,7 @@ def share(ranks: Ranks, folder: Path) -> None:
     save_file(tensors(found), folder / f"{ranks.rank}.safetensors")
 
 
+@pytest.mark.long
 def test_two_processes_are_one_with_all_batches(tmp_path: Path) -> None:
     together(share, 2, tmp_path)
     alone = tensors(calibrate(small(), some(1, 8, 16), bos=BOS))

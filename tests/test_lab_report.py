@@ -680,6 +680,7 @@ def test_all_failed_or_the_base_alone_failed() -> None:
     assert shown.under("Failed runs")[:2] == ["base, seeds 1, 2, 3", "out of memory"]
 
 
+@pytest.mark.long
 def test_two_hundred_entries() -> None:
     chance = random.Random(3)
     effects = {f"entry {index}": ("optimizer", chance.gauss(0, 0.02), None, None) for index in range(200)}

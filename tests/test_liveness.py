@@ -87,6 +87,13 @@ def test_what_acts_is_left_alone(diff: dict[str, Any]) -> None:
     assert dead(diff) == {}
 
 
+def test_a_form_without_a_cap_is_unread() -> None:
+    assert dead({"model.head.softcap": None, "model.head.softcap_form": "polynomial"}) == {
+        "model.head.softcap_form": True
+    }
+
+
+@pytest.mark.long
 def test_what_does_nothing_is_found() -> None:
     """No head, no documents, rows no longer than the window, no cap, a rate always below, no strength."""
     diff = {

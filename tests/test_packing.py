@@ -66,6 +66,7 @@ def check_summary(facts: dict[str, Any]) -> None:
     assert "not measured, for calibration has seen all of the training text" in none
 
 
+@pytest.mark.long
 def test_no_text_is_left_to_measure_on(tiny_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "CODINGS", {"zlib -9": Packed(codec=Zlib())})
     monkeypatch.setattr(packing, "WAYS", WAYS[:1])

@@ -39,6 +39,7 @@ def journeys(ranks: Ranks, folder: Path) -> None:
     assert torch.equal(gathered().flatten(), world * torch.arange(2.0 * world))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world", [3, pytest.param(2, marks=pytest.mark.slow)])
 def test_processes_are_one(world: int, tmp_path: Path) -> None:
     """With numbers of matrices that two and three processes cannot share equally; a restart lies between the steps."""

@@ -380,6 +380,7 @@ def test_the_page_shows_every_example_and_probe() -> None:
 # From the command line, in a sealed process
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "examples",
     [("peek", "targets_on_disk", "three_byte_space"), pytest.param(tuple(KNOWN_BAD), marks=pytest.mark.slow)],

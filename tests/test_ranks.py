@@ -159,6 +159,7 @@ def scores_oddly(ranks: Ranks, folder: Path) -> None:
     (folder / f"{ranks.rank}").write_text(repr(odd_score(ranks)))
 
 
+@pytest.mark.long
 def test_odd_sizes_come_to_the_same_score_in_three_processes(tmp_path: Path) -> None:
     together(scores_oddly, 3, tmp_path)
     torch.set_num_threads(1)
@@ -201,6 +202,7 @@ def launches(program: str) -> None:
     launch(2, [])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells a process that its parent died")
 def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     program = tmp_path / "python"
