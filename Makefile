@@ -52,7 +52,7 @@ define install
 	PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m pip --python $(VENV)/bin/python $(PIP_INSTALL) pip 2>.tmp/pip \
 		|| $(PYTHON) -m venv $(VENV)
 	printf '%s\n' '--no-deps torch' '$(strip $(BESIDE) $(2))' | xargs -P 2 -L 1 $(PIP) 2>.tmp/pip || true
-	$(VENV)/bin/python -c 'import torch, scipy.stats' 2>/dev/null & \
+	$(VENV)/bin/python -c 'import torch, scipy.special' 2>/dev/null & \
 		$(PIP) --no-build-isolation -e '.[$(1)]' 2>.tmp/pip || $(PIP) -e '.[$(1)]'; \
 		status=$$?; kill $$! 2>/dev/null; exit $$status
 endef

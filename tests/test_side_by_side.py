@@ -47,6 +47,7 @@ def idle_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(side_by_side, "decode", lambda *given: pytest.fail("decoded here"))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("idle_here")
 def test_processes_give_the_same(two: Coders) -> None:
     assert two.encode(Smallest(), JOBS) == STREAMS

@@ -91,6 +91,7 @@ def test_any_array_comes_back(name):
     check()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CODECS)
 def test_odd_arrays_come_back(name):
     codec = CODECS[name]
