@@ -2,8 +2,9 @@
 
 Its training script wants its own data and tokenizer, so its `GPT` and what its `setup_optimizer` gives are driven here
 as the script drives them: forward, backward, step. Its model has more in it than the contest's: an MLP of four widths,
-embeddings added to the values of every second layer, a head of its own. Compiled on a GPU as there; eager and in
-float32 on a CPU, where compiling needs a C++ compiler.
+embeddings added to the values of every second layer, a head of its own. So its optimizer is timed with the recipe's own
+model, too, as `bench/plain.py` has it. Compiled on a GPU as there (the plain model never); eager and in float32 on a
+CPU, where compiling needs a C++ compiler.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from contenders import step_facts
 from laps import Repeated
 from peers import shape_of
+from plain import PlainSteps
 
 from caddie.distributed import local_device
 from caddie.doctor.pace import named
@@ -26,6 +28,31 @@ from caddie.doctor.pace import named
 def is_nanochat(path: Path) -> bool:
     """Whether a checkout of nanochat is there."""
     return (path / "nanochat" / "gpt.py").is_file()
+
+
+def imported(path: Path, module: str, on_gpu: bool) -> Any:
+    """A module of that checkout."""
+    if not on_gpu:
+        os.environ |= {"NANOCHAT_DTYPE": "float32", "TORCHDYNAMO_DISABLE": "1"}  # read when it is imported
+    sys.path.insert(0, str(path.resolve()))
+    return importlib.import_module(module)
+
+
+class PlainNanochatSteps(PlainSteps):
+    """Training steps of the recipe's own model in a plain loop under nanochat's optimizer, which clips nothing."""
+
+    clip = None
+
+    def __init__(self, path: Path, name: str, settings: tuple[str, ...] = (), threads: int | None = None) -> None:
+        super().__init__(name, settings, threads)
+        banks = self.model.banks()
+        others = [one for one in self.model.parameters() if one.numel() and all(one is not bank for bank in banks)]
+        adamw = {"kind": "adamw", "lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-10, "weight_decay": 0.0}
+        muon = {"kind": "muon", "lr": 0.02, "momentum": 0.95, "ns_steps": 5, "beta2": 0.9, "weight_decay": 0.0}
+        shapes = dict.fromkeys(bank.shape for bank in banks)
+        groups = [muon | {"params": [bank for bank in banks if bank.shape == shape]} for shape in shapes]
+        theirs = imported(path, "nanochat.optim", self.device.type == "cuda")
+        self.optimizers = [theirs.MuonAdamW([adamw | {"params": others}, *groups])]
 
 
 class NanochatSteps(Repeated):
@@ -37,10 +64,7 @@ class NanochatSteps(Repeated):
             torch.set_num_threads(threads)
         self.shape = shape = shape_of(named(name, settings))
         on_gpu = self.device.type == "cuda"
-        if not on_gpu:
-            os.environ |= {"NANOCHAT_DTYPE": "float32", "TORCHDYNAMO_DISABLE": "1"}  # read when it is imported
-        sys.path.insert(0, str(path.resolve()))
-        theirs: Any = importlib.import_module("nanochat.gpt")
+        theirs = imported(path, "nanochat.gpt", on_gpu)
         torch.manual_seed(0)
         self.model = theirs.GPT(
             theirs.GPTConfig(

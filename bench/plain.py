@@ -98,6 +98,10 @@ class Plain(nn.Module):
         self.cap = gpt.head.softcap
         self.size = gpt.width // heads
 
+    def banks(self) -> list[nn.Parameter]:
+        """The matrices of the layers, which Muon is for."""
+        return [layer.weight for layer in self.blocks.modules() if isinstance(layer, nn.Linear)]
+
     def forward(self, ids: Tensor) -> Tensor:
         """Logits for each position."""
         place = torch.arange(ids.shape[1], device=ids.device, dtype=torch.float32)
@@ -119,6 +123,9 @@ class Plain(nn.Module):
 class PlainSteps(Repeated):
     """Training steps of the plain loop at a recipe's shape and batch, on random tokens."""
 
+    clip: float | None = 1.0
+    """The norm that the whole gradient is cut to, as nanoGPT does."""
+
     def __init__(
         self,
         name: str,
@@ -137,20 +144,18 @@ class PlainSteps(Repeated):
         self.rows = tokens // self.parts // self.length
         torch.manual_seed(0)
         self.model = Plain(recipe.model).to(self.device)
-        named_parameters = dict(self.model.named_parameters())
-        matrices = [one for name, one in named_parameters.items() if one.ndim == 2 and not (muon and "blocks" in name)]
-        others = [one for one in named_parameters.values() if one.ndim != 2]
-        groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+        banks = self.model.banks()
+        parameters = [one for one in self.model.parameters() if not muon or all(one is not bank for bank in banks)]
+        groups = [
+            {"params": [one for one in parameters if one.ndim == 2], "weight_decay": 0.1},
+            {"params": [one for one in parameters if one.ndim != 2], "weight_decay": 0.0},
+        ]
         on_gpu = self.device.type == "cuda"
         self.optimizers: list[torch.optim.Optimizer] = [
             torch.optim.AdamW(groups, lr=6e-4, betas=(0.9, 0.95), fused=on_gpu)
         ]
         if muon:
-            self.optimizers.append(
-                torch.optim.Muon(
-                    [one for name, one in named_parameters.items() if one.ndim == 2 and "blocks" in name], lr=0.02
-                )
-            )
+            self.optimizers.append(torch.optim.Muon(banks, lr=0.02))
         self.autocast = torch.autocast(self.device.type, torch.bfloat16) if autocast else nullcontext()
         self.text: Tokens = documents(recipe.model.vocabulary, 8 * tokens + 1, BOS)
         self.chance = np.random.default_rng(0)
@@ -181,7 +186,8 @@ class PlainSteps(Repeated):
             self.watch.mark("backward")
             loss.backward()  # type: ignore[no-untyped-call]
         self.watch.mark("optimizer")
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         for optimizer in self.optimizers:
             optimizer.step()
         for optimizer in self.optimizers:

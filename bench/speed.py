@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from contenders import MatrixProducts, OurSteps, rates
 from laps import WHOLE, Apart, Contender, Lap, apart, in_turns, medians, ratio
-from nanochat_steps import NanochatSteps, is_nanochat
+from nanochat_steps import NanochatSteps, PlainNanochatSteps, is_nanochat
 from parts import shares
 from peers import Peer, script_of, shape_of, training_shards
 from plain import PLAIN, PlainSteps
@@ -79,6 +79,7 @@ def train_in_turns(
                     contenders[label] = make(PlainSteps, name, settings, threads, autocast, muon)
             elif is_nanochat(Path(peer)):
                 contenders["nanochat"] = make(NanochatSteps, Path(peer), name, settings, threads)
+                contenders["plain, nanochat's"] = make(PlainNanochatSteps, Path(peer), name, settings, threads)
             else:
                 path = Path(peer)
                 label = path.name if path.is_dir() else f"{path.resolve().parent.name}/{path.name}"

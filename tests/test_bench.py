@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -242,17 +242,51 @@ class GPT(torch.nn.Module):
 """
 
 
-def test_nanochat_is_driven_at_the_recipe_s_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for stand-ins of nanochat's modules, of which nothing stays imported."""
     (tmp_path / "nanochat").mkdir()
-    (tmp_path / "nanochat" / "gpt.py").write_text(STAND_IN)
     monkeypatch.setattr("sys.path", [*sys.path])
-    for name in ("nanochat", "nanochat.gpt"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
     for name in ("NANOCHAT_DTYPE", "TORCHDYNAMO_DISABLE"):
         monkeypatch.setenv(name, "")  # so that what is set is taken back
-    assert nanochat_steps.is_nanochat(tmp_path)
-    assert not nanochat_steps.is_nanochat(tmp_path / "nanochat")
-    steps = nanochat_steps.NanochatSteps(tmp_path, "baseline_mini", TOY)
+    yield tmp_path
+    for name in [name for name in sys.modules if name.split(".")[0] == "nanochat"]:
+        del sys.modules[name]
+
+
+OPTIMIZER = """
+import torch
+
+
+class MuonAdamW(torch.optim.SGD):
+    def __init__(self, groups):
+        assert all(one.numel() for group in groups for one in group["params"])
+        self.kinds = [(group.pop("kind"), [tuple(one.shape) for one in group["params"]]) for group in groups]
+        super().__init__([{"params": group["params"], "lr": group["lr"]} for group in groups])
+"""
+
+
+def test_nanochat_s_optimizer_trains_the_recipe_s_own_model(checkout: Path) -> None:
+    (checkout / "nanochat" / "optim.py").write_text(OPTIMIZER)
+    steps = nanochat_steps.PlainNanochatSteps(checkout, "baseline_mini", TOY)
+    (updater,) = steps.optimizers
+    adamw, *muon = updater.kinds
+    assert {kind for kind, _ in muon} == {"muon"}
+    assert all(len(set(shapes)) == 1 for _, shapes in muon), "one shape to a group"
+    assert sum(len(shapes) for _, shapes in muon) == 3 * 6, "six matrices in each of three layers"
+    assert adamw[0] == "adamw"
+    assert sum(len(shapes) for _, shapes in updater.kinds) == len(list(steps.model.parameters()))
+    before = [bank.detach().clone() for bank in steps.model.banks()]
+    (lap,) = steps.block(0.0)
+    assert {"forward", "backward", "optimizer"} <= set(lap)
+    assert not any(torch.equal(bank, old) for bank, old in zip(steps.model.banks(), before, strict=True))
+
+
+def test_nanochat_is_driven_at_the_recipe_s_shape(checkout: Path) -> None:
+    (checkout / "nanochat" / "gpt.py").write_text(STAND_IN)
+    assert nanochat_steps.is_nanochat(checkout)
+    assert not nanochat_steps.is_nanochat(checkout / "nanochat")
+    steps = nanochat_steps.NanochatSteps(checkout, "baseline_mini", TOY)
     config = steps.model.config
     assert (config.n_layer, config.sequence_len, config.window_pattern) == (3, 32, "L")
     before = steps.model.table.weight.detach().clone()
@@ -261,8 +295,6 @@ def test_nanochat_is_driven_at_the_recipe_s_shape(tmp_path: Path, monkeypatch: p
     assert not torch.equal(steps.model.table.weight, before)
     assert steps.facts["flops_per_token"] == 6 * before.numel()
     assert steps.facts["parameters"] == before.numel()
-    for name in ("nanochat", "nanochat.gpt"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 # The plain loop
