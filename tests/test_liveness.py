@@ -80,9 +80,8 @@ ALIVE: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize(
-    "diff", [pytest.param(ALIVE[0], marks=pytest.mark.slow), ALIVE[1], pytest.param(ALIVE[2], marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("diff", [pytest.param(ALIVE[0], marks=pytest.mark.slow), *ALIVE[1:]])
 def test_what_acts_is_left_alone(diff: dict[str, Any]) -> None:
     assert dead(diff) == {}
 
@@ -171,6 +170,7 @@ def test_nothing_is_left_changed() -> None:
     assert "__getattribute__" not in vars(Train.__mro__[1])
 
 
+@pytest.mark.long
 def test_the_base_is_the_recipe_of_that_name_or_the_one_it_names() -> None:
     tiny = shipped()["tiny"]
     assert dead_settings(tiny) == []

@@ -190,7 +190,9 @@ def test_first_values_depend_on_the_seed_and_the_name_alone(name: str) -> None:
             assert torch.equal(parameter, like), key
 
 
-@pytest.mark.parametrize("name", different(SHIPPED))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in different(SHIPPED)]
+)
 @torch.no_grad()
 def test_the_first_loss_of_a_recipe_is_that_of_knowing_nothing(name: str) -> None:
     ids = some_ids()
@@ -327,15 +329,20 @@ def test_a_cache_belongs_to_its_rows_alone() -> None:
 # Sizes
 
 
-@pytest.mark.parametrize("name", sorted(shipped()))
+COUNTED = {"baseline": 17_059_912, "fp16_embedding": 16_765_000, "lower_lr": 17_059_912, "tiny": 4_424_323}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in (*QUICK, *COUNTED) else pytest.mark.long) for name in sorted(shipped())],
+)
 def test_parameters_are_counted_without_memory(name: str) -> None:
     gpt = shipped()[name].model
     real = gpt.build()
     assert parameter_count(gpt) == sum(parameter.numel() for parameter in real.parameters())
     assert next(real.parameters()).device.type == "cpu"
-    known = {"baseline": 17_059_912, "fp16_embedding": 16_765_000, "lower_lr": 17_059_912, "tiny": 4_424_323}
-    if name in known:
-        assert parameter_count(gpt) == known[name]
+    if name in COUNTED:
+        assert parameter_count(gpt) == COUNTED[name]
 
 
 def test_the_baselines_parameters_by_hand() -> None:

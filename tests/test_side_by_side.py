@@ -56,6 +56,7 @@ def test_processes_give_the_same(two: Coders) -> None:
         assert found.flags.writeable
 
 
+@pytest.mark.long
 def test_an_array_is_coded_like_the_one_named(two: Coders) -> None:
     first, other = ARRAYS[4], ARRAYS[4][:, ::-1].copy()
     like = STREAMS[4]
@@ -105,6 +106,7 @@ def test_what_only_this_process_knows_is_done_here() -> None:
         assert coders.encode(Unheard(), JOBS) == [Unheard().encode(array) for array in ARRAYS]
 
 
+@pytest.mark.long
 def test_processes_that_end_are_done_without() -> None:
     with Coders(2) as coders:
         assert coders.encode(Smallest(), JOBS) == STREAMS

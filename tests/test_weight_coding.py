@@ -147,7 +147,14 @@ def test_a_codec_that_readers_do_not_know_is_refused():
 # Everything else is refused.
 
 
-@pytest.mark.parametrize("array", [gaussian(9, 12), gaussian(70, 1)[:, 0], np.arange(30, dtype=np.int32) * 99])
+@pytest.mark.parametrize(
+    "array",
+    [
+        pytest.param(gaussian(9, 12), marks=pytest.mark.long),
+        gaussian(70, 1)[:, 0],
+        pytest.param(np.arange(30, dtype=np.int32) * 99, marks=pytest.mark.long),
+    ],
+)
 def test_damage_to_the_entropy_model_is_found(array):
     stream = EntropyModel().encode(array)
     wrong = [stream[:end] for end in range(len(stream))]
