@@ -58,6 +58,7 @@ FOLDERS = {
 }
 """Folder of the parity data to recipe."""
 EVERY_TIME = ("BASE", "S003")
+"""Folders whose short training is repeated in every run of the tests; of the others, logits and gradients are."""
 
 
 class Golden:
