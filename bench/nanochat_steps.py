@@ -45,12 +45,11 @@ class PlainNanochatSteps(PlainSteps):
 
     def __init__(self, path: Path, name: str, settings: tuple[str, ...] = (), threads: int | None = None) -> None:
         super().__init__(name, settings, threads)
-        banks = self.model.banks()
-        others = [one for one in self.model.parameters() if one.numel() and all(one is not bank for bank in banks)]
+        matrices, others = self.model.divided()
         adamw = {"kind": "adamw", "lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-10, "weight_decay": 0.0}
         muon = {"kind": "muon", "lr": 0.02, "momentum": 0.95, "ns_steps": 5, "beta2": 0.9, "weight_decay": 0.0}
-        shapes = dict.fromkeys(bank.shape for bank in banks)
-        groups = [muon | {"params": [bank for bank in banks if bank.shape == shape]} for shape in shapes]
+        shapes = dict.fromkeys(matrix.shape for matrix in matrices)
+        groups = [muon | {"params": [matrix for matrix in matrices if matrix.shape == shape]} for shape in shapes]
         theirs = imported(path, "nanochat.optim", self.device.type == "cuda")
         self.optimizers = [theirs.MuonAdamW([adamw | {"params": others}, *groups])]
 

@@ -98,9 +98,13 @@ class Plain(nn.Module):
         self.cap = gpt.head.softcap
         self.size = gpt.width // heads
 
-    def banks(self) -> list[nn.Parameter]:
-        """The matrices of the layers, which Muon is for."""
-        return [layer.weight for layer in self.blocks.modules() if isinstance(layer, nn.Linear)]
+    def divided(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """The matrices of the layers, which Muon is for, and all other parameters that are not empty."""
+        matrices = {id(layer.weight) for layer in self.blocks.modules() if isinstance(layer, nn.Linear)}
+        parameters = [one for one in self.parameters() if one.numel()]
+        return [one for one in parameters if id(one) in matrices], [
+            one for one in parameters if id(one) not in matrices
+        ]
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits for each position."""
@@ -144,8 +148,8 @@ class PlainSteps(Repeated):
         self.rows = tokens // self.parts // self.length
         torch.manual_seed(0)
         self.model = Plain(recipe.model).to(self.device)
-        banks = self.model.banks()
-        parameters = [one for one in self.model.parameters() if not muon or all(one is not bank for bank in banks)]
+        matrices, others = self.model.divided()
+        parameters = others if muon else [*matrices, *others]
         groups = [
             {"params": [one for one in parameters if one.ndim == 2], "weight_decay": 0.1},
             {"params": [one for one in parameters if one.ndim != 2], "weight_decay": 0.0},
@@ -155,7 +159,7 @@ class PlainSteps(Repeated):
             torch.optim.AdamW(groups, lr=6e-4, betas=(0.9, 0.95), fused=on_gpu)
         ]
         if muon:
-            self.optimizers.append(torch.optim.Muon(banks, lr=0.02))
+            self.optimizers.append(torch.optim.Muon(matrices, lr=0.02))
         self.autocast = torch.autocast(self.device.type, torch.bfloat16) if autocast else nullcontext()
         self.text: Tokens = documents(recipe.model.vocabulary, 8 * tokens + 1, BOS)
         self.chance = np.random.default_rng(0)

@@ -276,10 +276,10 @@ def test_nanochat_s_optimizer_trains_the_recipe_s_own_model(checkout: Path) -> N
     assert sum(len(shapes) for _, shapes in muon) == 3 * 6, "six matrices in each of three layers"
     assert adamw[0] == "adamw"
     assert sum(len(shapes) for _, shapes in updater.kinds) == len(list(steps.model.parameters()))
-    before = [bank.detach().clone() for bank in steps.model.banks()]
+    before = [matrix.detach().clone() for matrix in steps.model.divided()[0]]
     (lap,) = steps.block(0.0)
     assert {"forward", "backward", "optimizer"} <= set(lap)
-    assert not any(torch.equal(bank, old) for bank, old in zip(steps.model.banks(), before, strict=True))
+    assert not any(torch.equal(new, old) for new, old in zip(steps.model.divided()[0], before, strict=True))
 
 
 def test_nanochat_is_driven_at_the_recipe_s_shape(checkout: Path) -> None:
