@@ -82,6 +82,19 @@ def test_p_is_scipy_s(sizes: tuple[int, int]) -> None:
             assert paired(a, b).p_above(margin) == pytest.approx(theirs.pvalue, rel=1e-6)
 
 
+@pytest.mark.long
+def test_the_formulas_that_other_tests_go_by_are_scipy_s() -> None:
+    chance = np.random.default_rng(4)
+    for sizes in ((2, 2), (3, 8), (6, 4)):
+        a, b = (chance.normal(k, k + 1, n).tolist() for k, n in enumerate(sizes))
+        theirs = scipy.stats.ttest_ind(a, b, equal_var=False)
+        assert student.welch(a, b)[0] == pytest.approx(theirs.pvalue, rel=1e-9)
+        assert student.welch(a, b)[1] == pytest.approx(tuple(theirs.confidence_interval(0.95)), rel=1e-6)
+        assert student.two_sided(a) == pytest.approx(scipy.stats.ttest_1samp(a, 0.0).pvalue, rel=1e-9)
+    p = chance.random(9).tolist()
+    assert student.adjusted(p) == pytest.approx(scipy.stats.false_discovery_control(p).tolist())
+
+
 def test_observations_that_do_not_differ_give_no_p() -> None:
     assert math.isnan(welch([2.0, 2.0], [1.0, 1.0]).p_above(0.0))
 
