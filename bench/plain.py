@@ -101,10 +101,8 @@ class Plain(nn.Module):
     def divided(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """The matrices of the layers, which Muon is for, and all other parameters that are not empty."""
         matrices = {id(layer.weight) for layer in self.blocks.modules() if isinstance(layer, nn.Linear)}
-        parameters = [one for one in self.parameters() if one.numel()]
-        return [one for one in parameters if id(one) in matrices], [
-            one for one in parameters if id(one) not in matrices
-        ]
+        held = [one for one in self.parameters() if one.numel()]
+        return [one for one in held if id(one) in matrices], [one for one in held if id(one) not in matrices]
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits for each position."""

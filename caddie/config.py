@@ -12,7 +12,6 @@ import hashlib
 import inspect
 import json
 import math
-import sys
 import types
 import typing
 import warnings
@@ -20,7 +19,6 @@ from abc import ABC
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
-from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, Union, get_args, get_origin
 
 from caddie.errors import UserError, suggest
@@ -115,39 +113,6 @@ def field_types(cls: type[Config]) -> dict[str, Any]:
     """Field name to resolved type of a config class."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in fields(cls)}
-
-
-@cache
-def descriptions(cls: type[Config]) -> dict[str, str]:
-    """Field name to the string written under the field, its documentation."""
-    found: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if isinstance(base, type) and issubclass(base, Config) and base is not Config:
-            body = _written(base).body
-            for statement, following in pairwise(body):
-                if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                    if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-                        found[statement.target.id] = inspect.cleandoc(str(following.value.value))
-    return found
-
-
-@cache
-def _written(cls: type[Config]) -> ast.ClassDef:
-    """The class as it is written."""
-    if written := _classes(cls.__module__).get(cls.__qualname__):
-        return written
-    body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls))).body[0]
-    assert isinstance(body, ast.ClassDef)
-    return body
-
-
-@cache
-def _classes(module: str) -> dict[str, ast.ClassDef]:
-    """Name to class of what a module of this package defines, all at once: `inspect` reads the file anew for each."""
-    if module.partition(".")[0] != __package__:
-        return {}
-    body = ast.parse(inspect.getsource(sys.modules[module])).body
-    return {node.name: node for node in body if isinstance(node, ast.ClassDef)}
 
 
 def variants(socket: type[Config]) -> dict[str, type[Config]]:

@@ -16,8 +16,9 @@ from dataclasses import MISSING, asdict, dataclass
 from importlib import resources
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from caddie.config import Config, Count, NonNegative, Positive, Range, Technique, descriptions, field_types, show
+from caddie.config import Config, Count, NonNegative, Positive, Range, Technique, field_types, show
 from caddie.config import variants as variants_of
+from caddie.descriptions import descriptions
 from caddie.errors import UserError, suggest
 from caddie.recipe import Recipe
 from caddie.tables import crop

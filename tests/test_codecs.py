@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caddie.codecs import Brotli, Codec, Lzma, Stored, Zlib, Zstd
-from caddie.config import descriptions, field_types, variants
+from caddie.config import field_types, variants
+from caddie.descriptions import descriptions
 from caddie.errors import UserError
 
 NAMES = sorted(variants(Codec))

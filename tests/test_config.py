@@ -17,7 +17,8 @@ import caddie
 from caddie.averaging import EMA
 from caddie.codecs import Brotli, Codec, Lzma, Zlib
 from caddie.compress import Correction
-from caddie.config import Config, Range, coerce, descriptions, field_types, parse_assignment, paths, show, variants
+from caddie.config import Config, Range, coerce, field_types, parse_assignment, paths, show, variants
+from caddie.descriptions import descriptions
 from caddie.errors import UserError
 from caddie.fit import FillCap, PruneOnes
 from caddie.model import GPT, Block, GroupedQueryAttention, ReluSquared, UNet

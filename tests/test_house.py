@@ -91,6 +91,7 @@ FLOORS: dict[int, set[str]] = {
         "coder",
         "config",
         "container",
+        "descriptions",
         "errors",
         "exact",
         "files",

@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from caddie.config import Config, descriptions, field_types, parse_assignment
+from caddie.config import Config, field_types, parse_assignment
+from caddie.descriptions import descriptions
 from caddie.distributed import Ranks
 from caddie.errors import CheckFailed, UserError
 from caddie.model import GPT, Cache, Model, build

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_strategies
 
 from caddie.codecs import Brotli, Codec, Lzma, Stored, Zlib, Zstd
-from caddie.config import descriptions, field_types, variants
+from caddie.config import field_types, variants
+from caddie.descriptions import descriptions
 from caddie.errors import UserError
 from caddie.weight_coding import ArrayCodec, EntropyModel, Packed, Smallest, decode
 from caddie.weight_coding import entropy_model as model
