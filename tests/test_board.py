@@ -494,25 +494,26 @@ def test_what_is_wrong_is_one_line(served: Board, tmp_path: Path) -> None:
 
 def test_interrupt_ends_it_quietly(tmp_path: Path) -> None:
     write(tmp_path / "a", recipe=recipe())
-    program = "from caddie.cli.board import board\nfrom caddie.exits import end\n"
+    program = "from caddie.cli.board import board\nfrom caddie.exits import end\nimport signal\n"
+    program += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # what runs behind a shell ignores it
     program += "end(lambda: board.main(standalone_mode=False))"
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path), "--port", "0", "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    try:
-        assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
-        connection = http.client.HTTPConnection("127.0.0.1", told["port"], timeout=5)
-        connection.request("GET", "/api/runs")
-        assert len(json.loads(connection.getresponse().read())["runs"]) == 1
-        connection.close()
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=10)
-    finally:
-        process.kill()
+    ) as process:
+        try:
+            assert process.stdout is not None
+            told = json.loads(process.stdout.readline())
+            connection = http.client.HTTPConnection("127.0.0.1", told["port"], timeout=5)
+            connection.request("GET", "/api/runs")
+            assert len(json.loads(connection.getresponse().read())["runs"]) == 1
+            connection.close()
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=10)
+        finally:
+            process.kill()
     assert (process.returncode, out, err) == (0, "", "")
     assert told == {"url": f"http://127.0.0.1:{told['port']}/", "port": told["port"], "folder": str(tmp_path)}
 
