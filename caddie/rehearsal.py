@@ -40,8 +40,12 @@ def rehearse(trainer: Trainer, budget: Budget, rows: tuple[int, int]) -> Executi
         trainer.use(execution)
         step(moments[0])
 
+    compiled, forward = trainer.compiled, trainer.forward
+    if timed:  # a graph is compiled anew for each number of threads, which would count as the time of the step
+        trainer.compile(False)
     chosen = quickest(_executions(trainer, timed), run)
     trainer.use(chosen)
+    trainer.compile(compiled, forward)
     _choose_compiling(trainer, timed, budget, moments, rows, lambda: step(moments[0]))
     for moment in moments:
         for _ in range(trainer.config.rehearsal_steps):

@@ -84,6 +84,31 @@ def test_always_is_always(asked: list[Callable[..., Any]], monkeypatch: pytest.M
     assert not rehearsed(LONG).compilable
 
 
+def test_threads_are_not_chosen_by_the_time_that_the_compiler_takes(
+    asked: list[Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[int, bool]] = []
+
+    def quickest(choices: list[Any], work: Callable[[Any], None]) -> Any:
+        for choice in choices:
+            work(choice)
+            ran.append((choice.threads, trainer.compiled))
+        return choices[-1]
+
+    monkeypatch.setattr(module, "thread_counts", lambda: [1, 2])
+    monkeypatch.setattr(module, "quickest", quickest)
+    trainer = Trainer(TINY, LONG.but(compile="always"), 7, Ranks())
+    compiled = trainer.forward
+    threads = torch.get_num_threads()
+    chosen = module.rehearse(trainer, Budget(1e6, None), (2, 32))
+    torch.set_num_threads(threads)
+    assert ran == [(1, False), (2, False)]
+    assert chosen.threads == 2
+    assert trainer.compiled
+    assert trainer.forward is compiled
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize("faster", [True, False])
 def test_the_faster_is_kept(faster: bool, asked: list[Callable[..., Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[bool] = []
