@@ -111,6 +111,11 @@ def test_mixed_quantizers_come_back_to_the_bit(coding: Packed | EntropyModel, ca
     assert compressed.curve == []
 
 
+def test_what_was_coded_by_columns_lies_in_rows_again() -> None:
+    back = read(made(False, quantizers={"matrix": Float16(), "embedding": Float16()}, coding=Packed(columns=True)))
+    assert all(weight.is_contiguous() for weight in back.values())
+
+
 def test_the_readers_are_all_that_is_needed_to_read() -> None:
     compressed = made(quantizers=MIXED, correction=Correction(matrices=2, rank=1))
     text = json.dumps({rule: reader.to_json() for rule, reader in compressed.readers.items()})
