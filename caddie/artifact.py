@@ -17,6 +17,7 @@ from caddie.codecs import Brotli
 from caddie.config import Config, coerce
 from caddie.decompress import PREFIX, decompress
 from caddie.errors import UserError
+from caddie.heap import keep_freed_memory
 from caddie.model import GPT, Model
 from caddie.parameters import draw_constants
 from caddie.quantize import Quantizer
@@ -107,6 +108,7 @@ def around(
 def load(path: Path, device: torch.device | str = "cpu") -> Artifact:
     """The artifact in a file; whatever is wrong with the file is a `UserError`."""
     begin = time.perf_counter()
+    keep_freed_memory()
     contents = container.read(path, _limits(path))
     for name in (CONFIG, MANIFEST, TOKENIZER):
         if name not in contents.sections:

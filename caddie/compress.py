@@ -13,6 +13,7 @@ from caddie.config import Config, Count
 from caddie.container import Section
 from caddie.drafts import Draft, Drafts
 from caddie.errors import UserError
+from caddie.heap import keep_freed_memory
 from caddie.fit import FillCap, Fit
 from caddie.model import GPT
 from caddie.parameters import assign, declarations
@@ -115,6 +116,7 @@ def compress(
 
     `calibrate` is asked for all weights if a quantizer wants to know of their use; `watch` sees every draft.
     """
+    keep_freed_memory()
     with torch.device("meta"):
         model = gpt.build()
     declared = declarations(model)

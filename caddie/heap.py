@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 """Numbers of the settings of `mallopt` in glibc (man 3 mallopt)."""
 _LARGEST_MMAP_THRESHOLD = 32 << 20
 """The most that glibc takes on 64 bits; larger blocks are mapped and given back one by one."""
@@ -21,13 +21,15 @@ def keep_freed_memory(most: int = 1 << 30) -> bool:
 
     Else the system takes the memory of a large tensor back when it is freed and hands it out again page by page, each
     wiped: a training step on a CPU that makes and drops the same tensors every time met 7,000 to 9,000 such pages, an
-    eighth to a fifth of its time (`docs/performance.md`).
+    eighth to a fifth of its time (`docs/performance.md`). All threads are given one heap, because those that glibc makes
+    for each keep 64 MiB at most, and less of the two that score a text at once.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # another C library: nothing to be set, nothing lost
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)) and bool(mallopt(_TRIM_THRESHOLD, most))
+    asked = {_ARENA_MAX: 1, _MMAP_THRESHOLD: _LARGEST_MMAP_THRESHOLD, _TRIM_THRESHOLD: most}
+    return all([mallopt(name, value) for name, value in asked.items()])
 
 
 def peak_bytes(device: torch.device) -> int:

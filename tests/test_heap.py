@@ -17,6 +17,7 @@ from caddie.heap import peak_bytes
 PROGRAM = """
 import ctypes
 import resource
+import threading
 from caddie.heap import keep_freed_memory
 
 library = ctypes.CDLL(None)
@@ -25,26 +26,38 @@ library.free.argtypes = [ctypes.c_void_p]
 
 def blocks():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(20):
-        held = [library.malloc(8 << 20) for _ in range(3)]
+    for _ in range(10):
+        held = [library.malloc(8 << 20) for _ in range(12)]
         for one in held:
             ctypes.memset(one, 1, 8 << 20)
         for one in held:
             library.free(one)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
+def by_two():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    threads = [threading.Thread(target=blocks) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
 kept = keep_freed_memory()
 blocks()
-print(kept, blocks())
+alone = blocks()
+by_two()
+print(kept, alone, by_two())
 """
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="another C library than glibc")
 def test_blocks_are_reused() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
-    kept, pages = done.stdout.split()
+    kept, *pages = done.stdout.split()
     assert kept == "True"
-    assert int(pages) < 100, "of 122,880 that are written to"
+    assert int(pages[0]) < 100, "of 245,760 that are written to"
+    assert int(pages[1]) < 30_000, "of 491,520 that two new threads write to, even if they overlap as never before"
 
 
 def test_another_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
