@@ -17,25 +17,26 @@ def thread_counts() -> list[int]:
     return sorted({1, torch.get_num_threads()})
 
 
-def quickest(choices: Sequence[Choice], work: Callable[[Choice], object], repeats: int = 2) -> Choice:
-    """The choice whose best time at `work` is the least.
+def quickest(choices: Sequence[Choice], work: Callable[[Choice], object], seconds: float = 0.5) -> Choice:
+    """The choice whose best time at `work` is the least, each tried twice and for so many `seconds` in all.
 
-    The first choice runs once more than the others, to warm up; a choice twice as slow as the best so far is not run
-    again, so that a choice that happens to be terrible costs one run.
+    Choices take turns, so that a slow moment of the machine hits all alike. The first runs once before, to warm up; one
+    that took three times as long as the best so far is not run again, so that a terrible one costs a run.
     """
-    best, least = choices[0], math.inf
-    if len(choices) > 1:
-        work(choices[0])
+    if len(choices) == 1:
+        return choices[0]
+    work(choices[0])
+    least = dict.fromkeys(choices, math.inf)
+    rounds, start = 0, time.perf_counter()
+    while rounds < 2 or time.perf_counter() - start < seconds:
+        best = min(least.values())
         for choice in choices:
-            for _ in range(max(1, repeats)):
+            if least[choice] <= 3 * best:
                 begin = time.perf_counter()
                 work(choice)
-                seconds = time.perf_counter() - begin
-                if seconds < least:
-                    best, least = choice, seconds
-                elif seconds > 2 * least:
-                    break
-    return best
+                least[choice] = min(least[choice], time.perf_counter() - begin)
+        rounds += 1
+    return min(choices, key=least.__getitem__)
 
 
 COMPILE_SECONDS = 60.0
