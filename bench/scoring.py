@@ -147,7 +147,7 @@ def beside_naive(given: argparse.Namespace) -> None:
     ours = torch.get_num_threads()
     print(f"{given.bytes:,} bytes, {len(text.tokens) - 1:,} predictions; threads: naive {threads}, ours {ours}")
     for stride in dict.fromkeys((length, scoring.stride, 64)):
-        sliding, size = scoring.but({"stride": stride, "adaptation": None}), 256 * stride + length
+        sliding, size = scoring.but({"stride": stride, "adaptation": None}), 1024 * stride + length
         seconds: list[tuple[float, float]] = []
         for begin in range(0, len(text.tokens) - size, (len(text.tokens) - size) // (given.pieces + 1)):
             piece = replace(text, tokens=text.tokens[begin : begin + size + 1])
@@ -167,6 +167,7 @@ def beside_naive(given: argparse.Namespace) -> None:
     if loaded:
         sampling(loaded)
     if given.whole:
+        torch.set_num_threads(ours)
         before, start = peak_bytes(), time.perf_counter()
         score(model, text, scoring.plain)
         rate, peak = (len(text.tokens) - 1) / (time.perf_counter() - start), peak_bytes() - before

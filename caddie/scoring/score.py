@@ -21,9 +21,9 @@ from caddie.scoring.windows import Window, check_windows
 from caddie.threads import quickest, thread_counts
 from caddie.units import bits_per_byte, nats_per_byte, nats_per_token
 
-CACHED_TOKENS = 2048
-"""Tokens of a batch on a CPU: with 16,384 at once, a model of 128 channels is a quarter to a half slower
-(`bench/scoring.py --naive`, 2026-11-21)."""
+CACHED_TOKENS = 4096
+"""Tokens of a batch on a CPU, for a model of 128 channels: with 2,048 a stride of 128 is 7 % slower, with 16,384 all were
+by a quarter to a half, while freed memory was not yet kept (`docs/log.md`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
