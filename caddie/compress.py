@@ -13,8 +13,8 @@ from caddie.config import Config, Count
 from caddie.container import Section
 from caddie.drafts import Draft, Drafts
 from caddie.errors import UserError
-from caddie.heap import keep_freed_memory
 from caddie.fit import FillCap, Fit
+from caddie.heap import keep_freed_memory
 from caddie.model import GPT
 from caddie.parameters import assign, declarations
 from caddie.quantize import Calibration, Float16, LowRank, Quantizer, Waterfilling

@@ -21,15 +21,15 @@ def keep_freed_memory(most: int = 1 << 30) -> bool:
 
     Else the system takes the memory of a large tensor back when it is freed and hands it out again page by page, each
     wiped: a training step on a CPU that makes and drops the same tensors every time met 7,000 to 9,000 such pages, an
-    eighth to a fifth of its time (`docs/performance.md`). All threads are given one heap, because those that glibc makes
-    for each keep 64 MiB at most, and less of the two that score a text at once.
+    eighth to a fifth of its time (`docs/performance.md`). All threads are given one heap, because of each of those that
+    glibc makes for them it keeps 64 MiB at most.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # another C library: nothing to be set, nothing lost
         return False
     asked = {_ARENA_MAX: 1, _MMAP_THRESHOLD: _LARGEST_MMAP_THRESHOLD, _TRIM_THRESHOLD: most}
-    return all([mallopt(name, value) for name, value in asked.items()])
+    return all(mallopt(name, value) for name, value in asked.items())
 
 
 def peak_bytes(device: torch.device) -> int:
