@@ -58,8 +58,7 @@ def decompress(gpt: GPT, quantizers: Mapping[str, Quantizer], sections: Mapping[
                 raise UserError(
                     f"the artifact's weights do not fit its model: {name} has {spare[name]:,} bytes too many"
                 )
-            # Arrays coded by columns come back as such, and looking up rows of those takes twenty times as long.
-            weights[name] = quantizer.dequantize(arrays, shapes[name]).contiguous()
+            weights[name] = quantizer.dequantize(arrays, shapes[name])
             if not bool(torch.isfinite(weights[name]).all()):
                 raise UserError(f"the artifact's {name} has values that are not finite")
     return weights

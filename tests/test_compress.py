@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +21,6 @@ from caddie.decompress import decompress
 from caddie.errors import UserError
 from caddie.fit import CLOSE
 from caddie.model import GPT, build
-from caddie.parameters import Role
 from caddie.quantize import (
     Binary,
     Calibration,
@@ -110,11 +109,6 @@ def test_mixed_quantizers_come_back_to_the_bit(coding: Packed | EntropyModel, ca
     losses = [tensor.predicted_loss for tensor in compressed.tensors if tensor.predicted_loss is not None]
     assert compressed.predicted_loss == (pytest.approx(sum(losses)) if calibrated else None)
     assert compressed.curve == []
-
-
-def test_what_was_coded_by_columns_lies_in_rows_again() -> None:
-    back = read(made(False, quantizers=dict.fromkeys(get_args(Role), Float16()), coding=Packed(columns=True)))
-    assert all(weight.is_contiguous() for weight in back.values())
 
 
 def test_the_readers_are_all_that_is_needed_to_read() -> None:

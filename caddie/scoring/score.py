@@ -22,8 +22,8 @@ from caddie.threads import quickest, thread_counts
 from caddie.units import bits_per_byte, nats_per_byte, nats_per_token
 
 CACHED_TOKENS = 4096
-"""Tokens of a batch on a CPU. A model of 128 channels scores 7 % slower with 2,048 at a stride of 128, and was a quarter
-to a half slower with 16,384 while freed memory was not yet kept (`docs/log.md`)."""
+"""Tokens of a batch on a CPU. With 2,048 a model of 128 channels is 7 % slower at a stride of 128; with 16,384 it was
+slower by a quarter to a half while freed memory was not yet kept (`docs/log.md`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -175,7 +175,7 @@ def read(data: bytes, dtype: np.dtype[Any], shape: Shape) -> Array:
     """The array whose `EntropyModel` stream is `data`; `UserError` for any other."""
     reader = Reader(data[1:])
     try:
-        result = _read(_matrix(shape), reader, dtype.itemsize + 1).astype(dtype).reshape(shape)
+        result = _read(_matrix(shape), reader, dtype.itemsize + 1).astype(dtype, order="C").reshape(shape)
         reader.finish(_seal(result))
     except Damaged:
         raise damaged(dtype, shape) from None
