@@ -3,7 +3,7 @@ how long each takes; what a machine does not have is named with the reason."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from caddie.attend import BACKENDS, Visibility
 from caddie.distributed import local_device
 from caddie.ops import IMPLEMENTATIONS
-from caddie.tables import one_line
+from caddie.tables import one_line, table
 
 PLAIN = "plain"
 Call = Callable[[], list[Tensor]]
@@ -104,3 +104,12 @@ def compared(call: Call, plain: Call, exact: Call) -> dict[str, Any]:
         "ms": best[0],
         "ms of plain": best[1],
     }
+
+
+def listed(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table of rows that may lack some of the columns."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [
+        [f"{row[key]:.3g}" if isinstance(row.get(key), float) else row.get(key) for key in columns] for row in rows
+    ]
+    return table(cells, columns, 150)

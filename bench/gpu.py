@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,8 @@ from typing import Any
 
 import torch
 from contenders import MatrixProducts, OurSteps, rates
-from equality import attention_backends, fused_kernels
+from equality import attention_backends, fused_kernels, listed
+from float8 import float8_products
 from laps import Apart, Contender, apart, in_turns
 from parts import shares
 from peers import Peer, training_shards
@@ -85,10 +86,12 @@ def device(asked: Asked, tell: Tell) -> None:
 
 
 def kernels(asked: Asked, tell: Tell) -> None:
-    """Fused kernels and attention backends against their references, and how long they take."""
-    fused = fused_kernels()
-    tell({"fused": fused})
-    tell({"fused": fused, "attention": attention_backends(toy=asked.rehearse)})
+    """Fused kernels and attention backends against their references, float8 against bfloat16: errors and times."""
+    found: dict[str, Any] = {"fused": fused_kernels()}
+    tell(found)
+    found["attention"] = attention_backends(toy=asked.rehearse)
+    tell(found)
+    tell({**found, "float8": float8_products(toy=asked.rehearse)})
 
 
 def baseline(asked: Asked, tell: Tell) -> None:
@@ -193,8 +196,8 @@ def _cut_small(settings: tuple[str, ...]) -> tuple[str, ...]:
 
 PARTS: dict[str, tuple[Callable[[Asked, Tell], None], float]] = {
     "device": (device, 25.0),
-    "kernels": (kernels, 60.0),
-    "baseline": (baseline, 200.0),
+    "kernels": (kernels, 75.0),
+    "baseline": (baseline, 185.0),
     LOOPED[0]: (lambda asked, tell: looped(asked, tell, LOOPED[0]), 80.0),
     LOOPED[1]: (lambda asked, tell: looped(asked, tell, LOOPED[1]), 90.0),
     "scoring": (scoring, 45.0),
@@ -250,9 +253,9 @@ def _blocks(found: Mapping[str, Any]) -> list[str]:
     for key in ("roof_flops_per_second", "time_over_peers"):
         if key in found:
             blocks.append(f"{key.replace('_', ' ')}: {json.dumps(found[key])}")
-    for key in ("fused", "attention"):
+    for key in ("fused", "attention", "float8"):
         if key in found:
-            blocks.append(_listed(found[key]))
+            blocks.append(listed(found[key]))
     if "training" in found:
         blocks.append(training_table(found["training"]))
     if "losses" in found:
@@ -266,15 +269,6 @@ def _blocks(found: Mapping[str, Any]) -> list[str]:
     if "modes" in found:
         blocks.append(table([[mode, json.dumps(told)] for mode, told in found["modes"].items()], ["mode", ""], 110))
     return blocks
-
-
-def _listed(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows that may lack some of the columns."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    cells = [
-        [f"{row[key]:.3g}" if isinstance(row.get(key), float) else row.get(key) for key in columns] for row in rows
-    ]
-    return table(cells, columns, 150)
 
 
 def parsed(given: list[str]) -> argparse.Namespace:

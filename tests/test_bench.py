@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))  # a f
 
 import contenders
 import equality
+import float8
 import gpu
 import laps
 import nanochat_steps
@@ -473,6 +474,22 @@ def test_kernels_and_backends_are_held_against_their_references(monkeypatch: pyt
     broken = equality.compared(lambda: [torch.ones(2) @ x], lambda: [x], lambda: [x])
     assert broken["equal"] is None
     assert broken["why"].startswith("RuntimeError: ")
+
+
+def test_float8_products_are_those_of_a_linear_layer_but_for_rounding() -> None:
+    chance = torch.Generator().manual_seed(0)
+    sizes = {"x": (64, 32), "weight": (48, 32), "slopes": (64, 48)}
+    # Numbers beyond the largest of the format, 448 and 57,344, and slopes below its smallest.
+    x, weight, slopes = (
+        (factor * torch.randn(size, generator=chance)).bfloat16()
+        for size, factor in zip(sizes.values(), (1e4, 1.0, 1e-9), strict=True)
+    )
+    leaves = [x.float().requires_grad_(), weight.float().requires_grad_()]
+    right = torch.nn.functional.linear(*leaves)
+    wanted = [right.detach(), *torch.autograd.grad(right, leaves, slopes.float())]
+    for found, limit in ((float8.plain(x, weight, slopes), 0.01), (float8.float8(x, weight, slopes), 0.1)):
+        for one, exact in zip(found, wanted, strict=True):
+            assert float((one.float() - exact).norm() / exact.norm()) < limit
 
 
 @pytest.mark.slow
