@@ -24,9 +24,9 @@ def keep_freed_memory(most: int = 1 << 30) -> bool:
     eighth to a fifth of its time (`docs/performance.md`). All threads are given one heap, because of each of those that
     glibc makes for them it keeps 64 MiB at most.
     """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):  # another C library: nothing to be set, nothing lost
+    try:  # by what Python has loaded already: sealed processes are watched for what they load themselves
+        mallopt = ctypes.pythonapi.mallopt
+    except AttributeError:  # another C library: nothing to be set, nothing lost
         return False
     asked = {_ARENA_MAX: 1, _MMAP_THRESHOLD: _LARGEST_MMAP_THRESHOLD, _TRIM_THRESHOLD: most}
     return all(mallopt(name, value) for name, value in asked.items())

@@ -17,6 +17,7 @@ from caddie.heap import peak_bytes
 PROGRAM = """
 import ctypes
 import resource
+import sys
 import threading
 from caddie.heap import keep_freed_memory
 
@@ -43,7 +44,10 @@ def by_two():
         thread.join()
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
+loaded = []
+sys.addaudithook(lambda event, _: loaded.append(event) if event == "ctypes.dlopen" else None)
 kept = keep_freed_memory()
+assert not loaded, "a sealed process would be said to have loaded a library"
 blocks()
 alone = blocks()
 by_two()
@@ -61,11 +65,7 @@ def test_blocks_are_reused() -> None:
 
 
 def test_another_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Other:
-        def __init__(self, name: None) -> None:
-            pass
-
-    monkeypatch.setattr(heap.ctypes, "CDLL", Other)
+    monkeypatch.setattr(heap.ctypes, "pythonapi", object())
     assert heap.keep_freed_memory() is False
 
 
