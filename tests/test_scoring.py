@@ -703,6 +703,13 @@ def test_on_a_cpu_each_thread_runs_a_batch(monkeypatch: pytest.MonkeyPatch, two_
     assert together == pytest.approx(score(model, text, chosen).nats, rel=1e-12)
 
 
+def test_few_windows_at_once_are_shared_by_all_threads(two_threads: None) -> None:
+    slow = Slow(16)
+    score(slow, random_text(400), Scoring(sequence_length=12, stride=5, batch_tokens=240))  # type: ignore[arg-type]
+    assert [threads for _, threads in slow.asked_by] == [1, 1]
+    assert max(len(ids) for ids, _, _ in slow.seen) == 10, "the cache would hold all 20"
+
+
 def test_a_batch_that_fails_fails_the_score(two_threads: None) -> None:
     class Broken(Known):
         def answers(self, ids: Tensor, dtype: torch.dtype) -> Tensor:

@@ -156,8 +156,9 @@ def _batches(scoring: Scoring, scorer: Scorer, device: torch.device) -> tuple[in
     """Windows of a batch, and batches at once: on a CPU those stay in the cache, each thread with one of its own."""
     if device.type != "cpu":
         return scoring.rows, 1
-    rows = min(scoring.rows, max(1, CACHED_TOKENS // scoring.sequence_length))
-    return rows, min(torch.get_num_threads(), scoring.rows // rows) if scorer.stateless else 1
+    workers = torch.get_num_threads() if scorer.stateless else 1
+    rows = max(1, min(CACHED_TOKENS // scoring.sequence_length, scoring.rows // workers))
+    return rows, min(workers, scoring.rows // rows)
 
 
 def use_quickest_threads(model: Model, text: Text, scoring: Scoring, ranks: Ranks = Ranks()) -> None:
