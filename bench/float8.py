@@ -11,7 +11,7 @@ records, and a width of 1,024.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,8 @@ from equality import compared, listed
 from torch import Tensor
 
 from caddie.distributed import local_device
+from caddie.errors import UserError
+from caddie.exits import end
 
 SHAPES = {
     "the baseline's MLP": (65_536, 512, 1024),
@@ -66,9 +68,9 @@ def _product(left: Tensor, right: Tensor, of_left: Tensor, of_right: Tensor, has
     return product
 
 
-def float8_products(toy: bool = False) -> list[dict[str, Any]]:
+def float8_products(toy: bool = False) -> Iterator[dict[str, Any]]:
     """A row for each shape: milliseconds of the three products either way, and errors against float32."""
-    device, rows = local_device(), []
+    device = local_device()
     for what, shape in SHAPES.items():
         count, inputs, outputs = (64, 32, 48) if toy else shape
         generator = torch.Generator(device).manual_seed(0)
@@ -83,8 +85,7 @@ def float8_products(toy: bool = False) -> list[dict[str, Any]]:
         )
         del found["equal"]  # eight bits are not equal to sixteen, and are not meant to be
         size = f"{count:,} x {inputs:,} x {outputs:,}"
-        rows.append({"what": what, "size": size, **found})
-    return rows
+        yield {"what": what, "size": size, **found}
 
 
 def _compiled(function: Products) -> Products:
@@ -95,8 +96,11 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--toy", action="store_true")
-    print(listed(float8_products(parser.parse_args().toy)))
+    toy = parser.parse_args().toy
+    if not toy and local_device().type != "cuda":
+        raise UserError("there is no GPU here; --toy runs the products at sizes whose times say nothing")
+    print(listed(list(float8_products(toy))))
 
 
 if __name__ == "__main__":
-    main()
+    end(main)

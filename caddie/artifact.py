@@ -108,7 +108,8 @@ def around(
 def load(path: Path, device: torch.device | str = "cpu") -> Artifact:
     """The artifact in a file; whatever is wrong with the file is a `UserError`."""
     begin = time.perf_counter()
-    keep_freed_memory()
+    if torch.device(device).type == "cpu":
+        keep_freed_memory()
     contents = container.read(path, _limits(path))
     for name in (CONFIG, MANIFEST, TOKENIZER):
         if name not in contents.sections:

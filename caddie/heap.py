@@ -21,8 +21,8 @@ def keep_freed_memory(most: int = 1 << 30) -> bool:
 
     Else the system takes the memory of a large tensor back when it is freed and hands it out again page by page, each
     wiped: a training step on a CPU that makes and drops the same tensors every time met 7,000 to 9,000 such pages, an
-    eighth to a fifth of its time (`docs/performance.md`). All threads are given one heap, because of each of those that
-    glibc makes for them it keeps 64 MiB at most.
+    eighth to a fifth of its time (`docs/performance.md`). From now on new threads share one heap, because of each of
+    those that glibc makes for them it keeps 64 MiB at most.
     """
     try:  # by what Python has loaded already: sealed processes are watched for what they load themselves
         mallopt = ctypes.pythonapi.mallopt

@@ -20,8 +20,8 @@ def thread_counts() -> list[int]:
 def quickest(choices: Sequence[Choice], work: Callable[[Choice], object], seconds: float = 0.5) -> Choice:
     """The choice whose best time at `work` is the least, each tried twice and for so many `seconds` in all.
 
-    Choices take turns, so that a slow moment of the machine hits all alike. The first runs once before, to warm up; one
-    that took three times as long as the best so far is not run again, so that a terrible one costs a run.
+    Choices take turns, so that a slow moment of the machine hits all alike. The first runs once before, to warm up. One
+    that was three times as slow as the best is not run again: after two tries, or after one of more than `seconds`.
     """
     if len(choices) == 1:
         return choices[0]
@@ -31,7 +31,7 @@ def quickest(choices: Sequence[Choice], work: Callable[[Choice], object], second
     while rounds < 2 or time.perf_counter() - start < seconds:
         best = min(least.values())
         for choice in choices:
-            if least[choice] <= 3 * best:
+            if least[choice] <= 3 * best or (rounds < 2 and least[choice] < seconds):
                 begin = time.perf_counter()
                 work(choice)
                 least[choice] = min(least[choice], time.perf_counter() - begin)

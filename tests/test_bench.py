@@ -479,7 +479,7 @@ def test_kernels_and_backends_are_held_against_their_references(monkeypatch: pyt
 def test_float8_products_are_those_of_a_linear_layer_but_for_rounding() -> None:
     chance = torch.Generator().manual_seed(0)
     sizes = {"x": (64, 32), "weight": (48, 32), "slopes": (64, 48)}
-    # Numbers beyond the largest of the format, 448 and 57,344, and slopes below its smallest.
+    # Numbers beyond the largest of their format, 448, and slopes below the smallest of theirs.
     x, weight, slopes = (
         (factor * torch.randn(size, generator=chance)).bfloat16()
         for size, factor in zip(sizes.values(), (1e4, 1.0, 1e-9), strict=True)

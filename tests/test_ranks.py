@@ -30,6 +30,8 @@ WORLD = 2
 MUONS = [Muon(lr=0.02), Muon(lr=0.02, precision="float32", communication="all_reduce")]
 TEXT = Text(SHARDS[0][:740], 1, 2500, 2500, 2500)
 SLIDING = Scoring(sequence_length=32, stride=8, batch_tokens=96)
+FEW = SLIDING.but(batch_tokens=256)
+"""Two threads take four windows each at once, one takes all eight."""
 CHUNKS = ChunkSGD(chunk_tokens=192, sgd=SGD(lr=0.3, rows=5, epochs=2))
 PHASES = GlobalSGD(documents=12, phases=2, chunk_tokens=96, sgd=SGD(lr=0.1, rows=3, epochs=1))
 LORA = DocumentLoRA(rank=2, lr=0.01, chunk_tokens=16, documents=5, targets=("query", "mlp", "head"), phases=PHASES)
@@ -104,6 +106,8 @@ def scores(ranks: Ranks) -> list[tuple[Score, list[int]]]:
 def work(ranks: Ranks, folder: Path) -> None:
     """All that one process does for this file."""
     told = {"trains": trains(ranks, folder), "counts": [counts(ranks, muon) for muon in MUONS], "scores": scores(ranks)}
+    torch.set_num_threads(1 + ranks.rank)
+    told["unequal"] = score(build(TINY, 0), TEXT, FEW, ranks=ranks).nats
     torch.save(told, folder / f"{ranks.rank}.pt")
 
 
@@ -147,6 +151,12 @@ def test_processes_share_a_score_to_the_bit(told: list[dict[str, Any]]) -> None:
         assert sorted(both[0][1] + both[1][1]) == sorted(rows)
         assert all(0 < sum(one[1]) < 0.7 * sum(rows) for one in both)
     assert len(set(nats[1:])) == len(SCORINGS) - 1, "those that learn, do"
+
+
+@pytest.mark.long
+def test_processes_of_unequal_threads_share_a_score(told: list[dict[str, Any]]) -> None:
+    alone = score(build(TINY, 0), TEXT, FEW).nats
+    assert [one["unequal"] for one in told] == [pytest.approx(alone, rel=1e-6)] * WORLD
 
 
 def odd_score(ranks: Ranks) -> float:

@@ -34,9 +34,10 @@ def test_choices_take_turns_behind_one_that_warms_up(monkeypatch: pytest.MonkeyP
     assert work.asked == ["one", *["one", "two"] * 2]
 
 
-def test_one_slow_moment_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    work = Work(monkeypatch, one=[1.0], two=[2.5, 0.6])
-    assert quickest(["one", "two"], work) == "two"
+@pytest.mark.parametrize("slow", [2.5, 40.0])
+def test_one_slow_moment_decides_nothing(slow: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Work(monkeypatch, one=[1.0], two=[slow, 0.6])
+    assert quickest(["one", "two"], work, seconds=50.0) == "two"
 
 
 def test_what_is_short_is_tried_for_as_long_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,10 +46,11 @@ def test_what_is_short_is_tried_for_as_long_as_asked(monkeypatch: pytest.MonkeyP
     assert work.asked == ["one", *["one", "two"] * 4]
 
 
-def test_what_is_terrible_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    work = Work(monkeypatch, one=[1.0], two=[3.5, 0.1], three=[0.9])
-    assert quickest(["one", "two", "three"], work) == "three"
-    assert work.asked.count("two") == 1
+@pytest.mark.parametrize(("seconds", "tries"), [(2.0, 1), (20.0, 2)])
+def test_what_is_terrible_is_not_run_for_long(seconds: float, tries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Work(monkeypatch, one=[1.0], two=[3.5], three=[0.9])
+    assert quickest(["one", "two", "three"], work, seconds=seconds) == "three"
+    assert work.asked.count("two") == tries
 
 
 def test_a_single_choice_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,8 +135,8 @@ def score(
         report(scored, predictions)
 
     device = next(model.parameters()).device
-    rows, workers = _batches(scoring, chosen, device)
-    workers = -int(ranks.maximum(-workers)[0])  # all plan alike
+    # All plan alike, whatever threads each has.
+    rows, workers = (-int(least) for least in ranks.maximum(*(-number for number in _batches(scoring, chosen, device))))
     run(chosen, text.tokens, layout_of(text.tokens, text.bos, chosen.per_document), rows, tell, device, workers, ranks)
     assert scored == predictions
     return Score(
