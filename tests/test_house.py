@@ -49,6 +49,7 @@ FLOORS: dict[int, set[str]] = {
         "stats",
         "tables",
         "techniques",
+        "technique_pages",
     },
     3: {
         "artifact",

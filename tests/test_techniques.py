@@ -26,7 +26,8 @@ from caddie.errors import UserError
 from caddie.parameters import Initial
 from caddie.recipe import Recipe
 from caddie.tables import columns
-from caddie.techniques import Measurement, details, find, overview, sockets
+from caddie.technique_pages import WIDTH, details, markdown, overview
+from caddie.techniques import Measurement, find, sockets
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "techniques.md"
@@ -63,7 +64,7 @@ def configs(cls: type[Config] = Config) -> list[type[Config]]:
 
 
 def test_the_page_is_up_to_date() -> None:
-    text = techniques.markdown()
+    text = markdown()
     if os.environ.get("UPDATE_GOLDEN"):
         PAGE.write_text(text)
     assert text == PAGE.read_text(), "if this is meant: UPDATE_GOLDEN=1 pytest tests/test_techniques.py -k up_to_date"
@@ -157,7 +158,7 @@ def test_what_was_measured_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"  measured here       {said}" in details(find("SwiGLU")).splitlines()
     assert "not measured" not in details(find("SwiGLU"))
     assert said in " ".join(details(find("Muon.beta2")).split())
-    assert techniques.markdown().count(f"- measured here: {said}") == 2
+    assert markdown().count(f"- measured here: {said}") == 2
 
 
 def test_what_is_recorded_belongs_to_techniques() -> None:
@@ -175,7 +176,7 @@ def test_what_is_recorded_belongs_to_techniques() -> None:
 
 def test_the_overview_has_a_line_for_each_and_fits_a_terminal() -> None:
     lines = overview(sockets()).splitlines()
-    assert max(map(columns, lines)) <= techniques.WIDTH
+    assert max(map(columns, lines)) <= WIDTH
     assert "HeadGate  model.block.attention.gate" in lines
     assert "  DenseGate: σ(W h + b), W (heads, width) (arXiv 2505.06708)." in lines
     assert "  ReluSquared (base): W2 relu(W1 x)² (Primer, arXiv 2109.08668)." in lines
@@ -187,7 +188,7 @@ def test_the_overview_has_a_line_for_each_and_fits_a_terminal() -> None:
 
 
 def test_the_details_fit_a_terminal() -> None:
-    assert max(map(columns, details(sockets()).splitlines())) <= techniques.WIDTH
+    assert max(map(columns, details(sockets()).splitlines())) <= WIDTH
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,8 @@ def techniques(name: str | None, as_json: bool) -> int:
 
     SOCKET is also the name of what fits one, a setting, or a path, as in: caddie techniques model.block.mlp
     """
-    from caddie.techniques import details, facts, find, overview, sockets
+    from caddie.technique_pages import details, overview
+    from caddie.techniques import facts, find, sockets
 
     known = sockets() if name is None else find(name)
     tell(facts(known), as_json, overview(known) if name is None else details(known))
