@@ -110,7 +110,8 @@ def read(path: str | os.PathLike[str], limits: Limits = LIMITS) -> Contents:
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file")
+            folder = " but a folder; name the file in it" if stat.S_ISDIR(status.st_mode) else ""
+            raise OSError(errno.EINVAL, f"it is not a regular file{folder}")
         _check_limit("file", status.st_size, limits.file_bytes)
         blob = Path(path).read_bytes()
     except UserError as error:

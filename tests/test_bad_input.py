@@ -444,7 +444,7 @@ RUNS = [
 
 ARTIFACTS = [
     Case("artifact missing", lambda b: ["verify", "none"], "cannot read none: No such file or directory"),
-    Case("artifact a folder", lambda b: ["sample", "."], "it is not a regular file"),
+    Case("artifact a folder", lambda b: ["sample", "."], "it is not a regular file but a folder; name the file in it"),
     Case("artifact empty", lambda b: b.artifact("verify", lambda data: b""), "this is not a caddie file"),
     Case("artifact cut", lambda b: b.artifact("score", half), "artifact: the file is cut short"),
     Case("artifact text", lambda b: ["sample", str(b.tiny.text)], "text.txt: this is not a caddie file"),
