@@ -232,7 +232,8 @@ def coerce(value: object, annotation: Any, name: str) -> Any:
         return value
     if origin is tuple:
         if not isinstance(value, (tuple, list)):
-            raise UserError(f"{name} must be a list, not {_seen(value)}")
+            hint = f"; write [{_seen(value)}]" if isinstance(value, str | int | float) else ""
+            raise UserError(f"{name} must be a list, not {_seen(value)}{hint}")
         return tuple(coerce(item, arguments[0], f"{name}.{index}") for index, item in enumerate(value))
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, Mapping):

@@ -202,6 +202,8 @@ WORDS = [
     Case("data set twice", lambda b: b.data("data.tokenizer=RawBytes"), "data.tokenizer is set twice"),
     Case("swept twice", lambda b: ["sweep", "tiny", "model.depth=2", "model.depth=3..4"], "model.depth is set twice"),
     Case("no such word", lambda b: b.run("train.precision=fp8"), "train.precision must be one of auto, float32"),
+    Case("no list", lambda b: b.run("train.float8=mlp"), "train.float8 must be a list, not mlp; write [mlp]"),
+    Case("no such part", lambda b: b.run("train.float8=[tail]"), "train.float8.0 must be one of head, mlp, not tail"),
     Case("unknown variant", lambda b: b.run("compress.coding=Rar"), "compress.coding must be one of EntropyModel"),
     Case(
         "text not quoted",

@@ -216,7 +216,7 @@ def test_an_experiment_changes_something_or_says_why_not(experiment: Experiment)
 def test_seed_000_lists_two_dozen_experiments() -> None:
     labels = [experiment.label for experiment in seed_000_experiments]
     assert len(labels) == len(set(labels)) == 24
-    assert sum(experiment.diff is not None for experiment in seed_000_experiments) == 12
+    assert sum(experiment.diff is not None for experiment in seed_000_experiments) == 13
     gated = next(e for e in seed_000_experiments if e.label == "gated_attention").recipe
     assert gated is not None
     assert gated.model.block.attention.gate == DenseGate(bias=4.0)  # type: ignore[union-attr]

@@ -5,7 +5,7 @@ from caddie.model.block import Block, BlockModule
 from caddie.model.context import Cache
 from caddie.model.embedding import Embedding, TokenEmbedding
 from caddie.model.gates import DenseGate, HeadGate, NarrowGate, SparseGate
-from caddie.model.gpt import GPT, Model, build, parameter_count
+from caddie.model.gpt import GPT, Model, ModelPart, build, parameter_count
 from caddie.model.head import Head, TiedHead, UntiedHead
 from caddie.model.lanes import Lanes, RoutedLanes, SeparateLanes
 from caddie.model.linear import Dense, Linear, LinearMap, LowRankDelta, RandomMap
@@ -45,6 +45,7 @@ __all__ = [
     "Mix",
     "MixedValueResidual",
     "Model",
+    "ModelPart",
     "NTKRotary",
     "NarrowGate",
     "Norm",

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,9 @@ from caddie.errors import UserError
 from caddie.model.block import Block, BlockModule
 from caddie.model.context import Cache, Context
 from caddie.model.embedding import Embedding, TokenEmbedding
-from caddie.model.head import Head, TiedHead
+from caddie.model.head import Head, HeadModule, TiedHead
 from caddie.model.lanes import Lanes
+from caddie.model.linear import Linear, Product
 from caddie.model.recurrence import Recurrence
 from caddie.model.skips import Skips, UNet
 from caddie.model.values import ValueEmbedding, ValueTable
@@ -28,6 +29,8 @@ from caddie.schedules import Budget, Moment, changes, whole_at
 
 MOST_RUNS = 1024
 """How often layers may run in a forward, all together."""
+ModelPart = Literal["head", "mlp"]
+"""Where most of a model's products are, beside attention."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +190,14 @@ class Model(Part):
         if wanted is None:
             return None
         return wanted.build(self.config.vocabulary, self.config.value_width(wanted.layers[0]))
+
+    def multiply(self, part: ModelPart, product: Product) -> None:
+        """Have the linear layers of a part multiply by their weights in this way."""
+        blocks = [typing.cast(BlockModule, block) for block in self.blocks]
+        roots = [self.head] if part == "head" else [mlp for block in blocks for mlp in (block.mlp, *block.later_mlps)]
+        for module in (module for root in roots for module in root.modules()):
+            if isinstance(module, Linear | HeadModule):
+                module.product = product
 
     def stage(self, progress: float) -> int:
         """Number of the stage that a run is in."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from caddie.config import Config, Positive, Technique
 from caddie.model.embedding import TokenTable
-from caddie.model.linear import Delta, Linear, adapted
+from caddie.model.linear import Delta, Linear, Product, adapted
 from caddie.ops import SOFTCAPS, Softcap, cross_entropy, linear, rms_norm, softcap
 from caddie.parameters import Constant, FanIn, Part
 
@@ -43,13 +43,15 @@ class Head(Config):
 class HeadModule(Part):
     """Takes the stream (B, T, width) and the embedding, and returns logits (B, T, vocabulary).
 
-    The delta adds to the logits, before they are capped, what it computes from the normed stream.
+    The delta adds to the logits, before they are capped, what it computes from the normed stream. `product` multiplies
+    by a table that is no layer of the head's own.
     """
 
     def __init__(self, config: Head, vocabulary: int) -> None:
         super().__init__()
         self.bias = self.declare("bias", (vocabulary,), "scalar", Constant(value=0.0)) if config.bias else None
         self.delta: Delta | None = None
+        self.product: Product = linear
         self.config = config
 
     @abstractmethod
@@ -126,7 +128,7 @@ class _TiedHead(HeadModule):
     def logits(self, h: Tensor, embedding: TokenTable) -> Tensor:
         if self.projection is not None:
             h = self.projection(h)
-        return linear(h, embedding.weight)
+        return self.product(h, embedding.weight)
 
 
 class _UntiedHead(HeadModule):

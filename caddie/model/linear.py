@@ -17,6 +17,9 @@ from caddie.parameters import Constant, FanIn, Initial, Overtone, Part, Role
 Delta = Callable[[Tensor], Tensor]
 """What test-time training adds to the output of a part, computed from the part's input."""
 
+Product = Callable[[Tensor, Tensor], Tensor]
+"""x (..., inputs) and a weight (outputs, inputs) to (..., outputs): `caddie.ops.linear`, or one that rounds."""
+
 
 class LowRankDelta:
     """An addition x Aᵀ Bᵀ · scale to a part's output (LoRA, arXiv 2106.09685), kept outside its parameters.
@@ -43,7 +46,7 @@ class Linear(Part):
     """y = x Wᵀ with W (outputs, inputs) kept in float32 and cast to the stream's dtype; no bias. Or n(x) Wᵀ, `normed`.
 
     `view` replaces the weight by what the forward should see of it (quantization-aware training); `delta` adds to the
-    output (test-time training). With both None, the identity case, this is a plain linear layer.
+    output (test-time training); `product` multiplies. As made, the identity case, this is a plain linear layer.
     """
 
     def __init__(
@@ -54,13 +57,14 @@ class Linear(Part):
         self.weight = self.declare("weight", (outputs, inputs), role, initial)
         self.view: Callable[[Tensor], Tensor] | None = None
         self.delta: Delta | None = None
+        self.product: Product = linear
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., inputs) to (..., outputs)."""
         if self.normed:
             x = rms_norm(x)
         weight: Tensor = self.weight if self.view is None else self.view(self.weight)
-        return adapted(linear(x, weight), self.delta, x)
+        return adapted(self.product(x, weight), self.delta, x)
 
 
 @dataclass(frozen=True, kw_only=True)

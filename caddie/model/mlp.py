@@ -11,7 +11,7 @@ from torch import Tensor
 
 from caddie.config import Config, Range, Technique
 from caddie.model.linear import Dense, Linear, LinearMap
-from caddie.ops import choose, squared, squared_mlp
+from caddie.ops import choose, linear, squared, squared_mlp
 from caddie.parameters import Part
 
 
@@ -98,8 +98,8 @@ class _Squared(Part):
 
 
 def _bare(layer: Part) -> TypeGuard[Linear]:
-    """Whether a layer is a product with its weight and nothing else, so that no one misses its being called."""
-    if not isinstance(layer, Linear) or layer.normed or layer.delta is not None:
+    """Whether a layer is a plain product with its weight and nothing else, so that no one misses its being called."""
+    if not isinstance(layer, Linear) or layer.normed or layer.delta is not None or layer.product is not linear:
         return False
     return not layer._forward_pre_hooks and not layer._forward_hooks
 

@@ -12,10 +12,12 @@ from caddie.ops.choice import (
     gram_polynomial,
     normed_rotation,
     rms_norm,
+    scaled_product,
     softcap,
     squared,
     squared_mlp,
 )
+from caddie.ops.float8 import float8_linear
 from caddie.ops.plain import (
     SOFTCAPS,
     Softcap,
@@ -23,7 +25,7 @@ from caddie.ops.plain import (
     polynomial_softcap,
     rotate,
 )
-from caddie.ops.products import linear, matmul, multiplied, product_dtype
+from caddie.ops.products import linear, matmul, multiplied, multiplies_float8, product_dtype
 
 __all__ = [
     "IMPLEMENTATIONS",
@@ -33,16 +35,19 @@ __all__ = [
     "choose",
     "cross_entropy",
     "exclusive",
+    "float8_linear",
     "gram",
     "gram_polynomial",
     "linear",
     "matmul",
     "multiplied",
+    "multiplies_float8",
     "normed_rotation",
     "polynomial_softcap",
     "product_dtype",
     "rms_norm",
     "rotate",
+    "scaled_product",
     "softcap",
     "squared",
     "squared_mlp",

@@ -1,7 +1,7 @@
 """Which implementation of an operation runs here: the one place that picks, and the doors that ask it.
 
 All implementations of an operation have one signature and, up to rounding, one result: "plain" in PyTorch's operations,
-"by hand" with a backward of its own, "Triton" as kernels for a GPU.
+"by hand" with a backward of its own, "Triton" as kernels for a GPU, "scaled_mm" by a GPU's products of eight bits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from caddie.errors import UserError
-from caddie.ops import by_hand, norms, plain
+from caddie.ops import by_hand, norms, plain, products
 from caddie.ops.plain import Softcap
 
 IMPLEMENTATIONS: Mapping[str, Mapping[str, str]] = {
@@ -29,21 +29,23 @@ IMPLEMENTATIONS: Mapping[str, Mapping[str, str]] = {
     "squared_mlp": {"plain": "plain", "Triton": "mlp_kernels"},
     "gram": {"plain": "plain", "Triton": "gram_kernels"},
     "gram_polynomial": {"plain": "plain", "Triton": "gram_kernels"},
+    "scaled_product": {"plain": "plain", "scaled_mm": "products"},
 }
 """For each operation, name of implementation to the module of `caddie.ops` that has it."""
 
 _PAYS = {
     "cpu": dict.fromkeys(("cross_entropy", "softcap", "squared", "rms_norm", "normed_rotation"), "by hand"),
-    "cuda": {"cross_entropy": "Triton"},
+    "cuda": {"cross_entropy": "Triton", "scaled_product": "scaled_mm"},
 }
 """What is taken instead of the reference. On a CPU it was measured; on a GPU the loss pays in the records, which do not
 make its float32 logits, and products written by hand have not paid at these sizes (`bench/kernels.py` tells)."""
 _DTYPES = {
     "by hand": (torch.float32, torch.bfloat16),
     "Triton": (torch.float32, torch.bfloat16, torch.float16),
+    "scaled_mm": (torch.float8_e4m3fn, torch.float8_e5m2),
 }
 _asked: dict[str, str] = {}
-_MODULES = {"plain": plain, "by_hand": by_hand, "norms": norms}
+_MODULES = {"plain": plain, "by_hand": by_hand, "norms": norms, "products": products}
 _functions: Mapping[tuple[str, str], Callable[..., Any]] = {
     (operation, name): getattr(_MODULES[module], operation)
     for operation, names in IMPLEMENTATIONS.items()
@@ -62,8 +64,13 @@ def choose(operation: str, device: torch.device, dtype: torch.dtype, compiling: 
     if operation in _asked:
         return _asked[operation]
     name = _PAYS.get(device.type, {}).get(operation, "plain")
-    able = not compiling if name == "by hand" else name == "Triton" and has_triton()
-    return name if able and dtype in _DTYPES[name] else "plain"
+    if name == "plain" or dtype not in _DTYPES[name]:
+        return "plain"
+    if name == "by hand":
+        able = not compiling
+    else:
+        able = has_triton() if name == "Triton" else products.multiplies_float8(device)
+    return name if able else "plain"
 
 
 choose._dynamo_marked_constant = True  # type: ignore[attr-defined]  # compiled graphs keep the answer
@@ -172,4 +179,14 @@ def gram(x: Tensor) -> Tensor:
 def gram_polynomial(symmetric: Tensor, b: float, c: float) -> Tensor:
     """`plain.gram_polynomial`, as chosen."""
     y: Tensor = _chosen("gram_polynomial", symmetric)(symmetric, b, c)
+    return y
+
+
+def scaled_product(
+    left: Tensor, right: Tensor, of_left: Tensor, of_right: Tensor, dtype: torch.dtype, *, hasty: bool = False
+) -> Tensor:
+    """`plain.scaled_product`, as chosen; the reference where sizes do not fit the instructions, multiples of 16."""
+    fitting = left.shape[1] % 16 == right.shape[1] % 16 == 0
+    function = _chosen("scaled_product", left) if fitting else plain.scaled_product
+    y: Tensor = function(left, right, of_left, of_right, dtype, hasty=hasty)
     return y

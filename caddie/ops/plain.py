@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from caddie.ops.products import linear
+from caddie.ops.products import linear, multiplied
 
 
 def rms_norm(x: Tensor, epsilon: float | None = None) -> Tensor:
@@ -93,3 +93,14 @@ def gram_polynomial(symmetric: Tensor, b: float, c: float) -> Tensor:
     """bA + cA² of symmetric matrices A (..., rows, rows), the middle of a Newton-Schulz iteration."""
     stack = symmetric.reshape(-1, *symmetric.shape[-2:])
     return torch.baddbmm(stack, stack, stack, beta=b, alpha=c).view(symmetric.shape)
+
+
+def scaled_product(
+    left: Tensor, right: Tensor, of_left: Tensor, of_right: Tensor, dtype: torch.dtype, *, hasty: bool = False
+) -> Tensor:
+    """left (n, k) times right (k, m), both of eight bits, times their scales (0-dimensional, float32), in `dtype`.
+
+    `hasty` lets an implementation add up in fewer bits; this one adds up in float32 all the same.
+    """
+    product = multiplied(left.to(dtype)) @ multiplied(right.to(dtype))
+    return (product * (of_left * of_right)).to(dtype)

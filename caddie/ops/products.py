@@ -1,4 +1,4 @@
-"""The number format that a device multiplies matrices in, and products made in it."""
+"""The number formats that a device multiplies matrices in, and products made in them."""
 
 from __future__ import annotations
 
@@ -50,3 +50,21 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 def matmul(x: Tensor, y: Tensor) -> Tensor:
     """x (..., n, k) times y (..., k, m), in the dtype of x."""
     return (multiplied(x) @ multiplied(y.to(x.dtype))).to(x.dtype)
+
+
+def multiplies_float8(device: torch.device) -> bool:
+    """Whether the device has products of eight-bit floats: of NVIDIA's GPUs those of compute capability 8.9 or more."""
+    return device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def scaled_product(
+    left: Tensor, right: Tensor, of_left: Tensor, of_right: Tensor, dtype: torch.dtype, *, hasty: bool = False
+) -> Tensor:
+    """As `plain.scaled_product`, by the instructions for it; `left` lies by rows, `right` by columns.
+
+    All sizes but n must be multiples of 16. Not yet measured on a GPU; `bench/float8.py` times it.
+    """
+    product: Tensor = torch._scaled_mm(
+        left, right, scale_a=of_left, scale_b=of_right, out_dtype=dtype, use_fast_accum=hasty
+    )
+    return product

@@ -9,8 +9,8 @@ CPU says nothing of a GPU. Rows are shuffled: in the order of the text a step of
 Scores are those of the packed file without overlap, where the seed's are with it.
 
 Not here, because nothing of them is a setting: five ways to write kernels (CUTLASS, two in Triton, CUDA, a fused norm),
-which change no result; FP8, for which a CPU has no products; benchmarks on constant data, stale processes and the habit
-of judging early. Calibration by all ranks needs ranks; what it gives, more text, is here.
+which change no result; FP8, which is for speed where a CPU has no products of it; benchmarks on constant data, stale
+processes and the habit of judging early. Calibration by all ranks needs ranks; what it gives, more text, is here.
 """
 
 from __future__ import annotations
