@@ -44,7 +44,18 @@ from caddie.tables import one_line, table
 
 TARGET = 0.85
 """Our time over the peer's, at most."""
-MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
+SMALL = "baseline_mini"
+AUTOTUNED = "max-autotune-no-cudagraphs"
+"""A mode of PyTorch's compiler, which then times its kernels."""
+MODES: tuple[tuple[str, str, str | None], ...] = (
+    ("baseline", "", None),
+    ("baseline", "train.cuda_graphs=always", None),
+    ("baseline", 'train.float8=["head","mlp"]', None),
+    (SMALL, "", None),
+    (SMALL, "train.cuda_graphs=always", None),
+    ("baseline", "", AUTOTUNED),
+)
+"""Recipe, setting and mode of the compiler: what may pay, each behind what it is held against; the slowest last."""
 LOOPED = ("three_layer_recurrence", "best_record")
 Tell = Callable[[dict[str, Any]], None]
 """Keeps what a part has found so far."""
@@ -175,20 +186,24 @@ def scoring(asked: Asked, tell: Tell) -> None:
 
 
 def modes(asked: Asked, tell: Tell) -> None:
-    """The compiler's modes, one after the other, for the baseline."""
-    name, settings = asked.recipe("baseline")
+    """What may pay or not, one after the other: CUDA graphs, eight-bit products, the compiler's autotuning."""
     found: dict[str, Any] = {}
-    for mode in MODES[:1] if asked.rehearse else MODES:
+    for name, setting, mode in MODES:
+        what = " ".join(filter(None, (name, setting, mode)))
+        if asked.rehearse:  # a CPU has no graphs to replay, and takes a minute to compile
+            setting, mode = setting.replace("cuda_graphs=always", "cuda_graphs=auto"), None
+        recipe, settings = asked.recipe(name) if name != SMALL else (SMALL, ())
         begin = time.perf_counter()
-        try:  # a CPU takes a minute to compile, and no mode makes a difference to it
-            ours = Apart(OurSteps, name, settings, mode=None if asked.rehearse else mode)
+        try:
+            ours = Apart(OurSteps, recipe, (*settings, *filter(None, (setting,))), mode=mode)
             ready = time.perf_counter() - begin
-            (laps,) = in_turns([ours], asked.seconds(6), 2)
+            (laps,) = in_turns([ours], asked.seconds(2), 2)
             ours.close()
             times = [lap["whole"] for block in laps for lap in block]
-            found[mode] = {"milliseconds": 1e3 * statistics.median(times), "seconds_to_compile": ready}
-        except Exception as error:  # whatever a mode fails with, the next one is tried
-            found[mode] = {"failed": one_line(f"{type(error).__name__}: {error}")}
+            loss = statistics.fmean(ours.facts["losses"][-10:])
+            found[what] = {"milliseconds": 1e3 * statistics.median(times), "seconds_to_begin": ready, "loss": loss}
+        except Exception as error:  # whatever one fails with, the next is tried
+            found[what] = {"failed": one_line(f"{type(error).__name__}: {error}")}
         tell({"modes": found})
 
 

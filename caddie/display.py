@@ -36,8 +36,9 @@ def start_line(event: Mapping[str, Any]) -> str:
     """What the rehearsal chose, from the `start` event of the log."""
     threads = "1 thread" if event["threads"] == 1 else f"{event['threads']} threads"
     compiled = "compiled" if event["compiled"] else "not compiled"
+    graphs = ", CUDA graphs" if event.get("cuda_graphs") else ""
     attention = f", attention by {event['attention']}" if event["attention"] else ""
-    return f"{event['precision']}, {threads}, {compiled}{attention}"
+    return f"{event['precision']}, {threads}, {compiled}{graphs}{attention}"
 
 
 def step_line(event: Mapping[str, Any]) -> str:

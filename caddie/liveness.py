@@ -37,6 +37,7 @@ EXEMPT = {
     (Train, "micro_batches"): "how a step is cut, not what it computes",
     (Train, "precision"): "the number format, which suits the machine",
     (Train, "compile"): "speed alone",
+    (Train, "cuda_graphs"): "speed alone",
     (Train, "rehearsal_steps"): "undone before the clock starts",
     (Train, "checkpoint_seconds"): "when the state is saved",
     (Muon, "communication"): "how processes exchange, and a copy is one process",

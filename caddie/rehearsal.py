@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from caddie.cuda_graphs import Recordings, recorder
 from caddie.data import Batch
 from caddie.errors import UserError
 from caddie.ops import product_dtype
@@ -47,6 +48,7 @@ def rehearse(trainer: Trainer, budget: Budget, rows: tuple[int, int]) -> Executi
     trainer.use(chosen)
     trainer.compile(compiled, forward)
     _choose_compiling(trainer, timed, budget, moments, rows, lambda: step(moments[0]))
+    _choose_recording(trainer, moments[0], rows)
     for moment in moments:
         for _ in range(trainer.config.rehearsal_steps):
             step(moment)
@@ -101,17 +103,9 @@ def _choose_compiling(
         return
     trainer.compile(True)
     _allow_graphs(4 * len(moments))
-    failure = ""
-    try:  # no step: a rank that failed within it would leave the others waiting for what it sends
-        trainer.gradients(_batches(trainer, rows), moments[0], bos=-1).item()
-    except UserError:
-        raise
-    except Exception as error:  # a broken compiler may fail in any way, and the model runs without one
-        failure = str(error).strip().partition("\n")[0] or type(error).__name__
-    trainer.forget_gradients()
-    if trainer.ranks.maximum(float(bool(failure)))[0]:
+    if failure := _failure(trainer, moments[0], rows):  # a broken compiler, without which the model runs too
         trainer.compile(False)
-        trainer.notes.append(f"compiling failed, so the model runs uncompiled: {failure or 'in another process'}")
+        trainer.notes.append(f"compiling failed, so the model runs uncompiled: {failure}")
         return
     if choose:
         forward = trainer.forward
@@ -121,6 +115,52 @@ def _choose_compiling(
             step()
 
         trainer.compile(quickest([True, False], run), forward)
+
+
+def _choose_recording(trainer: Trainer, moment: Moment, rows: tuple[int, int]) -> None:
+    """Where a GPU may replay what it is told, see that it works on all ranks, and where it may choose, that it pays."""
+    asked, record = trainer.config.cuda_graphs, recorder(trainer.ranks.device)
+    if asked == "always" and record is None:
+        raise UserError("train.cuda_graphs=always needs a GPU; auto takes them where there is one")
+    if asked == "never" or record is None:
+        return
+    recordings = trainer.recordings = Recordings(trainer.parameters.values(), record)
+    # The first time records, if a step is one micro-batch, and the second replays.
+    if failure := _failure(trainer, moment, rows) or _failure(trainer, moment, rows):
+        trainer.recordings = None
+        if asked == "always":
+            raise UserError(f"train.cuda_graphs=always: recording failed, leave it out: {failure}")
+        trainer.notes.append(f"recording CUDA graphs failed, so every kernel is launched: {failure}")
+    elif asked == "auto":
+
+        def run(choice: Recordings | None) -> None:
+            trainer.recordings = choice
+            _gradients(trainer, moment, rows)
+
+        trainer.recordings = quickest([recordings, None], run)
+
+
+def _failure(trainer: Trainer, moment: Moment, rows: tuple[int, int]) -> str:
+    """What was wrong with the gradients of a step on any rank, in a line; empty where nothing was.
+
+    It makes no step: a rank that failed within one would leave the others waiting for what it sends.
+    """
+    failure = ""
+    try:
+        _gradients(trainer, moment, rows)
+    except UserError:
+        raise
+    except Exception as error:  # compilers and drivers may fail in any way
+        failure = str(error).strip().partition("\n")[0] or type(error).__name__
+    trainer.forget_gradients()
+    anywhere = trainer.ranks.maximum(float(bool(failure)))[0]  # all are asked, whatever happened here
+    return failure or ("in another process" if anywhere else "")
+
+
+def _gradients(trainer: Trainer, moment: Moment, rows: tuple[int, int]) -> None:
+    """Those of a step on random tokens, waited for and forgotten."""
+    trainer.gradients(_batches(trainer, rows), moment, bos=-1).item()
+    trainer.forget_gradients()
 
 
 def _unmoved(trainer: Trainer, saved: Mapping[str, Tensor]) -> set[str]:

@@ -38,6 +38,7 @@ def small_copy(recipe: Recipe) -> SmallCopy:
         micro_batches=1,
         clip_norm=recipe.train.clip_norm and recipe.train.clip_norm * 1e-3,
         compile="never",
+        cuda_graphs="never",
     )
     try:
         return _small(recipe.model, scale, _shared_heads(recipe.model)), train

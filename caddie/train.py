@@ -100,6 +100,7 @@ def train(
             "seconds": run.moment.seconds,
             **execution._asdict(),
             "compiled": trainer.compiled,
+            "cuda_graphs": trainer.recordings is not None,
             "attention": trainer.attention(stream.micro_batch(0).inputs.shape[1]),
         }
     )

@@ -204,6 +204,11 @@ WORDS = [
     Case("no such word", lambda b: b.run("train.precision=fp8"), "train.precision must be one of auto, float32"),
     Case("no list", lambda b: b.run("train.float8=mlp"), "train.float8 must be a list, not mlp; write [mlp]"),
     Case("no such part", lambda b: b.run("train.float8=[tail]"), "train.float8.0 must be one of head, mlp, not tail"),
+    Case(
+        "no GPU",
+        lambda b: b.run("train.cuda_graphs=always"),
+        "train.cuda_graphs=always needs a GPU; auto takes them where there is one",
+    ),
     Case("unknown variant", lambda b: b.run("compress.coding=Rar"), "compress.coding must be one of EntropyModel"),
     Case(
         "text not quoted",

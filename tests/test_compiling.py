@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -155,8 +155,11 @@ class Pair(Ranks):
 
     world: int = 2
     other: float = 0.0
+    told: list[float] = field(default_factory=list)
+    """What this process said; the other waits until it has said something."""
 
     def maximum(self, *values: float) -> list[float]:
+        self.told.extend(values)
         return [max(value, self.other) for value in values]
 
     def begin_sum(self, tensors: Any) -> Callable[[], None]:
@@ -172,9 +175,11 @@ def test_a_compiler_that_is_broken_on_one_rank_is_left_on_all_before_they_exchan
 
     if here:
         monkeypatch.setattr(torch, "compile", lambda function, **options: broken)
-    trainer = Trainer(TINY, STEPS.but(micro_batches=2), 7, Pair(other=other))
+    ranks = Pair(other=other)
+    trainer = Trainer(TINY, STEPS.but(micro_batches=2), 7, ranks)
     trainer.compile(True)  # as on a GPU, where nothing is timed
     module._choose_compiling(trainer, False, STEPS.budget, [Moment(0, 0.0, STEPS.budget)], (1, 32), lambda: None)
+    assert ranks.told == [float(here)]
     assert not trainer.compiled
     assert trainer.forward == trainer._losses
     assert all(parameter.grad is None for parameter in trainer.parameters.values())

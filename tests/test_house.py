@@ -83,7 +83,7 @@ FLOORS: dict[int, set[str]] = {
         "transfer",
     },
     2: {"averaging", "data", "model", "optim", "quantize"},
-    1: {"attend", "distributed", "heap", "ops", "parameters", "sealed", "threads"},
+    1: {"attend", "cuda_graphs", "distributed", "heap", "ops", "parameters", "sealed", "threads"},
     0: {
         "audit",
         "bpe",
