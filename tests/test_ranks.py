@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import taped
 import torch
 import torch.distributed as dist
 from processes import CONTEXT, together
 from test_late import be_late
 from test_train import RANKS, SHARDS, TINY, go
 
+from caddie import rehearsal
 from caddie.communication import Cluster, Exchange, exchanges, sent_bytes
 from caddie.data import SequentialStream
 from caddie.distributed import SHARES_CORES, Ranks, launch
 from caddie.model import build
+from caddie.ops import IMPLEMENTATIONS, asking
 from caddie.optim import Muon
 from caddie.schedules import Moment
 from caddie.scoring import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Score, Scoring, Text, score
@@ -58,6 +61,18 @@ def trains(ranks: Ranks, folder: Path) -> list[Any]:
         on = go(folder / "timed", config.but(seconds=over.seconds + 0.1), ranks=ranks)
         stepped = go(folder / "steps", RANKS, ranks=ranks)
     return [str(caught.value), over.steps, on.steps, on.seconds, on.last, stepped.last]
+
+
+def replays(ranks: Ranks, folder: Path) -> list[dict[str, torch.Tensor]]:
+    """Weights of a run whose micro-batches are replayed, and of the same run without."""
+    found = []
+    with pytest.MonkeyPatch.context() as patch, asking(**dict.fromkeys(IMPLEMENTATIONS, "plain")):
+        patch.setattr(rehearsal, "recorder", lambda device: taped.record)
+        patch.setattr(rehearsal, "quickest", lambda choices, work: choices[0])
+        for name in ("auto", "never"):
+            (folder / name).mkdir(exist_ok=True)
+            found.append(go(folder / name, RANKS.but(cuda_graphs=name), ranks=ranks).last)
+    return found
 
 
 def counts(ranks: Ranks, muon: Muon) -> list[tuple[str, int]]:
@@ -106,6 +121,7 @@ def scores(ranks: Ranks) -> list[tuple[Score, list[int]]]:
 def work(ranks: Ranks, folder: Path) -> None:
     """All that one process does for this file."""
     told = {"trains": trains(ranks, folder), "counts": [counts(ranks, muon) for muon in MUONS], "scores": scores(ranks)}
+    told["replays"] = replays(ranks, folder)
     torch.set_num_threads(1 + ranks.rank)
     told["unequal"] = score(build(TINY, 0), TEXT, FEW, ranks=ranks).nats
     torch.save(told, folder / f"{ranks.rank}.pt")
@@ -129,6 +145,14 @@ def test_every_process_stops_at_the_same_late_step(told: list[dict[str, Any]], t
         assert torch.equal(timed[name], other[4][name])
         assert torch.equal(stepped[name], other[5][name])
         assert (stepped[name] - weight).norm() <= 1e-4 * weight.norm().clamp_min(1e-3), name
+
+
+@pytest.mark.long
+def test_gradients_that_a_recording_made_are_exchanged_like_others(told: list[dict[str, Any]]) -> None:
+    (replayed, launched), (others, _) = told[0]["replays"], told[1]["replays"]
+    for name, weight in launched.items():
+        assert torch.equal(replayed[name], weight)
+        assert torch.equal(replayed[name], others[name])
 
 
 @pytest.mark.long
