@@ -18,9 +18,9 @@ from triton.compiler import ASTSource, compile
 
 from caddie.ops import gram_kernels, loss_kernels, mlp_kernels
 
-vectors, settings = ["*i64", *["*fp32"] * 3], ["fp32", "fp32", 1, 1024]
-products = [*["*bf16"] * 4, *["i32"] * 5, "fp32"]
-symmetric = ["*bf16", "*bf16", *["i32"] * 5, "fp32", "fp32"]
+vectors, settings = ["*i64", *["*fp32"] * 3], [30.0, 0.0001, 1, 1024]
+products = [*["*bf16"] * 4, *["i32"] * 5, 0.5]
+symmetric = ["*bf16", "*bf16", *["i32"] * 5, -4.775, 2.0315]
 for kernel, arguments in (
     (loss_kernels._forward, ["*bf16", *vectors, "i32", *settings]),
     (loss_kernels._backward, ["*bf16", *vectors[:3], "*bf16", "i32", *settings]),
@@ -29,8 +29,12 @@ for kernel, arguments in (
     (gram_kernels._symmetric, [*symmetric, False, gram_kernels.TILE, gram_kernels.INNER]),
     (gram_kernels._symmetric, [*symmetric, True, gram_kernels.TILE, gram_kernels.INNER]),
 ):
-    types = {name: kind if isinstance(kind, str) else "constexpr" for name, kind in zip(kernel.arg_names, arguments)}
-    values = {name: kind for name, kind in zip(kernel.arg_names, arguments) if not isinstance(kind, str)}
+    types, values = {}, {}
+    for param, kind in zip(kernel.params, arguments, strict=True):
+        if param.is_constexpr:
+            types[param.name], values[param.name] = "constexpr", kind
+        else:  # a compiled graph hands numbers over in float64
+            types[param.name] = kind if isinstance(kind, str) else "fp64"
     even = {(number,): [["tt.divisibility", 16]] for number, kind in enumerate(arguments) if str(kind)[0] in "*i"}
     source = ASTSource(kernel, types, values, even)
     done = compile(source, GPUTarget("cuda", 90, 32), {"num_warps": 8, "num_stages": 3, "enable_fp_fusion": True})

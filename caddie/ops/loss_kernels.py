@@ -20,6 +20,9 @@ FORMS = {None: 0, "tanh": 1, "polynomial": 2}
 BLOCK = 4096
 """Logits of a row that a program holds at a time, at most."""
 
+# Cap and z-loss are constants of the kernels: a compiled graph would hand numbers over in float64, and a sum that
+# begins in float32 may not go on in it.
+
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _cap(x, cap, form: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -48,8 +51,9 @@ def _slope(x, y, cap, form: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _forward(  # type: ignore[no-untyped-def]
-    logits, targets, descended, entropies, denominators, columns, cap, z_loss, form: tl.constexpr, block: tl.constexpr
-):
+    logits, targets, descended, entropies, denominators, columns,
+    cap: tl.constexpr, z_loss: tl.constexpr, form: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     logits += row * columns
     top = float("-inf")
@@ -72,8 +76,9 @@ def _forward(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _backward(  # type: ignore[no-untyped-def]
-    logits, targets, denominators, slopes, gradient, columns, cap, z_loss, form: tl.constexpr, block: tl.constexpr
-):
+    logits, targets, denominators, slopes, gradient, columns,
+    cap: tl.constexpr, z_loss: tl.constexpr, form: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     inside = column < columns

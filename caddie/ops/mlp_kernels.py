@@ -22,13 +22,15 @@ TILE = (128, 128, 64)
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _product(  # type: ignore[no-untyped-def]
-    x, matrix, before, result, rows, hidden, width, step_hidden, step_width, slope,
-    backward: tl.constexpr, tile_rows: tl.constexpr, tile_hidden: tl.constexpr, tile_width: tl.constexpr,
+    x, matrix, before, result, rows, hidden, width, step_hidden, step_width,
+    slope: tl.constexpr, backward: tl.constexpr,
+    tile_rows: tl.constexpr, tile_hidden: tl.constexpr, tile_width: tl.constexpr,
 ):  # fmt: skip
     """`x` (rows, width) times `matrix`, (width, hidden) in steps as given, into (rows, hidden).
 
     Forward the product is stored as `before`, and activated as `result`; backward it is a gradient, and as `result`
-    times the derivative at `before`. Programs that follow one another share rows of `x`.
+    times the derivative at `before`. Programs that follow one another share rows of `x`. The slope is a constant: a
+    compiled graph would hand it over in float64.
     """
     across = tl.cdiv(hidden, tile_hidden)
     row = tl.program_id(0) // across * tile_rows + tl.arange(0, tile_rows)
