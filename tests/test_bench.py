@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -488,6 +491,21 @@ def test_float8_is_held_against_its_reference_and_bfloat16(monkeypatch: pytest.M
     monkeypatch.setitem(choice._functions, ("scaled_product", "scaled_mm"), doubled)
     (row,) = float8.float8_products(toy=True)
     assert row["equal"] is False
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not torch.__version__.startswith("2.13.") or torch.version.cuda is not None or not shutil.which("g++"),
+    reason="written for the internals of PyTorch 2.13's CPU build, with g++",
+)
+def test_a_step_compiles_for_a_gpu_that_is_not_here() -> None:
+    pytest.importorskip("triton")
+    command = [sys.executable, str(Path(gpu.__file__).with_name("compile_only.py")), "baseline_mini"]
+    done = subprocess.run([*command, "--set", "train.float8=[head,mlp]"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    forward, backward = map(int, re.fullmatch(r".* kernels \[(\d+), (\d+)\], \d+ s", line).groups())  # type: ignore[union-attr]
+    assert min(forward, backward) > 10
 
 
 @pytest.mark.slow
