@@ -26,9 +26,12 @@ def recorder(device: torch.device) -> Recorder | None:
 
     def record(work: Callable[[], object]) -> Replay:
         graph = torch.cuda.CUDAGraph()
-        # Other threads go on copying batches, which is nothing to this one's recording.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            work()
+        try:
+            # Other threads go on copying batches, which is nothing to this one's recording.
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                work()
+        except Exception as error:  # that the recording could not be ended either says less than why
+            raise error.__context__ or error from None
         return graph.replay
 
     return record

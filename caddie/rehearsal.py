@@ -24,7 +24,7 @@ _WILD = 1e4
 def rehearse(trainer: Trainer, budget: Budget, rows: tuple[int, int]) -> Execution:
     """Run every shape on random tokens (`rows` of micro-batches), choose how to compute by measurement, undo the rest.
 
-    With a budget of steps alone nothing is chosen by the clock, so such a run can be repeated to the bit. A parameter
+    With a budget of steps alone nothing that changes a bit is chosen by the clock, so such a run repeats. A parameter
     that no gradient reaches in any shape is a `UserError`; three steps are enough for it to come.
     """
     timed = budget.seconds is not None and trainer.ranks.device.type == "cpu" and trainer.ranks.world == 1
@@ -48,7 +48,7 @@ def rehearse(trainer: Trainer, budget: Budget, rows: tuple[int, int]) -> Executi
     trainer.use(chosen)
     trainer.compile(compiled, forward)
     _choose_compiling(trainer, timed, budget, moments, rows, lambda: step(moments[0]))
-    _choose_recording(trainer, moments[0], rows)
+    _choose_recording(trainer, moments, rows)
     for moment in moments:
         for _ in range(trainer.config.rehearsal_steps):
             step(moment)
@@ -117,27 +117,31 @@ def _choose_compiling(
         trainer.compile(quickest([True, False], run), forward)
 
 
-def _choose_recording(trainer: Trainer, moment: Moment, rows: tuple[int, int]) -> None:
-    """Where a GPU may replay what it is told, see that it works on all ranks, and where it may choose, that it pays."""
+def _choose_recording(trainer: Trainer, moments: Sequence[Moment], rows: tuple[int, int]) -> None:
+    """Where a GPU may replay what it is told, record every shape on all ranks; where it may choose, see that it pays.
+
+    A recording that fails is a `UserError`: the driver breaks off what was recorded, and PyTorch's memory is then in no
+    state to go on in.
+    """
     asked, record = trainer.config.cuda_graphs, recorder(trainer.ranks.device)
     if asked == "always" and record is None:
         raise UserError("train.cuda_graphs=always needs a GPU; auto takes them where there is one")
     if asked == "never" or record is None:
         return
     recordings = trainer.recordings = Recordings(trainer.parameters.values(), record)
-    # The first time records, if a step is one micro-batch, and the second replays.
-    if failure := _failure(trainer, moment, rows) or _failure(trainer, moment, rows):
-        trainer.recordings = None
-        if asked == "always":
-            raise UserError(f"train.cuda_graphs=always: recording failed, leave it out: {failure}")
-        trainer.notes.append(f"recording CUDA graphs failed, so every kernel is launched: {failure}")
-    elif asked == "auto":
+    for moment in moments:  # the first time records, if a step is one micro-batch, and the second replays
+        if failure := _failure(trainer, moment, rows) or _failure(trainer, moment, rows):
+            raise UserError(f"train.cuda_graphs={asked}: recording failed; set never: {failure}")
+    if asked == "auto":
 
         def run(choice: Recordings | None) -> None:
             trainer.recordings = choice
-            _gradients(trainer, moment, rows)
+            _gradients(trainer, moments[0], rows)
 
-        trainer.recordings = quickest([recordings, None], run)
+        try:
+            trainer.recordings = quickest([recordings, None], run)
+        except torch.OutOfMemoryError:
+            raise UserError("train.cuda_graphs=auto: no memory to try both ways; set always or never") from None
 
 
 def _failure(trainer: Trainer, moment: Moment, rows: tuple[int, int]) -> str:

@@ -124,7 +124,8 @@ class Train(Config):
     cuda_graphs: Literal["auto", "always", "never"] = "never"
     """Whether a GPU replays the recorded kernels of a micro-batch instead of being told each; auto takes the faster.
 
-    That saves the launches, which small models wait for. Until it has been measured on a GPU, never is the default.
+    That saves the launches, which small models wait for, and takes up to twice the memory of a micro-batch. Until it
+    has been measured on a GPU, never is the default.
     """
     rehearsal_steps: Annotated[int, Range(0, 1000)] = 3
     """Steps on random tokens before the clock starts, undone afterwards."""

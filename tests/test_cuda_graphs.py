@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ from caddie.cuda_graphs import Recordings, recorder
 from caddie.display import start_line
 from caddie.distributed import Ranks
 from caddie.errors import UserError
-from caddie.fake_quantize import Noisy, StraightThrough
+from caddie.fake_quantize import Noisy, StraightThrough, _Noisy
 from caddie.model import GPT, Recurrence
 from caddie.ops import IMPLEMENTATIONS, asking
 from caddie.optim import AdamW
@@ -153,28 +155,75 @@ def test_auto_takes_the_faster(slower: bool, record: Counted, monkeypatch: pytes
     assert trainer.notes == []
 
 
-def test_what_cannot_be_recorded_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("asked", ["auto", "always"])
+def test_what_cannot_be_recorded_ends_the_run_before_its_clock(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver has broken off in the middle; a shape that comes late in the run is no different."""
     monkeypatch.setattr(rehearsal, "recorder", lambda device: taped.record)
-    with asking(cross_entropy="by hand"):  # whose backward reads a number
-        trainer = rehearsed(STEPS.but(cuda_graphs="auto"))
-        assert trainer.recordings is None
-        why = "operation not permitted when stream is capturing"
-        assert trainer.notes == [f"recording CUDA graphs failed, so every kernel is launched: {why}"]
-        with pytest.raises(UserError, match=rf"^train\.cuda_graphs=always: recording failed, leave it out: {why}$"):
-            rehearsed(STEPS.but(cuda_graphs="always"))
+    why = "operation not permitted when stream is capturing"
+    message = rf"^train\.cuda_graphs={asked}: recording failed; set never: {why}$"
+    with asking(cross_entropy="by hand"), pytest.raises(UserError, match=message):  # whose backward reads a number
+        rehearsed(STEPS.but(cuda_graphs=asked))
+
+    class Reading(_Noisy):
+        def __call__(self, weight: torch.Tensor) -> torch.Tensor:
+            return weight * float(self.strength)
+
+    monkeypatch.setattr(Noisy, "build", lambda self, device: Reading(self, device))
+    late = {"matrix": Noisy(strength=Ramp(start=0.0, end=1.0, begin=0.5))}
+    with pytest.raises(UserError, match=message):
+        rehearsed(STEPS.but(cuda_graphs=asked, fake_quantize=late, rehearsal_steps=0))
 
 
 @pytest.mark.parametrize("here", [False, True])
-def test_a_rank_whose_recording_failed_is_followed_by_all(here: bool, record: Counted) -> None:
+def test_a_rank_whose_recording_failed_ends_all(here: bool, record: Counted) -> None:
     """Before they exchange anything but that."""
     ranks = Pair(other=1.0)
     trainer = Trainer(TINY, STEPS.but(cuda_graphs="auto"), 7, ranks)
-    with asking(cross_entropy="by hand" if here else "plain"):
-        rehearsal._choose_recording(trainer, Moment(0, 0.0, STEPS.budget), (4, 32))
-    assert ranks.told == [float(here)]
-    assert trainer.recordings is None
     why = "operation not permitted when stream is capturing" if here else "in another process"
-    assert trainer.notes == [f"recording CUDA graphs failed, so every kernel is launched: {why}"]
+    with asking(cross_entropy="by hand" if here else "plain"), pytest.raises(UserError, match=f"set never: {why}$"):
+        rehearsal._choose_recording(trainer, [Moment(0, 0.0, STEPS.budget)], (4, 32))
+    assert ranks.told == [float(here)]
+
+
+def test_no_memory_for_both_ways_is_told(record: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    def quickest(choices: list[Any], work: Callable[[Any], None]) -> Any:
+        if len(choices) == 2:
+            raise torch.OutOfMemoryError
+        return choices[0]
+
+    monkeypatch.setattr(rehearsal, "quickest", quickest)
+    with pytest.raises(UserError, match="no memory to try both ways; set always or never"):
+        rehearsed(STEPS.but(cuda_graphs="auto"))
+
+
+def test_why_a_recording_failed_is_not_hidden_by_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch ends a recording that the driver has broken off with an error of its own."""
+
+    @contextmanager
+    def graph(graph: object, **settings: Any) -> Iterator[None]:
+        assert settings == {"pool": "pool", "capture_error_mode": "thread_local"}
+        try:
+            yield
+        finally:
+            if state["broken"]:
+                raise RuntimeError("failed due to a previous error during capture")
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay="replay"))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    make = recorder(torch.device("cuda"))
+    assert make is not None
+
+    def work() -> None:
+        raise RuntimeError("why")
+
+    state = {"broken": False}
+    assert make(lambda: None) == "replay"
+    for state["broken"] in (False, True):
+        with pytest.raises(RuntimeError, match=r"^why$"):
+            make(work)
+    with pytest.raises(RuntimeError, match="previous error"):
+        make(lambda: None)
 
 
 def test_a_cpu_waits_for_each_kernel_anyway() -> None:

@@ -103,4 +103,4 @@ def scaled_product(
     `hasty` lets an implementation add up in fewer bits; this one adds up in float32 all the same.
     """
     product = multiplied(left.to(dtype)) @ multiplied(right.to(dtype))
-    return (product * (of_left * of_right)).to(dtype)
+    return (product.float() * (of_left * of_right)).to(dtype)  # a GPU would round the scales to the product's dtype
