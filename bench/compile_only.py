@@ -14,13 +14,18 @@ from __future__ import annotations
 import argparse
 import ctypes
 import re
+import shutil
 import subprocess
 import tempfile
 import time
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from caddie.errors import UserError
+from caddie.exits import end
 
 GUARD = r"""
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -166,6 +171,9 @@ def main() -> None:
     parser.add_argument("recipes", nargs="*", default=["baseline", "three_layer_recurrence", "best_record"])
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", dest="settings")
     given = parser.parse_args()
+    build = version("torch")
+    if not (build.startswith("2.13.") and build.endswith("+cpu") and find_spec("triton") and shutil.which("g++")):
+        raise UserError(f"this needs PyTorch 2.13's CPU build (here {build}), Triton and g++")
     written = pretend()
     from caddie.recipe import find
 
@@ -180,4 +188,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    end(main)

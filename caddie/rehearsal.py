@@ -156,15 +156,16 @@ def _failure(trainer: Trainer, moment: Moment, rows: tuple[int, int]) -> str:
         raise
     except Exception as error:  # compilers and drivers may fail in any way
         failure = str(error).strip().partition("\n")[0] or type(error).__name__
-    trainer.forget_gradients()
     anywhere = trainer.ranks.maximum(float(bool(failure)))[0]  # all are asked, whatever happened here
     return failure or ("in another process" if anywhere else "")
 
 
 def _gradients(trainer: Trainer, moment: Moment, rows: tuple[int, int]) -> None:
     """Those of a step on random tokens, waited for and forgotten."""
-    trainer.gradients(_batches(trainer, rows), moment, bos=-1).item()
-    trainer.forget_gradients()
+    try:
+        trainer.gradients(_batches(trainer, rows), moment, bos=-1).item()
+    finally:
+        trainer.forget_gradients()
 
 
 def _unmoved(trainer: Trainer, saved: Mapping[str, Tensor]) -> set[str]:
