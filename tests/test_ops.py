@@ -17,7 +17,7 @@ from variations import BASE, VOCABULARY
 from caddie import ops
 from caddie.errors import UserError
 from caddie.model import LeakyReluSquared, build
-from caddie.ops import IMPLEMENTATIONS, Softcap, asking, by_hand, choice, choose, plain
+from caddie.ops import IMPLEMENTATIONS, Softcap, asking, by_hand, choice, choose, plain, products
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 PRECISE = {"rtol": 2e-5, "atol": 2e-6}
@@ -53,6 +53,37 @@ def test_products_are_those_of_the_dtype(dtype: torch.dtype) -> None:
         assert other.grad is not None
         assert mine.grad.dtype == mine.dtype
         torch.testing.assert_close(mine.grad.double(), other.grad, **near)
+
+
+def test_many_rows_are_multiplied_by_onednn_where_nothing_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which changes no more than the order of sums, whatever the layout; all else is PyTorch's own product."""
+    calls = []
+
+    def counted(x: Tensor, weight: Tensor, *rest: object) -> Tensor:
+        calls.append(x.shape)
+        assert rest == (None, "none", [], "")
+        return x @ weight.mT if quick is None else quick(x, weight, *rest)
+
+    quick = products._ONEDNN_LINEAR
+    monkeypatch.setattr(products, "_ONEDNN_LINEAR", counted)
+    weights = torch.randn(70, 33), torch.randn(33, 70).mT, torch.randn(140, 33)[::2], torch.randn(70, 33).bfloat16()
+    for x in (torch.randn(4, 64, 33), torch.randn(300, 33), torch.randn(33, 256).mT):
+        for weight in weights:
+            expected = torch.nn.functional.linear(x, weight.float())
+            assert torch.equal(ops.linear(x, weight), expected), "outside inference mode"
+            assert not calls
+            with torch.inference_mode():
+                torch.testing.assert_close(ops.linear(x, weight), expected, rtol=1e-5, atol=2e-5)
+            assert calls.pop() == x.shape
+    with torch.inference_mode():
+        few = torch.randn(255, 33)
+        assert torch.equal(ops.linear(few, weights[0]), few @ weights[0].mT)
+        assert ops.linear(few[:0], weights[0]).shape == (0, 70)
+        for other in (torch.float64, torch.bfloat16):
+            assert ops.linear(torch.randn(300, 33).to(other), weights[0]).dtype == other
+        monkeypatch.setattr(products, "_ONEDNN_LINEAR", None)
+        torch.testing.assert_close(ops.linear(x, weights[0]), x @ weights[0].mT)
+    assert not calls
 
 
 # The loss

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -41,8 +42,33 @@ def multiplied(tensor: Tensor) -> Tensor:
     return tensor if dtype == tensor.dtype else tensor.to(dtype)
 
 
+def _onednn_linear() -> Callable[..., Tensor] | None:
+    """oneDNN's product with a weight, as compiled graphs call it, where this is an x86 processor and it is there."""
+    if platform.machine().lower() not in ("x86_64", "amd64") or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return None
+    return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+
+
+_ONEDNN_LINEAR = _onednn_linear()
+_ONEDNN_ROWS = 256
+"""Rows from which oneDNN is taken: a call of it costs 12 µs more than one of MKL."""
+
+
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x (..., inputs) times the transposed `weight` (outputs, inputs), in the dtype of x."""
+    """x (..., inputs) times the transposed `weight` (outputs, inputs), in the dtype of x.
+
+    In inference mode many rows of float32 are multiplied by oneDNN on a CPU: 1.0 to 1.4 times as fast as PyTorch's own
+    choice on a Zen 4, for MKL keeps to AVX2 on processors that are not Intel's (`docs/log.md`).
+    """
+    if (
+        _ONEDNN_LINEAR is not None
+        and x.dtype == torch.float32
+        and x.numel() >= _ONEDNN_ROWS * x.shape[-1]
+        and x.device.type == "cpu"
+        and torch.is_inference_mode_enabled()
+        and not torch.compiler.is_compiling()
+    ):
+        return _ONEDNN_LINEAR(x, weight.to(torch.float32), None, "none", [], "")
     y = F.linear(multiplied(x), multiplied(weight.to(x.dtype)))
     return y if y.dtype == x.dtype else y.to(x.dtype)  # asking for the dtype it has would take a microsecond
 
