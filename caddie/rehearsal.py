@@ -103,9 +103,7 @@ def _choose_compiling(
         return
     trainer.compile(True)
     _allow_graphs(4 * len(moments))
-    if failure := _failure(trainer, moments[0], rows):  # a broken compiler, without which the model runs too
-        trainer.compile(False)
-        trainer.notes.append(f"compiling failed, so the model runs uncompiled: {failure}")
+    if _fails_compiled(trainer, moments[:1], rows):
         return
     if choose:
         forward = trainer.forward
@@ -115,6 +113,18 @@ def _choose_compiling(
             step()
 
         trainer.compile(quickest([True, False], run), forward)
+    if trainer.compiled:
+        _fails_compiled(trainer, moments[1:], rows)
+
+
+def _fails_compiled(trainer: Trainer, moments: Sequence[Moment], rows: tuple[int, int]) -> bool:
+    """Whether the compiler is broken at one of the moments, in which case the model runs without it, and says so."""
+    for moment in moments:
+        if failure := _failure(trainer, moment, rows):
+            trainer.compile(False)
+            trainer.notes.append(f"compiling failed, so the model runs uncompiled: {failure}")
+            return True
+    return False
 
 
 def _choose_recording(trainer: Trainer, moments: Sequence[Moment], rows: tuple[int, int]) -> None:

@@ -187,6 +187,33 @@ def test_a_compiler_that_is_broken_on_one_rank_is_left_on_all_before_they_exchan
     assert trainer.notes == [f"compiling failed, so the model runs uncompiled: {why}"]
 
 
+@pytest.mark.parametrize("chosen", [True, False])
+def test_a_compiler_that_is_broken_at_a_later_shape_is_left_too(
+    chosen: bool, asked: list[Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the steps of the rehearsal, where it would be a traceback; what was not chosen is not asked for again."""
+    trained: list[Moment] = []
+    trainer = Trainer(TINY, STEPS, 7, Ranks())
+    gradients = trainer.gradients
+
+    def broken(batches: Any, moment: Moment, bos: int) -> Any:
+        trained.append(moment)
+        if trainer.compiled and moment is late:
+            raise RuntimeError("no lowering")
+        return gradients(batches, moment, bos)
+
+    monkeypatch.setattr(trainer, "gradients", broken)
+    monkeypatch.setattr(module, "quickest", lambda choices, run: choices[0 if chosen else 1])
+    early, late = Moment(0, 0.0, STEPS.budget), Moment(1, 0.5, STEPS.budget)
+    monkeypatch.setattr(module, "worth_compiling", lambda seconds, shapes: True)
+    trainer.compilable = True
+    module._choose_compiling(trainer, True, STEPS.budget, [early, late], (2, 32), lambda: None)
+    assert trained == ([early, late] if chosen else [early])
+    assert not trainer.compiled
+    assert trainer.forward == trainer._losses
+    assert trainer.notes == (["compiling failed, so the model runs uncompiled: no lowering"] if chosen else [])
+
+
 def test_the_choice_is_shown() -> None:
     event = {"precision": "bfloat16", "threads": 2, "compiled": False, "attention": "plain products"}
     assert start_line(event) == "bfloat16, 2 threads, not compiled, attention by plain products"
