@@ -4,7 +4,8 @@ python bench/kernels.py [RECIPE]
 
 Operations on random data at the shapes of a run, every implementation in turn, best of several. On a GPU references are
 compiled, as training compiles them, and errors against float32 are shown too, since nothing else there has checked the
-kernels. Then steps of RECIPE (baseline_mini): all references, what the program chooses, and each fused one alone.
+kernels. On a CPU then the products of float32 that scoring makes, beside PyTorch's own choice. Then steps of RECIPE
+(baseline_mini): all references, what the program chooses, and each fused one alone.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from caddie.data import Batch
 from caddie.distributed import Ranks
-from caddie.ops import IMPLEMENTATIONS, asking, choose, plain
+from caddie.ops import IMPLEMENTATIONS, asking, choose, linear, plain
 from caddie.ops.choice import implementation
 from caddie.recipe import find
 from caddie.schedules import Budget, Moment
@@ -117,6 +118,23 @@ def compare() -> None:
             )
 
 
+def products() -> None:
+    """A line for each size of a product in inference mode: PyTorch's own time, and as this program multiplies."""
+    for rows, inputs, outputs in ((64, 128, 128), (2048, 128, 1024), (4096, 128, 128), (4096, 512, 1024)):
+        x, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs)
+        best = [float("inf"), float("inf")]
+        with torch.inference_mode():
+            for _ in range(10 * REPEATS):
+                for index, multiply in enumerate((torch.nn.functional.linear, linear)):
+                    best[index] = min(best[index], milliseconds(lambda: multiply(x, weight)))  # noqa: B023
+        rates = [2e-6 * rows * inputs * outputs / spent for spent in best]
+        print(
+            f"linear           float32  {f'{rows} x {inputs} x {outputs}':22} {rates[1]:8.1f} GFLOP/s, "
+            f"{rates[1] / rates[0]:5.2f} times PyTorch's own ({torch.get_num_threads()} threads)",
+            flush=True,
+        )
+
+
 def steps(name: str) -> None:
     """Training steps with all references, with what is chosen, and with each kernel alone."""
     recipe = find(name)
@@ -153,6 +171,8 @@ def main() -> None:
         torch.set_num_threads(1)
     print(f"{torch.cuda.get_device_name() if GPU else 'one CPU thread'}, torch {torch.__version__}")
     compare()
+    if not GPU:
+        products()
     steps(sys.argv[1] if len(sys.argv) > 1 else "baseline_mini")
 
 

@@ -7,6 +7,7 @@ Its process is stopped by a signal while others have their turn. Two kinds of sc
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
 import queue
@@ -48,6 +49,14 @@ _CONTEST_LINE = re.compile(r"step:(\d+)/\d+ train_loss:(\S+) train_time:([\d.]+)
 _NANOGPT_LINE = re.compile(r"iter (\d+): loss (\S+), time ([\d.]+)ms")
 _PARAMETERS = re.compile(r"model_params:\s*(\d+)|number of parameters: ([\d.]+)M")
 _SCRIPTS = ("train_gpt.py", "train.py")
+
+
+def _end_with_parent() -> None:
+    """Have Linux kill this process when the one that started it ends, even one that was killed or stands still.
+
+    Else a peer that is stopped for another's turn would wait, and hold its GPU's memory, for ever.
+    """
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, man 2 prctl
 
 
 @dataclass(frozen=True)
@@ -228,6 +237,7 @@ class Peer:
             text=True,
             errors="replace",
             start_new_session=True,
+            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

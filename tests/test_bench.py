@@ -181,6 +181,33 @@ def test_a_peer_takes_turns(script: Callable[[str], Path], no_tokenizer: None) -
     assert peer._process.returncode is not None
 
 
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_a_peer_that_stands_still_ends_with_what_started_it() -> None:
+    """Though it leads a session of its own, and what started it was killed without a chance to end it."""
+    source = (
+        "import subprocess, sys, time; from peers import _end_with_parent\n"
+        "peer = subprocess.Popen(['sleep', '60'], start_new_session=True, preexec_fn=_end_with_parent)\n"
+        "peer.send_signal(19); print(peer.pid, flush=True); time.sleep(60)"
+    )
+    folder = Path(peers.__file__).parent
+    starter = subprocess.Popen([sys.executable, "-c", source], cwd=folder, stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    peer = Path("/proc", starter.stdout.readline().strip(), "stat")
+    assert peer.exists()
+    starter.kill()
+    starter.wait()
+    starter.stdout.close()
+    for _ in range(500):
+        try:
+            if peer.read_text().rpartition(")")[2].split()[0] in "ZX":  # nobody may be there to take its status
+                return
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        time.sleep(0.01)
+    raise AssertionError("it is still there")
+
+
 @pytest.mark.parametrize(
     ("source", "says"),
     [

@@ -439,20 +439,22 @@ HOPPER = Accelerators(
 
 def test_missing_kernels_come_with_what_installs_them() -> None:
     rule = findings.kernel_findings
-    assert rule(NONE, None, 1, False, "2.13", None) == []
-    (found,) = rule(HOPPER, [], 1, True, "2.13", "13.0")
+    assert rule(NONE, None, 1, False, "2.13", None, False) == []
+    (found,) = rule(HOPPER, [], 1, True, "2.13", "13.0", True)
     assert (found.level, "FlashAttention 3 is not installed") == ("warning", found.what)
     assert found.mend.endswith("/whl/cu130")
     quick = replace(HOPPER, attention={"causal": "FlashAttention 3"})
-    assert rule(quick, [], 1, True, "2.13", "13.0") == []
-    assert [one.what for one in rule(quick, [], 1, False, "2.13", "13.0")] == ["no cc, gcc or clang was found"]
-    (found,) = rule(quick, [], 8, True, "2.13", "13.0")
+    assert rule(quick, [], 1, True, "2.13", "13.0", True) == []
+    assert [one.what for one in rule(quick, [], 1, False, "2.13", "13.0", True)] == ["no cc, gcc or clang was found"]
+    (found,) = rule(quick, [], 8, True, "2.13", "13.0", True)
     assert (found.level, found.mend) == ("problem", "--gpus 1")
+    (found,) = rule(quick, [], 1, True, "2.13", "13.0", False)
+    assert (found.what, found.mend) == ("Triton is not installed", "pip install triton")
     cards = nvidia.parse(log(card()))
-    (found,) = rule(NONE, cards, 1, True, "2.13.0+cpu", None)
+    (found,) = rule(NONE, cards, 1, True, "2.13.0+cpu", None, True)
     assert (found.level, found.what) == ("problem", "the driver has 1 GPU, and PyTorch 2.13.0+cpu sees none")
     assert "pip install" in found.mend
-    assert "CUDA 13.0" in rule(NONE, cards, 1, True, "2.13.0", "13.0")[0].mend
+    assert "CUDA 13.0" in rule(NONE, cards, 1, True, "2.13.0", "13.0", True)[0].mend
 
 
 # Environment, disks, memory

@@ -292,3 +292,7 @@ def test_a_compiled_graph_takes_the_reference_whole(batch: tuple[Tensor, Tensor]
 
     graph = torch.compile(loss, backend="eager", fullgraph=True)
     torch.testing.assert_close(graph(logits), loss(logits))
+    many, weight = torch.randn(512, 9), torch.randn(7, 9)  # so many rows that they would be oneDNN's, were it inference
+    torch.testing.assert_close(
+        torch.compile(ops.linear, backend="eager", fullgraph=True)(many, weight), many @ weight.mT
+    )

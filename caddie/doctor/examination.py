@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -283,7 +284,8 @@ def _findings(
         found += rules.memory_findings(here.memory)
     if seen is not None:
         compilers = any(map(shutil.which, ("cc", "gcc", "clang")))
-        found += rules.kernel_findings(seen, gpus, world, compilers, torch.__version__, torch.version.cuda)
+        triton = find_spec("triton") is not None
+        found += rules.kernel_findings(seen, gpus, world, compilers, torch.__version__, torch.version.cuda, triton)
         own = [gpu for gpu in gpus or () if gpu.uuid.removeprefix("GPU-") in seen.uuids[:world]]
         gpus = own or gpus
     return found + rules.gpu_findings(gpus or ())

@@ -251,7 +251,13 @@ _KERNELS = {
 
 
 def kernel_findings(
-    seen: Accelerators, driver: Sequence[Gpu] | None, processes: int, compilers: bool, torch: str, cuda: str | None
+    seen: Accelerators,
+    driver: Sequence[Gpu] | None,
+    processes: int,
+    compilers: bool,
+    torch: str,
+    cuda: str | None,
+    triton: bool,
 ) -> list[Finding]:
     """Whether PyTorch sees the GPUs, and has what makes them quick. `cuda` is the version it was built for, if any."""
     found = []
@@ -274,6 +280,9 @@ def kernel_findings(
         if not compilers:
             why = "without a C compiler nothing is compiled for the GPU"
             found.append(Finding("warning", "no cc, gcc or clang was found", why, "apt-get install gcc"))
+        if not triton:
+            why = "without it nothing is compiled for the GPU, and the loss makes logits in float32"
+            found.append(Finding("warning", "Triton is not installed", why, "pip install triton"))
     return found
 
 

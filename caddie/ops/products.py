@@ -13,7 +13,7 @@ from torch import Tensor
 def _bfloat16_on_cpu() -> bool:
     """Whether this CPU has instructions for products of bfloat16.
 
-    Without them a product takes 3 to 70 times float32's time, by layout and shape (`docs/performance.md`).
+    Without them a product takes 3 to 70 times float32's time, by layout and shape (`docs/log.md`).
     """
     try:
         if platform.machine().lower() in ("x86_64", "amd64") and not torch.cpu._is_avx512_bf16_supported():
@@ -61,12 +61,12 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     choice on a Zen 4, for MKL keeps to AVX2 on processors that are not Intel's (`docs/log.md`).
     """
     if (
-        _ONEDNN_LINEAR is not None
+        not torch.compiler.is_compiling()  # first, since a graph breaks at asking for the mode
+        and _ONEDNN_LINEAR is not None
         and x.dtype == torch.float32
         and x.numel() >= _ONEDNN_ROWS * x.shape[-1]
         and x.device.type == "cpu"
         and torch.is_inference_mode_enabled()
-        and not torch.compiler.is_compiling()
     ):
         return _ONEDNN_LINEAR(x, weight.to(torch.float32), None, "none", [], "")
     y = F.linear(multiplied(x), multiplied(weight.to(x.dtype)))
