@@ -90,7 +90,7 @@ class OurSteps(Repeated):
         rows = stream.micro_batch(0).inputs.shape
         execution = rehearse(trainer, train.budget, rows)
         self._open = ExitStack()
-        self.batches = self._open.enter_context(ahead(stream, trainer.indices(0), self.device))
+        self.batches = self._open.enter_context(ahead(stream, trainer.indices(0), self.device, BOS))
         self._cut()
         self._recipe, self._seen = recipe, mean_seen(stream.micro_batch(0).inputs, train.longest_row)
         self.facts = step_facts(

@@ -10,7 +10,7 @@ import torch
 from kernels import REPEATS, error, milliseconds, one_call, operations
 from torch import Tensor
 
-from caddie.attend import BACKENDS, Visibility
+from caddie.attend import BACKENDS, Visibility, segment_bucket
 from caddie.distributed import local_device
 from caddie.ops import IMPLEMENTATIONS
 from caddie.tables import one_line, table
@@ -77,7 +77,10 @@ def attention_backends(toy: bool = False) -> list[dict[str, Any]]:
 
 
 def _attending(name: str, segments: Tensor | None, given: tuple[Tensor, ...]) -> Call:
-    visible = Visibility(given[0].shape[2], given[1].shape[2], segments)  # masks are made once, as in a model
+    length = given[0].shape[2]
+    counted = 0 if segments is None else int((segments.diff(dim=1) != 0).sum()) + len(segments)
+    room = segment_bucket(counted, len(given[0]) * length) if counted else 0
+    visible = Visibility(length, given[1].shape[2], segments, room=room)  # masks are made once, as in a model
 
     def call() -> list[Tensor]:
         q, k, v = (tensor.detach().requires_grad_() for tensor in given)

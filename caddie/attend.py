@@ -40,8 +40,9 @@ class Visibility:
 
     FlashAttention wants the places where segments begin, in a number that is data; a compiled graph wants fixed shapes.
     So there is `room` for so many segments in the whole batch, filled up with empty ones, as in the contest's records,
-    which count them outside of the graph. Whoever holds the batch in host memory passes `segment_bucket` of the count;
-    else there is room for a segment at each position. More segments than room are an error, never a wrong number.
+    which count them outside of the graph. Training counts them while the batch is in host memory (`segment_bucket`).
+    Without room no such kernel is chosen, as each empty segment takes it time, and 65,535 are the most that one can
+    take. More segments than room are an error, never a wrong number.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Visibility:
         self.queries, self.keys = queries, keys
         self.segments = segments
         self.window = None if window is None or window >= keys else window
-        self._room = room
+        self.room = room
         self._mask: Tensor | None = None
         self._band: Tensor | None = None
         self._blocks: BlockMask | None = None
@@ -102,7 +103,7 @@ class Visibility:
             if self.segments is None:
                 self._bounds = torch.arange(0, end + 1, self.keys, dtype=torch.int32, device=device)
             else:
-                room = self._room or end
+                room = self.room or end
                 begins = F.pad(self.segments.diff(dim=1) != 0, (1, 0), value=True).flatten()
                 places = torch.where(begins, torch.arange(end, device=device), end)
                 places = F.pad(places, (0, room + 1), value=end).sort().values[: room + 1]
@@ -126,26 +127,40 @@ def constant_in_graphs(function: Marked) -> Marked:
     return function
 
 
-def segment_bucket(count: int) -> int:
-    """`count` rounded up to a power of two, 64 at least, so that a graph is compiled for few lengths."""
-    return max(64, 1 << (count - 1).bit_length())
+def segment_bucket(count: int, positions: int) -> int:
+    """Room for `count` segments in a batch of so many positions: a power of two, so that few graphs are compiled.
+
+    At least 64, and one for each 256 positions, four times what web text has: the batches of a run share a graph.
+    """
+    return 1 << (max(64, count, positions // 256) - 1).bit_length()
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:
     """Attention of q (B, H, T, D) over k, v (B, K, S, D); query head h reads key/value head h // (H/K)."""
     documents = visible.segments is not None
-    name = choose(q.device, q.dtype, q.shape[-1], visible.queries, visible.keys, documents, visible.window)
+    counted = visible.room > 0
+    name = choose(q.device, q.dtype, q.shape[-1], visible.queries, visible.keys, documents, visible.window, counted)
     return BACKENDS[name](q, k, v, visible)
 
 
 @constant_in_graphs
 def choose(
-    device: torch.device, dtype: torch.dtype, size: int, queries: int, keys: int, documents: bool, window: int | None
+    device: torch.device,
+    dtype: torch.dtype,
+    size: int,
+    queries: int,
+    keys: int,
+    documents: bool,
+    window: int | None,
+    counted: bool = True,
 ) -> str:
-    """Which of `BACKENDS` attends here, by the size of a head and what bounds the past; the same all process long."""
+    """Which of `BACKENDS` attends here, by the size of a head and what bounds the past; the same all process long.
+
+    `counted`: whether somebody made room for the `documents`, of which there are any.
+    """
     windowed = window is not None and window < keys
     if device.type == "cuda" and queries == keys:
-        return _on_cuda(device, dtype, size, "documents" if documents else "window" if windowed else "causal")
+        return _on_cuda(device, dtype, size, "documents" if documents else "window" if windowed else "causal", counted)
     if windowed and window and queries == keys and keys % window == 0 and 2 * window < keys:
         return "plain products in bands" if _short(device, dtype, 2 * window) else "SDPA in bands"
     if _short(device, dtype, keys):
@@ -153,7 +168,7 @@ def choose(
     return "SDPA with a dense mask" if documents or windowed or 1 < queries < keys else "SDPA"
 
 
-def _on_cuda(device: torch.device, dtype: torch.dtype, size: int, kind: str) -> str:
+def _on_cuda(device: torch.device, dtype: torch.dtype, size: int, kind: str, counted: bool) -> str:
     """`kind`: what bounds the past besides the row, "causal" (nothing), "window" or "documents" (and perhaps both).
 
     An installed FlashAttention is meant to be used. Without one, SDPA's own flash kernel: the records measured cuDNN's
@@ -162,7 +177,7 @@ def _on_cuda(device: torch.device, dtype: torch.dtype, size: int, kind: str) -> 
     major = torch.cuda.get_device_capability(device)[0]
     half = dtype in (torch.float16, torch.bfloat16) and size % 8 == 0 and size <= 256
     flash = _flash_attention(major) if half and (size <= 128 or major < 10) else {}
-    if kind in flash:
+    if kind in flash and (counted or kind != "documents"):
         return flash[kind]
     if kind == "causal":
         cudnn = major == 10 and (torch.backends.cudnn.version() or 0) >= 91501  # type: ignore[no-untyped-call]

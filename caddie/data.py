@@ -77,6 +77,10 @@ class Batch:
     inputs: Integers
     targets: Integers
 
+    def begun(self, bos: int) -> int:
+        """How many documents begin in the inputs."""
+        return int(np.count_nonzero(self.inputs == bos))
+
 
 class Stream(ABC):
     """Endless training batches, read by random access."""

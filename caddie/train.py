@@ -112,7 +112,7 @@ def train(
     ranks.wait()
     wall, busy = time.perf_counter(), time.process_time()
     step = run.moment.step
-    with _signals() as received, ahead(stream, trainer.indices(run.position), ranks.device) as batches:
+    with _signals() as received, ahead(stream, trainer.indices(run.position), ranks.device, bos) as batches:
         run.to_the_end(batches, bos, received)
     wall, busy = time.perf_counter() - wall, time.process_time() - busy
     run.forecast(anew=True)

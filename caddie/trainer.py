@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caddie.attend import choose
+from caddie.attend import choose, segment_bucket
 from caddie.averaging import Average, Averaging
 from caddie.config import Config, Count, NonNegative, Positive, Range, Technique
 from caddie.cuda_graphs import Recordings
@@ -217,6 +217,10 @@ class Trainer:
         self.dtype = torch.float32
         self.late = ranks.device.type == "cuda"
         """Whether the device works on its own, so that what a step gives is known only after it."""
+        attentions = [block.attention for block in self.model.config.blocks]
+        documents = [one for one in attentions if isinstance(one, GroupedQueryAttention) and one.scope == "document"]
+        self.counts_segments = ranks.device.type == "cuda" and bool(documents)
+        """Whether kernels of a GPU are told how many documents there are, in a number that a graph is compiled for."""
         # Triton needs a C compiler to launch its kernels; on a CPU the kernels are C++.
         compilers = ("cc", "gcc", "clang") if ranks.device.type == "cuda" else ("c++", "g++", "clang++")
         compiler = any(map(shutil.which, compilers))
@@ -250,9 +254,11 @@ class Trainer:
         self.compiled = compiled
         self.forward = (forward or torch.compile(self._losses, dynamic=False)) if compiled else self._losses
 
-    def _losses(self, inputs: Tensor, targets: Tensor, starts: Tensor, stage: int) -> tuple[Tensor, Tensor]:
+    def _losses(
+        self, inputs: Tensor, targets: Tensor, starts: Tensor, stage: int, segments: int = 0
+    ) -> tuple[Tensor, Tensor]:
         """What is descended, and the mean cross-entropy in it."""
-        logits = self.model(inputs, starts, self.dtype, stage=stage, capped=False)
+        logits = self.model(inputs, starts, self.dtype, stage=stage, capped=False, segments=segments)
         descended, entropies = self.model.head.losses(logits, targets, self.config.z_loss)
         return descended.mean(), entropies.mean()
 
@@ -323,21 +329,30 @@ class Trainer:
         count = self.config.micro_batches_at(moment)
         self.count.fill_(count)
         self.losses.zero_()
-        work = partial(self._micro_batch, shape.stage)
         for _ in range(count // self.ranks.world):
-            tensors = self._tensors(next(batches), shape.sequence_length, bos)
+            batch = next(batches)
+            tensors = self._tensors(batch, shape.sequence_length, bos)
+            segments = self._segments(batch, tensors[0], bos)
+            work = partial(self._micro_batch, shape.stage, segments)
             if self.recordings is None:
                 work(*tensors)
             else:
-                self.recordings.run(shape, tensors, work)
+                self.recordings.run((shape, segments), tensors, work)
             if self.observe is not None:  # the loss is a mean over these tokens, of which only their sum tells
                 self.observe(self.parameters, float(count**2 * self.micro_tokens))
                 self.observe = None
         return self.losses
 
-    def _micro_batch(self, stage: int, inputs: Tensor, targets: Tensor, starts: Tensor) -> None:
+    def _segments(self, batch: Batch | DeviceBatch, inputs: Tensor, bos: int) -> int:
+        """Room for the documents of a batch and for those that go on in its rows, or 0 where nothing asks for it."""
+        if not self.counts_segments:
+            return 0
+        begun = batch.begun if isinstance(batch, DeviceBatch) else batch.begun(bos)
+        return segment_bucket(begun + len(inputs), inputs.numel())
+
+    def _micro_batch(self, stage: int, segments: int, inputs: Tensor, targets: Tensor, starts: Tensor) -> None:
         """Add its share to the gradients and to the step's loss."""
-        loss, entropy = self.forward(inputs, targets, starts, stage)
+        loss, entropy = self.forward(inputs, targets, starts, stage, segments)
         (loss / self.count).backward()  # type: ignore[no-untyped-call]
         self.losses += entropy / self.count
 

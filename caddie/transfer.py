@@ -41,6 +41,8 @@ class DeviceBatch:
 
     inputs: Tensor
     targets: Tensor
+    begun: int
+    """Documents that begin in the inputs, counted on the host."""
 
 
 class Sent(NamedTuple):
@@ -53,20 +55,21 @@ class Sent(NamedTuple):
 class Uploads:
     """Brings batches to a device ahead of their use, on a stream of their own; on a CPU they are where they are."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, bos: int) -> None:
+        self._device, self._bos = device, bos
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def send(self, batch: Batch) -> Sent:
         """Begin to copy a batch, from any thread."""
         inputs, targets = torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets)
+        begun = batch.begun(self._bos)
         if self._stream is None:
-            return Sent(DeviceBatch(inputs, targets), None)
+            return Sent(DeviceBatch(inputs, targets, begun), None)
         with torch.cuda.stream(self._stream):  # which is this thread's alone
             inputs, targets = (t.pin_memory().to(self._device, non_blocking=True) for t in (inputs, targets))
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
-        return Sent(DeviceBatch(inputs, targets), event)
+        return Sent(DeviceBatch(inputs, targets, begun), event)
 
     def take(self, sent: Sent) -> DeviceBatch:
         """The batch, for what is launched from now on by this thread; the device waits for it, this thread does not."""
@@ -80,9 +83,12 @@ class Uploads:
 
 @contextmanager
 def ahead(
-    stream: Stream, indices: Iterable[int], device: torch.device, ready: int = 4
+    stream: Stream, indices: Iterable[int], device: torch.device, bos: int, ready: int = 4
 ) -> Iterator[Iterator[DeviceBatch]]:
-    """The stream's micro-batches of these indices, on the device, made and sent by a thread `ready` ahead of use."""
-    uploads = Uploads(device)
+    """The stream's micro-batches of these indices, on the device, made and sent by a thread `ready` ahead of use.
+
+    `bos` is the id that begins every document.
+    """
+    uploads = Uploads(device, bos)
     with Prefetch(lambda index: uploads.send(stream.micro_batch(index)), indices, ready) as sent:
         yield map(uploads.take, sent)

@@ -153,7 +153,8 @@ def test_bounds_by_hand() -> None:
     assert len(Visibility(5, 5, segments).bounds(2, CPU)) == 11
     with pytest.raises(RuntimeError, match="more than 4 segments in a batch"):
         Visibility(5, 5, segments, room=4).bounds(2, CPU)
-    assert [segment_bucket(n) for n in (1, 64, 65, 128, 1000)] == [64, 64, 128, 128, 1024]
+    assert [segment_bucket(n, 1024) for n in (1, 64, 65, 128, 1000)] == [64, 64, 128, 128, 1024]
+    assert [segment_bucket(n, 98_304) for n in (1, 384, 512, 513)] == [512, 512, 512, 1024]
 
 
 # What needs a GPU, by stand-ins that keep the documented signatures
@@ -243,6 +244,8 @@ def test_what_is_there_is_used() -> None:
         assert names() == ("SDPA (flash)", OWN_NAME, OWN_NAME)
         assert names(torch.float32) == ("SDPA", "FlexAttention", "FlexAttention")
         assert names(head_size=12) == ("SDPA", DENSE, DENSE)
+        uncounted = partial(choose, CUDA, torch.bfloat16, 64, 256, 256, counted=False)
+        assert (uncounted(True, None), uncounted(True, 32), uncounted(False, 32)) == (*2 * ["FlexAttention"], OWN_NAME)
     with machine(9, triton=TRITON, varlen=OWN, torch_version="2.11.1"):
         assert names()[2] == "FlexAttention"
     with machine(9, flash_attn=PACKAGE, varlen=OWN):

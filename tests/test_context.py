@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
 from caddie.attend import attention
@@ -53,6 +55,20 @@ def test_documents_are_numbered_within_their_row_and_cut() -> None:
     starts = torch.tensor([[False, True, False, False]])
     assert Context(ids, starts, torch.float32).visible("row", None, None).segments is None
     assert Context(ids, None, torch.float32).visible("document", None, None).segments is None
+
+
+@quick
+@given(
+    begins=arrays(np.bool_, st.tuples(st.integers(1, 4), st.integers(1, 12))), longest=st.none() | st.integers(1, 13)
+)
+def test_there_is_room_for_all_documents_that_were_counted(begins: np.ndarray, longest: int | None) -> None:
+    """However they are cut; where nobody counted, no room is made."""
+    starts, ids = torch.from_numpy(begins), torch.zeros(begins.shape, dtype=torch.long)
+    counted = int(begins.sum()) + len(begins)
+    visible = Context(ids, starts, torch.float32, segments=counted).visible("document", longest, None)
+    bounds = visible.bounds(len(ids), torch.device("cpu"))  # which raises where there is too little
+    assert len(bounds) == visible.room + 1 == counted + (begins.size // longest if longest else 0) + 1
+    assert Context(ids, starts, torch.float32).visible("document", longest, None).room == 0
 
 
 def test_the_window_is_that_of_the_moment() -> None:

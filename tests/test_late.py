@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ from caddie import train as train_module
 from caddie import trainer as trainer_module
 from caddie.averaging import ProgressEMA
 from caddie.checkpoint import CHECKPOINT, restore
-from caddie.data import SequentialStream
+from caddie.data import Batch, SequentialStream
 from caddie.distributed import Ranks
 from caddie.errors import CheckFailed
-from caddie.schedules import Moment, Stairs
+from caddie.schedules import Budget, Moment, Stairs
 from caddie.train import Event, Interrupted, Trained
 from caddie.trainer import Trainer
 from caddie.transfer import Late, Uploads, ahead
@@ -182,14 +183,16 @@ def test_batches_arrive_in_order_and_are_waited_for_by_the_device(
             said.append(("wait", threading.current_thread().name))
 
     if on_a_stream:
-        monkeypatch.setattr(Uploads, "__init__", lambda self, device: self.__dict__.update(_device=device, _stream="s"))
+        monkeypatch.setattr(
+            Uploads, "__init__", lambda self, device, bos: self.__dict__.update(_device=device, _bos=bos, _stream="s")
+        )
         monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: User())
         monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor.clone())
         monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: said.append(("keep",)))
     stream = SequentialStream().build(SHARDS, tokens=64, sequence_length=32, seed=0, bos=1)
-    with ahead(stream, range(3, 9, 2), torch.device("cpu"), ready=2) as batches:
+    with ahead(stream, range(3, 9, 2), torch.device("cpu"), 0, ready=2) as batches:
         found = list(batches)
     for index, batch in zip((3, 5, 7), found, strict=True):
         assert np.array_equal(batch.inputs.numpy(), stream.micro_batch(index).inputs)
@@ -199,3 +202,29 @@ def test_batches_arrive_in_order_and_are_waited_for_by_the_device(
     taken = [one for one in said if one[0] != "record"]
     assert taken == [("wait", "MainThread"), ("keep",), ("keep",)] * (3 * on_a_stream)
     assert not said or said[0][0] == "record"
+
+
+def test_documents_are_counted_on_the_host_for_kernels_that_ask() -> None:
+    """With those that go on in another row, of which shorter rows make more."""
+    gpt = TINY.but({"block.attention.scope": "document"})
+    config = STEPS.but(sequence_length=Stairs(values=(16, 32), begins=(0.5,)))
+    trainer = Trainer(gpt, config, 7, Ranks())
+    seen: list[int] = []
+    forward = trainer.forward
+
+    def watched(*given: Any) -> Any:
+        seen.append(given[-1])
+        return forward(*given)
+
+    trainer.forward = watched
+    ids = np.full((4, 32), 2)
+    ids[0], ids[1, :27] = 1, 1  # 59 documents begin, in 4 rows of 32 tokens or 8 of 16
+    batch = Batch(ids, ids)
+    sent = Uploads(torch.device("cpu"), 1).send(batch).batch
+    for asks, expected in ((False, [0, 0, 0, 0]), (True, [128, 64, 128, 64])):
+        trainer.counts_segments = trainer.counts_segments or asks
+        for each in (batch, sent):
+            for step in (0, 7):
+                trainer.gradients(repeat(each), Moment(step, 0.0, Budget(steps=8)), bos=1)
+        assert seen[::2] == seen[1::2] == expected, "each micro-batch, from the host or sent ahead"
+        seen.clear()

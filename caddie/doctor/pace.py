@@ -167,7 +167,7 @@ def _timed(gpt: GPT, train: Train, ranks: Ranks, steps: int, artifact_bytes: int
     found = []
     moments = trainer.shapes(train.budget).values()
     each = ceil(steps / len(moments)) or 1
-    with ahead(stream, trainer.indices(0), ranks.device) as batches:
+    with ahead(stream, trainer.indices(0), ranks.device, _BOS) as batches:
         for moment in moments:
             lr_scale = value_at(train.lr_schedule, moment)
             _wait(ranks)

@@ -29,7 +29,8 @@ class Context:
 
     `starts` (B, T) is true where a document begins, or None when the rows are taken as they come. With a `cache`, the
     ids go on where those of the forward before ended. Rotary tables and visibilities are made once for all layers.
-    `progress` is how much of the run is over, for what changes with it.
+    `progress` is how much of the run is over, for what changes with it. There are at most `segments` documents and
+    parts of documents in the rows, or, at 0, nobody has counted.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Context:
         dtype: torch.dtype,
         cache: Cache | None = None,
         progress: float = 1.0,
+        segments: int = 0,
     ) -> None:
         self.ids = ids
         self.starts = starts
@@ -55,6 +57,7 @@ class Context:
         self._cache = cache
         self._calls = 0
         self._first = 0 if cache is None else cache.length
+        self._room = segments
         self._rotary: dict[tuple[Positions, int], tuple[Tensor, Tensor]] = {}
         self._segments: dict[int | None, Tensor] = {}
         self._visible: dict[tuple[str, int | None, int | None, int | None], Visibility] = {}
@@ -101,7 +104,9 @@ class Context:
         if key not in self._visible:
             segments = self._numbered(self.starts, longest) if segmented and self.starts is not None else None
             length = self.ids.shape[1]
-            self._visible[key] = Visibility(self.last or length, self._first + length, segments, width)
+            cuts = self.ids.numel() // longest if self._room and longest else 0  # at most, of longer documents
+            room = self._room + cuts
+            self._visible[key] = Visibility(self.last or length, self._first + length, segments, width, room)
         return self._visible[key]
 
     def _numbered(self, starts: Tensor, longest: int | None) -> Tensor:

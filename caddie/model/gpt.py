@@ -213,14 +213,16 @@ class Model(Part):
         cache: Cache | None = None,
         stage: int = -1,
         capped: bool = True,
+        segments: int = 0,
     ) -> Tensor:
         """Logits in `dtype`; `starts` (B, T) is true where a document begins.
 
         With `last`, logits of that many last positions alone. With a `cache`, which the forward extends, the ids go on
         where those of the call before ended. `stage` is that of the run; the last one is what is packed and scored.
-        Not `capped`, they are those that `HeadModule.losses` takes.
+        Not `capped`, they are those that `HeadModule.losses` takes. There are at most `segments` documents in the rows,
+        each counted again where it goes on in another; what asks for the number does not run where nobody has counted.
         """
-        context = Context(ids, starts, dtype, cache, self.stages[stage])
+        context = Context(ids, starts, dtype, cache, self.stages[stage], segments)
         x = self.embedding(context)
         if self.value_embedding is not None:
             context.values = self.value_embedding(context)
