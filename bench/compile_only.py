@@ -138,6 +138,7 @@ def write(name: str, settings: list[str], stage: int) -> None:
     import torch
     from torch._subclasses import FakeTensorMode
 
+    from caddie.attend import segment_bucket
     from caddie.distributed import Ranks
     from caddie.doctor.pace import named
     from caddie.trainer import Trainer
@@ -150,7 +151,8 @@ def write(name: str, settings: list[str], stage: int) -> None:
         trainer.dtype = torch.bfloat16
         length = recipe.train.longest_row
         ids = torch.zeros(trainer.micro_tokens // length, length, dtype=torch.int64, device=device)
-        torch.compile(trainer._losses, fullgraph=True, dynamic=False)(ids, ids, ids == 1, stage)
+        segments = segment_bucket(len(ids), ids.numel()) if trainer.counts_segments else 0
+        torch.compile(trainer._losses, fullgraph=True, dynamic=False)(ids, ids, ids == 1, stage, segments)
 
 
 def compile_kernels(code: str) -> int:
