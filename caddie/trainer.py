@@ -217,10 +217,6 @@ class Trainer:
         self.dtype = torch.float32
         self.late = ranks.device.type == "cuda"
         """Whether the device works on its own, so that what a step gives is known only after it."""
-        attentions = [block.attention for block in self.model.config.blocks]
-        documents = [one for one in attentions if isinstance(one, GroupedQueryAttention) and one.scope == "document"]
-        self.counts_segments = ranks.device.type == "cuda" and bool(documents)
-        """Whether kernels of a GPU are told how many documents there are, in a number that a graph is compiled for."""
         # Triton needs a C compiler to launch its kernels; on a CPU the kernels are C++.
         compilers = ("cc", "gcc", "clang") if ranks.device.type == "cuda" else ("c++", "g++", "clang++")
         compiler = any(map(shutil.which, compilers))
@@ -329,10 +325,11 @@ class Trainer:
         count = self.config.micro_batches_at(moment)
         self.count.fill_(count)
         self.losses.zero_()
+        counts = self.counts_segments(shape.sequence_length)
         for _ in range(count // self.ranks.world):
             batch = next(batches)
             tensors = self._tensors(batch, shape.sequence_length, bos)
-            segments = self._segments(batch, tensors[0], bos)
+            segments = self._segments(batch, tensors[0], bos) if counts else 0
             work = partial(self._micro_batch, shape.stage, segments)
             if self.recordings is None:
                 work(*tensors)
@@ -343,10 +340,12 @@ class Trainer:
                 self.observe = None
         return self.losses
 
+    def counts_segments(self, length: int) -> bool:
+        """Whether what attends over rows of `length` is told how many documents there are."""
+        return "varlen" in self.attention(length)
+
     def _segments(self, batch: Batch | DeviceBatch, inputs: Tensor, bos: int) -> int:
-        """Room for the documents of a batch and for those that go on in its rows, or 0 where nothing asks for it."""
-        if not self.counts_segments:
-            return 0
+        """Room for the documents of a batch and for those that go on in its rows."""
         begun = batch.begun if isinstance(batch, DeviceBatch) else batch.begun(bos)
         return segment_bucket(begun + len(inputs), inputs.numel())
 

@@ -204,7 +204,7 @@ def test_batches_arrive_in_order_and_are_waited_for_by_the_device(
     assert not said or said[0][0] == "record"
 
 
-def test_documents_are_counted_on_the_host_for_kernels_that_ask() -> None:
+def test_documents_are_counted_on_the_host_for_kernels_that_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     """With those that go on in another row, of which shorter rows make more."""
     gpt = TINY.but({"block.attention.scope": "document"})
     config = STEPS.but(sequence_length=Stairs(values=(16, 32), begins=(0.5,)))
@@ -221,8 +221,8 @@ def test_documents_are_counted_on_the_host_for_kernels_that_ask() -> None:
     ids[0], ids[1, :27] = 1, 1  # 59 documents begin, in 4 rows of 32 tokens or 8 of 16
     batch = Batch(ids, ids)
     sent = Uploads(torch.device("cpu"), 1).send(batch).batch
-    for asks, expected in ((False, [0, 0, 0, 0]), (True, [128, 64, 128, 64])):
-        trainer.counts_segments = trainer.counts_segments or asks
+    for kernel, expected in (("FlexAttention", [0, 0, 0, 0]), ("FlashAttention 3 varlen", [128, 64, 128, 64])):
+        monkeypatch.setattr(trainer, "attention", lambda length, kernel=kernel: f"SDPA (flash), {kernel}")
         for each in (batch, sent):
             for step in (0, 7):
                 trainer.gradients(repeat(each), Moment(step, 0.0, Budget(steps=8)), bos=1)

@@ -58,7 +58,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     """x (..., inputs) times the transposed `weight` (outputs, inputs), in the dtype of x.
 
     In inference mode many rows of float32 are multiplied by oneDNN on a CPU: 1.0 to 1.4 times as fast as PyTorch's own
-    choice on a Zen 4, for MKL keeps to AVX2 on processors that are not Intel's (`docs/log.md`).
+    choice on a Zen 4; MKL seems to keep to AVX2 on processors that are not Intel's (`docs/log.md`).
     """
     if (
         not torch.compiler.is_compiling()  # first, since a graph breaks at asking for the mode
