@@ -29,6 +29,13 @@ PLAIN = (
     ("plain, AdamW, bfloat16 autocast", True, False),
 )
 """Names of the loops; whether under autocast, and whether matrices of layers have Muon."""
+COMPILED = (
+    ("plain, AdamW, compiled", False, False, True),
+    ("plain, AdamW, bfloat16 autocast, compiled", True, False, True),
+)
+"""The same with the model compiled."""
+LOOPS = {"plain": PLAIN, "plain-compiled": COMPILED}
+"""The loops by the name of a peer."""
 
 
 class Attention(nn.Module):
@@ -135,6 +142,7 @@ class PlainSteps(Repeated):
         threads: int | None = None,
         autocast: bool = False,
         muon: bool = False,
+        compiled: bool = False,
     ) -> None:
         super().__init__(local_device())
         if threads is not None:
@@ -146,6 +154,7 @@ class PlainSteps(Repeated):
         self.rows = tokens // self.parts // self.length
         torch.manual_seed(0)
         self.model = Plain(recipe.model).to(self.device)
+        self.forward = torch.compile(self.model, dynamic=False) if compiled else self.model
         matrices, others = self.model.divided()
         parameters = others if muon else [*matrices, *others]
         groups = [
@@ -167,7 +176,7 @@ class PlainSteps(Repeated):
             precision="bfloat16 autocast" if autocast else "float32",
             threads=torch.get_num_threads(),
             attention="SDPA",
-            compiled=False,
+            compiled=compiled,
         )
 
     def batch(self) -> tuple[Tensor, Tensor]:
@@ -184,7 +193,7 @@ class PlainSteps(Repeated):
             self.watch.mark("forward")
             inputs, targets = self.batch()
             with self.autocast:
-                loss = F.cross_entropy(self.model(inputs).float().flatten(0, 1), targets.flatten()) / self.parts
+                loss = F.cross_entropy(self.forward(inputs).float().flatten(0, 1), targets.flatten()) / self.parts
             self.watch.mark("backward")
             loss.backward()  # type: ignore[no-untyped-call]
         self.watch.mark("optimizer")

@@ -44,7 +44,7 @@ def rehearse(trainer: Trainer, budget: Budget, rows: tuple[int, int]) -> Executi
     compiled, forward = trainer.compiled, trainer.forward
     if timed:  # a graph is compiled anew for each number of threads, which would count as the time of the step
         trainer.compile(False)
-    chosen = quickest(_executions(trainer, timed), run)
+    chosen = quickest(_executions(trainer, timed), run, _patience(budget))
     trainer.use(chosen)
     trainer.compile(compiled, forward)
     _choose_compiling(trainer, timed, budget, moments, rows, lambda: step(moments[0]))
@@ -71,6 +71,11 @@ def rehearse(trainer: Trainer, budget: Budget, rows: tuple[int, int]) -> Executi
             f"{_some(unmoved)} never move: look at the rates of train.optimizers, or set train.rehearsal_steps=0"
         )
     return chosen
+
+
+def _patience(budget: Budget) -> float:
+    """Seconds for a choice that the whole run will be computed by: a fiftieth of it, half a second to three."""
+    return min(max(0.5, 0.02 * (budget.seconds or 0.0)), 3.0)
 
 
 def _executions(trainer: Trainer, timed: bool) -> list[Execution]:
@@ -112,7 +117,7 @@ def _choose_compiling(
             trainer.compile(compiled, forward)
             step()
 
-        trainer.compile(quickest([True, False], run), forward)
+        trainer.compile(quickest([True, False], run, _patience(budget)), forward)
     if trainer.compiled:
         _fails_compiled(trainer, moments[1:], rows)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 
 Choice = TypeVar("Choice")
+T = TypeVar("T")
+P = ParamSpec("P")
 
 
 def thread_counts() -> list[int]:
@@ -39,12 +41,26 @@ def quickest(choices: Sequence[Choice], work: Callable[[Choice], object], second
     return min(choices, key=least.__getitem__)
 
 
-COMPILE_SECONDS = 60.0
-"""What the compiler takes for one shape of a step: 30 to 60 s of one core for small models, 2026-11-21."""
+COMPILE_SECONDS = 50.0
+"""What the compiler takes for one shape of a step: 27 to 61 s of two cores for small models, `bench/compiling.py`."""
 COMPILED_GAIN = 0.1
-"""The part of a step that compiled graphs may save beside the operations written by hand (`docs/performance.md`)."""
+"""The part of a step that compiled graphs may save beside the operations written by hand: -0.10 to 0.27 (there)."""
 
 
 def worth_compiling(seconds: float, shapes: int) -> bool:
     """Whether a run of that many seconds could win back the time of compiling so many shapes."""
     return COMPILED_GAIN * seconds > COMPILE_SECONDS * shapes
+
+
+def compiled_here(function: Callable[P, T]) -> Callable[P, T]:
+    """The function by `torch.compile`, for fixed shapes; graphs kept from a CPU with other instructions are not taken.
+
+    PyTorch's cache keeps C++ that walks along memory in steps of a vector, but not how long the vectors were. Where
+    folders are shared by machines, or `ATEN_CPU_CAPABILITY` is set once, longer ones would write past the end.
+    """
+    from torch.compiler import config
+
+    capability = torch.backends.cpu.get_cpu_capability()
+    if capability not in config.cache_key_tag:
+        config.cache_key_tag += capability
+    return torch.compile(function, dynamic=False)

@@ -41,6 +41,7 @@ from caddie.schedules import (
     value_at,
     whole_at,
 )
+from caddie.threads import compiled_here
 from caddie.transfer import DeviceBatch, Late
 
 Batches = Iterator[Batch | DeviceBatch]
@@ -248,7 +249,7 @@ class Trainer:
     def compile(self, compiled: bool, forward: Callable[..., tuple[Tensor, Tensor]] | None = None) -> None:
         """Run the model compiled from now on, as `forward` if that was done already, or uncompiled."""
         self.compiled = compiled
-        self.forward = (forward or torch.compile(self._losses, dynamic=False)) if compiled else self._losses
+        self.forward = (forward or compiled_here(self._losses)) if compiled else self._losses
 
     def _losses(
         self, inputs: Tensor, targets: Tensor, starts: Tensor, stage: int, segments: int = 0

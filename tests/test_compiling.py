@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +23,7 @@ from caddie.distributed import Ranks
 from caddie.errors import UserError
 from caddie.model import GPT, Block, GroupedQueryAttention, ReluSquared
 from caddie.schedules import Budget, Moment
-from caddie.threads import COMPILE_SECONDS, COMPILED_GAIN, worth_compiling
+from caddie.threads import COMPILE_SECONDS, COMPILED_GAIN, compiled_here, worth_compiling
 from caddie.train import train
 from caddie.trainer import Train, Trainer
 
@@ -66,6 +70,42 @@ def test_break_even() -> None:
     assert not worth_compiling(60.0, 1), "the demonstration never waits for a compiler"
 
 
+@pytest.mark.parametrize(("seconds", "patience"), [(None, 0.5), (10.0, 0.5), (60.0, 1.2), (600.0, 3.0)])
+def test_a_long_run_is_chosen_for_with_patience(seconds: float | None, patience: float) -> None:
+    assert module._patience(Budget(seconds, None if seconds else 10)) == pytest.approx(patience)
+
+
+def test_a_run_of_ten_minutes_asks_the_compiler() -> None:
+    assert worth_compiling(600.0, 1)
+
+
+def test_kept_graphs_are_told_apart_by_the_instructions_of_the_cpu(
+    asked: list[Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with torch.compiler.config.patch(cache_key_tag="mine"):
+        for capability in ("AVX2", "AVX2", "AVX512"):
+            monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda name=capability: name)
+            compiled_here(print)
+        assert torch.compiler.config.cache_key_tag == "mineAVX2AVX512"
+    assert asked == [print] * 3
+
+
+@pytest.mark.slow
+def test_kept_graphs_of_other_instructions_give_the_same_numbers(tmp_path: Path) -> None:
+    """Without the tag the second process is wrong by thousands, or ends with a broken heap (torch 2.13)."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not shutil.which("g++"):
+        pytest.skip("needs a CPU with AVX-512 and g++")
+    program = (
+        "import torch; from caddie.threads import compiled_here\n"
+        "x = torch.randn(40, 1000); f = lambda x: (x.sigmoid() * x.relu() + 1).sum(1)\n"
+        "print(torch.allclose(compiled_here(f)(x), f(x), atol=1e-2))"
+    )
+    for capability in ("avx2", "avx512"):
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "ATEN_CPU_CAPABILITY": capability}
+        given = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+        assert given.stdout == "True\n", given.stderr
+
+
 @pytest.mark.parametrize("config", [SHORT, STEPS, LONG.but(compile="never")])
 def test_what_cannot_pay_is_not_compiled(config: Train, asked: list[Callable[..., Any]]) -> None:
     trainer = rehearsed(config)
@@ -89,7 +129,7 @@ def test_threads_are_not_chosen_by_the_time_that_the_compiler_takes(
 ) -> None:
     ran: list[tuple[int, bool]] = []
 
-    def quickest(choices: list[Any], work: Callable[[Any], None]) -> Any:
+    def quickest(choices: list[Any], work: Callable[[Any], None], *seconds: float) -> Any:
         for choice in choices:
             work(choice)
             ran.append((choice.threads, trainer.compiled))
@@ -113,7 +153,7 @@ def test_threads_are_not_chosen_by_the_time_that_the_compiler_takes(
 def test_the_faster_is_kept(faster: bool, asked: list[Callable[..., Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[bool] = []
 
-    def quickest(choices: list[Any], work: Callable[[Any], None]) -> Any:
+    def quickest(choices: list[Any], work: Callable[[Any], None], *seconds: float) -> Any:
         for choice in choices:
             work(choice)
         ran.extend(choice for choice in choices if isinstance(choice, bool))
@@ -203,7 +243,7 @@ def test_a_compiler_that_is_broken_at_a_later_shape_is_left_too(
         return gradients(batches, moment, bos)
 
     monkeypatch.setattr(trainer, "gradients", broken)
-    monkeypatch.setattr(module, "quickest", lambda choices, run: choices[0 if chosen else 1])
+    monkeypatch.setattr(module, "quickest", lambda choices, run, *seconds: choices[0 if chosen else 1])
     early, late = Moment(0, 0.0, STEPS.budget), Moment(1, 0.5, STEPS.budget)
     monkeypatch.setattr(module, "worth_compiling", lambda seconds, shapes: True)
     trainer.compilable = True

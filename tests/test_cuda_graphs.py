@@ -81,7 +81,7 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Counted:
     """There is something that records, and it is always found to be the faster."""
     found = Counted()
     monkeypatch.setattr(rehearsal, "recorder", lambda device: found)
-    monkeypatch.setattr(rehearsal, "quickest", lambda choices, work: choices[0])
+    monkeypatch.setattr(rehearsal, "quickest", lambda choices, work, *seconds: choices[0])
     return found
 
 
@@ -141,7 +141,7 @@ def rehearsed(config: Train) -> Trainer:
 def test_auto_takes_the_faster(slower: bool, record: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    def quickest(choices: list[Any], work: Callable[[Any], None]) -> Any:
+    def quickest(choices: list[Any], work: Callable[[Any], None], *seconds: float) -> Any:
         for choice in choices if len(choices) == 2 else ():
             work(choice)
             tried.append((choice is not None, record.replayed))
@@ -186,7 +186,7 @@ def test_a_rank_whose_recording_failed_ends_all(here: bool, record: Counted) -> 
 
 
 def test_no_memory_for_both_ways_is_told(record: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
-    def quickest(choices: list[Any], work: Callable[[Any], None]) -> Any:
+    def quickest(choices: list[Any], work: Callable[[Any], None], *seconds: float) -> Any:
         if len(choices) == 2:
             raise torch.OutOfMemoryError
         return choices[0]

@@ -68,7 +68,7 @@ def replays(ranks: Ranks, folder: Path) -> list[dict[str, torch.Tensor]]:
     found = []
     with pytest.MonkeyPatch.context() as patch, asking(**dict.fromkeys(IMPLEMENTATIONS, "plain")):
         patch.setattr(rehearsal, "recorder", lambda device: taped.record)
-        patch.setattr(rehearsal, "quickest", lambda choices, work: choices[0])
+        patch.setattr(rehearsal, "quickest", lambda choices, work, *seconds: choices[0])
         for name in ("auto", "never"):
             (folder / name).mkdir(exist_ok=True)
             found.append(go(folder / name, RANKS.but(cuda_graphs=name), ranks=ranks).last)
