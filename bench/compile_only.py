@@ -1,12 +1,13 @@
 """The code of a recipe's training step for an H200 that is not here: made by PyTorch's compiler, compiled, never run.
 
-python bench/compile_only.py [RECIPE ...] [--set PATH=VALUE ...]    (a CPU build of PyTorch, Triton and g++)
+python bench/compile_only.py [RECIPE ...] [--set PATH=VALUE ...] [--scoring]    (a CPU build of PyTorch, Triton and g++)
 
 At both ends of a recipe's stages, loss and gradients are traced as one graph over tensors that have shapes and no
-numbers, Inductor writes its code, and Triton compiles every kernel to the machine code of compute capability 9.0. That
-finds what breaks a graph, what has no lowering and what does not compile, all of which `bench/kernels.py` and the
-interpreter leave open; it says nothing of speed, memory or numbers. PyTorch is told that a GPU is here by a device
-guard that does nothing and by answers of a GPU to its questions: internals of PyTorch, so this is written for 2.13.
+numbers, Inductor writes its code, and Triton compiles every kernel to the machine code of compute capability 9.0; with
+`--scoring`, instead, the same of what its sliding windows and its test-time training compile. That finds what breaks a
+graph, what has no lowering and what does not compile, all of which `bench/kernels.py` and the interpreter leave open;
+it says nothing of speed, memory or numbers. PyTorch is told that a GPU is here by a device guard that does nothing and
+by answers of a GPU to its questions: internals of PyTorch, so this is written for 2.13.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ def pretend() -> list[str]:
         **{"synchronize": None, "get_rng_state": torch.zeros(16, dtype=torch.uint8), "set_rng_state": None},
     }.items():
         setattr(asked, name, lambda *given, answer=answer: answer)
+    torch.tensor = lambda data, device=None, made=torch.tensor, **how: made(data, **how).to(device)
     for name in ("_cuda_getDevice", "_cuda_getCurrentRawStream"):
         setattr(torch._C, name, lambda *given: 0)
     # The compiler takes its answers as it is imported.
@@ -115,13 +117,17 @@ def pretend() -> list[str]:
     written: list[str] = []
 
     def keep(self: Any, code: Any) -> SimpleNamespace:
-        """Instead of loading what was written: its outputs have shapes and no numbers."""
+        """Instead of loading what was written: its outputs have shapes and no numbers, or are None."""
+        from torch._inductor.ir import NoneAsConstantBuffer
+
         written.append(code.value)
 
         def call(given: list[Any]) -> list[Any]:
             given.clear()
             return [
-                torch.empty_strided(
+                None
+                if isinstance(each, NoneAsConstantBuffer)
+                else torch.empty_strided(
                     each.get_size(), each.get_stride(), dtype=each.get_dtype(), device=each.get_device()
                 )
                 for each in self.graph_outputs
@@ -155,6 +161,48 @@ def write(name: str, settings: list[str], stage: int) -> None:
         torch.compile(trainer._losses, fullgraph=True, dynamic=False)(ids, ids, ids == 1, stage, segments)
 
 
+class Broken(BaseException):
+    """What a compiler said, past those who would go on without one."""
+
+
+def write_scoring(name: str, settings: list[str], adaptive: int) -> None:
+    """Have Inductor write what the scorer of a recipe compiles: a forward, and where it learns a backward besides."""
+    import numpy as np
+    import torch
+    from torch._subclasses import FakeTensorMode
+
+    from caddie.doctor.pace import named
+    from caddie.model import build
+    from caddie.scoring import ChunkSGD, DocumentLoRA, forward
+
+    def at_once(function: Any) -> Any:
+        compiled = torch.compile(function, fullgraph=True, dynamic=False)
+
+        def run(*given: Any) -> Any:
+            try:
+                return compiled(*given)
+            except Exception as error:
+                raise Broken(f"{name}: {error}") from error
+
+        return run
+
+    forward.COMPILE_SECONDS, forward.compiled_here = -1.0, at_once
+    torch._dynamo.reset()
+    recipe = named(name, tuple(settings))
+    chosen = recipe.score if adaptive else recipe.score.but(adaptation=None)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        scorer: Any = chosen.scorer(build(recipe.model, 0, "cuda"), 1)
+        rows, last = chosen.rows, chosen.stride
+        if isinstance(chosen.adaptation, DocumentLoRA):
+            rows, last = scorer.together, chosen.adaptation.chunk_tokens
+            scorer._adapters.begin(0)
+        ids = torch.zeros(rows, chosen.sequence_length, dtype=torch.int64, device="cuda")
+        scorer.logits(ids, list(range(rows)), last)
+        if isinstance(chosen.adaptation, ChunkSGD):
+            learnt = np.zeros((chosen.adaptation.sgd.rows, chosen.sequence_length + 1), dtype=np.int64)
+            scorer._learner._gradient(learnt)
+
+
 def compile_kernels(code: str) -> int:
     """Compile what Inductor wrote to machine code; how many kernels that were."""
     from torch._inductor.codecache import PyCodeCache
@@ -172,6 +220,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="*", default=["baseline", "three_layer_recurrence", "best_record"])
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", dest="settings")
+    parser.add_argument("--scoring", action="store_true", help="the code of scoring instead of training")
     given = parser.parse_args()
     build = version("torch")
     if not (build.startswith("2.13.") and build.endswith("+cpu") and find_spec("triton") and shutil.which("g++")):
@@ -180,13 +229,15 @@ def main() -> None:
     from caddie.recipe import find
 
     for name in given.recipes:
-        for stage in sorted({0, len(find(name).model.stages) - 1}):
+        recipe = find(name)
+        other = int(recipe.score.adaptation is not None) if given.scoring else len(recipe.model.stages) - 1
+        for number in sorted({0, other}):
             begin = time.perf_counter()
             written.clear()
-            write(name, given.settings, stage)
+            (write_scoring if given.scoring else write)(name, given.settings, number)
             counts = [compile_kernels(code) for code in written]
-            graphs = "forward and backward" if len(counts) == 2 else f"{len(counts)} graphs"
-            print(f"{name}, stage {stage}: {graphs}, kernels {counts}, {time.perf_counter() - begin:.0f} s", flush=True)
+            what = ("sliding windows", "test-time training")[number] if given.scoring else f"stage {number}"
+            print(f"{name}, {what}: kernels {counts}, {time.perf_counter() - begin:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Times a recipe here: a training step and its parts, scoring, compression and opening, memory; one command.
 
-python bench/speed.py [RECIPE ...] [--set PATH=VALUE ...] [--peer PATH|plain|plain-compiled ...] [--only PART ...] [--profile]
-                      [--seconds S] [--rounds N] [--threads N] [--shards DIR] [--json FILE]
+python bench/speed.py [RECIPE ...] [--set PATH=VALUE ...] [--peer PATH|plain|plain-compiled ...]
+                      [--only PART ...] [--profile] [--seconds S] [--rounds N] [--threads N] [--shards DIR]
+                      [--json FILE]
 
 Each thing that is measured has a process of its own. Those whose ratio is printed take turns in one run, so that what
 else the machine does slows all alike: a ratio is the median over the rounds, in each of which both had a turn. Before
@@ -266,7 +267,8 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="*", metavar="RECIPE")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="a setting of all recipes")
-    parser.add_argument("--peer", action="append", default=[], metavar="PATH", help="a public script, `plain` or `plain-compiled`")
+    scripts = "a public script, `plain` or `plain-compiled`"
+    parser.add_argument("--peer", action="append", default=[], metavar="PATH", help=scripts)
     parser.add_argument("--only", action="append", choices=PARTS, help="measure this alone; may be repeated")
     parser.add_argument("--profile", action="store_true", help="where a step's time goes, by part of the model")
     parser.add_argument("--seconds", type=float, default=5.0, help="for each thing that is timed; %(default)s")

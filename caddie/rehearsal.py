@@ -14,7 +14,7 @@ from caddie.data import Batch
 from caddie.errors import UserError
 from caddie.ops import product_dtype
 from caddie.schedules import Budget, Moment
-from caddie.threads import quickest, thread_counts, worth_compiling
+from caddie.threads import allow_graphs, quickest, thread_counts, worth_compiling
 from caddie.trainer import Execution, Trainer
 
 _WILD = 1e4
@@ -31,7 +31,7 @@ def rehearse(trainer: Trainer, budget: Budget, rows: tuple[int, int]) -> Executi
     saved = {name: tensor.clone() for name, tensor in trainer.state().items()}
     moments = list(trainer.shapes(budget).values())
     if trainer.compiled:
-        _allow_graphs(4 * len(moments))
+        allow_graphs(4 * len(moments))
     still = set(trainer.parameters)
 
     def step(moment: Moment) -> None:
@@ -107,7 +107,7 @@ def _choose_compiling(
     if choose and not worth_compiling(budget.seconds or 0.0, len(moments)):
         return
     trainer.compile(True)
-    _allow_graphs(4 * len(moments))
+    allow_graphs(4 * len(moments))
     if _fails_compiled(trainer, moments[:1], rows):
         return
     if choose:
@@ -203,11 +203,6 @@ def _batches(trainer: Trainer, rows: tuple[int, int]) -> Iterator[Batch]:
     """Random tokens without end."""
     ids = np.random.default_rng(trainer.seed).integers(0, trainer.vocabulary, (2, *rows))
     return repeat(Batch(ids[0], ids[1]))
-
-
-def _allow_graphs(count: int) -> None:
-    """Have PyTorch compile so many graphs of a function; beyond its limit it runs uncompiled, without an error."""
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, count)
 
 
 def _some(names: set[str]) -> str:

@@ -52,6 +52,11 @@ def worth_compiling(seconds: float, shapes: int) -> bool:
     return COMPILED_GAIN * seconds > COMPILE_SECONDS * shapes
 
 
+def allow_graphs(count: int) -> None:
+    """Have PyTorch compile so many graphs of a function; beyond its limit it runs uncompiled, without an error."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, count)
+
+
 def compiled_here(function: Callable[P, T]) -> Callable[P, T]:
     """The function by `torch.compile`, for fixed shapes; graphs kept from a CPU with other instructions are not taken.
 

@@ -525,14 +525,19 @@ def test_float8_is_held_against_its_reference_and_bfloat16(monkeypatch: pytest.M
     not torch.__version__.startswith("2.13.") or torch.version.cuda is not None or not shutil.which("g++"),
     reason="written for the internals of PyTorch 2.13's CPU build, with g++",
 )
-def test_a_step_compiles_for_a_gpu_that_is_not_here() -> None:
+@pytest.mark.parametrize(
+    ("asked", "graphs"),
+    [(["baseline_mini", "--set", "train.float8=[head,mlp]"], [2]), (["score_first_mini", "--scoring"], [1, 3])],
+)
+def test_a_step_and_a_score_compile_for_a_gpu_that_is_not_here(asked: list[str], graphs: list[int]) -> None:
     pytest.importorskip("triton")
-    command = [sys.executable, str(Path(gpu.__file__).with_name("compile_only.py")), "baseline_mini"]
-    done = subprocess.run([*command, "--set", "train.float8=[head,mlp]"], capture_output=True, text=True, check=False)
+    command = [sys.executable, str(Path(gpu.__file__).with_name("compile_only.py")), *asked]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    (line,) = done.stdout.splitlines()
-    forward, backward = map(int, re.fullmatch(r".* kernels \[(\d+), (\d+)\], \d+ s", line).groups())  # type: ignore[union-attr]
-    assert min(forward, backward) > 10
+    found = [re.fullmatch(r".*: kernels \[([\d, ]+)\], \d+ s", line) for line in done.stdout.splitlines()]
+    kernels = [[int(count) for count in line[1].split(", ")] for line in found if line]
+    assert [len(counts) for counts in kernels] == graphs
+    assert min(map(min, kernels)) > 10
 
 
 @pytest.mark.slow

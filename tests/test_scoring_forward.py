@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from variations import BASE
 
-from caddie.model import Cache, build
-from caddie.scoring import SGD, ChunkSGD, Scoring, Text, score
+from caddie.model import Cache, Recurrence, build
+from caddie.scoring import SGD, Adaptation, ChunkSGD, DocumentLoRA, GlobalSGD, Scoring, Text, score
 from caddie.scoring import forward as module
+from caddie.scoring.adapters import _Adapters
 from caddie.scoring.forward import COMPILE_SECONDS, Forward
 
 IDS = torch.arange(2 * 8).reshape(2, 8) % 60
@@ -44,6 +45,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         return run
 
     monkeypatch.setattr(torch, "compile", compile_)
+    monkeypatch.setattr(module, "allow_graphs", lambda count: None)  # which imports the compiler
     monkeypatch.setattr(module, "time", Clock(COMPILE_SECONDS / 3))
     return shapes
 
@@ -94,15 +96,21 @@ def test_a_broken_compiler_is_left(compiled: list[tuple[int, ...]], monkeypatch:
     assert len(asked) == 1
 
 
+LORA = DocumentLoRA(
+    rank=2, documents=4, chunk_tokens=8, phases=GlobalSGD(documents=6, phases=1, chunk_tokens=32, sgd=SGD(epochs=1))
+)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("adaptation", [None, ChunkSGD(chunk_tokens=64, sgd=SGD(epochs=1))])
+@pytest.mark.parametrize("adaptation", [None, ChunkSGD(chunk_tokens=64, sgd=SGD(epochs=1)), LORA])
 def test_scores_stay_what_they_are(
-    adaptation: ChunkSGD | None, compiled: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+    adaptation: Adaptation | None, compiled: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Plain and sliding windows and training at test time go through it, and learning sees the weights as they are."""
     model = build(BASE, 0)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(2, 60, (240,), generator=generator).numpy().astype("uint16")
+    tokens[::24] = 1
     text = Text(tokens=tokens, bos=1, source_bytes=800, normalized_bytes=800, table_bytes=800)
     chosen = Scoring(sequence_length=16, stride=8, batch_tokens=32, adaptation=adaptation)
     expected = score(model, text, chosen)
@@ -116,3 +124,39 @@ def test_scores_stay_what_they_are(
     monkeypatch.setattr(Forward, "__init__", patched)
     assert score(model, text, chosen).nats == pytest.approx(expected.nats, abs=1e-9)
     assert len(compiled) > 8
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # which the compiler looks at, and hides
+def test_adapters_are_in_one_compiled_graph_for_all_groups() -> None:
+    torch.compiler.reset()
+    model = build(BASE.but({"recurrence": Recurrence(first=1, last=1, passes=2)}), 0).requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(0))
+    adapters = _Adapters(LORA.but(targets=("query", "mlp", "head")), model)
+    starts = IDS == 0
+
+    def eager(ids: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        answer: torch.Tensor = model(ids, starts, torch.float32, last=4)
+        return answer
+
+    from torch._dynamo.testing import CompileCounter  # which takes a second to import
+
+    traced = CompileCounter()
+    compiled = torch.compile(eager, backend=traced, fullgraph=True, dynamic=False)
+    for group in range(2):
+        adapters.begin(group)
+        found = []
+        for function in (eager, compiled):
+            for factor in adapters._second:
+                factor.grad = None
+                factor.data.normal_(generator=torch.Generator().manual_seed(group))
+            adapters._used = None
+            adapters.use([0, 3])
+            logits = function(IDS, starts)
+            logits.square().sum().backward()  # type: ignore[no-untyped-call]
+            found.append([logits.detach(), *(factor.grad for factor in adapters._second)])
+        for one, other in zip(*found, strict=True):
+            assert one.any()
+            assert (one - other).norm() < 1e-4 * one.norm()  # graphs norm by PyTorch's operations
+    assert traced.frame_count == 1, "each group has new factors, and the graph stays"

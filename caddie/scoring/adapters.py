@@ -20,6 +20,7 @@ from caddie.distributed import Ranks
 from caddie.errors import UserError
 from caddie.model import BlockModule, Cache, Linear, LowRankDelta, Model
 from caddie.scoring.adaptation import PARTS, SGD, Adaptation, Learner, Tokens, check_chunk
+from caddie.scoring.forward import Forward
 from caddie.scoring.scorer import Asked, Layout, Past, Positions, Scorer, Step, nats
 from caddie.scoring.windows import Window
 
@@ -116,10 +117,12 @@ class _InTurn:
 
     def rewind(self) -> None:
         """Let the next run be the first, whatever became of the forward before."""
-        self._next = iter(self.runs)
+        self._next = 0  # not an iterator, at which a compiled graph would break
 
     def __call__(self, x: Tensor) -> Tensor:
-        return next(self._next)(x)
+        run = self.runs[self._next]
+        self._next += 1
+        return run(x)
 
 
 class _Place(NamedTuple):
@@ -264,6 +267,7 @@ class _DocumentLoRA(Scorer):
             check_chunk("score.adaptation.phases.chunk_tokens", config.phases.chunk_tokens, length)
         self._config, self._bos, self._length, self._dtype = config, bos, length, dtype
         self._model = copy.deepcopy(model).requires_grad_(False)
+        self._forward = Forward(self._model, dtype)
         self._adapters = _Adapters(config, self._model)
         self._ranks = Ranks()
         self.together = self._adapters.together
@@ -301,7 +305,7 @@ class _DocumentLoRA(Scorer):
         """One forward, each row with its document's adapters; without a cache its graph is kept for the update."""
         self._adapters.use(slots)
         with torch.set_grad_enabled(cache is None):
-            answer: Tensor = self._model(inputs, inputs == self._bos, self._dtype, last=last, cache=cache)
+            answer = self._forward(inputs, inputs == self._bos, last, cache)
         if cache is None:
             self._answers.append(answer)
         return answer

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from caddie.model import Cache, Model
+from caddie.threads import allow_graphs, compiled_here
 
 Shape = tuple[int, int, int | None, bool]
 COMPILE_SECONDS = 30.0
@@ -51,7 +52,8 @@ class Forward:
         if self._spent[shape] < COMPILE_SECONDS:
             return eager(ids, starts)
         if shape not in self._compiled:
-            self._compiled[shape] = torch.compile(eager, dynamic=False)
+            self._compiled[shape] = compiled_here(eager)
+            allow_graphs(8 * len(self._compiled))  # of all such functions, which have one code
         try:
             return self._compiled[shape](ids, starts)
         except Exception:  # a broken compiler may fail in any way, and the model runs without one
