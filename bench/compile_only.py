@@ -226,10 +226,10 @@ def main() -> None:
     if not (build.startswith("2.13.") and build.endswith("+cpu") and find_spec("triton") and shutil.which("g++")):
         raise UserError(f"this needs PyTorch 2.13's CPU build (here {build}), Triton and g++")
     written = pretend()
-    from caddie.recipe import find
+    from caddie.doctor.pace import named
 
     for name in given.recipes:
-        recipe = find(name)
+        recipe = named(name, tuple(given.settings))
         other = int(recipe.score.adaptation is not None) if given.scoring else len(recipe.model.stages) - 1
         for number in sorted({0, other}):
             begin = time.perf_counter()

@@ -527,7 +527,10 @@ def test_float8_is_held_against_its_reference_and_bfloat16(monkeypatch: pytest.M
 )
 @pytest.mark.parametrize(
     ("asked", "graphs"),
-    [(["baseline_mini", "--set", "train.float8=[head,mlp]"], [2]), (["score_first_mini", "--scoring"], [1, 3])],
+    [
+        (["baseline_mini", "--set", "train.float8=[head,mlp]"], [2]),
+        (["baseline_mini", "--scoring", "--set", "score.adaptation=DocumentLoRA()"], [1, 2]),
+    ],
 )
 def test_a_step_and_a_score_compile_for_a_gpu_that_is_not_here(asked: list[str], graphs: list[int]) -> None:
     pytest.importorskip("triton")

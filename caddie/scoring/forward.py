@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -21,8 +22,8 @@ class Forward:
     """Logits of a model over windows of ids, as `Model` gives them.
 
     Nobody says beforehand how long a text is, so on a GPU a shape is compiled as soon as as much time has gone into it
-    as compiling takes: at the worst that doubles the time. A compiler that fails is not asked again. Not yet measured
-    on a GPU; on a CPU compiled scoring was 0 to 20 % faster, which is not worth its start (`docs/log.md`).
+    as compiling takes: at the worst that doubles the time. A compiler that fails is warned of and not asked again. Not
+    yet measured on a GPU; on a CPU compiled scoring was 0 to 20 % faster, which is not worth its start (`docs/log.md`).
     """
 
     def __init__(self, model: Model, dtype: torch.dtype) -> None:
@@ -56,6 +57,8 @@ class Forward:
             allow_graphs(8 * len(self._compiled))  # of all such functions, which have one code
         try:
             return self._compiled[shape](ids, starts)
-        except Exception:  # a broken compiler may fail in any way, and the model runs without one
+        except Exception as error:  # a broken compiler may fail in any way, and the model runs without one
             self._compiling = False
+            what = str(error).strip().partition("\n")[0] or type(error).__name__
+            warnings.warn(f"compiling failed, so scoring goes on uncompiled: {what}", RuntimeWarning, stacklevel=2)
             return eager(ids, starts)
