@@ -3,8 +3,8 @@
 Its training script wants its own data and tokenizer, so its `GPT` and what its `setup_optimizer` gives are driven here
 as the script drives them: forward, backward, step. Its model has more in it than the contest's: an MLP of four widths,
 embeddings added to the values of every second layer, a head of its own. So its optimizer is timed with the recipe's own
-model, too, as `bench/plain.py` has it. Compiled on a GPU as there (the plain model never); eager and in float32 on a
-CPU, where compiling needs a C++ compiler.
+model, too, as `bench/plain.py` has it. On a GPU it is compiled, as its script has it; on a CPU, where that takes a
+minute or more and a C++ compiler, only if asked. On a CPU it is float32.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def is_nanochat(path: Path) -> bool:
     return (path / "nanochat" / "gpt.py").is_file()
 
 
-def imported(path: Path, module: str, on_gpu: bool) -> Any:
+def imported(path: Path, module: str, compiled: bool) -> Any:
     """A module of that checkout."""
-    if not on_gpu:
-        os.environ |= {"NANOCHAT_DTYPE": "float32", "TORCHDYNAMO_DISABLE": "1"}  # read when it is imported
+    if local_device().type == "cpu":
+        os.environ |= {"NANOCHAT_DTYPE": "float32", "TORCHDYNAMO_DISABLE": str(int(not compiled))}  # read by the import
     sys.path.insert(0, str(path.resolve()))
     return importlib.import_module(module)
 
@@ -43,27 +43,42 @@ class PlainNanochatSteps(PlainSteps):
 
     clip = None
 
-    def __init__(self, path: Path, name: str, settings: tuple[str, ...] = (), threads: int | None = None) -> None:
-        super().__init__(name, settings, threads)
+    def __init__(
+        self,
+        path: Path,
+        name: str,
+        settings: tuple[str, ...] = (),
+        threads: int | None = None,
+        compiled: bool = False,
+    ) -> None:
+        super().__init__(name, settings, threads, compiled=compiled)
         matrices, others = self.model.divided()
         adamw = {"kind": "adamw", "lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-10, "weight_decay": 0.0}
         muon = {"kind": "muon", "lr": 0.02, "momentum": 0.95, "ns_steps": 5, "beta2": 0.9, "weight_decay": 0.0}
         shapes = dict.fromkeys(matrix.shape for matrix in matrices)
         groups = [muon | {"params": [matrix for matrix in matrices if matrix.shape == shape]} for shape in shapes]
-        theirs = imported(path, "nanochat.optim", self.device.type == "cuda")
+        theirs = imported(path, "nanochat.optim", compiled)
         self.optimizers = [theirs.MuonAdamW([adamw | {"params": others}, *groups])]
 
 
 class NanochatSteps(Repeated):
     """Training steps of nanochat's model on random tokens; FLOPs per token are by its own count."""
 
-    def __init__(self, path: Path, name: str, settings: tuple[str, ...] = (), threads: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        name: str,
+        settings: tuple[str, ...] = (),
+        threads: int | None = None,
+        compiled: bool = False,
+    ) -> None:
         super().__init__(local_device())
         if threads is not None:
             torch.set_num_threads(threads)
         self.shape = shape = shape_of(named(name, settings))
         on_gpu = self.device.type == "cuda"
-        theirs = imported(path, "nanochat.gpt", on_gpu)
+        compiled = compiled or on_gpu
+        theirs = imported(path, "nanochat.gpt", compiled)
         torch.manual_seed(0)
         self.model = theirs.GPT(
             theirs.GPTConfig(
@@ -78,7 +93,7 @@ class NanochatSteps(Repeated):
         ).to(self.device)
         self.model.init_weights()
         self.optimizer = self.model.setup_optimizer()
-        self.forward = torch.compile(self.model, dynamic=False) if on_gpu else self.model
+        self.forward = torch.compile(self.model, dynamic=False) if compiled else self.model
         rows = shape.tokens // shape.parts // shape.length
         tokens = torch.randint(shape.vocabulary, (rows, shape.length + 1), device=self.device)
         self.inputs, self.targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
@@ -89,7 +104,7 @@ class NanochatSteps(Repeated):
                 precision="bfloat16" if on_gpu else "float32",
                 threads=torch.get_num_threads(),
                 attention="its own",
-                compiled=on_gpu,
+                compiled=compiled,
             ),
             "flops_per_token": float(self.model.estimate_flops()),
         }

@@ -29,13 +29,6 @@ PLAIN = (
     ("plain, AdamW, bfloat16 autocast", True, False),
 )
 """Names of the loops; whether under autocast, and whether matrices of layers have Muon."""
-COMPILED = (
-    ("plain, AdamW, compiled", False, False, True),
-    ("plain, AdamW, bfloat16 autocast, compiled", True, False, True),
-)
-"""The same with the model compiled."""
-LOOPS = {"plain": PLAIN, "plain-compiled": COMPILED}
-"""The loops by the name of a peer."""
 
 
 class Attention(nn.Module):

@@ -1,8 +1,7 @@
 """Times a recipe here: a training step and its parts, scoring, compression and opening, memory; one command.
 
-python bench/speed.py [RECIPE ...] [--set PATH=VALUE ...] [--peer PATH|plain|plain-compiled ...]
-                      [--only PART ...] [--profile] [--seconds S] [--rounds N] [--threads N] [--shards DIR]
-                      [--json FILE]
+python bench/speed.py [RECIPE ...] [--set PATH=VALUE ...] [--peer PATH|plain ...] [--compiled] [--only PART ...]
+                      [--profile] [--seconds S] [--rounds N] [--threads N] [--shards DIR] [--json FILE]
 
 Each thing that is measured has a process of its own. Those whose ratio is printed take turns in one run, so that what
 else the machine does slows all alike: a ratio is the median over the rounds, in each of which both had a turn. Before
@@ -12,9 +11,9 @@ format. Times are medians over all steps, of events on a GPU. Weights and tokens
 FLOPs per token are 6 for each element of the matrices that a token is multiplied by, a layer's as often as it runs, and
 12 for each channel and position that it sees: forward and backward of matrix products and causal attention, no more.
 The roof is the best product of two square matrices that the device was seen to do in the same rounds, in the number
-format of the step. `--peer plain` is `bench/plain.py`, with AdamW, with Muon, and under autocast; `plain-compiled` its
-loops with AdamW, compiled; a checkout of nanochat is `bench/nanochat_steps.py`; any other peer is a public script or
-its folder, see `bench/peers.py`.
+format of the step. `--peer plain` is `bench/plain.py`, with AdamW, with Muon, and under autocast; a checkout of
+nanochat is `bench/nanochat_steps.py`; both once more by PyTorch's compiler with `--compiled`. Any other peer is a
+public script or its folder, see `bench/peers.py`.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from laps import WHOLE, Apart, Contender, Lap, apart, in_turns, medians, ratio
 from nanochat_steps import NanochatSteps, PlainNanochatSteps, is_nanochat
 from parts import shares
 from peers import Peer, script_of, shape_of, training_shards
-from plain import LOOPS, PlainSteps
+from plain import PLAIN, PlainSteps
 from stages import packing, scoring_rates
 
 from caddie.distributed import local_device
@@ -66,6 +66,7 @@ def train_in_turns(
     rounds: int,
     shards: Path | None = None,
     make: Callable[..., Contender] = Apart,
+    compiled: bool = False,
 ) -> dict[str, Any]:
     """Steps of ours, at the start and the end of the run where its graph changes, of the peers, and of products."""
     recipe = named(name, settings)
@@ -75,13 +76,15 @@ def train_in_turns(
     try:
         for label, at in zip(shapes, (0, -1), strict=False):
             contenders[label] = make(OurSteps, name, settings, threads, at, shards=text)
+        ways = {"": False, ", compiled": True} if compiled else {"": False}
         for peer in peers:
-            if peer in LOOPS:
-                for label, *loop in LOOPS[peer]:
-                    contenders[label] = make(PlainSteps, name, settings, threads, *loop)
+            if peer == "plain":
+                for (label, *loop), (suffix, way) in product(PLAIN, ways.items()):
+                    contenders[label + suffix] = make(PlainSteps, name, settings, threads, *loop, way)
             elif is_nanochat(Path(peer)):
-                contenders["nanochat"] = make(NanochatSteps, Path(peer), name, settings, threads)
-                contenders["plain, nanochat's"] = make(PlainNanochatSteps, Path(peer), name, settings, threads)
+                theirs = {"nanochat": NanochatSteps, "plain, nanochat's": PlainNanochatSteps}
+                for (label, loop), (suffix, way) in product(theirs.items(), ways.items()):
+                    contenders[label + suffix] = make(loop, Path(peer), name, settings, threads, way)
             else:
                 path = Path(peer)
                 label = path.name if path.is_dir() else f"{path.resolve().parent.name}/{path.name}"
@@ -138,7 +141,7 @@ def measure(arguments: argparse.Namespace, make: Callable[..., Contender] = Apar
     for name in arguments.recipes:
         recipe = named(name, settings)
         for peer in arguments.peer:
-            if peer not in LOOPS and not is_nanochat(Path(peer)):
+            if peer != "plain" and not is_nanochat(Path(peer)):
                 script_of(Path(peer))
                 shape_of(recipe)
     on_gpu, call = device.type == "cuda", apart if make is Apart else _here
@@ -156,7 +159,7 @@ def measure(arguments: argparse.Namespace, make: Callable[..., Contender] = Apar
         entry: dict[str, Any] = {}
         if "training" in arguments.only:
             entry["training"] = train_in_turns(
-                name, settings, arguments.peer, threads, seconds, rounds, arguments.shards, make
+                name, settings, arguments.peer, threads, seconds, rounds, arguments.shards, make, arguments.compiled
             )
         if "scoring" in arguments.only:
             entry["scoring"] = call(scoring_rates, name, settings, threads, seconds, rounds)
@@ -267,8 +270,8 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="*", metavar="RECIPE")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="a setting of all recipes")
-    scripts = "a public script, `plain` or `plain-compiled`"
-    parser.add_argument("--peer", action="append", default=[], metavar="PATH", help=scripts)
+    parser.add_argument("--peer", action="append", default=[], metavar="PATH", help="a public script, or `plain`")
+    parser.add_argument("--compiled", action="store_true", help="plain loops and nanochat's compiled, too")
     parser.add_argument("--only", action="append", choices=PARTS, help="measure this alone; may be repeated")
     parser.add_argument("--profile", action="store_true", help="where a step's time goes, by part of the model")
     parser.add_argument("--seconds", type=float, default=5.0, help="for each thing that is timed; %(default)s")

@@ -329,6 +329,26 @@ def test_nanochat_is_driven_at_the_recipe_s_shape(checkout: Path) -> None:
     assert steps.facts["parameters"] == before.numel()
 
 
+def test_what_is_driven_here_is_timed_compiled_too_where_that_is_asked(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (checkout / "nanochat" / "gpt.py").write_text(STAND_IN)
+    (checkout / "nanochat" / "optim.py").write_text(OPTIMIZER)
+    compiled: list[object] = []
+    monkeypatch.setattr(torch, "compile", lambda model, **options: compiled.append(model) or model)
+    given = ["baseline_mini", "--only", "training", "--peer", "plain", "--peer", str(checkout), "--compiled"]
+    given += [f"--set={setting}" for setting in TOY]
+    found = speed.measure(
+        speed.parsed([*given, "--seconds", "0.01", "--rounds", "1"]), make=lambda of, *to, **so: of(*to, **so)
+    )
+    rows = {row["name"]: row["compiled"] for row in found["recipes"]["baseline_mini"]["training"]["steps"]}
+    assert len(compiled) == 5 == sum(rows.values())
+    assert all(rows[name] == name.endswith(", compiled") for name in rows)
+    assert {name for name in rows if f"{name}, compiled" in rows} == {*rows} - {"caddie"} - {
+        name for name in rows if rows[name]
+    }
+
+
 # The plain loop
 
 RENAMED = {"table.": "embedding.", "skips": "skips.weight", ".up.": ".mlp.up.", ".down.": ".mlp.down."}
