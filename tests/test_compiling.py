@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from caddie import rehearsal as module
 from caddie.display import start_line
 from caddie.distributed import Ranks
 from caddie.errors import UserError
-from caddie.model import GPT, Block, GroupedQueryAttention, ReluSquared
+from caddie.model import GPT, Block, GroupedQueryAttention, Model, NTKRotary, ReluSquared, Rotary, build
 from caddie.schedules import Budget, Moment
 from caddie.threads import COMPILE_SECONDS, COMPILED_GAIN, compiled_here, worth_compiling
 from caddie.train import train
@@ -88,6 +89,32 @@ def test_kept_graphs_are_told_apart_by_the_instructions_of_the_cpu(
             compiled_here(print)
         assert torch.compiler.config.cache_key_tag == "mineAVX2AVX512"
     assert asked == [print] * 3
+
+
+@pytest.mark.long
+def test_a_graph_has_the_cosines_of_its_own_positions() -> None:
+    """As numbers, not to be found anew by each kernel; other positions are another graph."""
+    torch.compiler.reset()
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    def logits(model: Model, ids: Tensor) -> Tensor:
+        answer: Tensor = model(ids, ids == 1, torch.float32)
+        return answer
+
+    ids = torch.arange(32).reshape(2, 16) % 30
+    compiled = torch.compile(logits, backend=keep, fullgraph=True, dynamic=False)
+    every = (Rotary(), Rotary(base=100.0), NTKRotary(native_length=8), Rotary(dims=4))
+    for number, positions in enumerate(every, 1):
+        model = build(TINY.but({"block.attention.rotary": positions}), 0)
+        for parameter in model.parameters():
+            parameter.detach().normal_(0.0, 0.3, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(compiled(model, ids), logits(model, ids), rtol=1e-4, atol=1e-4)
+        assert len(graphs) == number
+    assert not any(node.target in ("cos", torch.cos) for graph in graphs for node in graph.graph.nodes)
 
 
 @pytest.mark.slow

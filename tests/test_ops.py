@@ -163,6 +163,44 @@ def test_the_gradient_of_the_loss_is_there_once_and_only_where_wanted() -> None:
         losses.sum().backward()
 
 
+TRACED = pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning", "ignore:Your compiler for AOTAutograd:UserWarning"
+)
+"""What PyTorch's compiler says of itself where it meets a function with a backward of its own."""
+
+
+@pytest.mark.long
+@TRACED
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("cap", "z_loss"), [(None, 0.0), (30.0, 0.0), (10.0, 0.3)])
+def test_the_loss_by_hand_is_one_operation_of_a_compiled_graph(
+    dtype: torch.dtype, cap: float | None, z_loss: float
+) -> None:
+    torch.compiler.reset()
+    logits, targets = some_logits(12, 40, dtype)
+    torch.library.opcheck(by_hand._cross_entropy, (logits, targets, cap, z_loss, True))
+    slopes = torch.linspace(-1.0, 2.0, 12)
+
+    def descend(logits: Tensor) -> Tensor:
+        return (ops.cross_entropy(2.0 * logits, targets, cap, z_loss=z_loss)[0] * slopes).sum()
+
+    from torch._dynamo.testing import AotEagerAndRecordGraphs  # which takes a second to import
+
+    kept = AotEagerAndRecordGraphs()
+    compiled = torch.compile(descend, backend=kept, fullgraph=True)
+    found = []
+    for function in (descend, compiled):
+        leaf = logits.clone().requires_grad_()
+        value = function(leaf)
+        value.backward()
+        found.append((value.detach(), leaf.grad))
+        with torch.no_grad():
+            torch.testing.assert_close(function(logits), value.detach())
+    assert "caddie.cross_entropy_by_hand" in kept.fw_graphs[0].code
+    torch.testing.assert_close(found[1][0], found[0][0])
+    torch.testing.assert_close(found[1][1], found[0][1], **BRAIN if dtype == torch.bfloat16 else PRECISE)
+
+
 # The activation and the products
 
 
@@ -203,7 +241,8 @@ def test_the_choice_by_device_dtype_and_compiler(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(choice, "has_triton", lambda: True)
     for dtype in (torch.float32, torch.bfloat16):
         assert choose("cross_entropy", CPU, dtype) == choose("squared", CPU, dtype) == "by hand"
-        assert choose("cross_entropy", CPU, dtype, compiling=True) == "plain"
+        assert choose("cross_entropy", CPU, dtype, compiling=True) == "by hand"
+        assert choose("squared", CPU, dtype, compiling=True) == "plain"
         assert choose("cross_entropy", CUDA, dtype) == "Triton"
         assert choose("cross_entropy", CUDA, dtype, compiling=True) == "Triton"
     for operation in ("squared", "squared_mlp", "gram", "gram_polynomial"):
@@ -283,7 +322,8 @@ def test_a_training_loss_through_the_head_is_that_of_its_capped_logits(batch: tu
 
 
 @pytest.mark.long
-def test_a_compiled_graph_takes_the_reference_whole(batch: tuple[Tensor, Tensor]) -> None:
+@TRACED
+def test_a_compiled_graph_is_whole(batch: tuple[Tensor, Tensor]) -> None:
     """On a CPU; traced without a backend, which takes a second less than to compile it."""
     logits, targets = some_logits(4, 9)
 

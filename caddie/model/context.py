@@ -67,11 +67,9 @@ class Context:
     def rotary(self, positions: Positions, dims: int) -> tuple[Tensor, Tensor]:
         """Cosine and sine tables over the positions of a row, each (T, dims/2)."""
         if (positions, dims) not in self._rotary:
-            exact = torch.float64 if self.dtype == torch.float64 else torch.float32
-            device = self.ids.device
-            place = torch.arange(self._first, self._first + self.ids.shape[1], device=device).to(exact)
-            angles = place[:, None] * positions.frequencies(dims, device, exact)
-            self._rotary[positions, dims] = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+            end = self._first + self.ids.shape[1]
+            cosine, sine = _tables(positions, dims, self._first, end, self.ids.device, self.dtype)
+            self._rotary[positions, dims] = cosine, sine
         return self._rotary[positions, dims]
 
     def previous(self, x: Tensor) -> Tensor:
@@ -152,3 +150,14 @@ def reach(longest: int | None, window: Whole | None, progress: float, device: to
 def _now(number: Whole, progress: float) -> int:
     """The number at that progress; PyTorch traces no search for a stair, and a stage of the run is one graph anyway."""
     return whole_at(number, Moment(0, progress, Budget(seconds=1.0)))
+
+
+@constant_in_graphs
+def _tables(positions: Positions, dims: int, first: int, end: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Cosines and sines at these positions, (2, end - first, dims/2).
+
+    Left to the compiler, each of its kernels would find the cosine of each number that it turns anew.
+    """
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    angles = torch.arange(first, end, device=device).to(exact)[:, None] * positions.frequencies(dims, device, exact)
+    return torch.stack((angles.cos(), angles.sin())).to(dtype)

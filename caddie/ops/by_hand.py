@@ -1,4 +1,4 @@
-"""Functions with a backward written by hand in PyTorch's own operations, for a CPU that runs eagerly.
+"""Functions with a backward written by hand in PyTorch's own operations, for a CPU; but the loss one that runs eagerly.
 
 Each does in a few passes over memory that is in the cache what autograd does in many over memory that is not.
 `bench/kernels.py` times them beside their references.
@@ -36,47 +36,69 @@ def cross_entropy(
     return descended, entropies
 
 
+@torch.library.custom_op(
+    "caddie::cross_entropy_by_hand",
+    mutates_args=(),
+    schema="(Tensor logits, Tensor targets, float? cap, float z_loss, bool wanted) -> (Tensor, Tensor, Tensor)",
+)
+def _cross_entropy(
+    logits: Tensor, targets: Tensor, cap: float | None, z_loss: float, wanted: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What is descended and the entropies, (N,), and the gradient (N, V) up to factors, empty unless wanted.
+
+    To the compiler it is one operation: what it makes of the reference takes twice as long.
+    """
+    (count, vocabulary), step = logits.shape, max(1, CHUNK // logits.shape[1])
+    denominators, entropies = (logits.new_empty(count, dtype=torch.float32) for _ in range(2))
+    gradient = logits.new_empty(logits.shape if wanted else 0)
+    room = logits.new_empty(2, min(step, count), vocabulary, dtype=torch.float32)
+    for first in range(0, count, step):
+        some = slice(first, first + step)
+        target = targets[some, None]
+        sigma, y = room[:, : len(target)]
+        if cap is None:
+            y.copy_(logits[some])
+        else:  # cap · tanh(x / cap) = 2 cap · sigma(2x / cap) - cap, whose last term is added to the sum below
+            torch.mul(sigma.copy_(logits[some]).mul_(2.0 / cap).sigmoid_(), 2.0 * cap, out=y)
+        right, top = y.gather(1, target), y.amax(-1, keepdim=True)
+        odds = torch.softmax(y, -1, out=y)
+        denominator = torch.sub(top, odds.amax(-1, keepdim=True).log_(), out=denominators[some, None])
+        torch.sub(denominator, right, out=entropies[some, None])
+        denominator -= cap or 0.0
+        if wanted:
+            if z_loss:
+                odds *= 1.0 + 2.0 * z_loss * denominator
+            odds.scatter_add_(1, target, torch.full_like(right, -1.0))
+            if cap is not None:  # sigma (1 - sigma) is a quarter of the slope of the cap
+                torch.ops.aten.sigmoid_backward.grad_input(odds, sigma, grad_input=odds)
+            gradient[some] = odds
+    descended = entropies + z_loss * denominators.square() if z_loss else entropies.clone()
+    return descended, entropies, gradient
+
+
+@_cross_entropy.register_fake
+def _(logits: Tensor, targets: Tensor, cap: float | None, z_loss: float, wanted: bool) -> tuple[Tensor, Tensor, Tensor]:
+    descended, entropies = (logits.new_empty(len(logits), dtype=torch.float32) for _ in range(2))
+    return descended, entropies, logits.new_empty(logits.shape if wanted else 0)
+
+
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, cap: float | None, z_loss: float, wanted: bool
     ) -> tuple[Tensor, Tensor]:
-        (count, vocabulary), step = logits.shape, max(1, CHUNK // logits.shape[1])
-        denominators, entropies = logits.new_empty(2, count, 1, dtype=torch.float32)
-        gradient = torch.empty_like(logits) if wanted else None
-        room = logits.new_empty(2, min(step, count), vocabulary, dtype=torch.float32)
-        for first in range(0, count, step):
-            some = slice(first, first + step)
-            target = targets[some, None]
-            sigma, y = room[:, : len(target)]
-            if cap is None:
-                y.copy_(logits[some])
-            else:  # cap · tanh(x / cap) = 2 cap · sigma(2x / cap) - cap, whose last term is added to the sum below
-                torch.mul(sigma.copy_(logits[some]).mul_(2.0 / cap).sigmoid_(), 2.0 * cap, out=y)
-            right, top = y.gather(1, target), y.amax(-1, keepdim=True)
-            odds = torch.softmax(y, -1, out=y)
-            denominator = torch.sub(top, odds.amax(-1, keepdim=True).log_(), out=denominators[some])
-            torch.sub(denominator, right, out=entropies[some])
-            denominator -= cap or 0.0
-            if gradient is not None:
-                if z_loss:
-                    odds *= 1.0 + 2.0 * z_loss * denominator
-                odds.scatter_add_(1, target, torch.full_like(right, -1.0))
-                if cap is not None:  # sigma (1 - sigma) is a quarter of the slope of the cap
-                    torch.ops.aten.sigmoid_backward.grad_input(odds, sigma, grad_input=odds)
-                gradient[some] = odds
+        descended, entropies, gradient = _cross_entropy(logits, targets, cap, z_loss, wanted)
         ctx.save_for_backward(gradient)
         ctx.factor = 1.0 if cap is None else 4.0
-        entropies = entropies[:, 0]
-        descended = entropies + z_loss * denominators[:, 0].square() if z_loss else entropies.clone()
         ctx.mark_non_differentiable(entropies)
         return descended, entropies
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, slopes: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
-        if bool((slopes == slopes[0]).all()):  # a mean weighs all tokens alike, and a number is quicker than a column
+        if torch.compiler.is_compiling():
+            gradient = (gradient * (ctx.factor * slopes)[:, None]).to(gradient.dtype)
+        elif bool((slopes == slopes[0]).all()):  # a mean weighs all tokens alike, and a number is quicker than a column
             gradient.mul_(ctx.factor * float(slopes[0]))
         else:
             gradient.mul_((ctx.factor * slopes)[:, None])

@@ -59,7 +59,7 @@ _kernels: dict[tuple[str, str], Callable[..., Any]] = {}
 def choose(operation: str, device: torch.device, dtype: torch.dtype, compiling: bool = False) -> str:
     """Which of `IMPLEMENTATIONS` runs there: the one asked for, else the fastest known that can, else "plain".
 
-    What a CPU is given as a compiled graph is plain, since the compiler fuses it.
+    What a CPU is given as a compiled graph is plain but for the loss, since the compiler fuses it.
     """
     if operation in _asked:
         return _asked[operation]
@@ -67,7 +67,7 @@ def choose(operation: str, device: torch.device, dtype: torch.dtype, compiling: 
     if name == "plain" or dtype not in _DTYPES[name]:
         return "plain"
     if name == "by hand":
-        able = not compiling
+        able = operation == "cross_entropy" or not compiling
     else:
         able = has_triton() if name == "Triton" else products.multiplies_float8(device)
     return name if able else "plain"
