@@ -163,14 +163,8 @@ def test_the_gradient_of_the_loss_is_there_once_and_only_where_wanted() -> None:
         losses.sum().backward()
 
 
-TRACED = pytest.mark.filterwarnings(
-    "ignore:.*should not be instantiated:DeprecationWarning", "ignore:Your compiler for AOTAutograd:UserWarning"
-)
-"""What PyTorch's compiler says of itself where it meets a function with a backward of its own."""
-
-
 @pytest.mark.long
-@TRACED
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")  # which is PyTorch's, too
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("cap", "z_loss"), [(None, 0.0), (30.0, 0.0), (10.0, 0.3)])
 def test_the_loss_by_hand_is_one_operation_of_a_compiled_graph(
@@ -322,7 +316,6 @@ def test_a_training_loss_through_the_head_is_that_of_its_capped_logits(batch: tu
 
 
 @pytest.mark.long
-@TRACED
 def test_a_compiled_graph_is_whole(batch: tuple[Tensor, Tensor]) -> None:
     """On a CPU; traced without a backend, which takes a second less than to compile it."""
     logits, targets = some_logits(4, 9)
