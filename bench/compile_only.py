@@ -19,6 +19,8 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -139,10 +141,32 @@ def pretend() -> list[str]:
     return written
 
 
+@contextmanager
+def without_numbers() -> Iterator[None]:
+    """Tensors that have shapes and no numbers, the tables that a graph keeps among them."""
+    from torch._subclasses import FakeTensorMode
+
+    from caddie.attend import constant_in_graphs
+    from caddie.model import context
+
+    mode, made = FakeTensorMode(allow_non_fake_inputs=True), context._tables
+
+    @constant_in_graphs
+    def tables(*given: Any) -> Any:
+        with mode:
+            return made(*given)
+
+    context._tables = tables
+    try:
+        with mode:
+            yield
+    finally:
+        context._tables = made
+
+
 def write(name: str, settings: list[str], stage: int) -> None:
     """Have Inductor write the forward and backward of a micro-batch."""
     import torch
-    from torch._subclasses import FakeTensorMode
 
     from caddie.attend import segment_bucket
     from caddie.distributed import Ranks
@@ -152,7 +176,7 @@ def write(name: str, settings: list[str], stage: int) -> None:
     recipe = named(name, tuple(settings))
     torch._dynamo.reset()
     device = torch.device("cuda", 0)
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with without_numbers():
         trainer = Trainer(recipe.model, recipe.train.but(compile="never"), 0, Ranks(device=device))
         trainer.dtype = torch.bfloat16
         length = recipe.train.longest_row
@@ -169,7 +193,6 @@ def write_scoring(name: str, settings: list[str], adaptive: int) -> None:
     """Have Inductor write what the scorer of a recipe compiles: a forward, and where it learns a backward besides."""
     import numpy as np
     import torch
-    from torch._subclasses import FakeTensorMode
 
     from caddie.doctor.pace import named
     from caddie.model import build
@@ -190,7 +213,7 @@ def write_scoring(name: str, settings: list[str], adaptive: int) -> None:
     torch._dynamo.reset()
     recipe = named(name, tuple(settings))
     chosen = recipe.score if adaptive else recipe.score.but(adaptation=None)
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with without_numbers():
         scorer: Any = chosen.scorer(build(recipe.model, 0, "cuda"), 1)
         rows, last = chosen.rows, chosen.stride
         if isinstance(chosen.adaptation, DocumentLoRA):
