@@ -42,9 +42,9 @@ def quickest(choices: Sequence[Choice], work: Callable[[Choice], object], second
 
 
 COMPILE_SECONDS = 50.0
-"""What the compiler takes for one shape of a step: 27 to 61 s of two cores for small models, `bench/compiling.py`."""
-COMPILED_GAIN = 0.1
-"""The part of a step that compiled graphs may save beside the operations written by hand: -0.10 to 0.27 (there)."""
+"""What the compiler takes for one shape of a step: 29 to 55 s of two cores for small models, `bench/compiling.py`."""
+COMPILED_GAIN = 0.2
+"""The part of a step that compiled graphs save beside the operations written by hand: 0.15 to 0.30 (there)."""
 
 
 def worth_compiling(seconds: float, shapes: int) -> bool:
