@@ -44,12 +44,7 @@ class PlainNanochatSteps(PlainSteps):
     clip = None
 
     def __init__(
-        self,
-        path: Path,
-        name: str,
-        settings: tuple[str, ...] = (),
-        threads: int | None = None,
-        compiled: bool = False,
+        self, path: Path, name: str, settings: tuple[str, ...], threads: int | None, compiled: bool = False
     ) -> None:
         super().__init__(name, settings, threads, compiled=compiled)
         matrices, others = self.model.divided()
@@ -65,12 +60,7 @@ class NanochatSteps(Repeated):
     """Training steps of nanochat's model on random tokens; FLOPs per token are by its own count."""
 
     def __init__(
-        self,
-        path: Path,
-        name: str,
-        settings: tuple[str, ...] = (),
-        threads: int | None = None,
-        compiled: bool = False,
+        self, path: Path, name: str, settings: tuple[str, ...], threads: int | None, compiled: bool = False
     ) -> None:
         super().__init__(local_device())
         if threads is not None:

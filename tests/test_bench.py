@@ -300,7 +300,7 @@ class MuonAdamW(torch.optim.SGD):
 
 def test_nanochat_s_optimizer_trains_the_recipe_s_own_model(checkout: Path) -> None:
     (checkout / "nanochat" / "optim.py").write_text(OPTIMIZER)
-    steps = nanochat_steps.PlainNanochatSteps(checkout, "baseline_mini", TOY)
+    steps = nanochat_steps.PlainNanochatSteps(checkout, "baseline_mini", TOY, None)
     (updater,) = steps.optimizers
     adamw, *muon = updater.kinds
     assert {kind for kind, _ in muon} == {"muon"}
@@ -318,7 +318,7 @@ def test_nanochat_is_driven_at_the_recipe_s_shape(checkout: Path) -> None:
     (checkout / "nanochat" / "gpt.py").write_text(STAND_IN)
     assert nanochat_steps.is_nanochat(checkout)
     assert not nanochat_steps.is_nanochat(checkout / "nanochat")
-    steps = nanochat_steps.NanochatSteps(checkout, "baseline_mini", TOY)
+    steps = nanochat_steps.NanochatSteps(checkout, "baseline_mini", TOY, None)
     config = steps.model.config
     assert (config.n_layer, config.sequence_len, config.window_pattern) == (3, 32, "L")
     before = steps.model.table.weight.detach().clone()
