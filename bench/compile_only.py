@@ -241,13 +241,19 @@ def compile_kernels(code: str) -> int:
 def main() -> None:
     """A line for each recipe and stage."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipes", nargs="*", default=["baseline", "three_layer_recurrence", "best_record"])
+    usual = ["baseline", "three_layer_recurrence", "best_record"]
+    parser.add_argument("recipes", nargs="*", default=usual, help=f"else {', '.join(usual)}")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", dest="settings")
     parser.add_argument("--scoring", action="store_true", help="the code of scoring instead of training")
     given = parser.parse_args()
     build = version("torch")
-    if not (build.startswith("2.13.") and build.endswith("+cpu") and find_spec("triton") and shutil.which("g++")):
-        raise UserError(f"this needs PyTorch 2.13's CPU build (here {build}), Triton and g++")
+    here = {
+        f"PyTorch 2.13's CPU build (here {build})": build.startswith("2.13.") and build.endswith("+cpu"),
+        "Triton (`make setup` installs it)": find_spec("triton"),
+        "g++": shutil.which("g++"),
+    }
+    if missing := [name for name, found in here.items() if not found]:
+        raise UserError(f"this needs {' and '.join(missing)}")
     written = pretend()
     from caddie.doctor.pace import named
 

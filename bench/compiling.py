@@ -3,8 +3,8 @@
 python bench/compiling.py [RECIPE ...] [--set PATH=VALUE ...] [--threads N ...] [--seconds S]
 
 Each way has a process of its own; first the compiler with an empty cache, then again with what that left, both beside
-what the same recipe takes to be made without one. Steps then take turns. The break-even is the budget in which the
-time that the compiler took with an empty cache is won back.
+what the same recipe takes to be made without one. Steps then take turns. The break-even is the budget in which a
+compiled run gains as many seconds' worth of steps as the compiler took before it, with an empty cache.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def measure(name: str, settings: tuple[str, ...], threads: int, seconds: float, 
         for contender in (compiled, plain):
             contender.close()
     gain = ratio(ours, theirs)
-    even = f"{(cold - apart) / (1 - 1 / gain):,.0f}" if gain > 1 else "never"
+    even = f"{(cold - apart) / (gain - 1):,.0f}" if gain > 1 else "never"
     return [
         name,
         str(plain.facts["threads"]),
@@ -62,7 +62,8 @@ def measure(name: str, settings: tuple[str, ...], threads: int, seconds: float, 
 def main() -> None:
     """Measure each recipe with each number of threads, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipes", nargs="*", metavar="RECIPE", default=["baseline_mini", "tiny"])
+    usual = ["baseline_mini", "tiny"]
+    parser.add_argument("recipes", nargs="*", metavar="RECIPE", default=usual, help=f"else {', '.join(usual)}")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="a setting of all recipes")
     parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, torch.get_num_threads()}), metavar="N")
     parser.add_argument("--seconds", type=float, default=6.0, help="for each way of each row; %(default)s")

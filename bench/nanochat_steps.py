@@ -3,8 +3,9 @@
 Its training script wants its own data and tokenizer, so its `GPT` and what its `setup_optimizer` gives are driven here
 as the script drives them: forward, backward, step. Its model has more in it than the contest's: an MLP of four widths,
 embeddings added to the values of every second layer, a head of its own. So its optimizer is timed with the recipe's own
-model, too, as `bench/plain.py` has it. On a GPU it is compiled, as its script has it; on a CPU, where that takes a
-minute or more and a C++ compiler, only if asked. On a CPU it is float32.
+model, too, as `bench/plain.py` has it. On a GPU nanochat's model and optimizer are compiled, as its script has them; on
+a CPU, where that takes a minute or more and a C++ compiler, only if asked, as the plain model is anywhere. On a CPU all
+is float32.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from plain import PlainSteps
 
 from caddie.distributed import local_device
 from caddie.doctor.pace import named
+from caddie.threads import compiled_here
 
 
 def is_nanochat(path: Path) -> bool:
@@ -83,7 +85,7 @@ class NanochatSteps(Repeated):
         ).to(self.device)
         self.model.init_weights()
         self.optimizer = self.model.setup_optimizer()
-        self.forward = torch.compile(self.model, dynamic=False) if compiled else self.model
+        self.forward = compiled_here(self.model) if compiled else self.model
         rows = shape.tokens // shape.parts // shape.length
         tokens = torch.randint(shape.vocabulary, (rows, shape.length + 1), device=self.device)
         self.inputs, self.targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

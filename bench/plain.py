@@ -22,6 +22,7 @@ from caddie.distributed import local_device
 from caddie.doctor.pace import named
 from caddie.model import GPT
 from caddie.schedules import Moment, whole_at
+from caddie.threads import compiled_here
 
 PLAIN = (
     ("plain, AdamW", False, False),
@@ -147,7 +148,7 @@ class PlainSteps(Repeated):
         self.rows = tokens // self.parts // self.length
         torch.manual_seed(0)
         self.model = Plain(recipe.model).to(self.device)
-        self.forward = torch.compile(self.model, dynamic=False) if compiled else self.model
+        self.forward = compiled_here(self.model) if compiled else self.model
         matrices, others = self.model.divided()
         parameters = others if muon else [*matrices, *others]
         groups = [

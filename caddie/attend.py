@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 SHORT_ROW = 512
 """On a CPU that multiplies bfloat16, its queries of up to this many keys attend by plain products: 1.2 to 4.7 times
-faster, forward and backward, than the fused kernel (`bench/attention.py`, 2026-11-21), which wins in float32."""
+faster, forward and backward, than the fused kernel (`bench/attention.py`, 2026-11-21). In float32 they would gain a few
+per cent of a step on two threads, and lose them in short rows on one (`docs/log.md`)."""
 
 
 QUERIES = 128

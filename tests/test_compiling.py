@@ -92,6 +92,21 @@ def test_kept_graphs_are_told_apart_by_the_instructions_of_the_cpu(
 
 
 @pytest.mark.long
+def test_an_uncompiled_step_leaves_the_compiler_alone() -> None:
+    """Which takes a second and 150 MiB to import."""
+    program = (
+        "import sys; from caddie.recipe import find; from caddie.distributed import Ranks\n"
+        "from caddie.rehearsal import rehearse; from caddie.trainer import Trainer\n"
+        "recipe = find('baseline_mini')\n"
+        "train = recipe.train.but(compile='never', steps=3, seconds=None)\n"
+        "rehearse(Trainer(recipe.model, train, 0, Ranks()), train.budget, (8, 128))\n"
+        "print(sorted({'torch._dynamo', 'torch._inductor', 'sympy'} & {*sys.modules}))"
+    )
+    given = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert given.stdout == "[]\n", given.stderr
+
+
+@pytest.mark.long
 def test_a_graph_has_the_cosines_of_its_own_positions() -> None:
     """As numbers, not to be found anew by each kernel; other positions are another graph."""
     torch.compiler.reset()

@@ -161,6 +161,8 @@ def test_the_gradient_of_the_loss_is_there_once_and_only_where_wanted() -> None:
     losses.sum().backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="inplace"):  # rather than a second gradient that is wrong
         losses.sum().backward()
+    with pytest.raises(RuntimeError, match="no second derivative"):  # rather than none
+        torch.autograd.grad(by_hand.cross_entropy(logits, targets, 30.0)[0].sum(), logits, create_graph=True)
 
 
 @pytest.mark.long

@@ -55,7 +55,11 @@ def on_gpu(forward: Forward) -> Forward:
     return forward
 
 
-def test_a_shape_is_compiled_when_it_has_taken_long(compiled: list[tuple[int, ...]]) -> None:
+def test_a_shape_is_compiled_when_it_has_taken_long(
+    compiled: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed: list[int] = []
+    monkeypatch.setattr(module, "allow_graphs", allowed.append)
     model = build(BASE, 0)
     forward = on_gpu(Forward(model, torch.float32))
     starts = IDS == 0
@@ -66,6 +70,7 @@ def test_a_shape_is_compiled_when_it_has_taken_long(compiled: list[tuple[int, ..
             assert torch.equal(forward(IDS[:1], starts[:1], 3), plain[:1, -3:])
             assert len(compiled) == (0 if call < 3 else 2 * call - 4), "after 30 s of each, three calls of 10 s"
         assert compiled[:2] == [(2, 8), (1, 8)]
+        assert allowed == [8, 16], "both are of one function to PyTorch"
         before = len(compiled)
         assert torch.equal(forward(IDS, starts, None, Cache()), plain)
         assert len(compiled) == before, "what goes on where it ended has a new shape each time"

@@ -1,4 +1,6 @@
-"""Functions with a backward written by hand in PyTorch's own operations, for a CPU; but the loss one that runs eagerly.
+"""Functions with a backward written by hand in PyTorch's own operations, for a CPU that runs eagerly.
+
+The loss is taken in compiled graphs, too.
 
 Each does in a few passes over memory that is in the cache what autograd does in many over memory that is not.
 `bench/kernels.py` times them beside their references.
@@ -36,18 +38,10 @@ def cross_entropy(
     return descended, entropies
 
 
-@torch.library.custom_op(
-    "caddie::cross_entropy_by_hand",
-    mutates_args=(),
-    schema="(Tensor logits, Tensor targets, float? cap, float z_loss, bool wanted) -> (Tensor, Tensor, Tensor)",
-)
-def _cross_entropy(
+def _made(
     logits: Tensor, targets: Tensor, cap: float | None, z_loss: float, wanted: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What is descended and the entropies, (N,), and the gradient (N, V) up to factors, empty unless wanted.
-
-    To the compiler it is one operation: what it makes of the reference takes twice as long.
-    """
+    """What is descended and the entropies, (N,), and the gradient (N, V) up to factors, empty unless wanted."""
     (count, vocabulary), step = logits.shape, max(1, CHUNK // logits.shape[1])
     denominators, entropies = (logits.new_empty(count, dtype=torch.float32) for _ in range(2))
     gradient = logits.new_empty(logits.shape if wanted else 0)
@@ -76,6 +70,16 @@ def _cross_entropy(
     return descended, entropies, gradient
 
 
+_cross_entropy = torch.library.custom_op(
+    "caddie::cross_entropy_by_hand",
+    _made,
+    mutates_args=(),
+    schema="(Tensor logits, Tensor targets, float? cap, float z_loss, bool wanted) -> (Tensor, Tensor, Tensor)",
+)
+"""As one operation to the compiler: what that makes of the reference takes twice as long. Called otherwise, it would
+import the compiler, a second and 150 MiB of every process."""
+
+
 @_cross_entropy.register_fake
 def _(logits: Tensor, targets: Tensor, cap: float | None, z_loss: float, wanted: bool) -> tuple[Tensor, Tensor, Tensor]:
     descended, entropies = (logits.new_empty(len(logits), dtype=torch.float32) for _ in range(2))
@@ -87,7 +91,8 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, cap: float | None, z_loss: float, wanted: bool
     ) -> tuple[Tensor, Tensor]:
-        descended, entropies, gradient = _cross_entropy(logits, targets, cap, z_loss, wanted)
+        made = _cross_entropy if torch.compiler.is_compiling() else _made
+        descended, entropies, gradient = made(logits, targets, cap, z_loss, wanted)
         ctx.save_for_backward(gradient)
         ctx.factor = 1.0 if cap is None else 4.0
         ctx.mark_non_differentiable(entropies)
@@ -98,6 +103,8 @@ class _CrossEntropy(torch.autograd.Function):
         (gradient,) = ctx.saved_tensors
         if torch.compiler.is_compiling():
             gradient = (gradient * (ctx.factor * slopes)[:, None]).to(gradient.dtype)
+        elif torch.is_grad_enabled():
+            raise RuntimeError("the loss by hand has no second derivative; ask for the plain one")
         elif bool((slopes == slopes[0]).all()):  # a mean weighs all tokens alike, and a number is quicker than a column
             gradient.mul_(ctx.factor * float(slopes[0]))
         else:

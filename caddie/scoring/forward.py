@@ -54,7 +54,9 @@ class Forward:
             return eager(ids, starts)
         if shape not in self._compiled:
             self._compiled[shape] = compiled_here(eager)
-            allow_graphs(8 * len(self._compiled))  # of all such functions, which have one code
+            allow_graphs(
+                8 * len(self._compiled)
+            )  # these functions share their code, and so PyTorch's count, of 8 for one
         try:
             return self._compiled[shape](ids, starts)
         except Exception as error:  # a broken compiler may fail in any way, and the model runs without one
