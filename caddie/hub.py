@@ -17,7 +17,7 @@ from typing import Any
 from caddie import published
 from caddie.corpus import Corpus
 from caddie.data import open_shard
-from caddie.errors import UserError, suggest
+from caddie.errors import UserError, first_line, suggest
 from caddie.tokenizers import SentencePieceFile
 
 REPOSITORY = "willdepueoai/parameter-golf"
@@ -111,7 +111,7 @@ class _Fetch:
         except Exception as error:  # whichever the HTTP library below it raises
             if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
                 raise UserError(f"{REPOSITORY} has no file {name}") from error
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = first_line(error)
             raise UserError(f"cannot fetch {name} ({reason}); the same command continues where it stopped") from error
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from caddie.cuda_graphs import Recordings, recorder
 from caddie.data import Batch
-from caddie.errors import UserError
+from caddie.errors import UserError, first_line
 from caddie.ops import product_dtype
 from caddie.schedules import Budget, Moment
 from caddie.threads import allow_graphs, quickest, thread_counts, worth_compiling
@@ -170,7 +170,7 @@ def _failure(trainer: Trainer, moment: Moment, rows: tuple[int, int]) -> str:
     except UserError:
         raise
     except Exception as error:  # compilers and drivers may fail in any way
-        failure = str(error).strip().partition("\n")[0] or type(error).__name__
+        failure = first_line(error)
     anywhere = trainer.ranks.maximum(float(bool(failure)))[0]  # all are asked, whatever happened here
     return failure or ("in another process" if anywhere else "")
 

@@ -44,11 +44,11 @@ def quickest(choices: Sequence[Choice], work: Callable[[Choice], object], second
 COMPILE_SECONDS = 50.0
 """What the compiler takes for one shape of a step: 29 to 55 s of two cores for small models, `bench/compiling.py`."""
 COMPILED_GAIN = 0.2
-"""So many more steps of a run that is compiled, at least: 0.17 to 0.43 of those that it would make else (there)."""
+"""So many more steps a compiled run is taken to make, of those that it would make else: 0.17 to 0.43 (there)."""
 
 
 def worth_compiling(seconds: float, shapes: int) -> bool:
-    """Whether a run of that many seconds could win back the time of compiling so many shapes, which is before them."""
+    """Whether a run of that many seconds could win back the time of compiling so many shapes before its clock."""
     return COMPILED_GAIN * seconds > COMPILE_SECONDS * shapes
 
 

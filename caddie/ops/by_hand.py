@@ -38,7 +38,7 @@ def cross_entropy(
     return descended, entropies
 
 
-def _made(
+def _in_chunks(
     logits: Tensor, targets: Tensor, cap: float | None, z_loss: float, wanted: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What is descended and the entropies, (N,), and the gradient (N, V) up to factors, empty unless wanted."""
@@ -72,7 +72,7 @@ def _made(
 
 _cross_entropy = torch.library.custom_op(
     "caddie::cross_entropy_by_hand",
-    _made,
+    _in_chunks,
     mutates_args=(),
     schema="(Tensor logits, Tensor targets, float? cap, float z_loss, bool wanted) -> (Tensor, Tensor, Tensor)",
 )
@@ -91,8 +91,8 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, cap: float | None, z_loss: float, wanted: bool
     ) -> tuple[Tensor, Tensor]:
-        made = _cross_entropy if torch.compiler.is_compiling() else _made
-        descended, entropies, gradient = made(logits, targets, cap, z_loss, wanted)
+        compute = _cross_entropy if torch.compiler.is_compiling() else _in_chunks
+        descended, entropies, gradient = compute(logits, targets, cap, z_loss, wanted)
         ctx.save_for_backward(gradient)
         ctx.factor = 1.0 if cap is None else 4.0
         ctx.mark_non_differentiable(entropies)

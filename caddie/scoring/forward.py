@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from caddie.errors import first_line
 from caddie.model import Cache, Model
 from caddie.threads import allow_graphs, compiled_here
 
@@ -54,13 +55,12 @@ class Forward:
             return eager(ids, starts)
         if shape not in self._compiled:
             self._compiled[shape] = compiled_here(eager)
-            allow_graphs(
-                8 * len(self._compiled)
-            )  # these functions share their code, and so PyTorch's count, of 8 for one
+            # The functions of all shapes are one to PyTorch, which lets a function have eight graphs.
+            allow_graphs(8 * len(self._compiled))
         try:
             return self._compiled[shape](ids, starts)
         except Exception as error:  # a broken compiler may fail in any way, and the model runs without one
             self._compiling = False
-            what = str(error).strip().partition("\n")[0] or type(error).__name__
-            warnings.warn(f"compiling failed, so scoring goes on uncompiled: {what}", RuntimeWarning, stacklevel=2)
+            text = f"compiling failed, so scoring goes on uncompiled: {first_line(error)}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
             return eager(ids, starts)
