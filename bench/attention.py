@@ -1,4 +1,4 @@
-"""Attention on a CPU: what `caddie.attend` chooses against PyTorch's fused kernel, forward and backward, in one run.
+"""Attention on a CPU: what caddie chooses against PyTorch's fused kernel, forward and backward.
 
 python bench/attention.py [THREADS]
 """
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from caddie.attend import BACKENDS, Visibility, attention, choose
+from caddie.ops.attention import BACKENDS, Visibility, attention, choose
 
 TOKENS, HEADS, SHARED, SIZE = 2048, 4, 2, 32
 

@@ -35,19 +35,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caddie.compress import Compress
-from caddie.corpora import text_of
-from caddie.drafts import Draft, Drafts
-from caddie.line import calibrated
 from caddie.model import Model, build
-from caddie.parameters import assign
-from caddie.quantize import Arrays, Calibration, Waterfilling
-from caddie.quantize.quantizer import as_rows
-from caddie.quantize.waterfilling import _BLOCK, _LARGEST, _steps, _upper
-from caddie.result import bits_per_nat
-from caddie.run_folder import read_run, run_weights
-from caddie.tables import table
-from caddie.weight_coding.priors import FRACTION_BITS, LARGEST, PRIOR_BITS, contexts, log2, priors, width
+from caddie.model.parameters import assign
+from caddie.pack.candidates import Draft, Drafts
+from caddie.pack.coding.priors import FRACTION_BITS, LARGEST, PRIOR_BITS, contexts, log2, priors, width
+from caddie.pack.compress import Compress
+from caddie.pack.quantize import Arrays, Calibration, Waterfilling
+from caddie.pack.quantize.quantizer import as_rows
+from caddie.pack.quantize.waterfilling import _BLOCK, _LARGEST, _steps, _upper
+from caddie.report.tables import table
+from caddie.run.resolve_corpus import text_of
+from caddie.run.result import bits_per_nat
+from caddie.run.run import calibrated
+from caddie.run.run_folder import read_run, run_weights
 
 Odds = Literal["tensor", "scale"]
 Move = Literal["energy", "least"]

@@ -1,4 +1,4 @@
-"""Arithmetic coding: `caddie.coder` against the library constriction, time and bytes, in one run.
+"""Arithmetic coding: `caddie.inference.range_coder` against the library constriction, time and bytes, in one run.
 
 python bench/coder.py    (needs `pip install constriction`)
 
@@ -18,8 +18,8 @@ import constriction
 import numpy as np
 import numpy.typing as npt
 
-from caddie import coder
-from caddie.coder import Decoder, Encoder
+from caddie.inference import range_coder as coder
+from caddie.inference.range_coder import Decoder, Encoder
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -50,7 +50,7 @@ class Library:
 
 
 def weights(logits: Floats) -> Floats:
-    """The integers of `caddie.coder`, without their sums."""
+    """The integers of `caddie.inference.range_coder`, without their sums."""
     steps = np.floor(coder._places(logits))
     below = (steps.max(axis=1, keepdims=True) - steps).astype(np.intp)
     return coder._weights().take(below, mode="clip").astype(np.float64)

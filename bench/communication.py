@@ -2,7 +2,7 @@
 
 python bench/communication.py [RECIPE] [PATH=VALUE]...
 
-Nothing is measured: the bytes are counted from the recipe as `caddie.communication` describes (a test counts those that
+Nothing is measured: the bytes are counted from the recipe as `exchanges` says below (a test counts those that
 processes really exchange), and the rates are assumptions: 450 GB/s one way for each GPU within a machine (NVLink of
 H100 and H200) and a network card of 400 Gb/s for each GPU. Real rates are lower, 70 to 90 % of these for large
 tensors, and every operation takes some 10 to 50 microseconds to start.
@@ -11,11 +11,105 @@ tensors, and every operation takes some 10 to 50 microseconds to start.
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from caddie.communication import Cluster, exchanges, sent_bytes
+import torch
+
 from caddie.config import parse_assignment
-from caddie.recipe import find
-from caddie.tables import table
+from caddie.model import GPT
+from caddie.model.parameters import assign
+from caddie.recipes.catalog import find
+from caddie.report.tables import table
+from caddie.train.optim import AdamW, Muon
+from caddie.train.trainer import Train
+
+Kind = Literal["all_reduce", "reduce_scatter", "all_gather"]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One collective operation of a step."""
+
+    what: str
+    kind: Kind
+    whole_bytes: int
+    """Bytes of the tensor that is summed, or that is whole in the end."""
+
+    def sent_bytes(self, world: int) -> float:
+        """What each of `world` processes sends, and receives, in a ring, which no other way undercuts for large ones.
+
+        Each sends all but one of `world` parts once; to sum and then to have it all it does so twice (Patarasu and
+        Yuan 2009, Bandwidth optimal all-reduce algorithms for clusters of workstations).
+        """
+        return (2 if self.kind == "all_reduce" else 1) * self.whole_bytes * (world - 1) / world
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Machines that are alike, and what one GPU can send within its machine and out of it, in bytes per second."""
+
+    machines: int
+    gpus: int
+    """In each machine."""
+    link_rate: float = 450e9
+    """NVLink of an H100 or H200, one way."""
+    network_rate: float = 50e9
+    """A card of 400 Gb/s for each GPU."""
+
+    @property
+    def world(self) -> int:
+        """GPUs in all."""
+        return self.machines * self.gpus
+
+    def seconds(self, sent_bytes: float) -> float:
+        """The least time in which each GPU sends so much, without what an operation takes to start.
+
+        There are as many rings as a machine has GPUs, each of which leaves it by a card of its own.
+        """
+        out = sent_bytes / self.gpus / self.network_rate if self.machines > 1 else 0.0
+        return max(sent_bytes / self.link_rate if self.gpus > 1 else 0.0, out)
+
+
+def exchanges(gpt: GPT, train: Train, world: int) -> list[Exchange]:
+    """All exchanges of a step between `world` processes, in the order in which they begin; none for one."""
+    if world == 1:
+        return []
+    with torch.device("meta"):
+        model = gpt.build()
+    parameters = dict(model.named_parameters())
+    rules = assign({rule: rule for rule in train.optimizers}, model, "train.optimizers")
+    loss_bytes = 4
+    first, norms, last, together = [], [], [], loss_bytes
+    for rule, optimizer in train.optimizers.items():
+        members = [parameter for name, parameter in parameters.items() if rules[name] == rule]
+        if isinstance(optimizer, AdamW):
+            together += sum(parameter.nbytes for parameter in members)
+        elif members:
+            assert isinstance(optimizer, Muon)
+            norms.append(Exchange("square of the gradient's norm", "all_reduce", 4))
+            update = getattr(torch, optimizer.precision).itemsize
+            for shape, count in Counter(parameter.shape for parameter in members).items():
+                elements = (count + -count % world) * shape.numel()
+                if optimizer.communication == "all_reduce":
+                    together += elements * 4
+                    last.append(Exchange("updates of matrices", "all_reduce", elements * update))
+                else:
+                    first.append(Exchange("gradients of matrices", "reduce_scatter", elements * 4))
+                    last.append(Exchange("updates of matrices", "all_gather", elements * update))
+    rest = [Exchange("gradients of all else, and the loss", "all_reduce", together), *norms]
+    return [*first, *rest, *last, Exchange("clock and signals, between the hosts", "all_reduce", 16)]
+
+
+def sent_bytes(found: Sequence[Exchange], world: int) -> dict[str, float]:
+    """What each process sends in a step, by what it is for."""
+    sums: dict[str, float] = {}
+    for one in found:
+        sums[one.what] = sums.get(one.what, 0.0) + one.sent_bytes(world)
+    return sums
+
 
 CLUSTERS = (Cluster(1, 1), Cluster(1, 2), Cluster(1, 4), Cluster(1, 8), Cluster(2, 8), Cluster(4, 8))
 

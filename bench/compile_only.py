@@ -27,8 +27,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from caddie.cli.exits import end
 from caddie.errors import UserError
-from caddie.exits import end
 
 GUARD = r"""
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -146,8 +146,8 @@ def without_numbers() -> Iterator[None]:
     """Tensors that have shapes and no numbers, the tables that a graph keeps among them."""
     from torch._subclasses import FakeTensorMode
 
-    from caddie.attend import constant_in_graphs
     from caddie.model import context
+    from caddie.ops.attention import constant_in_graphs
 
     mode, made = FakeTensorMode(allow_non_fake_inputs=True), context._tables
 
@@ -168,10 +168,10 @@ def write(name: str, settings: list[str], stage: int) -> None:
     """Have Inductor write the forward and backward of a micro-batch."""
     import torch
 
-    from caddie.attend import segment_bucket
-    from caddie.distributed import Ranks
     from caddie.doctor.pace import named
-    from caddie.trainer import Trainer
+    from caddie.ops.attention import segment_bucket
+    from caddie.runtime.distributed import Ranks
+    from caddie.train.trainer import Trainer
 
     recipe = named(name, tuple(settings))
     torch._dynamo.reset()
@@ -196,7 +196,7 @@ def write_scoring(name: str, settings: list[str], adaptive: int) -> None:
 
     from caddie.doctor.pace import named
     from caddie.model import build
-    from caddie.scoring import ChunkSGD, DocumentLoRA, forward
+    from caddie.score import ChunkSGD, DocumentLoRA, forward
 
     def at_once(function: Any) -> Any:
         compiled = torch.compile(function, fullgraph=True, dynamic=False)

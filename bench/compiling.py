@@ -18,9 +18,9 @@ import torch
 from contenders import OurSteps
 from laps import WHOLE, Apart, in_turns, medians, ratio
 
+from caddie.cli.exits import end
 from caddie.doctor.host import processor
-from caddie.exits import end
-from caddie.tables import table
+from caddie.report.tables import table
 
 HEADER = ("", "threads", "format", "ms uncompiled", "ms compiled", "times", "compiler s", "again s", "break-even s")
 

@@ -19,16 +19,16 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from caddie import artifact as artifacts
-from caddie.compress import Compress
-from caddie.corpora import text_of
-from caddie.line import pack_run
 from caddie.model import build
-from caddie.quantize import Float16, Gptq, Rows, SigmaClip
-from caddie.run_folder import WEIGHTS, read_run
-from caddie.scoring import score
-from caddie.weight_coding import ArrayCodec, Packed
-from caddie.weight_coding.array_codec import Array
+from caddie.pack import artifact as artifacts
+from caddie.pack.coding import ArrayCodec, Packed
+from caddie.pack.coding.array_codec import Array
+from caddie.pack.compress import Compress
+from caddie.pack.quantize import Float16, Gptq, Rows, SigmaClip
+from caddie.run.resolve_corpus import text_of
+from caddie.run.run import pack_run
+from caddie.run.run_folder import WEIGHTS, read_run
+from caddie.score import score
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from laps import WHOLE, Lap, Repeated
 
-from caddie.data import Integers, Tokens, open_shard
-from caddie.distributed import Ranks, local_device
+from caddie.config.schedules import whole_at
+from caddie.data.loaders import Integers, Tokens, open_shard
 from caddie.doctor.pace import named
-from caddie.flops import count
+from caddie.model.flops import count
 from caddie.ops import product_dtype
-from caddie.rehearsal import rehearse
-from caddie.schedules import whole_at
-from caddie.trainer import Trainer
-from caddie.transfer import Late, ahead
+from caddie.runtime.distributed import Ranks, local_device
+from caddie.train.prefetch import Late, ahead
+from caddie.train.trainer import Trainer
+from caddie.train.warmup import rehearse
 
 BOS = 1
 DOCUMENT_TOKENS = 600

@@ -5,8 +5,8 @@
 The matrices are those of `best_record`, 35.9 million weights, with more or fewer rows for other MILLIONS. Their
 integers are drawn: Laplace numbers whose scales differ by row and by column, or, with `--run`, Gaussian ones with the
 scales that rows and columns of this trained run's integers have under `Waterfilling`. They are coded by the product's
-own choice and read by `caddie.decompress`, down to float32 weights, in processes that may use one core and two. Beside
-it stands Brotli at its best layout for the same integers, in 8 bits each if they fit. With `--file` the coded weights
+own choice and read by `caddie.pack.decompress`, down to float32 weights, in processes that may use one core and two.
+Beside it stands Brotli at its best layout for the same integers, in 8 bits each if they fit. With `--file` the coded weights
 are kept there and only read the next time.
 """
 
@@ -30,15 +30,15 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from caddie import container
-from caddie.container import Section
-from caddie.decompress import LENGTH_BYTES, PREFIX, decompress
 from caddie.model import GPT
-from caddie.parameters import Constant, Part
-from caddie.quantize import Waterfilling
-from caddie.recipe import find
-from caddie.tables import table
-from caddie.weight_coding import Coders, Packed, Plain, Smallest
+from caddie.model.parameters import Constant, Part
+from caddie.pack import container
+from caddie.pack.coding import Coders, Packed, Plain, Smallest
+from caddie.pack.container import Section
+from caddie.pack.decompress import LENGTH_BYTES, PREFIX, decompress
+from caddie.pack.quantize import Waterfilling
+from caddie.recipes.catalog import find
+from caddie.report.tables import table
 
 Shapes = dict[str, tuple[int, int]]
 Scales = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
@@ -84,8 +84,8 @@ def shapes_of(recipe: str, millions: float | None) -> Shapes:
 
 def scales_of(run: Path, step: float) -> list[tuple[str, Scales]]:
     """Name and scales of each matrix of a trained run."""
-    from caddie.line import calibrated
-    from caddie.run_folder import read_run, run_weights
+    from caddie.run.run import calibrated
+    from caddie.run.run_folder import read_run, run_weights
 
     recipe, _, corpus = read_run(run)
     weights = run_weights(run, recipe, corpus)

@@ -10,10 +10,10 @@ import torch
 from kernels import REPEATS, error, milliseconds, one_call, operations
 from torch import Tensor
 
-from caddie.attend import BACKENDS, Visibility, segment_bucket
-from caddie.distributed import local_device
 from caddie.ops import IMPLEMENTATIONS
-from caddie.tables import one_line, table
+from caddie.ops.attention import BACKENDS, Visibility, segment_bucket
+from caddie.report.tables import one_line, table
+from caddie.runtime.distributed import local_device
 
 PLAIN = "plain"
 Call = Callable[[], list[Tensor]]

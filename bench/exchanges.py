@@ -17,10 +17,10 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from caddie.distributed import Ranks
-from caddie.optim import Muon
-from caddie.parameters import assign
-from caddie.recipe import find
+from caddie.model.parameters import assign
+from caddie.recipes.catalog import find
+from caddie.runtime.distributed import Ranks
+from caddie.train.optim import Muon
 
 ROUNDS, TIMES = 10, 100
 

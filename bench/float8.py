@@ -20,10 +20,10 @@ from equality import compared, listed
 from kernels import error
 from torch import Tensor
 
-from caddie.distributed import local_device
+from caddie.cli.exits import end
 from caddie.errors import UserError
-from caddie.exits import end
 from caddie.ops import asking, float8_linear, linear
+from caddie.runtime.distributed import local_device
 
 SHAPES = {
     "the baseline's MLP": (65_536, 512, 1024),

@@ -36,11 +36,11 @@ from peers import Peer, training_shards
 from speed import profile_table, row_of, training_table
 from stages import scoring_rates
 
+from caddie.cli.exits import end
 from caddie.errors import UserError
-from caddie.exits import end
 from caddie.files import replacing
-from caddie.result import commit
-from caddie.tables import one_line, table
+from caddie.report.tables import one_line, table
+from caddie.run.result import commit
 
 TARGET = 0.85
 """Our time over the peer's, at most."""

@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caddie.data import Batch
-from caddie.distributed import Ranks
+from caddie.config.schedules import Budget, Moment
+from caddie.data.loaders import Batch
 from caddie.ops import IMPLEMENTATIONS, asking, choose, linear, plain
-from caddie.ops.choice import implementation
-from caddie.recipe import find
-from caddie.schedules import Budget, Moment
-from caddie.trainer import Trainer
+from caddie.ops.dispatch import implementation
+from caddie.recipes.catalog import find
+from caddie.runtime.distributed import Ranks
+from caddie.train.trainer import Trainer
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")

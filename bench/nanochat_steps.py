@@ -22,9 +22,9 @@ from laps import Repeated
 from peers import shape_of
 from plain import PlainSteps
 
-from caddie.distributed import local_device
 from caddie.doctor.pace import named
-from caddie.threads import compiled_here
+from caddie.runtime.autotune import compiled_here
+from caddie.runtime.distributed import local_device
 
 
 def is_nanochat(path: Path) -> bool:

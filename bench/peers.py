@@ -31,13 +31,13 @@ from contenders import documents, step_facts
 from laps import WHOLE, Lap, resident_peak
 from stages import tokenizer_of
 
-from caddie.data import Tokens, open_shard, write_shard
+from caddie.config.schedules import Moment, whole_at
+from caddie.data.loaders import Tokens, open_shard, write_shard
+from caddie.data.tokenizers import SentencePieceTokenizer
 from caddie.doctor.pace import named
 from caddie.errors import UserError
-from caddie.recipe import Recipe
-from caddie.schedules import Moment, whole_at
-from caddie.tables import one_line
-from caddie.tokenizers import SentencePieceTokenizer
+from caddie.recipes.recipe import Recipe
+from caddie.report.tables import one_line
 
 CONTEST, NANOGPT = "contest", "nanoGPT"
 PATIENCE_SECONDS = 300.0
@@ -176,7 +176,7 @@ def nanogpt_arguments(shape: Shape, device: str) -> list[str]:
 
 
 def peer_flops(kind: str, shape: Shape) -> float:
-    """FLOPs per token of the peer's own model, by the formula of `caddie.flops`."""
+    """FLOPs per token of the peer's own model, by the formula of `caddie.model.flops`."""
     keys = shape.width * shape.shared // shape.heads if kind == CONTEST else shape.width
     hidden = shape.hidden if kind == CONTEST else 4 * shape.width
     layer = 2 * shape.width * (shape.width + keys + hidden)

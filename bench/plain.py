@@ -2,7 +2,7 @@
 
 Eager, float32 or autocast to bfloat16, `nn.Linear`, PyTorch's own attention, a clipped gradient, and AdamW in the
 manner of nanoGPT or, as ours and in the manner of nanochat, PyTorch's own Muon for the matrices of layers. The model
-is that of `caddie.model` to the last parameter where the recipe is of the baseline's kind (`tests/test_bench.py`
+is that of `caddie.model` to the last parameter where the recipe is of the baseline's kind (`tests/bench/test_bench.py`
 compares the logits); what other recipes add, such as n-gram tables, is left out.
 """
 
@@ -17,12 +17,12 @@ from contenders import BOS, documents, step_facts
 from laps import Repeated
 from torch import Tensor, nn
 
-from caddie.data import Tokens
-from caddie.distributed import local_device
+from caddie.config.schedules import Moment, whole_at
+from caddie.data.loaders import Tokens
 from caddie.doctor.pace import named
 from caddie.model import GPT
-from caddie.schedules import Moment, whole_at
-from caddie.threads import compiled_here
+from caddie.runtime.autotune import compiled_here
+from caddie.runtime.distributed import local_device
 
 PLAIN = (
     ("plain, AdamW", False, False),

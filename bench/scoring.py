@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from caddie.model import Model
-    from caddie.scoring import Text
+    from caddie.score import Text
 
 TIMES = (1, 4, 16)
 VOCABULARY, BOS, DOCUMENT = 256, 0, 512
@@ -59,7 +59,7 @@ def write(path: Path, tokens: int) -> None:
     """A shard of random documents."""
     import numpy as np
 
-    from caddie.data import write_shard
+    from caddie.data.loaders import write_shard
 
     ids = np.random.default_rng(0).integers(1, VOCABULARY, tokens, dtype=np.uint16)
     ids[np.random.default_rng(1).integers(0, tokens, tokens // DOCUMENT)] = BOS
@@ -71,9 +71,9 @@ def measure(path: Path, tokens: int, way: str) -> None:
     import torch
 
     from caddie.config import parse_assignment
-    from caddie.data import open_shard
+    from caddie.data.loaders import open_shard
     from caddie.model import GPT, build
-    from caddie.scoring import Scoring, Text, score
+    from caddie.score import Scoring, Text, score
 
     torch.set_num_threads(1)
     model = build(GPT(vocabulary=VOCABULARY, width=16, depth=1).but({"block.mlp.hidden": 32}), 0)
@@ -110,11 +110,11 @@ def model_and_text(given: argparse.Namespace) -> tuple[Model, Text, Any, Any]:
     """The model, the first bytes of its text, how it is scored, and the artifact if there is one."""
     import torch
 
-    from caddie import artifact as artifacts
-    from caddie.corpora import open_corpus
     from caddie.model import build
-    from caddie.recipe import find
-    from caddie.scoring import Text
+    from caddie.pack import artifact as artifacts
+    from caddie.recipes.catalog import find
+    from caddie.run.resolve_corpus import open_corpus
+    from caddie.score import Text
 
     recipe = find(given.recipe)
     loaded = artifacts.load(given.artifact) if given.artifact else None
@@ -139,7 +139,7 @@ def beside_naive(given: argparse.Namespace) -> None:
     """Print tokens per second of the naive loop and of this program, by the stride."""
     import torch
 
-    from caddie.scoring import score, use_quickest_threads
+    from caddie.score import score, use_quickest_threads
 
     model, text, scoring, loaded = model_and_text(given)
     threads, length = torch.get_num_threads(), scoring.sequence_length
@@ -180,7 +180,7 @@ def sampling(loaded: Any) -> None:
     """Print characters of `caddie sample`, and tokens per second with its cache and with all computed again."""
     import torch
 
-    from caddie.generate import sample
+    from caddie.inference.sample import sample
 
     torch.set_num_threads(1)
     window = loaded.scoring.sequence_length

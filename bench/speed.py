@@ -39,14 +39,14 @@ from peers import Peer, script_of, shape_of, training_shards
 from plain import PLAIN, PlainSteps
 from stages import packing, scoring_rates
 
-from caddie.distributed import local_device
+from caddie.cli.exits import end
 from caddie.doctor.host import processor
 from caddie.doctor.pace import named
 from caddie.errors import UserError
-from caddie.exits import end
 from caddie.files import replacing
-from caddie.result import commit
-from caddie.tables import table
+from caddie.report.tables import table
+from caddie.run.result import commit
+from caddie.runtime.distributed import local_device
 
 RECIPES = ("baseline_mini", "tiny")
 PARTS = ("training", "scoring", "packing")

@@ -14,17 +14,17 @@ import torch
 from contenders import BOS, documents
 from laps import peak_bytes
 
-from caddie import artifact as artifacts
-from caddie import container
-from caddie.calibrate import calibrate
-from caddie.compress import Readers, compress
-from caddie.data import Tokens
-from caddie.distributed import local_device
+from caddie.data.loaders import Tokens
+from caddie.data.tokenizers import SentencePieceBPE, Tokenizer
 from caddie.doctor.pace import named
 from caddie.model import Model, build
-from caddie.recipe import Recipe
-from caddie.scoring import Scoring, Text, score, use_quickest_threads
-from caddie.tokenizers import SentencePieceBPE, Tokenizer
+from caddie.pack import artifact as artifacts
+from caddie.pack import container
+from caddie.pack.calibrate import calibrate
+from caddie.pack.compress import Readers, compress
+from caddie.recipes.recipe import Recipe
+from caddie.runtime.distributed import local_device
+from caddie.score import Scoring, Text, score, use_quickest_threads
 
 CALIBRATION_TOKENS = 8192
 """For the calibration of a bench, fewer than a run takes."""

@@ -1,4 +1,4 @@
-"""Weight coding: `caddie.weight_coding` and general compressors side by side on the same integers, bytes and time.
+"""Weight coding: `caddie.pack.coding` and general compressors side by side on the same integers, bytes and time.
 
 python bench/weight_coding.py RUN [--sigmas 12.85] [--spread 0.5] [--slow]
 
@@ -26,8 +26,8 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file
 
-from caddie.codecs import Brotli, Lzma, Zlib, Zstd
-from caddie.weight_coding import ArrayCodec, EntropyModel, Packed, Smallest, decode
+from caddie.pack.codecs import Brotli, Lzma, Zlib, Zstd
+from caddie.pack.coding import ArrayCodec, EntropyModel, Packed, Smallest, decode
 
 Arrays = dict[str, npt.NDArray[Any]]
 Way = Callable[[Arrays], tuple[int, float, float]]
@@ -41,7 +41,7 @@ def weights(path: Path) -> Arrays:
     if path.suffix == ".safetensors":
         found = load_file(path)
     else:
-        from caddie import artifact
+        from caddie.pack import artifact
 
         found = {name: value.float().numpy() for name, value in artifact.load(path).model.state_dict().items()}
     return {name: value for name, value in found.items() if value.ndim == 2 and len(value) > 8}

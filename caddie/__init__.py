@@ -9,23 +9,24 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from caddie.artifact import Artifact, load
-    from caddie.corpora import open_corpus, open_for_scoring, text_of
     from caddie.errors import CheckFailed, UserError
-    from caddie.generate import sample
+    from caddie.inference.sample import sample
     from caddie.lab.results import Results, conduct
     from caddie.lab.study import Claim, Entry, Seconds, Steps, Study, Tokens, ablate, sweep
-    from caddie.line import run
-    from caddie.probes import verify
-    from caddie.recipe import Recipe, find, shipped
-    from caddie.scoring.score import score
+    from caddie.pack.artifact import Artifact, load
+    from caddie.recipes.catalog import find, shipped
+    from caddie.recipes.recipe import Recipe
+    from caddie.run.resolve_corpus import open_corpus, open_for_scoring, text_of
+    from caddie.run.run import run
+    from caddie.score.score import score
+    from caddie.verify import verify
 
 _HOMES = {
-    "Artifact": "artifact",
+    "Artifact": "pack.artifact",
     "CheckFailed": "errors",
     "Claim": "lab.study",
     "Entry": "lab.study",
-    "Recipe": "recipe",
+    "Recipe": "recipes.recipe",
     "Results": "lab.results",
     "Seconds": "lab.study",
     "Steps": "lab.study",
@@ -34,17 +35,17 @@ _HOMES = {
     "UserError": "errors",
     "ablate": "lab.study",
     "conduct": "lab.results",
-    "find": "recipe",
-    "load": "artifact",
-    "open_corpus": "corpora",
-    "open_for_scoring": "corpora",
-    "shipped": "recipe",
-    "run": "line",
-    "sample": "generate",
-    "score": "scoring",
+    "find": "recipes.catalog",
+    "load": "pack.artifact",
+    "open_corpus": "run.resolve_corpus",
+    "open_for_scoring": "run.resolve_corpus",
+    "shipped": "recipes.catalog",
+    "run": "run.run",
+    "sample": "inference.sample",
+    "score": "score",
     "sweep": "lab.study",
-    "text_of": "corpora",
-    "verify": "probes",
+    "text_of": "run.resolve_corpus",
+    "verify": "verify",
 }
 
 __all__ = [

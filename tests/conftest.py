@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """The second process imports all files from the last to the first: each compiles half of what is not yet."""
     if os.environ.get("PYTEST_XDIST_WORKER") == "gw1" and not session.config.option.file_or_dir:
-        for path in sorted((ROOT / "tests").glob("test_*.py"), reverse=True):
+        for path in sorted((ROOT / "tests").rglob("test_*.py"), reverse=True):
             with contextlib.suppress(Exception, pytest.skip.Exception):  # told when they are collected
                 import_module(path.stem)
 
@@ -133,7 +133,7 @@ def caddie() -> Callable[..., Ended]:
 
 
 def fresh(verb: str, artifact: Path, *arguments: str) -> dict[str, Any]:
-    """What `caddie.line._fresh` gives, from this process: for runs whose point is not that the file stands alone."""
+    """What `caddie.run.run._fresh` gives, from this process: for runs whose point is not that the file stands alone."""
     return dict(json.loads(call(verb, artifact, *arguments, "--json").out))
 
 
@@ -144,7 +144,7 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def score_here(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("caddie.line._fresh", fresh)
+    patch.setattr("caddie.run.run._fresh", fresh)
 
 
 _ALIVE: set[tuple[str, str]] = set()
@@ -153,7 +153,8 @@ _ALIVE: set[tuple[str, str]] = set()
 @pytest.fixture
 def alive_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings without effect are looked for once in each recipe: what is found is the same in every run of it."""
-    from caddie import line, liveness
+    from caddie.run import dead_settings as liveness
+    from caddie.run import run as line
 
     verify = liveness.verify_alive
 
@@ -174,7 +175,7 @@ def unprobed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def probe_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("caddie.probes.verification._probe_sealed", lambda *given: ([], []))
+    patch.setattr(import_module("caddie.verify.verify"), "_probe_sealed", lambda *given: ([], []))
 
 
 @dataclass(frozen=True)

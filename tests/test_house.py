@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from caddie.config import Config, variants
-from caddie.recipe import Recipe, find, shipped
+from caddie.recipes.catalog import find, shipped
+from caddie.recipes.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "caddie"
@@ -26,96 +27,21 @@ MODULES = {
 }
 """Dotted name below `caddie` to file; a package goes by its own name, the root by `__init__`."""
 
-FLOORS: dict[int, set[str]] = {
-    5: {"__init__", "__main__", "cli", "exits"},
-    4: {
-        "board",
-        "charts",
-        "comparison",
-        "doctor",
-        "lab",
-        "corpora",
-        "display",
-        "line",
-        "run_folder",
-        "liveness",
-        "small_copy",
-        "packing",
-        "policy",
-        "recipe",
-        "recipes",
-        "report",
-        "result",
-        "stats",
-        "tables",
-        "techniques",
-        "technique_pages",
-    },
-    3: {
-        "artifact",
-        "bundle",
-        "calibrate",
-        "checkpoint",
-        "checks",
-        "communication",
-        "compress",
-        "corpus",
-        "decompress",
-        "drafts",
-        "fake_quantize",
-        "fit",
-        "flops",
-        "forecast",
-        "generate",
-        "hub",
-        "lossless",
-        "official",
-        "prepare",
-        "probes",
-        "published",
-        "reads",
-        "rehearsal",
-        "scoring",
-        "sources",
-        "splits",
-        "train",
-        "trainer",
-        "transfer",
-    },
-    2: {"averaging", "data", "model", "optim", "quantize"},
-    1: {"attend", "cuda_graphs", "distributed", "heap", "ops", "parameters", "sealed", "threads"},
-    0: {
-        "audit",
-        "bpe",
-        "caseops",
-        "codecs",
-        "coder",
-        "config",
-        "container",
-        "descriptions",
-        "errors",
-        "exact",
-        "files",
-        "schedules",
-        "tokenizers",
-        "units",
-        "userfile",
-        "weight_coding",
-    },
-}
-SIBLINGS = {0, 3, 4, 5}
-"""Floors whose modules may import one another, without cycles."""
-CYCLES = {("recipe", "recipes")}
-"""Imports that would close a cycle if they did not wait until they are needed, each inside one function."""
-FLOOR_OF = {part: floor for floor, parts in FLOORS.items() for part in parts}
+ORDER = (
+    *("errors", "files", "config", "runtime", "ops", "data", "report", "model", "score", "pack", "train", "inference"),
+    *("verify", "recipes", "run", "lab", "board", "doctor", "cli"),
+)
+"""Folders of the package, and its two shared files, from the ground up: each imports only from those before it."""
+DOORS = {"__init__", "__main__"}
+"""Files that lead into the package from outside; nothing imports them."""
 
 TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
 ENVIRONMENT = {
-    ("line", "_fresh"),
-    ("hub", "_contained"),
-    ("sealed", "_environment"),
+    ("run.run", "_fresh"),
+    ("data.fineweb", "_contained"),
+    ("runtime.sandbox", "_environment"),
     ("lab.executors", "Local"),
-    ("weight_coding.side_by_side", "Coders"),
+    ("pack.coding.process_pool", "Coders"),
     ("doctor.host", "environment"),
 }
 """Functions outside `distributed` that touch the environment: four hand it on to a child process, one keeps a library
@@ -219,46 +145,33 @@ def project_files() -> list[Path]:
     return [ROOT / name for name in done.stdout.split("\0") if name and (ROOT / name).is_file()]
 
 
-# Floors
+# Order
 
 
-def test_every_module_has_a_floor() -> None:
-    assert {part(module) for module in MODULES} == set(FLOOR_OF)
+def test_every_folder_has_its_place_in_the_order() -> None:
+    assert {part(module) for module in MODULES} == {*ORDER, *DOORS}
+    assert len([path for path in PACKAGE.iterdir() if path.is_file()]) <= 5
 
 
-def test_the_architecture_page_names_the_same_floors() -> None:
-    rows = re.findall(r"^\| (\d) \|[^|]*\|([^|]*)\|$", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
-    named = {name.rstrip("/"): int(floor) for floor, cell in rows for name in re.findall(r"`([^`]+)`", cell)}
-    assert len(named) > 20
-    assert named.items() <= FLOOR_OF.items()
+def test_the_architecture_page_names_the_same_order() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    (line,) = re.findall(r"^ {4}(errors < .*)$", page, re.MULTILINE)
+    assert tuple(line.split(" < ")) == ORDER
 
 
-def test_modules_import_only_from_lower_floors() -> None:
-    wrong = []
-    for module in MODULES:
-        here = part(module)
-        for name in imported(module):
-            there = part(name)
-            beside = FLOOR_OF[there] == FLOOR_OF[here] and FLOOR_OF[here] in SIBLINGS
-            if here != there and not beside and FLOOR_OF[there] >= FLOOR_OF[here]:
-                wrong.append(f"{module} (floor {FLOOR_OF[here]}) imports {name} (floor {FLOOR_OF[there]})")
+def test_modules_import_only_from_folders_before_theirs() -> None:
+    place = {name: number for number, name in enumerate(ORDER)}
+    wrong = [
+        f"{module} imports {name}"
+        for module in MODULES
+        for name in imported(module)
+        if part(module) in place and part(name) != part(module) and place[part(name)] > place[part(module)]
+    ]
     assert not wrong
 
 
 def test_no_module_imports_itself_by_a_detour() -> None:
-    parts: dict[str, set[str]] = {part(module): set() for module in MODULES}
-    for module in MODULES:
-        parts[part(module)] |= {part(name) for name in imported(module)} - {part(module)}
-    for early, late in CYCLES:
-        assert late in parts[early], f"{early} no longer imports {late}; take it from CYCLES"
-        at_the_top = [node for node in tree(early).body if isinstance(node, (ast.Import, ast.ImportFrom))]
-        assert all(late not in set(imports([node])) for node in at_the_top)
-        parts[early].discard(late)
-    assert not tangled(parts)
-    for package in {part(module) for module in MODULES if "." in module}:
-        inside = {module for module in MODULES if module.startswith(f"{package}.")}
-        assert not tangled({module: imported(module) & inside - {module} for module in inside})
-        assert all(package not in imported(module) for module in inside), f"{package} through its own door"
+    assert not tangled({module: imported(module) - {module} for module in MODULES})
 
 
 def tangled(wanted: dict[str, set[str]]) -> set[str]:
@@ -305,8 +218,9 @@ def modules_loaded_by(statement: str) -> set[str]:
     return {name.split(".")[0] for name in done.stdout.split()}
 
 
-def test_the_lowest_floor_does_without_torch() -> None:
-    loaded = modules_loaded_by("import " + ", ".join(f"caddie.{module}" for module in sorted(FLOORS[0])))
+def test_settings_and_tokenizers_do_without_torch() -> None:
+    light = ("errors", "files", "config", "data.tokenizers", "pack.codecs", "pack.container", "report")
+    loaded = modules_loaded_by("import " + ", ".join(f"caddie.{module}" for module in light))
     assert "caddie" in loaded
     assert "torch" not in loaded
 
@@ -338,10 +252,10 @@ def test_the_environment_is_read_for_torchrun_alone() -> None:
                 assert not {"environ", "environb", "getenv"} & {alias.name for alias in node.names}, module
             if not (isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "putenv")):
                 continue
-            if module == "distributed":
+            if module == "runtime.distributed":
                 continue
             assert (module, owner(module, node.lineno)) in ENVIRONMENT, f"{module}, line {node.lineno}"
-    for node in ast.walk(tree("distributed")):
+    for node in ast.walk(tree("runtime.distributed")):
         if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "os.environ":
             read.add(ast.literal_eval(node.slice))
         elif isinstance(node, ast.Compare) and any(ast.unparse(c) == "os.environ" for c in node.comparators):

@@ -17,13 +17,14 @@ from safetensors.torch import load_file
 from script_names import load_script_weights, script_view
 from torch import Tensor
 
-from caddie.distributed import Ranks
-from caddie.fake_quantize import StraightThrough, Views
+from caddie.config.schedules import Budget, Moment, StepRamp
 from caddie.model import GPT, Model, build
-from caddie.parameters import assign
-from caddie.quantize import Percentile, Rows
-from caddie.recipe import Recipe, shipped
-from caddie.schedules import Budget, Moment, StepRamp
+from caddie.model.parameters import assign
+from caddie.pack.quantize import Percentile, Rows
+from caddie.recipes.catalog import shipped
+from caddie.recipes.recipe import Recipe
+from caddie.runtime.distributed import Ranks
+from caddie.train.qat import StraightThrough, Views
 
 EXCLUSIVE = {"attention.exclusive": True}
 SMALL: dict[str, dict[str, Any]] = {

@@ -28,8 +28,8 @@ def test_the_program_is_twelve_lines_and_scores_alike_twice(
     one_process: None,
     unprobed: None,
 ) -> None:
-    monkeypatch.setattr("caddie.line.verify_alive", lambda recipe: None)  # the shipped recipes' settings act
-    monkeypatch.setattr("caddie.result.sample", lambda artifact: b"")  # the program asks for one itself
+    monkeypatch.setattr("caddie.run.run.verify_alive", lambda recipe: None)  # the shipped recipes' settings act
+    monkeypatch.setattr("caddie.run.result.sample", lambda artifact: b"")  # the program asks for one itself
     program = BLOCKS[0]
     assert len(program.strip().splitlines()) == 12
     assert '"train.seconds": 20' in program

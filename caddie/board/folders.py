@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from caddie.report import pick
+from caddie.report.page import pick
 
 DEPTH = 4
 """How many folders below the root a run may lie."""

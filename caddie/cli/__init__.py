@@ -8,8 +8,10 @@ from typing import NoReturn
 
 import click
 
-from caddie.cli import board, doctor, lab, line, model, shelf, study
-from caddie.exits import end
+from caddie.cli import board, doctor, lab, model, study
+from caddie.cli import catalog as shelf
+from caddie.cli import run as line
+from caddie.cli.exits import end
 
 # Modules that need torch are imported inside the verbs, so that --help answers at once.
 

@@ -30,8 +30,8 @@ def doctor(
     Takes a recipe and its settings as `caddie run` does. Nothing is changed. The exit status is 0 for go and
     1 for no-go.
     """
-    from caddie.display import Display
     from caddie.doctor import examine
+    from caddie.report.display import Display
 
     if "=" in recipe:
         recipe, settings = "tiny", (recipe, *settings)

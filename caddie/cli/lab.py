@@ -8,7 +8,7 @@ import click
 
 from caddie.cli.options import Finite, options, tell
 from caddie.errors import UserError
-from caddie.units import UNITS, Unit
+from caddie.report.units import UNITS, Unit
 
 
 @click.command()
@@ -22,7 +22,7 @@ def report(places: tuple[Path, ...], price: float | None, out: str | None, as_js
     """
     from caddie.lab.report import write_runs_report, write_study_report
     from caddie.lab.rows import RESULTS
-    from caddie.report import write_report
+    from caddie.report.page import write_report
 
     if out and len(places) == 1:
         raise UserError("--out is for several runs; the report of one, or of a study, stands in its own folder")
@@ -71,8 +71,8 @@ def compare(runs: tuple[Path, ...], against: tuple[Path, ...], by: float, unit: 
 
     The test is paired where both groups have the same seeds, else Welch's.
     """
-    from caddie.comparison import compare as compare_runs
-    from caddie.comparison import summary
+    from caddie.lab.compare import compare as compare_runs
+    from caddie.lab.compare import summary
 
     facts = compare_runs(runs, against, by=by, unit=unit)
     tell(facts, as_json, summary(facts))

@@ -22,8 +22,8 @@ ENDING = ".cz"
 @options("seed", "json")
 def sample(artifact: Path, prompt: str, tokens: int, temperature: float, seed: int, as_json: bool) -> int:
     """Let ARTIFACT write text."""
-    from caddie.generate import sample as write
-    from caddie.tables import printable
+    from caddie.inference.sample import sample as write
+    from caddie.report.tables import printable
 
     model = load_artifact(artifact)
     text = write(model, prompt.encode(errors="replace"), tokens, temperature, seed).decode("utf-8", "replace")
@@ -38,8 +38,8 @@ def sample(artifact: Path, prompt: str, tokens: int, temperature: float, seed: i
 @options("json", "quiet")
 def compress(artifact: Path, file: Path, out: Path | None, as_json: bool, quiet: bool) -> int:
     """Compress FILE with the model of ARTIFACT. To decompress takes the same artifact."""
-    from caddie.display import Display
-    from caddie.lossless import compress as pack
+    from caddie.inference.text_codec import compress as pack
+    from caddie.report.display import Display
 
     target = _unwritten(out or file.with_name(file.name + ENDING))
     model, data = load_artifact(artifact), _read(file)
@@ -60,8 +60,8 @@ def compress(artifact: Path, file: Path, out: Path | None, as_json: bool, quiet:
 @options("json", "quiet")
 def decompress(artifact: Path, file: Path, out: Path | None, as_json: bool, quiet: bool) -> int:
     """Give back the file that compress made FILE of."""
-    from caddie.display import Display
-    from caddie.lossless import decompress as unpack
+    from caddie.inference.text_codec import decompress as unpack
+    from caddie.report.display import Display
 
     if out is None and file.suffix != ENDING:
         raise UserError(f"{file} does not end in {ENDING}; name the file to write with --out")

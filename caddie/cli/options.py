@@ -14,8 +14,8 @@ from caddie.config import assignments
 from caddie.errors import UserError
 
 if TYPE_CHECKING:
-    from caddie.artifact import Artifact
-    from caddie.recipe import Recipe
+    from caddie.pack.artifact import Artifact
+    from caddie.recipes.recipe import Recipe
 
 Verb = Callable[..., Any]
 
@@ -71,7 +71,7 @@ def path_argument(name: str, metavar: str | None = None) -> Callable[[Verb], Ver
 
 def named_recipe(name: str, settings: tuple[str, ...], seconds: float | None = None) -> Recipe:
     """The recipe of this name with its settings changed."""
-    from caddie.recipe import find
+    from caddie.recipes.catalog import find
 
     if "=" in name and ".py:" not in name:
         verb = click.get_current_context().info_name
@@ -84,15 +84,15 @@ def named_recipe(name: str, settings: tuple[str, ...], seconds: float | None = N
 
 def load_artifact(path: Path) -> Artifact:
     """The artifact, its model on this process's device."""
-    from caddie import artifact as artifacts
-    from caddie import distributed
+    from caddie.pack import artifact as artifacts
+    from caddie.runtime import distributed
 
     return artifacts.load(path, distributed.local_device())
 
 
 def changed_recipe(artifact: Artifact, settings: tuple[str, ...], *others: str) -> Recipe:
     """A recipe with the artifact's scoring and what settings of the form score.PATH=VALUE, or `others`, change."""
-    from caddie.recipe import Recipe
+    from caddie.recipes.recipe import Recipe
 
     diff = assignments(settings)
     for path in diff:

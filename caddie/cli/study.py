@@ -99,9 +99,9 @@ def study(definition: str, holdout: str | None, greedy: bool, climb: bool, **how
 
 
 def _last_look(study: Study, results: Path, holdout: str, **how: Any) -> int:
-    from caddie.display import Display
     from caddie.lab.holdout import score_holdout
     from caddie.lab.results import Results
+    from caddie.report.display import Display
 
     place = Path(how["out"]) if how["out"] else results
     with Display(quiet=how["quiet"]) as display:
@@ -176,10 +176,10 @@ def sweep(
 @options("gpus")
 def trial(job: Path, with_parent: bool, gpus: int) -> int:
     """Do the JOB of a study, as one of its processes or on another machine."""
-    from caddie import distributed
     from caddie.lab.executors import end_with_parent
-    from caddie.lab.trial import run_job
-    from caddie.train import Interrupted
+    from caddie.lab.job import run_job
+    from caddie.runtime import distributed
+    from caddie.train.loop import Interrupted
 
     if with_parent:
         end_with_parent()
@@ -208,8 +208,8 @@ def _run(
     quiet: bool,
     price: float | None,
 ) -> int:
-    from caddie.display import Display
     from caddie.lab.results import conduct, told
+    from caddie.report.display import Display
 
     with Display(quiet=quiet) as display:
         found = (way or conduct)(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from threading import Thread, Timer
 from typing import Generic, TypeVar
 
-from caddie.tables import one_line
+from caddie.report.tables import one_line
 
 LARGEST_BYTES = 1 << 22
 """Output of a program, or a file of the system's, beyond which nothing is read."""

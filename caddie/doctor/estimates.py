@@ -6,10 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from caddie.flops import flops_per_token
-from caddie.recipe import Recipe, find
-from caddie.schedules import Moment, whole_at
-from caddie.trainer import Train
+from caddie.config.schedules import Moment, whole_at
+from caddie.model.flops import flops_per_token
+from caddie.recipes.catalog import find
+from caddie.recipes.recipe import Recipe
+from caddie.train.trainer import Train
 
 _CELLS = 1000
 

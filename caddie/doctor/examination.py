@@ -14,9 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from caddie.attend import choose
 from caddie.board.folders import Folders
-from caddie.compress import Compress
 from caddie.doctor import findings as rules
 from caddie.doctor import host, nvidia, pace, processes
 from caddie.doctor.asking import within
@@ -26,11 +24,13 @@ from caddie.doctor.host import Disk, Memory, Processor
 from caddie.doctor.nvidia import Gpu
 from caddie.doctor.pace import Pace
 from caddie.doctor.processes import Activity
-from caddie.fit import FillCap
-from caddie.line import check_whole_run
 from caddie.ops import product_dtype
-from caddie.recipe import Recipe
-from caddie.tables import WIDTH, printable, table
+from caddie.ops.attention import choose
+from caddie.pack.compress import Compress
+from caddie.pack.fit import FillCap
+from caddie.recipes.recipe import Recipe
+from caddie.report.tables import WIDTH, printable, table
+from caddie.run.run import check_whole_run
 
 SECONDS = 10.0
 """Within which a question to the system must be answered."""

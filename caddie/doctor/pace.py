@@ -21,21 +21,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from caddie import container
 from caddie.config import assignments
-from caddie.data import Tokens
-from caddie.distributed import Ranks, local_device
+from caddie.config.schedules import Stairs, Whole, all_values, value_at, whole_at
+from caddie.data.loaders import Tokens
 from caddie.errors import CheckFailed, UserError
-from caddie.forecast import Forecaster
-from caddie.heap import peak_bytes
 from caddie.model import GPT, build
-from caddie.recipe import Recipe, find
-from caddie.rehearsal import rehearse
-from caddie.result import device_name
-from caddie.schedules import Stairs, Whole, all_values, value_at, whole_at
-from caddie.tables import one_line
-from caddie.trainer import Train, Trainer
-from caddie.transfer import ahead
+from caddie.pack import container
+from caddie.recipes.catalog import find
+from caddie.recipes.recipe import Recipe
+from caddie.report.tables import one_line
+from caddie.run.result import device_name
+from caddie.runtime.distributed import Ranks, local_device
+from caddie.runtime.memory import peak_bytes
+from caddie.train.prefetch import ahead
+from caddie.train.size_forecast import Forecaster
+from caddie.train.trainer import Train, Trainer
+from caddie.train.warmup import rehearse
 
 STEPS = 20
 PATIENCE_SECONDS = 120.0

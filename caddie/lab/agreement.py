@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from caddie.errors import UserError
+from caddie.lab.stats import Proportion, kendall, order_agreement, sign_agreement, spearman
 from caddie.lab.verdicts import Verdict
-from caddie.stats import Proportion, kendall, order_agreement, sign_agreement, spearman
 
 Curve = Sequence[tuple[float, float]]
 """(progress from 0 to 1, loss) of one run, in order of progress.

@@ -10,7 +10,7 @@ from typing import Any
 
 from caddie.errors import UserError
 from caddie.files import reason
-from caddie.lab.attached import finish, start, stopped
+from caddie.lab.child_process import finish, start, stopped
 from caddie.lab.executors import GRACE_SECONDS, death
 
 RETRIES = 5

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from caddie.charts import is_finite, smooth
 from caddie.lab.agreement import Curve, early_agreement, safe_stop
 from caddie.lab.swept import swept
 from caddie.lab.verdicts import LEVEL, Verdict, cost, judge_pairs
+from caddie.report.charts import is_finite, smooth
 
 Row = Mapping[str, Any]
 """One run, as a line of `results.jsonl`."""

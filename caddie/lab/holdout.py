@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from caddie import artifact as artifacts
-from caddie.corpora import text_of
-from caddie.corpus import Corpus
-from caddie.distributed import local_device
+from caddie.data.corpus import Corpus
+from caddie.data.prepare import prepare_validation
 from caddie.errors import UserError
-from caddie.lab.driver import Report, keep, plan
+from caddie.lab.job import finished, write_json
 from caddie.lab.rows import HOLDOUT, Row, read_holdout
+from caddie.lab.runner import Report, keep, plan
 from caddie.lab.study import Study
-from caddie.lab.trial import finished, write_json
-from caddie.prepare import prepare_validation
-from caddie.run_folder import ARTIFACT
-from caddie.scoring import score, use_quickest_threads
+from caddie.pack import artifact as artifacts
+from caddie.run.resolve_corpus import text_of
+from caddie.run.run_folder import ARTIFACT
+from caddie.runtime.distributed import local_device
+from caddie.score import score, use_quickest_threads
 
 
 def score_holdout(

@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from caddie.charts import is_finite
 from caddie.errors import UserError
 from caddie.files import replacing
 from caddie.lab.agreement import Transfer, transfer
@@ -20,10 +19,11 @@ from caddie.lab.report import signed
 from caddie.lab.results import Results, conduct
 from caddie.lab.rows import Row
 from caddie.lab.search import fault
+from caddie.lab.stats import Proportion
 from caddie.lab.study import Study
 from caddie.lab.verdicts import Verdict, judge_pairs
-from caddie.stats import Proportion
-from caddie.tables import crop, printable, table
+from caddie.report.charts import is_finite
+from caddie.report.tables import crop, printable, table
 
 PAGE = "ladder.md"
 NO_KIND = "no kind named"

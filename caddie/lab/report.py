@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from caddie.charts import is_finite
 from caddie.files import replacing
 from caddie.lab.findings import Row, findings
-from caddie.lab.loose import from_runs
+from caddie.lab.from_runs import from_runs
 from caddie.lab.plots import curves, forest, marked, sizes, standings, sweep_lines, written
 from caddie.lab.rows import RESULTS, STUDY, read_rows, read_study
-from caddie.report import template
+from caddie.report.charts import is_finite
+from caddie.report.page import template
 
 OPEN_ROWS = 40
 """Rows of a long list that are shown before the rest is folded away."""

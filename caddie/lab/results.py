@@ -15,13 +15,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from caddie.lab.driver import run_study
 from caddie.lab.executors import Executor, Local
 from caddie.lab.findings import findings
 from caddie.lab.report import chance, signed, verdict_html, write_study_report
 from caddie.lab.rows import Row
+from caddie.lab.runner import run_study
 from caddie.lab.study import Study
-from caddie.tables import crop, printable, table
+from caddie.report.tables import crop, printable, table
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def conduct(
     """Run what is left of a study on the text at `data`, write its reports, and say what was found.
 
     `workers` runs go on at once on this machine, unless an `executor` is given. The other arguments are those of
-    `caddie.lab.driver.run_study`; `folder` is its `results`. Raises `UserError` for what cannot run.
+    `caddie.lab.runner.run_study`; `folder` is its `results`. Raises `UserError` for what cannot run.
     """
 
     def tell(row: Row, over: int, total: int) -> None:

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from caddie.charts import is_finite
 from caddie.errors import UserError
 from caddie.files import replacing
+from caddie.lab.job import ERROR, Run, finished
 from caddie.lab.study import Study
-from caddie.lab.trial import ERROR, Run, finished
-from caddie.report import pick, read_result, read_steps
-from caddie.run_folder import LOG, RESULT
+from caddie.report.charts import is_finite
+from caddie.report.page import pick, read_result, read_steps
+from caddie.run.run_folder import LOG, RESULT
 
 Row = dict[str, Any]
 STUDY, RESULTS, HOLDOUT = "study.json", "results.jsonl", "holdout.json"

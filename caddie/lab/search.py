@@ -25,19 +25,19 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from caddie.charts import is_finite
 from caddie.config import Diff, show
 from caddie.errors import UserError
-from caddie.lab.driver import plan
 from caddie.lab.executors import Executor
+from caddie.lab.job import STOP, Run, write_json
 from caddie.lab.results import Results, conduct
 from caddie.lab.rows import Row
+from caddie.lab.runner import plan
 from caddie.lab.study import BASE, Entry, Study, labelled, read_values
-from caddie.lab.trial import STOP, Run, write_json
-from caddie.line import check_whole_run
-from caddie.recipe import Recipe
-from caddie.report import read_steps
-from caddie.run_folder import LOG
+from caddie.recipes.recipe import Recipe
+from caddie.report.charts import is_finite
+from caddie.report.page import read_steps
+from caddie.run.run import check_whole_run
+from caddie.run.run_folder import LOG
 
 if TYPE_CHECKING:
     import optuna

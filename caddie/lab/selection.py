@@ -17,8 +17,8 @@ from caddie.lab.report import chance, signed
 from caddie.lab.results import Results, conduct
 from caddie.lab.search import fault
 from caddie.lab.study import BASE, Study
-from caddie.recipe import Recipe
-from caddie.tables import crop, printable, table
+from caddie.recipes.recipe import Recipe
+from caddie.report.tables import crop, printable, table
 
 
 @dataclass(frozen=True)

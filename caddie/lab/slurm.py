@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from caddie.errors import UserError
-from caddie.lab.attached import finish, start, stop
+from caddie.lab.child_process import finish, start, stop
 from caddie.lab.executors import death
 
 POLL_SECONDS = 10.0

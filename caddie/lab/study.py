@@ -26,11 +26,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from caddie.config import Config, Count, Diff, Positive, parse_assignment, show
+from caddie.config.schedules import Stairs
+from caddie.config.userfile import execute
 from caddie.errors import UserError
-from caddie.line import check_whole_run
-from caddie.recipe import Figure, Recipe, find, shipped
-from caddie.schedules import Stairs
-from caddie.userfile import execute
+from caddie.recipes.catalog import find, shipped
+from caddie.recipes.recipe import Figure, Recipe
+from caddie.run.run import check_whole_run
 
 BASE = "base"
 """Label of the base."""

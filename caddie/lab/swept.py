@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from caddie.charts import is_finite
+from caddie.report.charts import is_finite
 
 Row = Mapping[str, Any]
 Changes = Mapping[str, float | None]

@@ -1,8 +1,8 @@
 """What follows from the runs of a study: which entries are better than its base, which are worse, which are the same.
 
 Every entry is compared seed by seed with the base, or with another entry. A study has many entries, so some look better
-by chance alone; p is adjusted over all of them (Benjamini and Hochberg, see `caddie.stats`), whatever each is compared
-with, and with q below the level the expected share of wrong "better" and "worse", wrong signs among them, is at most
+by chance alone; p is adjusted over all of them (Benjamini and Hochberg, see `caddie.lab.stats`), whatever each is
+compared with, and with q below the level the expected share of wrong "better" and "worse", wrong signs among them, is at most
 the level (Benjamini and Yekutieli, "False discovery rate-adjusted multiple confidence intervals for selected
 parameters", J. American Statistical Association 100, 2005). That is proven for independent entries. These share a base,
 or are one another's; simulation finds no more errors for it (docs/statistics.md).
@@ -17,7 +17,7 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from caddie.errors import UserError
-from caddie.stats import Estimate, Word, benjamini_hochberg, paired, seeds_to_decide, verdict, welch
+from caddie.lab.stats import Estimate, Word, benjamini_hochberg, paired, seeds_to_decide, verdict, welch
 
 LEVEL = 0.05
 """The q below which an entry is called better, worse or the same."""

@@ -7,14 +7,14 @@ from caddie.model.embedding import Embedding, TokenEmbedding
 from caddie.model.gates import DenseGate, HeadGate, NarrowGate, SparseGate
 from caddie.model.gpt import GPT, Model, ModelPart, build, parameter_count
 from caddie.model.head import Head, TiedHead, UntiedHead
-from caddie.model.lanes import Lanes, RoutedLanes, SeparateLanes
+from caddie.model.input_mix import Mix, PhaseMix, StreamMix
 from caddie.model.linear import Dense, Linear, LinearMap, LowRankDelta, RandomMap
-from caddie.model.mix import Mix, PhaseMix, StreamMix
 from caddie.model.mlp import MLP, LeakyReluSquared, ReluSquared, SwiGLU
 from caddie.model.ngrams import HashedNGrams
 from caddie.model.norm import DepthScaledNorm, Norm, RMSNorm
+from caddie.model.parallel_streams import Lanes, RoutedLanes, SeparateLanes
 from caddie.model.recurrence import Recurrence
-from caddie.model.rotary import NTKRotary, Positions, Rotary, YaRNRotary
+from caddie.model.rope import NTKRotary, Positions, Rotary, YaRNRotary
 from caddie.model.skips import GatedUNet, Skips, UNet
 from caddie.model.smear import ChannelSmear, Smear, TokenSmear
 from caddie.model.values import GatedValueResidual, MixedValueResidual, ValueEmbedding, ValueResidual

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from caddie.config import Config, Count, Positive, Range, Technique
+from caddie.config.schedules import Whole, check_whole
 from caddie.errors import UserError
 from caddie.model.context import Context
 from caddie.model.gates import HeadGate
 from caddie.model.linear import Dense, LinearMap
-from caddie.model.rotary import Positions, Rotary
+from caddie.model.parameters import Constant, Part
+from caddie.model.rope import Positions, Rotary
 from caddie.model.values import ValueResidual
 from caddie.ops import exclusive, normed_rotation
-from caddie.parameters import Constant, Part
-from caddie.schedules import Whole, check_whole
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from caddie.config import Config, Technique
 from caddie.model.attention import Attention, GroupedQueryAttention
 from caddie.model.context import Context
+from caddie.model.input_mix import Mix, StreamMix
 from caddie.model.linear import Delta, adapted
-from caddie.model.mix import Mix, StreamMix
 from caddie.model.mlp import MLP, ReluSquared
 from caddie.model.norm import Norm, RMSNorm
-from caddie.parameters import Constant, Part
+from caddie.model.parameters import Constant, Part
 
 
 @dataclass(frozen=True, kw_only=True)

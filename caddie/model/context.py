@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from caddie.attend import Visibility, attention, constant_in_graphs
-from caddie.model.rotary import Positions
+from caddie.config.schedules import Budget, Moment, Whole, whole_at
+from caddie.model.rope import Positions
 from caddie.ops import multiplied
-from caddie.schedules import Budget, Moment, Whole, whole_at
+from caddie.ops.attention import Visibility, attention, constant_in_graphs
 
 
 class Cache:

@@ -13,9 +13,9 @@ from caddie.config import Channels, Config, Technique
 from caddie.model.context import Context
 from caddie.model.linear import Linear
 from caddie.model.ngrams import HashedNGrams
+from caddie.model.parameters import FanIn, Initial, Normal, Part
 from caddie.model.smear import Smear
 from caddie.ops import rms_norm
-from caddie.parameters import FanIn, Initial, Normal, Part
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from caddie.config import Config, Count, NonNegative, Positive, Technique
 from caddie.model.linear import Linear
-from caddie.parameters import Constant, Normal, Part
+from caddie.model.parameters import Constant, Normal, Part
 
 
 @dataclass(frozen=True, kw_only=True)

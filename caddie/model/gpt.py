@@ -14,18 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from caddie.config import Config, Range, plain, show
+from caddie.config.schedules import Budget, Moment, changes, whole_at
 from caddie.errors import UserError
 from caddie.model.block import Block, BlockModule
 from caddie.model.context import Cache, Context
 from caddie.model.embedding import Embedding, TokenEmbedding
 from caddie.model.head import Head, HeadModule, TiedHead
-from caddie.model.lanes import Lanes
 from caddie.model.linear import Linear, Product
+from caddie.model.parallel_streams import Lanes
+from caddie.model.parameters import Part, initialize
 from caddie.model.recurrence import Recurrence
 from caddie.model.skips import Skips, UNet
 from caddie.model.values import ValueEmbedding, ValueTable
-from caddie.parameters import Part, initialize
-from caddie.schedules import Budget, Moment, changes, whole_at
 
 MOST_RUNS = 1024
 """How often layers may run in a forward, all together."""

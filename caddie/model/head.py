@@ -11,8 +11,8 @@ from torch import Tensor
 from caddie.config import Config, Positive, Technique
 from caddie.model.embedding import TokenTable
 from caddie.model.linear import Delta, Linear, Product, adapted
+from caddie.model.parameters import Constant, FanIn, Part
 from caddie.ops import SOFTCAPS, Softcap, cross_entropy, linear, rms_norm, softcap
-from caddie.parameters import Constant, FanIn, Part
 
 
 @dataclass(frozen=True, kw_only=True)

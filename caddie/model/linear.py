@@ -11,8 +11,8 @@ from torch import Tensor
 
 from caddie.config import Channels, Config, Technique
 from caddie.errors import UserError
+from caddie.model.parameters import Constant, FanIn, Initial, Overtone, Part, Role
 from caddie.ops import linear, matmul, rms_norm
-from caddie.parameters import Constant, FanIn, Initial, Overtone, Part, Role
 
 Delta = Callable[[Tensor], Tensor]
 """What test-time training adds to the output of a part, computed from the part's input."""

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from caddie.config import Config, Range, Technique
 from caddie.model.linear import Dense, Linear, LinearMap
+from caddie.model.parameters import Part
 from caddie.ops import choose, linear, squared, squared_mlp
-from caddie.parameters import Part
 
 
 @dataclass(frozen=True, kw_only=True)

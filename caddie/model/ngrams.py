@@ -12,7 +12,7 @@ from torch import Tensor
 from caddie.config import Channels, Config, Range, Technique
 from caddie.model.context import Context
 from caddie.model.linear import Linear
-from caddie.parameters import Constant, FanIn, Initial, Part
+from caddie.model.parameters import Constant, FanIn, Initial, Part
 
 FACTORS = (36_313, 27_191, 51_497)
 """What a token's id, the one before it and the one before that are multiplied by."""

@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar
 from torch import Tensor
 
 from caddie.config import Config, Range, Technique
+from caddie.config.schedules import Stairs, Whole, all_values, check_whole
 from caddie.errors import UserError
-from caddie.parameters import Constant, Part
-from caddie.schedules import Stairs, Whole, all_values, check_whole
+from caddie.model.parameters import Constant, Part
 
 MOST_PASSES = 64
 """How often a layer may run."""

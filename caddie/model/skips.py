@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from caddie.config import Config, Technique
-from caddie.parameters import Constant, Part
+from caddie.model.parameters import Constant, Part
 
 
 @dataclass(frozen=True, kw_only=True)

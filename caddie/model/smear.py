@@ -12,8 +12,8 @@ from torch import Tensor
 from caddie.config import Config, Technique
 from caddie.model.context import Context
 from caddie.model.linear import Linear
+from caddie.model.parameters import Constant, Part
 from caddie.ops import rms_norm
-from caddie.parameters import Constant, Part
 
 GATE_CHANNELS = 12
 """Leading channels of a token that decide its share in `TokenSmear`."""

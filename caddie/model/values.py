@@ -13,7 +13,7 @@ from torch import Tensor
 from caddie.config import Channels, Config, Technique
 from caddie.model.context import Context
 from caddie.model.linear import Linear
-from caddie.parameters import Constant, FanIn, Initial, Normal, Part
+from caddie.model.parameters import Constant, FanIn, Initial, Normal, Part
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 Those with several implementations go through `choice`, which picks one by device and dtype.
 """
 
-from caddie.ops.choice import (
+from caddie.ops.dispatch import (
     IMPLEMENTATIONS,
     asking,
     choose,
@@ -18,13 +18,7 @@ from caddie.ops.choice import (
     squared_mlp,
 )
 from caddie.ops.float8 import float8_linear
-from caddie.ops.plain import (
-    SOFTCAPS,
-    Softcap,
-    exclusive,
-    polynomial_softcap,
-    rotate,
-)
+from caddie.ops.plain import SOFTCAPS, Softcap, exclusive, polynomial_softcap, rotate
 from caddie.ops.products import linear, matmul, multiplied, multiplies_float8, product_dtype
 
 __all__ = [

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from caddie.ops.choice import scaled_product
+from caddie.ops.dispatch import scaled_product
 
 FORWARD, SLOPES = torch.float8_e4m3fn, torch.float8_e5m2
 """What values and weights are rounded to, and what slopes are, which need more range and less precision."""

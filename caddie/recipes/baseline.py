@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from caddie.codecs import Zlib
-from caddie.compress import Compress
-from caddie.data import ShuffledSequences
+from caddie.config.schedules import IterationWarmdown, Ramp, Warmdown
+from caddie.data.loaders import ShuffledSequences
 from caddie.model import ChannelSmear, HashedNGrams
-from caddie.quantize import Float16, Float32, Percentile, Rows
-from caddie.recipe import Figure, Recipe
+from caddie.pack.codecs import Zlib
+from caddie.pack.coding import Packed
+from caddie.pack.compress import Compress
+from caddie.pack.quantize import Float16, Float32, Percentile, Rows
 from caddie.recipes.figures import RECORDS, figures
-from caddie.schedules import IterationWarmdown, Ramp, Warmdown
-from caddie.trainer import Train
-from caddie.weight_coding import Packed
+from caddie.recipes.recipe import Figure, Recipe
+from caddie.train.trainer import Train
 
 _OLD_VALIDATION = "scored on an earlier validation export; about 1.2275 on the current one"
 

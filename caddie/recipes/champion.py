@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from caddie.compress import Compress
 from caddie.model import ChannelSmear, HashedNGrams, RMSNorm
-from caddie.parameters import Orthogonal
+from caddie.model.parameters import Orthogonal
+from caddie.pack.compress import Compress
 from caddie.recipes.records import vocabulary_4096
 
 champion = vocabulary_4096.but(

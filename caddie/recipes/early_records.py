@@ -6,17 +6,17 @@ is left out.
 
 from __future__ import annotations
 
-from caddie.averaging import EMA, SWA
-from caddie.codecs import Zstd
-from caddie.fake_quantize import StraightThrough
+from caddie.config.schedules import IterationWarmdown, StepRamp
 from caddie.model import ChannelSmear, DepthScaledNorm, HashedNGrams, NTKRotary, PhaseMix, ValueEmbedding
-from caddie.parameters import Orthogonal, Overtone
-from caddie.quantize import BestPercentile, Float16, Percentile, Rows
+from caddie.model.parameters import Orthogonal, Overtone
+from caddie.pack.codecs import Zstd
+from caddie.pack.coding import Packed
+from caddie.pack.quantize import BestPercentile, Float16, Percentile, Rows
 from caddie.recipes.baseline import baseline, lower_lr
 from caddie.recipes.figures import RECORDS, figures
-from caddie.schedules import IterationWarmdown, StepRamp
-from caddie.scoring import DocumentLoRA
-from caddie.weight_coding import Packed
+from caddie.score import DocumentLoRA
+from caddie.train.averaging import EMA, SWA
+from caddie.train.qat import StraightThrough
 
 ORTHOGONAL = {
     "model.block.attention.linear.initial": Orthogonal(),

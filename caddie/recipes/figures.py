@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from caddie.recipe import Figure
+from caddie.recipes.recipe import Figure
 
 RECORDS = "openai/parameter-golf, records/track_10min_16mb/"
 """Where most public results stand."""

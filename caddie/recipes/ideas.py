@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from caddie.codecs import Lzma, Zstd
-from caddie.fake_quantize import StraightThrough
-from caddie.model import (
-    Dense,
-    GatedValueResidual,
-    LeakyReluSquared,
-    PhaseMix,
-    RandomMap,
-    Recurrence,
-    YaRNRotary,
-)
-from caddie.parameters import FanInNormal, Normal, Orthogonal
-from caddie.quantize import Float8, Float16, Percentile, Rows, Ternary
+from caddie.config.schedules import Warmdown
+from caddie.model import Dense, GatedValueResidual, LeakyReluSquared, PhaseMix, RandomMap, Recurrence, YaRNRotary
+from caddie.model.parameters import FanInNormal, Normal, Orthogonal
+from caddie.pack.codecs import Lzma, Zstd
+from caddie.pack.coding import Packed
+from caddie.pack.quantize import Float8, Float16, Percentile, Rows, Ternary
 from caddie.recipes.baseline import baseline, lower_lr
 from caddie.recipes.early_records import value_embeddings
 from caddie.recipes.figures import RECORDS, figures
-from caddie.schedules import Warmdown
-from caddie.weight_coding import Packed
+from caddie.train.qat import StraightThrough
 
 _TRITS = Ternary(packed=True)
 _TERNARY_MAP = Dense(initial=Normal(std=0.02), normed=True)

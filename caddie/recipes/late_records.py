@@ -5,16 +5,16 @@ They are scored with adapters of each document's own.
 
 from __future__ import annotations
 
-from caddie.compress import Correction
-from caddie.data import PackedDocuments
+from caddie.config.schedules import Ramp, Warmdown
+from caddie.data.loaders import PackedDocuments
+from caddie.data.tokenizers import CaseOps
 from caddie.model import DenseGate, NarrowGate, RoutedLanes, SparseGate, TokenSmear
-from caddie.optim import AdamW
-from caddie.quantize import Float16, Gptq, Percentile, Rows, SigmaClip
+from caddie.pack.compress import Correction
+from caddie.pack.quantize import Float16, Gptq, Percentile, Rows, SigmaClip
 from caddie.recipes.figures import RECORDS, figures
 from caddie.recipes.records import three_layer_recurrence
-from caddie.schedules import Ramp, Warmdown
-from caddie.scoring import SGD, DocumentLoRA, GlobalSGD
-from caddie.tokenizers import CaseOps
+from caddie.score import SGD, DocumentLoRA, GlobalSGD
+from caddie.train.optim import AdamW
 
 document_attention = three_layer_recurrence.but(
     {

@@ -12,11 +12,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from caddie.averaging import EMA, ProgressEMA
+from caddie.config.schedules import IterationWarmdown, Ramp, StepRamp, Warmdown, Whole, all_values
 from caddie.model import GPT, GroupedQueryAttention, NTKRotary, RandomMap, YaRNRotary
-from caddie.recipe import Recipe
-from caddie.schedules import IterationWarmdown, Ramp, StepRamp, Warmdown, Whole, all_values
-from caddie.trainer import Train
+from caddie.recipes.recipe import Recipe
+from caddie.train.averaging import EMA, ProgressEMA
+from caddie.train.trainer import Train
 
 WIDTH = 128
 HEADS = 4

@@ -6,19 +6,19 @@ then. Where the records calibrate on 16 to 256 of their batches, recipes keep to
 
 from __future__ import annotations
 
-from caddie.averaging import EMA
-from caddie.calibrate import SelfGenerated, TrainingText
-from caddie.codecs import Zstd
-from caddie.data import CoprimeStride, ShuffledSequences
+from caddie.config.schedules import IterationWarmdown, Stairs, StepRamp, Warmdown
+from caddie.data.loaders import CoprimeStride, ShuffledSequences
 from caddie.model import GatedUNet, HashedNGrams, Recurrence, Rotary, RoutedLanes, SeparateLanes
-from caddie.parameters import Orthogonal
-from caddie.quantize import BestPercentile, Float16, Gptq, Rows, SigmaClip
+from caddie.model.parameters import Orthogonal
+from caddie.pack.calibrate import SelfGenerated, TrainingText
+from caddie.pack.codecs import Zstd
+from caddie.pack.coding import Packed
+from caddie.pack.quantize import BestPercentile, Float16, Gptq, Rows, SigmaClip
 from caddie.recipes.baseline import baseline
 from caddie.recipes.figures import RECORDS, figures
-from caddie.recipes.seeds import parallel_muon
-from caddie.schedules import IterationWarmdown, Stairs, StepRamp, Warmdown
-from caddie.scoring import SGD, ChunkSGD
-from caddie.weight_coding import Packed
+from caddie.recipes.public_systems import parallel_muon
+from caddie.score import SGD, ChunkSGD
+from caddie.train.averaging import EMA
 
 exclusive_everywhere = parallel_muon.but(
     {

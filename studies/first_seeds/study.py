@@ -15,18 +15,19 @@ Not here: flash-attention 2 for 3 and the switches of a network between GPUs, wh
 
 from __future__ import annotations
 
-from caddie.averaging import EMA
-from caddie.codecs import Lzma
 from caddie.config import Diff
-from caddie.data import ShuffledSequences
-from caddie.fake_quantize import StraightThrough
+from caddie.data.loaders import ShuffledSequences
 from caddie.lab.study import Claim, Entry, Seconds, Study
 from caddie.model import Recurrence, SwiGLU
-from caddie.quantize import Float16, Percentile, Rows
-from caddie.recipe import Recipe, find
-from caddie.recipes import gold6, single_gpu
+from caddie.pack.codecs import Lzma
+from caddie.pack.coding import Packed
+from caddie.pack.quantize import Float16, Percentile, Rows
+from caddie.recipes.catalog import find
 from caddie.recipes.mini import mini
-from caddie.weight_coding import Packed
+from caddie.recipes.public_systems import gold6, single_gpu
+from caddie.recipes.recipe import Recipe
+from caddie.train.averaging import EMA
+from caddie.train.qat import StraightThrough
 
 SEED_001 = "openai/parameter-golf #1559 (seed 001)"
 SEED_002 = "openai/parameter-golf #649 (seed 002)"

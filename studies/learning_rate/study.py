@@ -13,9 +13,9 @@ the twin has 1,024 tokens, in the order of the text mostly of one document, wher
 
 from __future__ import annotations
 
-from caddie.data import ShuffledSequences
+from caddie.data.loaders import ShuffledSequences
 from caddie.lab.study import BASE, Claim, Entry, Steps, Study
-from caddie.recipe import find
+from caddie.recipes.catalog import find
 
 LOWER_LR = "openai/parameter-golf, records/track_10min_16mb/2026-03-18_LowerLR (seed 004)"
 LONGER_WARMDOWN = "openai/parameter-golf, records/track_10min_16mb/2026-03-18_FP16Embed_WD3600 (seed 003)"

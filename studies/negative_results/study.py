@@ -22,13 +22,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from caddie.config import Count, Diff
-from caddie.data import Batch, Loader, ShuffledSequences, Stream, Tokens
-from caddie.fake_quantize import StraightThrough
-from caddie.fit import PruneOnes
+from caddie.data.loaders import Batch, Loader, ShuffledSequences, Stream, Tokens
 from caddie.lab.study import Claim, Entry, Seconds, Steps, Study
-from caddie.quantize import Percentile, Rotated, Rows
-from caddie.recipe import find
-from caddie.scoring import SGD, ChunkSGD, DocumentLoRA
+from caddie.pack.fit import PruneOnes
+from caddie.pack.quantize import Percentile, Rotated, Rows
+from caddie.recipes.catalog import find
+from caddie.score import SGD, ChunkSGD, DocumentLoRA
+from caddie.train.qat import StraightThrough
 
 SOURCE = "openai/parameter-golf #670 (seed 000)"
 STEPS = 120
@@ -82,7 +82,7 @@ _LATE = {"train.fake_quantize.matrix": StraightThrough(quantizer=Rows(bits=6, sc
 
 def tried(label: str) -> Diff:
     """What the twin of one of the seed's experiments changes in the twin of its base."""
-    return twin.diff(find(f"seed_000:{label}_mini").settings)
+    return twin.diff(find(f"public_000:{label}_mini").settings)
 
 
 def worse(difference: float, note: str = "") -> Claim:

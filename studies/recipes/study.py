@@ -6,9 +6,10 @@ scores are those of the whole recipes, on eight GPUs; what is asked here is whic
 
 from __future__ import annotations
 
-from caddie.calibrate import TrainingText
 from caddie.lab.study import BASE, Entry, Seconds, Study
-from caddie.recipe import Recipe, find, shipped
+from caddie.pack.calibrate import TrainingText
+from caddie.recipes.catalog import find, shipped
+from caddie.recipes.recipe import Recipe
 
 SMALLEST = {"tiny"}
 """Recipes that are of this size as they are; the demo's has a text of its own."""

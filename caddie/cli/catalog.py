@@ -1,0 +1,182 @@
+"""Verbs of the shelf: data, recipes, techniques, diff."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from caddie.cli.options import named_recipe, options, settings_argument, tell
+from caddie.config import Config, assignments, show
+from caddie.errors import UserError
+
+
+@click.command()
+@click.argument("source", metavar="[PATH]", required=False)
+@settings_argument
+@click.option("--fineweb", metavar="VARIANT", help="Fetch the contest's published shards instead: sp1024 and others.")
+@click.option("--shards", type=click.IntRange(1), default=1, show_default=True, help="Training shards to fetch.")
+@click.option("--tokenizer", metavar="FILE", help="An artifact or a .model file, in place of data.tokenizer.")
+@click.option("--against", metavar="CORPUS", help="Drop documents that this corpus trains on; hold out all others.")
+@options("out", "json", "quiet")
+def data(
+    source: str | None,
+    settings: tuple[str, ...],
+    fineweb: str | None,
+    shards: int,
+    tokenizer: str | None,
+    against: str | None,
+    out: str | None,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Prepare text as a corpus. Without PATH, the sources of Python's own library are taken."""
+    from caddie.data.fineweb import fetch_fineweb
+    from caddie.recipes.recipe import Recipe
+    from caddie.report.display import Display
+    from caddie.run.resolve_corpus import audit_corpus, describe, make_corpus
+
+    if source is not None and "=" in source and not Path(source).exists():
+        settings = (source, *settings)
+        source = None
+    diff = assignments(settings)
+    for path in diff:
+        if not path.startswith("data.") and path != "model.vocabulary":
+            raise UserError(f"{path} does not change the data; give data.* or model.vocabulary")
+    recipe = Recipe().but(diff)
+    if fineweb is not None and (source or tokenizer or against):
+        raise UserError("--fineweb brings its own text and tokenizer; leave out PATH, --tokenizer and --against")
+    if diff and (fineweb or against):
+        raise UserError(f"{next(iter(diff))} has no effect with --fineweb or --against; leave it out")
+    with Display(quiet=quiet) as display:
+        if fineweb is not None:
+            folder, bars = Path(out or f"data/fineweb-{fineweb}"), not display.quiet and sys.stderr.isatty()
+            corpus = fetch_fineweb(fineweb, shards, folder, display.note, bars=bars)
+        else:
+            corpus = make_corpus(source, recipe, tokenizer=tokenizer, against=against, out=out, report=display.note)
+    lossy = [rule for rule in audit_corpus(corpus) if rule.lossy]
+    facts = {
+        "folder": str(corpus.folder),
+        "manifest": json.loads((corpus.folder / "manifest.json").read_text()),
+        "lossy_rules": [rule.to_json() for rule in lossy],
+    }
+    tell(facts, as_json, "\n".join([describe(corpus), *map(str, lossy), f"corpus in {corpus.folder}"]))
+    return 0
+
+
+@click.command()
+@options("json")
+def recipes(as_json: bool) -> int:
+    """List the recipes with their size and public figures. NAME_mini is the twin of each for two cores."""
+    from caddie.config import plain
+    from caddie.recipes.catalog import shipped
+    from caddie.report.tables import table
+
+    # The public results from the first to the best are nearly the history; what has none stands in front.
+    shelf = dict(sorted(shipped().items(), key=lambda item: -(item[1].published or 9.0)))
+    facts = [
+        {
+            "name": name,
+            "why": recipe.why,
+            "base": recipe.base,
+            "parameters": recipe.parameters,
+            "public": [plain(figure) for figure in recipe.public],
+        }
+        for name, recipe in shelf.items()
+    ]
+    rows = [
+        (name, f"{recipe.parameters:,}", f"{recipe.published:.4f}" if recipe.published else "", recipe.why)
+        for name, recipe in shelf.items()
+    ]
+    tell({"recipes": facts}, as_json, table(rows, ["recipe", "parameters", "public bpb", "why"], width=140))
+    return 0
+
+
+@click.command()
+@click.argument("name", metavar="[SOCKET]", required=False)
+@options("json")
+def techniques(name: str | None, as_json: bool) -> int:
+    """List what can stand where in a recipe, or tell of SOCKET.
+
+    SOCKET is also the name of what fits one, a setting, or a path, as in: caddie techniques model.block.mlp
+    """
+    from caddie.recipes.technique_pages import details, overview
+    from caddie.recipes.techniques import facts, find, sockets
+
+    known = sockets() if name is None else find(name)
+    tell(facts(known), as_json, overview(known) if name is None else details(known))
+    return 0
+
+
+@click.command()
+@click.argument("a")
+@click.argument("b", required=False)
+@settings_argument
+@options("json")
+def diff(a: str, b: str | None, settings: tuple[str, ...], as_json: bool) -> int:
+    """Show what turns recipe B into recipe A. Without B, the base of A is taken."""
+    from caddie.config import plain
+    from caddie.model.flops import flops_per_token
+    from caddie.recipes.catalog import find
+    from caddie.report.tables import table
+
+    if b is not None and "=" in b:
+        settings = (b, *settings)
+        b = None
+    right = named_recipe(a, settings)
+    left = find(b or find(a).base or a)
+    changes = left.settings.diff(right.settings)
+    size = {"from": left.parameters, "to": right.parameters}
+    work = {
+        side: {
+            when: flops_per_token(recipe.model, recipe.train.sequence_length, progress)
+            for when, progress in (("start", 0.0), ("end", 1.0))
+        }
+        for side, recipe in (("from", left), ("to", right))
+    }
+    facts = {
+        "from": left.name,
+        "to": right.name,
+        "diff": {path: plain(value) for path, value in changes.items()},
+        "parameters": size,
+        "training_flops_per_token": work,
+    }
+    rows = [(path, _held(left, path), show(value)) for path, value in changes.items()]
+    figures = [("parameters", f"{size['from']:,}", f"{size['to']:,}", _relative(size["from"], size["to"]))]
+    grows = any(one["start"] != one["end"] for one in work.values())
+    for when, label in (("start", "at the start"), ("end", "at the end")) if grows else (("end", ""),):
+        before, after = work["from"][when], work["to"][when]
+        label = f"training MFLOP per token {label}".strip()
+        figures.append((label, f"{before / 1e6:,.1f}", f"{after / 1e6:,.1f}", _relative(before, after)))
+    changed = table(rows, ["setting", left.name, right.name], width=140) if rows else "the same settings"
+    compared = table(figures, ["", left.name, right.name, "difference"], width=140)
+    tell(facts, as_json, f"{changed}\n\n{compared}")
+    return 0
+
+
+_ROOM = 48
+"""Columns of a setting of the recipe that is left; that of the other recipe is shown whole."""
+
+
+def _relative(before: float, after: float) -> str:
+    return "none" if after == before else f"{after / before - 1:+.1%}"
+
+
+def _held(config: Config, path: str) -> str:
+    """What a config holds at a path, for people; empty where the path does not exist."""
+    value: Any = config
+    parts = path.split(".")
+    while parts:
+        if isinstance(value, Config):
+            value = getattr(value, parts.pop(0), None)
+        elif isinstance(value, dict) and (
+            key := next((k for n in range(len(parts), 0, -1) if (k := ".".join(parts[:n])) in value), None)
+        ):
+            value, parts = value[key], parts[key.count(".") + 1 :]
+        else:
+            return ""
+    text = show(value)
+    return text if len(text) <= _ROOM else text[: _ROOM - 1] + "…"

@@ -1,0 +1,78 @@
+"""How a command ends: with its exit status, and with one line on standard error for every mistake."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from caddie.errors import CheckFailed, UserError
+from caddie.report.tables import one_line
+
+
+def end(command: Callable[[], object]) -> NoReturn:
+    """Exit with what the command returns: 0 good, 1 a failed check, 2 a mistake in what was asked."""
+    try:
+        status = command()
+    except click.exceptions.Abort:
+        status = fail("interrupted", 130)
+    except click.ClickException as error:
+        hint = getattr(error, "ctx", None)
+        usage = f"; see `{hint.command_path} --help`" if hint else ""
+        status = fail(" ".join(error.format_message().split()).rstrip(".") + usage, 2)
+    except UserError as error:
+        status = fail(str(error), 2)
+    except CheckFailed as error:
+        status = fail(str(error), 1)
+    except KeyboardInterrupt:
+        status = fail("interrupted", 130)
+    except BrokenPipeError:
+        with suppress(OSError):
+            sys.stdout.close()
+        status = 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        status = fail(f"{where}{error.strerror or error}", 2)
+    except (MemoryError, RuntimeError) as error:
+        # PyTorch has no class of its own for memory that the system refuses.
+        if not isinstance(error, MemoryError) and "allocate" not in str(error) and "out of memory" not in str(error):
+            raise
+        status = fail("not enough memory; take a smaller model, batch or sequence length", 2)
+    status = status if isinstance(status, int) else 0
+    if "torch" in sys.modules:
+        from caddie.runtime.distributed import leave
+
+        leave(status)
+    sys.exit(status)
+
+
+def fail(message: str, status: int) -> int:
+    """Say what is wrong; the status itself."""
+    if sys.stderr is not None:  # as after `2>&-`, where print would take standard output, which carries the result
+        print(f"caddie: {one_line(message)}", file=sys.stderr)
+    return status
+
+
+def judge(checks: Sequence[Mapping[str, Any]]) -> int:
+    """0 when every check passed; else one line that names those that did not, as a `CheckFailed`."""
+    failed = [f"{check['name']} ({check['evidence']})" for check in checks if not check["passed"]]
+    if failed:
+        raise CheckFailed(f"verification failed: {'; '.join(failed)}")
+    return 0
+
+
+@contextmanager
+def resume_hint(command: str, folder: Path, named: bool) -> Iterator[None]:
+    """Turns an interrupted run into its exit status and one line that says how to go on."""
+    from caddie.train.loop import Interrupted
+
+    try:
+        yield
+    except Interrupted as error:
+        again = command if named else f"{command} --out {shlex.quote(str(folder))}"
+        raise SystemExit(fail(f"{error}; go on with: {again}", 128 + error.number)) from None

@@ -1,0 +1,315 @@
+"""Verbs of the straight line: run, train, pack, verify, score."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from caddie.cli.exits import judge, resume_hint
+from caddie.cli.options import (
+    changed_recipe,
+    load_artifact,
+    named_recipe,
+    options,
+    path_argument,
+    settings_argument,
+    tell,
+)
+from caddie.config import assignments, parse_assignment
+from caddie.config.schedules import Clock
+from caddie.errors import CheckFailed, UserError
+
+if TYPE_CHECKING:
+    from caddie.pack.candidates import Draft
+    from caddie.recipes.recipe import Recipe
+    from caddie.report.display import Display
+    from caddie.runtime.distributed import Ranks
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a verb that trains is asked for, in one of its processes."""
+
+    recipe: Recipe
+    data: str | None
+    seed: int
+    folder: Path
+    command: str
+    ranks: Ranks
+    display: Display
+
+    def watch(self, event: dict[str, Any]) -> None:
+        """Show an event of the training."""
+        if event["event"] == "step":
+            self.display.step(event)
+        elif event["event"] == "start":
+            self.display.start(event)
+        elif event["event"] == "note":
+            self.display.note(event["text"])
+        elif event["event"] == "forecast":
+            self.display.forecast(event)
+
+
+def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Command:
+    """The command of a verb that trains: its options, its processes, and how it ends.
+
+    The verb gives its facts, and the same for people; None in all processes but the first.
+    """
+
+    @click.command(verb.__name__, help=verb.__doc__)
+    @click.argument("recipe")
+    @settings_argument
+    @options("data", "seed", "seconds", "out", "gpus", "json", "quiet")
+    def command(
+        recipe: str,
+        settings: tuple[str, ...],
+        data: str | None,
+        seed: int,
+        seconds: float | None,
+        out: str | None,
+        gpus: int,
+        as_json: bool,
+        quiet: bool,
+    ) -> int:
+        from caddie.report.display import Display
+        from caddie.run.run import check_whole_run
+        from caddie.run.run_folder import run_folder
+        from caddie.runtime import distributed
+
+        chosen = named_recipe(recipe, settings, seconds)
+        check_whole_run(chosen, gpus)
+        if gpus > 1 and not distributed.under_torchrun():
+            return distributed.launch(gpus, sys.argv[1:])
+        folder = Path(out) if out else run_folder(chosen, seed)
+        typed = shlex.join(["caddie", *sys.argv[1:]])
+        with distributed.join() as ranks, Display(quiet=quiet or not ranks.first) as display:
+            with resume_hint(typed, folder, bool(out)):
+                told = verb(Job(chosen, data, seed, folder, typed, ranks, display))
+        if told is None:
+            return 0
+        facts, text = told
+        tell(facts, as_json, text)
+        return judge(facts.get("checks", []))
+
+    return command
+
+
+@trains
+def run(job: Job) -> tuple[dict[str, Any], str] | None:
+    """Train, pack, verify and score RECIPE, and write a report."""
+    from caddie.report.tables import result_table
+    from caddie.run.run import run as run_line
+
+    result = run_line(
+        job.recipe,
+        job.data,
+        seed=job.seed,
+        folder=job.folder,
+        ranks=job.ranks,
+        watch=job.watch,
+        phase=job.display.phase,
+        drafted=_drafting(job.display, job.recipe.compress.cap_bytes),
+        command=job.command,
+    )
+    return (result, result_table(result, job.folder / "report.html")) if result else None
+
+
+def _drafting(display: Display, cap_bytes: int) -> Callable[[Draft], None]:
+    """Shows each draft of the weights as they are fitted to the cap."""
+    numbers = count(1)
+    return lambda draft: display.doing(f"draft {next(numbers)}: {draft.file_bytes:,} bytes of {cap_bytes:,}")
+
+
+@trains
+def train(job: Job) -> tuple[dict[str, Any], str] | None:
+    """Train RECIPE and keep its weights. `caddie pack` goes on from there."""
+    from caddie.run.dead_settings import verify_alive
+    from caddie.run.run import open_together, train_run
+    from caddie.run.run_folder import check_folder
+
+    check_folder(job.folder)
+    verify_alive(job.recipe)
+    corpus = open_together(job.recipe, job.data, job.ranks, job.display.note)
+    job.display.phase("train")
+    trained = train_run(job.recipe, corpus, job.folder, job.seed, job.ranks, job.watch)
+    if not job.ranks.first:
+        return None
+    facts = {"folder": str(job.folder), "steps": trained.steps, "tokens": trained.tokens, "loss": trained.final_loss}
+    hint = shlex.join(["caddie", "pack", str(job.folder)])
+    return facts, f"{trained.steps:,} steps; weights in {job.folder}; next: {hint}"
+
+
+@click.command()
+@path_argument("folder", metavar="RUN")
+@settings_argument
+@click.option("--out", metavar="FILE", type=click.Path(path_type=Path), help="File to write.")
+@click.option("--compare", is_flag=True, help="Write nothing; show what all quantizers and codings make of RUN.")
+@options("json", "quiet")
+def pack(folder: Path, settings: tuple[str, ...], out: Path | None, compare: bool, as_json: bool, quiet: bool) -> int:
+    """Quantize and pack the weights of the run folder RUN.
+
+    Settings are cap=N, the bytes that the file may have, and compress.PATH=VALUE. With any, the run's own artifact is
+    kept and the new one is RUN/artifact-N.caddie, unless --out names another. --compare takes several cap=N.
+    """
+    from caddie.pack import artifact as artifacts
+    from caddie.report.display import Display
+    from caddie.report.tables import pack_table
+    from caddie.run.result import describe_compression
+    from caddie.run.run import pack_run
+    from caddie.run.run_folder import ARTIFACT, read_run
+
+    recipe, _, corpus = read_run(folder)
+    with Display(quiet=quiet) as display:
+        if compare:
+            return _compare_packings(folder, recipe, settings, out, display, as_json)
+        config = recipe.but(assignments(settings, _compress_setting)).compress
+        cap, clock = config.cap_bytes, Clock()
+        path = out or folder / (f"artifact-{cap}.caddie" if settings else ARTIFACT)
+        with clock.phase("pack"):
+            compressed = pack_run(
+                folder,
+                config,
+                path,
+                display.phase,
+                _drafting(display, cap),
+            )
+    packed = artifacts.load(path)
+    facts = {
+        "artifact": str(packed.path),
+        "artifact_bytes": packed.file_bytes,
+        "cap_bytes": cap,
+        "ledger": packed.ledger,
+        "compression": describe_compression(compressed, packed, corpus),
+        "seconds": clock.seconds["pack"],
+        "next": [shlex.join(["caddie", "score", str(path), "--data", str(corpus.folder)])],
+    }
+    tell(facts, as_json, pack_table(facts))
+    if packed.file_bytes > cap:
+        raise CheckFailed(f"{packed.path} has {packed.file_bytes:,} bytes, {packed.file_bytes - cap:,} over the cap")
+    return 0
+
+
+def _compress_setting(text: str) -> tuple[str, object]:
+    path, value = parse_assignment(text)
+    if path != "cap" and not path.startswith("compress."):
+        raise UserError(f"pack takes cap=N and settings of compress, as in compress.fit=none, not {path}")
+    return "compress.cap_bytes" if path == "cap" else path, value
+
+
+def _compare_packings(
+    folder: Path, recipe: Recipe, settings: tuple[str, ...], out: Path | None, display: Display, as_json: bool
+) -> int:
+    from caddie.run.compare_packings import compare, summary
+
+    if out is not None:
+        raise UserError("--compare writes no file; leave out --out")
+    changes = [_compress_setting(text) for text in settings]
+    for path, _ in changes:
+        if path != "compress.cap_bytes":
+            raise UserError(
+                f"--compare tries the quantizers and codings that it knows and takes cap=N alone, not {path}"
+            )
+    caps = [recipe.but({path: value}).compress.cap_bytes for path, value in changes]
+    facts = compare(folder, caps, display.phase, display.doing)
+    tell(facts, as_json, summary(facts))
+    return 0
+
+
+@click.command()
+@path_argument("artifact")
+@settings_argument
+@click.option(
+    "--scorer", metavar="FILE.py:NAME", help="A scorer of your own, or known_bad:NAME for one that must fail."
+)
+@click.option("--known-bad", "examples", is_flag=True, help="Also try every known-bad example: all must be caught.")
+@click.option("--lossless", is_flag=True, help="Also compress some documents and decompress them.")
+@options("data", "json")
+def verify(
+    artifact: Path,
+    settings: tuple[str, ...],
+    scorer: str | None,
+    examples: bool,
+    lossless: bool,
+    data: str | None,
+    as_json: bool,
+) -> int:
+    """Check that ARTIFACT is what it says, and probe its scorer. The probes run in a sealed process.
+
+    Settings are compress.cap_bytes=N and those of score, for another scoring than the artifact's own. The probe text is
+    from Python's library, or from the held-out documents of --data, which must be proven to be held out.
+    """
+    from caddie.report.tables import table
+    from caddie.run.resolve_corpus import open_for_scoring
+    from caddie.verify import verify as verify_artifact
+
+    loaded = load_artifact(artifact)
+    recipe = changed_recipe(loaded, settings, "compress.cap_bytes")
+    verdict = verify_artifact(
+        loaded,
+        recipe.compress.cap_bytes,
+        scoring=recipe.score,
+        scorer=scorer,
+        corpus=open_for_scoring(loaded, data) if data else None,
+        examples=examples,
+        lossless=lossless,
+    )
+    lines = [f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.evidence}" for check in verdict.checks]
+    if verdict.caught:
+        rows = [[bad.name, "pass" if bad.passed else "FAIL", f"{bad.probe}: {bad.evidence}"] for bad in verdict.caught]
+        lines += ["", table(rows, ["known-bad example", "", "must be caught by, and what that saw"])]
+    facts = [asdict(check) for check in verdict.checks]
+    caught = [asdict(bad) | {"passed": bad.passed} for bad in verdict.caught]
+    tell(
+        {"passed": verdict.passed, "checks": facts, **({"known_bad": caught} if caught else {})},
+        as_json,
+        "\n".join(lines),
+    )
+    return judge([*facts, *({**bad, "name": f"{bad['name']} was not caught by {bad['probe']}"} for bad in caught)])
+
+
+@click.command()
+@path_argument("artifact")
+@settings_argument
+@click.option("--scorer", metavar="FILE.py:NAME", help="Score with a class of your own.")
+@options("data", "gpus", "json", "quiet")
+def score(
+    artifact: Path,
+    settings: tuple[str, ...],
+    scorer: str | None,
+    data: str | None,
+    gpus: int,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Score ARTIFACT in bits per byte on held-out text. It is refused unless it was proven to be held out.
+
+    Another scoring than the artifact's own is set by score.PATH=VALUE, as in score.adaptation=ChunkSGD. Several
+    processes give the same score as one, in less time where nothing is learnt on the way.
+    """
+    from caddie.report.display import Display
+    from caddie.report.tables import score_table
+    from caddie.run.resolve_corpus import open_for_scoring
+    from caddie.run.run import score_artifact
+    from caddie.runtime import distributed
+
+    if gpus > 1 and not distributed.under_torchrun():
+        return distributed.launch(gpus, sys.argv[1:])
+    with distributed.join() as ranks, Display(quiet=quiet or not ranks.first) as display:
+        loaded = load_artifact(artifact)
+        scoring = changed_recipe(loaded, settings).score
+        corpus = open_for_scoring(loaded, data, display.note)
+        result = score_artifact(loaded, corpus, scoring, scorer, display.phase, display.tokens, ranks)
+    if not ranks.first:
+        return 0
+    if not math.isfinite(result["bits_per_byte"]):
+        raise CheckFailed(f"the score of {artifact} is {result['bits_per_byte']}: its model gives no probabilities")
+    tell(result, as_json, score_table(result))
+    return 0

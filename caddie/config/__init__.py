@@ -1,0 +1,43 @@
+"""Settings as frozen values, diffs between them, schedules."""
+
+from caddie.config.config import (
+    Changes,
+    Channels,
+    Config,
+    Count,
+    Diff,
+    Fraction,
+    NonNegative,
+    Positive,
+    Range,
+    Technique,
+    assignments,
+    coerce,
+    field_types,
+    parse_assignment,
+    paths,
+    plain,
+    show,
+    variants,
+)
+
+__all__ = [
+    "Changes",
+    "Channels",
+    "Config",
+    "Count",
+    "Diff",
+    "Fraction",
+    "NonNegative",
+    "Positive",
+    "Range",
+    "Technique",
+    "assignments",
+    "coerce",
+    "field_types",
+    "parse_assignment",
+    "paths",
+    "plain",
+    "show",
+    "variants",
+]

@@ -1,0 +1,126 @@
+"""Token shards that someone else prepared, in the contest's layout, described where they lie.
+
+Their text is not known, so bytes are counted from the tokens, and documents are told apart by their ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+
+from caddie.data import corpus
+from caddie.data.corpus import Corpus, Manifest, Shard, Split, TokenizerEntry
+from caddie.data.loaders import open_shard
+from caddie.data.tokenizers import Tokenizer, TokenizerSource
+from caddie.errors import UserError
+
+PATTERNS = {"train": "*_train_*.bin", "validation": "*_val_*.bin"}
+CHUNK_TOKENS = 1 << 22
+FORMAT = 2
+"""Part of every fingerprint: raised when the same shards come to mean another corpus."""
+
+Report = Callable[[str], None]
+
+
+def is_published(folder: Path) -> bool:
+    """Whether a folder holds shards named as the contest names them."""
+    return folder.is_dir() and any(_shards(folder, pattern) for pattern in PATTERNS.values())
+
+
+def describe(
+    shards: Path,
+    folder: Path,
+    tokenizer_source: TokenizerSource,
+    vocabulary: int,
+    report: Report,
+    train_shards: int | None = None,
+) -> Corpus:
+    """The corpus of the shards in `shards`: tokenizer, document hashes and manifest, written to `folder`.
+
+    The shards stay where they are; only the first `train_shards` are used where that is given. `UserError` if a split
+    is missing, a shard damaged or the tokenizer another.
+    """
+    shards, folder = shards.expanduser().resolve(), folder.expanduser().resolve()
+    paths = {name: _shards(shards, pattern) for name, pattern in PATTERNS.items()}
+    for name, present in paths.items():
+        if not present:
+            raise UserError(f"{shards}: no {name} shards; there must be some named {PATTERNS[name]}")
+    paths["train"] = paths["train"][:train_shards]
+    tokenizer = tokenizer_source.build(vocabulary, _no_text)
+    state = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for group in paths.values() for path in group]
+    inputs = hashlib.sha256(json.dumps([FORMAT, tokenizer.sha256, state]).encode()).hexdigest()
+    found = corpus.reusable(folder, inputs)
+    if found:
+        return found
+    train, train_hashes = _split(paths["train"], folder, tokenizer, report)
+    validation, validation_hashes = _split(paths["validation"], folder, tokenizer, report)
+    by_table = all(split.table_bytes == split.normalized_bytes for split in (train, validation))
+    manifest = Manifest(
+        version=corpus.VERSION,
+        name=shards.name,
+        source=str(shards),
+        inputs=inputs,
+        tokenizer=TokenizerEntry.of(tokenizer, None),
+        train=train,
+        validation=validation,
+        hashed="tokens",
+        duplicates_removed=0,
+        training_documents_removed=0,
+        overlap=len(train_hashes & validation_hashes),
+        byte_source="table" if by_table else "tokens",
+        validation_compressors=None,
+        validation_fraction=None,
+    )
+    if manifest.overlap:
+        report(f"{manifest.overlap:,} validation documents are training documents too")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / corpus.MANIFEST).unlink(missing_ok=True)
+    (folder / corpus.TOKENIZER).write_bytes(tokenizer.serialize())
+    corpus.write_hashes(folder, train_hashes, validation_hashes)
+    corpus.write_manifest(folder, manifest)
+    return Corpus.load(folder)
+
+
+def _shards(folder: Path, pattern: str) -> list[Path]:
+    # Shards of byte counts lie beside the token shards of some tokenizers.
+    return sorted(path for path in folder.glob(pattern) if "_bytes_" not in path.name)
+
+
+def _no_text() -> NoReturn:
+    raise UserError("token shards need the tokenizer they were made with; name its SentencePiece model file")
+
+
+def _split(paths: Sequence[Path], folder: Path, tokenizer: Tokenizer, report: Report) -> tuple[Split, set[bytes]]:
+    opened = [open_shard(path) for path in paths]
+    described: list[Shard] = []
+    table_bytes = 0
+    last = np.empty(0, np.uint16)
+    for path, tokens in zip(paths, opened, strict=True):
+        if int(tokens.max()) >= tokenizer.vocabulary:
+            raise UserError(f"{path}: token {int(tokens.max())}, but the tokenizer has {tokenizer.vocabulary} ids")
+        for begin in range(0, len(tokens), CHUNK_TOKENS):
+            chunk = np.concatenate([last, tokens[begin : begin + CHUNK_TOKENS]])
+            table_bytes += tokenizer.table_bytes(chunk)
+            last = chunk[-1:]
+        file = str(path.relative_to(folder) if path.is_relative_to(folder) else path)
+        described.append(Shard(file, len(tokens), corpus.file_sha256(path)))
+        report(f"{path.name}: {len(tokens):,} tokens")
+    hashes, decoded_bytes = [], 0
+    for run in corpus.runs(opened, tokenizer.bos):
+        hashes.append(corpus.document_hash(run.tobytes()))
+        decoded_bytes += int(tokenizer.byte_lengths(run)[1:].sum())  # the first is BOS, or context only
+    split = Split(
+        documents=len(hashes),
+        tokens=sum(map(len, opened)),
+        source_bytes=decoded_bytes,
+        normalized_bytes=decoded_bytes,
+        table_bytes=table_bytes,
+        document_set_sha256=corpus.set_sha256(hashes),
+        shards=tuple(described),
+    )
+    return split, set(hashes)

@@ -1,0 +1,236 @@
+"""The round-trip audit: by which rules a tokenizer changes text, with an example and the bytes of each.
+
+The tokenizer is a black box that encodes and decodes. A rule is broken when one of its examples comes back changed. In
+documents, every character is tried by itself; what that and the rules of spaces foretell is compared with what came
+back. Where the two agree the bytes are attributed exactly, and where they do not they go to "other".
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from caddie.data.tokenizers import MARK, Tokenizer
+
+_FRONT, _LEADING, _REPEATED, _TRAILING = "space put in front", "leading spaces", "repeated spaces", "trailing spaces"
+_COMPATIBLE, _UNKNOWN, _OTHER = "other compatibility characters", "characters without a piece", "other"
+_EXAMPLES: dict[str, tuple[str | bytes, ...]] = {
+    _FRONT: ("a",),
+    _LEADING: (" a",),
+    _REPEATED: ("a  b",),
+    _TRAILING: ("a ",),
+    "line breaks": ("a\nb", "a\r\nb", "a\u2028b", "a\x85b"),
+    "tabs": ("a\tb",),
+    "spaces beyond ASCII": ("a\u00a0b", "a\u3000b"),
+    "zero-width characters": ("a\u200bb", "a\ufeffb", "a\u200db", "a\u00adb"),
+    "NUL": ("a\0b",),
+    "control characters": ("a\x07b",),
+    "SentencePiece's mark": (f"a{MARK}b",),
+    "private-use characters": ("a\ue001b",),
+    "replacement characters": ("a\ufffdb",),
+    "bytes that are not UTF-8": (b"a\xffb",),
+    "canonical equivalents": ("e\u0301", "\u00e9"),
+    "ligatures": ("\ufb01ne", "\u0133"),
+    "fractions": ("\u00bd",),
+    "superscripts and subscripts": ("x\u00b2", "\u2122"),
+    "full and half width": ("\uff11", "\uff76\uff9e"),
+    _COMPATIBLE: ("\u2026", "\u2460"),
+    "capitals": ("Ab",),
+    _UNKNOWN: ("\u00f8", "\u4e2d", "\U0001f600"),
+}
+"""Rule to texts that show it."""
+_NAMED = {
+    **dict.fromkeys("\n\r\x85\u2028\u2029", "line breaks"),
+    "\t": "tabs",
+    "\0": "NUL",
+    MARK: "SentencePiece's mark",
+    "\ufffd": "replacement characters",
+}
+_CATEGORIES = {
+    "Zs": "spaces beyond ASCII",
+    "Cf": "zero-width characters",
+    "Cc": "control characters",
+    "Co": "private-use characters",
+    "Cs": "bytes that are not UTF-8",
+}
+_FORMS = {
+    "<fraction>": "fractions",
+    "<super>": "superscripts and subscripts",
+    "<sub>": "superscripts and subscripts",
+    "<wide>": "full and half width",
+    "<narrow>": "full and half width",
+}
+_SURROGATES = "\udc80-\udcff"  # bytes that are not UTF-8, from surrogateescape
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One way to change text, and what a tokenizer made of it."""
+
+    name: str
+    before: bytes
+    """An example."""
+    after: bytes
+    """The same after encoding and decoding."""
+    lost_bytes: int = 0
+    """Bytes of the documents that were replaced or dropped."""
+    net_bytes: int = 0
+    """Bytes by which the documents became shorter; below 0 where they became longer."""
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the tokenizer changes text by this rule."""
+        return self.before != self.after
+
+    def to_json(self) -> dict[str, object]:
+        """The same as JSON values."""
+        shown = {"before": self.before.decode(errors="backslashreplace")}
+        shown["after"] = self.after.decode(errors="backslashreplace")
+        return {"name": self.name, **shown, "lost_bytes": self.lost_bytes, "net_bytes": self.net_bytes}
+
+    def __str__(self) -> str:
+        """One line for people."""
+        line = f"{self.name}: {_shown(self.before)} comes back as {_shown(self.after)}"
+        if self.lost_bytes or self.net_bytes:
+            line += f"; {self.lost_bytes:,} bytes lost, {-self.net_bytes:+,} in length"
+        return line
+
+
+def audit(tokenizer: Tokenizer, documents: Iterable[bytes] = ()) -> list[Rule]:
+    """Every known rule in a fixed order, `lossy` or not, and "other" last where documents show what none explains.
+
+    The `net_bytes` of all rules add up to the difference in length between the documents and what came back. What is
+    lost to "other" is, in each document, all from the first to the last difference that no rule explains.
+    """
+    befores = list(documents)
+    afters = _come_back(tokenizer, befores)
+    changed = [(_text(a), _text(b)) for a, b in zip(befores, afters, strict=True) if a != b]
+    habits = _Habits(tokenizer, {unit for before, _ in changed for unit in _units(before)})
+    lost: Counter[str] = Counter()
+    net: Counter[str] = Counter()
+    seen: dict[str, tuple[bytes, bytes]] = {}
+    for before, after in changed:
+        for name, *pair in _changes(before, after, habits):
+            a, b = map(_bytes, pair)
+            lost[name] += len(a)
+            net[name] += len(a) - len(b)
+            seen.setdefault(name, (a, b))
+    rules = []
+    for name in [*_EXAMPLES, *([_OTHER] if _OTHER in seen else [])]:
+        tried = [text if isinstance(text, bytes) else text.encode() for text in _EXAMPLES.get(name, ())]
+        front = b"" if name == _FRONT else _bytes(habits.front)
+        pairs = [(a, b.removeprefix(front)) for a, b in zip(tried, _come_back(tokenizer, tried), strict=True)]
+        shown = next((pair for pair in pairs if pair[0] != pair[1]), seen.get(name) or pairs[0])
+        rules.append(Rule(name, *shown, lost[name], net[name]))
+    return rules
+
+
+class _Habits:
+    """What a tokenizer was seen to do to spaces, and to characters one by one."""
+
+    def __init__(self, tokenizer: Tokenizer, units: Iterable[str]) -> None:
+        distinct = sorted(units)
+        tries = ["q", " q", "q  q", "q ", *(f"q{unit}q" for unit in distinct)]  # q forms a letter with no accent
+        alone, leading, repeated, trailing, *backs = map(_text, _come_back(tokenizer, map(_bytes, tries)))
+        self.front = alone.removesuffix("q")
+        self.drops_leading, self.drops_trailing = leading == alone, trailing == alone
+        self.drops_repeated = repeated == f"{alone} q"
+        self.images = {
+            unit: back[len(alone) : -1] if back.startswith(alone) and back.endswith("q") else unit
+            for unit, back in zip(distinct, backs, strict=True)
+        }
+
+    def outputs(self, units: Sequence[str]) -> list[str]:
+        """What the units of a document come back as if these habits are all."""
+        outputs = []
+        drops = self.drops_leading
+        for unit in units:
+            image = self.images[unit]
+            if drops:
+                image = image.lstrip(" ")
+            outputs.append(image)
+            if image:
+                drops = self.drops_repeated and image[-1] == " "
+        for index in range(len(outputs) - 1, -1, -1) if self.drops_trailing else ():
+            outputs[index] = outputs[index].rstrip(" ")
+            if outputs[index]:
+                break
+        return outputs
+
+
+def _changes(before: str, after: str, habits: _Habits) -> Iterator[tuple[str, str, str]]:
+    """Rule, text and what it became, for all that changed in a document."""
+    units = _units(before)
+    outputs = habits.outputs(units)
+    filled = [index for index, output in enumerate(outputs) if output]
+    nothing = len(units) if habits.drops_leading else -1
+    first, last = (filled[0], filled[-1]) if filled else (nothing, nothing)
+    foretold = habits.front + "".join(outputs)
+    begins = _same(foretold, after)
+    ends = len(foretold) - _same(foretold[begins:][::-1], after[begins:][::-1])
+    place, unexplained = 0, ""
+    for index, (unit, output) in enumerate(zip(["", *units], [habits.front, *outputs], strict=True), -1):
+        here, place = place, place + len(output)
+        if place > begins and here < ends:
+            unexplained, begins, ends = unexplained + unit, min(begins, here), max(ends, place)
+        elif unit != output:
+            yield _name(unit, habits.images.get(unit, ""), (index > last) - (index < first)), unit, output
+    if foretold != after:
+        yield _OTHER, unexplained, after[begins : len(after) - len(foretold) + ends]
+
+
+def _name(unit: str, image: str, side: int) -> str:
+    """The rule by which a unit changes; `side` is -1 before all that is kept, 1 after it and else 0."""
+    if unit == "":
+        return _FRONT
+    if unit == " ":
+        return (_REPEATED, _TRAILING, _LEADING)[side]
+    if unit[0] in _NAMED:
+        return _NAMED[unit[0]]
+    category = unicodedata.category(unit[0])
+    if category in _CATEGORIES:
+        return _CATEGORIES[category]
+    if unicodedata.normalize("NFC", unit) == unicodedata.normalize("NFC", image):
+        return "canonical equivalents"
+    if unicodedata.normalize("NFKC", unit) == unicodedata.normalize("NFKC", image):
+        ligature = "ligatures" if "LIGATURE" in unicodedata.name(unit[0], "") else _COMPATIBLE
+        return _FORMS.get(unicodedata.decomposition(unit[0]).partition(" ")[0], ligature)
+    return "capitals" if unit.casefold() == image.casefold() else _UNKNOWN
+
+
+def _units(text: str) -> list[str]:
+    """The characters, each with the accents on it; bytes that are not UTF-8 stay together."""
+    accents = "".join(
+        c for c in set(text) if unicodedata.category(c)[0] == "M" or "\u1160" <= c <= "\u11ff" or c in "\uff9e\uff9f"
+    )
+    accented = f"[^ {accents}{_SURROGATES}]?[{accents}]+|" if accents else ""
+    return re.findall(f"{accented}[{_SURROGATES}]+|.", text, re.DOTALL)
+
+
+def _same(a: str, b: str) -> int:
+    """How many characters two texts begin with alike."""
+    if a == b:
+        return len(a)
+    return next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _come_back(tokenizer: Tokenizer, documents: Iterable[bytes]) -> list[bytes]:
+    return [tokenizer.decode(ids) for ids in tokenizer.encode_many(list(documents))]
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="surrogateescape")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogateescape")
+
+
+def _shown(data: bytes) -> str:
+    text = _text(data)
+    if re.search(f"[{_SURROGATES}]", text):
+        return repr(data)
+    return "".join(ascii(c)[1:-1] if unicodedata.category(c)[0] == "M" else c for c in repr(text))

@@ -1,0 +1,124 @@
+"""Which documents of a text are kept, and which of them are held out.
+
+A document is known by a hash, of its bytes or of its ids, and goes to a split by that hash alone: the split depends
+neither on the order of the documents nor on chance, and nothing is in both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from caddie.data import corpus
+from caddie.data.corpus import Corpus, SplitName
+from caddie.data.documents import UNCUT_BYTES, Source
+from caddie.data.tokenizers import Tokenizer
+from caddie.errors import UserError
+
+FORMAT = 1
+"""Part of every fingerprint: raised when the same inputs come to mean another corpus."""
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A source, read up to `limit_bytes`, whose documents are told apart by `identity`."""
+
+    source: Source
+    limit_bytes: int | None
+    identity: Callable[[bytes], bytes]
+
+    def fingerprint(self, settings: Sequence[object]) -> str:
+        """Hexadecimal digits that name this text prepared with these settings."""
+        parts = [FORMAT, self.source.fingerprint(), self.limit_bytes, *settings]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def documents(self, skipped: list[Path] | None = None) -> Iterator[bytes]:
+        """Every document within the limit; files that are not text are added to `skipped`."""
+        total = 0
+        for document in self.source.documents(skipped):
+            total += len(document)
+            if self.limit_bytes is not None and total > self.limit_bytes:
+                return
+            yield document
+
+    def survey(self, report: Report) -> tuple[dict[bytes, int], int]:
+        """Bytes of each document by its hash, and how many documents came more than once."""
+        report(f"reading {self.source.description}")
+        skipped: list[Path] = []
+        sizes: dict[bytes, int] = {}
+        count = 0
+        for document in self.documents(skipped):
+            sizes[self.identity(document)] = len(document)
+            count += 1
+        if not sizes:
+            limit = "" if self.limit_bytes is None else ", or raise the limit on its bytes"
+            raise UserError(f"{self.source.description}: no documents; give text{limit}")
+        if skipped:
+            report(f"{len(skipped):,} files that are not text were skipped")
+        report(f"{len(sizes):,} documents, {sum(sizes.values()):,} bytes; {count - len(sizes):,} duplicates dropped")
+        return sizes, count - len(sizes)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The split of every document that is kept, by its hash."""
+
+    text: Text
+    inputs: str
+    splits: dict[bytes, SplitName]
+    duplicates: int
+
+    def hashes(self, split: SplitName) -> list[bytes]:
+        """The hashes of a split."""
+        return [key for key, chosen in self.splits.items() if chosen == split]
+
+    def documents(self) -> Iterator[tuple[SplitName, bytes]]:
+        """Each planned document once, with its split."""
+        left = dict(self.splits)
+        for document in self.text.documents():
+            split = left.pop(self.text.identity(document), None)
+            if split is not None:
+                yield split, document
+        if left:
+            raise UserError(f"{self.text.source.description}: changed while it was read; prepare it again")
+
+    def sample(self, fraction: float) -> list[bytes]:
+        """About this fraction of the training documents, at most all, spread evenly over them."""
+        chosen, credit = [], 1.0
+        for split, document in self.documents():
+            if split == "train":
+                if credit >= 1.0:
+                    chosen.append(document)
+                    credit -= 1.0
+                credit += min(fraction, 1.0)
+        return chosen
+
+
+def identity(tokenizer: Tokenizer, against: Corpus | None) -> Callable[[bytes], bytes]:
+    """What a document is told apart by: its bytes, or its ids where the other corpus knows only those."""
+    if against is None or against.manifest.hashed == "documents":
+        return corpus.document_hash
+    if against.manifest.tokenizer.sha256 != tokenizer.sha256:
+        raise UserError(f"the corpus in {against.folder} can be compared only under its own tokenizer")
+    bos = np.array([tokenizer.bos], "<u2").tobytes()
+    return lambda document: corpus.document_hash(bos + tokenizer.encode(document).astype("<u2").tobytes())
+
+
+def divide(sizes: dict[bytes, int], fraction: float, source: Source, duplicates: int = 0) -> dict[bytes, SplitName]:
+    """Hashes below the fraction are held out; the lowest always is and the highest never."""
+    if len(sizes) < 2:
+        again = f" (duplicates dropped: {duplicates:,})" if duplicates else ""
+        raise UserError(
+            f"{source.description}: one document{again}, and two or more are needed; give JSON lines (.jsonl), a folder"
+            f" of files, or a text of more than {UNCUT_BYTES >> 10} KiB, which is cut at blank lines and line ends"
+        )
+    lowest, highest = min(sizes), max(sizes)
+    bound = int(fraction * (1 << 64)).to_bytes(8, "big")
+    return {key: "validation" if key != highest and (key == lowest or key[:8] < bound) else "train" for key in sizes}

@@ -1,0 +1,1 @@
+"""Using a file: sampling and compressing text."""

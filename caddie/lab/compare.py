@@ -1,0 +1,271 @@
+"""Whether one recipe is better than another, from finished runs of several seeds each.
+
+A seed is one observation: its initial weights, and with a shuffling loader its data order, are drawn anew. The same
+seed run again is no further observation, so it is refused, as are groups of mixed settings or texts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from caddie.errors import UserError
+from caddie.lab.stats import LEVEL, MOST_SEEDS, POWER, mean, paired, seeds_needed, welch
+from caddie.report.page import read_scored, understood
+from caddie.report.tables import crop, printable, table
+from caddie.report.units import Unit, convert
+
+_ALIKE = {
+    "recipe": "settings",
+    "train_documents": "training texts",
+    "validation_documents": "held-out texts",
+    "tokenizer": "tokenizers",
+}
+"""Hashes that a group has in common, and of what they are."""
+_SURROUNDINGS = {"device": "device", "world": "number of processes", "precision": "number format", "code": "code"}
+"""Where and with what a run ran; a difference is worth a note."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a comparison takes from one finished run."""
+
+    place: Path
+    recipe: str
+    seed: int
+    bits_per_byte: float
+    tokens: int
+    source_bytes: int
+    byte_source: str
+    sha256: Mapping[str, str]
+    under_cap: bool
+    verified: bool
+    surroundings: Mapping[str, str]
+
+    def cost(self, unit: Unit) -> float:
+        """The score in a unit."""
+        return convert(self.bits_per_byte, "bits-per-byte", unit, tokens=self.tokens, source_bytes=self.source_bytes)
+
+
+def read(place: Path) -> Run:
+    """The run of a run folder or of its `result.json`; `UserError` if it is not finished or cannot be compared."""
+    path = place / "result.json" if place.is_dir() else place
+    if not path.exists():
+        raise UserError(f"{place} holds no result.json, so it is no finished run; finish it or leave it out")
+    with understood(path, "a comparison"):
+        result = read_scored(path)
+        score = result["scores"]["quantized_plain"]
+        run = Run(
+            place=place,
+            recipe=result["recipe"],
+            seed=int(result["seed"]),
+            bits_per_byte=float(result["bits_per_byte"]),
+            tokens=int(score["tokens"]),
+            source_bytes=int(score["source_bytes"]),
+            byte_source=str(result["byte_source"]),
+            sha256={name: str(result["sha256"][name]) for name in (*_ALIKE, "artifact")},
+            under_cap=bool(result["under_cap"]),
+            verified=bool(result["verified"]),
+            surroundings={field: str(result[field]) for field in _SURROUNDINGS},
+        )
+    if min(run.tokens, run.source_bytes) < 1:
+        raise UserError(f"{path} counts no tokens or bytes; run the recipe again")
+    return run
+
+
+def compare(
+    places: Sequence[Path], against: Sequence[Path], *, by: float = 0.0, unit: Unit = "bits-per-byte"
+) -> dict[str, Any]:
+    """Whether the runs at `places` cost less than those at `against`, by at least `by` in `unit`.
+
+    The facts that `caddie compare --json` prints. The test is paired where both groups have the same seeds, else
+    Welch's; `None` stands where there are too few seeds to say. Raises `UserError` for runs that must not be compared.
+    """
+    if not math.isfinite(by):
+        raise UserError(f"--by must be a finite number, not {by}")
+    b, a = (sorted(map(read, group), key=lambda run: run.seed) for group in (places, against))
+    _check_group(b)
+    _check_group(a)
+    _check_both(b, a, unit)
+    costs_b, costs_a = ([run.cost(unit) for run in group] for group in (b, a))
+    facts: dict[str, Any] = {
+        "unit": unit,
+        "by": by,
+        "by_bits_per_byte": convert(by, unit, "bits-per-byte", tokens=b[0].tokens, source_bytes=b[0].source_bytes),
+        "runs": _group(b, costs_b),
+        "against": _group(a, costs_a),
+        "difference": fmean(costs_a) - fmean(costs_b),
+        "interval": None,
+        "test": None,
+        "why": "a test needs two seeds a side",
+        **dict.fromkeys(("p", "p_welch", "p_paired")),
+        "level": LEVEL,
+        "power": POWER,
+        "seeds_to_show_by": None,
+        "seeds_to_show_difference": None,
+        "notes": _notes(b, a),
+    }
+    if min(len(b), len(a)) > 1:
+        facts |= _tested(costs_b, costs_a, by, same_seeds=[run.seed for run in b] == [run.seed for run in a])
+    return facts
+
+
+def _tested(b: Sequence[float], a: Sequence[float], by: float, same_seeds: bool) -> dict[str, Any]:
+    """What the tests say of the costs of two groups, sorted by seed."""
+    tests = {"welch": welch(a, b)}
+    test, why, deviations = "welch", "the groups have different seeds", [stdev(a), stdev(b)]
+    if same_seeds:
+        tests["paired"] = paired(a, b)
+        test, why = "paired", "both groups have the same seeds"
+        deviations = [stdev(x - y for x, y in zip(a, b, strict=True))]
+    facts: dict[str, Any] = {"test": test, "why": why}
+    if not any(deviations):
+        return facts | {"why": f"{why}, but nothing varies from seed to seed, so there is no p"}
+    chosen = tests[test]
+    facts |= {f"p_{name}": estimate.p_above(by) for name, estimate in tests.items() if estimate.standard_error}
+    facts |= {"p": facts[f"p_{test}"], "interval": chosen.interval()}
+    if by > 0:
+        facts["seeds_to_show_by"] = seeds_needed(by, deviations)
+    if chosen.value > by:
+        facts["seeds_to_show_difference"] = seeds_needed(chosen.value - by, deviations)
+    return facts
+
+
+def _group(runs: Sequence[Run], costs: Sequence[float]) -> dict[str, Any]:
+    deviation = stdev(costs) if len(costs) > 1 else None
+    return {
+        "recipe": runs[0].recipe,
+        "key": runs[0].sha256["recipe"][:8],
+        "seeds": [run.seed for run in runs],
+        "costs": costs,
+        "mean": fmean(costs),
+        "standard_deviation": deviation,
+        "interval": mean(costs).interval() if deviation else None,
+    }
+
+
+def _check_group(runs: Sequence[Run]) -> None:
+    """Refuse what is not a group of independent observations of one thing."""
+    first = runs[0]
+    for run in runs[1:]:
+        for name, what in _ALIKE.items():
+            if run.sha256[name] != first.sha256[name]:
+                raise UserError(
+                    f"{first.place} and {run.place} stand in one group but have different {what} "
+                    f"({first.sha256[name][:8]} and {run.sha256[name][:8]}); a group is one recipe on one text"
+                )
+    seed, times = Counter(run.seed for run in runs).most_common(1)[0]
+    if times > 1:
+        raise UserError(
+            f"seed {seed} stands {times} times in the group of {first.place}, and a seed run again is no further "
+            "observation; leave the repeats out"
+        )
+
+
+def _check_both(b: Sequence[Run], a: Sequence[Run], unit: Unit) -> None:
+    """Refuse costs of different texts or in different units, and a run that is set against itself."""
+    places = f"{b[0].place} and {a[0].place}"
+    for run in (*b, *a):
+        if run.sha256["validation_documents"] != a[0].sha256["validation_documents"]:
+            raise UserError(f"{places} were scored on different held-out texts; score both on the same")
+        if (run.byte_source, run.source_bytes) != (a[0].byte_source, a[0].source_bytes):
+            raise UserError(
+                f"{run.place} counts {run.source_bytes:,} bytes from the {run.byte_source}, {a[0].place} "
+                f"{a[0].source_bytes:,} from the {a[0].byte_source}; prepare both corpora from the same documents"
+            )
+        if unit == "nats-per-token" and (run.sha256["tokenizer"], run.tokens) != (
+            a[0].sha256["tokenizer"],
+            a[0].tokens,
+        ):
+            raise UserError(f"{places} have different tokens, so nats per token differ; take --unit bits-per-byte")
+    for run in b:
+        if run.sha256["artifact"] in {other.sha256["artifact"] for other in a}:
+            raise UserError(f"the artifact of {run.place} stands on both sides; leave it out of one")
+
+
+def _notes(b: Sequence[Run], a: Sequence[Run]) -> list[str]:
+    """What does not forbid the comparison but belongs beside it."""
+    notes = [f"{run.place} is over its cap" for run in (*b, *a) if not run.under_cap]
+    notes += [f"{run.place} did not pass verification" for run in (*b, *a) if not run.verified]
+    if b[0].sha256["recipe"] == a[0].sha256["recipe"]:
+        notes.append("both groups have the same settings")
+    notes += [
+        f"the groups have different {_ALIKE[name]}"
+        for name in ("train_documents", "tokenizer")
+        if b[0].sha256[name] != a[0].sha256[name]
+    ]
+    for field, what in _SURROUNDINGS.items():
+        values = sorted({run.surroundings[field] for run in (*b, *a)})
+        if len(values) > 1:
+            notes.append(f"the runs differ in their {what}: {', '.join(values)}")
+    seeds_b, seeds_a = ({run.seed for run in group} for group in (b, a))
+    if seeds_b & seeds_a and seeds_b != seeds_a:
+        notes.append("some seeds, but not all, are in both groups, so nothing is paired")
+    return notes
+
+
+def summary(facts: Mapping[str, Any]) -> str:
+    """What `compare` found, for people."""
+    unit, difference = facts["unit"].replace("-", " "), facts["difference"]
+    rows = [
+        (
+            f"{letter} {crop(group['recipe'], 20)}-{group['key']}",
+            len(group["seeds"]),
+            f"{group['mean']:.6f}",
+            "-" if group["standard_deviation"] is None else f"{group['standard_deviation']:.6f}",
+            _bounds(group["interval"]),
+        )
+        for letter, group in (("B", facts["runs"]), ("A", facts["against"]))
+    ]
+    header = [unit, "seeds", "mean", "deviation", "95 % interval"]
+    better = "better" if difference > 0 else "worse" if difference < 0 else "no better"
+    lines = [("difference", f"B is {better} by {abs(difference):.6f}")]
+    if facts["test"] is None:
+        lines.append(("conclusion", "none; with one seed on a side nothing can be concluded"))
+    elif facts["p"] is None:
+        lines.append(("conclusion", f"none; {facts['why']}"))
+    else:
+        lines[0] = "difference", f"{lines[0][1]}, 95 % interval {_bounds(facts['interval'])}"
+        lines += _verdict(facts, unit)
+    lines += [("note", note) for note in facts["notes"]]
+    text = [*table(rows, header).split("\n"), "", *(f"{label:<12}{line}" for label, line in lines)]
+    return "\n".join(map(printable, text))
+
+
+def _verdict(facts: Mapping[str, Any], unit: str) -> list[tuple[str, str]]:
+    """What was asked, the answer, and the seeds that an answer takes, each with its label."""
+    by, p, level = facts["by"], facts["p"], facts["level"]
+    asked = f"is B better by at least {by:g} {unit}" if by else "is B better"
+    if by and facts["unit"] != "bits-per-byte":
+        asked += f", {facts['by_bits_per_byte']:.6f} bits per byte"
+    test = f"one-sided {'paired test' if facts['test'] == 'paired' else 'Welch test'}, as {facts['why']}"
+    if facts["test"] == "paired":
+        test += f" (Welch: p = {_p(facts['p_welch'])})"
+    power = f"for p < {level} with {100 * facts['power']:.0f} % power"
+    difference = f"{facts['difference']:.6f}"
+    if facts["difference"] > by:
+        seeds = f"{_seeds(facts['seeds_to_show_difference'])} a side {power}, if the difference is {difference}"
+    else:
+        seeds = f"no number gives a yes, if the difference is {difference}"
+    lines = [("asked", f"{asked}?"), ("answer", f"{'yes' if p < level else 'not shown'}, p = {_p(p)}"), ("test", test)]
+    lines.append(("seeds", seeds))
+    if by:
+        lines.append(("", f"{_seeds(facts['seeds_to_show_by'])} a side to tell a difference of {by:g} from none"))
+    return lines
+
+
+def _seeds(count: int | None) -> str:
+    return f"more than {MOST_SEEDS:,}" if count is None else f"{count:,}"
+
+
+def _p(p: float | None) -> str:
+    return "none" if p is None else f"{p:.4f}" if p >= 1e-4 else f"{p:.0e}"
+
+
+def _bounds(interval: Sequence[float] | None) -> str:
+    return "-" if interval is None else f"{interval[0]:.6f} to {interval[1]:.6f}"

@@ -1,0 +1,89 @@
+"""Run folders that belong to no study, told as if they were one: runs of one recipe are seeds of one label."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from caddie.errors import UserError
+from caddie.lab.job import TASK
+from caddie.lab.rows import measured
+from caddie.report.page import pick, read_result, setting
+from caddie.run.run_folder import RECIPE, RESULT
+
+
+def from_runs(folders: Sequence[Path]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A study's description and rows, from the folders of finished runs; the recipe of the first is the base.
+
+    Raises `UserError` for a folder without a result, and where one recipe has a seed twice.
+    """
+    if not folders:
+        raise UserError("no runs to report; name the folders of finished runs")
+    results = [(Path(folder), read_result(Path(folder) / RESULT)) for folder in folders]
+    groups: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
+    for folder, result in results:
+        groups.setdefault(str(pick(result, "sha256", "recipe") or result.get("key")), []).append((folder, result))
+    names = [_name(*group[0]) for group in groups.values()]
+    keys = [str(group[0][1].get("key")) for group in groups.values()]
+    labels = [f"{name} {key}" if names.count(name) > 1 else name for name, key in zip(names, keys, strict=True)]
+    settings = [_settings(group[0][0]) for group in groups.values()]
+    entries, rows = [], []
+    for label, group, own in zip(labels, groups.values(), settings, strict=True):
+        diff = dict(_changes(settings[0], own))
+        why = group[0][1].get("why") or ""
+        entries.append({"label": label, "diff": diff, "against": labels[0], "kind": "", "why": why, "claim": None})
+        seeds: dict[object, Path] = {}
+        for folder, result in group:
+            other = seeds.setdefault(result.get("seed"), folder)
+            if other != folder:
+                raise UserError(f"{other} and {folder} are the same recipe and seed; leave one out")
+            told = {"label": label, "kind": "", "seed": result.get("seed"), "key": result.get("key"), "diff": diff}
+            rows.append({"study": pick(result, "study", "study"), **told, **measured(folder, result)})
+    first = results[0][1]
+    study = {
+        "name": "Runs",
+        "why": f"{len(results)} finished runs side by side.",
+        "base": labels[0],
+        "label": labels[0],
+        "entries": entries[1:],
+        "seeds": sorted({row["seed"] for row in rows}),
+        "margin": 0.0,
+        "budget": "each recipe's own",
+        "equal": "",
+        "public": first.get("public") or [],
+        "base_values": {path: value for own in settings for path, value in _changes(own, settings[0])},
+    }
+    return study, rows
+
+
+def _name(folder: Path, result: Mapping[str, Any]) -> str:
+    with suppress(OSError, ValueError, KeyError, TypeError):  # a run of no study
+        return str(json.loads((folder / TASK).read_text(encoding="utf-8"))["label"])
+    return str(result["recipe"])
+
+
+def _settings(folder: Path) -> Any:
+    """The recipe of a run without its labels, as JSON, so that those of other versions can be read too."""
+    try:
+        recipe = pick(json.loads((folder / RECIPE).read_text(encoding="utf-8")), "recipe") or {}
+    except (OSError, ValueError, RecursionError):
+        recipe = {}
+    return {name: value for name, value in recipe.items() if name not in ("kind", "name", "why", "base", "public")}
+
+
+def _changes(base: Any, other: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted paths at which two recipes in JSON differ, and what the other has there."""
+    if isinstance(base, Mapping) and isinstance(other, Mapping) and base.get("kind") == other.get("kind"):
+        for name in {**base, **other}:
+            below = f"{path}.{name}" if path else str(name)
+            if name not in other:
+                yield below, "left out"
+            elif name not in base:
+                yield below, setting(other[name])
+            else:
+                yield from _changes(base[name], other[name], below)
+    elif base != other:
+        yield path, setting(other)

@@ -1,0 +1,202 @@
+"""One job of a study: the runs of one training, each in a folder of its own, in a process of its own.
+
+A job is a file, and so is all that comes of it, so it can be done anywhere the folders are seen, and twice without
+harm: a finished run is not run again, and while one process is at a job, another waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+
+from caddie.config import Config
+from caddie.config.userfile import execute
+from caddie.errors import CheckFailed, UserError
+from caddie.files import replacing
+from caddie.recipes.recipe import Recipe
+from caddie.report.tables import one_line
+from caddie.run.run import Watch, run
+from caddie.run.run_folder import LOG, RESULT
+from caddie.runtime import distributed
+from caddie.runtime.distributed import Ranks
+from caddie.train.checkpoint import CHECKPOINT
+from caddie.train.loop import Event, Interrupted
+
+JOB, TASK, ERROR, STOP = "job.json", "task.json", "error.json", "stop.json"
+_LOCK = ".lock"
+
+
+class _Stopped(Exception):
+    """A run was asked to end before its budget, by `stop.json` in its folder."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a study: a label, a seed, and where it goes."""
+
+    study: str
+    label: str
+    seed: int
+    key: str
+    """What its settings, seed and texts make it: runs with the same key are the same run."""
+    folder: Path
+    recipe: Recipe
+    corpus: Path
+
+    @property
+    def over(self) -> bool:
+        """Whether it is finished or has failed."""
+        return finished(self.folder) or (self.folder / ERROR).exists()
+
+
+def finished(folder: Path) -> bool:
+    """Whether a run folder holds a result."""
+    return (folder / RESULT).exists()
+
+
+def definitions(node: object) -> Iterator[Path]:
+    """The files, some perhaps several times, of the classes in a recipe that are not caddie's."""
+    left = [node]
+    while left:
+        node = left.pop()
+        if isinstance(node, Config):
+            module = type(node).__module__
+            if module.partition(".")[0] != "caddie":
+                file = getattr(sys.modules.get(module), "__file__", None)
+                if file is None:
+                    name = type(node).__name__
+                    raise UserError(
+                        f"{name} is defined in no file; write it in one, for runs are processes of their own"
+                    )
+                yield Path(file).resolve()
+            left += [getattr(node, field.name) for field in fields(node)]
+        elif isinstance(node, tuple):
+            left += node
+        elif isinstance(node, Mapping):
+            left += node.values()
+
+
+def write_job(runs: list[Run], study: Mapping[str, Any], trained: Run | None = None) -> Path:
+    """The file of a job: runs of one seed and training, in the folder of the first; `study` goes into each result.
+
+    `trained` is a run that has done the training already.
+    """
+    told = {
+        "corpus": str(runs[0].corpus.resolve()),
+        "definitions": sorted({str(file) for run in runs for file in definitions(run.recipe)}),
+        "seed": runs[0].seed,
+        "study": {**study, "trained_with": (trained or runs[0]).label},
+        "trained": str((trained or runs[0]).folder.resolve()),
+        "runs": [
+            {"label": run.label, "folder": str(run.folder.resolve()), "recipe": run.recipe.to_json()} for run in runs
+        ],
+    }
+    for one in runs:
+        write_json(one.folder / TASK, {"study": one.study, "label": one.label, "seed": one.seed, "key": one.key})
+    write_json(runs[0].folder / JOB, told)
+    return runs[0].folder / JOB
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a file whole or not at all, in a folder that is made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=1) + "\n")
+
+
+def run_job(job: Path, watch: Watch = lambda event: None) -> None:
+    """Do every run of a job that is not over; one that fails leaves its reason in `error.json`.
+
+    A run with `stop.json` in its folder ends as pruned, for the reason given there.
+
+    Raises `Interrupted` when it was asked to stop; what was trained until then is kept, and the job can go on.
+    """
+    told = json.loads(job.read_text())
+    threads = torch.get_num_threads()
+    with distributed.join() as ranks:
+        for file in told["definitions"]:
+            execute(Path(file))
+        for one in told["runs"]:
+            folder = Path(one["folder"])
+            folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(folder / _LOCK) if ranks.first else nullcontext():
+                ranks.wait()
+                if not (finished(folder) or (folder / ERROR).exists()):
+                    torch.set_num_threads(threads)  # the run before may have chosen fewer
+                    _do(one, folder, told, ranks, watch)
+
+
+def _do(one: Mapping[str, Any], folder: Path, told: Mapping[str, Any], ranks: Ranks, watch: Watch) -> None:
+    """One run of a job."""
+    trained = Path(told["trained"])
+    if folder != trained and ranks.first:
+        _adopt(trained, folder)
+    ranks.wait()
+
+    def heed(event: Event) -> None:
+        watch(event)
+        if (folder / STOP).exists():
+            raise _Stopped(json.loads((folder / STOP).read_text())["reason"])
+
+    try:
+        run(
+            Recipe.from_json(one["recipe"]),
+            told["corpus"],
+            seed=told["seed"],
+            folder=folder,
+            ranks=ranks,
+            watch=heed,
+            study={**told["study"], "label": one["label"]},
+        )
+    except (Interrupted, KeyboardInterrupt):
+        raise
+    except _Stopped as error:
+        _fail_run(folder, str(error), ranks, "pruned")
+    except (UserError, CheckFailed, OSError, MemoryError, RuntimeError) as error:
+        if distributed.lost_another(error):  # whoever is gone has left the reason, or is begun again
+            traceback.print_exc()
+            raise SystemExit(1) from None
+        _fail_run(folder, str(error), ranks)
+    except Exception as error:  # a study goes on when one of its runs meets a defect
+        traceback.print_exc()
+        _fail_run(folder, f"{type(error).__name__}: {error}", ranks)
+
+
+def _fail_run(folder: Path, reason: str, ranks: Ranks, state: str = "failed") -> None:
+    """Note a failure; one of several processes ends with it, for the others may wait for it in vain.
+
+    The first reason stays: what other processes meet after it may come of it.
+    """
+    if not (folder / ERROR).exists():
+        fail(folder, reason, state)
+    if ranks.world > 1:
+        raise SystemExit(1)
+
+
+def adoptable(folder: Path) -> bool:
+    """Whether a finished run still has what another with the same training begins with."""
+    return finished(folder) and (folder / CHECKPOINT).exists() and (folder / LOG).exists()
+
+
+def _adopt(source: Path, folder: Path) -> None:
+    """Let a run begin where another with the same training ended, unless it began already."""
+    if adoptable(source) and not (folder / CHECKPOINT).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / LOG, folder / LOG)
+        with replacing(folder / CHECKPOINT) as temporary:
+            shutil.copyfile(source / CHECKPOINT, temporary)
+
+
+def fail(folder: Path, reason: str, state: str = "failed") -> None:
+    """Say in a run's folder why there is no result: it has failed, or was pruned by a search."""
+    write_json(folder / ERROR, {"state": state, "error": one_line(reason)})

@@ -1,0 +1,171 @@
+"""Runs a study: what is finished is not run again, whatever ended the last attempt.
+
+A run is over when its folder holds `result.json` or `error.json`, both of which appear whole; so nothing that is killed
+can lose a finished run or count one twice. `results.jsonl` is made anew from the folders after every job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from caddie.data.corpus import Corpus, file_sha256
+from caddie.errors import UserError
+from caddie.lab.executors import Executor
+from caddie.lab.job import ERROR, STOP, TASK, Run, adoptable, definitions, fail, finished, write_job, write_json
+from caddie.lab.rows import RESULTS, STUDY, Row, read_study, row, write_rows
+from caddie.lab.study import Study
+from caddie.recipes.recipe import Recipe
+from caddie.run.resolve_corpus import open_corpus
+from caddie.run.run import check_whole_run
+
+ATTEMPTS = 3
+"""Times that a job is begun before its runs count as failed."""
+Report = Callable[[str], None]
+
+
+def run_study(
+    study: Study,
+    data: str | None,
+    *,
+    results: Path,
+    executor: Executor,
+    runs: Path = Path("runs"),
+    retry: bool = False,
+    command: str = "",
+    note: Report = lambda line: None,
+    done: Callable[[Row, int, int], None] = lambda row, over, total: None,
+) -> list[Row]:
+    """Do what is left of a study, and give a row for every run.
+
+    `results` is the folder of `results.jsonl`, `runs` that of the folders of all studies; a run of another study with
+    the same settings, seed and texts is taken from there. `retry` runs again what failed; `command` is what the report
+    says was typed. `done` is told of each run that ends, and how many of how many are over. What can be known before
+    the first run is a `UserError` before it.
+    """
+    planned = plan(study, data, runs, note)
+    if (results / STUDY).exists() and read_study(results / STUDY)["name"] != study.name:
+        raise UserError(f"{results} holds the results of another study; name another folder with --out")
+    place = runs / study.name
+    place.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = FileLock(place / ".lock", timeout=0)
+        with lock:
+            if retry:
+                for run in planned:
+                    for name in (STOP, ERROR):  # in this order, for without its error a run is not over
+                        (run.folder / name).unlink(missing_ok=True)
+            return _drive(study, planned, results, executor, command, done)
+    except Timeout:
+        raise UserError(f"the study {study.name} is being run by another process; wait for it or stop it") from None
+
+
+def plan(study: Study, data: str | None, runs: Path, note: Report = lambda line: None) -> list[Run]:
+    """Every run of a study, seeds last, so that what disturbs the machine for a while falls on all labels alike."""
+    recipes = {label: study.recipe(label) for label in study.labels}
+    for label, recipe in recipes.items():
+        try:
+            check_whole_run(recipe)
+        except UserError as error:
+            raise UserError(f"{label}: {error}") from None
+    corpora: dict[str, Corpus] = {}
+    for recipe in recipes.values():
+        if _text(recipe) not in corpora:
+            corpora[_text(recipe)] = open_corpus(recipe, data, note)
+    found = _finished(runs)
+    planned, places = [], dict[str, Path]()
+    for seed in study.seeds:
+        for label, recipe in recipes.items():
+            corpus = corpora[_text(recipe)]
+            key = _key(recipe, seed, corpus)
+            slug = re.sub(r"[^\w.=-]+", "-", label).strip("-.")[:60]
+            own = runs / study.name / f"{slug}-{key[:8]}-s{seed}"
+            folder = places.setdefault(key, own if finished(own) else found.get(key, own))
+            planned.append(Run(study.name, label, seed, key, folder, recipe, corpus.folder))
+    return planned
+
+
+def _text(recipe: Recipe) -> str:
+    """What decides the corpus of a recipe, apart from the text."""
+    return f"{recipe.data.key()}-{recipe.model.vocabulary}"
+
+
+def _key(recipe: Recipe, seed: int, corpus: Corpus) -> str:
+    manifest = corpus.manifest
+    train = manifest.train.document_set_sha256 if manifest.train else ""
+    parts = [recipe.sha256, seed, train, manifest.validation.document_set_sha256, manifest.tokenizer.sha256]
+    parts += sorted(map(file_sha256, set(definitions(recipe))))  # code of the user's own
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def _finished(runs: Path) -> dict[str, Path]:
+    """Key to folder of every finished run of any study."""
+    found = {}
+    for task in sorted(runs.glob(f"*/*/{TASK}")):
+        if finished(task.parent):
+            try:
+                found[str(json.loads(task.read_text())["key"])] = task.parent
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # a folder that is not ours
+    return found
+
+
+def _drive(
+    study: Study,
+    planned: list[Run],
+    results: Path,
+    executor: Executor,
+    command: str,
+    done: Callable[[Row, int, int], None],
+) -> list[Row]:
+    told = {"study": study.name, "workers": executor.workers}
+    begun: Counter[Path] = Counter()
+    over = {run.folder for run in planned if run.over}
+    write_json(results / STUDY, {**study.to_json(), "command": command})
+    rows = keep(study, planned, results)
+    while groups := _groups([run for run in planned if not run.over]):
+        trained = {_training(run): run for run in reversed(planned) if adoptable(run.folder)}
+        jobs = {write_job(group, told, trained.get(_training(group[0]))): group for group in groups}
+        for job, death in executor.run(list(jobs)):
+            begun[job] += 1
+            left = [run for run in jobs[job] if not run.over]
+            moved = any(run.over and run.folder not in over for run in jobs[job])
+            if left and not moved and (death or begun[job] >= ATTEMPTS):
+                fail(left[0].folder, death or f"it was begun {ATTEMPTS} times and never ended")
+            rows = keep(study, planned, results)
+            for run in jobs[job]:
+                if run.over and run.folder not in over:
+                    over.add(run.folder)
+                    if (facts := row(study, run)) is not None:
+                        done(facts, sum(other.over for other in planned), len(planned))
+    return rows
+
+
+def _groups(left: Iterable[Run]) -> list[list[Run]]:
+    """Runs of one seed that differ only after training, together; runs that are the same once."""
+    groups: dict[object, list[Run]] = {}
+    for run in left:
+        group = groups.setdefault(_training(run), [])
+        if run.folder not in [other.folder for other in group]:
+            group.append(run)
+    return list(groups.values())
+
+
+def _training(run: Run) -> object:
+    """What runs of the same training have in common."""
+    return run.seed, run.corpus, run.recipe.model.key(), run.recipe.train.key()
+
+
+def keep(study: Study, planned: list[Run], results: Path) -> list[Row]:
+    """Write the rows of what is over, by label and seed, and give them."""
+    order = {label: index for index, label in enumerate(study.labels)}
+    inside = sorted(planned, key=lambda run: (order[run.label], run.seed))
+    rows = [facts for run in inside if (facts := row(study, run)) is not None]
+    write_rows(results / RESULTS, rows)
+    return rows

@@ -1,0 +1,55 @@
+"""How a layer mixes the embedded input into the stream."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from caddie.config import Config, Technique
+from caddie.model.parameters import Initial, RowConstants
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mix(Config):
+    """Socket: where a and b of x ← a·x + b·x0 start; both are learned, by channel."""
+
+    @abstractmethod
+    def initial(self, layer: int, depth: int) -> Initial:
+        """Values of a and b, the rows of (2, width), in `layer` of `depth`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamMix(Mix):
+    """Layers start by reading the stream alone: a = 1, b = 0 (the contest's baseline)."""
+
+    techniques: ClassVar = {
+        "": Technique(
+            "Every layer can reach the token itself, however deep it stands.",
+            "modded-nanogpt; openai/parameter-golf, the baseline and all after it (`resid_mix`; seed 002's"
+            ' "layerwise residual mixing")',
+        )
+    }
+
+    def initial(self, layer: int, depth: int) -> Initial:
+        """One and zero."""
+        return RowConstants(values=(1.0, 0.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseMix(Mix):
+    """Early layers start by reading the input, late ones the stream: a = σ(3(l/(depth - 1) - ½)), b = 1 - a."""
+
+    techniques: ClassVar = {
+        "": Technique(
+            "Early layers begin near the input, late ones near the stream.",
+            "openai/parameter-golf, 2026-03-19_SlidingWindow_FP16Emb_10L_MuonWD_OvertoneInit",
+            "in a bundle only",
+        )
+    }
+
+    def initial(self, layer: int, depth: int) -> Initial:
+        """The phase of `layer`."""
+        a = 1.0 / (1.0 + math.exp(-3.0 * (layer / max(depth - 1, 1) - 0.5)))
+        return RowConstants(values=(a, 1.0 - a))

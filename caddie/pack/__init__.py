@@ -1,0 +1,1 @@
+"""Trained weights to one file, and back."""

@@ -1,0 +1,225 @@
+"""The artifact: one file that holds everything needed to score it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from caddie.config import Config, coerce
+from caddie.data.tokenizers import Tokenizer, deserialize
+from caddie.errors import UserError
+from caddie.model import GPT, Model
+from caddie.model.parameters import draw_constants
+from caddie.pack import container
+from caddie.pack.codecs import Brotli
+from caddie.pack.decompress import PREFIX, decompress
+from caddie.pack.quantize import Quantizer
+from caddie.runtime.memory import keep_freed_memory
+from caddie.score import Scoring, check_windows
+
+CONFIG, TOKENIZER, MANIFEST = "config", "tokenizer", "manifest"
+SOURCE = "source"
+"""Section with the source that scores the artifact, if it carries that; `load` never looks into it."""
+# What a file from a stranger may ask for. A trained model packs 16 times at the very most; a bomb, a thousand times.
+_RATIO, _SMALLEST_BOMB = 16, 64 << 20
+_RULES, _EXCEPTIONS = 256, 1 << 16
+_LOGITS = 1 << 28
+_CONSTANTS = 1 << 26
+_CONSTANT = 1 << 23
+_SOURCE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest(Config):
+    """Where an artifact comes from. Hashes are SHA-256 in hexadecimal."""
+
+    caddie: str
+    """Version of caddie that packed it."""
+    recipe: str
+    """Name of the recipe."""
+    recipe_sha256: str
+    """Hash of the recipe's settings."""
+    seed: int
+    """Seed of the initial weights and of the data order."""
+    parameters: int
+    """Number of parameters."""
+    tokenizer: str
+    """Kind of tokenizer."""
+    tokenizer_sha256: str
+    """Hash of the tokenizer."""
+    train_documents_sha256: str
+    """Hash of the set of training documents."""
+    validation_fraction: float | None
+    """Part of the documents held out by hash, which fixes the split; none where it came with the data."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file, read back in `load_seconds`: `ledger` has its bytes by part and `tensor_bytes` those of each weight."""
+
+    path: Path
+    sha256: str
+    model: Model
+    tokenizer: Tokenizer
+    scoring: Scoring
+    manifest: Manifest
+    ledger: dict[str, int]
+    tensor_bytes: dict[str, int]
+    load_seconds: float
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the file on disk."""
+        return sum(self.ledger.values())
+
+
+def around(
+    gpt: GPT,
+    readers: Mapping[str, Quantizer],
+    tokenizer: Tokenizer,
+    scoring: Scoring,
+    manifest: Manifest,
+    source: container.Section | None = None,
+) -> list[container.Section]:
+    """The sections of an artifact beside its weights; everything in them is data, no pickle and nothing `load` runs.
+
+    `source` is the section `SOURCE`, for an artifact that carries the code it needs.
+    """
+    config = {
+        "model": gpt.to_json(),
+        "quantizers": {rule: reader.to_json() for rule, reader in readers.items()},
+        "score": scoring.to_json(),
+    }
+    return [
+        container.Section(CONFIG, _dump(config), Brotli()),
+        container.Section(MANIFEST, _dump(manifest.to_json()), Brotli()),
+        container.Section(TOKENIZER, tokenizer.serialize(), Brotli()),
+        *([source] if source else []),
+    ]
+
+
+def load(path: Path, device: torch.device | str = "cpu") -> Artifact:
+    """The artifact in a file; whatever is wrong with the file is a `UserError`."""
+    begin = time.perf_counter()
+    if torch.device(device).type == "cpu":
+        keep_freed_memory()
+    contents = container.read(path, _limits(path))
+    for name in (CONFIG, MANIFEST, TOKENIZER):
+        if name not in contents.sections:
+            raise UserError(f"{path} is not a complete artifact: it has no {name}")
+    for name in contents.sections:
+        if name not in (CONFIG, MANIFEST, TOKENIZER, SOURCE) and not name.startswith(PREFIX):
+            raise UserError(f"{path} is not an artifact: it has a section {name}, which nothing reads")
+    if (carried := len(contents.sections.get(SOURCE, b""))) > _SOURCE_BYTES:
+        raise UserError(f"{path} carries {carried:,} bytes of source, over the limit of {_SOURCE_BYTES:,}")
+    config = _parse(contents.sections[CONFIG], CONFIG)
+    _check_rules(config)
+    manifest = _describe(Manifest, _parse(contents.sections[MANIFEST], MANIFEST), MANIFEST)
+    gpt = _describe(GPT, config.get("model"), CONFIG)
+    scoring = _describe(Scoring, config.get("score"), CONFIG)
+    try:
+        check_windows(scoring.sequence_length, scoring.stride)
+        quantizers = coerce(config.get("quantizers"), dict[str, Quantizer], "quantizers")
+    except UserError as error:
+        raise UserError(f"the artifact's {CONFIG} is not valid: {error}") from None
+    except RecursionError:
+        raise UserError(f"the artifact's {CONFIG} is nested too deeply") from None
+    tokenizer = deserialize(manifest.tokenizer, contents.sections[TOKENIZER])
+    if tokenizer.sha256 != manifest.tokenizer_sha256:
+        raise UserError("the artifact's tokenizer is not the one its manifest names")
+    if tokenizer.vocabulary != gpt.vocabulary:
+        raise UserError(f"the artifact's tokenizer has {tokenizer.vocabulary:,} ids and its model {gpt.vocabulary:,}")
+    if scoring.sequence_length * gpt.vocabulary > _LOGITS:
+        raise UserError(f"the artifact's windows of {scoring.sequence_length:,} tokens are too long for its vocabulary")
+    # The sum does not depend on how many windows are run at once; the memory does.
+    scoring = scoring.but(batch_tokens=min(scoring.batch_tokens, _LOGITS // gpt.vocabulary))
+    # Each layer has weights of its own, and a thousand layers take a second to build.
+    held = sum(name.startswith(PREFIX) for name in contents.sections)
+    if gpt.depth > held:
+        raise UserError(f"the artifact's model has {gpt.depth:,} layers, too many for its {held:,} weights")
+    with torch.device("meta"):
+        model = gpt.build()
+    # A stream of a few bytes may stand for any number of zeros, so the model has to be in proportion to the file.
+    parameters, size = sum(parameter.numel() for parameter in model.parameters()), path.stat().st_size
+    if parameters > max(_SMALLEST_BOMB, _RATIO * size):
+        raise UserError(f"the artifact's model has {parameters:,} parameters, too many for its {size:,} bytes")
+    weights = decompress(gpt, quantizers, contents.sections)
+    drawn = [buffer.numel() for buffer in model.buffers()]
+    if sum(drawn) > _CONSTANTS or max(drawn, default=0) > _CONSTANT:
+        raise UserError(
+            f"the artifact's model has {sum(drawn):,} random constants, over the limit of {_CONSTANTS:,}, "
+            f"or more than {_CONSTANT:,} in one matrix"
+        )
+    model.load_state_dict(weights, assign=True)
+    draw_constants(model)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    stored = {entry.name: entry.stored_bytes for entry in contents.entries}
+    tensor_bytes = {name.removeprefix(PREFIX): size for name, size in stored.items() if name.startswith(PREFIX)}
+    data = path.read_bytes()
+    ledger = {
+        "weights": sum(tensor_bytes.values()),
+        "tokenizer": stored[TOKENIZER],
+        "config": stored[CONFIG],
+        "manifest": stored[MANIFEST],
+        **({SOURCE: stored[SOURCE]} if SOURCE in stored else {}),
+        "container": len(data) - sum(stored.values()),
+    }
+    digest = hashlib.sha256(data).hexdigest()
+    model = model.to(device)
+    seconds = time.perf_counter() - begin
+    return Artifact(path, digest, model, tokenizer, scoring, manifest, ledger, tensor_bytes, seconds)
+
+
+def _limits(path: Path) -> container.Limits:
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return container.LIMITS  # reading the file says what is wrong with it
+    raw_bytes = min(container.LIMITS.raw_bytes, max(_SMALLEST_BOMB, _RATIO * size))
+    return replace(container.LIMITS, raw_bytes=raw_bytes)
+
+
+def _check_rules(config: Mapping[str, Any]) -> None:
+    """Refuse what would take minutes to apply: each rule and exception is tried on each layer."""
+    rules, model = config.get("quantizers"), config.get("model")
+    if isinstance(rules, dict) and len(rules) > _RULES:
+        raise UserError(f"the artifact's {CONFIG} has {len(rules):,} rules for quantizers, over the limit of {_RULES}")
+    layers, depth = (model.get("layers"), model.get("depth")) if isinstance(model, dict) else (None, None)
+    if (
+        isinstance(layers, dict)
+        and len(layers) * (depth if isinstance(depth, (int, float)) else GPT().depth) > _EXCEPTIONS
+    ):
+        raise UserError(f"the artifact's {CONFIG} has {len(layers):,} exceptions for {depth} layers, too many to read")
+
+
+def _dump(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _parse(data: bytes, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        raise UserError(f"the artifact's {name} is not JSON") from None
+    if not isinstance(value, dict):
+        raise UserError(f"the artifact's {name} is not a JSON object")
+    return value
+
+
+def _describe(cls: type[Any], value: object, name: str) -> Any:
+    try:
+        if not isinstance(value, dict):
+            raise UserError(f"no {cls.__name__}")
+        return cls.from_json(value)
+    except UserError as error:
+        raise UserError(f"the artifact's {name} is not valid: {error}") from None
+    except RecursionError:
+        raise UserError(f"the artifact's {name} is nested too deeply") from None

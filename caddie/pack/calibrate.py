@@ -1,0 +1,275 @@
+"""What quantizers are told of the use of each weight, measured by running the model on text."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from caddie.config import Config, Count, NonNegative, Technique
+from caddie.data.loaders import ShuffledSequences, Tokens
+from caddie.model import Cache, Linear, Model, TiedHead
+from caddie.ops import rms_norm
+from caddie.pack.quantize import Calibration
+from caddie.runtime.distributed import Ranks
+
+_DIRECTIONS = 16.0
+"""Directions that gradients must show for each column to count as much as the inputs."""
+_PILOT = 1 / 8
+"""Part of the batches that are run through first, to say how much each row and column counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationText(Config):
+    """Socket: the tokens that the model is run on to learn how its weights are used."""
+
+    @abstractmethod
+    def batches(
+        self, model: Model, shards: Sequence[Tokens], *, length: int, bos: int, ranks: Ranks = Ranks()
+    ) -> Iterator[Tensor]:
+        """This process's batches of ids, each (rows, length), on the model's device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingText(CalibrationText):
+    """Random rows of the training shards, never of held-out text."""
+
+    tokens: Count = 65_536
+    """Tokens of all processes together; at least one row for each is taken."""
+    batch_tokens: Count = 1024
+    """Tokens, of one row at least, whose gradients are summed before they are squared; more are quicker, less exact."""
+    seed: int = 0
+    """Which rows."""
+
+    def batches(
+        self, model: Model, shards: Sequence[Tokens], *, length: int, bos: int, ranks: Ranks = Ranks()
+    ) -> Iterator[Tensor]:
+        """Rows in the order of `ShuffledSequences`; the processes take turns."""
+        size = max(1, self.batch_tokens // length) * length
+        stream = ShuffledSequences().build(shards, tokens=size, sequence_length=length, seed=self.seed, bos=bos)
+        for number in range(max(1, self.tokens // (size * ranks.world))):
+            inputs = stream.micro_batch(number * ranks.world + ranks.rank).inputs
+            yield torch.from_numpy(inputs).to(_device(model))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfGenerated(CalibrationText):
+    """What the model writes itself, from a first token drawn from the whole vocabulary; no training text is read.
+
+    openai/parameter-golf, 2026-03-25_ValCalib_GPTQ_XSA_BigramHash3072.
+    """
+
+    techniques: ClassVar = {
+        "": Technique(
+            "Calibration after the clock, when the training text may no longer be read.",
+            "openai/parameter-golf, 2026-03-25_ValCalib_GPTQ_XSA_BigramHash3072",
+        ),
+    }
+
+    sequences: Count = 64
+    """Rows of all processes together; at least one batch for each is written."""
+    temperature: NonNegative = 0.8
+    """What the logits are divided by before a token is drawn."""
+    batch: Count = 8
+    """Rows that are written at once, and whose gradients are summed."""
+    seed: int = 42
+    """Which rows."""
+
+    def batches(
+        self, model: Model, shards: Sequence[Tokens], *, length: int, bos: int, ranks: Ranks = Ranks()
+    ) -> Iterator[Tensor]:
+        """Rows written token by token; a new document may begin within one."""
+        for number in range(max(1, self.sequences // (self.batch * ranks.world))):
+            generator = torch.Generator().manual_seed(self.seed + number * ranks.world + ranks.rank)
+            yield self._written(model, length, bos, generator)
+
+    @torch.no_grad()
+    def _written(self, model: Model, length: int, bos: int, generator: torch.Generator) -> Tensor:
+        fresh = torch.randint(model.config.vocabulary, (self.batch, 1), generator=generator)
+        rows, cache = [fresh], Cache()
+        for _ in range(length - 1):
+            ids = fresh.to(_device(model))
+            logits = model(ids, ids == bos, last=1, cache=cache)[:, -1].float().cpu()
+            odds = (logits / max(self.temperature, 1e-4)).softmax(-1)
+            fresh = torch.multinomial(odds, 1, generator=generator)
+            rows.append(fresh)
+        return torch.cat(rows, 1).to(_device(model))
+
+
+def calibrate(
+    model: Model,
+    batches: Iterable[Tensor],
+    *,
+    bos: int,
+    ranks: Ranks = Ranks(),
+    seed: int = 0,
+) -> dict[str, Calibration]:
+    """Parameter name to what `batches` of ids (rows, length) tell of its use;
+
+    Vectors have `rows` alone. Both factors come from the gradients of each batch, which also see what one position does
+    to others; rows are freed of their unevenness before C is taken. The scale is that of the sum of squares: noise that
+    is the same everywhere costs what it should.
+
+    The model runs in float32 as it is packed: in its last stage, documents begun by `bos`. `ranks` bring batches of
+    their own, as many each, and all get the answer of all of them. The model is left as it is.
+    """
+    weights = {name: parameter.detach().float().requires_grad_() for name, parameter in model.named_parameters()}
+    device = _device(model)
+    given = list(batches)
+
+    def gradients(count: int) -> Iterator[dict[str, Tensor]]:
+        for number, ids in enumerate(given[:count]):
+            generator = torch.Generator(device).manual_seed((seed << 32) + number * ranks.world + ranks.rank)
+            yield _gradients(model, weights, ids, bos, generator)
+
+    uses = _uses(model)
+    sums = {name: _Sums(weight, name in uses) for name, weight in weights.items()}
+    with ExitStack() as stack:
+        stack.enter_context(torch.autocast(device.type, enabled=False))
+        for name, one in sums.items():
+            if name in uses:
+                stack.callback(uses[name].register_forward_pre_hook(one.gather).remove)
+        for count in (math.ceil(len(given) * _PILOT), len(given)):
+            for one in sums.values():
+                one.begin()
+            for found in gradients(count):
+                for name, gradient in found.items():
+                    sums[name].add(gradient)
+            ranks.sum([tensor for one in sums.values() for tensor in one.all])
+    tokens = torch.tensor(sum(ids.numel() for ids in given), dtype=torch.float64, device=device)
+    ranks.sum([tokens])
+    return {name: one.calibration(float(tokens)) for name, one in sums.items()}
+
+
+def predicted_loss(calibration: Calibration, weight: Tensor, restored: Tensor) -> float:
+    """Nats per token that `restored` in the place of `weight` is expected to cost: 1/2 tr(R E C E^T).
+
+    An unknown factor counts as the identity.
+    """
+    error = _matrix((restored - weight).float())
+    rows, columns = calibration.rows, calibration.columns
+    through = error if columns is None else error @ columns
+    cost = (through * error).sum(1, dtype=torch.float64)
+    return 0.5 * float((cost if rows is None else cost * rows).sum())
+
+
+def _gradients(
+    model: Model, weights: dict[str, Tensor], ids: Tensor, bos: int, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """Gradients by name whose squares have the Fisher information, summed over the tokens, as their mean.
+
+    The Hessian of a softmax loss is S S^T with S = diag(√p) - p √p^T (BackPACK, arXiv 1912.10985), so S z with random
+    signs z, in the place of the loss's gradient, has this Hessian as its covariance. Labels drawn from p would have it
+    too, but would meet rare tokens only by chance.
+    """
+    logits = functional_call(model, weights, (ids, ids == bos))
+    with torch.no_grad():
+        odds = logits.softmax(-1)
+        signs = torch.randint(2, odds.shape, generator=generator, device=odds.device, dtype=odds.dtype) * 2 - 1
+        drawn = odds.sqrt() * signs
+        drawn -= odds * drawn.sum(-1, keepdim=True)
+    # Their product, whose gradient they are: with gradients given, autograd imports sympy, half a second.
+    product = torch.linalg.vecdot(logits, drawn).sum()
+    found = torch.autograd.grad(product, list(weights.values()), allow_unused=True)
+    return {name: _matrix(gradient) for name, gradient in zip(weights, found, strict=True) if gradient is not None}
+
+
+class _Sums:
+    """What is added up of the gradients (rows, columns) of one weight, and of the inputs of its products."""
+
+    def __init__(self, weight: Tensor, used: bool) -> None:
+        height, width = _matrix(weight).shape
+        self.squares, self.seen = weight.new_zeros(height), weight.new_zeros(height)
+        self.columns, self.batches = weight.new_zeros(width, width), weight.new_zeros(())
+        self.inputs = weight.new_zeros(width, width) if used else None
+        self.count = weight.new_zeros((), dtype=torch.float64)
+        kept = (self.squares, self.seen, self.columns, self.batches, self.inputs, self.count)
+        self.all = [tensor for tensor in kept if tensor is not None]
+        self.scale: Tensor | None = None
+
+    def begin(self) -> None:
+        """Begin anew, and let rows count alike in the factor of columns, by what is known of them."""
+        if self.batches:
+            self.scale = _floored(self.squares, self.seen).clamp_min(1e-30).rsqrt()[:, None]
+        for tensor in self.all:
+            tensor.zero_()
+
+    def add(self, gradient: Tensor) -> None:
+        squares = gradient.square().sum(1)
+        self.squares += squares
+        self.seen += squares > 0.0
+        self.batches += 1.0
+        if len(self.columns) > 1:
+            scaled = gradient if self.scale is None else gradient * self.scale
+            self.columns.addmm_(scaled.T, scaled)
+
+    @torch.no_grad()
+    def gather(self, module: nn.Module, given: tuple[Tensor, ...]) -> None:
+        """Add x x^T over what a module is given, as a hook of it."""
+        assert self.inputs is not None
+        x = given[0]
+        if not isinstance(module, Linear):  # a tied head, whose table is no layer of its own
+            x = rms_norm(x)
+            if isinstance(projection := getattr(module, "projection", None), Linear):
+                x = projection.forward(x)  # a call would be counted
+        elif module.normed:
+            x = rms_norm(x)
+        flat = x.reshape(-1, x.shape[-1]).float()
+        self.inputs.addmm_(flat.T, flat)
+        self.count += len(flat)
+
+    def mixed(self) -> Tensor | None:
+        """C, with a mean of 1 on the diagonal, or None where there is none.
+
+        Gradients know more than inputs, but each batch shows only as many directions as it has rows or tokens. With 16
+        shown for each column they count as much as the inputs do.
+        """
+        columns = _even(self.columns) if len(self.columns) > 1 else None
+        if columns is None or self.inputs is None or (inputs := _even(self.inputs)) is None:
+            return columns
+        directions = torch.minimum(self.batches * len(self.squares), self.count) / len(columns)
+        return torch.lerp(inputs, columns, (directions / (directions + _DIRECTIONS)).float())
+
+    def calibration(self, tokens: float) -> Calibration:
+        """What the sums say, where weights are quantized: on the CPU."""
+        rows = _floored(self.squares, self.seen) / (tokens * len(self.columns))
+        inputs = None if self.inputs is None else self.inputs / self.count.clamp_min(1.0).float()
+        return Calibration(*(known if known is None else known.cpu() for known in (inputs, rows, self.mixed())))
+
+
+def _even(square: Tensor) -> Tensor | None:
+    """The matrix with a mean of 1 on the diagonal, or None for zeros."""
+    mean = square.diagonal().mean()
+    return square / mean if mean > 0.0 else None
+
+
+def _floored(squares: Tensor, seen: Tensor) -> Tensor:
+    """Sums of squares by row, the whole as it was, as if each row had been seen in one batch more (Laplace's rule).
+
+    Tokens that the text lacks are used by others, and their rows must not count as free.
+    """
+    floored = squares + squares.sum() / seen.sum().clamp_min(1.0)
+    return floored * (squares.sum() / floored.sum().clamp_min(1e-30))
+
+
+def _uses(model: Model) -> dict[str, nn.Module]:
+    """Name of each weight that is a matrix product's to the module whose inputs it multiplies."""
+    found: dict[str, nn.Module] = {
+        f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, Linear)
+    }
+    return {**found, "embedding.weight": model.head} if isinstance(model.config.head, TiedHead) else found
+
+
+def _matrix(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1, 1) if tensor.ndim < 2 else tensor.flatten(1)
+
+
+def _device(model: Model) -> torch.device:
+    return next(model.parameters()).device

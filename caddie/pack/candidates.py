@@ -1,0 +1,124 @@
+"""A model's weights as sections of an artifact, tried with one choice of quantizers after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from caddie.pack.calibrate import predicted_loss
+from caddie.pack.coding import ArrayCodec, Coders, Plain
+from caddie.pack.container import Section
+from caddie.pack.decompress import LENGTH_BYTES, PREFIX
+from caddie.pack.quantize import Arrays, Calibration, Quantizer
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """One weight as it would be stored."""
+
+    quantizer: Quantizer
+    arrays: Arrays
+    restored: Tensor
+    """What comes back."""
+    section: Section
+    relative_error: float
+    """Of the Frobenius norm."""
+    predicted_loss: float | None
+    """Nats per token that its rounding is expected to cost; None without a calibration."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """All weights under one choice, by parameter name."""
+
+    weights: dict[str, StoredWeight]
+    file_bytes: int
+    """Bytes of the whole file that would hold them."""
+
+    @property
+    def predicted_loss(self) -> float | None:
+        """Nats per token, or None where some weight was not calibrated."""
+        losses = [stored.predicted_loss for stored in self.weights.values()]
+        return None if None in losses else sum(loss for loss in losses if loss is not None)
+
+    @property
+    def sections(self) -> list[Section]:
+        """The artifact's sections of weights."""
+        return [stored.section for stored in self.weights.values()]
+
+
+class Drafts:
+    """Makes drafts; what a draft shares with the one before is not done again."""
+
+    def __init__(
+        self,
+        weights: Mapping[str, Tensor],
+        calibrations: Mapping[str, Calibration],
+        coding: ArrayCodec,
+        size: Callable[[list[Section]], int],
+        watch: Callable[[Draft], None] = lambda draft: None,
+        coders: Coders | None = None,
+    ) -> None:
+        """`size` gives the bytes of the whole file that holds sections of weights; `watch` sees every draft; `coders`
+        are those who code, or this process alone."""
+        self.weights = {name: weight.detach().float().cpu() for name, weight in weights.items()}
+        self.calibrations = calibrations
+        self._coding, self._size, self._watch, self._coders = coding, size, watch, coders or Coders()
+        self._kept: dict[str, StoredWeight] = {}
+        self._streams: dict[tuple[str, str], bytes] = {}
+        """The first of each array: what is found out by trial for it, which takes two thirds of the time, is right for
+        other steps to a ten-thousandth of the bytes (`docs/log.md`, 2026-11-22)."""
+
+    def make(self, quantizers: Mapping[str, Quantizer]) -> Draft:
+        """The draft with these quantizers, by parameter name."""
+        found = {
+            name: (quantizer, quantizer.quantize(self.weights[name], self.calibrations.get(name, Calibration())))
+            for name, quantizer in quantizers.items()
+            if (stored := self._kept.get(name)) is None or stored.quantizer != quantizer
+        }
+        self._kept |= self._store(found)
+        return self._draft({name: self._kept[name] for name in quantizers})
+
+    def changed(self, draft: Draft, arrays: Mapping[str, Arrays]) -> Draft:
+        """The draft with other arrays for some weights, of the same quantizers."""
+        return self._draft(
+            draft.weights
+            | self._store({name: (draft.weights[name].quantizer, found) for name, found in arrays.items()})
+        )
+
+    def _draft(self, weights: dict[str, StoredWeight]) -> Draft:
+        draft = Draft(weights, 0)
+        draft = replace(draft, file_bytes=self._size(draft.sections))
+        self._watch(draft)
+        return draft
+
+    def _store(self, found: Mapping[str, tuple[Quantizer, Arrays]]) -> dict[str, StoredWeight]:
+        """Weights as these quantizers and arrays store them."""
+        keys = [
+            (name, key)
+            for name, (quantizer, arrays) in found.items()
+            for key in quantizer.layout(tuple(self.weights[name].shape))
+        ]
+        jobs = [Plain(found[name][1][key], self._streams.get((name, key), b"")) for name, key in keys]
+        streams = dict(zip(keys, self._coders.encode(self._coding, jobs), strict=True))
+        self._streams = streams | self._streams
+        return {name: self._stored(name, *found[name], streams) for name in found}
+
+    def _stored(
+        self, name: str, quantizer: Quantizer, arrays: Arrays, streams: Mapping[tuple[str, str], bytes]
+    ) -> StoredWeight:
+        weight, shape = self.weights[name], tuple(self.weights[name].shape)
+        restored = quantizer.dequantize(arrays, shape)
+        coded = [streams[name, key] for key in quantizer.layout(shape)]
+        data = b"".join(len(stream).to_bytes(LENGTH_BYTES, "little") + stream for stream in coded)
+        calibration = self.calibrations.get(name)
+        return StoredWeight(
+            quantizer,
+            arrays,
+            restored,
+            Section(PREFIX + name, data),
+            float((restored - weight).norm() / weight.norm().clamp_min(1e-30)),
+            None if calibration is None else predicted_loss(calibration, weight, restored),
+        )

@@ -1,0 +1,9 @@
+"""Arrays of numbers to bytes and back, in as few bytes as will do."""
+
+from caddie.pack.coding.array_codec import ArrayCodec
+from caddie.pack.coding.entropy_model import EntropyModel
+from caddie.pack.coding.packed import Packed
+from caddie.pack.coding.process_pool import Coded, Coders, Plain
+from caddie.pack.coding.smallest import Smallest, decode
+
+__all__ = ["ArrayCodec", "Coded", "Coders", "EntropyModel", "Packed", "Plain", "Smallest", "decode"]

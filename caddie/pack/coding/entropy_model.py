@@ -1,0 +1,311 @@
+"""Integers under odds that follow what was decoded before, by an entropy coder.
+
+Quantized weights are close to independent Gaussians: between neighbours there is nothing to find. What is to be found
+is scale: columns differ (each step of a good quantizer is its own), rows differ somewhat. So the magnitude expected of
+an integer is (magnitude of its row so far) x (ratio of its column to the rows above, so far), each drawn to what is
+usual for want of data. It is one of 64 contexts; each has the counts of what was seen under it, on top of a
+prior (`priors`). Beside the integers three bytes of settings are sent.
+
+The integers are coded in tiles, small ones at first, so that the odds follow soon, and then ever larger ones: inside
+a tile the odds stand still, and the integers of a context are one call of the coder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import pairwise, product
+from math import isqrt, prod
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from caddie.config import Technique
+from caddie.pack.codecs import Brotli
+from caddie.pack.coding.array_codec import CHECKSUM_BITS, ENTROPY_MODEL, Array, ArrayCodec, Shape, checksum, damaged
+from caddie.pack.coding.packed import Packed
+from caddie.pack.coding.priors import (
+    CONTEXTS,
+    FRACTION_BITS,
+    LARGEST,
+    PER_OCTAVE,
+    PRIOR_BITS,
+    Integers,
+    contexts,
+    log2,
+    priors,
+    width,
+)
+from caddie.pack.coding.symbols import BYTES, PRECISION_BITS, Damaged, Meter, Reader, SymbolCoder, Symbols, Writer
+
+_PRIOR_COUNT = 200
+"""How many integers a context has to see before its counts weigh as much as the prior."""
+_MOST_COUNT = 1 << 16
+"""Counts are halved from here on."""
+_LEAST_TILE, _LARGEST_TILE = 64, 1 << 15  # elements
+_GROWTH = 4  # a tile is as high and wide as a quarter of what is above and left of it
+_LEAST_COLUMNS = 4
+_RECENT_ROWS = 16
+_TRIAL = 1 << 15  # elements on which settings are chosen
+_MOST_ELEMENTS = 1 << 31
+_MOST_COUNTED = 1 << 16
+
+
+class _Settings(NamedTuple):
+    """What the encoder chooses for an array; all combinations in a byte."""
+
+    layout: int = 0
+    """0: as it is; 1: columns as rows; 2: differences to the row before."""
+    columns: int = 1
+    """Which of `_TRUST` is the number of rows that what is usual for a column weighs as much as."""
+    rows: int = 1
+    """Which of `_TRUST` is the number of columns that what is usual for a row weighs as much as."""
+    skewed: int = 0
+    """Whether an integer and its negative are counted apart."""
+    centered: int = 0
+    """Whether the median was subtracted."""
+
+
+_TRUST = (1, 4, 16, 64)
+_CHOICES = [_Settings(*choice) for choice in product(range(3), range(4), range(4), range(2), range(2))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntropyModel(ArrayCodec):
+    """Adaptive contexts of row and column scale under an ANS coder, for integers of up to 32 bits.
+
+    Floating-point numbers and integers of 64 bits are written by `Packed`. A damaged stream is taken for whole
+    once in 2**24 times.
+    """
+
+    techniques: ClassVar[dict[str, Technique]] = {
+        "": Technique(
+            why="codes quantized weights at the entropy of a model of row and column scales, with nothing sent beside",
+            source="adaptive arithmetic coding: Witten, Neal and Cleary, CACM 30(6), 1987",
+        )
+    }
+
+    def encode(self, array: Array, like: bytes = b"") -> bytes:
+        """The array under the settings that suit its first rows best, or under those of the stream `like`."""
+        if array.dtype.kind not in "biu" or array.dtype.itemsize > 4 or array.size >= _MOST_ELEMENTS:
+            return Packed(codec=Brotli(), columns=True, shuffle=True).encode(array)
+        matrix = array.astype(np.int64).reshape(_matrix(array.shape))
+        writer = Writer()
+        _write(matrix, _settings_of(like) or self._best(matrix, array.itemsize), writer, array.itemsize + 1)
+        return bytes([ENTROPY_MODEL]) + writer.finish(_seal(array))
+
+    @staticmethod
+    def _best(matrix: Integers, item_bytes: int) -> _Settings:
+        """Settings that no neighbour of theirs is better than."""
+        head = matrix[: max(1, _TRIAL // max(1, matrix.shape[1]))]
+
+        @cache
+        def size(settings: _Settings) -> int:
+            meter = Meter()
+            _write(head, settings, meter, item_bytes + 1)
+            return meter.size
+
+        best = _Settings()
+        other = 2 if matrix.shape[1] == 1 else 1
+        for field, steps in (("layout", (other,)), ("columns", (-1, 1)), ("rows", (-1, 1)), ("skewed", (1,))):
+            for step in steps:
+                while (near := best._replace(**{field: getattr(best, field) + step})) in _CHOICES and (
+                    size(near) < size(best)
+                ):
+                    best = near
+        return best
+
+
+def _settings_of(stream: bytes) -> _Settings | None:
+    """The settings of a stream, but for the median; None for one of another kind."""
+    if len(stream) < 2 or stream[0] != ENTROPY_MODEL:
+        return None
+    return _CHOICES[Reader(stream[1:]).byte()]._replace(centered=0)
+
+
+def _matrix(shape: Shape) -> tuple[int, int]:
+    return (shape[0] if shape else 1), prod(shape[1:])
+
+
+def _seal(array: Array) -> int:
+    """The state in which the coder starts to write: a checksum of the array, which the reader finds at the end.
+
+    Its highest bit is what tells a stream from one that ended too early.
+    """
+    return 1 << CHECKSUM_BITS | checksum(array)
+
+
+def _write(values: Integers, settings: _Settings, coder: SymbolCoder, center_bytes: int) -> None:
+    """Write a matrix."""
+    if not values.size:
+        return
+    if settings.layout == 2:
+        center = int(values[0, 0])
+        values = np.diff(values, axis=0, prepend=center)
+    else:
+        center = _median(values)
+        values = (values.T if settings.layout == 1 else values) - center
+    settings = settings._replace(centered=int(center != 0))
+    coder.byte(_CHOICES.index(settings))
+    if center:
+        coder.number(center_bytes, center)
+    most = min(int(np.abs(values).max()), LARGEST)
+    if not coder.byte(most):
+        return
+    clipped = np.clip(values, -most, most).astype(np.int32)
+    _code(clipped, most, _mean(coder.byte(_mean_code(clipped))), settings, coder)
+    if most == LARGEST:
+        beyond = np.abs(values[np.abs(clipped) == LARGEST]) - LARGEST
+        size = coder.byte((int(beyond.max(initial=0)).bit_length() + 7) // 8)
+        rest = beyond.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :size]
+        coder.code(rest.reshape(-1).astype(np.int32), BYTES, np.array([rest.size]))
+
+
+def read(data: bytes, dtype: np.dtype[Any], shape: Shape) -> Array:
+    """The array whose `EntropyModel` stream is `data`; `UserError` for any other."""
+    reader = Reader(data[1:])
+    try:
+        result = _read(_matrix(shape), reader, dtype.itemsize + 1).astype(dtype, order="C").reshape(shape)
+        reader.finish(_seal(result))
+    except Damaged:
+        raise damaged(dtype, shape) from None
+    return result
+
+
+def _read(shape: tuple[int, int], coder: Reader, center_bytes: int) -> Array:
+    """Read what `_write` wrote."""
+    if not prod(shape):
+        return np.zeros(shape, np.int32)
+    number = coder.byte()
+    if number >= len(_CHOICES):
+        raise Damaged
+    settings = _CHOICES[number]
+    center = coder.number(center_bytes) if settings.centered else 0
+    values: Array = np.zeros(shape[::-1] if settings.layout == 1 else shape, np.int32)
+    if most := coder.byte():
+        _code(values, most, _mean(coder.byte()), settings, coder)
+    if most == LARGEST:
+        size = coder.byte()
+        if size > 8:
+            raise Damaged
+        places = np.abs(values) == LARGEST
+        count = int(places.sum())
+        rest = np.zeros(count * size, np.int32)
+        coder.code(rest, BYTES, np.array([rest.size]))
+        beyond = np.zeros((count, 8), np.uint8)
+        beyond[:, :size] = rest.reshape(count, size)
+        values = values.astype(np.int64)
+        values[places] += np.sign(values[places]) * beyond.view("<i8")[:, 0]
+    if settings.layout == 2:
+        values = values.cumsum(axis=0)
+    if center:
+        values = values + np.int64(center)
+    return values.T if settings.layout == 1 else values
+
+
+def _median(values: Integers) -> int:
+    """The integer that has half of the others below it, or one more."""
+    least, half = int(values.min()), values.size // 2
+    if int(values.max()) - least < _MOST_COUNTED:  # counting is many times as fast
+        return least + int(np.searchsorted(np.bincount((values - least).reshape(-1)).cumsum(), half, side="right"))
+    return int(np.partition(values, half, axis=None)[half])
+
+
+def _mean_code(values: Symbols) -> int:
+    """The mean magnitude in half octaves from the least context on."""
+    mean = int(np.abs(values).sum(dtype=np.int64)) << FRACTION_BITS
+    steps = int(log2(np.array(mean // values.size))) - (FRACTION_BITS - 8) * PER_OCTAVE
+    return max(0, 2 * steps // PER_OCTAVE)
+
+
+def _mean(code: int) -> int:
+    return isqrt(1 << (2 * (FRACTION_BITS - 8) + min(code, 40)))
+
+
+def _tiles(rows: int, columns: int) -> Iterator[tuple[int, int, list[int]]]:
+    """Blocks of rows, each from the first to the last but one, and the borders of tiles in them."""
+    top = 0
+    while top < rows:
+        height = max(1, min(top // _GROWTH, 4 * _LARGEST_TILE // max(columns, 1)))
+        bottom = rows if rows - top - height < height // 2 else top + height
+        height = bottom - top
+        borders = [0]
+        while (left := borders[-1]) < columns:
+            wide = max(_LEAST_COLUMNS, -(-_LEAST_TILE // height), left // _GROWTH)
+            right = left + min(wide, max(1, _LARGEST_TILE // height))
+            borders.append(columns if columns - right < wide // 2 else right)
+        yield top, bottom, borders
+        top = bottom
+
+
+@lru_cache(maxsize=8)  # one array is gone through many times, and arrays of few bits are many
+def _prior(most: int) -> Integers:
+    """What integers from -most to most start with, by width and context: (widths, contexts, integers)."""
+    return np.concatenate([priors()[..., most:0:-1], priors()[..., : most + 1]], axis=2) * _PRIOR_COUNT
+
+
+def _code(values: Symbols, most: int, mean: int, settings: _Settings, coder: SymbolCoder) -> None:
+    """Write a matrix of integers from -most to most, or fill it in."""
+    rows, columns = values.shape
+    symbols = 2 * most + 1
+    prior = _prior(most)
+    column_trust, row_trust = _TRUST[settings.columns], _TRUST[settings.rows]
+    counts, totals = np.zeros((CONTEXTS, symbols), np.int64), np.zeros(CONTEXTS, np.int64)
+    # Fixed-point numbers are those named `mean`, `usual`, `ratio`, `scale`; the sums are of magnitudes.
+    column_sums = np.zeros(columns, np.int64)
+    above = 0  # sum of the means of all rows so far
+    recent, recent_rows = 4 * mean, 4
+    for top, bottom, borders in _tiles(rows, columns):
+        usual = recent // recent_rows
+        ratios = ((column_sums << FRACTION_BITS) + column_trust * usual << FRACTION_BITS) // max(
+            above + column_trust * usual, 1
+        )
+        log_ratios = log2(ratios) - FRACTION_BITS * PER_OCTAVE
+        row_sums = np.zeros(bottom - top, np.int64)
+        passed = np.concatenate([[0], ratios.cumsum()])  # sums of the ratios so far
+        for left, right in pairwise(borders):
+            scales = ((row_sums << FRACTION_BITS) + row_trust * usual << FRACTION_BITS) // (
+                passed[left] + (row_trust << FRACTION_BITS)
+            )
+            places = contexts(log2(scales)[:, None] + log_ratios[left:right]).reshape(-1)
+            tile = values[top:bottom, left:right]
+            order = places.argsort(kind="stable")
+            present = np.bincount(places, minlength=CONTEXTS)
+            used = present.nonzero()[0]
+            spread = width(top + column_trust, left + row_trust)
+            weights = _weights(prior[spread, used], counts[used], settings.skewed)
+            flat = tile.reshape(-1)[order] + np.int32(most)
+            coder.code(flat, weights, present[used])
+            _count(counts, places[order], flat)
+            if coder.fills_in:
+                back = np.empty_like(flat)
+                back[order] = flat
+                tile[...] = back.reshape(tile.shape) - np.int32(most)
+            row_sums += np.abs(tile).sum(axis=1, dtype=np.int64)
+            totals += present
+            for context in (totals > _MOST_COUNT).nonzero()[0]:
+                counts[context] >>= 1
+                totals[context] = counts[context].sum()
+        column_sums += np.abs(values[top:bottom]).sum(axis=0, dtype=np.int64)
+        block = (int(row_sums.sum()) << FRACTION_BITS) // columns
+        above += block
+        recent, recent_rows = recent + block, recent_rows + bottom - top
+        if recent_rows > _RECENT_ROWS:
+            recent, recent_rows = recent * _RECENT_ROWS // recent_rows, _RECENT_ROWS
+
+
+def _count(counts: Integers, places: npt.NDArray[np.uint8], symbols: Symbols) -> None:
+    """Add one for each symbol in its context."""
+    np.add.at(counts.reshape(-1), places * np.int64(counts.shape[1]) + symbols, 1)
+
+
+def _weights(prior: Integers, counts: Integers, skewed: int) -> Integers:
+    """Weights for the coder by context, (contexts, symbols), that sum to 2**24 less the symbols."""
+    seen = 2 * counts if skewed else counts + counts[:, ::-1]
+    shares = prior + (seen << PRIOR_BITS - 1)
+    free = (1 << PRECISION_BITS) - shares.shape[1]
+    weights: Integers = shares * free // shares.sum(axis=1, keepdims=True)
+    weights[:, weights.shape[1] // 2] += free - weights.sum(axis=1)
+    return weights

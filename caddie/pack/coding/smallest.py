@@ -1,0 +1,47 @@
+"""The codec of an array by trial, and the way back from any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from caddie.errors import UserError
+from caddie.pack.codecs import Brotli, Zlib, Zstd
+from caddie.pack.coding.array_codec import ENTROPY_MODEL, Array, ArrayCodec, checked
+from caddie.pack.coding.entropy_model import EntropyModel, read
+from caddie.pack.coding.packed import STREAMS, Packed, unpack
+
+
+@dataclass(frozen=True, kw_only=True)
+class Smallest(ArrayCodec):
+    """The shortest of several streams, the first of those that are as short."""
+
+    of: tuple[ArrayCodec, ...] = (EntropyModel(), Packed(codec=Zstd(level=3), shuffle=True))
+    """What is tried."""
+    also: tuple[ArrayCodec, ...] = (Packed(codec=Zlib()), Packed(codec=Brotli(), shuffle=True), Packed(columns=True))
+    """What is tried too for arrays of at most `small_bytes`, as it takes longer."""
+    small_bytes: int = 1 << 12
+    """Bytes of the largest array that `also` is for."""
+
+    def encode(self, array: Array, like: bytes = b"") -> bytes:
+        """The shortest stream."""
+        codecs = self.of + (self.also if array.nbytes <= self.small_bytes else ())
+        return min((codec.encode(array, like) for codec in codecs), key=len)
+
+
+def decode(data: bytes, dtype: npt.DTypeLike, shape: Sequence[int]) -> Array:
+    """The array whose stream any `ArrayCodec` wrote, in memory of the order of the array.
+
+    What is no such stream, or a damaged one, is a `UserError`.
+    """
+    dtype, shape = np.dtype(dtype), tuple(shape)
+    checked(dtype)
+    kind = data[0] if data else None
+    if kind == ENTROPY_MODEL and dtype.kind in "biu" and dtype.itemsize <= 4:
+        return read(data, dtype, shape)
+    if kind in STREAMS:
+        return unpack(data, dtype, shape)
+    raise UserError("the bytes are no coded array that this version knows; take the file from its source again")

@@ -1,0 +1,248 @@
+"""The file of an artifact: named sections, each with its own codec, in one file that is checked to the last byte.
+
+Layout, integers little-endian::
+
+    bytes   what
+        6   the word "caddie"
+        2   format version, 1
+        4   length of the table as packed here
+        4   length of the table itself
+        4   CRC-32 of the table itself
+        .   the table, packed with Brotli
+        .   the sections' stored bytes, one after the other, in the order of the table
+       32   SHA-256 of everything before
+
+The table is written by column, because that packs best: the count of sections (4 bytes); their stored lengths, their
+raw lengths and the CRC-32s of their raw bytes (4 bytes each); their names, then the names of their codecs, in UTF-8
+with a line feed after each.
+
+A file from a stranger is refused or read within `Limits`; nothing in it is executed. The checksums find damage, not
+forgery.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from caddie.config import variants
+from caddie.errors import UserError
+from caddie.files import reason, replacing
+from caddie.pack.codecs import Brotli, Codec, Stored
+
+MAGIC = b"caddie"
+VERSION = 1
+_HEADER = struct.Struct("<6sHIII")
+_DIGEST_BYTES = 32
+_NAME_BYTES = 1024
+_TABLE_CODEC = Brotli()
+_DAMAGED = "the file is damaged; copy or make it again"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that a file may hold or ask for."""
+
+    file_bytes: int = 1 << 30
+    raw_bytes: int = 2 << 30
+    table_bytes: int = 16 << 20
+    sections: int = 65_536
+
+
+LIMITS = Limits()
+
+
+@dataclass(frozen=True)
+class Section:
+    """Bytes to store under a name, and how."""
+
+    name: str
+    data: bytes
+    codec: Codec = field(default_factory=Stored)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a file says of one section."""
+
+    name: str
+    codec: str
+    stored_bytes: int
+    raw_bytes: int
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a file holds. Its size less the sum of `stored_bytes` is what the format itself costs."""
+
+    sections: dict[str, bytes]
+    entries: list[Entry]
+
+
+def pack(sections: Sequence[Section]) -> bytes:
+    """The bytes of a file that holds `sections`; the same sections give the same bytes."""
+    return _pack(sections)[0]
+
+
+def unpack(blob: bytes, limits: Limits = LIMITS) -> dict[str, bytes]:
+    """Name to bytes of the sections in the bytes of a file, or a `UserError` that says what is wrong with it."""
+    return _unpack(blob, limits).sections
+
+
+def write(path: str | os.PathLike[str], sections: Sequence[Section]) -> list[Entry]:
+    """Write `sections` to `path`: all of the file or, after a `UserError`, none of it and no trace."""
+    blob, entries = _pack(sections)
+    with replacing(Path(path)) as temporary:
+        temporary.write_bytes(blob)
+    return entries
+
+
+def read(path: str | os.PathLike[str], limits: Limits = LIMITS) -> Contents:
+    """The sections of the file at `path`, or a `UserError` that says what is wrong with it."""
+    try:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            folder = " but a folder; name the file in it" if stat.S_ISDIR(status.st_mode) else ""
+            raise OSError(errno.EINVAL, f"it is not a regular file{folder}")
+        _check_limit("file", status.st_size, limits.file_bytes)
+        blob = Path(path).read_bytes()
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {reason(error)}") from error
+    try:
+        return _unpack(blob, limits)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+@lru_cache(maxsize=64)
+def _encoded(section: Section) -> bytes:
+    """Kept, for the size of a file is asked for again and again while it is fitted to a budget."""
+    return section.codec.encode(section.data)
+
+
+def _pack(sections: Sequence[Section]) -> tuple[bytes, list[Entry]]:
+    _check_limit("raw data", sum(len(section.data) for section in sections), LIMITS.raw_bytes)
+    stored = [section.data if isinstance(section.codec, Stored) else _encoded(section) for section in sections]
+    entries = [
+        Entry(section.name, type(section.codec).__name__, len(data), len(section.data))
+        for section, data in zip(sections, stored, strict=True)
+    ]
+    _check_entries(entries, LIMITS)
+    numbers = [
+        *(entry.stored_bytes for entry in entries),
+        *(entry.raw_bytes for entry in entries),
+        *(zlib.crc32(section.data) for section in sections),
+    ]
+    words = [*(entry.name for entry in entries), *(entry.codec for entry in entries)]
+    table = struct.pack(f"<I{len(numbers)}I", len(entries), *numbers) + "".join(f"{word}\n" for word in words).encode()
+    _check_limit("table", len(table), LIMITS.table_bytes)
+    packed = _TABLE_CODEC.encode(table)
+    header = _HEADER.pack(MAGIC, VERSION, len(packed), len(table), zlib.crc32(table))
+    blob = b"".join([header, packed, *stored])
+    _check_limit("file", len(blob) + _DIGEST_BYTES, LIMITS.file_bytes)
+    return blob + hashlib.sha256(blob).digest(), entries
+
+
+def _unpack(blob: bytes, limits: Limits) -> Contents:
+    _check_limit("file", len(blob), limits.file_bytes)
+    table, position = _read_table(blob, limits)
+    entries, checksums = _parse_table(table, limits)
+    _check_length(blob, position + sum(entry.stored_bytes for entry in entries) + _DIGEST_BYTES, exact=True)
+    sections = {}
+    for entry, checksum in zip(entries, checksums, strict=True):
+        end = position + entry.stored_bytes
+        sections[entry.name] = _read_section(entry, blob[position:end], checksum)
+        position = end
+    if hashlib.sha256(memoryview(blob)[:position]).digest() != blob[position:]:
+        raise UserError(f"the checksum over the whole file does not match; {_DAMAGED}")
+    return Contents(sections, entries)
+
+
+def _read_table(blob: bytes, limits: Limits) -> tuple[bytes, int]:
+    if not blob.startswith(MAGIC):
+        raise UserError("this is not a caddie file")
+    _check_length(blob, _HEADER.size + _DIGEST_BYTES)
+    _, version, packed_bytes, table_bytes, checksum = _HEADER.unpack_from(blob)
+    if version > VERSION:
+        raise UserError(f"the file has format version {version}, this caddie reads {VERSION}; upgrade caddie")
+    if version != VERSION:
+        raise UserError(f"there is no format version {version}; {_DAMAGED}")
+    _check_limit("table", table_bytes, limits.table_bytes)
+    end = _HEADER.size + packed_bytes
+    _check_length(blob, end + _DIGEST_BYTES)
+    try:
+        table = _TABLE_CODEC.decode(blob[_HEADER.size : end], table_bytes)
+    except UserError as error:
+        raise UserError(f"table: {error}; {_DAMAGED}") from error
+    if zlib.crc32(table) != checksum:
+        raise UserError(f"the checksum of the table does not match; {_DAMAGED}")
+    return table, end
+
+
+def _parse_table(table: bytes, limits: Limits) -> tuple[list[Entry], Sequence[int]]:
+    count = int.from_bytes(table[:4], "little")
+    _check_limit("list of sections", count, limits.sections, "entries")
+    columns = struct.Struct(f"<4x{3 * count}I")
+    text = table[columns.size :]
+    if len(table) < columns.size or text.count(b"\n") != 2 * count or text[-1:] not in (b"", b"\n"):
+        raise UserError(f"the table does not hold what it says; {_DAMAGED}")
+    numbers = columns.unpack_from(table)
+    try:
+        words = text.decode().split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"a name in the table is not UTF-8; {_DAMAGED}") from error
+    names, codecs = words[:count], words[count : 2 * count]
+    stored, raw, checksums = numbers[:count], numbers[count : 2 * count], numbers[2 * count :]
+    entries = [Entry(*row) for row in zip(names, codecs, stored, raw, strict=True)]
+    _check_entries(entries, limits)
+    return entries, checksums
+
+
+def _read_section(entry: Entry, stored: bytes, checksum: int) -> bytes:
+    try:
+        data = Codec.from_json(entry.codec).decode(stored, entry.raw_bytes)
+    except UserError as error:
+        raise UserError(f"section {entry.name}: {error}; {_DAMAGED}") from error
+    except MemoryError as error:
+        raise UserError(f"section {entry.name}: its {entry.raw_bytes:,} bytes do not fit in memory") from error
+    if zlib.crc32(data) != checksum:
+        raise UserError(f"section {entry.name}: the checksum does not match; {_DAMAGED}")
+    return data
+
+
+def _check_entries(entries: Sequence[Entry], limits: Limits) -> None:
+    _check_limit("list of sections", len(entries), limits.sections, "entries")
+    _check_limit("raw data", sum(entry.raw_bytes for entry in entries), limits.raw_bytes)
+    known = variants(Codec)
+    seen: set[str] = set()
+    for entry in entries:
+        name = entry.name
+        if not name or not name.isprintable() or len(name.encode()) > _NAME_BYTES:
+            raise UserError(f"{name[:40]!a} cannot name a section; use 1 to {_NAME_BYTES:,} printable bytes of UTF-8")
+        if name in seen:
+            raise UserError(f"two sections are named {name}")
+        if entry.codec not in known:
+            raise UserError(f"section {name} needs the codec {entry.codec[:40]!a}; upgrade caddie to read it")
+        seen.add(name)
+
+
+def _check_limit(what: str, size: int, limit: int, unit: str = "bytes") -> None:
+    if size > limit:
+        raise UserError(f"the {what} is {size:,} {unit} long, over the limit of {limit:,}")
+
+
+def _check_length(blob: bytes, needed: int, exact: bool = False) -> None:
+    if len(blob) < needed:
+        raise UserError(f"the file is cut short: {len(blob):,} of at least {needed:,} bytes; copy it again")
+    if exact and len(blob) > needed:
+        raise UserError(f"{len(blob) - needed:,} bytes follow the end of the file's data; {_DAMAGED}")

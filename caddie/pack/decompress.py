@@ -1,0 +1,64 @@
+"""From the sections of an artifact to weights; `compress` is the way there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+
+import torch
+from torch import Tensor
+
+from caddie.errors import UserError
+from caddie.model import GPT
+from caddie.model.parameters import assign
+from caddie.pack.coding import Coded, Coders
+from caddie.pack.quantize import Quantizer
+
+PREFIX = "weights/"
+"""Sections of weights are named by this and the parameter's name."""
+LENGTH_BYTES = 4
+"""Size of the little-endian length that stands before each array of a section."""
+
+
+def decompress(gpt: GPT, quantizers: Mapping[str, Quantizer], sections: Mapping[str, bytes]) -> dict[str, Tensor]:
+    """The weights that `compress` stored; missing, spare or wrongly sized sections are a `UserError`."""
+    with torch.device("meta"):
+        model = gpt.build()
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    stored = {name.removeprefix(PREFIX) for name in sections if name.startswith(PREFIX)}
+    if stored != set(shapes):
+        odd = sorted(stored ^ set(shapes))[0]
+        raise UserError(
+            f"the artifact's weights do not fit its model: {odd} is {'missing' if odd in shapes else 'unknown'}"
+        )
+    chosen = assign(quantizers, model, "quantizers")
+    streams: dict[str, dict[str, Coded]] = {}
+    spare = {}
+    for name, quantizer in chosen.items():
+        streams[name], data = {}, sections[PREFIX + name]
+        for key, (dtype, shape) in quantizer.layout(shapes[name]).items():
+            length, data = int.from_bytes(data[:LENGTH_BYTES], "little"), data[LENGTH_BYTES:]
+            if length > len(data):
+                raise UserError(f"the artifact's weights do not fit its model: {name} ends within its {key}")
+            streams[name][key], data = Coded(data[:length], dtype, shape), data[length:]
+        spare[name] = len(data)
+    weights = {}
+    with (
+        Coders(torch.get_num_threads()) as coders,
+        closing(coders.decode([stream for found in streams.values() for stream in found.values()])) as decoded,
+    ):
+        for name, quantizer in chosen.items():
+            arrays = {}
+            for key in streams[name]:
+                try:
+                    arrays[key] = next(decoded)
+                except UserError as error:
+                    raise UserError(f"the {key} of the artifact's {name}: {error}") from None
+            if spare[name]:
+                raise UserError(
+                    f"the artifact's weights do not fit its model: {name} has {spare[name]:,} bytes too many"
+                )
+            weights[name] = quantizer.dequantize(arrays, shapes[name])
+            if not bool(torch.isfinite(weights[name]).all()):
+                raise UserError(f"the artifact's {name} has values that are not finite")
+    return weights

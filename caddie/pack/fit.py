@@ -1,0 +1,161 @@
+"""How the artifact comes to fill its budget of bytes."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from caddie.config import Config, Technique
+from caddie.errors import UserError
+from caddie.pack.candidates import Draft, Drafts
+from caddie.pack.quantize import Quantizer, Rows, without_ones
+
+CLOSE = 0.998
+"""A file of this part of the cap or more has filled it."""
+_AIM = 0.9993
+_NOTHING_NATS = 1e-9
+"""Predicted loss per token below which more bytes would buy nothing."""
+_AS_GOOD = 1.1
+"""A draft whose cost is up to so many times the least is not worse by more than chance."""
+_NARROW = 0.25
+"""Octaves within which the finest useful steps are found."""
+_OCTAVES = 20.0
+"""The furthest that steps are moved from where they are set."""
+_DRAFTS = 16
+_SHARES = 256
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The draft to keep, and what was learned on the way."""
+
+    draft: Draft
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    """Bytes of the file and predicted loss in nats per token, of the drafts that had one, by size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit(Config):
+    """Socket: the choice among drafts of the one to keep."""
+
+    @abstractmethod
+    def fit(self, drafts: Drafts, quantizers: Mapping[str, Quantizer], cap_bytes: int) -> Fitted:
+        """A draft whose file has at most `cap_bytes` bytes; where there is none, the smallest that was found."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FillCap(Fit):
+    """All steps by one factor, so that the file fills the cap to 0.2 % and never exceeds it.
+
+    A file stays smaller where the next byte would buy nothing: its predicted loss is below a billionth of a nat.
+    """
+
+    techniques: ClassVar = {
+        "": Technique(
+            "No byte is left over, and none is missing.",
+            "openai/parameter-golf tunes clips by hand (SDClip and after); one multiplier as in rate-distortion theory",
+        )
+    }
+
+    def fit(self, drafts: Drafts, quantizers: Mapping[str, Quantizer], cap_bytes: int) -> Fitted:
+        """The finest that fits."""
+        if all(quantizer.coarser(2.0) == quantizer for quantizer in quantizers.values()):
+            raise UserError(
+                "compress.fit: none of compress.quantizers has steps to choose; set one to Waterfilling or to rows "
+                "with SigmaClip, or compress.fit=none"
+            )
+        seen: dict[float, Draft] = {}
+        place: float | None = 0.0
+        while place is not None and abs(place) <= _OCTAVES and len(seen) < _DRAFTS:
+            now = drafts.make({name: quantizer.coarser(2.0**place) for name, quantizer in quantizers.items()})
+            seen[place] = now
+            useful = {where: one for where, one in seen.items() if not _too_fine(where, seen)}
+            fits = place in useful and now.file_bytes <= cap_bytes
+            if fits and (now.file_bytes >= CLOSE * cap_bytes or _buys_nothing(now)):
+                break
+            place = _next(seen, useful, cap_bytes)
+        fitting = [one for one in useful.values() if one.file_bytes <= cap_bytes]
+        best = max(fitting, key=_bytes) if fitting else min(seen.values(), key=_bytes)
+        points = {(one.file_bytes, one.predicted_loss) for one in useful.values()}
+        return Fitted(best, sorted((size, loss) for size, loss in points if loss is not None))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneOnes(Fit):
+    """Zeros for as many integers of 1 and -1 as it takes for the file to fit, those of the smallest steps first.
+
+    The others stay as they are, and a file that fits is left alone.
+    """
+
+    techniques: ClassVar = {
+        "": Technique(
+            "The last kilobytes over the cap cost least where steps are small.",
+            "openai/parameter-golf #609, 2026-03-25_ValCalib_GPTQ_XSA_BigramHash3072",
+            "below 10 % of the weights nothing, 28 to 37 % 0.004 to 0.005 bits per byte (#670)",
+        )
+    }
+
+    def fit(self, drafts: Drafts, quantizers: Mapping[str, Quantizer], cap_bytes: int) -> Fitted:
+        """The draft with the fewest ones taken, to a part in 256 of all."""
+        draft = drafts.make(quantizers)
+        arrays = {
+            name: stored.arrays
+            for name, stored in draft.weights.items()
+            if isinstance(stored.quantizer.reader, Rows) and not stored.quantizer.reader.packed
+        }
+        ones = sum(int((abs(found["integers"]) == 1).sum()) for found in arrays.values())
+        if draft.file_bytes <= cap_bytes or not ones:
+            return Fitted(draft)
+        few, many = 0, _SHARES
+        best = drafts.changed(draft, without_ones(arrays, ones))
+        while many - few > 1 and best.file_bytes <= cap_bytes:
+            middle = (few + many) // 2
+            now = drafts.changed(draft, without_ones(arrays, ones * middle // _SHARES))
+            if now.file_bytes <= cap_bytes:
+                many, best = middle, now
+            else:
+                few = middle
+        return Fitted(best)
+
+
+def _bytes(draft: Draft) -> int:
+    return draft.file_bytes
+
+
+def _cost(draft: Draft) -> float:
+    """Predicted loss or, where that is unknown, squared errors in parts of the weights' squares."""
+    loss = draft.predicted_loss
+    return sum(stored.relative_error**2 for stored in draft.weights.values()) if loss is None else loss
+
+
+def _too_fine(place: float, seen: Mapping[float, Draft]) -> bool:
+    """Whether coarser steps cost less: where integers have few bits, ever finer steps clip ever more of them."""
+    least = min(_cost(one) for where, one in seen.items() if where >= place)
+    return _cost(seen[place]) > _AS_GOOD * least
+
+
+def _buys_nothing(draft: Draft) -> bool:
+    loss = draft.predicted_loss
+    return loss is not None and loss < _NOTHING_NATS
+
+
+def _next(seen: Mapping[float, Draft], useful: Mapping[float, Draft], cap_bytes: int) -> float | None:
+    """Where to look next, in octaves: where the line through two neighbours says that the file fills the cap.
+
+    The logarithm of a file's size falls almost in a straight line. None where no finer steps are useful.
+    """
+    excess = {place: math.log2(one.file_bytes / (_AIM * cap_bytes)) for place, one in seen.items()}
+    fine = max((place for place, over in excess.items() if over > 0 or place not in useful), default=None)
+    coarse = min((place for place in useful if excess[place] <= 0), default=None)
+    if fine is not None and coarse is not None:
+        if fine not in useful:
+            return (fine + coarse) / 2 if coarse - fine > _NARROW else None
+        share = excess[fine] / (excess[fine] - excess[coarse])
+        return fine + (coarse - fine) * min(max(share, 0.02), 0.98)
+    last, *before = list(seen)[::-1]
+    slope = (excess[last] - excess[before[0]]) / (last - before[0]) if before else -0.7  # per octave
+    step = -excess[last] / min(slope, -0.2)
+    return last + max(min(1.1 * step, 6.0), -6.0) + math.copysign(0.02, step)

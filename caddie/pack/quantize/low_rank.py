@@ -1,0 +1,114 @@
+"""The largest part of the rounding error as a product of two thin matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from caddie.config import Range, Technique
+from caddie.errors import UserError
+from caddie.pack.quantize.gptq import Gptq
+from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, as_rows, plain, rows_and_columns
+from caddie.pack.quantize.scales import LARGEST_STEP
+
+_GROUP = 64
+_LARGEST = 1e30
+"""What errors are clipped at, so that their squares stay finite where steps end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowRank(Quantizer):
+    """What `of` loses, W - Ŵ, corrected by A B of low rank in a few bits: LQER (arXiv 2402.02446).
+
+    A has the left singular vectors times the singular values, B the right ones.
+    """
+
+    techniques: ClassVar = {
+        "": Technique(
+            "A few kilobytes take back the part of the rounding error that all rows share.",
+            "arXiv 2402.02446; openai/parameter-golf #1851, #1868, on the three matrices that err most",
+            "-0.002 in a bundle (#1851)",
+        )
+    }
+
+    of: Quantizer = Gptq()
+    """How the weight itself is stored."""
+    rank: Annotated[int, Range(1, 256)] = 4
+    """Columns of A."""
+    form: Literal["asymmetric", "symmetric"] = "asymmetric"
+    """A in 2 bits with one step and B in 4 bits with a step for 64 values in a row; or 4 bits, a step for each row of
+    both, which stands in where the values of B are no multiple of 64."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.of, LowRank):
+            raise UserError("LowRank cannot be of LowRank; raise its rank")
+
+    @property
+    def reader(self) -> Quantizer:
+        """The same of the reader of `of`."""
+        return self.but(of=self.of.reader)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether `of` is."""
+        return self.of.calibrated
+
+    def coarser(self, factor: float) -> LowRank:
+        """Around a coarser `of`."""
+        return self.but(of=self.of.coarser(factor))
+
+    def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
+        """The arrays of `of`, then `left` and `right` (int8) and their steps."""
+        shape = tuple(weight.shape)
+        arrays = self.of.quantize(weight, calibration)
+        error = as_rows(plain(weight) - self.of.dequantize(arrays, shape)).clamp(-_LARGEST, _LARGEST)
+        u, s, vt = torch.linalg.svd(error, full_matrices=False)
+        return arrays | self.pack(u[:, : self.rank] * s[: self.rank], vt[: self.rank], self._grouped(shape))
+
+    def pack(self, left: Tensor, right: Tensor, grouped: bool) -> Arrays:
+        """The arrays of A (rows, rank) and B (rank, columns), in groups of 64 or by rows."""
+        found: Arrays = {}
+        for name, factor in (("left", left), ("right", right)):
+            if grouped:
+                groups = factor.reshape(1, -1) if name == "left" else factor.reshape(-1, _GROUP)
+                low, high, span = (-2, 1, 1.5) if name == "left" else (-8, 7, 7.5)
+            else:
+                groups, low, high, span = factor, -7, 7, 7.0
+            largest = groups.abs().amax(1) if groups.numel() else groups.new_zeros(len(groups))
+            steps = (largest / span).clamp(2.0**-24, LARGEST_STEP).half()
+            integers = (groups / steps.float()[:, None]).round().clamp(low, high)
+            found[name] = integers.to(torch.int8).reshape(factor.shape).numpy()
+            found[f"{name}_steps"] = steps.numpy()
+        return found
+
+    def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
+        """What `of` makes of its arrays, plus A B."""
+        factors = []
+        for name in ("left", "right"):
+            integers = torch.from_numpy(arrays[name].astype(np.float32))
+            steps = torch.from_numpy(arrays[f"{name}_steps"].astype(np.float32))
+            each = integers.numel() // max(len(steps), 1)
+            factors.append(integers * steps.repeat_interleave(each).reshape(integers.shape))
+        return self.of.dequantize(arrays, shape) + (factors[0] @ factors[1]).reshape(shape)
+
+    def layout(self, shape: tuple[int, ...]) -> Layout:
+        """Those of `of`, both factors and their steps."""
+        rows, columns = rows_and_columns(shape)
+        rank = min(self.rank, rows, columns)
+        steps = (1, rank * columns // _GROUP) if self._grouped(shape) else (rows, rank)
+        return self.of.layout(shape) | {
+            "left": (np.dtype(np.int8), (rows, rank)),
+            "left_steps": (np.dtype("<f2"), (steps[0],)),
+            "right": (np.dtype(np.int8), (rank, columns)),
+            "right_steps": (np.dtype("<f2"), (steps[1],)),
+        }
+
+    def _grouped(self, shape: tuple[int, ...]) -> bool:
+        rows, columns = rows_and_columns(shape)
+        return self.form == "asymmetric" and not min(self.rank, rows, columns) * columns % _GROUP

@@ -1,0 +1,62 @@
+"""Finding recipes: those that caddie ships, their twins for two cores, and those of a user's own file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from caddie.config.userfile import execute
+from caddie.errors import UserError, suggest
+from caddie.recipes import (
+    baseline,
+    champion,
+    early_records,
+    ideas,
+    late_records,
+    public_systems,
+    records,
+)
+from caddie.recipes.mini import mini
+from caddie.recipes.public_000_experiments import public_000_experiments
+from caddie.recipes.recipe import Recipe
+
+
+def _named(values: dict[str, object]) -> dict[str, Recipe]:
+    return {name: value.but(name=name) for name, value in values.items() if isinstance(value, Recipe)}
+
+
+_SHIPPED = {
+    name: recipe
+    for module in (baseline, early_records, records, late_records, public_systems, ideas, champion)
+    for name, recipe in _named(vars(module)).items()
+}
+
+
+def shipped() -> dict[str, Recipe]:
+    """Return every recipe that caddie ships, by name."""
+    return dict(_SHIPPED)
+
+
+def find(name: str) -> Recipe:
+    """Return a recipe by its name, its twin for two cores as `NAME_mini`, or a user's own as `FILE.py:NAME`.
+
+    The experiments of public system 000 are found by their labels, as `public_000:LABEL`. Raises `UserError` for a
+    name that nothing has.
+    """
+    path, colon, attribute = name.rpartition(":")
+    if path == "seed_000":
+        raise UserError(f"seed_000 is now public_000: write public_000:{attribute}")
+    if path == "public_000":
+        known = {one.label: recipe for one in public_000_experiments if (recipe := one.recipe)}
+    else:
+        known = _named(execute(Path(path))) if colon else _SHIPPED
+    full = attribute.removesuffix("_mini")
+    if attribute not in known and full in known:
+        return mini(known[full])
+    if attribute not in known:
+        hint = suggest(attribute, known)
+        raise UserError(
+            f"{path} has no recipe {attribute}{hint}"
+            if colon
+            else f"no recipe {name}{hint}; `caddie recipes` lists them, FILE.py:NAME is yours"
+        )
+    return known[attribute]

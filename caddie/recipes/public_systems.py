@@ -1,0 +1,95 @@
+"""The seeds: five public systems, each a diff on the contest's history (two of them stand in `baseline`)."""
+
+from __future__ import annotations
+
+from caddie.config.schedules import Warmdown
+from caddie.model import HashedNGrams, LeakyReluSquared
+from caddie.model.parameters import Orthogonal
+from caddie.pack.codecs import Lzma
+from caddie.pack.coding import Packed
+from caddie.pack.quantize import BestPercentile, Gptq, Percentile, Rows
+from caddie.recipes.baseline import baseline
+from caddie.recipes.early_records import ORTHOGONAL, value_embeddings
+from caddie.recipes.figures import RECORDS, figures
+from caddie.score import SGD, ChunkSGD
+from caddie.train.optim import AdamW
+from caddie.train.qat import StraightThrough
+
+single_gpu = baseline.but(
+    {
+        **ORTHOGONAL,
+        "model.depth": 8,
+        "model.block.mlp.hidden": 1536,
+        "model.block.attention.gain": 1.7,
+        "model.block.attention.rotary.dims": 32,
+        "model.block.attention_norm.epsilon": 1e-6,
+        "model.layers": {"6-7": {"attention.exclusive": True}},
+        "train.sequence_length": 2048,
+        "train.steps": 35_000,
+        "train.lr_schedule": Warmdown(fraction=0.2),
+        "train.optimizers.matrix.lr": 0.032,
+        "train.optimizers.matrix.weight_decay": 0.02,
+        "train.optimizers.embedding.lr": 0.04,
+        "train.optimizers.embedding.weight_decay": 0.04,
+        "train.optimizers.scalar.lr": 0.032,
+        "train.optimizers.scalar.weight_decay": 0.04,
+        "train.fake_quantize": {"matrix": StraightThrough(quantizer=Rows(scale=Percentile(floor="absolute")))},
+        "compress.quantizers.scalar": Rows(scale=Percentile(floor="absolute")),
+        "score.sequence_length": 2048,
+        "score.stride": 128,
+    },
+    base="baseline",
+    why="Eight layers for one GPU, half the channels rotary, two exclusive layers (seed 001).",
+    public=figures(
+        "openai/parameter-golf #1559",
+        (1337, 1.24979460, 15_201_324),
+        machine="1xH100",
+        note="sliding, stride 128; 1.27307324 without; the title's 1.24 is a goal; quantization-aware over the last "
+        "15 % by its script, 10 by its text",
+    ),
+)
+
+gold6 = value_embeddings.but(
+    {"train.batch_tokens": 262_144, "score.stride": 2048},
+    base="value_embeddings",
+    why="Eleven layers and small batches, for machines that make few steps (seed 002).",
+    public=figures(
+        "openai/parameter-golf #649",
+        (42, 1.21083708, None),
+        machine="8xH100 (degraded)",
+        note="1.20740615 before quantization, which is the headline",
+    ),
+)
+
+parallel_muon = value_embeddings.but(
+    {
+        "model.block.mlp": LeakyReluSquared(hidden=1536),
+        "model.block.mlp.linear.initial": Orthogonal(),
+        "model.embedding.bigrams": HashedNGrams(buckets=1536, dims=128, initial=Orthogonal()),
+        "model.value_embedding.initial": Orthogonal(),
+        "train.steps": 9000,
+        "train.optimizers.embedding.bigrams.projection.weight": AdamW(lr=0.025, weight_decay=0.04),
+        "train.optimizers.value_embedding.projection.weight": AdamW(lr=0.025, weight_decay=0.04),
+        "compress.quantizers.matrix": Gptq(of=Rows(bits=6, scale=BestPercentile(floor="absolute"))),
+        "compress.coding": Packed(codec=Lzma(extreme=False)),
+        "score.adaptation": ChunkSGD(sgd=SGD(lr=0.002)),
+    },
+    base="value_embeddings",
+    why="Leaky relu-squared, Parallel Muon, training on each scored chunk; seed 000 builds on it.",
+    public=(
+        *figures(
+            "openai/parameter-golf #593",
+            (1337, 1.11705692, 15_962_990),
+            (2025, 1.11674, 15_901_230),
+            (2024, 1.11733, 15_994_746),
+            note="seed 1337: 1.11709513 without test-time training",
+        ),
+        *figures(
+            RECORDS + "2026-03-23_LeakyReLU_LegalTTT_ParallelMuon",
+            (1337, 1.11923, 15_977_386),
+            (42, 1.12002, 15_876_510),
+            (2025, 1.11889, 15_990_006),
+            note="the same settings, but a search for the clip where #593 has GPTQ",
+        ),
+    ),
+)

@@ -1,0 +1,1 @@
+"""Reading results, and showing them."""

@@ -1,0 +1,213 @@
+"""What a run shows on a terminal while it works.
+
+Nothing here goes to standard output, which carries the result.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+from caddie.report.tables import number, printable
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+SHORTEST_GAP = 2.0
+"""Least seconds between two plain lines, but for the last."""
+LONGEST_GAP = 60.0
+"""Seconds after which a plain line comes even if progress has not reached the next tenth."""
+
+
+def clock(seconds: float) -> str:
+    """`0:35`, `12:05` or `3:10:00`."""
+    if not math.isfinite(seconds):
+        return "-:--"
+    minutes, rest = divmod(round(max(seconds, 0.0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def start_line(event: Mapping[str, Any]) -> str:
+    """What the rehearsal chose, from the `start` event of the log."""
+    threads = "1 thread" if event["threads"] == 1 else f"{event['threads']} threads"
+    compiled = "compiled" if event["compiled"] else "not compiled"
+    graphs = ", CUDA graphs" if event.get("cuda_graphs") else ""
+    attention = f", attention by {event['attention']}" if event["attention"] else ""
+    return f"{event['precision']}, {threads}, {compiled}{graphs}{attention}"
+
+
+def step_line(event: Mapping[str, Any]) -> str:
+    """Step, loss, bits per byte if the event has an estimate, speed and time left, from a `step` event of the log."""
+    progress, seconds = event["progress"], event["seconds"]
+    left = seconds * (1.0 - progress) / progress if progress > 0 else math.nan
+    fields = [f"step {event['step']:,}", f"loss {number(event['loss'], '.4f')}"]
+    if event.get("bits_per_byte") is not None:
+        fields.append(f"{event['bits_per_byte']:.4f} bpb")
+    fields.append(f"{number(event['tokens_per_second'], ',.0f')} tokens/s")
+    return "  ".join([*fields, f"{clock(left)} left"])
+
+
+def tokens_line(done: int, total: int, seconds: float) -> str:
+    """Tokens done, speed and time left."""
+    speed = done / seconds if seconds > 0 else math.nan
+    left = (total - done) / speed if done and speed > 0 else math.nan
+    return f"{done:,} of {total:,} tokens  {number(speed, ',.0f')} tokens/s  {clock(left)} left"
+
+
+class Display:
+    """The running commentary: a live bar on a terminal, a few plain lines elsewhere, nothing if quiet.
+
+    A context manager, so that an exception or Ctrl-C gives the terminal its cursor back.
+    """
+
+    def __init__(
+        self, quiet: bool = False, stream: TextIO | None = None, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.stream = stream if stream is not None else sys.stderr
+        self.quiet = quiet or self.stream is None  # as after `2>&-`, where print would take standard output
+        self.now = now
+        self._live: Progress | None = None
+        self._task: TaskID | None = None
+        self._file: TaskID | None = None
+        self._last_half = -1
+        self._phase = ""
+        self._began = now()
+        self._last_step = ""
+        self._last_line = -math.inf
+        self._last_tenth = -1
+
+    def __enter__(self) -> Self:
+        self._live = None if self.quiet else _live(self.stream)
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live is None:
+            return
+        try:
+            self._end_phase()
+        finally:
+            self._live.stop()
+            self._live = None
+
+    def note(self, text: str) -> None:
+        """One line that stays."""
+        line = printable(text)
+        if self._live is not None:
+            self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        elif not self.quiet:
+            print(line, file=self.stream, flush=True)
+
+    def phase(self, name: str) -> None:
+        """Say that the work called `name` begins."""
+        if self._live is not None:
+            self._end_phase()
+            self._task = self._live.add_task(printable(name), total=None, text="")
+        else:
+            self.note(name)
+        self._phase, self._began, self._last_step = name, self.now(), ""
+        self._last_line, self._last_tenth = -math.inf, -1
+
+    def start(self, event: Mapping[str, Any]) -> None:
+        """Show what the rehearsal chose, from a `start` event of the log."""
+        self.note(start_line(event))
+
+    def step(self, event: Mapping[str, Any]) -> None:
+        """Show a `step` event of the log; off a terminal, only at each tenth of the budget or once a minute."""
+        if not self.quiet:
+            self._show(event["progress"], step_line(event))
+
+    def forecast(self, event: Mapping[str, Any]) -> None:
+        """Show a `forecast` event of the log; off a terminal at the beginning, in the middle and at the end."""
+        size, cap, half = event["file_bytes"], event["cap_bytes"], int(2 * event["progress"])
+        line = f"file about {size / 1e6:.2f} of {cap / 1e6:.2f} MB"
+        line += f" · quantization about {event['gap_bits_per_byte']:+.4f} bpb"
+        if self._live is not None:
+            if self._file is None:
+                self._file = self._live.add_task("file", total=None, text="")
+            self._live.update(self._file, total=cap, completed=size, text=line)
+        elif half > self._last_half:
+            self.note(f"      {line}")
+        self._last_half = half
+
+    def tokens(self, done: int, total: int) -> None:
+        """Show how many of the tokens of this phase are done."""
+        if not self.quiet and total:
+            self._show(done / total, tokens_line(done, total, self.now() - self._began))
+
+    def runs(self, over: int, total: int, line: str) -> None:
+        """Show how many of a study's runs are over, and what came of the last."""
+        text = f"{over} of {total} runs  {line}"
+        if self._live is not None:
+            self._show(over / total, text)
+        else:
+            self.note(text)
+
+    def doing(self, line: str) -> None:
+        """Show what this phase is at; off a terminal at most one line in two seconds."""
+        self._last_step = line = printable(line)
+        if self._live is not None and self._task is not None:
+            self._live.update(self._task, text=line)
+        elif self._live is None and not self.quiet and self.now() - self._last_line >= SHORTEST_GAP:
+            self._last_line = self.now()
+            print(f"      {line}", file=self.stream, flush=True)
+
+    def _show(self, progress: float, line: str) -> None:
+        self._last_step = line
+        if self._live is not None:
+            if self._task is None:
+                self._task = self._live.add_task("train", total=None, text="")
+            self._live.update(self._task, total=1.0, completed=progress, text=line)
+        elif self._is_due(progress):
+            print(f"{progress:4.0%}  {line}", file=self.stream, flush=True)
+
+    def _is_due(self, progress: float) -> bool:
+        now, tenth = self.now(), int(progress * 10 + 1e-9)
+        gap = now - self._last_line
+        ends = progress >= 1.0 and self._last_tenth < 10
+        if not (ends or (gap >= SHORTEST_GAP and tenth > self._last_tenth) or gap >= LONGEST_GAP):
+            return False
+        self._last_line, self._last_tenth = now, max(tenth, self._last_tenth)
+        return True
+
+    def _end_phase(self) -> None:
+        if self._live is None or self._task is None:
+            return
+        self._live.remove_task(self._task)
+        if self._file is not None:
+            self._live.remove_task(self._file)
+            self._file = None
+        self._live.refresh()
+        self._task = None
+        line = f"{self._phase or 'train':<9}{self.now() - self._began:8,.1f} s"
+        self.note(f"{line}   {self._last_step.rpartition('  ')[0]}".rstrip())
+
+
+def _live(stream: TextIO) -> Progress | None:
+    if not stream.isatty():
+        return None
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    console = Console(file=stream)
+    if not console.is_interactive:
+        return None
+    return Progress(
+        TextColumn("{task.description}", markup=False, style="bold"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.fields[text]}", markup=False),
+        console=console,
+        expand=True,
+        transient=True,
+        refresh_per_second=2,  # every redraw takes the interpreter from training
+        redirect_stdout=False,  # standard output carries the result and may be a file
+        redirect_stderr=stream is sys.stderr,
+    )

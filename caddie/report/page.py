@@ -1,0 +1,363 @@
+"""The page of a run: `result.json` and `log.jsonl` turned into one HTML file that needs no network and no script.
+
+Every value a page shows passes through the template's escaping, and every length is a percentage from 0 to 100, so
+no content of a run folder can break the page out of its layout.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from caddie.config import show
+from caddie.errors import UserError
+from caddie.files import replacing
+from caddie.report.charts import Tick, curve_chart, decimal, is_finite, loss_chart, nice_ticks, percent
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
+
+VERSION = 1
+"""The version of `result.json` that this module reads."""
+OPEN_BARS = 12
+"""Bars of a long list that are shown before the rest is folded away."""
+_STAGES = (
+    ("Trained", "plain", "trained_plain"),
+    ("Averaged", "plain", "averaged_plain"),
+    ("Quantized, packed", "plain", "quantized_plain"),
+    ("Quantized, packed", "sliding", "quantized_sliding"),
+    ("Quantized, packed", "adaptive", "quantized_adaptive"),
+)
+_PARTS = {
+    "weights": "Weights",
+    "tokenizer": "Tokenizer",
+    "config": "Model config",
+    "manifest": "Manifest",
+    "source": "Source code",
+    "container": "Container overhead",
+}
+_PHASE_COLORS = (5, 1, 0, 3, 4, 2)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One line of a bar list: a label, a figure as text, and a length in percent."""
+
+    label: str
+    text: str | None
+    at: float | None
+    detail: str = ""
+    mark: int = 0
+
+
+def write_report(folder: Path) -> Path:
+    """Write `report.html` beside the `result.json` and `log.jsonl` of `folder`, and return its path."""
+    folder = Path(folder)
+    with understood(folder / "result.json", "a report"):
+        page = render(read_scored(folder / "result.json"), read_steps(folder / "log.jsonl"))
+    path = folder / "report.html"
+    with replacing(path) as temporary:
+        temporary.write_text(page, encoding="utf-8", errors="replace")
+    return path
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """The result at `path`, or a `UserError`."""
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"no {path}; a report is made from the folder of a finished run") from None
+    except (UnicodeDecodeError, ValueError, RecursionError):
+        raise UserError(f"{path} is not JSON; run the recipe again") from None
+    version = result.get("version") if isinstance(result, dict) else None
+    if version != VERSION:
+        raise UserError(f"{path} has version {show(version)}, this program reads {VERSION}; run the recipe again")
+    if not isinstance(result.get("recipe"), str):
+        raise UserError(f"{path} names no recipe; run the recipe again")
+    return dict(result)
+
+
+def read_scored(path: Path) -> dict[str, Any]:
+    """The result at `path`, which must hold a finite score."""
+    result = read_result(path)
+    if not is_finite(result.get("bits_per_byte")):
+        raise UserError(f"{path} holds no score: bits_per_byte must be a finite number; run the recipe again")
+    return result
+
+
+@contextmanager
+def understood(path: Path, reader: str) -> Iterator[None]:
+    """Whatever the block cannot make of the result at `path`, which someone may have edited, is a `UserError`."""
+    from jinja2 import UndefinedError
+
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, UndefinedError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"{path} lacks what {reader} needs ({type(error).__name__}: {error}); run the recipe again"
+        ) from None
+
+
+def read_steps(path: Path) -> list[dict[str, Any]]:
+    """The `step` events of a log in order; what a resumed run did again replaces what it did before."""
+    steps: list[dict[str, Any]] = []
+    if not path.exists():
+        return steps
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            try:
+                event = json.loads(line)
+            except (ValueError, RecursionError):
+                continue  # a killed run leaves its last line unfinished
+            if isinstance(event, dict) and event.get("event") == "step" and isinstance(event.get("step"), int):
+                while steps and steps[-1]["step"] >= event["step"]:
+                    steps.pop()
+                steps.append(event)
+    return steps
+
+
+def render(result: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> str:
+    """The page as text."""
+    return template("report/report.html.jinja").render(
+        result=result,
+        head=_head(result),
+        line=_line(result),
+        beside=_beside(result),
+        chart=loss_chart(steps),
+        parts=_shares({_PARTS.get(k, k): v for k, v in (pick(result, "ledger", "parts") or {}).items()}, ",d"),
+        phases=_shares({k.capitalize(): v for k, v in _phases(result).items()}, ",.1f", _PHASE_COLORS),
+        by_bytes=_tensors(result, "bytes", ",d"),
+        by_error=_tensors(result, "relative_error", ".5f"),
+        by_loss=_tensors(result, "predicted_bits_per_byte", ".6f"),
+        compression=_compression(result),
+        total_seconds=number(pick(result, "seconds", "total"), ",.1f"),
+        settings=[(path, setting(value)) for path, value in (result.get("diff") or {}).items()],
+        policies=_policies(result),
+        public=_public(result),
+        fact=lambda path, form="": _fact(pick(result, *path.split(".")), form),
+        open_bars=OPEN_BARS,
+    )
+
+
+def template(name: str) -> Template:
+    """One of the package's templates: it escapes every value, and a variable that is not given is an error."""
+    return _environment().get_template(name)
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader("caddie", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
+    )
+
+
+def pick(value: Any, *path: str) -> Any:
+    """What lies at `path` in nested mappings, or `None`."""
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def number(value: float | None, form: str) -> str | None:
+    """`value` in a format, `None` if it was not measured; what is not finite says so."""
+    if value is None:
+        return None
+    return format(int(value) if form.endswith("d") else value, form) if math.isfinite(value) else "not finite"
+
+
+def setting(value: object) -> str:
+    """A value of a diff for people: `Warmdown(fraction=0.5)` where JSON has a mapping with a `kind`."""
+    if isinstance(value, Mapping) and "kind" in value:
+        inside = ", ".join(f"{name}={setting(held)}" for name, held in value.items() if name != "kind")
+        return f"{value['kind']}({inside})"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(setting, value)) + "]"
+    return show(value)
+
+
+def _shown(value: object) -> object:
+    if value is None:
+        return "not measured"
+    if type(value) is str:  # not Markup, which the template made itself
+        return "".join(c if (c >= " " and not "\x7f" <= c < "\xa0") or c in "\n\t" else "\ufffd" for c in value)
+    return value
+
+
+def _head(result: Mapping[str, Any]) -> dict[str, Any]:
+    size, cap = result.get("artifact_bytes"), result.get("cap_bytes")
+    training, scores = result.get("training"), result.get("scores") or {}
+    way = next((way for way in ("adaptive", "sliding") if scores.get(f"quantized_{way}")), "plain")
+    facts = [
+        (number(pick(training, "parameters"), ",d"), "parameters"),
+        (number(pick(training, "steps"), ",d"), "steps"),
+        (number(pick(training, "tokens"), ",d"), "tokens"),
+        (number(pick(result, "seconds", "train"), ",.1f"), "seconds of training"),
+    ]
+    return {
+        "way": way,
+        "bits": number(result.get("bits_per_byte"), ".4f"),
+        "plain": number(pick(result, "scores", "quantized_plain", "bits_per_byte"), ".4f"),
+        "score": f"scores.quantized_{way}.",
+        "bytes": number(size, ",d"),
+        "cap": number(cap, ",d"),
+        "width": percent(size, 0, cap or 0),
+        "share": number(100 * size / cap, ".1f") if size is not None and cap else None,
+        "over": result.get("under_cap") is False,
+        "verified": {True: "yes", False: "no"}.get(result.get("verified")),  # type: ignore[arg-type]
+        "facts": [
+            *(f"{text} {name}" for text, name in facts if text is not None),
+            *([str(result["device"])] if result.get("device") else []),
+            *([f"seed {result['seed']}"] if result.get("seed") is not None else []),
+        ],
+    }
+
+
+def _line(result: Mapping[str, Any]) -> dict[str, Any] | None:
+    values = [pick(result, "scores", key, "bits_per_byte") for _, _, key in _STAGES]
+    finite = [value for value in values if is_finite(value)]
+    if not finite:
+        return None
+    ticks = nice_ticks(min(finite), max(finite), 4)
+    low, high = ticks[0], ticks[-1]
+    digits = max(len(f"{tick:.10g}".partition(".")[2]) for tick in ticks)
+    rows, before = [], None
+    result_row = max(index for index, value in enumerate(values) if is_finite(value))
+    for index, ((stage, way, _), value) in enumerate(zip(_STAGES, values, strict=True)):
+        if way == "adaptive" and value is None:
+            continue  # most recipes learn nothing while they are scored
+        change, at = "", None
+        if is_finite(value):
+            change = f"{value - before:+.4f}".replace("-", "\u2212") if before is not None else ""
+            before, at = value, percent(value, low, high)
+        bar = Bar(stage, number(value, ".4f"), at, change, int(index == result_row))
+        rows.append({"stage": stage, "way": way, "bar": bar})
+    marks = [Tick(percent(tick, low, high), f"{tick:.{digits}f}") for tick in ticks]
+    return {"rows": rows, "ticks": marks, "low": marks[0].label, "high": marks[-1].label}
+
+
+def _beside(result: Mapping[str, Any]) -> list[Bar]:
+    entries = [
+        (f"This artifact, {way}", pick(result, "scores", f"quantized_{way}", "bits_per_byte"), 1)
+        for way in ("adaptive", "sliding", "plain")
+    ]
+    entries += [(name, pick(entry, "bits_per_byte"), 0) for name, entry in (result.get("compressors") or {}).items()]
+    known = sorted((value, name, mark) for name, value, mark in entries if is_finite(value))
+    longest = known[-1][0] if known else 0.0
+    return [Bar(name, number(value, ".4f"), percent(value, 0.0, longest), mark=mark) for value, name, mark in known]
+
+
+def _phases(result: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in (result.get("seconds") or {}).items() if name != "total"}
+
+
+def _shares(values: Mapping[str, Any], form: str, colors: Sequence[int] = range(6)) -> list[Bar]:
+    total = math.fsum(value for value in values.values() if is_finite(value))
+    shares = {name: percent(value, 0, total) for name, value in values.items()}
+    return [
+        Bar(
+            name, number(value, form), shares[name], _share(shares[name]) if is_finite(value) else "", colors[index % 6]
+        )
+        for index, (name, value) in enumerate(values.items())
+    ]
+
+
+def _share(share: float) -> str:
+    return f"{share:.1f} %" if share >= 0.05 or share == 0 else "< 0.1 %"
+
+
+def _tensors(result: Mapping[str, Any], key: str, form: str) -> list[Bar]:
+    known = [entry for entry in result.get("tensors") or [] if isinstance(entry.get(key), (int, float))]
+    known.sort(key=lambda entry: -entry[key] if is_finite(entry[key]) else -math.inf)
+    longest = max((entry[key] for entry in known if is_finite(entry[key])), default=0.0)
+    return [
+        Bar(
+            str(entry.get("name")),
+            number(entry[key], form),
+            percent(entry[key], 0, longest) if is_finite(entry[key]) else 100.0,
+            " ".join([" × ".join(map(str, entry.get("shape") or [])), str(entry.get("quantizer") or "")]).strip()
+            + (_per_weight(entry) if key == "bytes" else ""),
+        )
+        for entry in known
+    ]
+
+
+def _per_weight(entry: Mapping[str, Any]) -> str:
+    size, count = entry["bytes"], entry.get("parameters")
+    return f", {8 * size / count:.2f} bits per weight" if is_finite(size) and is_finite(count) and count else ""
+
+
+def _compression(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What rounding costs, by prediction and by measurement, and what other sizes would cost."""
+    found = result.get("compression") or {}
+    step, more, fewer = (found.get(f"step_{name}") for name in ("bytes", "more_bits_per_byte", "fewer_bits_per_byte"))
+    worth = None
+    if is_finite(step) and is_finite(more) and is_finite(fewer):
+        worth = (
+            f"{step:,.0f} bytes more would lower the predicted loss by {decimal(-more)} bits per byte; "
+            f"{step:,.0f} fewer would raise it by {decimal(fewer)}."
+        )
+    return {
+        "chart": curve_chart(found, result.get("artifact_bytes"), result.get("cap_bytes")),
+        "worth": worth,
+        "facts": [
+            ("Bits per weight", number(found.get("bits_per_weight"), ".2f")),
+            ("Predicted loss", number(found.get("predicted_bits_per_byte"), ".4f")),
+            ("Measured loss", number(found.get("measured_bits_per_byte"), ".4f")),
+        ],
+    }
+
+
+def _policies(result: Mapping[str, Any]) -> dict[str, Any]:
+    entries, rows = result.get("policies") or [], []
+    for entry in entries:
+        cells = [_held(entry.get("bytes"), entry.get("cap_bytes"), ",d")]
+        for clock in (entry.get("training"), entry.get("evaluation")):
+            cells.append(_held(pick(clock, "seconds"), pick(clock, "budget_seconds"), ",.1f"))
+        rows.append({"name": entry.get("name"), "why": entry.get("why"), "cells": cells})
+    machines = dict.fromkeys(str(entry["hardware"]) for entry in entries if entry.get("hardware"))
+    return {"rows": rows, "machines": ", ".join(machines)}
+
+
+def _held(value: float | None, limit: float | None, form: str) -> dict[str, Any]:
+    """A figure, what it is held against, and whether it is over that."""
+    if limit is None:
+        return {"figure": number(value, form), "limit": "no limit", "over": False}
+    over = value is not None and value > limit
+    said = f"{number(value - limit, form)} over" if over and value else f"of {number(limit, form)}"
+    return {"figure": number(value, form), "limit": said.removesuffix(".0"), "over": over}  # of 600, not of 600.0
+
+
+def _public(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "label": entry.get("label"),
+            "bits": number(entry.get("bits_per_byte"), ".4f"),
+            "bytes": number(entry.get("artifact_bytes"), ",d"),
+            "note": entry.get("note") or "",
+            "source": str(entry.get("source") or ""),
+        }
+        for entry in result.get("public") or []
+    ]
+
+
+def _fact(value: Any, form: str) -> object:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{_fact(item, form)} {name}" for name, item in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return number(value, form) if form and isinstance(value, (int, float)) else value

@@ -1,0 +1,1 @@
+"""Recipe and text to a scored file and its result."""

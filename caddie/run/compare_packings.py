@@ -1,0 +1,287 @@
+"""One run packed in many ways: what each quantizer and coding makes of the same weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from caddie.data.corpus import Corpus
+from caddie.model import Model, build
+from caddie.model.parameters import assign
+from caddie.pack import container
+from caddie.pack.calibrate import TrainingText
+from caddie.pack.candidates import Draft, Drafts
+from caddie.pack.codecs import Lzma, Stored, Zlib, Zstd
+from caddie.pack.coding import ArrayCodec, Coders, EntropyModel, Packed, Smallest, decode
+from caddie.pack.compress import Readers
+from caddie.pack.container import Section
+from caddie.pack.decompress import LENGTH_BYTES, PREFIX
+from caddie.pack.fit import FillCap
+from caddie.pack.quantize import BestPercentile, Float16, Gptq, Quantizer, Rows, SigmaClip, Waterfilling
+from caddie.recipes.recipe import Recipe
+from caddie.report.tables import table
+from caddie.run.result import bits_per_nat
+from caddie.run.run import calibrated, sections_around
+from caddie.run.run_folder import read_run, run_weights
+from caddie.runtime.distributed import local_device
+
+CODINGS: dict[str, ArrayCodec] = {
+    "zlib -9": Packed(codec=Zlib(), shuffle=True),
+    "lzma -9e": Packed(codec=Lzma(), shuffle=True),
+    "zstd -22": Packed(codec=Zstd(), shuffle=True),
+    "brotli -11": Smallest(of=(Packed(shuffle=True), Packed(shuffle=True, columns=True)), also=()),
+    "entropy model": EntropyModel(),
+}
+"""Codings that are compared, by name; Brotli is given rows or columns, whichever it makes shorter."""
+SMALLEST = "smallest"
+"""The shortest stream of all of these for each array, in the time of all of them together."""
+MEASURED_TOKENS = 16_384
+"""Training tokens, beside those of the calibration, that every way is measured on."""
+_BATCH_TOKENS = 4096
+
+Streams = list[list[bytes]]
+"""For each weight its coded arrays."""
+
+_AS_THEY_ARE = Packed(codec=Stored())
+
+
+@dataclass(frozen=True)
+class Way:
+    """A choice of quantizers. With `fills` their steps are moved until the file that this coding makes fills a cap."""
+
+    name: str
+    matrices: Quantizer
+    tables: Quantizer
+    """For embeddings and heads."""
+    fills: str | None = None
+
+    @property
+    def rules(self) -> dict[str, Quantizer]:
+        """Quantizer by role, as in `Compress.quantizers`."""
+        large = {"matrix": self.matrices, "embedding": self.tables, "head": self.tables}
+        return {**large, "gate": Float16(), "scalar": Float16()}
+
+
+_SIX = Gptq(of=Rows(bits=6, scale=SigmaClip(k=12.85)))
+# six bits' steps in eight bits' range, so that finer ones clip nothing
+_FINER, _TABLE = Gptq(of=Rows(scale=SigmaClip(k=12.85 * 127 / 31))), Gptq(of=Rows(scale=SigmaClip(k=20.0)))
+WAYS = (
+    Way("int8, percentile", Rows(), Rows()),
+    Way("int6, five percentiles", Rows(bits=6, scale=BestPercentile()), Rows(scale=BestPercentile())),
+    Way("GPTQ int6, SDClip", _SIX, _TABLE),
+    Way("GPTQ, SDClip", _FINER, _TABLE, fills="brotli -11"),
+    Way("Waterfilling", Waterfilling(), Waterfilling(), fills="entropy model"),
+)
+"""Quantizers that are compared: those of the records with the steps they had, and two that fill the cap."""
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The file that one way and coding make. Losses are what rounding costs, in bits per byte of training text."""
+
+    quantizer: str
+    cap_bytes: int | None
+    """The cap that the steps were fitted to, or none."""
+    fitted_with: str | None
+    """The coding that they were fitted with."""
+    coding: str
+    bytes: int
+    bits_per_weight: float
+    predicted_bits_per_byte: float | None
+    measured_bits_per_byte: float | None
+    encode_seconds: float
+    decode_seconds: float
+
+
+def compare(
+    folder: Path,
+    caps: Sequence[int] = (),
+    phase: Callable[[str], None] = lambda name: None,
+    doing: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Every way of packing the run in `folder`, for each of the caps, or for the recipe's own.
+
+    No file is written and no held-out text is read: losses are measured on training text that calibration has not
+    seen, and None where there is none. `phase` is told what begins, `doing` what it is at.
+    """
+    recipe, seed, corpus = read_run(folder)
+    weights, caps = run_weights(folder, recipe, corpus), list(caps) or [recipe.compress.cap_bytes]
+    phase("calibrate")
+    packings = []
+    with Coders(torch.get_num_threads()) as coders:
+        bench = _Bench(recipe, corpus, weights, sections_around(recipe, seed, corpus), coders)
+        for way in WAYS:
+            for cap in caps if way.fills else [None]:
+                phase(f"{way.name}, {cap:,} bytes" if cap else way.name)
+                packings += bench.packings(way, cap, doing)
+    return {
+        "run": str(folder),
+        "parameters": sum(weight.numel() for weight in weights.values()),
+        "caps": caps,
+        "measured_tokens": bench.tokens,
+        "unpacked_bits_per_byte": bench.before,
+        "packings": [asdict(packing) for packing in packings],
+    }
+
+
+def summary(facts: Mapping[str, Any]) -> str:
+    """The comparison for people."""
+    rows, before = [], None
+    for one in facts["packings"]:
+        group = one["quantizer"], one["cap_bytes"]
+        name = one["quantizer"] + (f", {one['cap_bytes']:,}" if one["cap_bytes"] else "")
+        losses = [
+            "-" if loss is None else f"{loss:.4f}"
+            for loss in (one["predicted_bits_per_byte"], one["measured_bits_per_byte"])
+        ]
+        seconds = [f"{one[key]:.1f}" for key in ("encode_seconds", "decode_seconds")]
+        coding = one["coding"] + (" *" if one["coding"] == one["fitted_with"] else "")
+        rows.append(["" if group == before else name, coding, one["bytes"], *losses, *seconds])
+        before = group
+    tokens = facts["measured_tokens"]
+    lines = [table(rows, ["quantizer", "coding", "bytes", "predicted", "measured", "enc. s", "dec. s"]), ""]
+    lines.append("Bytes are those of the whole file. predicted and measured are what rounding costs in bits")
+    if tokens:
+        lines.append(f"per byte, on training text; measured on {tokens:,} tokens that calibration has not seen.")
+    else:
+        lines.append("per byte; not measured, for calibration has seen all of the training text.")
+    lines.append("* The steps were fitted to fill the cap with this coding; the others code the same integers.")
+    return "\n".join(lines)
+
+
+class _Bench:
+    """Weights, what is known of their use, and text to measure on."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        corpus: Corpus,
+        weights: Mapping[str, Tensor],
+        around: Callable[[Readers], list[Section]],
+        coders: Coders,
+    ) -> None:
+        self.coders = coders
+        self.around, self.bos, self.per_nat = around, corpus.manifest.tokenizer.bos, bits_per_nat(corpus)
+        self.calibrations = calibrated(recipe, weights, corpus)
+        self.weights = weights
+        self.model = build(recipe.model, 0, local_device())
+        self.rows = _unseen(recipe, corpus, self.model)
+        self.tokens = sum(ids.numel() for ids in self.rows)
+        self.before = self._bits_per_byte(weights)
+
+    def packings(self, way: Way, cap: int | None, doing: Callable[[str], None]) -> list[Packing]:
+        """What each coding makes of one way."""
+        rules, quantizers = way.rules, assign(way.rules, self.model, "quantizers")
+        around = self.around({rule: quantizer.reader for rule, quantizer in rules.items()})
+
+        def file_bytes(sections: list[Section]) -> int:
+            return len(container.pack([*around, *sections]))
+
+        drafted = count(1)
+        drafts = Drafts(
+            self.weights,
+            self.calibrations,
+            CODINGS[way.fills] if way.fills else _AS_THEY_ARE,
+            file_bytes,
+            lambda draft: doing(f"draft {next(drafted)}: {draft.file_bytes:,} bytes"),
+            self.coders,
+        )
+        draft = drafts.make(quantizers) if cap is None else FillCap().fit(drafts, quantizers, cap).draft
+        predicted = None if draft.predicted_loss is None else draft.predicted_loss * self.per_nat
+        after = self._bits_per_byte({name: stored.restored for name, stored in draft.weights.items()})
+        measured = None if after is None or self.before is None else after - self.before
+        tried: dict[str, Streams] = {}
+        seconds: dict[str, float] = {}
+        for name, coding in CODINGS.items():
+            doing(name)
+            begin = time.perf_counter()
+            tried[name] = _encoded(draft, coding)
+            seconds[name] = time.perf_counter() - begin
+        tried[SMALLEST] = [
+            [min(same, key=len) for same in zip(*each, strict=True)] for each in zip(*tried.values(), strict=True)
+        ]
+        seconds[SMALLEST] = sum(seconds.values())
+        found = []
+        for name, streams in tried.items():
+            begin = time.perf_counter()
+            _decode(draft, streams)
+            decoded = time.perf_counter() - begin
+            sections = _sections(draft, streams)
+            weight_bits = 8 * sum(len(section.data) for section in sections)
+            found.append(
+                Packing(
+                    quantizer=way.name,
+                    cap_bytes=cap,
+                    fitted_with=way.fills,
+                    coding=name,
+                    bytes=file_bytes(sections),
+                    bits_per_weight=weight_bits / sum(weight.numel() for weight in self.weights.values()),
+                    predicted_bits_per_byte=predicted,
+                    measured_bits_per_byte=measured,
+                    encode_seconds=seconds[name],
+                    decode_seconds=decoded,
+                )
+            )
+        return found
+
+    @torch.no_grad()
+    def _bits_per_byte(self, weights: Mapping[str, Tensor]) -> float | None:
+        """Of the text to measure on, at the bytes per token of all training text; None without any."""
+        if not self.rows:
+            return None
+        self.model.load_state_dict(dict(weights))
+        nats = torch.zeros((), dtype=torch.float64)
+        for ids in torch.split(torch.cat(self.rows), max(1, _BATCH_TOKENS // self.rows[0].shape[1])):
+            logits = self.model(ids, ids == self.bos)[:, :-1]
+            nats += F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten().long(), reduction="sum").double().cpu()
+        return float(nats) / sum(ids[:, 1:].numel() for ids in self.rows) * self.per_nat
+
+
+def _unseen(recipe: Recipe, corpus: Corpus, model: Model) -> list[Tensor]:
+    """Rows of training text, each (1, length), that calibration does not use; none where it uses all."""
+    text, split, length = recipe.compress.calibration, corpus.manifest.train, recipe.score.sequence_length
+    assert split is not None
+    shards = corpus.train_shards()
+
+    def rows(text: TrainingText) -> list[Tensor]:
+        return [*text.batches(model, shards, length=length, bos=corpus.manifest.tokenizer.bos)]
+
+    # Counted, for calibration reads whole batches: fewer tokens than it is asked to, or one batch that has more.
+    used = sum(ids.numel() for ids in rows(text)) if isinstance(text, TrainingText) else 0
+    tokens = min(MEASURED_TOKENS, split.tokens - used - 2 * length * len(shards))
+    if tokens < length:
+        return []
+    text = text if isinstance(text, TrainingText) else TrainingText()
+    return rows(text.but(tokens=used + tokens, batch_tokens=length))[used // length :]
+
+
+def _encoded(draft: Draft, coding: ArrayCodec) -> Streams:
+    """All arrays in this coding."""
+    return [
+        [coding.encode(stored.arrays[key]) for key in stored.quantizer.layout(tuple(stored.restored.shape))]
+        for stored in draft.weights.values()
+    ]
+
+
+def _sections(draft: Draft, streams: Streams) -> list[Section]:
+    """The artifact's sections of weights, as `decompress` reads them."""
+    return [
+        Section(PREFIX + name, b"".join(len(stream).to_bytes(LENGTH_BYTES, "little") + stream for stream in found))
+        for name, found in zip(draft.weights, streams, strict=True)
+    ]
+
+
+def _decode(draft: Draft, streams: Streams) -> None:
+    """Decode all arrays, for the time it takes."""
+    for stored, found in zip(draft.weights.values(), streams, strict=True):
+        layout = stored.quantizer.layout(tuple(stored.restored.shape))
+        for stream, (dtype, shape) in zip(found, layout.values(), strict=True):
+            decode(stream, dtype, shape)

@@ -1,0 +1,204 @@
+"""Which corpus is meant: by a recipe and a text, by an artifact to be scored, by `caddie data`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
+
+from caddie.data.corpus import DOCUMENTS, MANIFEST, Corpus, is_corpus
+from caddie.data.prepare import OWN_SHARDS, prepare, prepare_validation
+from caddie.data.round_trip_audit import Rule, audit
+from caddie.data.tokenizers import (
+    CaseOps,
+    CaseOpsTokenizer,
+    RawBytes,
+    SentencePieceFile,
+    SentencePieceTokenizer,
+    Tokenizer,
+    TokenizerSource,
+)
+from caddie.errors import UserError
+from caddie.files import replacing
+from caddie.pack import artifact as artifacts
+from caddie.pack.artifact import Artifact
+from caddie.recipes.recipe import Data, Recipe
+from caddie.score import Text
+
+CORPORA = Path("data")
+"""Where texts are prepared, below the working directory."""
+AUDIT_BYTES = 1 << 22
+"""Of held-out documents that the round-trip audit reads, some seconds' worth."""
+Report = Callable[[str], None]
+
+
+def _silent(line: str) -> None:
+    """Say nothing."""
+
+
+def open_corpus(recipe: Recipe, source: str | None, report: Report = _silent, folder: Path | None = None) -> Corpus:
+    """The corpus of a text under the recipe's tokenizer, prepared once and found again afterwards."""
+    _check_whole(source)
+    data = recipe.data
+    folder = folder or _corpus_folder(
+        source, [data.tokenizer.to_json(), recipe.model.vocabulary, data.validation_fraction]
+    )
+    corpus = prepare(
+        source,
+        folder=folder,
+        tokenizer_source=data.tokenizer,
+        vocabulary=recipe.model.vocabulary,
+        validation_fraction=data.validation_fraction,
+        report=report,
+    )
+    vocabulary = corpus.manifest.tokenizer.vocabulary
+    if vocabulary != recipe.model.vocabulary:
+        raise UserError(f"the tokenizer of {corpus.folder} has {vocabulary:,} ids; set model.vocabulary={vocabulary}")
+    corpus.tokenizer()
+    corpus.train_shards()
+    corpus.check_shards("train")
+    corpus.check_shards("validation")
+    return corpus
+
+
+def _check_whole(source: str | None) -> None:
+    """Refuse a corpus that lost its manifest: it would pass for a folder of text, held-out documents and all."""
+    if source is None:
+        return
+    folder = Path(source).expanduser()
+    if not is_corpus(folder) and any(any(folder.glob(name)) for name in OWN_SHARDS):
+        raise UserError(f"{source} is a corpus without its {MANIFEST} or {DOCUMENTS}; prepare the data again")
+
+
+def _corpus_folder(source: str | None, settings: list[object]) -> Path:
+    place = str(Path(source).expanduser().resolve()) if source else "stdlib"
+    digest = hashlib.sha256(json.dumps([place, *settings], sort_keys=True).encode()).hexdigest()[:8]
+    return CORPORA / f"{Path(place).name.split('.')[0] or 'root'}-{digest}"
+
+
+def open_for_scoring(artifact: Artifact, source: str | None, report: Report = _silent) -> Corpus:
+    """The corpus to score an artifact on: one that is proven to hold no document that the artifact was trained on.
+
+    A text is split again as it was for training; unless that gives the very same training documents, nothing is proven
+    and it is refused.
+    """
+    tokenizer, manifest = artifact.tokenizer, artifact.manifest
+    _check_whole(source)
+    if source is not None and is_corpus(Path(source).expanduser()):
+        corpus = Corpus.load(Path(source).expanduser())
+    else:
+        fraction = manifest.validation_fraction or Data().validation_fraction
+        corpus = prepare(
+            source,
+            folder=_corpus_folder(source, [tokenizer.sha256, fraction]),
+            tokenizer_source=_tokenizer_source(tokenizer),
+            vocabulary=tokenizer.vocabulary,
+            validation_fraction=fraction,
+            report=report,
+        )
+    if corpus.manifest.tokenizer.sha256 != tokenizer.sha256:
+        raise UserError(
+            f"{corpus.folder} was tokenized by another tokenizer than the artifact's; "
+            f"make one with: caddie data TEXT --tokenizer {artifact.path} --against CORPUS --out DIR"
+        )
+    trained_on = corpus.manifest.train.document_set_sha256 if corpus.manifest.train else None
+    if trained_on != manifest.train_documents_sha256:
+        raise UserError(
+            "nothing proves that the artifact was not trained on this text; make a corpus that does with: "
+            f"caddie data TEXT --tokenizer {artifact.path} --against TRAINING_CORPUS --out DIR"
+        )
+    corpus.check_disjoint()
+    corpus.check_shards("validation")
+    return corpus
+
+
+def _tokenizer_source(tokenizer: Tokenizer) -> TokenizerSource:
+    data = tokenizer.serialize()
+    if not data:
+        return RawBytes()
+    path = CORPORA / "tokenizers" / f"{tokenizer.sha256[:16]}.model"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            temporary.write_bytes(data)
+    model = SentencePieceFile(path=str(path))
+    return CaseOps(of=model) if isinstance(tokenizer, CaseOpsTokenizer) else model
+
+
+def text_of(corpus: Corpus) -> Text:
+    """The held-out text of a corpus, counted again, as the scorer takes it."""
+    corpus.check_counts()
+    split = corpus.manifest.validation
+    return Text(
+        tokens=corpus.validation_tokens(),
+        bos=corpus.manifest.tokenizer.bos,
+        source_bytes=split.source_bytes,
+        normalized_bytes=split.normalized_bytes,
+        table_bytes=split.table_bytes,
+    )
+
+
+def describe(corpus: Corpus) -> str:
+    """The corpus in one line: how much, and what its tokenizer loses."""
+    manifest = corpus.manifest
+    train_bytes = manifest.train.source_bytes if manifest.train else 0
+    trip = manifest.tokenizer.round_trip
+    if trip is None:
+        counted_by = "the contest's table" if manifest.byte_source == "table" else "the tokens"
+        kept = f"bytes by {counted_by} (no text)"
+    elif trip.changed_documents:
+        rules = sum(rule.lossy for rule in audit(corpus.tokenizer()))
+        kept = (
+            f"lossy tokenizer: {rules} rules, {trip.changed_documents:,} of {trip.documents:,} documents change,"
+            f" their length by {trip.decoded_bytes - trip.source_bytes:+,} bytes"
+        )
+    else:
+        kept = "lossless tokenizer"
+    return f"{manifest.name}: {train_bytes:,} bytes to train on, {manifest.validation.source_bytes:,} held out; {kept}"
+
+
+def audit_corpus(corpus: Corpus) -> list[Rule]:
+    """The round-trip audit of a corpus's tokenizer, on the first `AUDIT_BYTES` of held-out text where that is known."""
+    documents = corpus.validation_documents() if corpus.manifest.byte_source == "documents" else []
+    begins = accumulate(map(len, documents), initial=0)
+    return audit(
+        corpus.tokenizer(), [text for text, begin in zip(documents, begins, strict=False) if begin < AUDIT_BYTES]
+    )
+
+
+def make_corpus(
+    source: str | None,
+    recipe: Recipe,
+    *,
+    tokenizer: str | None,
+    against: str | None,
+    out: str | None,
+    report: Report,
+) -> Corpus:
+    """The corpus that `caddie data` is asked for: split as the recipe says, or held out whole against another corpus.
+
+    `tokenizer` names an artifact or a SentencePiece model to take in place of the recipe's.
+    """
+    if against is not None:
+        other = Corpus.load(Path(against))
+        given = _given_tokenizer(Path(tokenizer)) if tokenizer else other.tokenizer()
+        folder = Path(out) if out else _corpus_folder(source, [given.sha256, against])
+        return prepare_validation(source, folder=folder, tokenizer=given, against=other, report=report)
+    if tokenizer is not None:
+        given = _given_tokenizer(Path(tokenizer))
+        diff = {"model.vocabulary": given.vocabulary, "data.tokenizer": _tokenizer_source(given)}
+        recipe = recipe.but(diff)
+    return open_corpus(recipe, source, report, Path(out) if out else None)
+
+
+def _given_tokenizer(path: Path) -> Tokenizer:
+    if path.suffix == ".model":
+        try:
+            return SentencePieceTokenizer(path.read_bytes())
+        except OSError as error:
+            raise UserError(f"{path}: cannot read the tokenizer ({error.strerror})") from None
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+    return artifacts.load(path).tokenizer

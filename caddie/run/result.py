@@ -1,0 +1,184 @@
+"""What a run found, as the one document that every report reads (`docs/result.md`)."""
+
+from __future__ import annotations
+
+import math
+import platform
+import subprocess
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from caddie.config import plain
+from caddie.data.corpus import MANIFEST, Corpus, file_sha256
+from caddie.inference.sample import sample
+from caddie.pack.artifact import Artifact
+from caddie.pack.compress import Compressed
+from caddie.pack.source_bundle import describe_source
+from caddie.recipes.catalog import shipped
+from caddie.recipes.recipe import Recipe
+from caddie.report.units import convert
+from caddie.runtime.distributed import Ranks
+from caddie.train.loop import Trained
+
+VERSION = 1
+_STEEPEST = 50.0
+
+
+def describe_run(
+    recipe: Recipe, corpus: Corpus, trained: Trained, compressed: Compressed, artifact: Artifact, ranks: Ranks
+) -> dict[str, Any]:
+    """The document of a run, but for its scores, its seconds and what follows from them, such as its policies."""
+    manifest = corpus.manifest
+    assert manifest.train is not None
+    held_out = manifest.validation.source_bytes
+    base = shipped().get(recipe.base or "")
+    diff = base.settings.diff(recipe.settings) if base else {}
+    compressors = manifest.validation_compressors
+    per_nat = bits_per_nat(corpus)
+    return {
+        "version": VERSION,
+        "recipe": recipe.name,
+        "why": recipe.why,
+        "base": recipe.base,
+        "key": recipe.sha256[:8],
+        "diff": {path: plain(value) for path, value in diff.items()},
+        "artifact_bytes": artifact.file_bytes,
+        "cap_bytes": recipe.compress.cap_bytes,
+        "under_cap": artifact.file_bytes <= recipe.compress.cap_bytes,
+        "byte_source": manifest.byte_source,
+        "compressors": compressors
+        and {name: {"bytes": size, "bits_per_byte": 8 * size / held_out} for name, size in compressors.items()},
+        "ledger": {"file_bytes": artifact.file_bytes, "parts": artifact.ledger},
+        "source": describe_source(),
+        "tensors": [
+            {
+                "name": tensor.name,
+                "role": tensor.role,
+                "shape": list(tensor.shape),
+                "quantizer": f"{type(tensor.quantizer).__name__}",
+                "bytes": artifact.tensor_bytes[tensor.name],
+                "parameters": math.prod(tensor.shape),
+                "relative_error": tensor.relative_error,
+                "predicted_bits_per_byte": _times(tensor.predicted_loss, per_nat),
+            }
+            for tensor in compressed.tensors
+        ],
+        "compression": describe_compression(compressed, artifact, corpus),
+        "training": {
+            "steps": trained.steps,
+            "tokens": trained.tokens,
+            "tokens_per_second": trained.tokens / max(trained.seconds, 1e-9),
+            "parameters": recipe.parameters,
+            "final_loss": trained.final_loss,
+            "threads": trained.threads,
+            "cpu_share": trained.cpu_share,
+            "peak_bytes": trained.peak_bytes,
+        },
+        "sample": sample(artifact).decode("utf-8", "replace"),
+        "device": device_name(ranks.device, trained.threads),
+        "precision": trained.precision,
+        "world": ranks.world,
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("caddie", "torch", "numpy")},
+        },
+        "code": commit(),
+        "sha256": {
+            "corpus": file_sha256(corpus.folder / MANIFEST),
+            "train_documents": manifest.train.document_set_sha256,
+            "validation_documents": manifest.validation.document_set_sha256,
+            "tokenizer": manifest.tokenizer.sha256,
+            "recipe": recipe.sha256,
+            "artifact": artifact.sha256,
+        },
+        "corpus": {
+            "name": manifest.name,
+            "documents": {"train": manifest.train.documents, "validation": manifest.validation.documents},
+            "tokens": {"train": manifest.train.tokens, "validation": manifest.validation.tokens},
+            "source_bytes": {"train": manifest.train.source_bytes, "validation": held_out},
+            "lossless": manifest.tokenizer.round_trip is not None
+            and not manifest.tokenizer.round_trip.changed_documents,
+            "changed_documents": manifest.tokenizer.round_trip and manifest.tokenizer.round_trip.changed_documents,
+            "duplicates_removed": manifest.duplicates_removed,
+        },
+        "public": [asdict(figure) for figure in recipe.public],
+    }
+
+
+def bits_per_nat(corpus: Corpus) -> float:
+    """Bits per byte of the training text that one nat per token of it is."""
+    split = corpus.manifest.train
+    assert split is not None
+    return convert(1.0, "nats-per-token", "bits-per-byte", tokens=split.tokens, source_bytes=split.source_bytes)
+
+
+def describe_compression(compressed: Compressed, artifact: Artifact, corpus: Corpus) -> dict[str, Any]:
+    """What quantization is expected to cost at this size and at others; None for what no calibration told."""
+    per_nat = bits_per_nat(corpus)
+    curve = [{"bytes": size, "bits_per_byte": loss * per_nat} for size, loss in compressed.curve]
+    loss, slope = compressed.predicted_loss, _decline(compressed.curve, artifact.file_bytes)
+    step = min(10 ** (len(str(artifact.file_bytes // 2)) - 1), 1_000_000)
+    more = fewer = None
+    if loss and slope is not None:
+        more, fewer = (loss * per_nat * math.expm1(min(-slope * change, _STEEPEST)) for change in (step, -step))
+    return {
+        "bits_per_weight": 8 * artifact.ledger["weights"] / sum(math.prod(t.shape) for t in compressed.tensors),
+        "predicted_bits_per_byte": _times(loss, per_nat),
+        "curve": curve,
+        "step_bytes": step,
+        "step_more_bits_per_byte": more,
+        "step_fewer_bits_per_byte": fewer,
+    }
+
+
+def rounding_loss(scores: Mapping[str, Any]) -> float:
+    """Bits per byte that quantization cost on the held-out text, scored plain."""
+    before = scores["averaged_plain"] or scores["trained_plain"]
+    return float(scores["quantized_plain"]["bits_per_byte"] - before["bits_per_byte"])
+
+
+def _decline(curve: list[tuple[int, float]], file_bytes: int) -> float | None:
+    """How much the logarithm of the predicted loss falls with each byte, at a file of this size.
+
+    Along a curve of rate and distortion it falls in proportion to the bytes (a bit for each weight takes three quarters
+    of the loss), so it is read from the line through the chosen point and the nearest that is 1 % of its bytes away.
+    """
+    points = {size: loss for size, loss in curve if loss > 0}
+    far = [size for size in points if abs(size - file_bytes) > 0.01 * file_bytes]
+    if file_bytes not in points or not far:
+        return None
+    other = min(far, key=lambda size: abs(size - file_bytes))
+    return (math.log(points[file_bytes]) - math.log(points[other])) / (other - file_bytes)
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def device_name(device: torch.device, threads: int) -> str:
+    """The device for people."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu, {threads} thread{'s' if threads != 1 else ''}"
+
+
+def commit() -> str | None:
+    """The git commit that this code was read from, with a + when the tree has changes; None outside a checkout."""
+    root = Path(__file__).resolve().parent.parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        head, changes = (
+            subprocess.run(
+                ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
+            ).stdout.strip()
+            for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain"])
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head + ("+" if changes else "")

@@ -1,0 +1,37 @@
+"""Bits per byte of a model on held-out text."""
+
+from caddie.score.loop import equal, layout_of, run
+from caddie.score.score import Score, Scoring, Text, score, use_quickest_threads
+from caddie.score.scorer import Asked, Layout, Past, Scorer, Step, Stream
+from caddie.score.ttt_lora import DocumentLoRA, GlobalSGD
+from caddie.score.ttt_sgd import SGD, Adaptation, ChunkSGD
+from caddie.score.user_scorer import TokenByToken, TokenScorer, load_scorer
+from caddie.score.windows import Window, check_windows, windows
+
+__all__ = [
+    "SGD",
+    "Adaptation",
+    "Asked",
+    "ChunkSGD",
+    "DocumentLoRA",
+    "GlobalSGD",
+    "Layout",
+    "Past",
+    "Score",
+    "Scorer",
+    "Scoring",
+    "Step",
+    "Stream",
+    "Text",
+    "TokenByToken",
+    "TokenScorer",
+    "Window",
+    "check_windows",
+    "equal",
+    "layout_of",
+    "load_scorer",
+    "run",
+    "score",
+    "use_quickest_threads",
+    "windows",
+]

@@ -1,0 +1,44 @@
+"""Plain and sliding-window scoring: the model as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice, zip_longest
+
+import torch
+from torch import Tensor
+
+from caddie.model import Cache, Model
+from caddie.score.forward import Forward
+from caddie.score.scorer import Layout, Scorer, Step
+from caddie.score.windows import windows
+
+
+class Frozen(Scorer):
+    """The model as it is, in windows of `length` tokens that move by `stride`."""
+
+    stateless = True
+
+    def __init__(self, model: Model, bos: int, length: int, stride: int, dtype: torch.dtype) -> None:
+        self._bos = bos
+        self._forward = Forward(model, dtype)
+        self._length, self._stride = length, stride
+
+    def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
+        """Every stretch's windows in order, the stretches abreast."""
+        lanes = [
+            windows(int(begin), int(end), self._length, self._stride)
+            for begin, end in zip(layout.begins, layout.ends, strict=True)
+        ]
+        if len(lanes) == 1:
+            while batch := list(islice(lanes[0], rows)):
+                yield Step(batch, [0] * len(batch))
+            return
+        for abreast in zip_longest(*lanes):
+            batch = [window for window in abreast if window is not None]
+            yield Step(batch, [0] * len(batch))
+
+    @torch.inference_mode()
+    def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
+        """One forward."""
+        return self._forward(inputs, inputs == self._bos, last, cache)

@@ -1,0 +1,114 @@
+"""AdamW, from PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+from caddie.config import Fraction, Positive, Technique
+from caddie.config.schedules import Moment, NonNegativeNumber, value_at
+from caddie.runtime.distributed import Ranks
+from caddie.train.optim.optimizer import Optimizer, Updater, sum_of_squares
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay (arXiv 1412.6980, 1711.05101)."""
+
+    techniques: ClassVar = {
+        "": Technique(
+            "Each element has its own step; for embeddings, gains and gates, which Muon does not suit.",
+            "arXiv 1412.6980, 1711.05101; openai/parameter-golf, baseline",
+        ),
+        "beta2": Technique(
+            "A longer memory of the squared gradient.",
+            "openai/parameter-golf, #1855: 0.99, and 0.95 before",
+        ),
+        "weight_decay": Technique(
+            "Smaller weights compress better.",
+            "arXiv 1711.05101; openai/parameter-golf, #1218: 0.085 for the embedding, 0.02 for scalars",
+            "coupled to the gradient instead, on embeddings, +0.78 (#1125)",
+        ),
+    }
+
+    beta1: Fraction = 0.9
+    """Decay of the mean gradient."""
+    beta2: Fraction = 0.95
+    """Decay of the mean squared gradient."""
+    epsilon: Positive = 1e-8
+    """Added to the root of the mean squared gradient."""
+    weight_decay: NonNegativeNumber = 0.0
+    """Fraction of the weight, times the learning rate, taken off at each step."""
+
+    def build(self, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> Updater:
+        """The updater of these parameters."""
+        return _AdamWUpdater(self, parameters, ranks)
+
+
+class _AdamWUpdater(Updater):
+    def __init__(self, config: AdamW, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> None:
+        self.config = config
+        self.parameters = dict(parameters)
+        self.ranks = ranks
+        self.arrive: Callable[[], None] | None = None
+        self.moments = {
+            name: {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+            for name, parameter in self.parameters.items()
+        }
+
+    def launch(self) -> None:
+        self.arrive = self.ranks.begin_sum(self._gradients())
+
+    def squares(self) -> Tensor:
+        self._arrive()
+        return sum_of_squares(self._gradients()).to(self.ranks.device)
+
+    @torch.no_grad()
+    def step(self, moment: Moment, lr_scale: float, gradient_scale: Tensor | None = None) -> None:
+        self._arrive()
+        if gradient_scale is not None and (gradients := self._gradients()):
+            torch._foreach_mul_(gradients, gradient_scale)
+        moving = [name for name, parameter in self.parameters.items() if parameter.grad is not None]
+        if moving:
+            first, second, steps = (
+                [self.moments[name][key] for name in moving] for key in ("exp_avg", "exp_avg_sq", "step")
+            )
+            # The function and not the class, whose first use imports PyTorch's compiler, a second of every process.
+            adamw(
+                [self.parameters[name] for name in moving],
+                self._gradients(),
+                first,
+                second,
+                [],
+                steps,
+                fused=True,
+                amsgrad=False,
+                beta1=self.config.beta1,
+                beta2=self.config.beta2,
+                lr=value_at(self.config.lr, moment) * lr_scale,
+                weight_decay=value_at(self.config.weight_decay, moment),
+                eps=self.config.epsilon,
+                maximize=False,
+            )
+        self.arrive = None
+
+    def state(self) -> dict[str, Tensor]:
+        return {f"{name}/{key}": tensor for name, kept in self.moments.items() for key, tensor in kept.items()}
+
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
+
+    def _arrive(self) -> None:
+        if self.arrive is None:
+            self.launch()
+        assert self.arrive is not None
+        self.arrive()

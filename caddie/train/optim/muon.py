@@ -1,0 +1,281 @@
+"""Muon: momentum, orthogonalized, for matrices; its variants, and Parallel Muon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from caddie.config import Fraction, Range, Technique
+from caddie.config.schedules import Moment, NonNegativeNumber, value_at
+from caddie.errors import UserError
+from caddie.ops import gram, gram_polynomial, multiplied
+from caddie.runtime.distributed import Ranks
+from caddie.train.optim.optimizer import Optimizer, Updater, sum_of_squares
+
+Coefficients = Literal["classic", "polar_express"]
+"""Names in `COEFFICIENTS`."""
+COEFFICIENTS: dict[Coefficients, tuple[tuple[float, float, float], ...]] = {
+    "classic": ((3.4445, -4.7750, 2.0315),),
+    "polar_express": (
+        (8.156554524902461, -22.48329292557795, 15.878769915207462),
+        (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+        (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+        (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+        (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+    ),
+}
+"""Quintic coefficients (a, b, c) of the Newton-Schulz iterations; the last triple serves all further ones.
+
+The classic ones drive small singular values toward 1 fastest and leave all between 0.7 and 1.2 (Jordan et al., Muon,
+2024). Polar Express takes for each iteration those that are best after the ones before (arXiv 2505.16932).
+"""
+
+
+def newton_schulz(matrices: Tensor, steps: int, coefficients: Coefficients = "classic") -> Tensor:
+    """Near-orthogonal versions of matrices (..., rows, columns), in their dtype; singular values end near 1.
+
+    Per step X ← aX + (bA + cA²)X with A = XXᵀ, on the wide orientation, after division by the Frobenius norm. On a
+    CPU that cannot multiply their dtype, iterations are float32's: rounding each product would take a quarter longer.
+    """
+    triples = COEFFICIENTS[coefficients]
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    oriented = matrices.mT if tall else matrices
+    x: Tensor = oriented / (torch.linalg.matrix_norm(oriented, keepdim=True) + 1e-7)
+    x = multiplied(x.reshape(-1, *oriented.shape[-2:]))
+    for step in range(steps):
+        a, b, c = triples[min(step, len(triples) - 1)]
+        # The sum inside of the product: a fifth faster on a CPU, and half the rounding error in bfloat16.
+        x = torch.baddbmm(x, gram_polynomial(gram(x), b, c), x, beta=a)
+    x = x.view(oriented.shape).to(matrices.dtype)
+    return x.mT if tall else x
+
+
+def equalize_rows(matrices: Tensor) -> Tensor:
+    """Matrices (..., rows, columns) whose rows are divided by their norms; rows of zeros stay."""
+    norms: Tensor = torch.linalg.vector_norm(matrices, dim=-1, keepdim=True)
+    return matrices / norms.clamp_min(1e-7)
+
+
+def adapt_rows(updates: Tensor, mean_squares: Tensor, beta2: float) -> Tensor:
+    """NorMuon (arXiv 2510.05491): orthogonalized updates divided, row by row, by the root of their mean square so far.
+
+    `updates` are (..., rows, columns); `mean_squares` (..., rows, 1) take in this step's. Each matrix keeps its
+    Frobenius norm, as in the authors' code, so Muon's learning rates stay right; rows of zeros stay.
+    """
+    rows = updates.float()
+    mean_squares.lerp_(rows.square().mean(-1, keepdim=True), 1.0 - beta2)
+    adapted: Tensor = rows / (mean_squares.sqrt() + 1e-10)
+    before, after = (torch.linalg.matrix_norm(matrices, keepdim=True) for matrices in (rows, adapted))
+    adapted *= before / (after + 1e-10)
+    return adapted.to(updates.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Muon(Optimizer):
+    """Nesterov momentum whose update is orthogonalized (Jordan et al. 2024), scaled by sqrt(max(1, rows/columns)).
+
+    Every direction of a matrix moves equally far, also those that few examples ask for; in all the records known here.
+    Matrices of equal shape are one bank, orthogonalized as one batch; several ranks share each bank.
+    """
+
+    techniques: ClassVar = {
+        "": Technique(
+            "Every direction of a matrix moves equally far, also those that few examples ask for.",
+            "Jordan et al., Muon: an optimizer for hidden layers (2024); openai/parameter-golf, baseline",
+            "rates .022 and .03 gave 1.0797 and 1.0795, .04 gave 1.0811 (#1560)",
+        ),
+        "momentum": Technique(
+            "A short memory at first, while the gradient turns quickly.",
+            "openai/parameter-golf, baseline: 0.85 to 0.95 in 500 steps; 0.92 to 0.97 in 1,500 from #1514 on",
+            ".97 instead of .99 -0.0005 (#1514); .99 in runs of 850 steps +0.0156 (#1125)",
+        ),
+        "coefficients": Technique(
+            "Triples fitted to each iteration end nearer to orthogonal than one triple for all.",
+            "Polar Express, arXiv 2505.16932; openai/parameter-golf, #1344, #1787, #1855",
+            "one of four changes worth -0.0017 together (#1787); weights compress worse, +190 kB in a fork",
+        ),
+        "normalize_rows": Technique(
+            "Rows of equal length make the iterations start nearer to orthogonal.",
+            "MuonEq-R, arXiv 2603.28254; openai/parameter-golf, #1285 on, and NeoMuon of the ternary record",
+            "-0.001 (#1285)",
+        ),
+        "beta2": Technique(
+            "Neurons whose updates stay short or long are evened out, as Adam does for elements.",
+            "NorMuon, arXiv 2510.05491",
+            "training 11 % more efficient than with Muon at 1.1 billion parameters (paper); in no record",
+        ),
+        "weight_decay": Technique(
+            "Smaller weights compress better, which pays for a larger model.",
+            "arXiv 1711.05101; openai/parameter-golf, #1218 (0.085), #1729 (taper)",
+            ".08 instead of .04 without a larger model +0.008 (#670); the taper small but consistent (#1729)",
+        ),
+        "communication": Technique(
+            "Each process receives only what it works on, and sends while it works.",
+            "openai/parameter-golf, LeakyReLU_LegalTTT_ParallelMuon (#549)",
+            "0; 2 to 3 ms of a step on eight H100 (#549)",
+        ),
+    }
+
+    momentum: NonNegativeNumber = 0.95
+    """Decay of the momentum buffer; a ramp from 0.85 or 0.92 is the records' warm-up."""
+    steps: Annotated[int, Range(1, 100)] = 5
+    """Newton-Schulz iterations."""
+    coefficients: Coefficients = "classic"
+    """Those of the iterations: Jordan's, or Polar Express, nearer to orthogonal in as many (arXiv 2505.16932, #1787).
+
+    Polar Express has 5 triples; the last serves all further iterations.
+    """
+    normalize_rows: bool = False
+    """Divide each row by its norm before the iterations (MuonEq-R, arXiv 2603.28254, #1285 on).
+
+    They start nearer to orthogonal, so fewer suffice: NeoMuon of the ternary record makes 3. It divides by the root
+    mean square, which comes to the same, since the iterations begin by dividing any common factor out.
+    """
+    beta2: Fraction | None = None
+    """Decay of the mean squared update of each row, by whose root the row is divided (NorMuon, arXiv 2510.05491).
+
+    None leaves it out. Rows of an orthogonalized update still differ in length; this evens them out over time. The
+    paper takes 0.95. It needs no exchange, since a rank holds whole matrices.
+    """
+    weight_decay: NonNegativeNumber = 0.0
+    """Fraction of the weight, times the learning rate, taken off at each step.
+
+    It makes matrices small and so the artifact; 0.01 to 0.04 in records up to #1204, then 0.085 to 0.095. A ramp is
+    the taper of #1729: constant until 0.7 of the run, then to half at its end.
+    """
+    precision: Literal["float32", "bfloat16"] = "bfloat16"
+    """Number format of the iterations and of the updates that ranks exchange."""
+    communication: Literal["all_reduce", "reduce_scatter"] = "reduce_scatter"
+    """How several ranks exchange gradients and updates; with one it does nothing.
+
+    With reduce_scatter (Parallel Muon, #549) each rank receives the gradient of its share of a bank alone, and its
+    updates go out while it works on the next bank. With all_reduce, as in the contest's baseline, whole banks are
+    added up both times, which moves twice as much. The results differ by rounding.
+    """
+
+    def build(self, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> Updater:
+        """The updater of these matrices; anything but a matrix is a `UserError`."""
+        for name, parameter in parameters.items():
+            if parameter.ndim != 2:
+                raise UserError(f"Muon updates matrices; give {name}, of shape {list(parameter.shape)}, to AdamW")
+        return _MuonUpdater(self, parameters, ranks)
+
+
+class _Bank:
+    """Matrices of one shape in one stack, filled up with zeros so that all ranks have equally many.
+
+    Its buffers have room for the whole stack on every rank; between calls of `state` only the rank's share is current.
+    """
+
+    def __init__(self, config: Muon, parameters: list[nn.Parameter], ranks: Ranks) -> None:
+        self.parameters = parameters
+        first = parameters[0].detach()
+        self.filling = [torch.zeros_like(first)] * (-len(parameters) % ranks.world)
+        self.size = len(parameters) + len(self.filling)
+        self.share = ranks.share(self.size)
+        self.buffers = {"momentum": first.new_zeros(self.size, *first.shape)}
+        if config.beta2 is not None:
+            self.buffers["mean_squares"] = first.new_zeros(self.size, len(first), 1, dtype=torch.float32)
+
+    def gradients(self) -> Tensor:
+        """A new stack of them; zeros where there is none."""
+        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        return torch.stack(found + self.filling)
+
+
+class _MuonUpdater(Updater):
+    def __init__(self, config: Muon, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> None:
+        self.config = config
+        self.ranks = ranks
+        groups: dict[torch.Size, list[nn.Parameter]] = {}
+        for parameter in parameters.values():
+            groups.setdefault(parameter.shape, []).append(parameter)
+        largest_first = sorted(groups.values(), key=lambda group: -len(group) * group[0].numel())
+        self.banks = [_Bank(config, group, ranks) for group in largest_first]
+        self.gradients: list[Callable[[], Tensor]] = []
+        """What waits for the summed gradient of this rank's share, for each bank; empty before `launch`."""
+
+    def launch(self) -> None:
+        self.gradients = [self._begin_sum(bank, bank.gradients()) for bank in self.banks]
+
+    def squares(self) -> Tensor:
+        if not self.gradients:
+            self.launch()
+        total = sum_of_squares([gradient() for gradient in self.gradients])
+        self.ranks.sum([total])
+        return total
+
+    @torch.no_grad()
+    def step(self, moment: Moment, lr_scale: float, gradient_scale: Tensor | None = None) -> None:
+        if not self.gradients:
+            self.launch()
+        lr = value_at(self.config.lr, moment) * lr_scale
+        decay = 1.0 - lr * value_at(self.config.weight_decay, moment)
+        momentum = value_at(self.config.momentum, moment)
+        updates = []
+        for bank, gradient in zip(self.banks, self.gradients, strict=True):
+            share = gradient()
+            if gradient_scale is not None:
+                share.mul_(gradient_scale)
+            updates.append(self._begin_gather(bank, self._update(bank, share, momentum)))
+        self.gradients = []
+        for bank, update in zip(self.banks, updates, strict=True):
+            rows, columns = bank.parameters[0].shape
+            scale = lr * max(1.0, rows / columns) ** 0.5
+            weights: list[Tensor] = [*bank.parameters]
+            if decay != 1.0:
+                torch._foreach_mul_(weights, decay)
+            steps = update()[: len(weights)].to(weights[0].dtype)  # without the filling
+            torch._foreach_add_(weights, steps.unbind(), alpha=-scale)
+
+    def _update(self, bank: _Bank, gradient: Tensor, momentum: float) -> Tensor:
+        """Orthogonalized updates of this rank's share; the gradient is used up."""
+        buffer = bank.buffers["momentum"][bank.share].mul_(momentum).add_(gradient)
+        nesterov = gradient.add_(buffer, alpha=momentum)
+        if self.config.normalize_rows:
+            nesterov = equalize_rows(nesterov)
+        nesterov = nesterov.to(getattr(torch, self.config.precision))
+        update = newton_schulz(nesterov, self.config.steps, self.config.coefficients)
+        if self.config.beta2 is not None:
+            update = adapt_rows(update, bank.buffers["mean_squares"][bank.share], self.config.beta2)
+        return update
+
+    def _begin_sum(self, bank: _Bank, stack: Tensor) -> Callable[[], Tensor]:
+        """Begin to add a whole stack up over the ranks; the answer waits for this rank's share of the sum."""
+        if self.config.communication == "reduce_scatter":
+            return self.ranks.begin_reduce_scatter(stack)
+        finish = self.ranks.begin_sum([stack])
+
+        def arrive() -> Tensor:
+            finish()
+            return stack[bank.share]
+
+        return arrive
+
+    def _begin_gather(self, bank: _Bank, share: Tensor) -> Callable[[], Tensor]:
+        """Begin to send this rank's share to all; the answer waits for the whole stack."""
+        if self.config.communication == "reduce_scatter" or self.ranks.world == 1:
+            return self.ranks.begin_all_gather(share)
+        stack = share.new_zeros(bank.size, *share.shape[1:])
+        stack[bank.share] = share
+        finish = self.ranks.begin_sum([stack])
+
+        def arrive() -> Tensor:
+            finish()
+            return stack
+
+        return arrive
+
+    def state(self) -> dict[str, Tensor]:
+        found = {}
+        for bank in self.banks:
+            shape = "x".join(map(str, bank.parameters[0].shape))
+            for name, buffer in bank.buffers.items():
+                if self.ranks.world > 1:
+                    buffer.copy_(self.ranks.begin_all_gather(buffer[bank.share].clone())())
+                found[f"{name}/{shape}"] = buffer[: len(bank.parameters)]
+        return found

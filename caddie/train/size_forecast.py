@@ -1,0 +1,387 @@
+"""A forecast of the artifact before and during training: its bytes, and what quantization will cost."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from caddie.config.schedules import Moment
+from caddie.model import GPT
+from caddie.model.parameters import assign, declarations
+from caddie.pack.candidates import Draft, Drafts, StoredWeight
+from caddie.pack.compress import Compress, Readers
+from caddie.pack.container import Section
+from caddie.pack.decompress import LENGTH_BYTES, PREFIX
+from caddie.pack.fit import FillCap, PruneOnes
+from caddie.pack.quantize import Arrays, LowRank, Quantizer, Waterfilling
+
+Floats = npt.NDArray[np.float64]
+
+_TIMES = 20
+"""Forecasts over the budget, where they are quick enough."""
+_FORECAST_SHARE, _CODING_SHARE, _OBSERVE_SHARE = 0.002, 0.001, 0.001
+"""Parts of the time so far that forecasts, coding for them, and looks at gradients may have taken."""
+_SAMPLE = 1 << 18
+"""Weights that are looked at of a group of tensors of the same shape and quantizer, whose rows are then coded together:
+in all about those of one tensor, because a coder learns as it goes."""
+_GLANCE = 1 << 13
+"""Elements of an array that are coded on the clock."""
+_LEAST_ROWS = 8
+_LEAST_ENTROPY = 1 / 16  # of an array's bytes: less is not what decides how many it takes
+_MEMORY = 0.25
+"""Part of the run so far that the average of squared gradients goes back to; they fall by much at first."""
+_UNTRAINED_NATS = 5.0
+"""What losing all weights would cost by the second order, as long as no gradient is known: 4.4 to 4.8 nats per token in
+three of four trained mini models, 24 in one. A half is for tables, a half for all else."""
+_TABLE_BITS, _MATRIX_BITS = 0.1, 0.3
+"""Bits a weight saved because later columns take up the errors of those before: 0.03 to 0.18 in tables and 0.2 to 0.5
+in most matrices of these models."""
+_STEP_BITS = 4.0
+"""What the step of a row or column of `Waterfilling` takes in the file, about."""
+_SURELY = 1.02
+"""A file is said to be too big from this part of the cap on."""
+_PER_OCTAVE, _LEAST_OCTAVE, _MOST_OCTAVE = 8, -60, 20  # deviations of Gaussian weights
+_FEW_STEPS, _MANY_STEPS = -8, 4  # octaves of a deviation in steps beyond which nothing need be integrated
+
+
+@dataclass(frozen=True)
+class _Ratios:
+    """Bytes of coded arrays over their entropy, by array."""
+
+    whole: dict[str, float]
+    glance: dict[str, float]
+    """Of their first elements alone."""
+    seconds: float
+    """What the glance took."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What the file would be if training ended now."""
+
+    file_bytes: int
+    gap_nats: float
+    """Nats per token that quantization is expected to cost."""
+
+
+class Forecaster:
+    """Watches the weights and the gradients of a run.
+
+    Sizes come from a sample of the rows of each weight, quantized as the recipe says and coded as it says, or by the
+    entropy of what would be coded and what the coder made of the entropy the last time. What an error costs comes from
+    gradients that the training has at hand: of a loss summed over N tokens the gradient has a variance of about N times
+    the diagonal of the Fisher information. Its square has N² times that of the mean gradient besides, in which all
+    tokens agree, so the variance is taken from two steps in a row. It is kept as a number for each row and each column
+    (Adafactor, arXiv 1804.04235). Weights for `Waterfilling` are not rounded but counted as Gaussian, each with the
+    deviation of its row and column.
+    """
+
+    def __init__(self, gpt: GPT, config: Compress, size: Callable[[Readers, list[Section]], int]) -> None:
+        """`size` gives the bytes of the whole file that holds sections of weights."""
+        with torch.device("meta"):
+            model = gpt.build()
+        self.config = config
+        self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        self.tables = {name for name, declared in declarations(model).items() if declared.role == "embedding"}
+        self.quantizers = assign(config.quantizers, model, "compress.quantizers")
+        readers = {rule: quantizer.reader for rule, quantizer in config.quantizers.items()}
+        if config.correction is not None:  # of which matrices will be seen; here of the largest
+            matrices = [name for name, shape in self.shapes.items() if len(shape) == 2]
+            for name in sorted(matrices, key=lambda name: -math.prod(self.shapes[name]))[: config.correction.matrices]:
+                self.quantizers[name] = LowRank(of=self.quantizers[name], rank=config.correction.rank)
+                readers[name] = self.quantizers[name].reader
+        # Checksums and lengths of the sections do not compress: names stand in for what would be in them.
+        sections = [Section(PREFIX + name, name.encode()) for name in self.shapes]
+        self.fixed_bytes = size(readers, sections) - sum(len(section.data) for section in sections) + 2 * len(sections)
+        self.groups: dict[tuple[Quantizer, tuple[int, ...]], list[str]] = {}
+        """Names of the weights of one shape and quantizer."""
+        for name, quantizer in self.quantizers.items():
+            self.groups.setdefault((quantizer, self.shapes[name]), []).append(name)
+        self.ratios: dict[tuple[str, ...], _Ratios] = {}
+        """Of each group, the one that was looked at longest ago first."""
+        self.renewed: tuple[str, ...] | None = None
+        """The group that is looked at again."""
+        self.squares: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+        """Fisher information of rows and of columns, and how many rows a gradient reached, on the device."""
+        self.learned: Collection[str] = ()
+        """Names of the weights that training sees quantized, which quantizing costs nothing more."""
+        self._first: dict[str, Tensor] | None = None
+        """Gradients that wait for those of the next step."""
+        self._gradients = 0.0
+        """How many gradients the average is of, counted by their weight."""
+        self._now = self._observed = 0.0
+        self._spent = self._coding = self._observing = self._cost = 0.0
+        self._warned = False
+
+    def due(self, moment: Moment) -> bool:
+        """Whether another twentieth of the budget has passed and there is time to `observe`, now and once more."""
+        before, now = int(self._now * _TIMES), int(moment.progress * _TIMES)
+        self._now = moment.progress
+        if self._first is not None:
+            return True
+        # The last is not left out, because those before it say little of the end.
+        return now > before and (self._observing <= _OBSERVE_SHARE * moment.seconds or now == _TIMES - 1)
+
+    def affordable(self, moment: Moment) -> bool:
+        """Whether the clock would hardly notice a forecast."""
+        return self._first is None and self._spent + self._cost <= _FORECAST_SHARE * moment.seconds
+
+    @torch.no_grad()
+    def observe(self, parameters: Mapping[str, Tensor], factor: float) -> None:
+        """Take in gradients; `factor` times their variance is the Fisher information per token.
+
+        Every second call, of a step soon after the first, something is learned.
+        """
+        began = time.perf_counter()
+        gradients = {
+            name: _matrix(parameter.grad).float() * math.sqrt(factor)
+            for name, parameter in parameters.items()
+            if parameter.grad is not None
+        }
+        if self._first is None:
+            self._first = gradients
+        else:
+            share = -math.expm1((self._observed - self._now) / max(_MEMORY * self._now, 1e-6))
+            self._observed, self._gradients = self._now, 1.0 + (1.0 - share) * self._gradients
+            for name in gradients.keys() & self._first.keys():
+                squares = (gradients[name] - self._first[name]).square() / 2
+                rows, columns = squares.sum(1), squares.sum(0)
+                new = (rows, columns, (rows > 0).float().sum())
+                before = self.squares.get(name, new)
+                self.squares[name] = tuple(old.lerp(one, share) for old, one in zip(before, new, strict=True))  # type: ignore[assignment]
+            self._first = None
+        self._observing += time.perf_counter() - began
+
+    def events(self, weights: Mapping[str, Tensor], moment: Moment, anew: bool = False) -> list[dict[str, Any]]:
+        """The event `forecast`, for the log and the display, and a note the first time that a file would be too big."""
+        found = self.forecast(weights, moment.seconds, anew)
+        cap = self.config.cap_bytes
+        events: list[dict[str, Any]] = [
+            {"event": "forecast", "file_bytes": found.file_bytes, "cap_bytes": cap, "gap": found.gap_nats}
+        ]
+        if found.file_bytes > _SURELY * cap and not self._warned:
+            self._warned = True
+            way = "a smaller model or a larger compress.cap_bytes"
+            if not isinstance(self.config.fit, FillCap):
+                way = f"compress.quantizers of fewer bits, Waterfilling with compress.fit=FillCap, or {way}"
+            over = f"the artifact would be over the cap by about {found.file_bytes - cap:,} bytes"
+            events.append({"event": "note", "text": f"{over}; set {way}"})
+        return events
+
+    @torch.no_grad()
+    def forecast(self, weights: Mapping[str, Tensor], seconds: float = 0.0, anew: bool = False) -> Forecast:
+        """The file that these weights would make, on the clock after so many seconds.
+
+        With `anew` it is off the clock and codes all that it looks at, which may take seconds.
+        """
+        began, self.renewed = time.perf_counter(), None
+        if anew:
+            self.ratios.clear()
+        for group, known in self.ratios.items():
+            if self.renewed is None and self._coding + known.seconds <= _CODING_SHARE * seconds:
+                self.renewed = group
+        sketches, fit = _Sketches(self, weights), self.config.fit
+        if isinstance(fit, FillCap):
+            draft = fit.fit(sketches, self.quantizers, self.config.cap_bytes).draft
+        else:
+            draft = sketches.make(self.quantizers)
+        self._cost = time.perf_counter() - began - sketches.coding_seconds
+        if not anew:
+            self._spent, self._coding = self._spent + self._cost, self._coding + sketches.coding_seconds
+        size = min(draft.file_bytes, self.config.cap_bytes) if isinstance(fit, PruneOnes) else draft.file_bytes
+        return Forecast(size, draft.predicted_loss or 0.0)
+
+    def costs(self, name: str, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Diagonals of R and C (see `Calibration`) of all rows and columns of a weight like `weight`."""
+        height, width = _matrix(torch.empty(self.shapes[name], device="meta")).shape
+        if name not in self.squares:
+            alike = sum(
+                math.prod(self.shapes[other])
+                for other in self.shapes
+                if (other in self.tables) == (name in self.tables)
+            )
+            mean = _UNTRAINED_NATS / alike / float(weight.square().mean().clamp_min(1e-20))
+            return torch.full((height,), mean), torch.ones(width)
+        rows, columns, reached = (tensor.cpu() for tensor in self.squares[name])
+        total = rows.sum().clamp_min(1e-30)
+        # A row that no token of the sample needed is not free; as in calibrating.
+        floored = rows + total / (reached * self._gradients).clamp_min(1.0)
+        return floored * (total / floored.sum()) / width, columns * (width / total)
+
+
+class _Sketches(Drafts):
+    """Drafts whose sizes and losses are estimates, and which hold no arrays."""
+
+    def __init__(self, of: Forecaster, weights: Mapping[str, Tensor]) -> None:
+        self.strides = dict.fromkeys(of.shapes, 1)
+        for (_, shape), names in of.groups.items():
+            if len(shape) > 1 and math.prod(shape) * len(names) > _SAMPLE // 4:
+                wanted = max(len(names), -(-math.prod(shape) * len(names) // _SAMPLE))
+                self.strides |= dict.fromkeys(names, max(1, min(wanted, shape[0] // _LEAST_ROWS)))
+        sampled = {
+            name: weights[name][:: self.strides[name]] if shape else weights[name] for name, shape in of.shapes.items()
+        }
+        super().__init__(
+            sampled, {}, of.config.coding, lambda sections: of.fixed_bytes + sum(len(one.data) for one in sections)
+        )
+        self.of = of
+        self.coding_seconds = 0.0
+        generator = torch.Generator().manual_seed(0)
+        self.weights = {name: _moved(weight, generator) for name, weight in self.weights.items()}
+        self.costs = {name: self._costs(name, weight) for name, weight in self.weights.items()}
+        self._gaussians: dict[str, Floats] = {}
+
+    def make(self, quantizers: Mapping[str, Quantizer]) -> Draft:
+        """The draft with these quantizers, by parameter name."""
+        made = {}
+        for names in self.of.groups.values():
+            if isinstance(quantizers[names[0]], Waterfilling):
+                found = {name: self._waterfilled(name, quantizers[name]) for name in names}
+            else:
+                found = self._rounded({name: quantizers[name] for name in names})
+            for name, (size, loss) in found.items():
+                section = Section(PREFIX + name, bytes(round(size)))
+                loss = 0.0 if name in self.of.learned else loss
+                made[name] = StoredWeight(quantizers[name], {}, self.weights[name], section, 0.0, loss)
+        return self._draft(made)
+
+    def _costs(self, name: str, weight: Tensor) -> tuple[Tensor, Tensor]:
+        rows, columns = self.of.costs(name, weight)
+        return rows[:: self.strides[name]], columns
+
+    def _saved(self, name: str) -> float:
+        if len(self.of.shapes[name]) < 2:
+            return 0.0
+        return _TABLE_BITS if name in self.of.tables else _MATRIX_BITS
+
+    def _rounded(self, quantizers: Mapping[str, Quantizer]) -> dict[str, tuple[float, float]]:
+        """Bytes and nats of a group by quantizing the sample."""
+        drafts = {name: quantizer.quantize(self.weights[name]) for name, quantizer in quantizers.items()}
+        ratios = self._ratios(drafts)
+        found = {}
+        for name, quantizer in quantizers.items():
+            weight, shape, size = self.weights[name], self.of.shapes[name], 0.0
+            whole = quantizer.layout(shape)
+            for key, array in drafts[name].items():
+                share = math.prod(whole[key][1]) / max(array.size, 1)
+                size += LENGTH_BYTES + ratios[key] * _entropy_bytes(array) * share
+            rows, columns = self.costs[name]
+            errors = _matrix(quantizer.dequantize(drafts[name], tuple(weight.shape)) - weight).square()
+            loss = 0.5 * float(rows @ errors @ columns) * math.prod(shape) / max(weight.numel(), 1)
+            found[name] = (size, loss * 2.0 ** (-2 * self._saved(name)) if quantizer.calibrated else loss)
+        return found
+
+    def _ratios(self, drafts: Mapping[str, Arrays]) -> dict[str, float]:
+        """Bytes over entropy for each array of a group; sampled rows of several tensors are coded as those of one."""
+        group = tuple(drafts)
+        known = self.of.ratios.get(group)
+        if known is None or self.of.renewed == group:
+            began = time.perf_counter()
+            glance = self._coded(drafts, _GLANCE)
+            seconds = time.perf_counter() - began
+            if known is None:
+                whole = self._coded(drafts)
+            else:  # few elements take more than their share, whenever one looks at them
+                whole = {key: known.whole[key] * glance[key] / known.glance[key] for key in glance}
+            self.of.ratios.pop(group, None)
+            self.of.ratios[group] = known = _Ratios(whole, glance, seconds)
+            self.of.renewed = None
+            self.coding_seconds += time.perf_counter() - began
+        return known.whole
+
+    def _coded(self, drafts: Mapping[str, Arrays], most: int | None = None) -> dict[str, float]:
+        """Bytes over the sum of the entropies of a group's arrays, or both of the first `most` elements of all."""
+        ratios = {}
+        first = next(iter(drafts))
+        for key in drafts[first]:
+            arrays = [np.atleast_1d(arrays[key]) for arrays in drafts.values()]
+            together = np.concatenate(arrays)
+            if most is not None:
+                arrays = [together[: max(1, most * len(together) // max(together.size, 1))]]
+            streams = [together] if self.strides[first] > 1 and most is None else arrays
+            ratios[key] = sum(len(self._coding.encode(stream)) for stream in streams) / sum(map(_entropy_bytes, arrays))
+        return ratios
+
+    def _waterfilled(self, name: str, quantizer: Quantizer) -> tuple[float, float]:
+        """Bytes and nats of the steps that cost alike, from how many weights have which deviation."""
+        assert isinstance(quantizer, Waterfilling)
+        if name not in self._gaussians:
+            self._gaussians[name] = self._deviations(name)
+        counts = self._gaussians[name]
+        octaves = _octaves() - math.log2(quantizer.step)
+        bits, errors = _gaussian(octaves)
+        height, width = _matrix(self.weights[name]).shape
+        sides = (height * self.strides[name] + width) * _STEP_BITS
+        return float(counts @ bits + sides) / 8 + 4 * LENGTH_BYTES + 8, 0.5 * quantizer.step**2 * float(counts @ errors)
+
+    def _deviations(self, name: str) -> Floats:
+        """How many weights of the whole tensor have each of `_octaves`, counted so that a step costs 1/2 nat."""
+        rows, columns = self.costs[name]
+        energy = rows[:, None] * _matrix(self.weights[name]).square() * columns
+        over = energy.sum(1).clamp_min(2.0**-100).log2(), energy.sum(0).clamp_min(2.0**-100).log2()
+        total = energy.sum().clamp_min(2.0**-100).log2()
+        octaves = 0.5 * (over[0][:, None] + over[1] - total) - self._saved(name)
+        places = ((octaves - _LEAST_OCTAVE) * _PER_OCTAVE).round().long().clamp(0, len(_octaves()) - 1)
+        found = torch.bincount(places.reshape(-1), minlength=len(_octaves())).double().numpy()
+        return np.asarray(found * (math.prod(self.of.shapes[name]) / max(places.numel(), 1)))
+
+
+def _moved(weight: Tensor, generator: torch.Generator) -> Tensor:
+    """The weight, with noise of the usual size if each row is constant, as it only is before training."""
+    rows = weight.reshape(-1, weight.shape[-1]) if weight.ndim > 1 else weight.reshape(1, -1)
+    if not rows.numel() or not torch.equal(rows.amax(1), rows.amin(1)):
+        return weight
+    noise = torch.randn(weight.shape, generator=generator)
+    return weight + noise * float((3 * rows.shape[1]) ** -0.5)
+
+
+def _matrix(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1, 1) if tensor.ndim < 2 else tensor.flatten(1)
+
+
+def _entropy_bytes(array: npt.NDArray[np.generic]) -> float:
+    """Bytes of the array if each of an element's bytes were coded by how common it is; never next to nothing."""
+    bits = 0.0
+    for plane in np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(-1, array.itemsize).T:
+        counts = np.bincount(plane)
+        counts = counts[counts > 0]
+        bits += float(counts @ (math.log2(max(plane.size, 1)) - np.log2(counts)))
+    return max(bits / 8, _LEAST_ENTROPY * array.nbytes, 1.0)
+
+
+def _octaves() -> Floats:
+    return np.arange(_LEAST_OCTAVE * _PER_OCTAVE, _MOST_OCTAVE * _PER_OCTAVE + 1) / _PER_OCTAVE
+
+
+def _gaussian(octaves: Floats) -> tuple[Floats, Floats]:
+    """Bits, and mean squared error in steps, of Gaussian numbers whose deviation is 2^octaves steps, when rounded."""
+    table, bits, errors = _rounded()
+    many, few = octaves > _MANY_STEPS, octaves < _FEW_STEPS
+    found = np.where(few, 0.0, np.interp(octaves, table, bits))
+    fine = octaves + 0.5 * math.log2(2 * math.pi * math.e)
+    coarse = np.where(few, 4.0 ** np.minimum(octaves, 0), np.interp(octaves, table, errors))
+    return np.where(many, fine, found), np.where(many, 1 / 12, coarse)
+
+
+@cache
+def _rounded() -> tuple[Floats, Floats, Floats]:
+    """The curves of `_gaussian` at a sixteenth of an octave apart."""
+    octaves = torch.arange(16 * _FEW_STEPS, 16 * _MANY_STEPS + 1, dtype=torch.float64) / 16
+    deviations = 2.0 ** octaves[:, None]
+    integers = torch.arange(-160, 161, dtype=torch.float64)
+    edges = torch.cat([integers - 0.5, integers[-1:] + 0.5]) / deviations
+    odds = torch.special.ndtr(edges).diff(dim=1)
+    density = (-0.5 * edges.square()).exp() / math.sqrt(2 * math.pi)
+    means = -deviations * density.diff(dim=1)  # of the part of each integer
+    errors = deviations[:, 0] ** 2 - 2 * (means @ integers) + odds @ integers.square()
+    bits = -torch.xlogy(odds, odds).sum(1) / math.log(2)
+    return octaves.numpy(), bits.numpy(), errors.numpy()

@@ -1,0 +1,399 @@
+"""The model, its optimizers and its average at work: everything a step needs."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from caddie.config import Config, Count, NonNegative, Positive, Range, Technique
+from caddie.config.schedules import (
+    Budget,
+    Moment,
+    Schedule,
+    Stairs,
+    StepRamp,
+    Warmdown,
+    Whole,
+    all_values,
+    changes,
+    check_whole,
+    value_at,
+    whole_at,
+)
+from caddie.data.loaders import Batch, Loader, SequentialStream
+from caddie.errors import UserError
+from caddie.model import GPT, GroupedQueryAttention, ModelPart, build
+from caddie.model.context import reach
+from caddie.model.parameters import assign
+from caddie.ops import float8_linear, multiplies_float8, product_dtype
+from caddie.ops.attention import choose, segment_bucket
+from caddie.runtime.autotune import compiled_here
+from caddie.runtime.distributed import Ranks
+from caddie.runtime.memory import keep_freed_memory
+from caddie.train.averaging import Average, Averaging
+from caddie.train.cuda_graphs import Recordings
+from caddie.train.optim import AdamW, Muon, Optimizer, Updater
+from caddie.train.prefetch import DeviceBatch, Late
+from caddie.train.qat import FakeQuantize, Views
+
+Batches = Iterator[Batch | DeviceBatch]
+"""What steps read, micro-batch after micro-batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Config):
+    """How a model is trained."""
+
+    techniques: ClassVar = {
+        "batch_tokens": Technique(
+            "Large batches for long runs, more steps for short ones.",
+            "openai/parameter-golf: 524,288, and 786,432 from #162 on; 262,144 in seed 002",
+            "786,432 for 524,288 -0.004, 1 M +0.003 (#375, #670); half as many -0.016 on one RTX 5090",
+        ),
+        "sequence_length": Technique(
+            "Longer rows, longer memory.",
+            "openai/parameter-golf, LongContextSeq2048, TrainingOptSeq4096; seeds 001 and 002",
+            "2,048 for 1,024 -0.022, 4,096 -0.0044 more (8 GPUs); 4,096 +0.025 on one RTX 5090 (#1125)",
+        ),
+        "clip_norm": Technique(
+            "No single batch can throw the weights far.",
+            "arXiv 1211.5063; openai/parameter-golf: 0.3 from Seq2048_FP16Emb_TunedLR on",
+            "not isolated",
+        ),
+        "z_loss": Technique(
+            "Logits do not drift, which low precision would punish.",
+            "PaLM, arXiv 2204.02311; openai/parameter-golf, the ternary record (1e-4)",
+            "not isolated",
+        ),
+        "float8": Technique(
+            "Where a GPU has products of eight-bit floats, they are twice as fast as bfloat16's.",
+            "arXiv 2209.05433; modded-nanogpt, the head and the MLPs",
+            "90 ms a step for 89 at width 512 (#670), where products wait for memory",
+        ),
+    }
+
+    seconds: Annotated[float, Range(0.01, 1e8)] | None = None
+    """Wall-clock budget. With `steps` set too, whichever runs out first ends the run."""
+    steps: Count | None = None
+    """Budget in optimizer steps."""
+    batch_tokens: Whole = 524_288
+    """Tokens of one optimizer step; may grow over the run."""
+    micro_batches: Count = 8
+    """Parts into which the largest step is cut, shared equally by the processes; smaller steps have fewer."""
+    sequence_length: Whole = 1024
+    """Tokens of a row; may grow over the run."""
+    loader: Loader = SequentialStream()
+    """Order of the data."""
+    optimizers: Mapping[str, Optimizer] = field(
+        default_factory=lambda: {
+            "matrix": Muon(lr=0.04, momentum=StepRamp(start=0.85, end=0.95, steps=500)),
+            "embedding": AdamW(lr=0.05),
+            "head": AdamW(lr=0.008),
+            "gate": AdamW(lr=0.04),
+            "scalar": AdamW(lr=0.04),
+        }
+    )
+    """Role or name pattern to optimizer; the last match wins."""
+    lr_schedule: Schedule = Warmdown(fraction=0.2)
+    """Factor on every learning rate."""
+    clip_norm: Positive | None = None
+    """Largest norm of the whole gradient, or none."""
+    z_loss: NonNegative = 0.0
+    """Factor on the mean squared log of the softmax's denominator, added to the loss (PaLM, arXiv 2204.02311)."""
+    fake_quantize: Mapping[str, FakeQuantize] = field(default_factory=dict)
+    """Role or name pattern to how linear layers see weights that will be quantized; the last match wins."""
+    averaging: Averaging | None = None
+    """Average of the weights that the run hands on, or none for the last weights."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of the stream; auto takes bfloat16 on a GPU, and the faster on a CPU that has products of both."""
+    float8: tuple[ModelPart, ...] = ()
+    """Parts whose linear layers multiply numbers of eight bits, forward and backward, while the model is trained.
+
+    Values and weights are rounded as e4m3 and slopes as e5m2, each tensor over one scale. Where the device has no such
+    products the rounding is imitated, which shows what it does to the model and takes longer. Scoring does without.
+    """
+    compile: Literal["auto", "always", "never"] = "auto"
+    """Whether to compile the model; auto compiles on a GPU, and on a CPU where it wins back its time in `seconds`."""
+    cuda_graphs: Literal["auto", "always", "never"] = "never"
+    """Whether a GPU replays the recorded kernels of a micro-batch instead of being told each; auto takes the faster.
+
+    That saves the launches, which small models wait for, and takes up to twice the memory of a micro-batch. Until it
+    has been measured on a GPU, never is the default.
+    """
+    rehearsal_steps: Annotated[int, Range(0, 1000)] = 3
+    """Steps on random tokens before the clock starts, undone afterwards."""
+    checkpoint_seconds: Positive = 60.0
+    """Training time between checkpoints."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("batch_tokens", self.batch_tokens)
+        check_whole("sequence_length", self.sequence_length)
+
+    @property
+    def budget(self) -> Budget:
+        """What may be spent, or a `UserError` when nothing is said."""
+        return Budget(self.seconds, self.steps)
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens of the longest row of the run."""
+        return max(all_values(self.sequence_length))
+
+    def micro_tokens(self, world: int) -> int:
+        """Tokens of a micro-batch when `world` processes share a step; parts that are not equal are a `UserError`."""
+        batches, lengths = all_values(self.batch_tokens), all_values(self.sequence_length)
+        tokens, rest = divmod(max(batches), self.micro_batches)
+        if any(self.longest_row % length for length in lengths):
+            raise UserError(f"train.sequence_length: {self.longest_row:,}, the longest row, must be a multiple of all")
+        if rest or any(tokens % length for length in lengths):
+            raise UserError(
+                f"train.batch_tokens ({max(batches):,}) must be train.micro_batches ({self.micro_batches}) "
+                f"times a multiple of train.sequence_length ({', '.join(f'{length:,}' for length in lengths)})"
+            )
+        if self.micro_batches % world:
+            raise UserError(f"train.micro_batches ({self.micro_batches}) must be a multiple of the {world} processes")
+        for batch in batches:
+            if batch % (tokens * world):
+                raise UserError(
+                    f"train.batch_tokens: {batch:,} must be a multiple of {tokens * world:,}, the tokens read at a "
+                    f"time, as train.micro_batches ({self.micro_batches}) cuts the largest step"
+                )
+        return tokens
+
+    def micro_batches_at(self, moment: Moment) -> int:
+        """Micro-batches of the step at `moment`, of all processes together."""
+        return whole_at(self.batch_tokens, moment) * self.micro_batches // max(all_values(self.batch_tokens))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What decides the graph of a forward: a run goes through a few of these, all of which are rehearsed."""
+
+    stage: int
+    """That of the model: how often layers run, and how far attention looks."""
+    sequence_length: int
+    """Tokens of a row."""
+    quantized: bool
+    """Whether weights are seen as the quantizer will leave them."""
+
+
+class Execution(NamedTuple):
+    """How steps are computed."""
+
+    precision: str
+    """Number format of the stream."""
+    threads: int
+
+
+class Trainer:
+    """All that a step changes and a checkpoint holds."""
+
+    def __init__(self, gpt: GPT, config: Train, seed: int, ranks: Ranks) -> None:
+        self.micro_tokens = config.micro_tokens(ranks.world)
+        self.config = config
+        self.ranks = ranks
+        self.seed = seed
+        self.vocabulary = gpt.vocabulary
+        if ranks.device.type == "cpu":
+            keep_freed_memory()
+        self.model = build(gpt, seed, ranks.device)
+        self.parameters = dict(self.model.named_parameters())
+        chosen = assign({rule: rule for rule in config.optimizers}, self.model, "train.optimizers")
+        self.updaters: dict[str, Updater] = {}
+        for rule, optimizer in config.optimizers.items():
+            members = {name: self.parameters[name] for name in self.parameters if chosen[name] == rule}
+            if members:
+                self.updaters[rule] = optimizer.build(members, ranks)
+        self.average: Average | None = config.averaging.build(self.parameters) if config.averaging else None
+        self.views = Views(config.fake_quantize, self.model, "train.fake_quantize")
+        self.dtype = torch.float32
+        self.late = ranks.device.type == "cuda"
+        """Whether the device works on its own, so that what a step gives is known only after it."""
+        # Triton needs a C compiler to launch its kernels; on a CPU the kernels are C++.
+        compilers = ("cc", "gcc", "clang") if ranks.device.type == "cuda" else ("c++", "g++", "clang++")
+        compiler = any(map(shutil.which, compilers))
+        if config.compile == "always" and not compiler:
+            raise UserError(f"train.compile=always needs a compiler, one of {', '.join(compilers)}; install one")
+        self.compilable = config.compile != "never" and compiler
+        self.compiled = config.compile == "always" or (self.compilable and ranks.device.type == "cuda")
+        self.notes: list[str] = []
+        """What whoever watches the run should be told of the rehearsal."""
+        for part in config.float8:
+            self.model.multiply(part, float8_linear)
+        if config.float8 and not multiplies_float8(ranks.device):
+            self.notes.append("train.float8: there are no such products here, so they are imitated, which takes longer")
+        self.recordings: Recordings | None = None
+        """What replays a micro-batch, or none where each of its kernels is launched."""
+        self.count, self.losses = torch.ones((), device=ranks.device), torch.zeros((), device=ranks.device)
+        """Micro-batches of the step, and this rank's part of their mean loss: tensors, as recordings need."""
+        self.observe: Callable[[Mapping[str, Tensor], float], None] | None = None
+        """Told once of the parameters after the next micro-batch, with the gradients of its own tokens alone, and of
+        the factor that makes their squares the Fisher information per token."""
+        self.forward: Callable[..., tuple[Tensor, Tensor]] = self._losses
+        self.compile(self.compiled)
+
+    def use(self, execution: Execution) -> None:
+        """Compute steps in this way from now on."""
+        self.dtype = getattr(torch, execution.precision)
+        torch.set_num_threads(execution.threads)
+
+    def compile(self, compiled: bool, forward: Callable[..., tuple[Tensor, Tensor]] | None = None) -> None:
+        """Run the model compiled from now on, as `forward` if that was done already, or uncompiled."""
+        self.compiled = compiled
+        self.forward = (forward or compiled_here(self._losses)) if compiled else self._losses
+
+    def _losses(
+        self, inputs: Tensor, targets: Tensor, starts: Tensor, stage: int, segments: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """What is descended, and the mean cross-entropy in it."""
+        logits = self.model(inputs, starts, self.dtype, stage=stage, capped=False, segments=segments)
+        descended, entropies = self.model.head.losses(logits, targets, self.config.z_loss)
+        return descended.mean(), entropies.mean()
+
+    def shape(self, moment: Moment) -> Shape:
+        """The shape of the step at `moment`."""
+        length = whole_at(self.config.sequence_length, moment)
+        return Shape(self.model.stage(moment.progress), length, self.views.active(moment))
+
+    def shapes(self, budget: Budget) -> dict[Shape, Moment]:
+        """Every shape of the run, each with a moment at which it comes, in order."""
+        found: dict[Shape, Moment] = {}
+        strengths = [view.strength for view in self.config.fake_quantize.values()]
+        numbers = (self.config.batch_tokens, self.config.sequence_length, *strengths)
+        begins = changes(number for number in numbers if isinstance(number, Stairs))
+        for part in sorted({*np.linspace(0.0, 1.0, 1000, endpoint=False).tolist(), *self.model.stages, *begins}):
+            moment = self.moment(part, budget)
+            if moment.progress < 1.0:  # else no step begins there
+                found.setdefault(self.shape(moment), moment)
+        return found
+
+    @staticmethod
+    def moment(part: float, budget: Budget) -> Moment:
+        """The first moment at which that part of the budget is spent."""
+        step = math.ceil(part * budget.steps) if budget.steps else 0
+        return Moment(step, part * (budget.seconds or 0.0), budget)
+
+    def indices(self, position: int) -> Iterator[int]:
+        """This rank's micro-batches from `position` on, without end."""
+        index = position + self.ranks.rank
+        while True:
+            yield index
+            index += self.ranks.world
+
+    def step(self, batches: Batches, moment: Moment, bos: int, lr_scale: float | None = None) -> float:
+        """One optimizer step, waited for; the mean loss, which is NaN where it or the gradient is not finite.
+
+        `lr_scale` takes the place of the learning-rate schedule.
+        """
+        return self.launch(batches, moment, bos, lr_scale).read()
+
+    def launch(self, batches: Batches, moment: Moment, bos: int, lr_scale: float | None = None) -> Late:
+        """Begin one optimizer step; what it gives is the loss of `step`, and reading it waits for all of the step.
+
+        A loss that is not finite changes nothing, except where steps are `late`: there it is known only when all has
+        been changed, so whoever saves anything reads it first.
+        """
+        losses = self.gradients(batches, moment, bos)
+        with self.ranks.together():
+            for updater in self.updaters.values():
+                updater.launch()
+            arrive = self.ranks.begin_sum([losses])
+        arrive()
+        norm = torch.stack([updater.squares() for updater in self.updaters.values()]).sum().sqrt()
+        mean = losses + 0.0 * norm
+        if self.late or math.isfinite(float(mean)):
+            clip = self.config.clip_norm
+            scale = None if clip is None else (clip / (norm + 1e-6)).clamp(max=1.0)
+            if lr_scale is None:
+                lr_scale = value_at(self.config.lr_schedule, moment)
+            for updater in self.updaters.values():
+                updater.step(moment, lr_scale, scale)
+        return Late(mean)
+
+    def gradients(self, batches: Batches, moment: Moment, bos: int) -> Tensor:
+        """Add up this rank's gradients of one step, without a word to the others; its part of the mean loss."""
+        shape = self.shape(moment)
+        self.views.set(moment)
+        count = self.config.micro_batches_at(moment)
+        self.count.fill_(count)
+        self.losses.zero_()
+        counts = self.counts_segments(shape.sequence_length)
+        for _ in range(count // self.ranks.world):
+            batch = next(batches)
+            tensors = self._tensors(batch, shape.sequence_length, bos)
+            segments = self._segments(batch, tensors[0], bos) if counts else 0
+            work = partial(self._micro_batch, shape.stage, segments)
+            if self.recordings is None:
+                work(*tensors)
+            else:
+                self.recordings.run((shape, segments), tensors, work)
+            if self.observe is not None:  # the loss is a mean over these tokens, of which only their sum tells
+                self.observe(self.parameters, float(count**2 * self.micro_tokens))
+                self.observe = None
+        return self.losses
+
+    def counts_segments(self, length: int) -> bool:
+        """Whether what attends over rows of `length` is told how many documents there are."""
+        return "varlen" in self.attention(length)
+
+    def _segments(self, batch: Batch | DeviceBatch, inputs: Tensor, bos: int) -> int:
+        """Room for the documents of a batch and for those that go on in its rows."""
+        begun = batch.begun if isinstance(batch, DeviceBatch) else batch.begun(bos)
+        return segment_bucket(begun + len(inputs), inputs.numel())
+
+    def _micro_batch(self, stage: int, segments: int, inputs: Tensor, targets: Tensor, starts: Tensor) -> None:
+        """Add its share to the gradients and to the step's loss."""
+        loss, entropy = self.forward(inputs, targets, starts, stage, segments)
+        (loss / self.count).backward()  # type: ignore[no-untyped-call]
+        self.losses += entropy / self.count
+
+    def attention(self, length: int) -> str:
+        """How attention over rows of `length` is computed here at the end of the run: names of the implementations."""
+        device, names = self.ranks.device, []
+        for block in self.model.config.blocks:
+            if isinstance(attention := block.attention, GroupedQueryAttention):
+                documents = attention.scope == "document"
+                seen = reach(attention.longest if documents else None, attention.window, 1.0, device)
+                size = self.model.config.width // attention.heads
+                names.append(choose(device, product_dtype(device, self.dtype), size, length, length, documents, seen))
+        return ", ".join(dict.fromkeys(names))
+
+    def graphs(self) -> int:
+        """How many graphs were compiled so far."""
+        return int(torch._dynamo.utils.counters["stats"]["unique_graphs"]) if self.compiled else 0
+
+    def forget_gradients(self) -> None:
+        """Free the gradients of the last step."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def watch(self, moment: Moment, lr_scale: float) -> None:
+        """Let the average see the weights as they are at `moment`, after a step with that factor on its rates."""
+        if self.average is not None:
+            self.average.watch(self.parameters, moment, lr_scale)
+
+    def _tensors(self, batch: Batch | DeviceBatch, length: int, bos: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs, targets and document starts, in rows of `length` where the run's rows may be longer."""
+        longest = self.config.longest_row
+        inputs, targets = (torch.as_tensor(ids, device=self.ranks.device) for ids in (batch.inputs, batch.targets))
+        if length < longest:
+            inputs, targets = (t.reshape(-1, t.shape[1] * length // longest) for t in (inputs, targets))
+        return inputs, targets, inputs == bos
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that a step changes, by name; the tensors themselves. All ranks call it together."""
+        found: dict[str, Tensor] = {f"weights/{name}": tensor for name, tensor in self.parameters.items()}
+        for rule, updater in self.updaters.items():
+            found.update({f"optimizers/{rule}/{name}": tensor for name, tensor in updater.state().items()})
+        if self.average is not None:
+            found.update({f"average/{name}": tensor for name, tensor in self.average.state().items()})
+        return found

@@ -1,0 +1,96 @@
+"""What this process itself opens, lists, loads and starts meanwhile, by Python's audit events (PEP 578)."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from caddie.runtime.sandbox import interior
+
+
+@contextmanager
+def watch_reads(allowed: Iterable[Path] = ()) -> Iterator[list[str]]:
+    """Record in the list what this process touches inside the block, beyond `allowed` and Python's own files.
+
+    Each entry is a phrase, given once: a file opened or mapped, a folder listed, the network used, a process started,
+    a library loaded through ctypes. `allowed` are files, or folders with all that is in them. Python's own files are
+    those that a sealed process sees and this process's entries in /proc; of the folders where modules are looked for,
+    the names may be listed. Other threads are watched as well.
+
+    It sees what Python announces (PEP 578). Native code need not: safetensors, SentencePiece and `torch.from_file` open
+    files unseen, and so does who goes on reading what was opened before. A clean list is evidence, and no proof; that
+    is what `caddie.runtime.sandbox` is for.
+    """
+    with suppress(FileNotFoundError):
+        tempfile.gettempdir()  # found out once, by opening files; PyTorch asks for it with its first optimizer
+    own = [*interior(), "/proc/self", *map(str, allowed)]
+    watch = _Watch(tuple(map(os.path.realpath, own)), [])
+    watches = _watches()
+    watches.append(watch)
+    try:
+        yield watch.touched
+    finally:
+        watches.remove(watch)
+
+
+_FILES = {
+    "open": "opened",
+    "mmap.__new__": "mapped",
+    "os.listdir": "listed",
+    "os.scandir": "listed",
+    "import": "imported",
+    "ctypes.dlopen": "loaded",
+    "sqlite3.connect": "opened",
+}
+"""Events whose argument is a file or a folder: a path, or the number of an open file."""
+_PROCESSES = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty"}
+
+
+@dataclass(frozen=True, eq=False)
+class _Watch:
+    allowed: tuple[str, ...]
+    touched: list[str]
+
+    def see(self, event: str, arguments: tuple[Any, ...]) -> None:
+        phrase = None
+        if event in _FILES:
+            phrase = self._file(event, arguments[1 if event == "import" else 0])
+        elif event in _PROCESSES:
+            phrase = " ".join(["started a process:", event, *map(str, arguments[:1])])
+        elif event.startswith("socket.") and event != "socket.gethostname":
+            named = [str(argument) for argument in arguments if isinstance(argument, (str, bytes, tuple))]
+            phrase = " ".join(["used the network:", event, *named[:1]])
+        if phrase and phrase not in self.touched:
+            self.touched.append(phrase)
+
+    def _file(self, event: str, named: Any) -> str | None:
+        if event == "ctypes.dlopen" and "/" not in os.fsdecode(named or ""):
+            return f"loaded {named or 'the C library'} through ctypes"  # found on the linker's path, not a file's
+        if named == -1 or (event == "import" and named is None):  # memory without a file; a module that is not native
+            return None
+        path = os.path.realpath(f"/dev/fd/{named}" if isinstance(named, int) else os.fsdecode(named or "."))
+        if any(path == own or path.startswith(own + "/") for own in self.allowed):
+            return None
+        if _FILES[event] == "listed" and any(path == os.path.realpath(folder or ".") for folder in sys.path):
+            return None
+        return f"{_FILES[event]} {path}"
+
+
+@cache
+def _watches() -> list[_Watch]:
+    """The watches that are on. The hook that serves them is set when first asked for and stays: none can be removed."""
+    watches: list[_Watch] = []
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        for watch in watches:
+            watch.see(event, arguments)
+
+    sys.addaudithook(hook)
+    return watches

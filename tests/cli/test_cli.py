@@ -1,0 +1,360 @@
+"""The command line: what it prints, where, and with which status."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from caddie.cli import app, main
+from caddie.inference import text_codec as lossless
+from caddie.pack import artifact as artifacts
+
+Call = Callable[..., Any]
+HELP = Path(__file__).parent.parent / "golden" / "help.txt"
+VERBS = (
+    *("ablate", "board", "compare", "compress", "data", "decompress", "diff", "doctor", "pack", "recipes", "report"),
+    *("run", "sample", "score", "study", "sweep", "techniques", "train", "trial", "verify"),
+)
+
+
+def test_help_is_golden(caddie: Call, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    pages = []
+    for arguments in (("--help",), *((verb, "--help") for verb in VERBS)):
+        ended = caddie(*arguments)
+        assert (ended.status, ended.err) == (0, "")
+        pages.append(f"$ caddie {' '.join(arguments)}\n{ended.out}")
+    text = "\n".join(pages)
+    if request.config.getoption("--update-golden"):
+        HELP.write_text(text)
+    assert text == HELP.read_text(), "if this is meant: pytest tests/test_cli.py --update-golden"
+
+
+def test_every_verb_is_tested() -> None:
+    assert tuple(sorted(app.commands)) == VERBS
+
+
+def test_no_verb_is_a_call_for_help(caddie: Call) -> None:
+    assert caddie() == caddie("--help") == caddie("-h")
+
+
+def test_version(caddie: Call) -> None:
+    ended = caddie("--version")
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out.startswith("caddie, version 0.")
+
+
+def test_help_waits_for_no_library() -> None:
+    code = (
+        "import sys\n"
+        "from caddie import cli\n"
+        "for arguments in (['--help'], ['run', '--help'], ['score', '-h']):\n"
+        "    sys.argv = ['caddie', *arguments]\n"
+        "    try:\n"
+        "        cli.main()\n"
+        "    except SystemExit as ended:\n"
+        "        assert ended.code == 0\n"
+        "heavy = {'torch', 'numpy', 'rich', 'sentencepiece', 'safetensors', 'jinja2', 'huggingface_hub'}\n"
+        "print('loaded:', sorted(heavy & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "loaded: []"
+
+
+@pytest.mark.parametrize(
+    ("stream", "arguments", "status", "says"),
+    [("stdout", ["techniques", "ChannelSmear"], 0, b"x_t ? (1 - "), ("stderr", ["K\u00fcrbis"], 2, b"K?rbis")],
+    ids=["stdout", "stderr"],
+)
+def test_a_character_that_the_encoding_lacks_is_replaced(
+    stream: str, arguments: list[str], status: int, says: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "argv", ["caddie", *arguments])
+    monkeypatch.setattr(sys, stream, io.TextIOWrapper(written, "ascii", write_through=True))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == status
+    assert says in written.getvalue()
+
+
+@pytest.fixture(scope="module")
+def copy(tiny_run: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder to pack and report anew."""
+    return Path(shutil.copytree(tiny_run.folder, tmp_path_factory.mktemp("cli") / "run"))
+
+
+def other_seed(run: Path, path: Path) -> Path:
+    """The result of a run as another seed would have left it."""
+    result = json.loads((run / "result.json").read_text())
+    result["seed"], result["sha256"]["artifact"] = 2, "0" * 64
+    path.write_text(json.dumps(result))
+    return path
+
+
+def small_file(path: Path) -> Path:
+    """A file to compress."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"abcdefgh ij" * 4 + b"\xff")
+    return path
+
+
+@cache
+def compressed(artifact: Path, content: bytes) -> bytes:
+    """What `caddie compress` makes of a file with this content."""
+    return lossless.compress(artifacts.load(artifact), [content])
+
+
+def arguments(verb: str, tiny: Any, copy: Path, out: Path) -> list[object]:
+    """A quick use of a verb."""
+    run = ["tiny", *tiny.settings, "--data", tiny.corpus, "--out", out]
+    if verb == "decompress":
+        path = small_file(out.with_suffix(".cz"))
+        path.write_bytes(compressed(tiny.artifact, path.read_bytes()))
+        return [verb, tiny.artifact, path]
+    return {
+        "compare": ["compare", tiny.folder, "--against", other_seed(tiny.folder, out.with_suffix(".json"))],
+        "compress": ["compress", tiny.artifact, small_file(out.with_suffix(".txt"))],
+        "data": ["data", tiny.text, "data.tokenizer=RawBytes", "model.vocabulary=257", "--out", out],
+        "diff": ["diff", "tiny"],
+        "pack": ["pack", copy, "cap=60000", "compress.coding=Packed"],
+        "recipes": ["recipes"],
+        "report": ["report", copy],
+        "sample": ["sample", tiny.artifact, "--tokens", 3],
+        "score": ["score", tiny.artifact, "--data", tiny.corpus],
+        "techniques": ["techniques", "HeadGate"],
+        "train": ["train", *run],
+        "verify": ["verify", tiny.artifact],
+    }[verb]
+
+
+FACTS = {
+    "compare": {"runs", "against", "difference", "p", "seeds_to_show_difference"},
+    "compress": {"file", "bytes", "source_bytes", "bits_per_byte"},
+    "data": {"folder", "manifest", "lossy_rules"},
+    "decompress": {"file", "bytes"},
+    "diff": {"from", "to", "diff", "parameters", "training_flops_per_token"},
+    "pack": {"artifact", "artifact_bytes", "cap_bytes", "ledger", "compression", "seconds", "next"},
+    "recipes": {"recipes"},
+    "report": {"report"},
+    "sample": {"text"},
+    "score": {"bits_per_byte", "artifact_bytes", "plain", "sliding"},
+    "techniques": {"sockets"},
+    "train": {"folder", "steps", "tokens", "loss"},
+    "verify": {"passed", "checks"},
+}
+
+
+QUIET = ("compress", "data", "decompress", "pack", "score", "train")
+
+
+@pytest.mark.parametrize("verb", FACTS)
+def test_json_is_one_object_and_progress_goes_elsewhere(
+    verb: str, tiny_run: Any, copy: Path, alive_once: None, unprobed: None, caddie: Call, tmp_path: Path
+) -> None:
+    ended = caddie(*arguments(verb, tiny_run, copy, tmp_path / "out"), "--json")
+    assert ended.status == 0
+    assert ended.out.count("\n") == 1
+    facts = json.loads(ended.out, parse_constant=pytest.fail)
+    assert FACTS[verb] <= set(facts)
+    assert "caddie: " not in ended.err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("verb", FACTS)
+def test_people_get_text_and_quiet_is_quiet(
+    verb: str, tiny_run: Any, copy: Path, alive_once: None, unprobed: None, caddie: Call, tmp_path: Path
+) -> None:
+    given = arguments(verb, tiny_run, copy, tmp_path / "out")
+    ended = caddie(*given, *(["--quiet"] if verb in QUIET else []))
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out.strip()
+    assert not ended.out.startswith("{")
+
+
+def test_what_comes_next_can_be_pasted(
+    tiny_run: Any, alive_once: None, caddie: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = SimpleNamespace(steps=2, tokens=256, final_loss=5.0)
+    monkeypatch.setattr("caddie.run.run.train_run", lambda *arguments: trained)
+    out = tmp_path / "two words"
+    ended = caddie("train", "tiny", *tiny_run.settings, "--data", tiny_run.corpus, "--out", out, "--quiet")
+    assert ended.out.endswith(f"; next: caddie pack '{out}'\n")
+
+
+def test_a_file_comes_back(tiny_run: Any, caddie: Call, tmp_path: Path) -> None:
+    file = small_file(tmp_path / "file")
+    assert caddie("compress", tiny_run.artifact, file).status == 0
+    ended = caddie("decompress", tiny_run.artifact, tmp_path / "file.cz", "--out", tmp_path / "again")
+    assert ended.out == f"{tmp_path / 'again'}: {file.stat().st_size} bytes\n"
+    assert (tmp_path / "again").read_bytes() == file.read_bytes()
+    for again in (["compress", tiny_run.artifact, file], ["decompress", tiny_run.artifact, tmp_path / "file.cz"]):
+        ended = caddie(*again)
+        assert (ended.status, ended.out) == (2, "")
+        assert "exists; name another file with --out or remove it" in ended.err, "nothing is overwritten"
+
+
+def test_progress_is_told_on_standard_error(
+    tiny_run: Any, copy: Path, alive_once: None, caddie: Call, tmp_path: Path
+) -> None:
+    told = caddie(*arguments("train", tiny_run, copy, tmp_path / "out"), "--json").err.splitlines()
+    assert told[0] == "train"
+    assert any(line.startswith("100%  step 2  loss ") for line in told)
+    assert told[-1].strip().startswith("file about ")
+
+
+@pytest.mark.long
+def test_pack_at_another_cap_keeps_the_artifact_that_was_scored(copy: Path, caddie: Call, tmp_path: Path) -> None:
+    scored = (copy / "artifact.caddie").read_bytes()
+    quick = ("compress.fit=FillCap", "compress.coding=Packed(codec=Zlib)")
+    ended = caddie("pack", copy, "cap=4500", *quick)
+    assert ended.status == 0
+    path = copy / "artifact-4500.caddie"
+    assert f"written  {path}\nnext     caddie score {path} --data " in ended.out
+    assert 0.98 * 4500 <= path.stat().st_size <= 4500, "a few bytes are a step"
+    assert (copy / "artifact.caddie").read_bytes() == scored
+    assert ended.err.startswith("calibrate\nfit\n      draft 1: ")
+    given = ("cap=4000", *quick, "--out", tmp_path / "a", "--json", "--quiet")
+    facts = json.loads(caddie("pack", copy, *given).out)
+    assert facts["artifact"] == str(tmp_path / "a")
+    assert (tmp_path / "a").stat().st_size == facts["artifact_bytes"] <= 4000
+    assert facts["compression"]["predicted_bits_per_byte"] > 0
+    assert facts["compression"]["step_more_bits_per_byte"] < 0 < facts["compression"]["step_fewer_bits_per_byte"]
+    assert len(facts["compression"]["curve"]) > 1
+    assert not (copy / "artifact-4000.caddie").exists()
+
+
+def test_run_prints_the_result_and_keeps_it(tiny_run: Any) -> None:
+    kept = json.loads((tiny_run.folder / "result.json").read_text())
+    assert tiny_run.printed == kept
+    assert 0 < kept["bits_per_byte"] < 9
+    assert kept["artifact_bytes"] == tiny_run.artifact.stat().st_size
+
+
+@pytest.mark.long
+def test_score_prints_both_figures_at_the_top(tiny_run: Any, caddie: Call) -> None:
+    facts = json.loads(caddie("score", tiny_run.artifact, "--data", tiny_run.corpus, "--json", "--quiet").out)
+    assert facts["bits_per_byte"] == pytest.approx(tiny_run.printed["bits_per_byte"], abs=1e-6)
+    assert facts["artifact_bytes"] == tiny_run.printed["artifact_bytes"]
+
+
+def test_recipes_are_listed_with_size_and_public_figures(caddie: Call) -> None:
+    listed = {recipe["name"]: recipe for recipe in json.loads(caddie("recipes", "--json").out)["recipes"]}
+    assert {"baseline", "fp16_embedding", "lower_lr", "tiny"} <= set(listed)
+    sizes = {"baseline": 17_059_912, "fp16_embedding": 16_765_000, "lower_lr": 17_059_912, "tiny": 4_424_323}
+    assert {name: listed[name]["parameters"] for name in sizes} == sizes
+    assert all(recipe["why"].endswith(".") for recipe in listed.values())
+    assert listed["baseline"]["base"] is None
+    assert {listed[name]["base"] for name in ("fp16_embedding", "lower_lr", "tiny")} == {"baseline"}
+    assert listed["tiny"]["public"] == []
+    figure = listed["fp16_embedding"]["public"][0]
+    assert figure["bits_per_byte"] == 1.21972502
+    assert figure["artifact_bytes"] == 15_896_222
+    assert figure["label"] == "8xH100, seed 1337"
+    assert figure["source"].endswith("2026-03-18_FP16Embed_WD3600")
+
+
+def test_diff_shows_what_a_recipe_changes(caddie: Call) -> None:
+    lines = caddie("diff", "lower_lr").out.splitlines()
+    assert [line.split() for line in lines] == [
+        ["setting", "baseline", "lower_lr"],
+        ["train.optimizers.matrix.lr", "0.04", "0.02"],
+        ["train.optimizers.embedding.lr", "0.05", "0.03"],
+        ["train.optimizers.scalar.lr", "0.04", "0.02"],
+        [],
+        ["baseline", "lower_lr", "difference"],
+        ["parameters", "17,059,912", "17,059,912", "none"],
+        ["training", "MFLOP", "per", "token", "130.6", "130.6", "none"],
+    ]
+
+
+def test_diff_tells_size_and_work(caddie: Call) -> None:
+    lines = caddie("diff", "three_layer_recurrence", "baseline").out.splitlines()
+    assert [line.split() for line in lines[-3:]] == [
+        ["parameters", "17,059,912", "35,944,536", "+110.7%"],
+        ["training", "MFLOP", "per", "token", "at", "the", "start", "130.6", "284.7", "+118.1%"],
+        ["training", "MFLOP", "per", "token", "at", "the", "end", "130.6", "426.3", "+226.5%"],
+    ]
+    facts = json.loads(caddie("diff", "baseline", "baseline", "--json").out)
+    assert facts["diff"] == {}
+    assert facts["training_flops_per_token"]["from"] == facts["training_flops_per_token"]["to"]
+    assert facts["training_flops_per_token"]["to"]["end"] == pytest.approx(130.5e6, rel=0.001)
+    assert caddie("diff", "baseline").out.startswith("the same settings\n")
+
+
+def test_diff_takes_two_recipes_and_settings(caddie: Call) -> None:
+    facts = json.loads(caddie("diff", "lower_lr", "fp16_embedding", "train.optimizers.matrix.lr=0.06", "--json").out)
+    assert (facts["from"], facts["to"]) == ("fp16_embedding", "lower_lr")
+    assert facts["diff"]["model.block.mlp.hidden"] == 1024
+    assert "train.optimizers.matrix.lr" not in facts["diff"]
+    assert facts["parameters"] == {"from": 16_765_000, "to": 17_059_912}
+    alone = json.loads(caddie("diff", "tiny", "model.depth=6", "--json").out)
+    assert alone["from"] == "baseline"
+    assert alone["diff"]["model.depth"] == 6
+
+
+@pytest.mark.long
+def test_seconds_is_short_for_a_setting(tiny_run: Any, alive_once: None, caddie: Call, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    ended = caddie(
+        "train", "tiny", *tiny_run.settings, "--seconds", 90, "--data", tiny_run.corpus, "--out", out, "--quiet"
+    )
+    assert ended.status == 0
+    trained = json.loads((out / "recipe.json").read_text())
+    assert trained["recipe"]["train"]["seconds"] == 90
+    assert trained["seed"] == 1337
+
+
+def test_a_sample_cannot_steer_the_terminal(tiny_run: Any, caddie: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        import_module("caddie.inference.sample"), "sample", lambda *arguments: b"one\n\x1b[2Jtwo\x07 \xc3\xa9"
+    )
+    assert caddie("sample", tiny_run.artifact).out == "one\n\ufffd[2Jtwo\ufffd é\n"
+
+
+def test_a_stranger_s_long_word_is_shortened(caddie: Call) -> None:
+    ended = caddie("run", "tiny", "model.width=" + "x\x1b[2J" * 5000)
+    assert ended.status == 2
+    assert ended.err.startswith("caddie: model.width must be a whole number, not x")
+    assert len(ended.err) < 700
+    assert "\x1b" not in ended.err
+
+
+def test_a_model_that_memory_cannot_hold(caddie: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
+
+    monkeypatch.setattr(import_module("caddie.recipes.catalog"), "find", refuse)
+    ended = caddie("diff", "tiny")
+    assert ended.status == 2
+    assert ended.err == "caddie: not enough memory; take a smaller model, batch or sequence length\n"
+
+
+def test_our_own_mistakes_are_not_hidden(caddie: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise RuntimeError("shapes differ")
+
+    monkeypatch.setattr(import_module("caddie.recipes.catalog"), "find", fail)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        caddie("diff", "tiny")
+
+
+def test_ctrl_c_is_one_line_and_status_130(caddie: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(import_module("caddie.recipes.catalog"), "find", interrupt)
+    ended = caddie("diff", "tiny")
+    assert (ended.status, ended.out, ended.err.strip()) == (130, "", "caddie: interrupted")

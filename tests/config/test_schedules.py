@@ -1,0 +1,380 @@
+"""Progress, schedules and the clock: hand-computed numbers and those of the public scripts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from caddie.config import coerce, parse_assignment, variants
+from caddie.config.schedules import (
+    Budget,
+    Clock,
+    IterationWarmdown,
+    Moment,
+    NonNegativeNumber,
+    Ramp,
+    Schedule,
+    Stairs,
+    StepRamp,
+    Warmdown,
+    Whole,
+    all_values,
+    changes,
+    check_whole,
+    value_at,
+    whole_at,
+)
+from caddie.errors import UserError
+
+quick = settings(derandomize=True, deadline=None, max_examples=60)
+
+
+def at(progress: float) -> Moment:
+    """A moment at this progress of a run of 100 seconds."""
+    return Moment(step=7, seconds=100 * progress, budget=Budget(seconds=100))
+
+
+# Budget
+
+
+@pytest.mark.parametrize(
+    ("budget", "step", "seconds", "progress"),
+    [
+        (Budget(seconds=600), 0, 0.0, 0.0),
+        (Budget(seconds=600), 10_000, 150.0, 0.25),
+        (Budget(seconds=600), 1, 900.0, 1.0),
+        (Budget(steps=200), 50, 1e9, 0.25),
+        (Budget(steps=200), 400, 0.0, 1.0),
+        (Budget(seconds=600, steps=200), 100, 150.0, 0.5),  # whichever is further spent
+        (Budget(seconds=600, steps=200), 20, 150.0, 0.25),
+    ],
+)
+def test_progress_is_the_fraction_spent(budget: Budget, step: int, seconds: float, progress: float) -> None:
+    assert budget.progress(step, seconds) == progress
+    assert Moment(step, seconds, budget).progress == progress
+
+
+def test_a_budget_of_nothing_is_an_error() -> None:
+    with pytest.raises(UserError, match=r"set train\.seconds or train\.steps"):
+        Budget()
+
+
+# Hand-computed values
+
+
+@pytest.mark.parametrize(
+    ("schedule", "values"),
+    [
+        (Ramp(start=1, end=3), {0.0: 1.0, 0.25: 1.5, 0.5: 2.0, 1.0: 3.0}),
+        (Ramp(start=3, end=1, begin=0.5), {0.0: 3.0, 0.5: 3.0, 0.75: 2.0, 1.0: 1.0}),
+        (Ramp(start=0, end=1, finish=0.5), {0.0: 0.0, 0.25: 0.5, 0.5: 1.0, 0.9: 1.0}),
+        (Ramp(start=0, end=1, begin=0.25, finish=0.75), {0.25: 0.0, 0.5: 0.5, 0.75: 1.0}),
+        (Ramp(start=0, end=1, begin=0.5, finish=0.5), {0.25: 0.0, 0.5: 1.0, 0.75: 1.0}),  # a jump
+        (Warmdown(fraction=0.25), {0.0: 1.0, 0.5: 1.0, 0.75: 1.0, 0.875: 0.5, 1.0: 0.0}),
+        (Warmdown(fraction=0.5, floor=0.25), {0.5: 1.0, 0.75: 0.5, 0.875: 0.25, 1.0: 0.25}),
+        (Warmdown(fraction=1.0), {0.0: 1.0, 0.25: 0.75, 1.0: 0.0}),
+        (Warmdown(fraction=0.0), {0.0: 1.0, 1.0: 1.0}),
+        # The weight decay of CASE: constant to 70 %, then down to half: 0.08 - 0.04·(progress - 0.7)/0.3.
+        (
+            Ramp(start=0.08, end=0.04, begin=0.7),
+            {0.0: 0.08, 0.7: 0.08, 0.775: 0.07, 0.85: 0.06, 0.94: 0.048, 1.0: 0.04},
+        ),
+        (Stairs(values=(1, 3), begins=(0.35,)), {0.0: 1.0, 0.3499: 1.0, 0.35: 3.0, 1.0: 3.0}),
+        (Stairs(values=(4, 0.5, 2), begins=(0.25, 0.75)), {0.0: 4, 0.2: 4, 0.25: 0.5, 0.7: 0.5, 0.75: 2, 1.0: 2}),
+        (Stairs(values=(7,), begins=()), {0.0: 7.0, 0.5: 7.0, 1.0: 7.0}),
+    ],
+)
+def test_schedules_of_progress(schedule: Schedule, values: dict[float, float]) -> None:
+    for progress, value in values.items():
+        assert schedule.at(at(progress)) == pytest.approx(value, rel=1e-12), progress
+
+
+def test_the_iteration_warmdown_foretells_its_length_from_the_mean_step() -> None:
+    budget = Budget(seconds=100)
+    schedule = IterationWarmdown(steps=10)
+    # 20 steps in 40 s are 2 s each, so the last 10 steps are the last 20 s.
+    assert schedule.at(Moment(20, 40.0, budget)) == 1.0
+    assert schedule.at(Moment(40, 80.0, budget)) == 1.0
+    assert schedule.at(Moment(45, 90.0, budget)) == 0.5
+    assert schedule.at(Moment(48, 96.0, budget)) == pytest.approx(0.2)
+    assert schedule.at(Moment(50, 100.0, budget)) == 0.0
+    assert schedule.at(Moment(51, 101.0, budget)) == 0.0
+    # 20 s a step: the warm-down would be 200 s long, so it has begun before the run.
+    assert schedule.at(Moment(1, 20.0, budget)) == 0.4
+    assert schedule.at(Moment(0, 0.0, budget)) == 1.0
+
+
+def test_the_iteration_warmdown_counts_steps_where_no_seconds_are_given() -> None:
+    schedule = IterationWarmdown(steps=4)
+    found = [schedule.at(Moment(step, 0.0, Budget(steps=10))) for step in range(12)]
+    assert found == [1, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0, 0]
+
+
+def test_the_step_ramp_counts_steps() -> None:
+    ramp = StepRamp(start=0.5, end=1.0, steps=4)
+    assert [ramp.at(Moment(step, 0.0, Budget(seconds=1))) for step in range(6)] == [0.5, 0.625, 0.75, 0.875, 1.0, 1.0]
+    assert StepRamp(start=0.5, end=1.0, steps=0).at(Moment(0, 0.0, Budget(seconds=1))) == 1.0
+
+
+def test_a_schedule_stands_where_a_number_stands() -> None:
+    assert value_at(0.25, at(0.5)) == 0.25
+    assert value_at(Ramp(start=0, end=1), at(0.5)) == 0.5
+    assert coerce({"kind": "Warmdown", "fraction": 0.5}, NonNegativeNumber, "lr") == Warmdown(fraction=0.5)
+    with pytest.raises(UserError, match="lr must be from 0"):
+        coerce(-1, NonNegativeNumber, "lr")
+
+
+# Stairs and whole numbers in pieces
+
+
+@pytest.mark.parametrize(
+    ("values", "begins"),
+    [
+        ((1, 2), ()),
+        ((1,), (0.5,)),
+        ((), ()),
+        ((1, 2, 3), (0.5, 0.5)),
+        ((1, 2, 3), (0.5, 0.4)),
+        ((1, 2), (0.0,)),
+        ((1, 2), (1.0,)),
+    ],
+)
+def test_stairs_that_do_not_rise_in_the_run_are_an_error(values: tuple[float, ...], begins: tuple[float, ...]) -> None:
+    with pytest.raises(UserError, match=r"give one begin fewer than values, rising between 0 and 1, as in") as error:
+        Stairs(values=values, begins=begins)
+    assert "\n" not in str(error.value)
+
+
+def test_stairs_outside_of_the_run_are_an_error() -> None:
+    with pytest.raises(UserError, match=r"begins\.0 must be from 0 to 1, not 35"):
+        Stairs(values=(1, 3), begins=(35,))
+    with pytest.raises(UserError, match=r"values\.1 must be a number"):
+        Stairs(values=(1, float("nan")), begins=(0.5,))
+
+
+@quick
+@given(
+    st.lists(st.floats(0.001, 0.999), unique=True, max_size=6).map(sorted), st.floats(0, 1), st.integers(0, 2**32 - 1)
+)
+def test_stairs_hold_each_value_from_its_begin_on(begins: list[float], progress: float, seed: int) -> None:
+    stairs = Stairs(values=tuple(float((seed >> 4 * i) % 16) for i in range(len(begins) + 1)), begins=tuple(begins))
+    moment = Moment(0, progress, Budget(seconds=1.0))
+    assert stairs.at(moment) == stairs.values[sum(begin <= moment.progress for begin in begins)]
+
+
+def test_a_whole_number_may_come_in_pieces() -> None:
+    tokens: Whole = coerce(parse_assignment("x=Stairs(values=[64, 256], begins=[0.5])")[1], Whole, "batch_tokens")
+    assert tokens == Stairs(values=(64, 256), begins=(0.5,))
+    found = [whole_at(tokens, at(progress)) for progress in (0.0, 0.49, 0.5, 1.0)]
+    assert found == [64, 64, 256, 256]
+    assert all(type(number) is int for number in (*found, *all_values(tokens)))
+    assert all_values(tokens) == (64, 256)
+    assert coerce(128, Whole, "batch_tokens") == whole_at(128, at(0.5)) == 128
+    assert all_values(128) == (128,)
+    check_whole("batch_tokens", tokens)
+    check_whole("batch_tokens", 128)
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (0, "rows must be from 1 to"),
+        (1.5, "rows must be a whole number, not 1.5"),
+        (Ramp(start=1, end=2), "rows must be one of Stairs, not Ramp"),
+        (Stairs(values=(1, 0), begins=(0.5,)), r"rows\.values must be from 1 to .*, not 0"),
+        (Stairs(values=(1, 2.5), begins=(0.5,)), r"rows\.values must be a whole number, not 2\.5"),
+    ],
+)
+def test_what_is_not_whole_is_an_error(number: object, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_whole("rows", coerce(number, Whole, "rows"))
+
+
+def test_the_changes_of_several_numbers_are_known_beforehand() -> None:
+    tokens = Stairs(values=(64, 128, 64), begins=(0.25, 0.75))
+    passes = Stairs(values=(1, 2, 3), begins=(0.5, 0.75))
+    assert changes([tokens, 32, passes]) == (0.25, 0.5, 0.75)
+    assert changes([tokens]) == tokens.begins
+    assert changes([32]) == ()
+    assert all_values(tokens) == (64, 128, 64)
+    shapes = [
+        (whole_at(tokens, at(progress)), whole_at(passes, at(progress))) for progress in (0, *changes([tokens, passes]))
+    ]
+    assert shapes == [(64, 1), (128, 1), (128, 2), (64, 3)]
+
+
+SAMPLES: dict[str, Schedule] = {
+    "Ramp": Ramp(start=1.0, end=0.5, begin=0.1, finish=0.7),
+    "Warmdown": Warmdown(fraction=0.7, floor=0.1),
+    "IterationWarmdown": IterationWarmdown(steps=100),
+    "StepRamp": StepRamp(start=1.0, end=0.5, steps=50),
+    "Stairs": Stairs(values=(0.2, 1.0, 0.5), begins=(0.3, 0.65)),
+}
+"""One of each; a new schedule needs one here."""
+
+
+@pytest.mark.parametrize("name", sorted(variants(Schedule)))
+@quick
+@given(
+    st.integers(0, 10_000), st.floats(0, 2000), st.sampled_from([Budget(600.0), Budget(600.0, 500), Budget(None, 500)])
+)
+def test_every_schedule_is_bounded_and_pure(name: str, step: int, seconds: float, budget: Budget) -> None:
+    schedule = SAMPLES[name]
+    value = schedule.at(Moment(step, seconds, budget))
+    assert 0.0 <= value <= 1.0
+    assert schedule.at(Moment(step, seconds, budget)) == value
+    again = type(schedule).from_json(schedule.to_json())
+    assert again.at(Moment(step, seconds, budget)) == value
+
+
+@pytest.mark.parametrize("name", ["Ramp", "Stairs", "Warmdown"])
+def test_schedules_of_progress_mean_the_same_on_every_machine(name: str) -> None:
+    for tenth in range(11):
+        slow = Moment(tenth, tenth * 60.0, Budget(seconds=600))
+        fast = Moment(tenth * 1000, tenth * 6.0, Budget(seconds=60))
+        counted = Moment(tenth * 50, 3.0, Budget(steps=500))
+        assert SAMPLES[name].at(slow) == SAMPLES[name].at(fast) == SAMPLES[name].at(counted)
+
+
+# The public scripts
+
+
+@pytest.fixture(scope="module")
+def scripts(parity: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(
+        (parity / "components" / "schedules" / "learning_rate_momentum_loops.json").read_text()
+    )
+    return found
+
+
+@pytest.mark.parametrize("name", ["BASE", "S003", "S002", "ARG"])
+def test_iteration_warmdown_agrees_with_the_scripts(scripts: dict[str, Any], name: str) -> None:
+    facts = scripts[name]
+    given_settings = facts["settings"]
+    schedule = IterationWarmdown(steps=given_settings["warmdown iters"])
+    capped = Budget(given_settings["max wallclock seconds"], given_settings["iterations"])
+    grids = [rows for key, rows in facts.items() if key.startswith("grid at about")]
+    rows = [row for grid in grids for row in grid]
+    assert len(rows) > 40
+    assert any(0 < multiplier < 1 for _, _, multiplier in rows)
+    for step, milliseconds, multiplier in rows:
+        assert schedule.at(Moment(step, milliseconds / 1000, capped)) == pytest.approx(multiplier, abs=1e-9)
+    uncapped = Budget(None, given_settings["iterations"])
+    counted = [row for row in facts["grid without wallclock cap"] if row[0] < given_settings["iterations"]]
+    assert len(counted) >= len(facts["grid without wallclock cap"]) - 1  # no step begins when all are taken
+    for step, _, multiplier in counted:
+        assert schedule.at(Moment(step, 0.0, uncapped)) == pytest.approx(multiplier, abs=1e-12)
+
+
+def test_warmdown_agrees_with_the_script_of_a_fraction(scripts: dict[str, Any]) -> None:
+    facts = scripts["S001"]
+    schedule = Warmdown(fraction=facts["settings"]["warmdown last frac"])
+    assert schedule.fraction == 0.2
+    by_time = Budget(facts["settings"]["max wallclock seconds"])
+    rows = [row for key, grid in facts.items() if key.startswith("grid at about") for row in grid]
+    assert any(0 < multiplier < 1 for _, _, multiplier in rows)
+    for step, milliseconds, multiplier in rows:
+        assert schedule.at(Moment(step, milliseconds / 1000, by_time)) == pytest.approx(multiplier, abs=1e-9)
+    by_steps = Budget(None, facts["settings"]["iterations"])
+    for step, _, multiplier in facts["grid without wallclock cap"]:
+        assert schedule.at(Moment(step, 0.0, by_steps)) == pytest.approx(multiplier, abs=1e-9)
+
+
+def test_quantization_joins_when_the_script_of_a_fraction_says(scripts: dict[str, Any]) -> None:
+    facts = scripts["S001"]
+    chosen = facts["settings"]
+    joined = Stairs(values=(0, 1), begins=(1 - chosen["qat last frac"],))
+    start = facts["late quantisation-aware training starts at elapsed ms"]
+    assert start == 510_000
+    for milliseconds in (0.0, start - 0.01, start, start + 0.01, 600_000.0):
+        moment = Moment(1, milliseconds / 1000, Budget(chosen["max wallclock seconds"]))
+        assert joined.at(moment) == (milliseconds >= start)
+
+
+@pytest.mark.parametrize("name", ["L3", "TOP"])
+def test_warmdown_agrees_with_the_scripts_that_reserve_time(scripts: dict[str, Any], name: str) -> None:
+    facts = scripts[name]
+    chosen = facts["settings"]
+    budget = Budget(chosen["max wallclock seconds"] - chosen["gptq reserve seconds"])
+    schedule = Warmdown(fraction=chosen["warmdown frac"], floor=chosen["min lr"])
+    assert budget.seconds == facts["effective cap ms"] / 1000
+    passes = Stairs(values=(1, 1 + chosen["num loops"]), begins=(chosen["enable looping at"],))
+    assert facts["columns"] == ["elapsed ms", "training fraction", "learning-rate multiplier", "looping on"]
+    assert len(facts["grid"]) > 40
+    assert {looping for *_, looping in facts["grid"]} == {False, True}
+    for milliseconds, fraction, multiplier, looping in facts["grid"]:
+        moment = Moment(1, milliseconds / 1000, budget)
+        assert moment.progress == pytest.approx(min(fraction, 1.0), abs=1e-12)
+        assert schedule.at(moment) == pytest.approx(multiplier, abs=1e-9)
+        assert whole_at(passes, moment) == (3 if looping else 1)
+    uncapped = Budget(None, chosen["iterations"])
+    for step, fraction in facts["fraction without a wallclock cap"]:
+        assert uncapped.progress(step, 1e9) == pytest.approx(fraction, abs=1e-15)
+
+
+@pytest.mark.parametrize("name", ["BASE", "S003", "S001", "S002", "ARG", "L3", "TOP"])
+def test_momentum_agrees_with_the_scripts(scripts: dict[str, Any], name: str) -> None:
+    chosen = scripts[name]["settings"]
+    ramp = StepRamp(
+        start=chosen["muon momentum warmup start"],
+        end=chosen["muon momentum"],
+        steps=chosen["muon momentum warmup steps"],
+    )
+    for step, momentum in scripts[name]["muon momentum"]:
+        assert ramp.at(Moment(step, 0.0, Budget(seconds=600))) == pytest.approx(momentum, abs=1e-15)
+
+
+# Clock
+
+
+class Ticks:
+    """A clock that the test turns."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def test_the_clock_adds_up_phases() -> None:
+    ticks = Ticks()
+    clock = Clock(ticks)
+    assert clock.seconds == {}
+    with clock.phase("train"):
+        ticks.time += 2.0
+    ticks.time += 50.0  # outside of any phase
+    with clock.phase("score"):
+        ticks.time += 0.5
+    with clock.phase("train"):
+        ticks.time += 1.0
+    assert clock.seconds == {"train": 3.0, "score": 0.5}
+
+
+def test_the_clock_charges_a_phase_that_fails() -> None:
+    ticks = Ticks()
+    clock = Clock(ticks)
+
+    def work() -> None:
+        with clock.phase("train"):
+            ticks.time += 4.0
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        work()
+    assert clock.seconds == {"train": 4.0}
+
+
+def test_the_clock_nests() -> None:
+    ticks = Ticks()
+    clock = Clock(ticks)
+    with clock.phase("all"):
+        ticks.time += 1.0
+        with clock.phase("part"):
+            ticks.time += 2.0
+    assert clock.seconds == {"all": 3.0, "part": 2.0}

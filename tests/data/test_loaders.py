@@ -1,0 +1,294 @@
+"""Shards on disk and the order in which loaders read them."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+from caddie.data.loaders import (
+    HEADER_BYTES,
+    CoprimeStride,
+    Loader,
+    PackedDocuments,
+    Prefetch,
+    SequentialStream,
+    ShuffledSequences,
+    Stream,
+    open_shard,
+    write_shard,
+)
+from caddie.errors import UserError
+from caddie.model.context import Context
+
+BOS = 1
+LOADERS = [SequentialStream(), ShuffledSequences(), CoprimeStride(), PackedDocuments()]
+EPOCHS = [ShuffledSequences(), CoprimeStride()]
+
+
+def distinct(*sizes: int) -> list[np.ndarray]:
+    """Shards in which every token but the leading BOS is different, so that a token names its place."""
+    tokens = np.arange(10, 10 + sum(sizes), dtype=np.uint16)
+    shards = np.split(tokens, np.cumsum(sizes)[:-1])
+    for shard in shards:
+        shard[0] = BOS
+    return shards
+
+
+def build(loader: Loader, shards: list[np.ndarray], tokens: int, length: int, seed: int = 0) -> Stream:
+    return loader.build(shards, tokens=tokens, sequence_length=length, seed=seed, bos=BOS)
+
+
+def test_a_shard_survives_the_disk(tmp_path: Path) -> None:
+    tokens = np.array([1, 0, 65535, 7], np.uint16)
+    write_shard(tmp_path / "a.bin", tokens)
+    raw = (tmp_path / "a.bin").read_bytes()
+    assert np.frombuffer(raw[:HEADER_BYTES], "<i4")[:4].tolist() == [20240520, 1, 4, 0]
+    assert raw[HEADER_BYTES:] == tokens.tobytes()
+    read = open_shard(tmp_path / "a.bin")
+    assert read.tolist() == tokens.tolist()
+    assert not read.flags.writeable
+    assert [path.name for path in tmp_path.iterdir()] == ["a.bin"]
+
+
+def test_the_contest_shard_opens(real_data: Path) -> None:
+    tokens = open_shard(real_data / "small" / "val_small_sp1024.bin")
+    assert len(tokens) == 125_113
+    assert int((tokens == BOS).sum()) == 35
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "message"),
+    [
+        (0, 7, "not a token shard; it begins with 7"),
+        (1, 2, "shard version 2"),
+        (2, 0, "no tokens"),
+        (2, -1, "no tokens"),
+        (2, 4, "its 4 tokens need 1,032"),
+        (2, 2, "its 2 tokens need 1,028"),
+    ],
+)
+def test_a_bad_header_is_one_line(tmp_path: Path, word: int, value: int, message: str) -> None:
+    path = tmp_path / "a.bin"
+    write_shard(path, np.array([1, 2, 3], np.uint16))
+    header = np.frombuffer(path.read_bytes(), "<u2").copy()
+    header[:512].view("<i4")[word] = value
+    path.write_bytes(header.tobytes())
+    with pytest.raises(UserError, match=message) as caught:
+        open_shard(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_no_shard_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "empty.bin").write_bytes(b"")
+    with pytest.raises(UserError, match="0 bytes"):
+        open_shard(tmp_path / "empty.bin")
+    with pytest.raises(UserError, match="cannot read the shard"):
+        open_shard(tmp_path / "missing.bin")
+
+
+@pytest.fixture(scope="module")
+def reference(parity: Path) -> tuple[dict[str, np.ndarray], dict[str, dict[str, int]]]:
+    folder = parity / "components" / "loaders"
+    return load_file(folder / "loaders.safetensors"), json.loads((folder / "info.json").read_text())
+
+
+def shards_of(arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
+    return [arrays[f"shard{number}"].astype(np.uint16) for number in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("case", "world", "rank"),
+    [
+        ("sequential.world1.rank0.T32", 1, 0),
+        ("sequential.world2.rank1.T32", 2, 1),
+        ("sequential.world1.rank0.T16", 1, 0),
+    ],
+)
+def test_sequential_parity(reference, case: str, world: int, rank: int) -> None:  # type: ignore[no-untyped-def]
+    arrays, info = reference[0], reference[1][case]
+    tokens = info["global_tokens"] // (world * info["accumulation"])
+    stream = build(SequentialStream(begin="first shard"), shards_of(arrays), tokens, info["row_length"])
+    for number in range(info["batches"]):
+        batch = stream.micro_batch(number * world + rank)
+        np.testing.assert_array_equal(batch.inputs, arrays[f"{case}.batch{number}.x"])
+        np.testing.assert_array_equal(batch.targets, arrays[f"{case}.batch{number}.y"])
+
+
+@pytest.mark.parametrize(("case", "world", "rank"), [("packed.world1.rank0", 1, 0), ("packed.world2.rank1", 2, 1)])
+def test_packed_parity(reference, case: str, world: int, rank: int) -> None:  # type: ignore[no-untyped-def]
+    arrays, info = reference[0], reference[1][case]
+    tokens = info["global_tokens"] // (world * info["accumulation"])
+    stream = build(PackedDocuments(group=world, begin="first shard"), shards_of(arrays), tokens, info["cut_length"])
+    for number in range(info["batches"]):
+        batch = stream.micro_batch(number * world + rank)
+        np.testing.assert_array_equal(batch.inputs, arrays[f"{case}.batch{number}.x"])
+        np.testing.assert_array_equal(batch.targets, arrays[f"{case}.batch{number}.y"])
+        ends = np.append(segments(batch.inputs, info["cut_length"]), tokens)
+        assert ends.tolist() == sorted(set(arrays[f"{case}.batch{number}.boundaries"].tolist()))
+        assert int(np.diff(ends).max()) == info["longest"][number]
+
+
+def segments(inputs: np.ndarray, longest: int) -> list[int]:
+    """Where an attention with the scope `document` begins a segment, in one row of inputs."""
+    ids = torch.from_numpy(inputs).reshape(1, -1)
+    numbers = Context(ids, ids == BOS, torch.float32).visible("document", longest, None).segments
+    assert numbers is not None
+    return [0, *(1 + torch.nonzero(numbers[0].diff()).flatten()).tolist()]
+
+
+def test_segments_by_hand() -> None:
+    inputs = np.array([9, 9, 9, BOS, 9, BOS, BOS, 9, 9, 9, 9])
+    assert segments(inputs, 2) == [0, 2, 3, 5, 6, 8, 10]
+    assert segments(inputs, 100) == [0, 3, 5, 6]
+    assert segments(inputs[:1], 100) == [0]
+
+
+sizes = st.lists(st.integers(2, 90), min_size=1, max_size=4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=sizes, length=st.integers(1, 12), seed=st.integers(0, 9), loader=st.sampled_from(EPOCHS))
+def test_each_row_of_an_epoch_is_read_once(sizes: list[int], length: int, seed: int, loader: Loader) -> None:
+    shards = distinct(*sizes)
+    if max(sizes) <= length:
+        with pytest.raises(UserError, match="use more text"):
+            build(loader, shards, length, length, seed)
+        return
+    stream = build(loader, shards, length, length, seed)
+    rows = sum(max(size // length - 1, 1) for size in sizes if size > length)
+    for epoch in range(2):
+        batches = [stream.micro_batch(epoch * rows + row) for row in range(rows)]
+        for batch in batches:
+            assert (batch.targets[:, :-1] == batch.inputs[:, 1:]).all()
+        for tokens in ([batch.inputs for batch in batches], [batch.targets for batch in batches]):
+            found, counts = np.unique(np.concatenate(tokens), return_counts=True)
+            assert (counts[found != BOS] == 1).all()
+        first = np.array([batch.targets[0, 0] for batch in batches])
+        for shard, size in zip(shards, sizes, strict=True):
+            assert np.isin(first, shard).sum() == (max(size // length - 1, 1) if size > length else 0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(size=st.integers(40, 200), rows=st.integers(1, 4), loader=st.sampled_from(LOADERS), index=st.integers(0, 40))
+def test_random_access_equals_one_pass(size: int, rows: int, loader: Loader, index: int) -> None:
+    shards = distinct(size, 50)
+    one_pass = build(loader, shards, rows * 8, 8, 3)
+    batches = [one_pass.micro_batch(number) for number in range(index + 1)]
+    jumped = build(loader, shards, rows * 8, 8, 3).micro_batch(index)
+    np.testing.assert_array_equal(jumped.inputs, batches[index].inputs)
+    np.testing.assert_array_equal(jumped.targets, batches[index].targets)
+    assert jumped.inputs.dtype == jumped.targets.dtype == np.int64
+
+
+def first_rows(loader: Loader, seed: int, epoch: int = 0) -> list[list[int]]:
+    stream = build(loader, distinct(330, 330), 10, 10, seed)
+    return [stream.micro_batch(epoch * 64 + index).inputs.ravel().tolist() for index in range(64)]
+
+
+@pytest.mark.parametrize("loader", EPOCHS, ids=lambda loader: type(loader).__name__)
+def test_the_order_follows_seed_and_epoch(loader: Loader) -> None:
+    assert first_rows(loader, 0) == first_rows(loader, 0)
+    assert first_rows(loader, 0) != first_rows(loader, 1)
+    assert first_rows(loader, 0) != first_rows(loader, 0, epoch=1)
+    phases = {row[0] % 10 for epoch in range(4) for row in first_rows(loader, 0, epoch)}
+    assert len(phases) > 2
+
+
+def test_a_stride_walks_its_shard() -> None:
+    stream = build(CoprimeStride(), distinct(330), 10, 10, 5)
+    begins = np.array([int(stream.micro_batch(index).inputs[0, 0]) for index in range(32)])
+    blocks = (begins - begins.min()) // 10
+    assert len(set((np.diff(blocks) % 32).tolist())) == 1
+
+
+def test_shards_are_mixed() -> None:
+    for loader in EPOCHS:
+        rows = first_rows(loader, 0)
+        origins = [row[5] < 340 for row in rows]
+        assert sum(a != b for a, b in pairwise(origins)) > 8
+
+
+def test_packed_starts_at_a_document_and_skips_the_tail() -> None:
+    shards = distinct(30, 30)
+    shards[0] = np.concatenate([np.array([5, 5, 5], np.uint16), shards[0]])
+    stream = build(PackedDocuments(group=2, begin="first shard"), shards, 6, 4)
+    firsts = [int(stream.micro_batch(index).inputs[0, 0]) for index in range(9)]
+    assert firsts == [1, 17, 24, 31, 1, 47, 54, 61, 1]
+
+
+@pytest.mark.parametrize("loader", LOADERS, ids=lambda loader: type(loader).__name__)
+def test_too_few_tokens_are_one_line(loader: Loader) -> None:
+    for shards in ([], distinct(32)):
+        with pytest.raises(UserError, match="a micro-batch needs 33; use more text") as caught:
+            build(loader, shards, 32, 16)
+        assert "\n" not in str(caught.value)
+    assert build(loader, distinct(33), 32, 16).micro_batch(0).inputs.size == 32
+
+
+@pytest.mark.parametrize("loader", LOADERS[:3], ids=lambda loader: type(loader).__name__)
+def test_a_micro_batch_is_whole_rows(loader: Loader) -> None:
+    for tokens in (8, 40):
+        with pytest.raises(UserError, match="not whole rows of 16"):
+            build(loader, distinct(300), tokens, 16)
+
+
+def test_packed_needs_a_document() -> None:
+    with pytest.raises(UserError, match="use more text"):
+        build(PackedDocuments(), [np.full(100, 9, np.uint16)], 32, 16)
+
+
+def test_prefetch_keeps_the_order_and_works_ahead() -> None:
+    made: list[int] = []
+    ahead = threading.Event()
+
+    def make(index: int) -> int:
+        made.append(index)
+        if index == 12:
+            ahead.set()
+        return index * index
+
+    with Prefetch(make, range(10, 100), ready=2) as ready:
+        assert next(ready) == 100
+        assert ahead.wait(10)
+        assert [next(ready) for _ in range(3)] == [121, 144, 169]
+    assert made == list(range(10, 10 + len(made)))
+    assert len(made) <= 6
+
+
+def test_prefetch_ends_with_its_indices_and_leaves_no_thread() -> None:
+    with Prefetch(lambda index: index, range(3)) as ready:
+        assert list(ready) == [0, 1, 2]
+        ready.close()
+        with pytest.raises(StopIteration):
+            next(ready)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
+
+
+def test_closing_drops_what_is_not_begun() -> None:
+    made: list[int] = []
+
+    def make(index: int) -> None:
+        made.append(index)
+        time.sleep(0.05)
+
+    with Prefetch(make, range(100), ready=50):
+        pass
+    assert len(made) < 5
+
+
+def test_prefetch_raises_what_make_raised() -> None:
+    with Prefetch(lambda index: 1 // (2 - index), range(9)) as ready:
+        assert next(ready) == 0
+        assert next(ready) == 1
+        with pytest.raises(ZeroDivisionError):
+            next(ready)

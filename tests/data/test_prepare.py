@@ -1,0 +1,767 @@
+"""From text to a corpus folder and back, and what is said when that cannot be."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import os
+import shutil
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from caddie.data import corpus, prepare
+from caddie.data import documents as sources
+from caddie.data.corpus import Corpus
+from caddie.data.loaders import open_shard, write_shard
+from caddie.data.tokenizers import (
+    ByteTokenizer,
+    CaseOps,
+    RawBytes,
+    SentencePieceBPE,
+    SentencePieceFile,
+    TokenizerSource,
+)
+from caddie.errors import UserError
+from caddie.files import unfinished
+from caddie.recipes.recipe import Recipe
+from caddie.run import resolve_corpus as corpora
+
+TEXTS = [f"document {number} {'words and more ' * (number % 5)}" for number in range(60)]
+
+
+def lines(*texts: str) -> bytes:
+    return "".join(json.dumps({"src": "test", "text": text}) + "\n" for text in texts).encode()
+
+
+def make(source: Path | str | None, folder: Path, **changes: object) -> Corpus:
+    usual: dict[str, object] = {"tokenizer_source": RawBytes(), "vocabulary": 257, "validation_fraction": 0.2}
+    return prepare.prepare(source, folder=folder, **{"report": lambda line: None, **usual, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.jsonl"
+    path.write_bytes(lines(*TEXTS))
+    return path
+
+
+@pytest.fixture
+def made(text: Path, tmp_path: Path) -> Corpus:
+    return make(text, tmp_path / "out")
+
+
+def one_line(error: pytest.ExceptionInfo[UserError]) -> bool:
+    return "\n" not in str(error.value)
+
+
+# Sources
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".zst"])
+def test_json_lines_plain_and_compressed(tmp_path: Path, suffix: str) -> None:
+    pack = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}[suffix]
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(pack(lines("one", "", "zwei ü", "three\n") + b"\n" + lines("four")))
+    assert list(sources.documents(path)) == [b"one", "zwei ü".encode(), b"three\n", b"four"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{not json", "a.jsonl:2: not JSON"),
+        (b'{"txt": "x"}', "a.jsonl:2: no text"),
+        (b'{"text": 3}', "a.jsonl:2: no text"),
+        (b'["text"]', "a.jsonl:2: no text"),
+        (b'{"text": "\\ud800"}', "a.jsonl:2: half a surrogate pair"),
+        (b'{"text": "\xff"}', "a.jsonl:2: not JSON"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines("fine") + line + b"\n")
+    with pytest.raises(UserError, match=message) as caught:
+        list(sources.documents(tmp_path / "a.jsonl"))
+    assert one_line(caught)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+def test_a_damaged_archive_is_named(tmp_path: Path, suffix: str) -> None:
+    pack = {".gz": gzip.compress, ".xz": lzma.compress}[suffix]
+    for content in (pack(lines(*TEXTS))[:-20], b"nothing of the kind"):
+        (tmp_path / f"a.jsonl{suffix}").write_bytes(content)
+        with pytest.raises(UserError, match=r"a.jsonl.*cannot be read") as caught:
+            list(sources.documents(tmp_path / f"a.jsonl{suffix}"))
+        assert one_line(caught)
+
+
+def test_a_folder_gives_its_text_and_skips_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "hidden.txt").write_text("hidden")
+    (tmp_path / "z.txt").write_text("last")
+    (tmp_path / "b" / "one.md").write_text("first\n\n" * 20_000)
+    (tmp_path / "b" / "two.jsonl").write_bytes(lines("second", "third"))
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\0\0")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "empty.txt").write_bytes(b"")
+    skipped: list[Path] = []
+    found = list(sources.find(tmp_path).documents(skipped))
+    assert found == [b"last", b"first\n\n" * 20_000, b"second", b"third"]
+    assert [path.name for path in skipped] == ["latin.txt", "picture.png"]
+
+
+def test_a_single_shard_is_told_to_be_named_by_its_folder(tmp_path: Path) -> None:
+    write_shard(tmp_path / "val_000000.bin", np.arange(300, dtype=np.uint16))
+    with pytest.raises(UserError, match=r"val_000000.bin: not UTF-8 text; .*; of shards, name the folder$"):
+        list(sources.documents(tmp_path / "val_000000.bin"))
+
+
+def test_a_single_file_must_be_text(tmp_path: Path) -> None:
+    for content in (b"caf\xe9", b"a\0b", b"a" * 9000 + b"\0"):
+        (tmp_path / "a.txt").write_bytes(content)
+        with pytest.raises(UserError, match="not UTF-8 text"):
+            list(sources.documents(tmp_path / "a.txt"))
+    with pytest.raises(UserError, match="no such file or folder"):
+        sources.find(tmp_path / "missing")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match="holds no files"):
+        sources.find(tmp_path / "folder")
+
+
+def test_the_library_is_always_there() -> None:
+    found = sources.find(None)
+    names = [path.as_posix() for path in found.files]
+    assert any(name.endswith("pydoc_data/topics.py") for name in names)
+    assert not [name for name in names if "/test/" in name or "/tests/" in name or "-packages/" in name]
+    assert found == sources.find("stdlib")
+    assert sum(1 for _ in found.documents()) > 300
+
+
+def test_a_long_file_is_cut_at_blank_lines(tmp_path: Path) -> None:
+    paragraph = "words " * 500 + "\n\n"
+    (tmp_path / "a.txt").write_text(paragraph * 100)
+    found = list(sources.documents(tmp_path / "a.txt"))
+    assert b"".join(found) == (paragraph * 100).encode()
+    assert all(piece.endswith(b"\n\n") and 1 << 14 <= len(piece) < 20_000 for piece in found[:-1])
+    (tmp_path / "a.txt").write_text(paragraph * 20)
+    assert len(list(sources.documents(tmp_path / "a.txt"))) == 1
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([b"\n", b"\n\n", b"\n \r\n", b"x"]), st.integers(1, 30_000)), max_size=9))
+def test_cutting_loses_nothing(parts: list[tuple[bytes, int]]) -> None:
+    text = b"".join(b"y" * length + end for end, length in parts)
+    pieces = list(sources.cut(text))
+    assert b"".join(pieces) == text
+    assert all(piece.endswith(b"\n") for piece in pieces[:-1])
+
+
+# Preparation
+
+
+def test_every_document_is_in_one_split(made: Corpus) -> None:
+    train, validation = b"", made.validation_tokens()
+    train = np.concatenate(made.train_shards())
+    tokenizer = made.tokenizer()
+
+    def texts(tokens: np.ndarray) -> list[str]:
+        return [tokenizer.decode(run).decode() for run in corpus.runs([tokens], tokenizer.bos)]
+
+    assert sorted(texts(train) + texts(validation)) == sorted(TEXTS)
+    assert 2 <= len(texts(validation)) <= 30
+    assert texts(validation) == [document.decode() for document in made.validation_documents()]
+    for split, tokens in ((made.manifest.train, train), (made.manifest.validation, validation)):
+        assert split is not None
+        size = sum(len(text) for text in texts(tokens))
+        assert (split.documents, split.tokens) == (len(texts(tokens)), len(tokens))
+        assert split.source_bytes == split.normalized_bytes == split.table_bytes == size
+    assert made.manifest.byte_source == "documents"
+    assert made.manifest.tokenizer.round_trip == corpus.RoundTripFigures(60, 0, *(2 * [len("".join(TEXTS))]))
+
+
+def test_the_split_depends_on_content_alone(tmp_path: Path, made: Corpus) -> None:
+    (tmp_path / "other.jsonl").write_bytes(lines(*reversed(TEXTS), *TEXTS[:7], "one more"))
+    other = make(tmp_path / "other.jsonl", tmp_path / "reversed")
+    assert other.manifest.duplicates_removed == 7
+    for name in ("train", "validation"):
+        before, after = (corpus.read_hashes(found.folder, name) for found in (made, other))
+        assert after - before <= {corpus.document_hash(b"one more")}
+        assert before <= after
+
+
+def test_the_same_text_in_another_order_is_the_same_set(tmp_path: Path, made: Corpus) -> None:
+    (tmp_path / "other.jsonl").write_bytes(lines(*reversed(TEXTS)))
+    other = make(tmp_path / "other.jsonl", tmp_path / "reversed")
+    assert other.manifest.validation.document_set_sha256 == made.manifest.validation.document_set_sha256
+    assert other.manifest.validation.shards != made.manifest.validation.shards
+
+
+def test_two_documents_are_enough(tmp_path: Path) -> None:
+    for fraction in (0.0001, 0.9999):
+        (tmp_path / "a.jsonl").write_bytes(lines("one", "two"))
+        found = make(tmp_path / "a.jsonl", tmp_path / "out", validation_fraction=fraction)
+        assert found.manifest.train is not None
+        assert (found.manifest.train.documents, found.manifest.validation.documents) == (1, 1)
+
+
+def test_bytes_are_those_of_the_source(tmp_path: Path, real_data: Path) -> None:
+    model = SentencePieceFile(path=str(real_data / "tokenizers" / "fineweb_1024_bpe.model"))
+    found = make(real_data / "small" / "val_small.jsonl", tmp_path / "out", tokenizer_source=model, vocabulary=1024)
+    train, validation = found.manifest.train, found.manifest.validation
+    assert train is not None
+    assert train.source_bytes + validation.source_bytes == 298_445
+    assert train.tokens + validation.tokens == 125_113
+    # NFKC makes "…" and the like longer; of the table method's errors none shows in this text.
+    assert train.normalized_bytes + validation.normalized_bytes == 298_447
+    assert train.table_bytes + validation.table_bytes == 298_447
+    assert found.manifest.tokenizer.round_trip is not None
+    assert found.manifest.tokenizer.round_trip.changed_documents > 0
+    assert found.manifest.validation_compressors is not None
+    assert set(found.manifest.validation_compressors) == {"gzip -9", "xz -9e", "zstd -22", "brotli -11"}
+    assert max(found.manifest.validation_compressors.values()) < validation.source_bytes
+
+
+def test_lost_white_space_still_counts(tmp_path: Path, real_data: Path) -> None:
+    model = SentencePieceFile(path=str(real_data / "tokenizers" / "fineweb_1024_bpe.model"))
+    texts = ["hello  world", "a\nb\n\nc"]
+    (tmp_path / "a.jsonl").write_bytes(lines(*texts))
+    found = make(tmp_path / "a.jsonl", tmp_path / "out", tokenizer_source=model, vocabulary=1024)
+    train, validation = found.manifest.train, found.manifest.validation
+    assert train is not None
+    assert train.source_bytes + validation.source_bytes == 12 + 6
+    assert train.normalized_bytes + validation.normalized_bytes == 11 + 5
+    assert found.manifest.tokenizer.round_trip == corpus.RoundTripFigures(2, 2, 18, 16)
+
+
+def test_shards_begin_with_a_document(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "SHARD_TOKENS", 300)
+    found = make(text, tmp_path / "out")
+    shards = found.train_shards()
+    assert len(shards) > 3
+    assert all(shard[0] == 256 and len(shard) <= 300 for shard in shards)
+    assert found.manifest.train is not None
+    assert sum(map(len, shards)) == found.manifest.train.tokens
+    assert found.manifest.train.table_bytes == found.manifest.train.source_bytes
+
+
+def test_the_tokenizer_learns_from_training_documents_only(text: Path, tmp_path: Path) -> None:
+    seen: list[bytes] = []
+
+    class Spy(TokenizerSource):
+        def build(self, vocabulary, sample):  # type: ignore[no-untyped-def]
+            seen.extend(sample())
+            return ByteTokenizer()
+
+    found = make(text, tmp_path / "out", tokenizer_source=Spy())
+    held_out = set(found.validation_documents())
+    assert sorted(seen) == sorted(text.encode() for text in TEXTS if text.encode() not in held_out)
+
+
+def test_the_sample_is_spread_evenly(made: Corpus, text: Path) -> None:
+    plan = prepare.Plan(
+        prepare.Text(sources.find(text), None, corpus.document_hash),
+        "",
+        {corpus.document_hash(document.encode()): "train" for document in TEXTS},
+        0,
+    )
+    assert plan.sample(0.25) == [document.encode() for document in TEXTS[::4]]
+    assert plan.sample(7.0) == [document.encode() for document in TEXTS]
+
+
+def test_a_trained_tokenizer_comes_back(tmp_path: Path, real_data: Path) -> None:
+    arguments = {"tokenizer_source": SentencePieceBPE(), "vocabulary": 300, "limit_bytes": 80_000}
+    found = make(real_data / "small" / "train_small.jsonl", tmp_path / "out", **arguments)
+    again = make(real_data / "small" / "train_small.jsonl", tmp_path / "again", **arguments)
+    assert (found.folder / "manifest.json").read_text() == (again.folder / "manifest.json").read_text()
+    assert (found.folder / "documents.npz").read_bytes() == (again.folder / "documents.npz").read_bytes()
+    round_trip = found.manifest.tokenizer.round_trip
+    assert round_trip is not None
+    assert round_trip.changed_documents == 0
+    assert 60_000 < round_trip.source_bytes <= 80_000
+
+
+def test_a_corpus_is_reused_until_something_changes(text: Path, tmp_path: Path, made: Corpus) -> None:
+    def stamp() -> int:
+        return (made.folder / "manifest.json").stat().st_ino
+
+    first = stamp()
+    make(text, made.folder)
+    assert stamp() == first
+    assert make(made.folder, tmp_path / "unused").manifest == made.manifest
+    for change in ({"validation_fraction": 0.3}, {"limit_bytes": 900}, {}):
+        made = make(text, made.folder, **change)
+        assert stamp() != first
+        first = stamp()
+    text.write_bytes(lines(*TEXTS[:50]))
+    changed = make(text, made.folder)
+    assert changed.manifest.tokenizer.round_trip is not None
+    assert changed.manifest.tokenizer.round_trip.documents == 50
+    (made.folder / "train_000000.bin").unlink()
+    assert len(make(text, made.folder).train_shards()) == 1
+
+
+def test_a_failure_leaves_no_folder(text: Path, tmp_path: Path) -> None:
+    class Broken(ByteTokenizer):
+        def encode_many(self, documents):  # type: ignore[no-untyped-def]
+            raise RuntimeError("broken")
+
+    class Breaks(TokenizerSource):
+        def build(self, vocabulary, sample):  # type: ignore[no-untyped-def]
+            return Broken()
+
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(RuntimeError, match="broken"):
+        make(text, tmp_path / "out", tokenizer_source=Breaks())
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_what_a_killed_process_left_is_removed(text: Path, tmp_path: Path) -> None:
+    left = unfinished(tmp_path / "out")
+    left.mkdir()
+    os.utime(left, (0, 0))
+    make(text, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["out", text.name])
+
+
+def test_a_folder_with_other_files_is_left_alone(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match=r"holds other files, such as thesis.tex"):
+        make(text, out)
+    assert (out / "thesis.tex").read_text() == "years of work"
+    with pytest.raises(UserError, match="is a file; name a folder"):
+        make(text, out / "thesis.tex")
+
+
+def test_tokens_of_another_make_are_neither_a_lost_corpus_nor_replaced(text: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    shutil.copy(text, folder / text.name)
+    write_shard(folder / "val_small_sp1024.bin", np.arange(300, dtype=np.uint16))
+    recipe = Recipe().but({"data.tokenizer": RawBytes(), "data.validation_fraction": 0.2, "model.vocabulary": 257})
+    found = corpora.open_corpus(recipe, str(folder), folder=tmp_path / "corpus")
+    assert found.manifest.train.documents == make(text, tmp_path / "alone").manifest.train.documents
+    (folder / text.name).unlink()
+    with pytest.raises(UserError, match=r"holds other files, such as val_small_sp1024.bin"):
+        make(text, folder)
+    shutil.copy(folder / "val_small_sp1024.bin", folder / "val_000000.bin")
+    with pytest.raises(UserError, match=r"is a corpus without its manifest.json"):
+        corpora.open_corpus(recipe, str(folder))
+
+
+def test_text_that_gives_no_corpus_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(lines(""))
+    with pytest.raises(UserError, match=r"no documents; give text$") as caught:
+        make(path, tmp_path / "out")
+    assert one_line(caught)
+    path.write_bytes(lines("same", "same"))
+    with pytest.raises(
+        UserError, match=r"one document \(duplicates dropped: 1\), and two or more are needed"
+    ) as caught:
+        make(path, tmp_path / "out")
+    assert one_line(caught)
+    for fraction in (0.0, 1.0, 7.0):
+        with pytest.raises(UserError, match="fraction must lie between 0 and 1"):
+            make(path, tmp_path / "out", validation_fraction=fraction)
+    path.write_bytes(lines("one", "two"))
+    with pytest.raises(UserError, match="no documents; give text, or raise the limit on its bytes"):
+        make(path, tmp_path / "out", limit_bytes=2)
+    with pytest.raises(UserError, match=r"none\.model"):
+        make(path, tmp_path / "out", tokenizer_source=SentencePieceFile(path=str(tmp_path / "none.model")))
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+# Loading and checking
+
+
+def test_scoring_needs_no_training_shards(made: Corpus) -> None:
+    for shard in made.folder.glob("train_*.bin"):
+        shard.unlink()
+    loaded = Corpus.load(made.folder)
+    assert loaded.manifest == made.manifest
+    assert len(loaded.validation_tokens()) == loaded.manifest.validation.tokens
+    assert loaded.tokenizer().vocabulary == 257
+    loaded.check_disjoint()
+    loaded.check_shards("validation")
+    with pytest.raises(UserError, match="cannot read the shard"):
+        loaded.train_shards()
+
+
+def test_no_corpus_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"no corpus in {tmp_path}; make one with: caddie data PATH --out"):
+        Corpus.load(tmp_path)
+
+
+def test_a_damaged_manifest_is_one_line(made: Corpus) -> None:
+    path = made.folder / "manifest.json"
+    value = json.loads(path.read_text())
+    cases = [
+        ("{", "not JSON"),
+        ("[]", "not a manifest"),
+        (json.dumps({**value, "version": 2}), "manifest version 2"),
+        (json.dumps({key: item for key, item in value.items() if key != "name"}), "must have exactly"),
+        (json.dumps({**value, "extra": 1}), "must have exactly"),
+        (json.dumps({**value, "overlap": "none"}), "manifest.overlap must be a whole number"),
+        (json.dumps({**value, "validation": None}), "manifest.validation must have exactly"),
+        (json.dumps({**value, "validation": {**value["validation"], "shards": [3]}}), "manifest.validation.shards.0"),
+        (json.dumps({**value, "byte_source": "guess"}), "manifest.byte_source must be one of"),
+    ]
+    for text, message in cases:
+        path.write_text(text)
+        with pytest.raises(UserError, match=message) as caught:
+            Corpus.load(made.folder)
+        assert one_line(caught)
+        assert "prepare the data again" in str(caught.value)
+
+
+def test_changed_files_are_found(made: Corpus) -> None:
+    shard = made.folder / "val_000000.bin"
+    tokens = open_shard(shard).copy()
+    tokens[1] += 1
+    write_shard(shard, tokens)
+    with pytest.raises(UserError, match=r"val_000000.bin: changed since"):
+        made.check_shards("validation")
+    write_shard(shard, tokens[:-1])
+    with pytest.raises(UserError, match="but the manifest says"):
+        made.validation_tokens()
+    shutil.copyfile(made.folder / "train_000000.bin", made.folder / "kept.bin")
+    made.check_shards("train")
+    (made.folder / "tokenizer.bin").write_bytes(b"x")
+    with pytest.raises(UserError, match="no tokenizer of kind"):
+        made.tokenizer()
+    (made.folder / "validation.jsonl.zst").write_bytes(zstandard.compress(lines("forged")))
+    with pytest.raises(UserError, match="not the text of the manifest"):
+        made.validation_documents()
+
+
+def test_another_tokenizer_is_refused(made: Corpus) -> None:
+    entry = replace(made.manifest.tokenizer, sha256="0" * 64)
+    with pytest.raises(UserError, match="not the tokenizer of the manifest"):
+        Corpus(made.folder, replace(made.manifest, tokenizer=entry)).tokenizer()
+
+
+def test_overlap_is_found(made: Corpus) -> None:
+    hashes = {name: corpus.read_hashes(made.folder, name) for name in ("train", "validation")}
+    leaked = min(hashes["validation"])
+    corpus.write_hashes(made.folder, hashes["train"] | {leaked}, hashes["validation"])
+    with pytest.raises(UserError, match=r"documents.npz: not the train documents"):
+        made.check_disjoint()
+    assert made.manifest.train is not None
+    name = corpus.set_sha256(hashes["train"] | {leaked})
+    forged = Corpus(made.folder, replace(made.manifest, train=replace(made.manifest.train, document_set_sha256=name)))
+    with pytest.raises(UserError, match=r"1 of \d+ validation documents") as caught:
+        forged.check_disjoint()
+    assert one_line(caught)
+    (made.folder / "documents.npz").write_bytes(b"PK")
+    with pytest.raises(UserError, match="cannot read the document hashes"):
+        made.check_disjoint()
+
+
+# Validation against another corpus
+
+
+def test_a_foreign_text_is_held_out_from_training(made: Corpus, tmp_path: Path) -> None:
+    held_out = [document.decode() for document in made.validation_documents()]
+    trained = [text for text in TEXTS if text not in held_out]
+    (tmp_path / "other.jsonl").write_bytes(lines("new", trained[0], held_out[0], trained[1], "newer", "new"))
+    arguments = {"tokenizer": made.tokenizer(), "report": lambda line: None}
+    found = prepare.prepare_validation(tmp_path / "other.jsonl", folder=tmp_path / "v", against=made, **arguments)
+    assert found.validation_documents() == [b"new", held_out[0].encode(), b"newer"]
+    assert (found.manifest.training_documents_removed, found.manifest.duplicates_removed) == (2, 1)
+    assert found.manifest.train is not None
+    assert made.manifest.train is not None
+    assert found.manifest.train.document_set_sha256 == made.manifest.train.document_set_sha256
+    found.check_disjoint()
+    with pytest.raises(UserError, match="for validation only"):
+        found.train_shards()
+    again = prepare.prepare_validation(tmp_path / "other.jsonl", folder=tmp_path / "v", against=made, **arguments)
+    assert again.manifest == found.manifest
+
+    alone = prepare.prepare_validation(tmp_path / "other.jsonl", folder=tmp_path / "w", against=None, **arguments)
+    assert alone.manifest.validation.documents == 5
+    with pytest.raises(UserError, match="knows no training documents"):
+        alone.check_disjoint()
+
+    (tmp_path / "other.jsonl").write_bytes(lines(*trained))
+    with pytest.raises(UserError, match="every document is in the training text"):
+        prepare.prepare_validation(tmp_path / "other.jsonl", folder=tmp_path / "x", against=made, **arguments)
+
+
+# Denominators
+
+
+CAPITALS = [f"The {number}th of NASA's eBay \ue001 pages\n{'And MORE Words ' * (number % 5)}" for number in range(60)]
+
+
+@pytest.fixture
+def marked(tmp_path: Path) -> Corpus:
+    (tmp_path / "capitals.jsonl").write_bytes(lines(*CAPITALS))
+    return make(tmp_path / "capitals.jsonl", tmp_path / "marked", tokenizer_source=CaseOps(), vocabulary=300)
+
+
+def test_caseops_counts_the_bytes_of_the_text(marked: Corpus) -> None:
+    train, validation = marked.manifest.train, marked.manifest.validation
+    assert train is not None
+    assert train.source_bytes + validation.source_bytes == len("".join(CAPITALS).encode())
+    for split in (train, validation):
+        assert split.normalized_bytes == split.source_bytes < split.table_bytes
+    assert marked.manifest.tokenizer.kind == "caseops"
+    assert marked.manifest.tokenizer.round_trip is not None
+    assert marked.manifest.tokenizer.round_trip.changed_documents == 0
+    text = corpora.text_of(marked)
+    assert text.source_bytes == text.normalized_bytes == sum(map(len, marked.validation_documents()))
+    assert text.source_bytes == marked.tokenizer().byte_lengths(text.tokens).sum()
+    assert corpora.describe(marked).endswith("lossless tokenizer")
+
+
+@pytest.mark.parametrize("byte_source", ["documents", "table", "tokens"])
+@pytest.mark.parametrize("count", ["source_bytes", "normalized_bytes"])
+def test_bytes_that_only_the_table_sees_are_refused(marked: Corpus, byte_source: str, count: str) -> None:
+    split, hashed = marked.manifest.validation, "documents" if byte_source == "documents" else "tokens"
+    forged = replace(split, **{count: split.table_bytes})
+    if hashed == "tokens":
+        runs = corpus.runs([marked.validation_tokens()], marked.manifest.tokenizer.bos)
+        ids = corpus.set_sha256(corpus.document_hash(run.tobytes()) for run in runs)
+        forged = replace(forged, document_set_sha256=ids)
+    manifest = replace(marked.manifest, validation=forged, byte_source=byte_source, hashed=hashed)
+    with pytest.raises(UserError, match=f"states {split.table_bytes:,} {count} for validation; there are"):
+        Corpus(marked.folder, manifest).check_counts()
+
+
+def test_a_caseops_corpus_is_reused_until_its_model_changes(marked: Corpus, tmp_path: Path) -> None:
+    model = tmp_path / "own.model"
+    model.write_bytes(marked.tokenizer().serialize())
+    arguments = {"tokenizer_source": CaseOps(of=SentencePieceFile(path=str(model))), "vocabulary": 300}
+    found = make(tmp_path / "capitals.jsonl", tmp_path / "file", **arguments)
+    assert found.manifest.tokenizer.sha256 == marked.manifest.tokenizer.sha256
+    model.write_bytes(SentencePieceBPE().build(300, lambda: [text.encode() for text in CAPITALS]).serialize())
+    again = make(tmp_path / "capitals.jsonl", tmp_path / "file", **arguments)
+    assert again.manifest.tokenizer.sha256 != marked.manifest.tokenizer.sha256
+    plain = make(
+        tmp_path / "capitals.jsonl",
+        tmp_path / "file",
+        **arguments | {"tokenizer_source": arguments["tokenizer_source"].of},
+    )
+    assert plain.manifest.tokenizer.kind == "sentencepiece"
+
+
+def test_the_tokenizer_of_an_artifact_is_made_a_source_again(
+    marked: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for tokenizer in (marked.tokenizer(), ByteTokenizer(), marked.tokenizer().of):  # type: ignore[attr-defined]
+        source = corpora._tokenizer_source(tokenizer)
+        assert source.build(tokenizer.vocabulary, lambda: []).sha256 == tokenizer.sha256
+
+
+def test_published_caseops_shards_count_what_they_stand_for(marked: Corpus, tmp_path: Path) -> None:
+    folder = tmp_path / "published"
+    folder.mkdir()
+    for name in ("train", "val"):
+        shutil.copyfile(marked.folder / f"{name}_000000.bin", folder / f"fineweb_{name}_000000.bin")
+    (tmp_path / "own.model").write_bytes(marked.tokenizer().serialize())
+    source = CaseOps(of=SentencePieceFile(path=str(tmp_path / "own.model")))
+    found = make(folder, tmp_path / "described", tokenizer_source=source, vocabulary=300)
+    assert found.manifest.byte_source == "tokens"
+    for ours, theirs in zip(
+        (found.manifest.train, found.manifest.validation),
+        (marked.manifest.train, marked.manifest.validation),
+        strict=True,
+    ):
+        assert ours is not None
+        assert theirs is not None
+        assert (ours.source_bytes, ours.normalized_bytes, ours.table_bytes) == (
+            theirs.source_bytes,
+            theirs.normalized_bytes,
+            theirs.table_bytes,
+        )
+    found.check_counts()
+    with pytest.raises(UserError, match="has no text"):
+        found.validation_documents()
+    assert corpora.describe(found).endswith("bytes by the tokens (no text)")
+
+
+def test_a_stream_that_begins_within_a_document_counts_what_is_predicted(tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        write_shard(tmp_path / f"a_{name}_0.bin", np.array([*b"cut", 256, *b"whole"], np.uint16))
+    found = make(tmp_path, tmp_path / "out")
+    assert found.manifest.validation.source_bytes == found.manifest.validation.table_bytes == 7
+    assert found.manifest.byte_source == "table"
+    found.check_counts()
+
+
+def test_a_lossy_corpus_is_described_and_audited(tmp_path: Path, real_data: Path) -> None:
+    model = SentencePieceFile(path=str(real_data / "tokenizers" / "fineweb_1024_bpe.model"))
+    (tmp_path / "a.jsonl").write_bytes(lines("a\nb", "c\n\nd", "e\nf"))
+    found = make(tmp_path / "a.jsonl", tmp_path / "out", tokenizer_source=model, vocabulary=1024)
+    assert corpora.describe(found).endswith(
+        "; lossy tokenizer: 17 rules, 3 of 3 documents change, their length by -1 bytes"
+    )
+    rules = {rule.name: rule.lost_bytes for rule in corpora.audit_corpus(found)}
+    assert rules["line breaks"] == b"".join(found.validation_documents()).count(b"\n") > 0
+    assert sum(rules.values()) == rules["line breaks"]
+
+
+# Published shards
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    folder = tmp_path / "fineweb10B_bytes"
+    folder.mkdir()
+    stream = np.concatenate([np.array([256, *text.encode()], np.uint16) for text in TEXTS])
+    cut = int(np.flatnonzero(stream == 256)[12])
+    write_shard(folder / "fineweb_val_000000.bin", stream[:cut])
+    write_shard(folder / "fineweb_val_bytes_000000.bin", stream[:5])
+    write_shard(folder / "fineweb_train_000000.bin", stream[cut:700])
+    write_shard(folder / "fineweb_train_000001.bin", stream[700:])
+    return folder
+
+
+def test_published_shards_are_described_where_they_lie(shards: Path, tmp_path: Path) -> None:
+    found = make(shards, tmp_path / "out")
+    train, validation = found.manifest.train, found.manifest.validation
+    assert train is not None
+    assert (train.documents, validation.documents, found.manifest.overlap) == (48, 12, 0)
+    assert validation.source_bytes == validation.table_bytes == len("".join(TEXTS[:12]))
+    assert train.source_bytes == len("".join(TEXTS[12:]))
+    assert (found.manifest.byte_source, found.manifest.hashed) == ("table", "tokens")
+    assert [len(shard) for shard in found.train_shards()][1] == train.tokens - len(found.train_shards()[0])
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "documents.npz",
+        "manifest.json",
+        "tokenizer.bin",
+    ]
+    found.check_disjoint()
+    found.check_shards("train")
+    with pytest.raises(UserError, match="has no text"):
+        found.validation_documents()
+    inode = (tmp_path / "out" / "manifest.json").stat().st_ino
+    make(shards, tmp_path / "out")
+    assert (tmp_path / "out" / "manifest.json").stat().st_ino == inode
+
+
+def test_other_tokens_than_were_hashed_are_refused(shards: Path, tmp_path: Path) -> None:
+    """Documents of the training text under the hash of the held-out ones."""
+    found = make(shards, tmp_path / "out")
+    (held_out,) = found.manifest.validation.shards
+    easy = list(corpus.runs(found.train_shards(), 256))[: found.manifest.validation.documents]
+    tokens = np.concatenate(easy)
+    write_shard(tmp_path / "easy.bin", tokens)
+    bytes_ = len(tokens) - len(easy)
+    forged = replace(
+        found.manifest.validation,
+        tokens=len(tokens),
+        source_bytes=bytes_,
+        normalized_bytes=bytes_,
+        table_bytes=bytes_,
+        shards=(replace(held_out, file=str(tmp_path / "easy.bin"), tokens=len(tokens)),),
+    )
+    found.check_counts()
+    with pytest.raises(UserError, match="holds out other documents than its manifest says"):
+        Corpus(found.folder, replace(found.manifest, validation=forged)).check_counts()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("byte_source", "tokens", "bytes of tokens beside hashes of documents"),
+        ("tokenizer.bos", 7, "not the tokenizer of the manifest"),
+        ("tokenizer.vocabulary", 299, "not the tokenizer of the manifest"),
+    ],
+)
+def test_a_manifest_that_was_changed_is_refused(marked: Corpus, field: str, value: object, message: str) -> None:
+    path = marked.folder / "manifest.json"
+    facts = json.loads(path.read_text())
+    inner = facts
+    *outer, last = field.split(".")
+    for name in outer:
+        inner = inner[name]
+    assert inner[last] != value
+    inner[last] = value
+    path.write_text(json.dumps(facts))
+    with pytest.raises(UserError, match=message):
+        Corpus.load(marked.folder).check_counts()
+
+
+def test_a_held_out_document_twice_is_refused(tmp_path: Path) -> None:
+    """Adaptation would know it the second time, and the hash of the set is the same."""
+    (tmp_path / "text.jsonl").write_bytes(lines(*CAPITALS))
+    found = make(tmp_path / "text.jsonl", tmp_path / "out")
+    text, split = found.validation_documents(), found.manifest.validation
+    tokens = np.concatenate([found.validation_tokens(), found.validation_tokens()])
+    doubled = zstandard.compress(lines(*(document.decode() for document in text * 2)))
+    (tmp_path / "out" / corpus.VALIDATION_TEXT).write_bytes(doubled)
+    write_shard(tmp_path / "out" / split.shards[0].file, tokens)
+    twice = replace(
+        split,
+        documents=2 * split.documents,
+        tokens=len(tokens),
+        shards=(replace(split.shards[0], tokens=len(tokens)),),
+    )
+    with pytest.raises(UserError, match="holds a document twice"):
+        Corpus(found.folder, replace(found.manifest, validation=twice)).check_counts()
+
+
+def test_a_leak_in_published_shards_is_told(shards: Path, tmp_path: Path) -> None:
+    write_shard(shards / "fineweb_train_000002.bin", open_shard(shards / "fineweb_val_000000.bin").copy())
+    told: list[str] = []
+    found = make(shards, shards.parent, report=told.append)
+    assert found.manifest.overlap == 12
+    assert any("12 validation documents are training documents too" in line for line in told)
+    with pytest.raises(UserError, match="12 of 12 validation documents"):
+        found.check_disjoint()
+    assert found.manifest.validation.shards[0].file == "fineweb10B_bytes/fineweb_val_000000.bin"
+
+
+def test_text_is_compared_with_published_shards_by_tokens(shards: Path, tmp_path: Path) -> None:
+    against = make(shards, tmp_path / "out")
+    (tmp_path / "other.jsonl").write_bytes(lines("new", TEXTS[20], TEXTS[3]))
+    arguments = {"folder": tmp_path / "v", "against": against, "report": lambda line: None}
+    found = prepare.prepare_validation(tmp_path / "other.jsonl", tokenizer=against.tokenizer(), **arguments)
+    assert found.validation_documents() == [b"new", TEXTS[3].encode()]
+    assert found.manifest.training_documents_removed == 1
+    found.check_disjoint()
+
+
+def test_published_shards_need_their_tokenizer(shards: Path, tmp_path: Path, real_data: Path) -> None:
+    with pytest.raises(UserError, match="need the tokenizer they were made with"):
+        make(shards, tmp_path / "out", tokenizer_source=SentencePieceBPE(), vocabulary=300)
+    write_shard(shards / "fineweb_train_000000.bin", np.array([256, 257], np.uint16))
+    with pytest.raises(UserError, match="token 257, but the tokenizer has 257 ids"):
+        make(shards, tmp_path / "out")
+    (shards / "fineweb_val_000000.bin").unlink()
+    with pytest.raises(UserError, match="no validation shards"):
+        make(shards, tmp_path / "out")
+
+
+def test_the_table_method_on_the_contest_tokens(tmp_path: Path, real_data: Path) -> None:
+    tokens = open_shard(real_data / "small" / "val_small_sp1024.bin")
+    write_shard(tmp_path / "a_val_0.bin", tokens[:])
+    write_shard(tmp_path / "a_train_0.bin", tokens[:])
+    model = SentencePieceFile(path=str(real_data / "tokenizers" / "fineweb_1024_bpe.model"))
+    found = make(tmp_path, tmp_path / "out", tokenizer_source=model, vocabulary=1024)
+    assert found.manifest.validation.documents == 35
+    assert found.manifest.validation.table_bytes == len(found.tokenizer().decode(tokens)) == 298_447
+    assert found.manifest.overlap == 35
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.lists(st.integers(1, 39), max_size=4))
+def test_documents_cross_shards(tokens: list[int], cuts: list[int]) -> None:
+    stream = np.array(tokens, np.uint16)
+    pieces = [piece for piece in np.split(stream, sorted(set(cuts))) if len(piece)]
+    runs = [run.tolist() for run in corpus.runs(pieces, 1)]
+    assert [token for run in runs for token in run] == tokens
+    assert all(run[0] == 1 for run in runs[1:])
+    assert all(1 not in run[1:] for run in runs)
+    assert Counter(run[0] for run in runs)[1] == tokens.count(1)

@@ -1,0 +1,60 @@
+"""What `test_studies` asks of every study below `studies/`.
+
+A process of its own, for a study's file may define classes, which stay known to a process as long as it lives.
+"""
+
+from __future__ import annotations
+
+import json
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from caddie.config.userfile import execute
+from caddie.data.loaders import SequentialStream
+from caddie.lab.study import Study
+from caddie.run.run import check_whole_run
+
+ROOT = Path(__file__).resolve().parent.parent.parent / "studies"
+
+
+def facts(study: Study) -> dict[str, Any]:
+    """What a study is; every label is built."""
+    recipes = {label: study.recipe(label) for label in study.labels}
+    for recipe in recipes.values():
+        check_whole_run(recipe)
+    return {
+        "described": study.to_json(),
+        "shown": {label: study.shown(label) for label in study.labels},
+        "runs": [recipe.sha256 for recipe in recipes.values()],
+    }
+
+
+def hardest_first(loader: Any) -> dict[str, Any]:
+    """How many different ids stand in each batch of a text that is partly noise, in the order of the loader."""
+    noise = np.random.default_rng(0).integers(0, 1000, 4096)
+    text = np.concatenate([np.zeros(4096, int), noise, np.arange(4096) % 7]).astype(np.uint16)
+    settings = {"tokens": 256, "sequence_length": 64, "seed": 1, "bos": 1}
+    stream = loader(of=SequentialStream(), batches=40, shards=5).build([text], **settings)
+    plain = SequentialStream().build([text], **settings)
+    same = [
+        bool((stream.micro_batch(index).inputs == plain.micro_batch(other).inputs).all())
+        for index, other in [*enumerate(stream.order), (41, 41)]
+    ]
+    ids = [len(np.unique(stream.micro_batch(index).inputs)) for index in range(40)]
+    return {"order": stream.order, "same": same, "ids": ids}
+
+
+def tell(pipe: Connection) -> None:
+    """Send all of it."""
+    held = {str(file.relative_to(ROOT).parent): execute(file) for file in sorted(ROOT.glob("*/study.py"))}
+    studies = {
+        (folder if name == "study" else f"{folder}/{name}"): facts(value)
+        for folder, values in held.items()
+        for name, value in values.items()
+        if isinstance(value, Study)
+    }
+    told = {"studies": studies, "hardest": hardest_first(held["negative_results"]["HardestFirst"])}
+    pipe.send(json.loads(json.dumps(told)))

@@ -1,0 +1,228 @@
+"""Compression with a model: exactly back for any bytes and any scorer, and as small as the score promises."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich_models import RICH
+
+from caddie.data.tokenizers import ByteTokenizer, SentencePieceTokenizer, Tokenizer
+from caddie.errors import UserError
+from caddie.inference.text_codec import Measured, compress, decompress, measure
+from caddie.model import GPT, build
+from caddie.pack.artifact import Artifact
+from caddie.score import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Scoring, Text, score
+
+verification = import_module("caddie.verify.verify")
+
+quick = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SLIDING = Scoring(sequence_length=16, stride=8)
+SCORINGS = {
+    "plain": SLIDING.plain,
+    "sliding": SLIDING,
+    "chunks": SLIDING.but(adaptation=ChunkSGD(chunk_tokens=64, sgd=SGD(lr=0.05, epochs=1, rows=8))),
+    "documents": SLIDING.but(adaptation=DocumentLoRA(rank=2, alpha=2.0, lr=0.01, chunk_tokens=8, documents=3)),
+    "phases": SLIDING.but(
+        adaptation=DocumentLoRA(
+            rank=2, alpha=2.0, lr=0.01, chunk_tokens=8, documents=2, phases=GlobalSGD(documents=4, chunk_tokens=32)
+        )
+    ),
+}
+TEXT = (b"the cat sat on the mat; the dog sat on the log. " * 12)[:500]
+
+
+STORED = 8 + 8 + 8 + 1
+"""Bytes before what is stored as it is, because it would be longer coded."""
+
+PLAIN = GPT(width=16, depth=1).but(  # the models of `RICH` have several layers
+    {"block.attention.heads": 2, "block.attention.key_value_heads": 1, "block.mlp.hidden": 16}
+)
+
+
+def artifact_of(
+    tokenizer: Tokenizer, scoring: Scoring = SLIDING, seed: int = 0, steps: int = 40, gpt: GPT = PLAIN
+) -> Artifact:
+    """An artifact around a model that has learnt a little of `TEXT`."""
+    gpt = gpt.but({"vocabulary": tokenizer.vocabulary})
+    ids = torch.from_numpy(tokenizer.encode(TEXT)[:208].astype(np.int64)).reshape(-1, 16)
+    model = build(gpt, seed)
+    for step in range(steps):  # not by PyTorch's optimizers, which import its compiler
+        loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+        slopes = torch.autograd.grad(loss, [*model.parameters()], materialize_grads=True)
+        with torch.no_grad():
+            for parameter, slope in zip(model.parameters(), slopes, strict=True):
+                parameter -= 0.02 * (1 - step / steps) * slope.sign()
+    model.requires_grad_(False)
+    return Artifact(
+        path=Path("none"),
+        sha256=f"{seed:02x}" * 32,
+        model=model,
+        tokenizer=tokenizer,
+        scoring=scoring,
+        manifest=cast(Any, None),
+        ledger={},
+        tensor_bytes={},
+        load_seconds=0.0,
+    )
+
+
+@pytest.fixture(scope="module")
+def small() -> Artifact:
+    return artifact_of(ByteTokenizer())
+
+
+@quick
+@given(st.binary(max_size=60), st.integers(1, 5))
+def test_any_bytes_come_back(small: Artifact, data: bytes, streams: int) -> None:
+    packed = compress(small, [data], streams=streams)
+    assert decompress(small, packed) == data
+    assert len(packed) <= len(data) + 25, "never much longer than the file itself"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("data", [b"", b"\0", b"\xff" * 40, bytes(range(256))])
+def test_short_and_odd_files(small: Artifact, data: bytes) -> None:
+    assert decompress(small, compress(small, [data])) == data
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SCORINGS)
+def test_every_scorer_compresses_to_what_it_scores(small: Artifact, name: str) -> None:
+    """The file is as long as the sum of the nats, but for a few bytes of each stream; adaptation included."""
+    own = replace(small, scoring=SCORINGS[name])
+    check_compression(own, [TEXT[:40], TEXT[200:214], b"", TEXT[300:314], b"the cat"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("one of each", "sliding"),
+        pytest.param("one of each", "chunks", marks=pytest.mark.slow),
+        pytest.param("one of each", "phases", marks=pytest.mark.slow),
+        ("the others", "phases"),
+    ],
+)
+def test_every_technique_of_the_model_compresses(model: str, name: str) -> None:
+    """At the end of a run whose last stage repeats layers; the model has not learnt enough to be sure of anything."""
+    artifact = artifact_of(ByteTokenizer(), SCORINGS[name], steps=5, gpt=RICH[model])
+    check_compression(artifact, [TEXT[:22], TEXT[200:206], b"", b"cat"])
+
+
+def check_compression(artifact: Artifact, documents: Sequence[bytes]) -> None:
+    """They come back, and take the bytes that scoring them in bulk promises."""
+    packed = compress(artifact, documents, streams=1)
+    assert len(packed) < STORED + sum(map(len, documents)), "they are coded, not stored as they are"
+    assert decompress(artifact, packed) == b"".join(documents)
+    ids = [np.append(ByteTokenizer.bos, ByteTokenizer().encode(document)) for document in documents if document]
+    text = Text(np.concatenate(ids).astype(np.uint16), ByteTokenizer.bos, 1, 1, 1)
+    promised = score(artifact.model, text, artifact.scoring).nats / math.log(2) / 8
+    head = 8 + 8 + 8 + 12
+    assert promised - 8 < len(packed) < promised * 1.005 + head
+
+
+@pytest.mark.long
+def test_adaptation_pays_in_bytes() -> None:
+    """Also with its settings, which are not the artifact's own and stand in the file."""
+    untaught, text = artifact_of(ByteTokenizer(), steps=0), b"zyxwvuts" * 28
+    frozen = compress(untaught, [text], scoring=SLIDING, streams=1)
+    learning = SLIDING.but(adaptation=ChunkSGD(chunk_tokens=16, sgd=SGD(lr=1.0, epochs=2, rows=4)))
+    adapted = compress(untaught, [text], scoring=learning, streams=1)
+    assert decompress(untaught, adapted) == text
+    assert len(adapted) < 0.8 * len(frozen)
+
+
+@pytest.mark.slow
+def test_streams_change_the_bytes_and_not_the_text(small: Artifact) -> None:
+    sizes = {streams: len(compress(small, [TEXT], streams=streams)) for streams in (1, 4, 16)}
+    assert sizes[1] <= sizes[4] <= sizes[16]
+    assert all(decompress(small, compress(small, [TEXT], streams=streams)) == TEXT for streams in sizes)
+
+
+def test_measure_says_what_was_promised(small: Artifact) -> None:
+    found = measure(small, [TEXT[:80], TEXT[80:200]])
+    assert found.exact
+    assert found.source_bytes == 200
+    assert found.promised_bytes == found.claimed_bytes, "this tokenizer loses nothing"
+    assert abs(found.compressed_bytes - found.promised_bytes) < 0.005 * found.promised_bytes + 40
+    assert found.streams == 1
+
+
+@pytest.mark.parametrize(
+    ("compressed", "exact", "streams", "passes"),
+    [(1000, True, 2, True), (1100, True, 2, False), (900, False, 2, False), (960, True, 0, False)],
+)
+def test_verification_compares_with_the_score(
+    small: Artifact, monkeypatch: pytest.MonkeyPatch, compressed: int, exact: bool, streams: int, passes: bool
+) -> None:
+    found = Measured(
+        exact=exact,
+        source_bytes=4000,
+        compressed_bytes=compressed,
+        promised_bytes=950.0,
+        claimed_bytes=950.0,
+        streams=streams,
+        head_bytes=24,
+        compress_seconds=1.0,
+        decompress_seconds=1.0,
+    )
+    monkeypatch.setattr(verification, "measure", lambda *given, **named: found)
+    check = verification._compresses(small, SLIDING, [b"text"])
+    assert check.passed is passes
+    assert f"4,000 bytes became {compressed:,} in {streams} streams" in check.evidence
+    assert check.evidence.endswith("stored as it is") == (streams == 0)
+
+
+def test_a_tokenizer_that_loses_text_still_gives_it_back(real_data: Path) -> None:
+    model = (real_data / "tokenizers" / "fineweb_1024_bpe.model").read_bytes()
+    artifact = artifact_of(SentencePieceTokenizer(model), steps=0)
+    text = "A line.\nAnother  with ﬁ and ½,\ttabs\u2581 and \x00 bytes".encode() + b"\xff\xfe"
+    assert decompress(artifact, compress(artifact, [text])) == text
+    found = measure(artifact, [text * 3])
+    assert found.exact
+    assert found.claimed_bytes < found.promised_bytes, "the score is of a text that lost its line breaks"
+
+
+def test_another_artifact_is_refused(small: Artifact) -> None:
+    packed = compress(small, [TEXT[:9]])
+    with pytest.raises(UserError, match="another artifact, whose SHA-256 begins with 0000000000000000"):
+        decompress(artifact_of(ByteTokenizer(), seed=1, steps=0), packed)
+
+
+@pytest.mark.parametrize("data", [b"", b"caddie", b"PK\3\4" * 30, b"caddie:1", b"caddie:1" + bytes(8)])
+def test_what_is_no_compressed_file_is_refused(small: Artifact, data: bytes) -> None:
+    with pytest.raises(UserError, match="not a file that caddie compressed"):
+        decompress(small, data)
+
+
+def test_damage_is_noticed(small: Artifact) -> None:
+    packed = compress(small, [bytes(range(180, 250))], scoring=SCORINGS["plain"])  # what it has never seen is long
+    assert len(packed) > 80
+    rng = random.Random(0)
+    for _ in range(8):
+        damaged = bytearray(packed)
+        damaged[rng.randrange(16, 60)] ^= 1 << rng.randrange(8)
+        with pytest.raises(UserError):
+            decompress(small, bytes(damaged))
+    for length in (24, 40):
+        with pytest.raises(UserError):
+            decompress(small, packed[:length])
+
+
+@pytest.mark.slow
+def test_a_megabyte_of_real_text(real_data: Path) -> None:
+    text = (real_data / "small" / "tinyshakespeare.txt").read_bytes()[:1_000_000]
+    artifact = artifact_of(ByteTokenizer())
+    assert decompress(artifact, compress(artifact, [text])) == text

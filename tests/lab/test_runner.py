@@ -1,0 +1,396 @@
+"""The driver of studies: nothing is lost, nothing runs twice, whatever ends it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+from filelock import FileLock
+from processes import together
+from run_folder import make_result
+from tiny_study import SETTINGS, write_text
+from torch.distributed import DistBackendError
+
+from caddie.errors import CheckFailed, UserError
+from caddie.lab import job as trial
+from caddie.lab.executors import Local, death
+from caddie.lab.holdout import score_holdout
+from caddie.lab.rows import RESULTS, curve, read_rows
+from caddie.lab.runner import ATTEMPTS, plan, run_study
+from caddie.lab.study import Entry, Steps, Study
+from caddie.pack.quantize import Float16
+from caddie.recipes.catalog import find
+from caddie.run.run import Watch
+from caddie.runtime.distributed import Ranks
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    path = write_text(tmp_path)
+    return str(path)
+
+
+def study(**settings: object) -> Study:
+    entries = {
+        "low rate": Entry(diff={"train.optimizers.matrix.lr": 0.01}),
+        "halves": Entry(diff={"compress.quantizers.matrix": Float16()}, kind="quantization"),
+    }
+    base = find("baseline_mini").but(SETTINGS)
+    given = {"name": "tiny", "base": base, "entries": entries, "seeds": (1, 2), "budget": Steps(steps=3), **settings}
+    return Study(**given)  # type: ignore[arg-type]
+
+
+@dataclass
+class Pretended:
+    """Does jobs by writing made-up results; `ends` says what becomes of a label the first time it is tried."""
+
+    ends: dict[str, str] = field(default_factory=dict)
+    done: list[tuple[str, int]] = field(default_factory=list)
+    jobs: list[list[str]] = field(default_factory=list)
+    stop_after: int = 10**6
+    workers: int = 1
+
+    def run(self, jobs: Sequence[Path]) -> Iterator[tuple[Path, str | None]]:
+        for job in jobs:
+            told = json.loads(job.read_text())
+            self.jobs.append([one["label"] for one in told["runs"]])
+            death = None
+            for one in told["runs"]:
+                folder = Path(one["folder"])
+                if (folder / "result.json").exists() or (folder / "error.json").exists():
+                    continue
+                end = self.ends.pop(one["label"], "well")
+                if end == "well":
+                    self.done.append((one["label"], told["seed"]))
+                    result = make_result() | {"study": {**told["study"], "label": one["label"]}}
+                    result["training"] |= {"threads": 1, "cpu_share": 1.0}
+                    result["source"] = {**(result.get("source") or {}), "sha256": "0" * 64}
+                    (folder / "log.jsonl").touch()
+                    (folder / "checkpoint.safetensors").touch()
+                    trial.write_json(folder / "result.json", result)
+                elif end == "fails":
+                    trial.fail(folder, "a reason\nof two lines")
+                    break
+                elif end == "dies":
+                    death = "its process was ended by signal 9"
+                    break
+                else:
+                    break  # asked to stop
+                if len(self.done) == self.stop_after:
+                    raise KeyboardInterrupt
+            yield job, death
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    monkeypatch.chdir(tmp_path)
+    return {"results": tmp_path / "results", "runs": tmp_path / "runs"}
+
+
+ALL = [(label, seed) for label in ("base", "low rate", "halves") for seed in (1, 2)]
+
+
+def test_every_run_once_and_those_of_one_training_together(text: str, folders: dict[str, Path]) -> None:
+    executor, told = Pretended(), []
+    rows = run_study(
+        study(), text, executor=executor, done=lambda row, over, total: told.append((over, total)), **folders
+    )
+    assert [(row["label"], row["seed"]) for row in rows] == ALL
+    assert executor.jobs == [["base", "halves"], ["low rate"]] * 2, "seeds last"
+    assert told[-1] == (6, 6)
+    assert read_rows(folders["results"] / RESULTS) == rows
+    again = Pretended()
+    assert run_study(study(), text, executor=again, **folders) == rows
+    assert again.jobs == []
+
+
+def test_a_study_that_was_stopped_goes_on(text: str, folders: dict[str, Path]) -> None:
+    first, second = Pretended(stop_after=3), Pretended()
+    with pytest.raises(KeyboardInterrupt):
+        run_study(study(), text, executor=first, **folders)
+    run_study(study(), text, executor=second, **folders)
+    assert sorted(first.done + second.done) == sorted(ALL)
+
+
+def test_what_fails_is_a_row_and_runs_again_only_when_asked(text: str, folders: dict[str, Path]) -> None:
+    rows = run_study(study(), text, executor=Pretended(ends={"low rate": "fails"}), **folders)
+    failed = [row for row in rows if row["state"] == "failed"]
+    assert [(row["label"], row["seed"], row["error"]) for row in failed] == [("low rate", 1, "a reason of two lines")]
+    assert len(rows) == 6
+    idle = Pretended()
+    run_study(study(), text, executor=idle, **folders)
+    assert idle.jobs == []
+    rows = run_study(study(), text, executor=Pretended(), retry=True, **folders)
+    assert {row["state"] for row in rows} == {"finished"}
+    folder = next((folders["runs"] / "tiny").glob("low-rate-*-s1"))
+    (folder / "result.json").unlink()
+    trial.fail(folder, "too slow", "pruned")
+    trial.write_json(folder / trial.STOP, {"reason": "too slow"})
+    rows = run_study(study(), text, executor=Pretended(), **folders)
+    assert [row["state"] for row in rows].count("pruned") == 1
+    rows = run_study(study(), text, executor=Pretended(), retry=True, **folders)
+    assert {row["state"] for row in rows} == {"finished"}
+    assert not (folder / trial.STOP).exists()
+
+
+def test_a_process_that_dies_costs_one_run(text: str, folders: dict[str, Path]) -> None:
+    executor = Pretended(ends={"base": "dies"})
+    rows = run_study(study(seeds=(1,)), text, executor=executor, **folders)
+    states = {row["label"]: row["state"] for row in rows}
+    assert states == {"base": "failed", "low rate": "finished", "halves": "finished"}
+    assert rows[0]["error"] == "its process was ended by signal 9"
+
+
+def test_a_job_that_was_asked_to_stop_goes_on(text: str, folders: dict[str, Path]) -> None:
+    executor = Pretended(ends={"base": "stops"})
+    rows = run_study(study(seeds=(1,)), text, executor=executor, **folders)
+    assert {row["state"] for row in rows} == {"finished"}
+    for_ever = Pretended(ends=Stopping())
+    rows = run_study(study(seeds=(7,), entries={}), text, executor=for_ever, **folders)
+    assert len(for_ever.jobs) == ATTEMPTS
+    assert rows[0]["error"] == f"it was begun {ATTEMPTS} times and never ended"
+
+
+class Stopping(dict[str, str]):
+    def pop(self, key: str, default: object = None) -> str:  # type: ignore[override]
+        return "stops"
+
+
+def test_the_same_run_of_another_study_is_taken(text: str, folders: dict[str, Path]) -> None:
+    run_study(study(), text, executor=Pretended(), **folders)
+    other = study(name="other", entries={"rate": Entry(diff={"train.optimizers.matrix.lr": 0.01})}, seeds=(2, 3))
+    executor = Pretended()
+    rows = run_study(other, text, executor=executor, **(folders | {"results": folders["runs"] / "other"}))
+    assert executor.done == [("base", 3), ("rate", 3)]
+    assert [(row["label"], row["seed"]) for row in rows] == [("base", 2), ("base", 3), ("rate", 2), ("rate", 3)]
+    more = replace(other, entries={**other.entries, "halves": Entry(diff={"compress.quantizers.matrix": Float16()})})
+    planned = plan(more, text, folders["runs"])
+    late = Pretended()
+    run_study(more, text, executor=late, **(folders | {"results": folders["runs"] / "other"}))
+    assert late.done == [("halves", 3)], "seed 2 stands in the first study"
+    job = json.loads(
+        (next(run for run in planned if run.label == "halves" and run.seed == 3).folder / trial.JOB).read_text()
+    )
+    assert job["study"]["trained_with"] == "base"
+
+
+def test_a_second_label_of_the_same_run_and_another_study_beside_it(text: str, folders: dict[str, Path]) -> None:
+    twice = study(seeds=(1,), entries={"a": Entry(diff={"model.depth": 3}), "b": Entry(diff={"model.depth": 3})})
+    executor = Pretended()
+    rows = run_study(twice, text, executor=executor, **folders)
+    assert executor.done == [("base", 1), ("a", 1)]
+    assert [row["label"] for row in rows] == ["base", "a", "b"]
+    assert rows[1]["key"] == rows[2]["key"]
+    with pytest.raises(UserError, match="holds the results of another study"):
+        run_study(replace(twice, name="another"), text, executor=executor, **folders)
+
+
+def test_code_of_ones_own_is_part_of_the_run(text: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    keys = set()
+    for backwards in (False, True):
+        file.write_text(
+            "from dataclasses import dataclass\n"
+            "from caddie.data.loaders import Loader, SequentialStream\n"
+            "from caddie.recipes.catalog import find\n"
+            "@dataclass(frozen=True, kw_only=True)\n"
+            "class Mine(Loader):\n"
+            "    def build(self, shards, **how):\n"
+            f"        return SequentialStream().build(shards[:: {-1 if backwards else 1}], **how)\n"
+            "recipe = find('baseline_mini').but({'train.loader': Mine()})\n"
+        )
+        mine = find(f"{file}:recipe").but(SETTINGS)
+        planned = plan(study(base=mine, entries={}, seeds=(1,)), text, folders["runs"])
+        keys.add(planned[0].key)
+        job = trial.write_job(planned, {})
+        assert json.loads(job.read_text())["definitions"] == [str(file)]
+    assert len(keys) == 2
+    assert set(trial.definitions(find("baseline_mini"))) == set()
+
+
+def test_another_text_is_another_run(text: str, folders: dict[str, Path]) -> None:
+    run_study(study(), text, executor=Pretended(), **folders)
+    with open(text, "a") as file:
+        file.write(json.dumps({"text": "One more document, long enough to matter."}) + "\n")
+    executor = Pretended()
+    run_study(study(), text, executor=executor, **folders)
+    assert len(executor.done) == 6
+
+
+def test_two_drivers_of_one_study(text: str, folders: dict[str, Path]) -> None:
+    (folders["runs"] / "tiny").mkdir(parents=True)
+    with FileLock(folders["runs"] / "tiny" / ".lock"):
+        with pytest.raises(UserError, match="is being run by another process"):
+            run_study(study(), text, executor=Pretended(), **folders)
+
+
+def test_what_cannot_run_is_known_before_the_first_run(text: str, folders: dict[str, Path]) -> None:
+    executor = Pretended()
+    impossible = study(entries={"no rule": Entry(diff={"train.optimizers": {"embedding": "AdamW"}})})
+    with pytest.raises(UserError, match=r"^no rule: "):
+        run_study(impossible, text, executor=executor, **folders)
+    assert executor.jobs == []
+
+
+@pytest.fixture
+def unsampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results without the text that a model writes, which takes longer than its training here."""
+    monkeypatch.setattr("caddie.run.result.sample", lambda artifact: b"")
+
+
+class Here:
+    """Does jobs in this process."""
+
+    workers = 1
+
+    def run(self, jobs: Sequence[Path]) -> Iterator[tuple[Path, str | None]]:
+        for job in jobs:
+            trial.run_job(job)
+            yield job, None
+
+
+@pytest.mark.usefixtures("alive_once", "unprobed", "unsampled")
+def test_a_job_trains_once_and_goes_on_after_a_failure(text: str, folders: dict[str, Path]) -> None:
+    doomed = Entry(diff={f"train.optimizers.{role}.lr": 1e30 for role in ("matrix", "scalar")})
+    one = study(seeds=(1,), entries={"halves": study().entries["halves"], "doomed": doomed})
+    base, halves, failed = run_study(one, text, executor=Here(), **folders)
+    assert base["state"] == halves["state"] == "finished"
+    assert (base["trained"], base["trained_with"]) == (halves["trained"], "base")
+    assert base["artifact_bytes"] < halves["artifact_bytes"]
+    assert (base["cpu_share"] > 0, halves["cpu_share"]) == (True, None)
+    assert [point[0] for point in halves["curve"]] == [1, 2, 3]
+    assert failed["state"] == "failed"
+    assert failed["error"].startswith("the loss or its gradient was")
+    assert "in checkpoint.safetensors" in failed["error"], "without the place where it ran"
+    path = next((folders["runs"] / "tiny").glob("halves*/log.jsonl"))
+    log = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sum(event["event"] == "step" for event in log) == 3, "its steps are those of the base"
+
+
+@pytest.mark.usefixtures("alive_once", "unprobed", "unsampled")
+def test_the_last_look_is_at_documents_that_nothing_has_seen(
+    text: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    one, how = study(seeds=(1,), entries={}), folders
+    seen = Path(text).read_text().splitlines()
+    others = [json.dumps({"text": f"Something else altogether, number {n}: {'other ' * 9}"}) for n in range(8)]
+    for name, lines in (("seen", seen), ("first", seen + others[:4]), ("second", others[4:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(line + "\n" for line in lines))
+    with pytest.raises(UserError, match="1 of 1 runs of tiny are left to do"):
+        score_holdout(one, text, str(tmp_path / "first.jsonl"), **how)
+    before = run_study(one, text, executor=Here(), **how)
+    assert before[0]["holdout"] is None
+    with pytest.raises(UserError, match="every document is in the training or the held-out text"):
+        score_holdout(one, text, str(tmp_path / "seen.jsonl"), **how)
+    first, told = score_holdout(one, text, str(tmp_path / "first.jsonl"), **how)[0], []
+    assert 0 < first["holdout"] < 20
+    assert first["holdout"] != first["bits_per_byte"] == before[0]["bits_per_byte"]
+    kept = next(folders["runs"].glob("tiny/*/holdout.json"))
+    written = kept.stat().st_mtime_ns
+    again = score_holdout(one, text, str(tmp_path / "first.jsonl"), done=lambda *given: told.append(given), **how)[0]
+    assert (again, kept.stat().st_mtime_ns) == (first, written), "looked at once"
+    assert told == [("base, seed 1", first["holdout"], 1, 1)]
+    second = score_holdout(one, text, str(tmp_path / "second.jsonl"), **how)[0]
+    assert second["holdout_documents"] != first["holdout_documents"]
+
+
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4776"
+
+
+@pytest.mark.parametrize("error", [RuntimeError(GLOO), DistBackendError("NCCL communicator was aborted")])
+def test_the_reason_is_that_of_the_process_that_failed_first(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ranks, "wait", lambda ranks: None)
+    for ends in ([error, CheckFailed("a reason"), error, CheckFailed("another")], [error]):
+        folder = tmp_path / str(len(ends))
+        for rank, end in enumerate(ends):
+            monkeypatch.setattr(trial, "run", Mock(side_effect=end))
+            with pytest.raises(SystemExit):
+                one_of(Ranks(rank, len(ends) + 1), folder)
+        told = json.loads((folder / trial.ERROR).read_text()) if (folder / trial.ERROR).exists() else None
+        assert told == ({"state": "failed", "error": "a reason"} if len(ends) > 1 else None)
+
+
+def one_of(ranks: Ranks, folder: Path) -> None:
+    """What one of several processes does with a run."""
+    one = {"label": "base", "recipe": find("tiny").to_json()}
+    trial._do(one, folder, {"trained": str(folder), "corpus": "", "seed": 1, "study": {}}, ranks, lambda event: None)
+
+
+def pruned(ranks: Ranks, folder: Path) -> None:
+    """The first of two processes is asked to end a run that both are at."""
+    trial.write_json(folder / trial.STOP, {"reason": "its training loss was 9"})
+
+    def run(*given: object, watch: Watch, **settings: object) -> None:
+        ranks.wait()
+        if ranks.first:
+            watch({"event": "step"})
+        ranks.wait()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "run", run)
+        with pytest.raises(SystemExit):
+            one_of(ranks, folder)
+
+
+@pytest.mark.long
+def test_a_run_of_two_processes_that_is_pruned_stays_pruned(tmp_path: Path) -> None:
+    together(pruned, 2, tmp_path)
+    assert json.loads((tmp_path / trial.ERROR).read_text())["state"] == "pruned"
+
+
+@pytest.mark.slow
+def test_real_runs_in_processes_of_their_own(text: str, folders: dict[str, Path]) -> None:
+    doomed = Entry(diff={f"train.optimizers.{role}.lr": 1e30 for role in ("matrix", "scalar")})
+    one = study(seeds=(1,), entries={"halves": study().entries["halves"], "doomed": doomed})
+    rows = run_study(one, text, executor=Local(min(2, os.cpu_count() or 1)), **folders)
+    base, halves, failed = rows
+    assert base["state"] == halves["state"] == "finished"
+    assert (base["trained"], base["trained_with"]) == (halves["trained"], halves["trained_with"]), "trained once"
+    assert base["artifact_bytes"] < halves["artifact_bytes"]
+    assert halves["cpu_share"] is None
+    assert 0 < base["cpu_share"] <= 1
+    assert base["scorer_sha256"] == halves["scorer_sha256"] != ""
+    assert [point[0] for point in base["curve"]] == [1, 2, 3]
+    assert failed["state"] == "failed"
+    assert "loss" in failed["error"]
+
+
+def test_curves_are_thinned_by_means() -> None:
+    steps = [
+        {"step": n, "seconds": n / 10, "tokens": 64 * n, "loss": 0.0, "bits_per_byte": float(n)} for n in range(1, 241)
+    ]
+    points = curve(steps)
+    assert len(points) == 60
+    assert points[0] == [4, 0.4, 256, 2.5]
+    assert points[-1][0] == 240
+    assert curve([]) == []
+
+
+def test_rows_that_are_none(tmp_path: Path) -> None:
+    path = tmp_path / RESULTS
+    with pytest.raises(UserError, match="run the study first"):
+        read_rows(path)
+    for line in ("{", "[]", '{"label": 1}'):
+        path.write_text(line + "\n")
+        with pytest.raises(UserError, match="line 1 is no run"):
+            read_rows(path)
+
+
+def test_how_a_process_ended() -> None:
+    assert death(0) is death(-15) is death(143) is death(130) is None
+    assert death(-9) == death(137) == "its process was ended by signal 9, out of memory?"
+    assert death(-11) == death(139) == "its process was ended by signal 11"
+    assert "status 1;" in str(death(1))
+    assert "status 255;" in str(death(255))
+
+
+def test_more_workers_than_cores() -> None:
+    with pytest.raises(UserError, match="would disturb one another"):
+        Local(10_000)

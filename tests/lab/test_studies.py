@@ -1,0 +1,127 @@
+"""The studies that are kept here: every entry can be run, and what was found is what their results say."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kept_studies import tell
+from processes import CONTEXT
+
+from caddie.lab.findings import findings
+from caddie.lab.report import markdown
+from caddie.lab.rows import RESULTS, read_rows
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+KEPT = sorted(path.parent for path in (ROOT / "studies").rglob(RESULTS))
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, Any]:
+    """What `kept_studies` tells."""
+    ours, theirs = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=tell, args=(theirs,))
+    process.start()
+    theirs.close()
+    told: dict[str, Any] = ours.recv()
+    process.join()
+    return told
+
+
+@pytest.mark.long
+def test_every_entry_can_be_run(told: dict[str, Any]) -> None:
+    assert {str(folder.relative_to(ROOT / "studies")) for folder in KEPT} <= told["studies"].keys()
+    for name, study in told["studies"].items():
+        assert len(study["described"]["entries"]) > 3
+        assert len(study["described"]["seeds"]) >= 3
+        assert len(set(study["runs"])) == len(study["runs"]), f"two labels of {name} are the same run"
+
+
+@pytest.mark.long
+def test_hardest_shards_come_first(told: dict[str, Any]) -> None:
+    hardest = told["hardest"]
+    assert sorted(hardest["order"]) == list(range(40))
+    assert all(hardest["same"]), "the same batches in another order"
+    assert min(hardest["ids"][:8]) > 100 > max(hardest["ids"][-8:]), "noise compresses worst"
+
+
+@pytest.mark.long
+def test_what_was_found_is_what_the_results_say(told: dict[str, Any]) -> None:
+    for folder in KEPT:
+        rows, described = read_rows(folder / RESULTS), json.loads((folder / "study.json").read_text())
+        study = told["studies"][str(folder.relative_to(ROOT / "studies"))]
+        assert described["command"].startswith("caddie study")
+        assert described == {**study["described"], "command": described["command"]}, "it changed after it was run"
+        labels = study["shown"].items()
+        assert [(row["label"], row["seed"]) for row in rows] == [
+            (label, seed) for label, _ in labels for seed in described["seeds"]
+        ]
+        assert all(row["diff"] == study["shown"][row["label"]] for row in rows)
+        for name in ("scorer_sha256", "workers"):
+            assert len({row[name] for row in rows if row["state"] == "finished"}) == 1
+        report = markdown(findings(described, rows))
+        assert (folder / "report.md").read_text() == report, f"write it anew: caddie report {folder.relative_to(ROOT)}"
+        assert (folder / "report.html").stat().st_size > 10_000
+
+
+def test_the_results_page_has_their_verdicts() -> None:
+    page = "\n".join(path.read_text() for path in (ROOT / "docs" / "results").glob("*-studies.md"))
+    for folder in KEPT:
+        if folder.name == "recipes":  # whose diffs are whole recipes; it has a page of its own
+            continue
+        verdicts = (folder / "report.md").read_text().partition("## Verdicts")[2].partition("\n## ")[0].strip()
+        assert verdicts in page, f"docs/results lacks the verdicts of {folder.name}"
+
+
+def test_the_recipes_page_has_their_means() -> None:
+    (path,) = (ROOT / "docs" / "results").glob("*-recipes.md")
+    shown = {
+        cells[0]: cells[1:]
+        for cells in re.findall(r"^\| \**(\w+)\** \|" + r" ([^|]+) \|" * 8 + "$", path.read_text(), re.M)
+    }
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in read_rows(ROOT / "studies" / "recipes" / RESULTS):
+        groups.setdefault("baseline" if row["label"] == "base" else row["label"], []).append(row)
+    assert len(groups) > 40
+    assert set(shown) == set(groups)
+    for name, rows in groups.items():
+        assert len(rows) == 3
+        assert all(row["verified"] and row["under_cap"] for row in rows)
+
+        def mean(field: str, rows: list[dict[str, Any]] = rows) -> float:
+            return statistics.mean(row[field] for row in rows)
+
+        handed_on = statistics.mean(row["averaged"] or row["trained"] for row in rows)
+        spread = statistics.stdev(row["bits_per_byte"] for row in rows)
+        assert list(shown[name][:7]) == [
+            f"{mean('bits_per_byte'):.4f}",
+            f"{spread:.4f}",
+            f"{handed_on:.4f}",
+            f"{mean('artifact_bytes'):,.0f}",
+            f"{rows[0]['parameters']:,}",
+            f"{mean('steps'):.0f}",
+            f"{mean('tokens_per_second'):,.0f}",
+        ]
+
+
+@pytest.mark.long
+def test_the_log_says_what_the_results_say() -> None:
+    """Every signed number of an entry that names a study is a difference, a claim or a rank correlation of it."""
+    entries = (ROOT / "docs" / "log.md").read_text().split("\n## ")
+    for folder in KEPT:
+        if folder.name == "study_seconds":  # nothing was decided, and the log is silent
+            continue
+        name = str(folder.relative_to(ROOT / "studies")).replace("/", "`, `")
+        entry = next(entry for entry in entries if f"`studies/{name}`" in entry)
+        facts = findings(json.loads((folder / "study.json").read_text()), read_rows(folder / RESULTS))
+        known = [one["difference"] for one in facts["verdicts"]]
+        known += [one["claim"]["difference"] for one in facts["verdicts"] if one["claim"]]
+        known += [row["spearman"] for row in facts["early"]["rows"]]
+        for number in re.findall(r"(?<![\w.])[+-]\d+\.\d+", entry):
+            digits = len(number.partition(".")[2])
+            found = any(value is not None and abs(value - float(number)) <= 0.51 * 10**-digits for value in known)
+            assert found, f"{number} in the log's entry on {name} is nowhere in its results"

@@ -1,0 +1,127 @@
+"""Arrays coded side by side: the same bytes as by one process, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from caddie.errors import UserError
+from caddie.pack.codecs import Stored
+from caddie.pack.coding import ArrayCodec, Coded, Coders, Packed, Plain, Smallest, decode
+from caddie.pack.coding import process_pool as side_by_side
+from caddie.pack.coding.array_codec import Array
+
+CHANCE = np.random.default_rng(0)
+ARRAYS: list[Array] = [
+    np.rint(CHANCE.laplace(size=(30, 20)) * 3).astype("<i2"),
+    np.array(3.5, "<f4"),
+    np.arange(24, dtype="<i4").reshape(4, 6).T,
+    np.zeros((0, 5), np.int8),
+    np.rint(CHANCE.normal(size=(70, 60)) * 9).astype(np.int8),  # too large for all that `Smallest` can try
+    CHANCE.standard_normal(300).astype("<f2"),
+]
+JOBS = [Plain(array) for array in ARRAYS]
+STREAMS = [Smallest().encode(array) for array in ARRAYS]
+CODED = [Coded(stream, array.dtype, array.shape) for stream, array in zip(STREAMS, ARRAYS, strict=True)]
+
+
+@pytest.fixture(autouse=True)
+def worthwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_by_side, "_WORTH", 1)
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Coders]:
+    """Two processes, once they have been started."""
+    with Coders(2) as coders:
+        yield coders
+
+
+@pytest.fixture
+def idle_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is coded in this process."""
+    monkeypatch.setattr(Smallest, "encode", lambda *given: pytest.fail("encoded here"))
+    monkeypatch.setattr(side_by_side, "decode", lambda *given: pytest.fail("decoded here"))
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("idle_here")
+def test_processes_give_the_same(two: Coders) -> None:
+    assert two.encode(Smallest(), JOBS) == STREAMS
+    for array, found in zip(ARRAYS, two.decode(CODED), strict=True):
+        assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())
+        assert found.flags.writeable
+
+
+@pytest.mark.long
+def test_an_array_is_coded_like_the_one_named(two: Coders) -> None:
+    first, other = ARRAYS[4], ARRAYS[4][:, ::-1].copy()
+    like = STREAMS[4]
+    found = two.encode(Smallest(), [Plain(other, like), Plain(first, like)])
+    assert found == [Smallest().encode(other, like), Smallest().encode(first, like)]
+
+
+def test_errors_are_those_of_one_process(two: Coders) -> None:
+    wrong = Coded(b"\xff", ARRAYS[0].dtype, ARRAYS[0].shape)
+    with pytest.raises(UserError) as alone:
+        decode(*wrong)
+    with pytest.raises(UserError) as found:
+        list(two.decode([*CODED, wrong]))
+    assert str(found.value) == str(alone.value)
+    with pytest.raises(UserError, match="cannot be coded"):
+        two.encode(Smallest(), [*JOBS, Plain(np.zeros(3, complex))])
+
+
+@pytest.mark.usefixtures("idle_here")
+def test_an_error_leaves_the_processes_to_the_next(two: Coders) -> None:
+    with pytest.raises(UserError):
+        list(two.decode([Coded(b"", np.dtype(np.int8), (3,)), *CODED]))
+    assert two.encode(Smallest(), JOBS) == STREAMS
+
+
+def test_few_are_coded_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subprocess.Popen", lambda *given, **options: pytest.fail("a process is started"))
+    assert Coders(1).encode(Smallest(), JOBS) == STREAMS
+    assert Coders(2).encode(Smallest(), JOBS[:1]) == STREAMS[:1]
+    # Whoever is started could take over all but the largest, or half.
+    saved = sum(job.elements for job in JOBS[1:4])
+    monkeypatch.setattr(side_by_side, "_WORTH", saved + 1)
+    assert Coders(2).encode(Smallest(), JOBS[:4]) == STREAMS[:4]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unheard(ArrayCodec):
+    """A codec that no other process knows."""
+
+    def encode(self, array: Array, like: bytes = b"") -> bytes:
+        return Packed(codec=Stored()).encode(array)
+
+
+@pytest.mark.long
+def test_what_only_this_process_knows_is_done_here() -> None:
+    with Coders(2) as coders:
+        assert coders.encode(Unheard(), JOBS) == [Unheard().encode(array) for array in ARRAYS]
+
+
+@pytest.mark.long
+def test_processes_that_end_are_done_without() -> None:
+    with Coders(2) as coders:
+        assert coders.encode(Smallest(), JOBS) == STREAMS
+        started = list(coders._started)
+        assert len(started) == 2
+        started[0].kill()
+        started[0].wait()
+        assert coders.encode(Smallest(), JOBS) == STREAMS
+        started[1].kill()
+        assert [array.tobytes() for array in coders.decode(CODED)] == [array.tobytes() for array in ARRAYS]
+    assert all(process.returncode is not None for process in started)
+
+
+def test_where_no_process_can_be_started_one_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with Coders(2) as coders:
+        assert coders.encode(Smallest(), JOBS) == STREAMS

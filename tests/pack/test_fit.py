@@ -1,0 +1,256 @@
+"""Filling the cap: never above it, close below it, and finer only where that is worth something."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from samples import sample
+from torch import Tensor
+
+from caddie.errors import UserError
+from caddie.pack.candidates import Drafts
+from caddie.pack.codecs import Stored, Zlib
+from caddie.pack.coding import ArrayCodec, EntropyModel, Packed, decode
+from caddie.pack.container import Section
+from caddie.pack.fit import CLOSE, FillCap, Fitted, PruneOnes
+from caddie.pack.quantize import (
+    Binary,
+    Calibration,
+    Float16,
+    Gptq,
+    LowRank,
+    Percentile,
+    Quantizer,
+    Rows,
+    SigmaClip,
+    Waterfilling,
+)
+
+FIXED = 2_000
+"""Bytes of the file beside the weights."""
+QUICK = Packed(codec=Zlib(level=1))
+CLIPPED = Gptq(of=Rows(bits=6, scale=SigmaClip()))
+
+
+def whole_file(sections: list[Section]) -> int:
+    return FIXED + sum(len(section.data) for section in sections)
+
+
+@cache
+def weights(seed: int) -> dict[str, Tensor]:
+    """Three matrices of 17,500 weights of unequal sizes, and a vector."""
+    shapes = [(700, 25), (250, 70), (500, 35)]
+    found = {f"m{i}": 0.02 * 3**i * sample(*shapes[i], seed=10 * seed + i) for i in range(3)}
+    return {**found, "v": sample(25, seed=seed)}
+
+
+@cache
+def calibrations(seed: int) -> dict[str, Calibration]:
+    found = {"v": Calibration(rows=torch.full((25,), 1e-9))}
+    for name, weight in weights(seed).items():
+        if name != "v":
+            rows, width = weight.shape
+            mixed = torch.eye(width) + sample(width, width, seed=seed) / width**0.5
+            moments = mixed @ mixed.T
+            moments *= width / moments.trace()
+            found[name] = Calibration(moments, 1e-3 * torch.logspace(-2, 0, rows), moments)
+    return found
+
+
+def drafts(seed: int = 0, known: bool = True, coding: ArrayCodec = QUICK) -> Drafts:
+    return Drafts(weights(seed), calibrations(seed) if known else {}, coding, whole_file)
+
+
+def all_by(quantizer: Quantizer) -> dict[str, Quantizer]:
+    return {**dict.fromkeys(("m0", "m1", "m2"), quantizer), "v": Float16()}
+
+
+@cache
+def filled(cap: int, step: float = Waterfilling().step, seed: int = 0) -> Fitted:
+    """The same for all tests that look at it."""
+    return FillCap().fit(drafts(seed), all_by(Waterfilling(step=step)), cap)
+
+
+# Filling
+
+
+@pytest.mark.parametrize(
+    ("step", "cap", "seed"),
+    [(5e-4, 31_000, 0), (5e-4, 31_000, 1), (5e-4, 36_555, 2), (5e-4, 48_561, 0), (5e-4, 61_000, 1), (0.3, 31_000, 0)],
+)
+def test_the_cap_is_filled_and_never_exceeded(step: float, cap: int, seed: int) -> None:
+    draft = filled(cap, step, seed).draft
+    assert CLOSE * cap <= draft.file_bytes <= cap
+    assert draft.file_bytes == whole_file(draft.sections)
+    assert draft.weights["v"].quantizer == Float16()
+    steps = {draft.weights[f"m{i}"].quantizer.step for i in range(3)}  # type: ignore[attr-defined]
+    assert len(steps) == 1, "one factor for all"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cap", [31_000, 37_000])
+@pytest.mark.parametrize(
+    "quantizer", [CLIPPED, CLIPPED.of, LowRank(of=CLIPPED, rank=2), LowRank(of=Waterfilling(), rank=2)], ids=repr
+)
+def test_whatever_has_steps_for_choice_can_fill_it(quantizer: Quantizer, cap: int) -> None:
+    draft = FillCap().fit(drafts(), all_by(quantizer), cap).draft
+    assert CLOSE * cap <= draft.file_bytes <= cap
+
+
+@pytest.mark.parametrize("quantizer", [Waterfilling(), CLIPPED.of], ids=repr)
+def test_it_is_filled_without_a_calibration(quantizer: Quantizer) -> None:
+    fitted = FillCap().fit(drafts(known=False), all_by(quantizer), 36_000)
+    # Then all rows of a matrix change their size of step at once, a quarter of a bit for each of 17,500 weights.
+    assert (0.98 if quantizer == Waterfilling() else CLOSE) * 36_000 <= fitted.draft.file_bytes <= 36_000
+    assert fitted.curve == []
+
+
+@pytest.mark.long
+def test_it_is_filled_with_the_entropy_model() -> None:
+    part = {"m1": Calibration(rows=torch.logspace(-5, -3, 171))}
+    made = Drafts({"m1": weights(0)["m1"][:171]}, part, EntropyModel(), whole_file)
+    draft = FillCap().fit(made, {"m1": Waterfilling(step=3e-3)}, 8_000).draft
+    assert 0.99 * 8_000 <= draft.file_bytes <= 8_000  # 16 bytes more or less are beyond so small a file
+
+
+def test_the_same_again() -> None:
+    first, second = filled(31_000), FillCap().fit(drafts(), all_by(Waterfilling()), 31_000)
+    assert [one.data for one in first.draft.sections] == [one.data for one in second.draft.sections]
+    assert first.curve == second.curve
+
+
+@pytest.mark.long
+def test_more_bytes_lose_less() -> None:
+    made = drafts()
+    found = [FillCap().fit(made, all_by(Waterfilling()), cap).draft for cap in range(16_000, 61_000, 10_000)]
+    losses = [draft.predicted_loss for draft in found]
+    assert all(loss is not None for loss in losses)
+    assert losses == sorted(losses, reverse=True)  # type: ignore[type-var]
+    assert len(set(losses)) == len(losses)
+
+
+def test_the_curve_has_the_chosen_point_and_falls() -> None:
+    fitted = filled(31_000)
+    assert (fitted.draft.file_bytes, fitted.draft.predicted_loss) in fitted.curve
+    assert fitted.curve == sorted(fitted.curve)
+    losses = [loss for _, loss in fitted.curve]
+    assert losses[0] == max(losses)
+    assert losses[-1] == min(losses)
+    assert len(fitted.curve) >= 2
+
+
+# Where it ends
+
+
+def test_more_bytes_are_not_taken_where_they_buy_nothing() -> None:
+    draft = filled(10_000_000).draft
+    assert draft.predicted_loss is not None
+    assert draft.predicted_loss < 1e-6
+    assert draft.file_bytes < 200_000
+    alone = FillCap().fit(drafts(known=False), all_by(Waterfilling()), 10_000_000).draft
+    assert max(stored.relative_error for stored in alone.weights.values()) < 1e-3
+
+
+def test_a_cap_too_small_gives_the_smallest_draft() -> None:
+    fitted = filled(FIXED)
+    assert fitted.draft.file_bytes == min(size for size, _ in fitted.curve) > FIXED
+    assert not any(fitted.draft.weights[f"m{i}"].restored.any() for i in range(3)), "no matrix has a weight left"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_steps_too_fine_for_their_integers_are_not_taken(known: bool) -> None:
+    """Four bits clip ever more as steps shrink: the file may grow for a while, but what it loses grows too."""
+    made, coarse = drafts(known=known), Gptq(of=Rows(bits=4, scale=SigmaClip(k=6.0)))
+    found = FillCap().fit(made, all_by(coarse), 250_000).draft
+
+    def cost(k: float) -> float:
+        draft = made.make(all_by(coarse.but({"of.scale.k": k})))
+        errors = sum(stored.relative_error**2 for stored in draft.weights.values())
+        return errors if draft.predicted_loss is None else draft.predicted_loss
+
+    least = min(cost(k) for k in (4.0, 3.0, 2.0))
+    assert cost(found.weights["m0"].quantizer.of.scale.k) < 3 * least  # type: ignore[attr-defined]
+    assert cost(0.7) > 10 * least
+
+
+def test_drafts_are_few() -> None:
+    seen = [len(filled(cap).curve) for cap in (31_000, 10_000_000, FIXED)]
+    assert max(seen) <= 8, seen
+
+
+@pytest.mark.parametrize("quantizer", [Float16(), Rows(), Binary(), Gptq(), LowRank(of=Rows())], ids=repr)
+def test_steps_that_are_not_for_choice_are_refused(quantizer: Quantizer) -> None:
+    with pytest.raises(UserError, match=r"none of compress.quantizers has steps to choose; set one to Waterfilling"):
+        FillCap().fit(drafts(), all_by(quantizer), 31_000)
+
+
+def test_one_with_steps_is_enough() -> None:
+    quantizers = {**all_by(Rows(bits=4)), "m0": Waterfilling()}
+    draft = FillCap().fit(drafts(), quantizers, 31_000).draft
+    assert draft.file_bytes <= 31_000
+    assert draft.weights["m1"].quantizer == Rows(bits=4)
+
+
+# Pruning
+
+WHOLE = Rows(bits=3, scale=Percentile(fraction=1.0))
+ROWS = torch.tensor([[3.0, 1.0, -1.0, 0.0], [6.0, 2.0, 2.0, -2.0]])
+
+
+def integers_of(section: Section) -> np.ndarray:
+    length = int.from_bytes(section.data[:4], "little")
+    return decode(section.data[4 : 4 + length], np.int8, (2, 4))
+
+
+def count(sections: list[Section]) -> int:
+    """A file whose size is 100 and one for each integer that is not 0."""
+    return 100 + sum(int(np.count_nonzero(integers_of(section))) for section in sections)
+
+
+@pytest.mark.parametrize(
+    ("cap", "size", "integers"),
+    [
+        (200, 107, [[3, 1, -1, 0], [3, 1, 1, -1]]),
+        (107, 107, [[3, 1, -1, 0], [3, 1, 1, -1]]),  # what fits is left alone
+        (106, 106, [[3, 0, -1, 0], [3, 1, 1, -1]]),  # the first of the smallest step
+        (105, 105, [[3, 0, 0, 0], [3, 1, 1, -1]]),
+        (103, 103, [[3, 0, 0, 0], [3, 0, 0, -1]]),
+        (102, 102, [[3, 0, 0, 0], [3, 0, 0, 0]]),
+        (50, 102, [[3, 0, 0, 0], [3, 0, 0, 0]]),  # the smallest that there is
+    ],
+)
+def test_ones_are_pruned_until_the_file_fits(cap: int, size: int, integers: list[list[int]]) -> None:
+    made = Drafts({"w": ROWS}, {}, Packed(codec=Stored()), count)
+    draft = PruneOnes().fit(made, {"w": WHOLE}, cap).draft
+    assert draft.file_bytes == size
+    assert draft.weights["w"].arrays["integers"].tolist() == integers
+    assert integers_of(draft.sections[0]).tolist() == integers
+
+
+@pytest.mark.parametrize("share", [0.999, 0.97, 0.93])
+def test_pruning_takes_no_more_than_it_takes(share: float) -> None:
+    made, quantizers = drafts(), all_by(CLIPPED)
+    whole = made.make(quantizers)
+    cap = int(whole.file_bytes * share)
+    found = PruneOnes().fit(made, quantizers, cap).draft
+    assert 0.99 * cap <= found.file_bytes <= cap
+    for name, before in arrays_of(whole.weights).items():
+        after = found.weights[name].arrays["integers"]
+        gone = before != after
+        assert (np.abs(before[gone]) == 1).all()
+        assert not after[gone].any()
+
+
+def arrays_of(stored: Mapping[str, object]) -> dict[str, np.ndarray]:
+    return {name: one.arrays["integers"] for name, one in stored.items() if name != "v"}  # type: ignore[attr-defined]
+
+
+def test_where_there_are_no_ones_nothing_is_pruned() -> None:
+    for quantizer in (Float16(), Binary(), Rows(bits=6, packed=True), Waterfilling()):
+        draft = PruneOnes().fit(drafts(), all_by(quantizer), 1000).draft
+        assert all(stored.quantizer in (quantizer, Float16()) for stored in draft.weights.values())
+        assert draft.file_bytes > 1000

@@ -1,0 +1,220 @@
+"""The shipped recipes: parameters and public counts, the chain of diffs, figures, and seed 000's experiments."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+from caddie.config.schedules import Budget, Moment, value_at
+from caddie.model import DenseGate
+from caddie.model.parameters import assign
+from caddie.pack.fit import FillCap
+from caddie.recipes.catalog import shipped
+from caddie.recipes.figures import figures
+from caddie.recipes.public_000_experiments import Experiment, public_000_experiments
+from caddie.recipes.recipe import Recipe
+from caddie.train.qat import Views
+
+SHELF = shipped()
+
+PUBLISHED = {
+    "baseline": 17_059_912,
+    "fp16_embedding": 16_765_000,
+    "lower_lr": 17_059_912,
+    "single_gpu": 19_417_152,
+    "gold6": 26_993_756,
+    "parallel_muon": 26_928_220,
+    "document_lora": 17_059_912,
+    "rows_2048": 17_059_912,
+    "rows_4096": 17_059_912,
+    "ten_layers": 18_897_488,
+    "sliding_window": 17_059_912,
+    "overtone_start": 18_897_488,
+    "six_bits": 21_778_504,
+    "six_bits_ten_layers": 22_174_288,
+    "smear_and_bigrams": 22_368_840,
+    "six_bits_eleven_layers": 26_501_720,
+    "snapshot_average": 22_368_841,
+    "five_bits": 25_517_137,
+    "exclusive_three": 26_829_913,
+    "exclusive_four": 26_829_913,
+    "partial_rotary": 26_829_913,
+    "value_embeddings": 26_993_756,
+    "exclusive_everywhere": 27_067_484,
+    "coprime_loader": 27_038_812,
+    "plain_six_bits": 26_993_756,
+    "own_mlps": 30_352_046,
+    "vocabulary_4096": 34_401_371,
+    "equal_rows": 34_401_371,
+    "separate_lanes_4096": 34_401_372,
+    "vocabulary_8192": 35_943_512,
+    "progressive_recurrence": 35_943_512,
+    "sharp_attention": 35_943_512,
+    "separate_lanes": 35_943_513,
+    "momentum_97": 35_944_536,
+    "three_layer_recurrence": 35_944_536,
+    "routed_lanes": 35_944_602,
+    "document_attention": 35_944_602,
+    "one_phase": 35_944_602,
+    "three_phases": 35_944_602,
+    "narrow_gates": 35_945_671,
+    "lossless_caps": 35_944_602,
+    "dense_gates": 35_989_658,
+    "sparse_gates": 35_945_658,
+    "document_smear": 35_945_671,
+    "best_record": 35_945_671,
+    "ternary": 73_685_840,
+    "universal_transformer": 8_115_775,
+    "random_mlps": 17_853_536,
+    "random_maps": 3_744_892,
+}
+"""Recipe to the number of parameters that its record's log or script states."""
+
+OURS_LESS_PUBLISHED = {
+    # our hashed bigrams have a scale
+    "smear_and_bigrams": 1,
+    # matrices, scale and gains of an attention in layer 0 that never runs; mix and scales of two layers' second runs
+    "own_mlps": -(786_432 + 512 + 8) - 2 * (2 * 512 + 512 + 512 + 8),
+    # the weight and the gate of a sixth connection, where the record uses those of the fifth again
+    "equal_rows": 2 * 512,
+    "separate_lanes_4096": 2 * 512,
+    # a smear that is in no optimizer: twelve weights and a scale
+    "narrow_gates": -13,
+    # a head beside the tied one, which nothing reads
+    "ternary": -8192 * 768,
+    # vectors of 12 runs for those of 4 passes, and 12 factors on what runs write (in no optimizer); gates of the first
+    # values for 11 runs, where two layers have them here; two scales for each run's input and output
+    "universal_transformer": 4 * 512 - 2 * 12 * 512 + (2 - 11) - 24,
+    # scales of the inputs and outputs of eleven layers
+    "random_maps": -22,
+}
+"""Where the tensors differ, with the reason; a figure's note says it too."""
+
+
+def on_meta(recipe: Recipe) -> nn.Module:
+    with torch.device("meta"):
+        return recipe.model.build()
+
+
+@pytest.mark.parametrize("name", sorted(SHELF))
+def test_every_recipe_fits_together(name: str) -> None:
+    """Rules for optimizers, quantizers and views reach this model's parameters, and batches divide."""
+    recipe = SHELF[name]
+    model = on_meta(recipe)
+    optimizers = assign(recipe.train.optimizers, model, "train.optimizers")
+    quantizers = assign(recipe.compress.quantizers, model, "compress.quantizers").values()
+    assert not isinstance(recipe.compress.fit, FillCap) or any(q.coarser(2.0) != q for q in quantizers)
+    Views(recipe.train.fake_quantize, model, "train.fake_quantize")
+    assert recipe.train.micro_tokens(world=8 if recipe.train.micro_batches == 8 else 1) > 0
+    shapes = {parameter: tensor.ndim for parameter, tensor in model.named_parameters()}
+    assert all(type(optimizer).__name__ != "Muon" or shapes[p] == 2 for p, optimizer in optimizers.items())
+    assert sum(tensor.numel() for tensor in model.parameters()) == recipe.parameters
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_parameters_are_those_of_the_record(name: str) -> None:
+    assert SHELF[name].parameters - PUBLISHED[name] == OURS_LESS_PUBLISHED.get(name, 0)
+
+
+def test_every_recipe_with_figures_has_a_count_to_answer_to() -> None:
+    assert {name for name, recipe in SHELF.items() if recipe.public} == set(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", sorted(set(SHELF) - {"baseline"}))
+def test_every_recipe_is_a_small_diff_on_one_that_is_shipped(name: str) -> None:
+    recipe = SHELF[name]
+    assert recipe.base in SHELF
+    base = SHELF[str(recipe.base)]
+    diff = base.settings.diff(recipe.settings)
+    assert diff
+    assert base.settings.but(diff) == recipe.settings
+    assert len(diff) <= 32
+
+
+def test_the_best_record_goes_back_to_the_baseline_through_the_history() -> None:
+    chain = ["best_record"]
+    while (base := SHELF[chain[-1]].base) is not None:
+        chain.append(base)
+    assert chain[-1] == "baseline"
+    passed = {"sparse_gates", "three_phases", "three_layer_recurrence", "vocabulary_8192", "parallel_muon", "six_bits"}
+    assert passed <= set(chain)
+    counts = [SHELF[name].parameters for name in chain]
+    assert counts[0] > 2 * counts[-1]
+
+
+def test_names_and_reasons_are_unique() -> None:
+    for what in (Counter(r.why for r in SHELF.values()), Counter(r.sha256 for r in SHELF.values())):
+        assert set(what.values()) == {1}
+
+
+def test_public_figures_are_whole() -> None:
+    for recipe in SHELF.values():
+        labels = [(figure.source, figure.label) for figure in recipe.public]
+        assert len(set(labels)) == len(labels), recipe.name
+        for figure in recipe.public:
+            assert figure.source.startswith("openai/parameter-golf")
+            assert 1.0 < figure.bits_per_byte < 1.5
+            assert figure.artifact_bytes is None or 4_000_000 < figure.artifact_bytes <= 16_000_000
+    assert figures("a paper", (7, 1.5, None), ("run b", 1.25, 10), machine="a laptop", note="n")[1].to_json() == {
+        "kind": "Figure",
+        "label": "a laptop, run b",
+        "bits_per_byte": 1.25,
+        "artifact_bytes": 10,
+        "source": "a paper",
+        "note": "n",
+    }
+
+
+def test_a_difference_of_counts_is_explained_where_the_figure_stands() -> None:
+    for name in OURS_LESS_PUBLISHED:
+        assert any(f"{PUBLISHED[name]:,}" in figure.note for figure in SHELF[name].public), name
+
+
+@pytest.mark.parametrize("name", ["six_bits", "six_bits_ten_layers", "smear_and_bigrams", "six_bits_eleven_layers"])
+def test_records_that_trained_with_six_bits_do_so_throughout(name: str) -> None:
+    (view,) = SHELF[name].train.fake_quantize.values()
+    assert view.quantizer.bits == 6  # type: ignore[attr-defined]
+    assert value_at(view.strength, Moment(0, 0.0, Budget(seconds=600))) == 1.0
+
+
+def test_seed_001_sees_eight_bits_in_the_last_part_of_the_run() -> None:
+    view = SHELF["single_gpu"].train.fake_quantize["matrix"]
+    budget = Budget(seconds=600)
+    assert [value_at(view.strength, Moment(1, seconds, budget)) for seconds in (509.9, 510.2)] == [0.0, 1.0]
+    assert view.quantizer == SHELF["single_gpu"].compress.quantizers["matrix"]
+
+
+def test_matrices_that_read_the_stream_start_orthogonal_once_a_record_did() -> None:
+    for name in ("snapshot_average", "gold6", "parallel_muon", "three_layer_recurrence", "best_record"):
+        block = SHELF[name].model.block
+        assert type(block.mlp.linear.initial).__name__ == "Orthogonal", name  # type: ignore[attr-defined]
+        assert type(block.attention.linear.initial).__name__ == "Orthogonal", name  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("experiment", public_000_experiments, ids=lambda experiment: experiment.label)
+def test_an_experiment_changes_something_or_says_why_not(experiment: Experiment) -> None:
+    assert experiment.outcome
+    base = SHELF["parallel_muon"]
+    if (recipe := experiment.recipe) is None:
+        assert experiment.note
+        return
+    assert recipe.base == base.name
+    assert base.settings.diff(recipe.settings)
+    model = on_meta(recipe)
+    assign(recipe.train.optimizers, model, "train.optimizers")
+    assign(recipe.compress.quantizers, model, "compress.quantizers")
+    Views(recipe.train.fake_quantize, model, "train.fake_quantize")
+    assert recipe.train.micro_tokens(world=8) > 0
+
+
+def test_seed_000_lists_two_dozen_experiments() -> None:
+    labels = [experiment.label for experiment in public_000_experiments]
+    assert len(labels) == len(set(labels)) == 24
+    assert sum(experiment.diff is not None for experiment in public_000_experiments) == 13
+    gated = next(e for e in public_000_experiments if e.label == "gated_attention").recipe
+    assert gated is not None
+    assert gated.model.block.attention.gate == DenseGate(bias=4.0)  # type: ignore[union-attr]
+    assert gated.parameters - SHELF["parallel_muon"].parameters == 11 * (8 * 512 + 8)

@@ -1,0 +1,333 @@
+"""What is known of techniques: that all are found and documented, how they are shown, and how one is added."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from filecmp import dircmp
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+import torch
+from conftest import TINY
+from processes import CONTEXT
+from safetensors.torch import load_file
+
+from caddie.config import Config, Range, field_types, variants
+from caddie.errors import UserError
+from caddie.model.parameters import Initial
+from caddie.recipes import techniques
+from caddie.recipes.recipe import Recipe
+from caddie.recipes.technique_pages import WIDTH, details, markdown, overview
+from caddie.recipes.techniques import Measurement, find, sockets
+from caddie.report.tables import columns
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGE = ROOT / "docs" / "techniques.md"
+WALK = ROOT / "docs" / "add-a-technique.md"
+
+PLAIN = {
+    "Constant": "a start without chance, for scales, gates and what must be zero",
+    "Dense": "a learned matrix, the ordinary case; its settings are techniques",
+    "FanIn": "PyTorch's default start",
+    "FanInNormal": "the same with a normal distribution",
+    "Float32": "a number format",
+    "GroupedQueryAttention": "attention itself; its settings are techniques",
+    "Normal": "a plain start",
+    "RMSNorm": "the norm that everything is measured against",
+    "Rotary": "positions as everywhere; its settings are techniques",
+    "RowConstants": "a start without chance",
+    "SequentialStream": "the text in its order",
+    "TokenEmbedding": "a table; its settings are techniques",
+}
+"""Variants that are no technique of their own, and why not."""
+
+Call = Callable[..., Any]
+COPIED = ("conftest", "run_folder", "test_model", "variations")
+"""Files of tests that the commands of the page need."""
+
+
+def configs(cls: type[Config] = Config) -> list[type[Config]]:
+    """Every config of the package."""
+    below = [found for sub in cls.__subclasses__() for found in [sub, *configs(sub)]]
+    return [found for found in dict.fromkeys(below) if found.__module__.startswith("caddie.")]
+
+
+# What is found
+
+
+def test_the_page_is_up_to_date() -> None:
+    text = markdown()
+    if os.environ.get("UPDATE_GOLDEN"):
+        PAGE.write_text(text)
+    assert text == PAGE.read_text(), "if this is meant: UPDATE_GOLDEN=1 pytest tests/test_techniques.py -k up_to_date"
+
+
+def test_every_socket_and_everything_known_is_found() -> None:
+    known = {socket.name: {variant.name for variant in socket.variants} for socket in sockets()}
+    for cls in configs():
+        studied = cls.__module__.startswith("caddie.lab.")  # a study's settings stand in no recipe
+        if inspect.isabstract(cls) and variants(cls) and not studied:
+            assert known[cls.__name__] == set(variants(cls))
+    shown = {name for names in known.values() for name in names}
+    assert {cls.__name__ for cls in configs() if cls.techniques} <= shown | set(known)
+
+
+def test_sockets_come_in_the_order_of_a_recipe_with_their_places() -> None:
+    places = {socket.name: socket.paths for socket in sockets()}
+    assert places["HeadGate"] == ("model.block.attention.gate",)
+    assert places["LinearMap"] == ("model.block.attention.linear", "model.block.mlp.linear")
+    assert places["Optimizer"] == ("train.optimizers.*",)
+    assert {"train.lr_schedule", "train.optimizers.*.momentum"} <= set(places["Schedule"])
+    tops = [paths[0].split(".")[0] for paths in places.values()]
+    order = [name for name in field_types(Recipe) if name in tops]
+    assert tops == sorted(tops, key=order.index)
+
+
+def test_base_marks_what_the_contest_began_with() -> None:
+    base = {variant.name: variant.base for socket in sockets() for variant in socket.variants}
+    assert base["ReluSquared"]
+    assert base["Muon"]
+    assert base["UNet"]
+    assert not base["LeakyReluSquared"]
+    assert not base["DenseGate"]
+
+
+@pytest.mark.parametrize("socket", [s for s in sockets() if s.paths[0].startswith(("model", "train"))], ids=str)
+def test_every_part_of_model_and_training_says_why_and_whence(socket: techniques.Socket) -> None:
+    for variant in socket.variants:
+        entries = [entry for entry in variant.settings if entry.why or entry.source]
+        if variant.name in PLAIN:
+            assert not variant.why, f"{variant.name} is known, take it from PLAIN"
+        elif variant.name != socket.name or not entries:
+            entries.append(variant)  # type: ignore[arg-type]
+        for entry in entries:
+            assert re.fullmatch(r"[A-Z0-9`].*\.", entry.why), f"{entry.name}: why, as a sentence"
+            assert entry.source, f"{entry.name}: paper or record"
+            assert entry.what, f"{entry.name}: what"
+
+
+def test_nothing_is_told_of_settings_that_do_not_exist() -> None:
+    for cls in configs():
+        assert set(cls.techniques) - {""} <= set(field_types(cls)), cls.__name__
+
+
+@pytest.mark.parametrize(
+    ("annotation", "words"),
+    [
+        (bool, "true or false"),
+        (Annotated[int, Range(1, 1 << 40)], "whole number of at least 1"),
+        (Annotated[float, Range(0.5, 1.0)] | None, "number from 0.5 to 1 or none"),
+        (Annotated[float, Range(1e-30, 1e30)], "number above 0"),
+        (Literal["row", "document"], "row or document"),
+        (tuple[int, ...], "list of whole number"),
+        (dict[str, Initial], "mapping to Initial"),
+        (dict[str, Any], "mapping to anything"),
+    ],
+)
+def test_types_in_words(annotation: Any, words: str) -> None:
+    assert techniques._type(annotation) == words
+
+
+# What was measured
+
+
+MEASURED: dict[str, Any] = {
+    "delta_bits_per_byte": -0.0021,
+    "spread": 0.0004,
+    "seeds": 3,
+    "recipe": "tiny",
+    "text": "English",
+    "seconds": 60,
+    "date": "2026-01-02",
+    "machine": "2 cores",
+}
+
+
+def test_what_was_measured_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"SwiGLU": Measurement(**MEASURED), "Muon.beta2": Measurement(**MEASURED)}
+    monkeypatch.setattr(techniques, "measurements", lambda: known)
+    said = "-0.0021 (spread 0.0004, 3 seeds): tiny, 60 s, English, 2 cores, 2026-01-02"
+    assert f"  measured here       {said}" in details(find("SwiGLU")).splitlines()
+    assert "not measured" not in details(find("SwiGLU"))
+    assert said in " ".join(details(find("Muon.beta2")).split())
+    assert markdown().count(f"- measured here: {said}") == 2
+
+
+def test_what_is_recorded_belongs_to_techniques() -> None:
+    names = {
+        entry.name for socket in sockets() for variant in socket.variants for entry in (variant, *variant.settings)
+    }
+    names |= {setting.name for socket in sockets() for setting in socket.settings}
+    assert set(techniques.measurements()) <= names
+    with pytest.raises(UserError, match="needs delta_bits_per_byte"):
+        Measurement.from_json({})
+
+
+# What is shown
+
+
+def test_the_overview_has_a_line_for_each_and_fits_a_terminal() -> None:
+    lines = overview(sockets()).splitlines()
+    assert max(map(columns, lines)) <= WIDTH
+    assert "HeadGate  model.block.attention.gate" in lines
+    assert "  DenseGate: σ(W h + b), W (heads, width) (arXiv 2505.06708)." in lines
+    assert "  ReluSquared (base): W2 relu(W1 x)² (Primer, arXiv 2109.08668)." in lines
+    assert "    exclusive: Whether each head's output loses its part along the position's own value." in lines
+    for socket in sockets():
+        for variant in socket.variants:
+            mark = " (base)" if variant.base else ""
+            assert variant.name == socket.name or any(line.startswith(f"  {variant.name}{mark}: ") for line in lines)
+
+
+def test_the_details_fit_a_terminal() -> None:
+    assert max(map(columns, details(sockets()).splitlines())) <= WIDTH
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("headgate", {"HeadGate": ["DenseGate", "NarrowGate", "SparseGate"]}),
+        ("model.block.attention.gate", {"HeadGate": ["DenseGate", "NarrowGate", "SparseGate"]}),
+        ("LEAKYRELUSQUARED", {"MLP": ["LeakyReluSquared"]}),
+        ("GroupedQueryAttention.exclusive", {"Attention": ["GroupedQueryAttention"]}),
+        ("model.block.attention.exclusive", {"Attention": ["GroupedQueryAttention"]}),
+        ("softcap", {"Head": []}),
+        ("clip_norm", {"Train": ["Train"]}),
+    ],
+)
+def test_anything_is_found_by_its_name(name: str, found: dict[str, list[str]]) -> None:
+    assert {socket.name: [variant.name for variant in socket.variants] for socket in find(name)} == found
+
+
+def test_a_setting_is_found_without_the_others() -> None:
+    (socket,) = find("exclusive")
+    assert [setting.name for setting in socket.variants[0].settings] == ["GroupedQueryAttention.exclusive"]
+    assert not socket.settings
+    assert [setting.name for setting in find("LeakyReluSquared")[0].settings] == ["MLP.hidden", "MLP.linear"]
+
+
+def test_the_verb_lists_and_tells(caddie: Call) -> None:
+    listed = caddie("techniques")
+    assert (listed.status, listed.err, listed.out) == (0, "", overview(sockets()) + "\n")
+    told = caddie("techniques", "HeadGate")
+    assert (told.status, told.err) == (0, "")
+    lines = told.out.splitlines()
+    assert lines[0] == "HeadGate  model.block.attention.gate"
+    assert "  why                 A head with nothing to say can be silent without attending to a sink." in lines
+    assert "  channels=12  (whole number of at least 1)" in lines
+
+
+def test_the_verb_prints_json(caddie: Call) -> None:
+    facts = json.loads(caddie("techniques", "LeakyReluSquared", "--json").out)
+    (variant,) = facts["sockets"][0]["variants"]
+    assert (variant["name"], variant["base"]) == ("LeakyReluSquared", False)
+    assert variant["settings"][0]["default"] == "0.5"
+    assert {"what", "why", "source", "elsewhere", "here"} <= set(variant)
+    assert len(json.loads(caddie("techniques", "--json").out)["sockets"]) == len(sockets())
+
+
+def test_a_misspelt_name_is_a_mistake_with_a_suggestion(caddie: Call) -> None:
+    for wrong in ("HaedGate", "haedgate"):
+        ended = caddie("techniques", wrong)
+        assert (ended.status, ended.out) == (2, "")
+        assert ended.err == f"caddie: no technique {wrong}; did you mean HeadGate?; `caddie techniques` lists them\n"
+
+
+# How one is added
+
+
+def follow(folder: Path, commands: list[str], small: list[str]) -> None:
+    """Do what the page says with the package in `folder`, in a process of its own; `out` there is what it printed."""
+    with (folder / "out").open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    # What was imported for all processes was the package itself, not its copy.
+    for name in [name for name in sys.modules if name.split(".")[0] == "caddie" or name in COPIED]:
+        del sys.modules[name]
+    sys.path[:0] = [str(folder), str(folder / "tests")]
+    os.environ["PYTHONPATH"] = f"{folder}:{folder / 'tests'}"
+    os.chdir(folder)
+
+    from run_folder import make_result, write_run
+
+    import caddie
+    from caddie import cli
+
+    assert caddie.__file__.startswith(str(folder / "caddie"))
+    # Comparing tensors would import what spreads them over machines, for a second.
+    torch.testing._comparison._HAS_DTENSOR = False
+    for command in commands:
+        name, *words = shlex.split(command)
+        print("$", command, flush=True)
+        if name == "pytest":
+            assert pytest.main(["-p", "no:cacheprovider", *words]) == 0
+            continue
+        assert name == "caddie"
+        if words[0] == "run":  # packing and scoring take long, and know nothing of gates
+            words = ["train", *words[1:], *small]
+        try:
+            sys.argv = [name, *words]
+            cli.main()
+        except SystemExit as ended:
+            if ended.code:
+                raise
+        if words[0] == "train":
+            run = Path(words[words.index("--out") + 1])
+            weights = load_file(run / "weights.safetensors")
+            moved = {name for name, weight in weights.items() if ".gate." in name and weight.any()}
+            print(run.name, "moved", *sorted(moved), flush=True)
+            result = make_result()
+            result["sha256"]["recipe"] = result["sha256"]["artifact"] = run.name.ljust(64, "0")
+            write_run(run, result)
+    sys.stdout.flush()
+
+
+@pytest.mark.long
+def test_following_the_page_adds_a_technique_in_one_file(tmp_path: Path) -> None:
+    text = WALK.read_text()
+    (source,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    commands = [line for block in re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL) for line in block.splitlines()]
+    ours = f"UPDATE_GOLDEN=1 pytest tests/{Path(__file__).name} -k up_to_date"
+    assert ours in commands, "what this file itself says when the page is out of date"
+    commands.remove(ours)
+
+    package, tests = tmp_path / "caddie", tmp_path / "tests"
+    shutil.copytree(ROOT / "caddie", package)
+    tests.mkdir()
+    for name in COPIED:
+        shutil.copy(ROOT / "tests" / f"{name}.py", tests)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    with (package / "model" / "gates.py").open("a") as file:
+        file.write(f"\n\n{source}")
+    assert differing(dircmp(ROOT / "caddie", package, ignore=["__pycache__"])) == ["gates.py"]
+
+    (tmp_path / "text.txt").write_text(
+        "\n\n".join(f"Paragraph {number}: {'some words ' * 30}" for number in range(300))
+    )
+    small = [*(setting.replace("train.steps=2", "train.steps=3") for setting in TINY), "--data", "text.txt", "--quiet"]
+    process = CONTEXT.Process(target=follow, args=(tmp_path, commands, small))
+    process.start()
+    process.join()
+    out = (tmp_path / "out").read_text()
+    assert process.exitcode == 0, out
+    parts = dict(re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", out, flags=re.MULTILINE))
+    assert list(parts) == commands
+    told = [parts[command] for command in commands]
+    assert "\nSignedGate\n  1 + W h[:channels]" in told[0]
+    assert re.search(r"[^0]\d* passed", told[1])
+    assert "signed moved blocks.0.attention.gate.map.weight blocks.1.attention.gate.map.weight" in told[2]
+    assert told[3].endswith("plain moved\n")
+
+
+def differing(compared: dircmp[str]) -> list[str]:
+    """Files that two folders do not share."""
+    here = [*compared.left_only, *compared.right_only, *compared.diff_files, *compared.funny_files]
+    return here + [name for inner in compared.subdirs.values() for name in differing(inner)]

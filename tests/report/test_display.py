@@ -1,0 +1,337 @@
+"""The terminal: a live bar, plain lines, silence, and the final table."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_folder import make_events, make_result
+
+from caddie.cli.exits import fail
+from caddie.report.display import Display, clock, step_line
+from caddie.report.tables import WIDTH, columns, crop, pack_table, printable, result_table, table
+from caddie.run.policy import state
+from caddie.runtime import distributed
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "result_table.txt"
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Hands:
+    """A clock that the test turns."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def steps(seconds: float = 60.0, **settings: Any) -> list[dict[str, Any]]:
+    return [event for event in make_events(seconds=seconds, **settings) if event["event"] == "step"]
+
+
+def show(events: list[dict[str, Any]], **settings: Any) -> list[str]:
+    hands, stream = Hands(), io.StringIO()
+    with Display(stream=stream, now=hands, **settings) as display:
+        display.phase("train")
+        for event in events:
+            hands.time = event["seconds"]
+            display.step(event)
+    return stream.getvalue().splitlines()
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    for name in ("NO_COLOR", "TTY_INTERACTIVE", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    return Terminal()
+
+
+def test_result_table_is_golden() -> None:
+    text = result_table(make_result(), "runs/tiny-1a2b3c4d-s1337/report.html")
+    if os.environ.get("UPDATE_GOLDEN"):
+        GOLDEN.write_text(text + "\n")
+    assert text + "\n" == GOLDEN.read_text()
+    assert max(map(columns, text.splitlines())) <= WIDTH
+    assert len(text.splitlines()) <= 35
+    assert text.isascii()
+
+
+def test_result_table_without_what_is_optional() -> None:
+    result = make_result()
+    result |= {"compressors": None, "sample": None, "verified": None, "bits_per_byte": None, "cap_bytes": None}
+    result["scores"]["averaged_plain"] = None
+    result["seconds"]["verify"] = None
+    text = result_table(result)
+    assert "averaged" not in text
+    assert "gzip" not in text
+    assert "not verified" in text
+    assert "report" not in text
+    assert "written by" not in text
+
+
+def test_tables_say_that_a_tokenizer_is_lossy() -> None:
+    result = make_result()
+    assert "lossy" not in result_table(result)
+    for count, words in ((1, "a document"), (1_038, "1,038 documents")):
+        result["corpus"]["changed_documents"] = count
+        assert result_table(result).splitlines()[1] == (
+            f"Its tokenizer is lossy: of {words} it charges for other text than it counts."
+        )
+
+
+def test_result_table_without_a_fit() -> None:
+    result = make_result()
+    assert "lost by rounding      0.0010    0.0012" in result_table(result)
+    result["compression"] |= {"step_more_bits_per_byte": None, "predicted_bits_per_byte": None}
+    assert "lost by rounding           -    0.0012" in result_table(result)
+    assert "bytes more" not in result_table(result)
+    del result["compression"]
+    assert "rounding" not in result_table(result)
+
+
+def test_pack_table() -> None:
+    result = make_result()
+    facts = {
+        "artifact": "run/artifact-600000.caddie",
+        "artifact_bytes": result["artifact_bytes"],
+        "cap_bytes": 600_000,
+        "ledger": result["ledger"]["parts"],
+        "compression": result["compression"],
+        "seconds": 12.34,
+        "next": ["caddie score run/artifact-600000.caddie --data corpus"],
+    }
+    lines = pack_table(facts).splitlines()
+    assert lines[-8:] == [
+        "",
+        "  88.89 % of the cap",
+        "  7.00 bits per weight; 100,000 bytes more -0.0008 bits per byte, fewer +0.0039",
+        "  predicted loss by rounding: 0.0010 bits per byte",
+        "  12.3 seconds",
+        "",
+        "written  run/artifact-600000.caddie",
+        "next     caddie score run/artifact-600000.caddie --data corpus",
+    ]
+    facts["compression"] |= {"predicted_bits_per_byte": None, "step_bytes": None}
+    assert "predicted loss by rounding: not measured" in pack_table(facts)
+
+
+def test_what_a_phase_is_at_is_told_every_two_seconds() -> None:
+    hands, stream = Hands(), io.StringIO()
+    with Display(stream=stream, now=hands) as display:
+        display.phase("fit")
+        for hands.time, line in ((0.0, "draft 1"), (1.9, "draft 2"), (2.0, "draft\x1b3"), (3.0, "draft 4")):
+            display.doing(line)
+    assert stream.getvalue().splitlines() == ["fit", "      draft 1", "      draft\ufffd3"]
+    quiet = io.StringIO()
+    with Display(stream=quiet, quiet=True) as display:
+        display.doing("draft 1")
+    assert quiet.getvalue() == ""
+
+
+def test_result_table_says_what_is_wrong() -> None:
+    result = make_result()
+    result |= {"verified": False, "under_cap": False, "cap_bytes": 500_000, "artifact_bytes": 533_336}
+    text = result_table(result)
+    assert "VERIFICATION FAILED" in text
+    assert "THE ARTIFACT IS 33,336 BYTES OVER ITS CAP" in text
+
+
+def test_result_table_under_policies() -> None:
+    result = make_result()
+    result["ledger"]["parts"]["weights"] = 15_998_000
+    result["seconds"]["train"] = 600.4
+    result["evaluation"] |= {"load": None, "score": 713.8}
+    lines = result_table(result | {"policies": state(result)}).splitlines()
+    start = lines.index("counted by policy          bytes              cap     training s   evaluation s")
+    assert lines[start + 1 : start + 5] == [
+        "  contest-2026        16,024,713      24,713 over 600.4 over 600 713.8 over 600",
+        "  strict              16,037,725      37,725 over 619.8 over 600              -",
+        "  hutter              16,255,830                -          619.8              -",
+        "  seconds of this machine; budgets are for 8xH100",
+    ]
+    assert "policy" not in result_table({**result, "policies": None})
+
+
+def test_result_table_keeps_the_terminal_safe() -> None:
+    result = make_result() | {"recipe": "a\x1b[2Jb" * 20, "sample": "\x1b]0;title\x07one\n\u202etwo\n" + "字" * 90}
+    result["policies"][0] |= {"name": "\x1b[2J" + "字" * 90, "hardware": "\x07"}
+    text = result_table(result)
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert "\u202e" not in text
+    assert max(map(columns, text.splitlines())) <= WIDTH
+
+
+def test_table_aligns_and_wraps() -> None:
+    rows = [["tiny", 981_000, 1.53, "small " * 20], ["baseline", 17_059_912, None, "large"], ["no", None, 0.5, True]]
+    lines = table(rows, ["recipe", "parameters", "bpb", "why"]).splitlines()
+    assert lines[0] == "recipe    parameters     bpb  why"
+    assert lines[1].startswith("tiny         981,000  1.5300  small small")
+    assert lines[2].startswith(" " * 30 + "small")
+    assert lines[-2] == "baseline  17,059,912       -  large"
+    assert lines[-1] == "no                 -  0.5000  yes"
+    assert max(map(columns, lines)) <= WIDTH
+
+
+def test_table_with_numbers_last_or_no_rows() -> None:
+    assert table([["a", 1], ["b", 1000]], ["name", "bytes"]) == "name  bytes\na         1\nb     1,000"
+    assert table([], ["name", "why"]) == "name  why"
+    assert table([["a", "1.530120"], ["b", 7]], ["", "plain"]) == "      plain\na  1.530120\nb         7"
+    assert "\x1b" not in table([["\x1b[31m", "\x1b[0m"]], ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, "0:00"), (35.4, "0:35"), (59.6, "1:00"), (725, "12:05"), (11_400, "3:10:00"), (-1, "0:00")],
+)
+def test_clock(seconds: float, shown: str) -> None:
+    assert clock(seconds) == shown
+
+
+def test_clock_of_what_is_not_finite() -> None:
+    assert clock(float("nan")) == clock(float("inf")) == "-:--"
+
+
+def test_crop_counts_columns() -> None:
+    assert crop("abcdef", 6) == "abcdef"
+    assert crop("abcdefg", 6) == "abc..."
+    assert crop("字字字字", 7) == "字字..."
+    assert columns("e\u0301") == 1
+
+
+def test_printable_is_one_line() -> None:
+    assert printable("a\tb\r\nc\x00\x9b") == "a   b c\ufffd\ufffd"
+
+
+def test_step_line() -> None:
+    event = steps()[100] | {"loss": 2.5, "bits_per_byte": 1.25, "seconds": 30.0, "progress": 0.5}
+    assert step_line(event) == "step 404  loss 2.5000  1.2500 bpb  27,716 tokens/s  0:30 left"
+
+
+def test_step_line_of_a_bad_step() -> None:
+    event = steps()[0] | {"loss": float("nan"), "bits_per_byte": None, "progress": 0.0, "seconds": 0.0}
+    assert step_line(event) == "step 4  loss nan  27,716 tokens/s  -:-- left"
+
+
+def test_without_standard_error_nothing_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", None)
+        patch.setattr(distributed, "under_torchrun", lambda: True)
+        patch.setattr(os, "_exit", sys.exit)
+        with Display() as display:
+            display.phase("train")
+            display.step(steps()[0])
+            display.note("it goes on")
+        assert fail("a mistake", 2) == 2
+        with pytest.raises(SystemExit):
+            distributed.leave(2)
+    assert capsys.readouterr().out == ""
+
+
+def test_plain_lines_come_at_each_tenth() -> None:
+    lines = show(steps(seconds=60.0))
+    assert lines[0] == "train"
+    assert len(lines) == 1 + 1 + 10
+    assert lines[1].startswith("  0%  step 4  loss ")
+    assert lines[-1].startswith("100%  step 812")
+    assert lines[-1].endswith("0:00 left")
+
+
+def test_plain_lines_are_two_seconds_apart_but_the_last() -> None:
+    lines = show(steps(seconds=5.0))
+    assert len(lines) == 1 + 4
+    assert lines[-1].startswith("100%")
+
+
+def test_plain_lines_of_a_long_run_come_each_minute() -> None:
+    lines = show(steps(seconds=3600.0))
+    assert 50 <= len(lines) <= 72
+
+
+def test_plain_lines_start_again_in_a_second_phase() -> None:
+    hands, stream = Hands(), io.StringIO()
+    with Display(stream=stream, now=hands) as display:
+        for name in ("rehearse", "train"):
+            display.phase(name)
+            display.step(steps()[0])
+        display.note("two\nlines \x1b[2J")
+    assert [line.split()[0] for line in stream.getvalue().splitlines()] == ["rehearse", "0%", "train", "0%", "two"]
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_quiet_prints_nothing(terminal: Terminal) -> None:
+    with Display(quiet=True, stream=terminal) as display:
+        display.phase("train")
+        display.note("note")
+        for event in steps():
+            display.step(event)
+    assert terminal.getvalue() == ""
+
+
+def test_terminal_has_one_live_line(terminal: Terminal) -> None:
+    hands = Hands()
+    with Display(stream=terminal, now=hands) as display:
+        display.phase("prepare")
+        display.note("[bold]reading[/bold] 12 files")
+        hands.time = 1.5
+        display.phase("train")
+        display.step(steps()[50])
+        display._live.refresh()  # type: ignore[union-attr]
+        hands.time = 61.5
+    shown = terminal.getvalue()
+    assert "[bold]reading[/bold] 12 files" in shown
+    assert "prepare       1.5 s" in shown
+    assert "train        60.0 s   step 204  loss" in shown
+    assert "tokens/s" in shown
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_terminal_gets_its_cursor_back(terminal: Terminal, error: type[BaseException]) -> None:
+    display = Display(stream=terminal)
+
+    def run() -> None:
+        with display:
+            display.step(steps()[0])
+            raise error
+
+    with pytest.raises(error):
+        run()
+    shown = terminal.getvalue()
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+    before = shown
+    display.note("after")
+    assert terminal.getvalue() == before + "after\n"
+
+
+def test_dumb_terminal_gets_plain_lines(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    with Display(stream=terminal) as display:
+        display.phase("train")
+        display.step(steps()[0])
+    assert "\x1b" not in terminal.getvalue()
+    assert terminal.getvalue().splitlines()[0] == "train"
+
+
+def test_rich_is_imported_only_for_a_terminal() -> None:
+    import subprocess
+
+    code = "import sys\nfrom caddie.report import display as d\nwith d.Display() as x: x.note('hi')\nassert 'rich' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "hi\n")

@@ -1,0 +1,196 @@
+"""Policies: which bytes and seconds each of them counts, by hand-made results, and what no policy may be."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from caddie.errors import UserError
+from caddie.run.policy import CONTEST_2026, HUTTER, POLICIES, STRICT, Allowance, Policy, state
+
+DOCUMENTED = Path(__file__).parent.parent.parent / "docs" / "policies.md"
+
+
+def result(**changes: Any) -> dict[str, Any]:
+    """What a policy reads of a result, every figure a power of two or of ten, so that sums show what is in them."""
+    return {
+        "bits_per_byte": 2.0,
+        "corpus": {"lossless": True, "source_bytes": {"validation": 4_096, "train": 10**6}},
+        "ledger": {"parts": {"weights": 1, "tokenizer": 2, "config": 4, "manifest": 8, "container": 16}},
+        "source": {"needed_bytes": 32, "training_bytes": 64, "decoders": {"torch": 128, "brotli": 256}},
+        "seconds": {"prepare": 1e1, "rehearse": 1e2, "train": 1e3, "compress": 1e4, "score": 1e5, "verify": 1e6},
+        "evaluation": {"load": 0.25, "warm_up": 0.5, "score": 2.0},
+        **changes,
+    }
+
+
+def under(policy: Policy, found: dict[str, Any]) -> dict[str, Any]:
+    (entry,) = state(found, [policy])
+    return entry
+
+
+def test_each_policy_counts_what_it_names() -> None:
+    contest, strict, hutter = state(result())
+    assert [entry["name"] for entry in (contest, strict, hutter)] == ["contest-2026", "strict", "hutter"]
+    assert contest["bytes"] == 1 + 4 + 8 + 16 + 32 + 64
+    assert strict["bytes"] == 1 + 2 + 4 + 8 + 16 + 32 + 64
+    assert hutter["bytes"] == 1 + 2 + 4 + 8 + 16 + 32 + 1_024
+    assert [entry["training"]["seconds"] for entry in (contest, strict, hutter)] == [1_000, 11_100, 11_100]
+    assert [entry["evaluation"]["seconds"] for entry in (contest, strict, hutter)] == [2.0, 2.75, 2.75]
+    assert contest["parts"] == {
+        "weights": 1,
+        "config": 4,
+        "manifest": 8,
+        "container": 16,
+        "source_needed": 32,
+        "source_training": 64,
+    }
+    assert strict["evaluation"]["phases"] == {"load": 0.25, "warm_up": 0.5, "score": 2.0}
+
+
+def test_a_limit_itself_is_kept_and_a_byte_or_second_more_is_not() -> None:
+    found = result()
+    found["ledger"]["parts"]["weights"] = 16_000_000 - 124
+    found["seconds"]["train"] = 600.0
+    found["evaluation"]["score"] = 600.0
+    entry = under(CONTEST_2026, found)
+    assert (entry["bytes"], entry["under_cap"]) == (16_000_000, True)
+    assert (entry["training"]["within"], entry["evaluation"]["within"]) == (True, True)
+    found["ledger"]["parts"]["weights"] += 1
+    found["seconds"]["train"] = found["evaluation"]["score"] = math.nextafter(600.0, 601.0)
+    entry = under(CONTEST_2026, found)
+    assert (entry["bytes"], entry["under_cap"]) == (16_000_001, False)
+    assert (entry["training"]["within"], entry["evaluation"]["within"]) == (False, False)
+
+
+def test_calibration_is_charged_where_there_is_any() -> None:
+    found = result()
+    assert under(CONTEST_2026, found)["training"]["phases"] == {"train": 1e3}
+    found["seconds"]["calibrate"] = 3.5
+    assert under(CONTEST_2026, found)["training"]["seconds"] == 1_003.5
+    assert under(STRICT, found)["training"]["seconds"] == 11_103.5
+
+
+def test_carried_source_is_counted_once() -> None:
+    found = result()
+    found["ledger"]["parts"]["source"] = 32
+    assert [entry["bytes"] for entry in state(found)] == [entry["bytes"] for entry in state(result())]
+    shipped = STRICT.but(counts=("weights", "source"))
+    assert under(shipped, found)["bytes"] == 33
+    assert under(shipped, result())["parts"] == {"weights": 1, "source": 0}
+
+
+def test_what_was_not_measured_is_not_guessed() -> None:
+    found = result()
+    del found["evaluation"], found["source"]
+    for entry in state(found):
+        assert entry["bytes"] is entry["under_cap"] is None
+        assert entry["evaluation"]["seconds"] is entry["evaluation"]["within"] is None
+        assert entry["training"]["seconds"] > 0
+    assert under(STRICT, result(evaluation={"load": None, "warm_up": 0.5, "score": 2.0}))["evaluation"] == {
+        "phases": {"load": None, "warm_up": 0.5, "score": 2.0},
+        "seconds": None,
+        "budget_seconds": 600.0,
+        "within": None,
+    }
+    for bits in (None, math.nan, math.inf):
+        assert under(HUTTER, result(bits_per_byte=bits))["parts"]["text"] is None
+
+
+def test_libraries_count_where_a_policy_says_so() -> None:
+    everything = HUTTER.but(counts=("decoders",))
+    assert under(everything, result())["bytes"] == 384
+    unknown = {"needed_bytes": 32, "training_bytes": 64, "decoders": {"torch": 128, "brotli": None}}
+    assert under(everything, result(source=unknown))["bytes"] is None
+    assert not any("decoders" in policy.counts for policy in POLICIES)
+
+
+def test_a_text_that_does_not_come_back_has_no_size() -> None:
+    found = result()
+    found["corpus"]["lossless"] = False
+    entry = under(HUTTER, found)
+    assert entry["parts"]["text"] is None
+    assert entry["bytes"] is None
+    assert under(STRICT, found) == under(STRICT, result())
+
+
+def test_coded_text_is_rounded_up() -> None:
+    assert under(HUTTER, result(bits_per_byte=2.0 + 1e-9))["parts"]["text"] == 1_025
+
+
+def test_policies_without_a_limit_give_no_verdict() -> None:
+    entry = under(HUTTER, result())
+    assert entry["cap_bytes"] is entry["under_cap"] is entry["hardware"] is None
+    for clock in ("training", "evaluation"):
+        assert entry[clock]["budget_seconds"] is entry[clock]["within"] is None
+
+
+sizes = st.integers(0, 1 << 30)
+seconds = st.floats(0, 1e6)
+
+
+@pytest.mark.long
+@given(
+    parts=st.fixed_dictionaries(dict.fromkeys(("weights", "tokenizer", "config", "manifest", "container"), sizes)),
+    needed=sizes,
+    training=sizes,
+    phases=st.fixed_dictionaries(dict.fromkeys(("rehearse", "train", "compress"), seconds)),
+    evaluation=st.fixed_dictionaries(dict.fromkeys(("load", "warm_up", "score"), seconds)),
+)
+def test_strict_never_counts_less_than_the_contest(
+    parts: dict[str, int], needed: int, training: int, phases: dict[str, float], evaluation: dict[str, float]
+) -> None:
+    source = {"needed_bytes": needed, "training_bytes": training, "decoders": {}}
+    found = result(ledger={"parts": parts}, source=source, seconds=phases, evaluation=evaluation)
+    contest, strict = state(found, [CONTEST_2026, STRICT])
+    assert strict["bytes"] - contest["bytes"] == parts["tokenizer"]
+    for clock in ("training", "evaluation"):
+        assert strict[clock]["seconds"] >= contest[clock]["seconds"]
+        assert strict[clock]["within"] <= contest[clock]["within"]
+    assert strict["under_cap"] <= contest["under_cap"]
+
+
+def test_policies_are_data() -> None:
+    for policy in POLICIES:
+        assert Policy.from_json(policy.to_json()) == policy
+        assert re.fullmatch(r"[A-Z][^.]*\.", policy.why), "one sentence"
+    assert len({policy.name for policy in POLICIES}) == 3
+    assert (
+        under(CONTEST_2026.but({"cap_bytes": 124, "training.seconds": 999.0}), result())["training"]["within"] is False
+    )
+
+
+@pytest.mark.parametrize(
+    ("diff", "message"),
+    [
+        ({"counts": ("weights", "weights")}, "twice"),
+        ({"training": Allowance(phases=("train", "score"))}, "twice"),
+        ({"counts": ("source", "source_needed")}, "take one"),
+        ({"counts": ("wheights",)}, "must be one of"),
+        ({"evaluation.phases": ("sleep",)}, "must be one of"),
+        ({"cap_bytes": 0}, "from 1"),
+        ({"training.seconds": 0}, "seconds"),
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_refused(diff: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        STRICT.but(diff)
+
+
+def test_every_policy_is_documented() -> None:
+    """The table of the documentation has a column for each policy, and says of each part and phase what it does."""
+    text = DOCUMENTED.read_text()
+    rows = {cells[0]: cells[1:] for cells in (line.strip("| ").split(" | ") for line in text.splitlines()) if cells[1:]}
+    assert rows["bytes of"] == [policy.name for policy in POLICIES]
+    for index, policy in enumerate(POLICIES):
+        counted = {name.strip("`") for name, cells in rows.items() if cells[index : index + 1] == ["counted"]}
+        assert counted == set(policy.counts)
+        for clock in ("training", "evaluation"):
+            charged = {name.strip("`") for name, cells in rows.items() if cells[index : index + 1] == [clock]}
+            assert charged == set(getattr(policy, clock).phases)

@@ -1,0 +1,921 @@
+"""Scoring: every prediction once, with its context, nothing seen ahead, and figures that follow from one sum."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from caddie.config import Config, field_types, parse_assignment
+from caddie.config.field_docs import descriptions
+from caddie.data.tokenizers import ByteTokenizer
+from caddie.errors import CheckFailed, UserError
+from caddie.model import GPT, Cache, Model, build
+from caddie.runtime.distributed import Ranks
+from caddie.score import (
+    SGD,
+    Asked,
+    ChunkSGD,
+    DocumentLoRA,
+    GlobalSGD,
+    Layout,
+    Past,
+    Score,
+    Scorer,
+    Scoring,
+    Step,
+    Stream,
+    Text,
+    Window,
+    check_windows,
+    equal,
+    layout_of,
+    load_scorer,
+    run,
+    score,
+    use_quickest_threads,
+    windows,
+)
+
+quick = settings(derandomize=True, deadline=None, max_examples=150)
+
+BOS = 0
+TINY = GPT(vocabulary=16, width=16, depth=2).but(
+    {"block.attention.heads": 2, "block.attention.key_value_heads": 1, "block.mlp.hidden": 16}
+)
+
+
+def text_of(tokens: np.ndarray, source_bytes: int = 100) -> Text:
+    return Text(tokens.astype(np.uint16), BOS, source_bytes, 2 * source_bytes, 4 * source_bytes)
+
+
+def random_text(tokens: int, vocabulary: int = 16, seed: int = 0) -> Text:
+    ids = np.random.default_rng(seed).integers(1, vocabulary, tokens)
+    ids[::23] = BOS
+    return text_of(ids)
+
+
+def tiny_model(seed: int = 0) -> Model:
+    """A model whose outputs depend on all of its context, not only the untrained one's logits near zero."""
+    model = build(TINY, seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.5 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+class Known(nn.Module):
+    """A model whose log-odds are those of a table, for tests whose answer is known by hand."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(vocabulary))
+        self.seen: list[tuple[Tensor, Tensor, torch.dtype]] = []
+
+    def forward(
+        self, ids: Tensor, starts: Tensor, dtype: torch.dtype, *, last: int, cache: Cache | None = None
+    ) -> Tensor:
+        self.seen.append((ids.clone(), starts.clone(), dtype))
+        return self.answers(ids, dtype)[:, -last:]
+
+    def answers(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        return self.table.to(dtype).expand(*ids.shape, -1)
+
+
+class Copier(Known):
+    """Sure that what followed the last occurrence of the current token in its context follows again."""
+
+    def answers(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        logits = torch.zeros(*ids.shape, len(self.table), dtype=dtype)
+        for row, position in np.ndindex(*ids.shape):
+            before = (ids[row, :position] == ids[row, position]).nonzero()
+            if len(before):
+                logits[row, position, ids[row, before[-1] + 1]] = 30.0
+        return logits
+
+
+# Windows
+
+
+def plan_of(predictions: int, length: int, stride: int) -> list[tuple[int, int, int]]:
+    return [tuple(window) for window in windows(0, predictions, length, stride)]
+
+
+def test_windows_by_hand() -> None:
+    assert plan_of(10, 4, 2) == [(0, 0, 4), (2, 4, 6), (4, 6, 8), (6, 8, 10)]
+    assert plan_of(9, 4, 2) == [(0, 0, 4), (2, 4, 6), (4, 6, 8), (6, 8, 9)]
+    assert plan_of(8, 4, 4) == [(0, 0, 4), (4, 4, 8)]
+    assert plan_of(9, 4, 4) == [(0, 0, 4), (4, 4, 8), (8, 8, 9)]
+    assert plan_of(4, 4, 1) == [(0, 0, 4)]
+    assert plan_of(6, 4, 1) == [(0, 0, 4), (1, 4, 5), (2, 5, 6)]
+    assert plan_of(1, 1, 1) == [(0, 0, 1)]
+    assert plan_of(3, 4, 2) == [(0, 0, 3)], "a stretch may be shorter than a window"
+    assert plan_of(0, 4, 2) == []
+    assert [tuple(window) for window in windows(7, 13, 4, 2)] == [(7, 7, 11), (9, 11, 13)]
+
+
+@quick
+@given(st.integers(0, 9), st.integers(1, 40), st.integers(1, 40), st.integers(0, 300))
+def test_every_prediction_is_scored_exactly_once_with_its_context(
+    begin: int, length: int, stride: int, more: int
+) -> None:
+    stride = min(stride, length)
+    end = begin + length + more
+    plan = list(windows(begin, end, length, stride))
+    scored = [position for window in plan for position in range(window.first, window.end)]
+    assert scored == list(range(begin, end)), "each once, in order"
+    for window in plan:
+        assert begin <= window.start <= window.first < window.end <= end
+        assert window.end - window.start <= length
+        if window.start > begin:
+            assert window.first - window.start >= length - stride
+    assert len(plan) == 1 + math.ceil(more / stride), "no more windows than needed"
+
+
+def test_a_long_text_has_its_windows_one_by_one() -> None:
+    assert next(windows(0, 1 << 60, 1024, 64)) == (0, 0, 1024)
+
+
+@pytest.mark.parametrize(("length", "stride"), [(4, 0), (4, 5), (4, -1), (1, 2)])
+def test_a_stride_beyond_the_window_is_an_error(length: int, stride: int) -> None:
+    with pytest.raises(UserError, match=r"^score\.stride must be from 1 to"):
+        check_windows(length, stride)
+    with pytest.raises(UserError, match=r"^score\.stride must be from 1 to score\.sequence_length \(4\), not 5"):
+        score(Known(16), random_text(100), Scoring(sequence_length=4, stride=5))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("predictions", [0, 1, 31])
+def test_a_text_shorter_than_a_window_says_what_to_do(predictions: int) -> None:
+    with pytest.raises(UserError, match=f"score.sequence_length={max(1, predictions)}$"):
+        check_windows(32, 8, predictions)
+    check_windows(32, 8, 32)
+    check_windows(32, 8)
+
+
+def test_windows_agree_with_the_public_scripts(parity: Path) -> None:
+    """All of L3's lists are ours, but that we refuse a text shorter than one window where it scores nothing.
+
+    S001 and its like score the same positions from the same windows, then the tail again and again; leaving out what
+    was scored before gives our list. TERN leaves the tail out; ours begins with its list.
+    """
+    cases = json.loads((parity / "components" / "evaluation" / "sliding_windows.json").read_text())["cases"]
+    compared = 0
+    for case in cases["L3"]:
+        expected = [tuple(window) for window in case["windows"]]
+        if not expected:
+            with pytest.raises(UserError, match="too few"):
+                check_windows(case["window"], case["stride"], case["predictable_tokens"])
+            continue
+        assert plan_of(case["predictable_tokens"], case["window"], case["stride"]) == expected
+        compared += 1
+    assert compared >= 10
+    for name in ("S001", "S002", "ARG"):
+        for case in cases[name]:
+            if case["predictable_tokens"] < case["window"]:
+                continue
+            new, done = [], 0
+            for start, first, end in case["windows"]:
+                if end > done:
+                    new.append((start, max(first, done), end))
+                    done = end
+            assert plan_of(case["predictable_tokens"], case["window"], case["stride"]) == new
+    for case in cases["TERN"]:
+        if case["windows"]:
+            plan = plan_of(case["predictable_tokens"], case["window"], case["stride"])
+            expected = [tuple(window) for window in case["windows"]]
+            assert plan[: len(expected)] == expected
+            assert len(plan) - len(expected) <= 1
+
+
+# Stretches
+
+
+@pytest.mark.parametrize(
+    ("tokens", "stretches"),
+    [
+        ([0, 5, 6, 0, 7, 8], [(0, 3), (3, 5)]),
+        ([5, 6, 0, 7], [(0, 2), (2, 3)]),
+        ([0, 0, 0, 5], [(0, 1), (1, 2), (2, 3)]),
+        ([0, 5, 0], [(0, 2)]),
+        ([0, 0], [(0, 1)]),
+        ([5, 0], [(0, 1)]),
+        ([5, 6, 7], [(0, 2)]),
+        ([0, 5], [(0, 1)]),
+    ],
+    ids=[
+        "a document ends with the prediction of the next",
+        "the first token begins none",
+        "empty documents",
+        "a last document without predictions",
+        "two beginnings",
+        "only the last token is one",
+        "no document at all",
+        "one prediction",
+    ],
+)
+def test_documents_are_stretches(tokens: list[int], stretches: list[tuple[int, int]]) -> None:
+    ids = np.array(tokens, np.uint16)
+    layout = layout_of(ids, BOS, per_document=True)
+    assert list(zip(layout.begins.tolist(), layout.ends.tolist(), strict=True)) == stretches
+    assert layout.predictions == len(tokens) - 1
+    whole = layout_of(ids, BOS, per_document=False)
+    assert (whole.begins.tolist(), whole.ends.tolist()) == ([0], [len(tokens) - 1])
+
+
+@pytest.mark.long
+@quick
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=40), st.integers(1, 7))
+def test_stretches_share_out_all_predictions(tokens: list[int], block: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("caddie.score.loop._BLOCK", block)
+        layout = layout_of(np.array(tokens, np.uint16), BOS, per_document=True)
+    scored = [p for begin, end in zip(layout.begins, layout.ends, strict=True) for p in range(begin, end)]
+    assert scored == list(range(len(tokens) - 1))
+    expected = [0] + [p for p in range(1, len(tokens) - 1) if tokens[p] == BOS]
+    assert layout.begins.tolist() == expected
+
+
+# What a scorer may see
+
+
+def two_stretches() -> tuple[np.ndarray, Layout]:
+    tokens = np.array([0, 11, 12, 13, 0, 21, 22, 23, 24], np.uint16)
+    return tokens, layout_of(tokens, BOS, per_document=True)
+
+
+def test_what_was_not_scored_is_not_known() -> None:
+    stream = Stream(*two_stretches())
+    past = stream.past
+    assert not isinstance(past, Stream)
+    assert past.known(0, 1).tolist() == [0], "the first token of a stretch is context"
+    assert past.known(4, 5).tolist() == [0]
+    stream.mark(Window(0, 0, 2))
+    assert past.known(0, 3).tolist() == [0, 11, 12]
+    assert past.known(1, 1).tolist() == []
+    assert past.targets([Window(0, 0, 2)]).tolist() == [[11, 12]]
+    assert past.targets([Window(0, 0, 1), Window(0, 1, 2)]).tolist() == [[11], [12]]
+    for start, end in [(0, 4), (2, 4), (3, 4), (4, 6), (5, 6), (6, 8), (0, 9), (0, -1), (3, -2), (-2, 9), (-1, 0)]:
+        with pytest.raises(CheckFailed, match="not all been scored"):
+            past.known(start, end)
+    for window in [Window(0, 2, 3), Window(0, 0, 3), Window(2, 2, 4), Window(4, 4, 5)]:
+        with pytest.raises(CheckFailed, match="not all been scored"):
+            past.targets([window])
+    stream.mark(Window(4, 4, 6))
+    assert past.known(4, 7).tolist() == [0, 21, 22]
+    stream.mark(Window(0, 2, 4))
+    assert past.targets([Window(3, 3, 4)]).tolist() == [[0]], "the next document's first token was predicted"
+    assert past.over(Window(0, 2, 4))
+    assert not past.over(Window(4, 4, 6))
+
+
+def test_a_window_is_ready_when_all_before_it_was_scored() -> None:
+    stream = Stream(*two_stretches())
+    assert stream.ready(Window(0, 0, 2))
+    assert not stream.ready(Window(0, 2, 4))
+    stream.mark(Window(0, 0, 2))
+    assert stream.ready(Window(1, 2, 4))
+    assert not stream.ready(Window(0, 0, 2))
+    assert stream.ready(Window(4, 4, 5))
+    assert stream.inputs([Window(0, 2, 4)]).tolist() == [[0, 11, 12, 13]]
+    assert stream.next_tokens([Window(0, 2, 4)]).tolist() == [[13, 0]]
+
+
+# The loop
+
+
+class Planned(Scorer):
+    """A scorer with a given plan that finds everything equally likely and writes down what happens."""
+
+    def __init__(self, steps: Sequence[Sequence[tuple[int, int, int]]], vocabulary: int = 32) -> None:
+        self.steps = [[Window(*window) for window in step] for step in steps]
+        self.vocabulary = vocabulary
+        self.events: list[tuple[Any, ...]] = []
+
+    def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
+        for step in self.steps:
+            self.events.append(("plan",))
+            yield Step(step, range(len(step)))
+
+    def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
+        self.events.append(("asked", inputs.tolist(), list(slots), last))
+        return torch.zeros(len(inputs), last, self.vocabulary)
+
+    def update(self, asked: Sequence[Asked], past: Past) -> None:
+        self.events.append(("update", [window for question in asked for window in question.windows], past))
+
+    def tell(self, window: Window, losses: np.ndarray) -> None:
+        assert losses.dtype == np.float64
+        assert losses.shape == (window.end - window.first,)
+        self.events.append(("charged", window))
+
+
+NINE = np.array([0, 11, 12, 13, 0, 21, 22, 23, 24], np.uint16)
+
+
+def go(scorer: Planned, layout: Layout | None = None, rows: int = 2) -> list[tuple[Any, ...]]:
+    run(scorer, NINE, layout or layout_of(NINE, BOS, per_document=False), rows, scorer.tell)
+    return scorer.events
+
+
+def test_a_step_is_charged_then_learnt_from_then_the_next_is_planned() -> None:
+    events = go(Planned([[(0, 0, 2), (1, 2, 4)], [(2, 4, 6)], [(4, 6, 8)]]))
+    assert [event[0] for event in events] == [
+        *("plan", "asked", "charged", "asked", "charged", "update"),
+        *("plan", "asked", "charged", "update"),
+        *("plan", "asked", "charged", "update"),
+    ]
+    assert events[1] == ("asked", [[0, 11]], [0], 2)
+    assert events[3] == ("asked", [[11, 12, 13]], [1], 2), "the last target is not among the inputs"
+    assert events[5][1] == [(0, 0, 2), (1, 2, 4)]
+    assert not isinstance(events[5][2], Stream), "the scorer is not handed the text itself"
+
+
+def test_windows_of_one_shape_are_asked_together() -> None:
+    both = [(0, 0, 2), (4, 4, 5), (0, 2, 4), (4, 5, 6), (5, 6, 7), (5, 7, 8)]
+    events = go(Planned([both]), layout_of(NINE, BOS, per_document=True), rows=2)
+    assert [event[1:] for event in events if event[0] == "asked"] == [
+        ([[0, 11]], [0], 2),
+        ([[0]], [1], 1),
+        ([[0, 11, 12, 13]], [2], 2),
+        ([[0, 21], [21, 22]], [3, 4], 1),
+        ([[21, 22, 23]], [5], 1),
+    ]
+    three = [(0, 0, 4), (4, 4, 5), (4, 5, 6), (5, 6, 7), (6, 7, 8)]
+    layout = layout_of(NINE, BOS, per_document=True)
+    step = Step([Window(*window) for window in three], range(5))
+    asked = list(equal(step, Stream(NINE, layout), 2))
+    assert [(list(question.slots), question.context) for question in asked] == [
+        ([0], 0),
+        ([1], 0),
+        ([2, 3], 1),
+        ([4], 1),
+    ]
+    assert all(question.inputs.dtype == np.int64 for question in asked)
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([[(0, 0, 4)], [(4, 4, 7)]], "leaves 1 predictions out"),
+        ([], "leaves 8 predictions out"),
+        ([[(0, 0, 4)], [(4, 5, 8)]], "predictions 5 to 8 after 4"),
+        ([[(0, 0, 4)], [(2, 3, 8)]], "predictions 3 to 8 after 4"),
+        ([[(0, 0, 4)], [(0, 0, 4)]], "predictions 0 to 4 after 4"),
+        ([[(0, 0, 4), (0, 0, 4)]], "predictions 0 to 4 after 4"),
+        ([[(4, 4, 8), (0, 0, 4)]], "predictions 4 to 8 after 0"),
+        ([[(0, 0, 4)], [(5, 4, 8)]], "predictions 4 to 8 after 4"),
+    ],
+    ids=["the end", "everything", "skips", "overlaps", "repeats", "twice at once", "goes back", "starts too late"],
+)
+def test_a_plan_that_is_not_one_pass_is_refused(steps: list[list[tuple[int, int, int]]], message: str) -> None:
+    with pytest.raises(CheckFailed, match=message):
+        go(Planned(steps))
+
+
+def test_a_plan_that_leaves_its_stretch_is_refused() -> None:
+    for steps in ([[(0, 0, 5)]], [[(4, 4, 8), (0, 0, 4), (0, 4, 8)]], [[(0, 4, 8)]]):
+        with pytest.raises(CheckFailed, match="not one pass from left to right"):
+            go(Planned(steps), layout_of(NINE, BOS, per_document=True))
+
+
+def test_answers_of_another_shape_are_refused() -> None:
+    class All(Planned):
+        def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
+            return torch.zeros(*inputs.shape, self.vocabulary)
+
+    with pytest.raises(CheckFailed, match=r"the shape \(1, 6, 32\) where \(1, 4\) and the vocabulary"):
+        go(All([[(0, 0, 4)], [(2, 4, 8)]]))
+
+
+def test_an_answer_that_is_no_plain_tensor_is_refused() -> None:
+    class Cheap(Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return (
+                torch.zeros(4)
+                if function is torch.nn.functional.cross_entropy
+                else super().__torch_function__(function, types, args, kwargs or {})
+            )
+
+    class Subclass(Planned):
+        def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
+            return super().logits(inputs, slots, last).as_subclass(Cheap)
+
+    with pytest.raises(CheckFailed, match=r"answers with a Cheap where a plain torch\.Tensor"):
+        go(Subclass([[(0, 0, 4)], [(4, 4, 8)]]))
+
+
+def test_what_a_scorer_changes_after_it_asked_counts_for_nothing() -> None:
+    class Changes(Planned):
+        def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
+            for step in self.steps:
+                step[:] = [Window(0, 0, 8)]
+            return super().logits(inputs, slots, last)
+
+    with pytest.raises(CheckFailed, match="not one pass from left to right"):
+        go(Changes([[(0, 0, 1)] * 8]))
+    layout = layout_of(NINE, BOS, per_document=True)
+    for positions in (layout.begins, layout.ends):
+        with pytest.raises(ValueError, match="read-only"):
+            positions[0] = 1
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            positions.setflags(write=True)
+
+
+@pytest.mark.parametrize("owners", [[-1], [2], [], [0, 1]])
+def test_a_question_that_nobody_answers_is_refused(owners: list[int]) -> None:
+    class Shared(Planned):
+        def share(self, ranks: Ranks) -> bool:
+            return True
+
+        def owners(self, asked: Sequence[Asked], world: int) -> list[int]:
+            return owners
+
+    scorer = Shared([[(0, 0, 4)], [(4, 4, 8)]])
+    with pytest.raises(CheckFailed, match="does not give each of 1 questions to one of 2 processes"):
+        run(scorer, NINE, layout_of(NINE, BOS, False), 2, scorer.tell, ranks=Ranks(rank=0, world=2))
+    assert scorer.events == [("plan",)], "nothing was asked"
+
+
+def test_looking_ahead_while_learning_is_refused() -> None:
+    class Ahead(Planned):
+        def update(self, asked: Sequence[Asked], past: Past) -> None:
+            past.targets([Window(4, 4, 8)])
+
+    with pytest.raises(CheckFailed, match="not all been scored"):
+        go(Ahead([[(0, 0, 4)], [(4, 4, 8)]]))
+
+
+def test_losses_and_sums_are_as_exact_as_the_answers() -> None:
+    class Sure(Planned):
+        def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
+            return torch.tensor([40.0, 0.0], dtype=torch.float64).expand(len(inputs), last, 2)
+
+    text = text_of(np.zeros(1001, np.uint16))
+    sure = Sure([[(p, p, p + 1)] for p in range(1000)])
+    found = score(Known(2), text, Scoring(sequence_length=1, stride=1), scorer=sure)  # type: ignore[arg-type]
+    assert found.nats == pytest.approx(1000 * math.log1p(math.exp(-40)), rel=1e-12), "float32 would find it free"
+
+
+# Scores by hand
+
+
+@pytest.mark.parametrize(("length", "stride"), [(8, 8), (8, 3), (8, 1), (1, 1)])
+def test_a_uniform_model_pays_the_same_for_every_token(length: int, stride: int) -> None:
+    text = random_text(61)
+    found = score(Known(16), text, Scoring(sequence_length=length, stride=stride, batch_tokens=16))  # type: ignore[arg-type]
+    assert found.tokens == 60
+    assert found.nats == pytest.approx(60 * math.log(16), rel=1e-7)
+    assert found.bits_per_byte == pytest.approx(60 * 4 / 100, rel=1e-7)
+
+
+def test_a_known_distribution_pays_its_cross_entropy() -> None:
+    model = Known(4)
+    with torch.no_grad():
+        model.table.copy_(torch.tensor([0.5, 0.25, 0.125, 0.125]).log())
+    text = text_of(np.array([0, 1, 1, 2, 0, 3, 0]), source_bytes=5)
+    found = score(model, text, Scoring(sequence_length=3, stride=2))  # type: ignore[arg-type]
+    # predicted are 1 1 2 0 3 0, at 2 2 3 1 3 1 bits
+    assert found.nats / math.log(2) == pytest.approx(12.0, rel=1e-6)
+    assert found.bits_per_byte == pytest.approx(12 / 5, rel=1e-6)
+
+
+def test_a_beginning_of_document_is_paid_for_and_stands_for_no_bytes() -> None:
+    tokenizer = ByteTokenizer()
+    ids = np.concatenate([[tokenizer.bos], tokenizer.encode(b"ab"), [tokenizer.bos], tokenizer.encode(b"c")])
+    assert tokenizer.table_bytes(ids) == 3
+    text = Text(ids.astype(np.uint16), tokenizer.bos, 3, 3, 3)
+    found = score(Known(257), text, Scoring(sequence_length=2, stride=1))  # type: ignore[arg-type]
+    assert found.tokens == 4
+    assert found.bits_per_byte == pytest.approx(4 * math.log2(257) / 3, rel=1e-7)
+
+
+def test_the_figures_follow_from_one_sum() -> None:
+    found = Score(
+        nats=math.log(2) * 120,
+        tokens=40,
+        source_bytes=60,
+        normalized_bytes=50,
+        table_bytes=48,
+        sequence_length=8,
+        stride=4,
+        adaptation=None,
+        seconds=1.5,
+    )
+    figures = found.to_json()
+    assert figures == {
+        "bits_per_byte": pytest.approx(2.0),
+        "bits_per_normalized_byte": pytest.approx(2.4),
+        "bits_per_table_byte": pytest.approx(2.5),
+        "nats_per_token": pytest.approx(3 * math.log(2)),
+        "nats_per_byte": pytest.approx(2 * math.log(2)),
+        "nats": math.log(2) * 120,
+        "tokens": 40,
+        "source_bytes": 60,
+        "normalized_bytes": 50,
+        "table_bytes": 48,
+        "sequence_length": 8,
+        "stride": 4,
+        "adaptation": None,
+        "seconds": 1.5,
+    }
+    assert json.loads(json.dumps(figures)) == figures
+
+
+def test_the_byte_counts_are_those_of_the_text() -> None:
+    found = score(Known(16), random_text(40), Scoring(sequence_length=8, stride=4))  # type: ignore[arg-type]
+    assert (found.source_bytes, found.normalized_bytes, found.table_bytes) == (100, 200, 400)
+    assert (found.sequence_length, found.stride) == (8, 4)
+    assert found.seconds > 0
+    figures = found.to_json()
+    assert figures["bits_per_byte"] == pytest.approx(2 * figures["bits_per_normalized_byte"])
+    assert figures["bits_per_byte"] == pytest.approx(4 * figures["bits_per_table_byte"])
+
+
+# What the model sees
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_model_sees_each_window_and_where_documents_begin(precision: str) -> None:
+    text = random_text(31)
+    model = Known(16)
+    score(model, text, Scoring(sequence_length=8, stride=3, batch_tokens=1).but(precision=precision))  # type: ignore[arg-type]
+    plan = list(windows(0, 30, 8, 3))
+    assert len(model.seen) == len(plan), "a row at a time"
+    for (ids, starts, dtype), window in zip(model.seen, plan, strict=True):
+        assert ids.tolist() == [text.tokens[window.start : window.end].tolist()], "the token to predict is not in it"
+        assert torch.equal(starts, ids == BOS)
+        assert dtype == getattr(torch, precision)
+    assert any(starts.any() for _, starts, _ in model.seen)
+
+
+@pytest.mark.parametrize(("batch_tokens", "rows"), [(1, 1), (8, 1), (15, 1), (16, 2), (64, 8)])
+def test_a_batch_has_its_tokens(batch_tokens: int, rows: int) -> None:
+    model = Known(16)
+    score(model, random_text(200), Scoring(sequence_length=8, stride=8, batch_tokens=batch_tokens))  # type: ignore[arg-type]
+    assert max(len(ids) for ids, _, _ in model.seen) == rows
+
+
+def test_scores_are_those_of_one_prediction_at_a_time() -> None:
+    model, text = tiny_model(), random_text(50)
+    found = score(model, text, Scoring(sequence_length=12, stride=5, batch_tokens=36))
+    expected = 0.0
+    ids = torch.from_numpy(text.tokens.astype(np.int64))
+    for window in windows(0, 49, 12, 5):
+        for position in range(window.first, window.end):
+            context = ids[None, window.start : position + 1]
+            with torch.no_grad():
+                logits = model(context, context == BOS)[0, -1]
+            expected += F.cross_entropy(logits.double(), ids[position + 1]).item()
+    assert found.nats == pytest.approx(expected, rel=1e-6)
+    assert abs(found.nats - 49 * math.log(16)) > 1, "the model is not the uniform one"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stride", [12, 5, 1])
+def test_the_batch_size_does_not_change_the_sum(stride: int) -> None:
+    model, text = tiny_model(), random_text(70)
+    chosen = Scoring(sequence_length=12, stride=stride, precision="float64")
+    sums = [score(model, text, chosen.but(batch_tokens=tokens)).nats for tokens in (1, 24, 36, 10_000)]
+    assert sums == pytest.approx([sums[0]] * 4, rel=1e-12)
+
+
+def test_a_longer_context_helps_a_model_that_copies() -> None:
+    period = np.array([BOS, *range(1, 12)])
+    text = text_of(np.tile(period, 8))
+    chosen = Scoring(sequence_length=24, stride=4, batch_tokens=240)
+    sliding = score(Copier(16), text, chosen)  # type: ignore[arg-type]
+    plain = score(Copier(16), text, chosen.plain)  # type: ignore[arg-type]
+    assert chosen.plain == Scoring(sequence_length=24, stride=24, batch_tokens=240)
+    # A token can be copied once the whole period of 12 stands before it; what cannot be costs ln 16. Sliding windows
+    # lack it for the first 12 of 95 predictions, plain ones for the first 12 of each of 4 windows.
+    assert sliding.nats == pytest.approx(12 * math.log(16), rel=1e-5)
+    assert plain.nats == pytest.approx(48 * math.log(16), rel=1e-5)
+    assert sliding.bits_per_byte < plain.bits_per_byte
+
+
+def test_progress_is_reported_to_the_end() -> None:
+    reports: list[tuple[int, int]] = []
+    score(
+        Known(16),  # type: ignore[arg-type]
+        random_text(100),
+        Scoring(sequence_length=10, stride=5, batch_tokens=30),
+        lambda done, total: reports.append((done, total)),
+    )
+    done = [scored for scored, _ in reports]
+    assert len(done) > 3
+    assert done == sorted(set(done))
+    assert done[-1] == 99
+    assert {total for _, total in reports} == {99}
+
+
+def test_scoring_leaves_the_model_as_it_was() -> None:
+    model = tiny_model()
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    text = random_text(60)
+    first = score(model, text, Scoring(sequence_length=12, stride=6))
+    again = score(model, text, Scoring(sequence_length=12, stride=6))
+    assert first.nats == again.nats
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name])
+        assert parameter.grad is None
+
+
+def test_half_precision_is_close() -> None:
+    model, text = tiny_model(), random_text(150)
+    single = score(model, text, Scoring(sequence_length=12, stride=6))
+    half = score(model, text, Scoring(sequence_length=12, stride=6, precision="bfloat16"))
+    assert half.nats == pytest.approx(single.nats, rel=2e-2)
+    assert half.nats != single.nats
+
+
+def test_double_precision_is_used_throughout() -> None:
+    model, text = tiny_model(), random_text(150)
+    chosen = Scoring(sequence_length=12, stride=6, precision="float64")
+    found = score(model, text, chosen).nats
+    assert found == pytest.approx(score(model.double(), text, chosen).nats, rel=1e-12)
+    single = score(tiny_model(), text, chosen.but(precision="float32")).nats
+    assert found == pytest.approx(single, rel=1e-5)
+    assert found != pytest.approx(single, rel=1e-12)
+
+
+def test_threads_are_chosen_by_plain_scores_of_a_first_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, before = Known(16), torch.get_num_threads()
+
+    def try_one(counts: Sequence[int], work: Any) -> int:
+        work(before)
+        return before
+
+    monkeypatch.setattr(sys.modules["caddie.score.score"], "quickest", try_one)
+    use_quickest_threads(model, random_text(10_000), Scoring(sequence_length=16, stride=4, adaptation=ChunkSGD()))  # type: ignore[arg-type]
+    assert torch.get_num_threads() == before
+    assert sum(ids.numel() for ids, _, _ in model.seen) == 8192
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+class Slow(Known):
+    """Notes which threads ask it, and with how many of PyTorch's; each gives the other time to come."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__(vocabulary)
+        self.asked_by: set[tuple[int, int]] = set()
+
+    def answers(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        self.asked_by.add((threading.get_ident(), torch.get_num_threads()))
+        time.sleep(0.002)
+        return super().answers(ids, dtype)
+
+
+def test_on_a_cpu_each_thread_runs_a_batch(monkeypatch: pytest.MonkeyPatch, two_threads: None) -> None:
+    monkeypatch.setattr(sys.modules["caddie.score.score"], "CACHED_TOKENS", 24)
+    reports: list[int] = []
+    chosen, slow = Scoring(sequence_length=12, stride=5, batch_tokens=240, precision="float64"), Slow(16)
+    score(slow, random_text(400), chosen, lambda done, total: reports.append(done))  # type: ignore[arg-type]
+    assert [threads for _, threads in slow.asked_by] == [1, 1], "two workers, each with one of the two threads"
+    assert max(len(ids) for ids, _, _ in slow.seen) == 2, "batches of 24 tokens"
+    assert reports == sorted(reports)
+    assert torch.get_num_threads() == 2
+
+    model, text = tiny_model(), random_text(400)
+    together = score(model, text, chosen).nats
+    torch.set_num_threads(1)
+    assert together == pytest.approx(score(model, text, chosen).nats, rel=1e-12)
+
+
+def test_few_windows_at_once_are_shared_by_all_threads(two_threads: None) -> None:
+    slow = Slow(16)
+    score(slow, random_text(400), Scoring(sequence_length=12, stride=5, batch_tokens=240))  # type: ignore[arg-type]
+    assert [threads for _, threads in slow.asked_by] == [1, 1]
+    assert max(len(ids) for ids, _, _ in slow.seen) == 10, "the cache would hold all 20"
+
+
+def test_a_batch_that_fails_fails_the_score(two_threads: None) -> None:
+    class Broken(Known):
+        def answers(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+            if BOS in ids[:, 5:]:
+                raise RuntimeError("broken")
+            return super().answers(ids, dtype)
+
+    with pytest.raises(RuntimeError, match="broken"):
+        score(Broken(16), random_text(100), Scoring(sequence_length=12, stride=12))  # type: ignore[arg-type]
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("adaptation", [None, ChunkSGD(chunk_tokens=24), DocumentLoRA(rank=1, chunk_tokens=6)])
+def test_only_what_has_no_state_is_asked_several_things_at_once(adaptation: Any) -> None:
+    chosen = Scoring(sequence_length=12, stride=6, adaptation=adaptation)
+    assert chosen.scorer(tiny_model(), BOS).stateless == (adaptation is None)
+
+
+# Settings
+
+
+def test_plain_scoring_neither_slides_nor_learns() -> None:
+    chosen = Scoring(sequence_length=32, stride=8, adaptation=DocumentLoRA(), precision="float64")
+    assert chosen.plain == Scoring(sequence_length=32, stride=32, precision="float64")
+    assert chosen.plain.plain == chosen.plain
+
+
+@pytest.mark.parametrize(
+    "adaptation",
+    [
+        None,
+        ChunkSGD(),
+        ChunkSGD(chunk_tokens=64, sgd=SGD(lr=0.1, epochs=1)),
+        DocumentLoRA(),
+        DocumentLoRA(rank=8, targets=("query", "head"), phases=GlobalSGD(documents=10)),
+    ],
+)
+def test_settings_go_through_json(adaptation: Any) -> None:
+    chosen = Scoring(adaptation=adaptation)
+    back = Scoring.from_json(json.loads(json.dumps(chosen.to_json())))
+    assert back == chosen
+    assert hash(back) == hash(chosen)
+
+
+@pytest.mark.parametrize(
+    ("typed", "adaptation"),
+    [
+        ("ChunkSGD", ChunkSGD()),
+        (
+            "ChunkSGD(chunk_tokens=4096,sgd=SGD(lr=0.002,epochs=1))",
+            ChunkSGD(chunk_tokens=4096, sgd=SGD(lr=0.002, epochs=1)),
+        ),
+        ("DocumentLoRA(rank=8,phases=GlobalSGD())", DocumentLoRA(rank=8, phases=GlobalSGD())),
+        (
+            "DocumentLoRA(targets=['query','head'],warm_start=false)",
+            DocumentLoRA(targets=("query", "head"), warm_start=False),
+        ),
+        ("none", None),
+    ],
+)
+def test_an_adaptation_is_chosen_on_the_command_line(typed: str, adaptation: Any) -> None:
+    chosen = Scoring().but(dict([parse_assignment(f"adaptation={typed}")]))
+    assert chosen.adaptation == adaptation
+
+
+def test_the_score_names_the_adaptation_it_was_made_with() -> None:
+    text, chosen = random_text(40), Scoring(sequence_length=8, stride=8, adaptation=ChunkSGD(chunk_tokens=16))
+    assert score(tiny_model(), text, chosen).adaptation == "ChunkSGD(chunk_tokens=16)"
+    assert score(tiny_model(), text, chosen, scorer=chosen.plain.scorer(tiny_model(), BOS)).adaptation is None
+
+
+@pytest.mark.parametrize("cls", [Scoring, SGD, ChunkSGD, GlobalSGD, DocumentLoRA])
+def test_every_setting_is_described(cls: type[Config]) -> None:
+    assert descriptions(cls).keys() >= field_types(cls).keys()
+
+
+# A scorer of a user's own
+
+
+COUNTS = """
+import math
+from caddie.score import TokenScorer
+
+class Counts(TokenScorer):
+    def __init__(self, model, tokenizer):
+        self.counts = [[1] * 4 for _ in range(4)]  # without a word to the base class
+        self.last = None
+
+    def predict(self):
+        return [math.log(count) for count in self.counts[self.last]]
+
+    def update(self, token):
+        if self.last is not None:
+            self.counts[self.last][token] += 1
+        self.last = token
+"""
+
+
+def four(tmp_path: Path, source: str, name: str = "") -> Score:
+    """The score of a text of four ids under a user's scorer."""
+    (tmp_path / "mine.py").write_text(source)
+    model = build(TINY.but({"vocabulary": 4}), 0)
+    made = load_scorer(f"{tmp_path / 'mine.py'}{name}", model, ByteTokenizer())
+    text = text_of(np.array([0, 1, 2, 1, 2, 1, 1]))
+    return score(model, text, Scoring(sequence_length=3, stride=3), scorer=made)
+
+
+@pytest.mark.parametrize("name", ["", ":Counts", ":"])
+def test_a_users_scorer_pays_what_it_promises(tmp_path: Path, name: str) -> None:
+    found = four(tmp_path, COUNTS, name)
+    # 0>1, 1>2 and 2>1 are new at 1/4; 1>2 and 2>1 have been seen once, at 2/5; 1>1 comes after two of 1>2, at 1/6
+    assert found.nats == pytest.approx(3 * math.log(4) + 2 * math.log(2.5) + math.log(6), rel=1e-12)
+    assert found.adaptation is None
+
+
+def test_a_users_scorer_is_told_every_token_but_the_last_and_no_sooner(tmp_path: Path) -> None:
+    source = COUNTS.replace("self.last = token", "self.last = token; self.tokenizer.append(token)").replace(
+        "self.last = None", "self.last = None; self.tokenizer = tokenizer"
+    )
+    source = source.replace("return [", "self.tokenizer.append('?'); return [")
+    (tmp_path / "mine.py").write_text(source)
+    told: list[Any] = []
+    model = build(TINY.but({"vocabulary": 4}), 0)
+    made = load_scorer(str(tmp_path / "mine.py"), model, told)  # type: ignore[arg-type]
+    score(model, text_of(np.array([0, 1, 2, 3])), Scoring(sequence_length=3, stride=3), scorer=made)
+    assert told == [0, "?", 1, "?", 2, "?"]
+
+
+def test_a_users_scorer_may_answer_tensors_and_arrays(tmp_path: Path) -> None:
+    sums = []
+    for shape in (
+        "torch.tensor({})",
+        "np.array({})",
+        "{}",
+        "torch.tensor({}, requires_grad=True)",
+        "np.array({}, 'f4')",
+    ):
+        answer = shape.format("[0.5, 0.0, -1.0, float('-inf')]")
+        source = COUNTS.replace("import math", "import math, torch, numpy as np")
+        sums.append(
+            four(tmp_path, source.replace("[math.log(count) for count in self.counts[self.last]]", answer)).nats
+        )
+    assert sums == pytest.approx([sums[0]] * 5, rel=1e-6)
+
+
+def test_a_users_scorer_of_whole_windows_is_used_as_it_is(tmp_path: Path) -> None:
+    source = """
+import torch
+from caddie.score import Scorer, Step, windows
+
+class Uniform(Scorer):
+    def __init__(self, model, tokenizer):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+    def plan(self, layout, rows):
+        for begin, end in zip(layout.begins, layout.ends):
+            for window in windows(int(begin), int(end), 3, 1):
+                yield Step([window], [0])
+    def logits(self, inputs, slots, last, cache=None):
+        return torch.zeros(len(inputs), last, 4)
+"""
+    (tmp_path / "mine.py").write_text(source)
+    model = build(TINY.but({"vocabulary": 4}), 0)
+    before = [parameter.clone() for parameter in model.parameters()]
+    made = load_scorer(f"{tmp_path / 'mine.py'}:Uniform", model, ByteTokenizer())
+    assert type(made).__name__ == "Uniform"
+    found = score(model, text_of(np.array([0, 1, 2, 1, 2])), Scoring(sequence_length=3, stride=3), scorer=made)
+    assert found.nats == pytest.approx(4 * math.log(4), rel=1e-6)
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True)), "it had a copy"
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "message"),
+    [
+        (COUNTS, ":Count", r"mine\.py has no scorer Count; did you mean Counts\?; write FILE\.py:NAME"),
+        (COUNTS + "class Other(Counts): pass", "", r"mine\.py has 2 scorers; write FILE\.py:NAME"),
+        ("x = 1", "", r"mine\.py has 0 scorers; write FILE\.py:NAME"),
+        ("from caddie.score import TokenScorer", ":TokenScorer", "has no scorer TokenScorer"),
+        ("x = 1", ":x", r"has no scorer x; write"),
+        ("def f(:", "", "does not run: SyntaxError"),
+        ("import no_such_module_at_all", "", "does not run: ModuleNotFoundError"),
+        (COUNTS.replace("self.last = None", "1 / 0"), "", r"mine\.py:Counts cannot be made: ZeroDivisionError"),
+        (COUNTS.replace("model, tokenizer", "model"), "", "mine.py:Counts cannot be made: TypeError"),
+        (COUNTS.replace("def predict", "def guess"), "", "cannot be made: TypeError: .*abstract"),
+        (COUNTS.replace("self.counts[self.last]]", "[1] * 3]"), "", r"predict must give 4 log-odds.* shape \(3,\)$"),
+        (COUNTS.replace("[math", "[[math").replace("]\n\n    def up", "]]\n\n    def up"), "", r"the shape \(1, 4\)$"),
+        (COUNTS.replace("math.log(count)", "count * math.nan"), "", "predict must give finite log-odds"),
+        (COUNTS.replace("math.log(count)", "-count * math.inf"), "", "predict must give finite log-odds"),
+        (COUNTS.replace("math.log(count)", "count * math.inf"), "", "predict must give finite log-odds"),
+        (COUNTS.replace("math.log(count)", "str(count)"), "", r"mine\.py:Counts: predict failed with \w+Error: "),
+        (COUNTS.replace("return [", "return None; ["), "", r"mine\.py:Counts: predict failed with \w+Error: "),
+        (COUNTS.replace("return [", "[][1]; ["), "", "mine.py:Counts: predict failed with IndexError: list index"),
+        (COUNTS.replace("+= 1", "+= 1 / 0"), "", r"mine\.py:Counts: update failed with ZeroDivisionError: division"),
+    ],
+)
+def test_what_is_wrong_with_a_users_scorer_is_said_in_one_line(
+    tmp_path: Path, source: str, name: str, message: str
+) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        four(tmp_path, source, name)
+    assert "\n" not in str(error.value)
+
+
+def test_a_users_file_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
+    model = build(TINY, 0)
+    for name in ("nothing.py", "nothing.py:Name", ":Name", ""):
+        with pytest.raises(UserError, match=r"write FILE\.py:NAME$"):
+            load_scorer(name, model, ByteTokenizer())

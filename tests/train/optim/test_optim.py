@@ -1,0 +1,742 @@
+"""Optimizers: the public scripts' steps, PyTorch's own Muon, and what every optimizer must keep."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from caddie.config import field_types, variants
+from caddie.config.schedules import Budget, Moment, Ramp, StepRamp
+from caddie.errors import UserError
+from caddie.runtime.distributed import Ranks
+from caddie.train.optim import AdamW, Muon, Optimizer, Updater, newton_schulz
+from caddie.train.optim.muon import COEFFICIENTS, Coefficients, adapt_rows, equalize_rows
+
+SETTINGS: list[Optimizer] = [
+    *(cls(lr=0.05) for cls in variants(Optimizer).values()),
+    AdamW(lr=0.05, weight_decay=0.1, beta1=0.8, beta2=0.99),
+    Muon(lr=0.05, weight_decay=0.1, precision="float32"),
+    Muon(lr=0.05, momentum=StepRamp(start=0.5, end=0.9, steps=3), precision="float32"),
+    Muon(lr=0.05, coefficients="polar_express", normalize_rows=True),
+    Muon(lr=0.05, normalize_rows=True, precision="float32", communication="all_reduce"),
+    Muon(lr=0.05, beta2=0.9, weight_decay=0.1, precision="float32"),
+    Muon(lr=0.05, coefficients="polar_express", normalize_rows=True, beta2=0.95, communication="all_reduce"),
+]
+"""Every variant as it comes, and a few with other settings."""
+every_optimizer = pytest.mark.parametrize("optimizer", SETTINGS, ids=repr)
+
+SHAPES = {"a": (6, 10), "b": (10, 6), "c": (6, 10), "d": (8, 8), "e": (6, 10)}
+
+
+def moment(step: int, steps: int = 100) -> Moment:
+    return Moment(step, 0.0, Budget(steps=steps))
+
+
+def some_parameters(shapes: Mapping[str, tuple[int, ...]] = SHAPES, seed: int = 0) -> dict[str, nn.Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in shapes.items()}
+
+
+def set_gradients(parameters: Mapping[str, nn.Parameter], step: int) -> None:
+    """Gradients that depend on the step and the name alone."""
+    for name, parameter in parameters.items():
+        generator = torch.Generator().manual_seed(1000 * step + ord(name[0]))
+        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+
+
+def run(updater: Updater, parameters: Mapping[str, nn.Parameter], steps: range, lr_scale: float = 1.0) -> None:
+    for step in steps:
+        set_gradients(parameters, step)
+        updater.step(moment(step), lr_scale)
+
+
+def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+# Contracts of every optimizer
+
+
+@every_optimizer
+def test_steps_are_deterministic_and_move_everything(optimizer: Optimizer) -> None:
+    ends = []
+    for noise in (0, 1):
+        torch.manual_seed(noise)
+        parameters = some_parameters()
+        run(optimizer.build(parameters, Ranks()), parameters, range(5))
+        ends.append(copies(parameters))
+    start = some_parameters()
+    for name in SHAPES:
+        assert torch.equal(ends[0][name], ends[1][name])
+        assert torch.isfinite(ends[0][name]).all()
+        assert (ends[0][name] != start[name]).all()
+
+
+@every_optimizer
+def test_a_quadratic_is_descended(optimizer: Optimizer) -> None:
+    torch.manual_seed(0)
+    parameters = some_parameters()
+    targets = some_parameters(seed=1)
+    updater = optimizer.but(weight_decay=0.0).build(parameters, Ranks())
+
+    def loss() -> Tensor:
+        return torch.stack([(parameters[name] - targets[name]).square().sum() for name in parameters]).sum() / 2
+
+    losses = [loss().item()]
+    for step in range(40):
+        for parameter in parameters.values():
+            parameter.grad = None
+        loss().backward()
+        updater.step(moment(step, 40), 8.0 * (1.0 - step / 40))
+        losses.append(loss().item())
+    assert losses[10] < 0.95 * losses[0]
+    assert losses[-1] < 0.05 * losses[0]
+
+
+@every_optimizer
+def test_a_restart_goes_on_exactly(optimizer: Optimizer) -> None:
+    parameters = some_parameters()
+    updater = optimizer.build(parameters, Ranks())
+    run(updater, parameters, range(3))
+    saved, weights = copies(updater.state()), copies(parameters)
+    run(updater, parameters, range(3, 6))
+
+    resumed = some_parameters(seed=9)
+    other = optimizer.build(resumed, Ranks())
+    assert {name: (x.shape, x.dtype) for name, x in other.state().items()} == {
+        name: (x.shape, x.dtype) for name, x in saved.items()
+    }, "what is saved has its place before the first step"
+    run(other, resumed, range(50, 52))  # whatever it did before is forgotten
+    with torch.no_grad():
+        for name, parameter in resumed.items():
+            parameter.copy_(weights[name])
+    for key, tensor in other.state().items():
+        tensor.copy_(saved[key])
+    run(other, resumed, range(3, 6))
+    for name in SHAPES:
+        assert torch.equal(parameters[name], resumed[name]), name
+    for name, tensor in updater.state().items():
+        assert torch.equal(tensor, other.state()[name]), name
+
+
+@every_optimizer
+def test_a_lost_state_would_show(optimizer: Optimizer) -> None:
+    """The test above can fail: without its state an optimizer goes elsewhere."""
+    parameters = some_parameters()
+    updater = optimizer.build(parameters, Ranks())
+    run(updater, parameters, range(3))
+    weights = copies(parameters)
+    run(updater, parameters, range(3, 6))
+    forgetful = {name: nn.Parameter(weight) for name, weight in weights.items()}
+    run(optimizer.build(forgetful, Ranks()), forgetful, range(3, 6))
+    assert any(not torch.allclose(parameters[name], forgetful[name], atol=1e-3) for name in SHAPES)
+
+
+@every_optimizer
+def test_state_is_the_tensors_themselves(optimizer: Optimizer) -> None:
+    parameters = some_parameters()
+    updater = optimizer.build(parameters, Ranks())
+    run(updater, parameters, range(2))
+    first = updater.state()
+    again = updater.state()
+    assert first
+    assert all(first[name].data_ptr() == again[name].data_ptr() for name in first)
+    assert all(isinstance(tensor, Tensor) and not tensor.requires_grad for tensor in first.values())
+
+
+@every_optimizer
+def test_together_is_one_at_a_time(optimizer: Optimizer) -> None:
+    together = some_parameters()
+    run(optimizer.build(together, Ranks()), together, range(4))
+    for name in SHAPES:
+        alone = {name: some_parameters()[name]}
+        run(optimizer.build(alone, Ranks()), alone, range(4))
+        exact = not isinstance(optimizer, Muon) or optimizer.precision == "float32"
+        torch.testing.assert_close(together[name], alone[name], rtol=0, atol=2e-6 if exact else 2e-3)
+
+
+@every_optimizer
+def test_the_rate_is_scaled(optimizer: Optimizer) -> None:
+    still = some_parameters()
+    before = copies(still)
+    run(optimizer.build(still, Ranks()), still, range(3), lr_scale=0.0)
+    assert all(torch.equal(still[name], before[name]) for name in SHAPES), "at a rate of zero nothing moves"
+    halved, scaled = some_parameters(), some_parameters()
+    run(optimizer.but(lr=0.025).build(halved, Ranks()), halved, range(3))
+    run(optimizer.build(scaled, Ranks()), scaled, range(3), lr_scale=0.5)
+    for name in SHAPES:
+        torch.testing.assert_close(halved[name], scaled[name], rtol=0, atol=1e-7)
+
+
+@every_optimizer
+def test_the_rate_may_be_a_schedule(optimizer: Optimizer) -> None:
+    scheduled, stepped = some_parameters(), some_parameters()
+    run(optimizer.but(lr=Ramp(start=0.1, end=0.0)).build(scheduled, Ranks()), scheduled, range(0, 60, 20))
+    updater = optimizer.but(lr=0.1).build(stepped, Ranks())
+    for step in range(0, 60, 20):  # of 100
+        set_gradients(stepped, step)
+        updater.step(moment(step), 1 - step / 100)
+    for name in SHAPES:
+        torch.testing.assert_close(scheduled[name], stepped[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("cls", variants(Optimizer).values())
+def test_weight_decay_by_hand(cls: type[Optimizer]) -> None:
+    assert "weight_decay" in field_types(cls)
+    parameters = some_parameters()
+    before = copies(parameters)
+    updater = cls.from_json({"kind": cls.__name__, "lr": 0.5, "weight_decay": 0.2}).build(parameters, Ranks())
+    for parameter in parameters.values():
+        parameter.grad = torch.zeros_like(parameter)
+    updater.step(moment(0), 0.5)
+    for name in SHAPES:  # 1 - 0.5 · 0.5 · 0.2
+        torch.testing.assert_close(parameters[name].detach(), before[name] * 0.95)
+
+
+@every_optimizer
+def test_zero_and_missing_gradients_do_no_harm(optimizer: Optimizer) -> None:
+    parameters = some_parameters()
+    updater = optimizer.but(weight_decay=0.0).build(parameters, Ranks())
+    before = copies(parameters)
+    for parameter in parameters.values():
+        parameter.grad = torch.zeros_like(parameter)
+    parameters["d"].grad = None
+    updater.step(moment(0), 1.0)
+    for name in SHAPES:
+        assert torch.equal(parameters[name], before[name])
+    run(updater, parameters, range(1, 3))
+    assert all(torch.isfinite(parameter).all() for parameter in parameters.values())
+
+
+@every_optimizer
+def test_gradients_are_read_only(optimizer: Optimizer) -> None:
+    parameters = some_parameters()
+    updater = optimizer.build(parameters, Ranks())
+    set_gradients(parameters, 0)
+    before = {name: parameter.grad.clone() for name, parameter in parameters.items() if parameter.grad is not None}
+    updater.step(moment(0), 1.0)
+    assert len(before) == len(SHAPES)
+    for name, gradient in before.items():
+        assert torch.equal(gradient, parameters[name].grad)
+
+
+@every_optimizer
+def test_the_squares_are_those_of_the_gradient(optimizer: Optimizer) -> None:
+    parameters = some_parameters({"a": (1, 2), "b": (2, 1), "c": (1, 2)})
+    updater = optimizer.build(parameters, Ranks())
+    parameters["a"].grad = torch.tensor([[1.0, -2.0]])
+    parameters["b"].grad = torch.tensor([[3.0], [0.5]])  # and none for c
+    updater.launch()
+    found = updater.squares()
+    assert (found.ndim, found.dtype) == (0, torch.float32)
+    assert found.item() == pytest.approx(14.25)
+    assert updater.squares().item() == pytest.approx(14.25), "asked again"
+
+
+@every_optimizer
+def test_the_gradient_is_scaled_first(optimizer: Optimizer) -> None:
+    scaled, by_hand = some_parameters(), some_parameters()
+    updater, other = optimizer.build(scaled, Ranks()), optimizer.build(by_hand, Ranks())
+    for step, scale in enumerate([1.0, 0.25, 0.5]):
+        for parameters in (scaled, by_hand):
+            set_gradients(parameters, step)
+        updater.launch()
+        updater.step(moment(step), 1.0, torch.tensor(scale))
+        for parameter in by_hand.values():
+            assert parameter.grad is not None
+            parameter.grad.mul_(scale)
+        other.step(moment(step), 1.0)
+    plain = some_parameters()
+    run(optimizer.build(plain, Ranks()), plain, range(3))
+    for name in SHAPES:
+        assert torch.equal(scaled[name], by_hand[name])
+    assert any(not torch.allclose(plain[name], scaled[name], atol=1e-4) for name in SHAPES)
+
+
+@every_optimizer
+def test_a_step_may_be_left_out(optimizer: Optimizer) -> None:
+    """As the trainer does when the gradient is not finite."""
+    parameters, undisturbed = some_parameters(), some_parameters()
+    updater, other = optimizer.build(parameters, Ranks()), optimizer.build(undisturbed, Ranks())
+    run(updater, parameters, range(2))
+    run(other, undisturbed, range(2))
+    parameters["b"].grad = torch.full_like(parameters["b"], torch.nan)
+    updater.launch()
+    assert not torch.isfinite(updater.squares())
+    set_gradients(parameters, 2)
+    set_gradients(undisturbed, 2)
+    updater.launch()
+    assert torch.isfinite(updater.squares())
+    updater.step(moment(2), 1.0)
+    other.step(moment(2), 1.0)
+    for name in SHAPES:
+        assert torch.equal(parameters[name], undisturbed[name])
+
+
+# Several ranks
+
+
+class Exchange:
+    """Where several ranks of one process leave what they exchange."""
+
+    def __init__(self, world: int) -> None:
+        self.barrier = threading.Barrier(world, timeout=30)
+        self.left: dict[int, list[Tensor]] = {}
+
+
+@dataclass(frozen=True)
+class ThreadRanks(Ranks):
+    """Ranks that are threads."""
+
+    exchange: Exchange = field(default_factory=lambda: Exchange(1))
+
+    def everybodys(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+        """What each rank gave, in the order of the ranks."""
+        self.exchange.left[self.rank] = [tensor.clone() for tensor in tensors]
+        self.exchange.barrier.wait()
+        found = [self.exchange.left[rank] for rank in range(self.world)]
+        assert all([x.shape for x in one] == [x.shape for x in tensors] for one in found), "not the same call"
+        self.exchange.barrier.wait()
+        return found
+
+    def begin_sum(self, tensors: Sequence[Tensor]) -> Callable[[], None]:
+        for tensor, *shares in zip(tensors, *self.everybodys(tensors), strict=True):
+            tensor.copy_(torch.stack(shares).sum(0))
+        return lambda: None
+
+    def begin_reduce_scatter(self, stack: Tensor) -> Callable[[], Tensor]:
+        total = torch.stack([one for (one,) in self.everybodys([stack])]).sum(0)
+        return lambda: total[self.share(len(total))]
+
+    def begin_all_gather(self, mine: Tensor) -> Callable[[], Tensor]:
+        stack = torch.cat([one for (one,) in self.everybodys([mine])])
+        return lambda: stack
+
+
+def set_part(parameters: Mapping[str, nn.Parameter], step: int, rank: int, world: int) -> None:
+    """A rank's part of gradients that do not depend on `world`: binary fractions, so their sum is exact."""
+    set_gradients(parameters, step)
+    for name, parameter in parameters.items():
+        assert parameter.grad is not None
+        parameter.grad.mul_(64).round_().div_(64)
+        for other in range(1, world):
+            generator = torch.Generator().manual_seed(100 * step + 10 * other + ord(name[0]))
+            noise = torch.randint(-64, 65, parameter.shape, generator=generator) / 64
+            if other == rank:
+                parameter.grad.copy_(noise)
+            elif rank == 0:
+                parameter.grad.sub_(noise)
+
+
+def journey(optimizer: Optimizer, ranks: Ranks) -> dict[str, Tensor]:
+    """Clipped steps with a restart between them, as the trainer makes them: all that is to be equal."""
+    parameters = some_parameters()
+    updater = optimizer.build(parameters, ranks)
+    seen: dict[str, Tensor] = {}
+    for step in range(6):
+        if step == 3:
+            saved = copies(updater.state())
+            seen.update({f"saved/{name}": tensor for name, tensor in saved.items()})
+            parameters = {name: nn.Parameter(tensor) for name, tensor in copies(parameters).items()}
+            updater = optimizer.build(parameters, ranks)
+            for name, tensor in updater.state().items():
+                tensor.copy_(saved[name])
+        set_part(parameters, step, ranks.rank, ranks.world)
+        if step == 1:
+            updater.step(moment(step), 1.0)  # launches itself
+            continue
+        updater.launch()
+        squares = updater.squares()
+        seen[f"squares/{step}"] = squares
+        if step != 2:  # left out
+            updater.step(moment(step), 1.0, 5.0 / squares.sqrt() if step == 4 else None)
+    seen.update({f"weights/{name}": tensor for name, tensor in copies(parameters).items()})
+    seen.update({f"state/{name}": tensor for name, tensor in copies(updater.state()).items()})
+    return seen
+
+
+def assert_alike(alone: Mapping[str, Tensor], replicas: Sequence[Mapping[str, Tensor]], optimizer: Optimizer) -> None:
+    """Replicas are equal to the bit, and one rank alone gets there too, up to rounding."""
+    exact = not isinstance(optimizer, Muon) or optimizer.precision == "float32"
+    for replica in replicas:
+        assert replica.keys() == alone.keys()
+    for name, tensor in alone.items():
+        for replica in replicas:
+            assert torch.equal(replica[name], replicas[0][name]), f"{name} is not the same on all ranks"
+        difference = (replicas[0][name] - tensor).abs()
+        assert (difference <= (3e-6 if exact else 4e-3) + 1e-5 * tensor.abs()).all(), (name, difference.max())
+
+
+@every_optimizer
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_several_ranks_are_one(optimizer: Optimizer, world: int) -> None:
+    exchange = Exchange(world)
+
+    def work(rank: int) -> dict[str, Tensor]:
+        try:
+            return journey(optimizer, ThreadRanks(rank=rank, world=world, exchange=exchange))
+        except BaseException:
+            exchange.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(world) as pool:
+        replicas = list(pool.map(work, range(world)))
+    alone = journey(optimizer, Ranks())
+    assert_alike(alone, replicas, optimizer)
+    start = some_parameters()
+    assert all(not torch.allclose(alone[f"weights/{name}"], start[name], atol=1e-2) for name in SHAPES)
+
+
+@pytest.mark.parametrize("communication", ["all_reduce", "reduce_scatter"])
+def test_each_rank_works_on_its_share(
+    communication: Literal["all_reduce", "reduce_scatter"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five matrices on two ranks: three each, one of them filling; gradients and updates once per bank."""
+    counts: list[int] = []
+
+    def counted(matrices: Tensor, *rest: object) -> Tensor:
+        counts.append(len(matrices))
+        return matrices
+
+    monkeypatch.setattr("caddie.train.optim.muon.newton_schulz", counted)
+    exchange = Exchange(2)
+    optimizer = Muon(lr=0.1, communication=communication)
+
+    def work(rank: int) -> None:
+        parameters = some_parameters(dict.fromkeys("abcde", (2, 3)))
+        ranks = ThreadRanks(rank=rank, world=2, exchange=exchange)
+        run(optimizer.build(parameters, ranks), parameters, range(1))
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, range(2)))
+    assert counts == [3, 3]
+
+
+# Newton-Schulz
+
+
+@pytest.fixture(scope="module")
+def matrices(parity: Path) -> dict[str, Tensor]:
+    return load_file(parity / "components" / "optimiser" / "newton_schulz.safetensors")
+
+
+MATRICES = ["m12x20", "m16x16", "m20x12", "lowrank12x20", "lowrank16x16", "lowrank20x12"]
+
+
+@pytest.mark.parametrize("result", ["classic5", "classic3", "batched_classic5", "polar_express5", "polar_express3"])
+@pytest.mark.usefixtures("brain_products")
+def test_newton_schulz_agrees_with_the_scripts(matrices: dict[str, Tensor], result: str) -> None:
+    coefficients: Coefficients = "polar_express" if "polar" in result else "classic"
+    for name in MATRICES:
+        matrix, steps = matrices[f"in.{name}"], int(result[-1])
+        exact = newton_schulz(matrix, steps, coefficients)
+        assert (exact - matrices[f"{result}.fp32.{name}"]).abs().max() < 1e-4, name
+        rounded = newton_schulz(matrix.bfloat16(), steps, coefficients)
+        assert rounded.dtype == torch.bfloat16
+        expected = matrices[f"{result}.bf16.{name}"]
+        assert (rounded.float() - expected).norm() < 0.2 * expected.norm(), name
+        # we round less often than the scripts, so we are nearer than they to what is exact
+        assert (rounded.float() - exact).norm() < 1.1 * (expected.float() - exact).norm(), name
+
+
+@pytest.mark.parametrize(
+    ("result", "coefficients"), [("batched_classic5", "classic"), ("polar_express5", "polar_express")]
+)
+def test_newton_schulz_takes_stacks(matrices: dict[str, Tensor], result: str, coefficients: Coefficients) -> None:
+    stack = matrices["in.stack"]
+    found = newton_schulz(stack, 5, coefficients)
+    assert (found - matrices[f"{result}.fp32.stack"]).abs().max() < 1e-4
+    for one, matrix in zip(found, stack, strict=True):
+        assert (one - newton_schulz(matrix, 5, coefficients)).abs().max() < 1e-5
+    expected = matrices[f"{result}.bf16.stack"]
+    assert (newton_schulz(stack.bfloat16(), 5, coefficients) - expected).norm() < 0.2 * expected.norm()
+
+
+def test_newton_schulz_keeps_directions_and_evens_out_sizes() -> None:
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(12, 30, generator=generator)
+    u, _, v = torch.linalg.svd(matrix, full_matrices=False)
+    found = newton_schulz(matrix, 5)
+    inside = u.mT @ found @ v.mT
+    sizes = inside.diagonal()
+    assert (inside - torch.diag(sizes)).abs().max() < 1e-4
+    assert sizes.min() > 0.65
+    assert sizes.max() < 1.25
+    assert (newton_schulz(matrix.mT, 5) - found.mT).abs().max() < 1e-5, "tall and wide alike"
+    assert (newton_schulz(1000 * matrix, 5) - found).abs().max() < 1e-4, "size does not matter"
+    assert not newton_schulz(torch.zeros(3, 5), 5).any()
+
+
+def test_one_newton_schulz_step_by_hand() -> None:
+    # diag(3, 4) has norm 5; x = 0.6: 3.4445·0.6 - 4.7750·0.6³ + 2.0315·0.6⁵, and the same for 0.8.
+    found = newton_schulz(torch.diag(torch.tensor([3.0, 4.0])), 1)
+    expected = [3.4445 * x - 4.7750 * x**3 + 2.0315 * x**5 for x in (0.6, 0.8)]
+    assert found.diagonal().tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_last_coefficients_serve_all_further_steps() -> None:
+    assert {name: len(triples) for name, triples in COEFFICIENTS.items()} == {"classic": 1, "polar_express": 5}
+    x = 0.6
+    for a, b, c in [*COEFFICIENTS["polar_express"], *COEFFICIENTS["polar_express"][-1:] * 2]:
+        x = a * x + b * x**3 + c * x**5
+    found = newton_schulz(torch.diag(torch.tensor([3.0, 4.0])), 7, "polar_express")
+    assert found[0, 0].item() == pytest.approx(x, rel=1e-4)
+
+
+def test_polar_express_comes_nearer_to_orthogonal() -> None:
+    matrix = torch.randn(20, 30, generator=torch.Generator().manual_seed(0))
+    spread = {}
+    for name in COEFFICIENTS:
+        sizes = torch.linalg.svdvals(newton_schulz(matrix, 5, name))
+        spread[name] = (sizes - 1).abs().max().item()
+    assert spread["polar_express"] < 0.15 < 0.25 < spread["classic"]
+
+
+# Rows
+
+
+def test_equalized_rows_by_hand() -> None:
+    found = equalize_rows(torch.tensor([[3.0, 4.0], [0.0, 0.0], [-0.5, 0.0]]))
+    torch.testing.assert_close(found, torch.tensor([[0.6, 0.8], [0.0, 0.0], [-1.0, 0.0]]))
+
+
+@pytest.mark.parametrize("shape", [(6, 10), (10, 6)])
+def test_with_equalized_rows_their_sizes_do_not_matter(shape: tuple[int, int]) -> None:
+    ends = []
+    for factors in (torch.ones(shape[0], 1), torch.linspace(0.1, 10.0, shape[0])[:, None]):
+        parameters = some_parameters({"w": shape})
+        set_gradients(parameters, 0)
+        assert parameters["w"].grad is not None
+        parameters["w"].grad.mul_(factors)
+        Muon(lr=0.1, normalize_rows=True, precision="float32").build(parameters, Ranks()).step(moment(0), 1.0)
+        ends.append(parameters["w"].detach())
+    torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=1e-6)
+
+
+def test_adapted_rows_by_hand() -> None:
+    mean_squares = torch.zeros(1, 3, 1)
+    first = torch.tensor([[[3.0, 4.0], [0.0, 0.5], [0.0, 0.0]]])
+    found = adapt_rows(first, mean_squares, 0.75)
+    # a quarter of the mean squares 12.5, 0.125 and 0; rows of zeros aside all have one length, and 25.25 is kept
+    torch.testing.assert_close(mean_squares.flatten(), torch.tensor([3.125, 0.03125, 0.0]))
+    length = (25.25 / 2) ** 0.5
+    torch.testing.assert_close(found, length * torch.tensor([[[0.6, 0.8], [0.0, 1.0], [0.0, 0.0]]]))
+    second = torch.tensor([[[1.0, 1.0], [1.0, -1.0], [2.0, 0.0]]])
+    found = adapt_rows(second, mean_squares, 0.75)
+    means = torch.tensor([0.75 * 3.125 + 0.25, 0.75 * 0.03125 + 0.25, 0.5])
+    torch.testing.assert_close(mean_squares.flatten(), means)
+    rows = second / means.sqrt()[:, None]
+    torch.testing.assert_close(found, rows * (8.0 / rows.square().sum()).sqrt())
+
+
+def test_normuon_evens_out_the_rows_over_time() -> None:
+    """Rows that always get little catch up with the others; the whole moves as far as with Muon."""
+    moved = {}
+    for beta2 in (None, 0.9):
+        parameters = some_parameters({"w": (12, 8)})
+        before = copies(parameters)["w"]
+        updater = Muon(lr=0.1, momentum=0.0, beta2=beta2, precision="float32").build(parameters, Ranks())
+        set_gradients(parameters, 0)
+        assert parameters["w"].grad is not None
+        parameters["w"].grad[:6] *= 0.1
+        updater.step(moment(0), 1.0)
+        moved[beta2] = parameters["w"].detach() - before
+    lengths = {beta2: change.norm(dim=1) for beta2, change in moved.items()}
+    assert lengths[None].max() > 3 * lengths[None].min()
+    torch.testing.assert_close(lengths[0.9], lengths[0.9].mean().expand(12), rtol=1e-4, atol=0)
+    assert moved[0.9].norm() == pytest.approx(moved[None].norm().item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("cls", [Muon, AdamW])
+def test_the_taper_of_weight_decay(cls: type[Muon | AdamW]) -> None:
+    """Constant until 0.7 of the run, then in a straight line to half."""
+    optimizer = cls(lr=0.5, weight_decay=Ramp(start=0.2, end=0.1, begin=0.7, finish=1.0))
+    for step, decay in [(0, 0.2), (70, 0.2), (85, 0.15), (100, 0.1)]:
+        parameters = some_parameters()
+        before = copies(parameters)
+        for parameter in parameters.values():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.build(parameters, Ranks()).step(moment(step), 1.0)
+        for name in SHAPES:
+            torch.testing.assert_close(parameters[name].detach(), before[name] * (1 - 0.5 * decay))
+
+
+# The public scripts' steps
+
+
+@pytest.fixture(scope="module")
+def facts(parity: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((parity / "components" / "optimiser" / "info.json").read_text())
+    return found
+
+
+def constants(facts: dict[str, Any], name: str) -> dict[str, Any]:
+    """The settings of a group, wherever they stand."""
+    for value in [facts, *facts.values()]:
+        if isinstance(value, dict) and name in value:
+            return dict(value[name]) if isinstance(value[name], dict) else {"rows": value[name]}
+    raise AssertionError(f"no {name}")
+
+
+WARMUP_STEPS = {"BASE": 500, "S001": 500, "TERN": 500}
+"""Steps of the momentum warm-up; 1,500 in the other recipes."""
+
+
+@pytest.mark.parametrize("recipe", ["BASE", "S001", "S002", "L3", "TERN", "ARG_banks", "TOP_banks"])
+@pytest.mark.parametrize("warmup", ["short_warmup", "recipe_warmup"])
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.15)])
+def test_muon_agrees_with_the_scripts(
+    parity: Path,
+    facts: dict[str, Any],
+    recipe: str,
+    warmup: str,
+    precision: Literal["float32", "bfloat16"],
+    tolerance: float,
+) -> None:
+    """The tolerance is in units of the learning rate, about that of an element of the update."""
+    data = load_file(parity / "components" / "optimiser" / "muon_steps.safetensors")
+    chosen, rows = constants(facts, recipe), constants(facts, f"{recipe}.{warmup}")["rows"]
+    steps = 2 if warmup == "short_warmup" else WARMUP_STEPS.get(recipe, 1500)
+    optimizer = Muon(
+        lr=chosen["lr"],
+        momentum=StepRamp(start=rows[0]["momentum"], end=chosen["momentum"], steps=steps),
+        steps=chosen["backend steps"],
+        coefficients="polar_express" if recipe == "TOP_banks" else "classic",
+        normalize_rows=chosen.get("row normalize", recipe == "TERN"),
+        weight_decay=chosen.get("weight decay", 0.0),
+        precision=precision,
+    )
+    bank = "_bank" if "banks" in recipe else ""
+    start = {name.partition(".")[2]: tensor for name, tensor in data.items() if name.startswith(f"start{bank}.")}
+    if not bank:
+        start = {index: tensor[None] for index, tensor in start.items()}
+    parameters = {index: [nn.Parameter(one.clone()) for one in stack] for index, stack in start.items()}
+    updater = optimizer.build({f"{i}.{j}": p for i, bank in parameters.items() for j, p in enumerate(bank)}, Ranks())
+
+    def compare(prefix: str, found: Mapping[str, Tensor], limit: float) -> int:
+        compared = [index for index in start if f"{prefix}.{index}" in data]
+        for index in compared:
+            assert (found[index] - data[f"{prefix}.{index}"].view_as(start[index])).abs().max() < limit, index
+        return len(compared)
+
+    compared, named = 0, f"{recipe}.{warmup}.{ {'float32': 'fp32', 'bfloat16': 'bf16'}[precision] }"
+    for step, row in enumerate(rows):
+        for index, matrices in parameters.items():
+            gradients = data[f"grad{bank}.step{step}.{index}"].view_as(start[index])
+            for parameter, gradient in zip(matrices, gradients, strict=True):
+                parameter.grad = gradient.clone()
+        updater.step(moment(step), row["learning_rate"] / chosen["lr"])
+        weights = {index: torch.stack([p.detach() for p in matrices]) for index, matrices in parameters.items()}
+        compared += compare(f"{named}.after_step{step}", weights, tolerance * chosen["lr"])
+    assert compared >= 2 * len(start)
+    buffers = {index: updater.state()["momentum/" + "x".join(map(str, s.shape[1:]))] for index, s in start.items()}
+    # the scripts with banks keep gradients and momentum in bfloat16, we in float32
+    rounding = 2**-7 if bank and precision == "bfloat16" else 1e-6
+    largest = max(tensor.abs().max().item() for tensor in buffers.values())
+    compare(f"{named}.momentum_buffer_after_step2", buffers, rounding * largest)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "BASE_tied_embedding",
+        "BASE_scalars",
+        "S001_tied_embedding",
+        "ARG_scalars",
+        "L3_tied_embedding",
+        "L3_scalars",
+        "TOP_tied_embedding",
+        "TOP_scalars",
+        "TOP_adapters",
+    ],
+)
+def test_adamw_agrees_with_the_scripts(parity: Path, facts: dict[str, Any], name: str) -> None:
+    data = load_file(parity / "components" / "optimiser" / "adam_sgd_steps.safetensors")
+    chosen = constants(facts, name)
+    optimizer = AdamW(
+        lr=chosen["lr"],
+        beta1=chosen["betas"][0],
+        beta2=chosen["betas"][1],
+        epsilon=chosen["eps"],
+        weight_decay=chosen.get("weight decay", 0.0),
+    )
+    parameter = nn.Parameter(data["start"].clone())
+    updater = optimizer.build({"w": parameter}, Ranks())
+    for step, scale in enumerate([1.0, 1.0, 0.5, 0.1]):
+        parameter.grad = data[f"grad.step{step}"].clone()
+        updater.step(moment(step), scale)
+    expected = data[f"{name}.after_step3"]
+    assert (parameter.detach() - expected).abs().max() < 1e-4 * chosen["lr"] + 1e-6
+    assert (data["start"] - expected).abs().max() > chosen["lr"]
+
+
+def test_adamw_agrees_with_the_scripts_in_half_precision(parity: Path, facts: dict[str, Any]) -> None:
+    data = load_file(parity / "components" / "optimiser" / "adam_sgd_steps.safetensors")
+    chosen = constants(facts, "BASE_tied_embedding")
+    parameter = nn.Parameter(data["start"].bfloat16())
+    updater = AdamW(lr=chosen["lr"]).build({"w": parameter}, Ranks())
+    for step, scale in enumerate([1.0, 1.0, 0.5, 0.1]):
+        parameter.grad = data[f"grad.step{step}"].bfloat16()
+        updater.step(moment(step), scale)
+    expected = data["BASE_tied_embedding_kept_in_bfloat16.after_step3"]
+    assert (parameter.float() - expected).abs().max() <= 2**-8 * expected.abs().max()
+
+
+# PyTorch's own
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_muon_is_that_of_pytorch(weight_decay: float) -> None:
+    """PyTorch averages the momentum where we sum it; Newton-Schulz divides the factor out."""
+    ours, theirs = some_parameters(), some_parameters()
+    updater = Muon(lr=0.05, momentum=0.9, weight_decay=weight_decay).build(ours, Ranks())
+    reference = torch.optim.Muon(
+        theirs.values(), lr=0.05, momentum=0.9, weight_decay=weight_decay, adjust_lr_fn="original"
+    )
+    for step in range(4):
+        set_gradients(ours, step)
+        set_gradients(theirs, step)
+        updater.step(moment(step), 1.0)
+        reference.step()
+    start = some_parameters()
+    for name in SHAPES:
+        moved = (theirs[name] - start[name]).norm()
+        assert (ours[name] - theirs[name]).norm() < 0.05 * moved  # bfloat16 and another order of products
+
+
+def test_adamw_first_step_by_hand() -> None:
+    parameter = nn.Parameter(torch.tensor([[1.0, -2.0]]))
+    parameter.grad = torch.tensor([[0.5, -0.1]])
+    AdamW(lr=0.1, weight_decay=0.5).build({"w": parameter}, Ranks()).step(moment(0), 1.0)
+    # decay: 1 - 0.1·0.5 = 0.95; then the first step is lr times the sign of the gradient
+    assert parameter.detach().flatten().tolist() == pytest.approx([0.95 - 0.1, -1.9 + 0.1], rel=1e-6)
+
+
+def test_muon_first_step_by_hand() -> None:
+    # A diagonal gradient stays diagonal: buffer = g, u = g + 0.9·g; a tall matrix moves by sqrt(4/2) more.
+    parameter = nn.Parameter(torch.zeros(4, 2))
+    gradient = torch.zeros(4, 2)
+    gradient[0, 0], gradient[1, 1] = 3.0, 4.0
+    parameter.grad = gradient
+    Muon(lr=0.1, momentum=0.9, steps=1, precision="float32").build({"w": parameter}, Ranks()).step(moment(0), 1.0)
+    x, y = (3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5 for s in (0.6, 0.8))
+    expected = torch.zeros(4, 2)
+    expected[0, 0], expected[1, 1] = -0.1 * 2**0.5 * x, -0.1 * 2**0.5 * y
+    torch.testing.assert_close(parameter.detach(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_muon_is_for_matrices() -> None:
+    for shape in [(3,), (), (2, 3, 4)]:
+        with pytest.raises(UserError, match=r"give w, of shape .*, to AdamW"):
+            Muon(lr=0.1).build({"w": nn.Parameter(torch.zeros(shape))}, Ranks())

@@ -1,0 +1,230 @@
+"""Steps that are looked at one step late, as on a GPU: run here on a CPU that is told to be late."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_loop import GROWING, ONE_STEP, SHARDS, STEPS, TINY, equal, go
+
+from caddie.config.schedules import Budget, Moment, Stairs
+from caddie.data.loaders import Batch, SequentialStream
+from caddie.errors import CheckFailed
+from caddie.runtime.distributed import Ranks
+from caddie.train import loop as train_module
+from caddie.train import trainer as trainer_module
+from caddie.train.averaging import ProgressEMA
+from caddie.train.checkpoint import CHECKPOINT, restore
+from caddie.train.loop import Event, Interrupted, Trained
+from caddie.train.prefetch import Late, Uploads, ahead
+from caddie.train.trainer import Trainer
+
+GROWS = GROWING.but(steps=12, averaging=ProgressEMA(), rehearsal_steps=0, micro_batches=2)
+WILD = STEPS.but(steps=12, micro_batches=1, lr_schedule=Stairs(values=(1, 10**30), begins=(0.5,)), rehearsal_steps=0)
+
+
+def be_late(patch: pytest.MonkeyPatch) -> None:
+    """Whatever a trainer finds, its steps are late."""
+    patch.setattr(Trainer, "late", property(lambda self: True, lambda self, value: None), raising=False)
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> None:
+    be_late(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def in_time(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return go(tmp_path_factory.mktemp("in time"), GROWS)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("late")
+def test_late_steps_are_the_same_steps(in_time: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step before is looked at when the next was launched, and each once."""
+    order: list[str] = []
+
+    class Watched(Late):
+        made = 0
+
+        def __init__(self, number: torch.Tensor) -> None:
+            super().__init__(number)
+            self.name, Watched.made = str(Watched.made), Watched.made + 1
+            order.append(f"launch {self.name}")
+
+        def read(self) -> float:
+            order.append(f"read {self.name}")
+            return super().read()
+
+    monkeypatch.setattr(trainer_module, "Late", Watched)
+    events: list[Event] = []
+    found = go(tmp_path, GROWS, watch=events.append)
+    assert equal(found, in_time)
+    assert (found.steps, found.tokens, found.final_loss) == (in_time.steps, in_time.tokens, in_time.final_loss)
+    expected = ["launch 0"]
+    for step in range(1, 12):
+        expected += [f"launch {step}", f"read {step - 1}"]
+    assert order == [*expected, "read 11"]
+    logged = [event for event in events if event["event"] == "step"]
+    assert [event["step"] for event in logged if event["step"] != 11] == [*range(1, 11), 12]
+    assert [event["tokens"] for event in logged[:8]] == [128 * n for n in range(1, 7)] + [768 + 256, 768 + 512]
+
+
+@pytest.mark.usefixtures("late")
+def test_threads_that_wait_for_a_device_are_not_crowded(tmp_path: Path) -> None:
+    assert go(tmp_path, ONE_STEP).cpu_share is None
+
+
+@pytest.mark.usefixtures("late")
+@pytest.mark.parametrize("often", [0.0001, 60.0])
+def test_what_is_not_finite_stops_one_step_later_and_is_not_saved(
+    often: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[int] = []
+    before = Trainer.launch
+
+    def launch(self: Trainer, batches: Any, moment: Moment, *rest: Any) -> Late:
+        launched.append(moment.step)
+        return before(self, batches, moment, *rest)
+
+    monkeypatch.setattr(Trainer, "launch", launch)
+    config = WILD.but(checkpoint_seconds=often)
+    with pytest.raises(CheckFailed, match="was nan at step") as caught:
+        go(tmp_path, config)
+    step = int(str(caught.value).split("at step ")[1].split(";")[0])
+    assert launched[-1] in (step, step + 1)
+    kept = Trainer(TINY, config, 7, Ranks())
+    words = restore(tmp_path / CHECKPOINT, kept.state(), {})
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in kept.state().values())
+    assert f"weights of step {words['step']} are" in str(caught.value)
+    assert (int(words["step"]) > 0) == (often < 1.0)
+
+
+@pytest.mark.usefixtures("late")
+def test_a_late_run_is_interrupted_and_goes_on_to_the_bit(in_time: Trained, tmp_path: Path) -> None:
+    def stop(event: Event) -> None:
+        if event.get("step") == 5 and event["event"] == "step":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    config = GROWS
+    with pytest.raises(Interrupted, match="after step 7") as caught:  # 6 was under way, 7 had to be launched to see it
+        go(tmp_path, config, watch=stop)
+    assert caught.value.number == signal.SIGTERM
+    events: list[Event] = []
+    assert equal(in_time, go(tmp_path, config, watch=events.append))
+    assert events[0]["step"] == 7
+
+
+@pytest.mark.long
+def test_no_step_waits_for_a_checkpoint(tmp_path: Path) -> None:
+    """One is not written until six more steps are done; what it holds is nevertheless what was when it was due."""
+    config = STEPS.but(steps=12, rehearsal_steps=0, micro_batches=1, checkpoint_seconds=1e-6)
+    go_on = threading.Event()
+
+    def written(name: str, waits_at: int) -> dict[int, torch.Tensor]:
+        found: dict[int, torch.Tensor] = {}
+
+        def write(path: Path, tensors: dict[str, torch.Tensor], words: dict[str, str]) -> None:
+            step = int(words["step"])
+            if step == waits_at:
+                assert go_on.wait(10)
+            found[step] = tensors["weights/embedding.weight"].detach().clone()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(train_module, "save_tensors", write)
+            (tmp_path / name).mkdir()
+            go(tmp_path / name, config, watch=lambda event: go_on.set() if event.get("step") == 8 else None)
+        return found
+
+    every = written("in time", -1)
+    go_on.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        be_late(patch)
+        some = written("late", 2)
+    assert list(every) == [*range(13)]
+    assert list(some) == [0, 2, 4, 6, 8, 10, 12]
+    assert all(torch.equal(weights, every[step]) for step, weights in some.items())
+
+
+@pytest.mark.usefixtures("late")
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*rest: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(train_module, "save_tensors", full)
+    with pytest.raises(OSError, match="No space"):
+        go(tmp_path, STEPS.but(rehearsal_steps=0, micro_batches=1))
+
+
+# Batches ahead
+
+
+@pytest.mark.parametrize("on_a_stream", [False, True])
+def test_batches_arrive_in_order_and_are_waited_for_by_the_device(
+    on_a_stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in for CUDA's streams: a copy is marked on its own stream, and the user's waits for the mark."""
+    said: list[tuple[str, ...]] = []
+
+    class Event:
+        def record(self, stream: str) -> None:
+            said.append(("record", stream, threading.current_thread().name.split("_")[0]))
+
+    class User:
+        def wait_event(self, event: Event) -> None:
+            said.append(("wait", threading.current_thread().name))
+
+    if on_a_stream:
+        monkeypatch.setattr(
+            Uploads, "__init__", lambda self, device, bos: self.__dict__.update(_device=device, _bos=bos, _stream="s")
+        )
+        monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: User())
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor.clone())
+        monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: said.append(("keep",)))
+    stream = SequentialStream().build(SHARDS, tokens=64, sequence_length=32, seed=0, bos=1)
+    with ahead(stream, range(3, 9, 2), torch.device("cpu"), 0, ready=2) as batches:
+        found = list(batches)
+    for index, batch in zip((3, 5, 7), found, strict=True):
+        assert np.array_equal(batch.inputs.numpy(), stream.micro_batch(index).inputs)
+        assert np.array_equal(batch.targets.numpy(), stream.micro_batch(index).targets)
+    marks = [one for one in said if one[0] == "record"]
+    assert marks == [("record", "s", "prefetch")] * (3 * on_a_stream)
+    taken = [one for one in said if one[0] != "record"]
+    assert taken == [("wait", "MainThread"), ("keep",), ("keep",)] * (3 * on_a_stream)
+    assert not said or said[0][0] == "record"
+
+
+def test_documents_are_counted_on_the_host_for_kernels_that_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With those that go on in another row, of which shorter rows make more."""
+    gpt = TINY.but({"block.attention.scope": "document"})
+    config = STEPS.but(sequence_length=Stairs(values=(16, 32), begins=(0.5,)))
+    trainer = Trainer(gpt, config, 7, Ranks())
+    seen: list[int] = []
+    forward = trainer.forward
+
+    def watched(*given: Any) -> Any:
+        seen.append(given[-1])
+        return forward(*given)
+
+    trainer.forward = watched
+    ids = np.full((4, 32), 2)
+    ids[0], ids[1, :27] = 1, 1  # 59 documents begin, in 4 rows of 32 tokens or 8 of 16
+    batch = Batch(ids, ids)
+    sent = Uploads(torch.device("cpu"), 1).send(batch).batch
+    for kernel, expected in (("FlexAttention", [0, 0, 0, 0]), ("FlashAttention 3 varlen", [128, 64, 128, 64])):
+        monkeypatch.setattr(trainer, "attention", lambda length, kernel=kernel: f"SDPA (flash), {kernel}")
+        for each in (batch, sent):
+            for step in (0, 7):
+                trainer.gradients(repeat(each), Moment(step, 0.0, Budget(steps=8)), bos=1)
+        assert seen[::2] == seen[1::2] == expected, "each micro-batch, from the host or sent ahead"
+        seen.clear()

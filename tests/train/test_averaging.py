@@ -1,0 +1,217 @@
+"""Averages of the weights: hand-computed means, those of the public scripts, and the contract of every average."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import Tensor
+
+from caddie.config import variants
+from caddie.config.schedules import Budget, Moment
+from caddie.train.averaging import EMA, SWA, Average, Averaging, ProgressEMA
+
+quick = settings(derandomize=True, deadline=None, max_examples=40)
+
+AVERAGES: dict[str, Averaging] = {
+    "EMA": EMA(decay=0.9),
+    "ProgressEMA": ProgressEMA(fraction=0.2),
+    "SWA": SWA(fraction=0.5, snapshots=4),
+}
+"""One of each; a new average needs one here."""
+
+
+def at(step: int, of: int = 10) -> Moment:
+    """The moment after this step of a run of so many."""
+    return Moment(step, 0.0, Budget(steps=of))
+
+
+def one(value: float) -> dict[str, Tensor]:
+    return {"w": torch.tensor([value])}
+
+
+def follow(averaging: Averaging, values: dict[int, float], of: int, lr_scale: dict[int, float] | None = None) -> float:
+    """The average at the end of a run from 0 whose weight after each step is given."""
+    average = averaging.build(one(0.0))
+    for step, value in values.items():
+        average.watch(one(value), at(step, of), (lr_scale or {}).get(step, 1.0))
+    return average.result()["w"].item()
+
+
+def squares(steps: int) -> dict[int, float]:
+    return {step: float(step * step) for step in range(1, steps + 1)}
+
+
+# Exponential
+
+
+@pytest.mark.parametrize("decay", [0.99, 0.9965, 0.997])
+def test_the_average_agrees_with_the_scripts(parity: Path, decay: float) -> None:
+    data = load_file(parity / "components" / "schedules" / "ema.safetensors")
+    weights = [data[f"weights.step{step:02}"] for step in range(21)]
+    average = EMA(decay=decay).build({"w": weights[0]})
+    # Memory of the same number of steps in a run of 400, of which these are the first 20.
+    in_progress = ProgressEMA(fraction=-1 / (400 * math.log(decay))).build({"w": weights[0]})
+    for step, weight in enumerate(weights[1:], 1):
+        average.watch({"w": weight}, at(step, 400), 1.0)
+        in_progress.watch({"w": weight}, at(step, 400), 1.0)
+    expected = data[f"ema_decay_{decay}.after_step20"]
+    torch.testing.assert_close(average.result()["w"], expected, rtol=2e-6, atol=1e-6)
+    torch.testing.assert_close(in_progress.result()["w"], expected, rtol=2e-6, atol=2e-6)
+    assert (weights[20] - expected).abs().max() > 1e-2
+
+
+def test_the_exponential_average_by_hand() -> None:
+    average = EMA(decay=0.75).build(one(8.0))
+    average.watch(one(0.0), at(1), 1.0)
+    assert average.result()["w"].item() == 6.0
+    average.watch(one(2.0), at(2), 1.0)
+    assert average.result()["w"].item() == 5.0
+
+
+def test_the_average_of_progress_forgets_by_what_was_spent() -> None:
+    fraction = 0.25 / math.log(2)  # half of what was is forgotten in a quarter of the budget
+    average = ProgressEMA(fraction=fraction).build(one(8.0))
+    average.watch(one(0.0), at(1, 4), 1.0)
+    assert average.result()["w"].item() == pytest.approx(4.0)
+    average.watch(one(2.0), at(3, 4), 1.0)  # half of the budget: 3/4 of the way
+    assert average.result()["w"].item() == pytest.approx(2.5)
+    average.watch(one(100.0), at(2, 4), 1.0)  # a larger budget takes progress back
+    assert average.result()["w"].item() == pytest.approx(2.5)
+    average.watch(one(4.5), at(3, 4), 1.0)
+    assert average.result()["w"].item() == pytest.approx(3.5)
+
+
+@pytest.mark.long
+def test_the_average_of_progress_means_the_same_on_every_machine() -> None:
+    found = []
+    for steps in (100, 10_000):
+        average = ProgressEMA(fraction=0.05).build({"w": torch.zeros(1)})
+        for step in range(1, steps + 1):
+            average.watch(one(step / steps), at(step, steps), 1.0)
+        found.append(average.result()["w"].item())
+    # ∫ p·exp((p - 1)/f)/f dp = 1 - f + f·exp(-1/f) in the limit of many steps
+    assert found[1] == pytest.approx(0.95, abs=2e-4)
+    assert found[0] == pytest.approx(found[1], abs=0.006)  # half a step
+
+
+# Uniform
+
+
+def test_snapshots_stand_at_equal_distances_up_to_the_end() -> None:
+    # 40 steps: the last 4 of distance 0.1 are steps 28, 32, 36 and 40.
+    mean = (28**2 + 32**2 + 36**2 + 40**2) / 4
+    assert follow(SWA(fraction=0.4, snapshots=4), squares(40), 40) == pytest.approx(mean)
+    assert follow(SWA(fraction=0.4, snapshots=1), squares(40), 40) == 1600
+    every = sum(step**2 for step in range(1, 41)) / 40
+    assert follow(SWA(fraction=1.0, snapshots=40), squares(40), 40) == pytest.approx(every)
+    # Steps longer than the distance: one snapshot for each, from 0.7 on.
+    assert follow(SWA(fraction=0.4, snapshots=400), squares(10), 10) == pytest.approx((49 + 64 + 81 + 100) / 4)
+
+
+def test_the_tight_average_waits_for_a_low_learning_rate() -> None:
+    lr_scale = {step: (40 - step) / 40 for step in range(1, 41)}  # below 0.2 from step 33 on
+    tight = SWA(fraction=1.0, snapshots=20, lr_below=0.2)  # every other step
+    mean = (34**2 + 36**2 + 38**2 + 40**2) / 4
+    assert follow(tight, squares(40), 40, lr_scale) == pytest.approx(mean)
+    assert follow(tight.but(lr_below=None), squares(40), 40, lr_scale) != pytest.approx(mean)
+
+
+@quick
+@given(st.integers(1, 12), st.integers(1, 8), st.integers(0, 30))
+def test_it_is_the_mean_of_the_last_checkpoints(last: int, every: int, before: int) -> None:
+    steps = last * every + before
+    kept = [float(step * step) for step in range(1, steps + 1) if (steps - step) % every == 0][-last:]
+    averaging = SWA(fraction=last * every / steps, snapshots=last)
+    assert follow(averaging, squares(steps), steps) == pytest.approx(sum(kept) / last, rel=1e-5)
+
+
+@pytest.mark.parametrize("averaging", [SWA(fraction=0.4, snapshots=2), SWA(fraction=1.0, snapshots=10, lr_below=0.5)])
+def test_before_the_first_snapshot_the_weights_are_handed_on(averaging: Averaging) -> None:
+    average = averaging.build(one(7.0))
+    assert average.result()["w"].item() == 7.0
+    for step in range(1, 7):
+        average.watch(one(float(step)), at(step), 1.0)
+        assert average.result()["w"].item() == step
+
+
+def test_a_larger_budget_starts_the_snapshots_anew() -> None:
+    average = SWA(fraction=0.5, snapshots=2).build(one(0.0))
+    for step in range(1, 11):
+        average.watch(one(float(step)), at(step, 10), 1.0)
+    assert average.result()["w"].item() == (8 + 10) / 2  # 0.75 is crossed at step 8
+    for step in range(11, 41):
+        average.watch(one(float(step)), at(step, 40), 1.0)
+    assert average.result()["w"].item() == (30 + 40) / 2
+
+
+# Every average
+
+
+def rows(seed: int, count: int) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        {"w": torch.randn(4, 3, generator=generator), "v": torch.randn(5, generator=generator).bfloat16()}
+        for _ in range(count)
+    ]
+
+
+def copied(average: Average) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in average.state().items()}
+
+
+@pytest.mark.parametrize("name", sorted(variants(Averaging)))
+def test_every_average_of_a_constant_is_the_constant(name: str) -> None:
+    constant = {"a": torch.full((3, 2), 0.1), "b": torch.tensor(7.0)}
+    average = AVERAGES[name].build(constant)
+    for step in range(51):
+        for key, value in constant.items():
+            assert torch.allclose(average.result()[key], value, rtol=1e-6)
+        average.watch(constant, at(step + 1, 51), 1.0)
+
+
+@pytest.mark.parametrize("name", sorted(variants(Averaging)))
+def test_every_average_is_applied(name: str) -> None:
+    seen = rows(0, 11)
+    average = AVERAGES[name].build(seen[0])
+    for step, weights in enumerate(seen[1:], 1):
+        average.watch(weights, at(step), 1.0)
+    for key, last in seen[-1].items():
+        assert (average.result()[key] - last.float()).abs().max() > 0.05
+        stacked = torch.stack([weights[key].float() for weights in seen])
+        assert (average.result()[key] <= stacked.amax(0)).all()
+        assert (average.result()[key] >= stacked.amin(0)).all()
+
+
+@pytest.mark.parametrize("name", sorted(variants(Averaging)))
+@pytest.mark.parametrize("stop", range(11))
+def test_every_average_keeps_its_own_numbers_and_resumes_to_the_bit(name: str, stop: int) -> None:
+    seen = rows(1, 11)
+    first = {key: value.clone() for key, value in seen[0].items()}
+    average = AVERAGES[name].build(first)
+    first["w"].fill_(100.0)
+    assert torch.equal(average.result()["w"], seen[0]["w"]), "not a view of the weights"
+    for step in range(1, stop + 1):
+        average.watch(seen[step], at(step), 1.0)
+    saved = copied(average)
+    resumed = AVERAGES[name].build(seen[5])
+    held = resumed.state()
+    resumed.watch(seen[7], at(1, 1), 0.0)  # as a rehearsal may
+    assert held.keys() == saved.keys()
+    for key, tensor in held.items():
+        tensor.copy_(saved[key])
+    for step in range(stop + 1, 11):
+        average.watch(seen[step], at(step), 1.0)
+        resumed.watch(seen[step], at(step), 1.0)
+    for key, tensor in average.state().items():
+        assert torch.equal(tensor, resumed.state()[key])
+        assert isinstance(tensor, Tensor)
+        assert not tensor.requires_grad
+    for key in seen[0]:
+        assert torch.equal(average.result()[key], resumed.result()[key])
+        assert average.result()[key].dtype == torch.float32

@@ -1,0 +1,423 @@
+"""Training: the budget, the rehearsal, interruption and resumption, several processes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing as multiprocessing
+from processes import CONTEXT
+
+from caddie.config.schedules import Budget, Moment, Ramp, Stairs, Warmdown
+from caddie.data.loaders import Batch
+from caddie.errors import CheckFailed, UserError
+from caddie.model import GPT, Block, GroupedQueryAttention, HashedNGrams, Recurrence, ReluSquared
+from caddie.model.parameters import Constant
+from caddie.pack.quantize import Rows
+from caddie.runtime.distributed import Ranks, join
+from caddie.train import loop as module
+from caddie.train.averaging import EMA
+from caddie.train.checkpoint import CHECKPOINT, restore
+from caddie.train.loop import Interrupted, Trained, train
+from caddie.train.prefetch import Late
+from caddie.train.qat import StraightThrough
+from caddie.train.trainer import Train, Trainer
+
+TINY = GPT(
+    vocabulary=64,
+    width=32,
+    depth=2,
+    block=Block(attention=GroupedQueryAttention(heads=2, key_value_heads=1), mlp=ReluSquared(hidden=48)),
+)
+STEPS = Train(
+    steps=8, batch_tokens=256, micro_batches=2, sequence_length=32, averaging=EMA(decay=0.9), rehearsal_steps=2
+)
+ONE_STEP = STEPS.but(steps=1, rehearsal_steps=0)
+SHARDS = [np.random.default_rng(0).integers(0, 64, 5000).astype(np.uint16)]
+
+
+def go(folder: Path, config: Train = STEPS, **keywords: Any) -> Trained:
+    return train(TINY, config, SHARDS, bos=1, seed=7, folder=folder, **keywords)
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def equal(a: Trained, b: Trained) -> bool:
+    pairs = [(x[name], y[name]) for x, y in ((a.last, b.last), (a.weights, b.weights)) for name in a.last]
+    return all(torch.equal(x, y) for x, y in pairs)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return go(tmp_path_factory.mktemp("unbroken"))
+
+
+@pytest.mark.long
+def test_steps_mode_repeats_to_the_bit(unbroken: Trained, tmp_path: Path) -> None:
+    again = go(tmp_path)
+    assert equal(unbroken, again)
+    assert again.steps == 8
+    assert again.tokens == 8 * 256
+
+
+def test_rehearsal_leaves_no_trace(unbroken: Trained, tmp_path: Path) -> None:
+    assert equal(unbroken, go(tmp_path, STEPS.but(rehearsal_steps=0)))
+
+
+def test_seed_decides_weights_and_order(tmp_path: Path) -> None:
+    one, other = (train(TINY, ONE_STEP, SHARDS, bos=1, seed=seed, folder=made(tmp_path / str(seed))) for seed in (7, 8))
+    assert not equal(one, other)
+
+
+def test_interrupted_run_resumes_to_the_bit(unbroken: Trained, tmp_path: Path) -> None:
+    def stop(event: dict[str, Any]) -> None:
+        if event.get("step") == 5 and event["event"] == "step":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="after step 6") as caught:
+        go(tmp_path, watch=stop)
+    assert caught.value.number == signal.SIGTERM
+    events: list[dict[str, Any]] = []
+    assert equal(unbroken, go(tmp_path, watch=events.append))
+    assert events[0]["step"] == 6  # the signal came while step 5 was logged
+    assert events[0]["seconds"] > 0
+
+
+@pytest.mark.parametrize("saving", [False, True])
+def test_a_signal_in_the_last_step_or_its_save_is_heeded(
+    saving: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(path: Path, *rest: Any) -> None:
+        before(path, *rest)
+        saved.append(path)
+        if len(saved) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def launch(trainer: Trainer, *rest: Any) -> Late:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return launched(trainer, *rest)
+
+    before, launched, saved = module.save_tensors, Trainer.launch, list[Path]()
+    with monkeypatch.context() as patch:
+        if saving:
+            patch.setattr(module, "save_tensors", stop)
+        else:
+            patch.setattr(Trainer, "launch", launch)
+        with pytest.raises(Interrupted, match=r"stopped after step 1$"):
+            go(tmp_path, ONE_STEP)
+    assert go(tmp_path, ONE_STEP).steps == 1, "it goes on from its end"
+
+
+@pytest.mark.long
+def test_time_before_a_resume_counts(tmp_path: Path) -> None:
+    config = STEPS.but(steps=None, seconds=0.4, checkpoint_seconds=0.1)
+
+    asked: list[float] = []
+
+    def stop(event: dict[str, Any]) -> None:
+        time.sleep(0.02)  # on a quick machine the ten steps that are told are over before a fifth of the time is
+        if event["event"] == "step" and event["progress"] > 0.2 and not asked:
+            asked.append(event["progress"])  # a second signal would act as usual
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        go(tmp_path, config, watch=stop)
+    events: list[dict[str, Any]] = []
+    go(tmp_path, config, watch=events.append)
+    assert events[0]["seconds"] > 0.2 * 0.4
+    assert events[1]["progress"] > 0.2
+    assert events[-1]["progress"] == 1.0
+
+
+def slowly(folder: Path, steps: Connection) -> None:
+    """What the process that is killed does; it tells its steps."""
+
+    def tell(event: dict[str, Any]) -> None:
+        steps.send(event.get("step"))
+        time.sleep(0.05)
+
+    go(folder, STEPS.but(checkpoint_seconds=0.001), watch=tell)
+
+
+@pytest.mark.long
+def test_killed_process_resumes_to_the_bit(unbroken: Trained, tmp_path: Path) -> None:
+    """SIGKILL leaves whatever checkpoint was written last."""
+    steps, told = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=slowly, args=(tmp_path, told))
+    process.start()
+    told.close()
+    while steps.recv() != 4:
+        pass
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    config = STEPS.but(checkpoint_seconds=0.001)
+    events: list[dict[str, Any]] = []
+    assert equal(unbroken, go(tmp_path, config.but(checkpoint_seconds=0.001), watch=events.append))
+    assert events[0]["step"] >= 3
+
+
+def test_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    go(tmp_path, ONE_STEP)
+    with pytest.raises(UserError, match="another recipe, text or seed"):
+        go(tmp_path, STEPS.but(batch_tokens=128))
+    with pytest.raises(UserError, match="another recipe, text or seed"):
+        train(TINY, STEPS, SHARDS, bos=1, seed=8, folder=tmp_path)
+
+
+def test_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
+    go(tmp_path, ONE_STEP, data="one text")
+    with pytest.raises(UserError, match="another recipe, text or seed"):
+        go(tmp_path, data="another text")
+
+
+def test_a_finished_run_keeps_its_last_loss(tmp_path: Path) -> None:
+    config = ONE_STEP.but(steps=2)
+    first = go(tmp_path, config)
+    assert go(tmp_path, config).final_loss == first.final_loss
+
+
+def test_one_optimizer_under_two_rules_updates_each_parameter_once(tmp_path: Path) -> None:
+    shared = STEPS.optimizers["embedding"].but(lr=0.01)
+    rules = {**STEPS.optimizers, "embedding": shared, "scalar": shared}
+    trainer = Trainer(TINY, STEPS.but({"optimizers": rules}), 7, Ranks())
+    owned = [name for updater in trainer.updaters.values() for name in updater.state() if "exp_avg_sq" in name]
+    assert len(owned) == len(set(owned)) > 2
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
+    trainer = Trainer(TINY, STEPS, 7, Ranks())
+    before = {name: tensor.clone() for name, tensor in trainer.state().items()}
+    trainer.model.embedding.weight.register_hook(lambda gradient: gradient * math.inf)
+    ids = np.zeros((2, 32), np.int64)
+    batch = Batch(ids, ids)
+    assert math.isnan(trainer.step(iter([batch] * 4), Moment(0, 0.0, STEPS.budget), bos=1))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.state().items())
+
+
+def test_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    (tmp_path / CHECKPOINT).write_bytes(b"not a checkpoint")
+    with pytest.raises(UserError, match="not a readable checkpoint"):
+        go(tmp_path)
+
+
+def test_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(tmp_path: Path) -> None:
+    with pytest.raises(CheckFailed, match="the loss or its gradient was nan at step"):
+        go(tmp_path, STEPS.but({"optimizers.matrix.lr": 1e30, "optimizers.scalar.lr": 1e30}))
+    kept = Trainer(TINY, STEPS.but({"optimizers.matrix.lr": 1e30, "optimizers.scalar.lr": 1e30}), 7, Ranks())
+    restore(tmp_path / CHECKPOINT, kept.state(), {})
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in kept.state().values())
+
+
+def test_clipping_is_of_the_whole_gradient() -> None:
+    def scale(clip: float | None) -> tuple[float, float]:
+        """What the optimizers are told to multiply the gradient by, and the norm of the whole gradient."""
+        trainer = Trainer(TINY, STEPS.but(clip_norm=clip), 7, Ranks())
+        told: list[Any] = []
+        for updater in trainer.updaters.values():
+            updater.step = lambda moment, lr, scale=None: told.append(scale)  # type: ignore[method-assign]
+        ids = np.random.default_rng(0).integers(0, 64, (2, 2, 32))
+        trainer.step(iter([Batch(*ids)] * 4), Moment(0, 0.0, STEPS.budget), bos=1)
+        norm = math.sqrt(sum(float(p.grad.square().sum()) for p in trainer.parameters.values() if p.grad is not None))
+        assert len(told) > 1
+        assert all(one is told[0] for one in told)
+        return 1.0 if told[0] is None else float(told[0]), norm
+
+    factor, norm = scale(0.01)
+    assert factor * norm == pytest.approx(0.01, rel=1e-3)
+    assert scale(1000.0)[0] == 1.0
+    assert scale(None)[0] == 1.0
+
+
+GROWING = STEPS.but(
+    micro_batches=4,
+    batch_tokens=Stairs(values=(128, 256), begins=(0.5,)),
+    sequence_length=Stairs(values=(16, 32), begins=(0.25,)),
+    lr_schedule=Warmdown(fraction=0.5),
+)
+
+
+@pytest.mark.long
+def test_steps_and_rows_grow_and_resume_to_the_bit(tmp_path: Path) -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    def note(self: Trainer, batch: Batch, length: int, bos: int) -> Any:
+        tensors = before(self, batch, length, bos)
+        shapes.append(tuple(tensors[0].shape))
+        return tensors
+
+    before = Trainer._tensors
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_tensors", note)
+        whole = go(made(tmp_path / "a"), GROWING.but(rehearsal_steps=0))
+    assert whole.tokens == 4 * 128 + 4 * 256
+    assert shapes == [(4, 16)] * 4 + [(2, 32)] * 4 + [(2, 32)] * 16
+
+    def stop(event: dict[str, Any]) -> None:
+        if event.get("step") == 5 and event["event"] == "step":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        go(made(tmp_path / "b"), GROWING, watch=stop)
+    assert equal(whole, go(tmp_path / "b", GROWING))
+
+
+def test_every_shape_of_a_run_is_rehearsed() -> None:
+    gpt = TINY.but({"recurrence": Recurrence(first=1, last=1, passes=Stairs(values=(1, 2), begins=(0.4,)))})
+    view = StraightThrough(strength=Ramp(start=0.0, end=1.0, begin=0.8, finish=0.9))
+    trainer = Trainer(gpt, GROWING.but(fake_quantize={"matrix": view}), 7, Ranks())
+    shapes = trainer.shapes(Budget(seconds=10.0))
+    assert [(s.stage, s.sequence_length, s.quantized) for s in shapes] == [
+        (0, 16, False),
+        (0, 32, False),
+        (1, 32, False),
+        (1, 32, True),
+    ]
+    assert all(trainer.shape(moment) == shape for shape, moment in shapes.items())
+
+
+def test_a_parameter_that_no_gradient_reaches_is_refused(tmp_path: Path) -> None:
+    """Both factors of a hashed embedding at zero never train."""
+    dead = TINY.but({"embedding.bigrams": HashedNGrams(buckets=10, dims=4, initial=Constant(value=0.0))})
+    alive = TINY.but({"embedding.bigrams": HashedNGrams(buckets=10, dims=4)})
+    once = STEPS.but(steps=1, rehearsal_steps=3)
+    with pytest.raises(UserError, match=r"no gradient reaches embedding\.bigrams"):
+        train(dead, once, SHARDS, bos=1, seed=7, folder=tmp_path)
+    assert not list(tmp_path.iterdir())
+    train(alive, once, SHARDS, bos=1, seed=7, folder=tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", ["lr_schedule", "optimizers.matrix.lr"])
+def test_a_rate_that_starts_at_zero_is_no_dead_parameter(path: str, tmp_path: Path) -> None:
+    rising = {path: Ramp(start=0.0, end=0.1, finish=0.5)}
+    assert go(tmp_path, STEPS.but({"steps": 4, "rehearsal_steps": 3, **rising})).steps == 4
+
+
+def test_a_parameter_that_never_moves_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"gain, .*never move: look at the rates"):
+        go(tmp_path, STEPS.but({"rehearsal_steps": 3, "optimizers.scalar.lr": 0.0}))
+
+
+def test_compiling_needs_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(UserError, match="compile=always needs a compiler"):
+        go(tmp_path, STEPS.but(compile="always"))
+
+
+@pytest.mark.long
+def test_quantized_weights_change_the_loss_from_when_they_are_switched_on(tmp_path: Path) -> None:
+    def losses(name: str, config: Train) -> list[float]:
+        events: list[dict[str, Any]] = []
+        go(made(tmp_path / name), config, watch=events.append)
+        return [event["loss"] for event in events if event["event"] == "step"]
+
+    view = StraightThrough(quantizer=Rows(bits=2), strength=Stairs(values=(0, 1), begins=(0.5,)))
+    plain, seen = losses("plain", STEPS), losses("seen", STEPS.but(fake_quantize={"matrix": view}))
+    assert plain[:4] == seen[:4]
+    apart = [abs(a - b) for a, b in zip(plain[4:], seen[4:], strict=True)]
+    assert min(apart) > 0.0, "two losses may be close by chance"
+    assert sorted(apart)[len(apart) // 2] > 1e-4
+
+
+def test_z_loss_changes_what_is_descended_and_not_what_is_reported() -> None:
+    ids = np.random.default_rng(0).integers(0, 64, (2, 2, 32))
+    ends = []
+    for z_loss in (0.0, 0.1):
+        trainer = Trainer(TINY, STEPS.but(z_loss=z_loss), 7, Ranks())
+        first = trainer.step(iter([Batch(*ids)] * 4), Moment(0, 0.0, STEPS.budget), bos=1)
+        ends.append((first, trainer.parameters["embedding.weight"].detach().clone()))
+    assert ends[0][0] == ends[1][0]
+    assert not torch.equal(ends[0][1], ends[1][1])
+
+
+def test_graphs_that_were_compiled_on_the_clock_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = iter([3, 3, 5, 5])
+    monkeypatch.setattr(Trainer, "graphs", lambda self: next(compiled))
+    events: list[dict[str, Any]] = []
+    train(TINY, STEPS.but(steps=3), SHARDS, bos=1, seed=7, folder=tmp_path, watch=events.append)
+    kinds = [(event["event"], event.get("text", "").split(";")[0]) for event in events]
+    at = kinds.index(("note", "recompiled 2 graphs on the clock"))
+    assert [kind for kind, _ in kinds].count("note") == 1
+    assert (events[at - 1]["step"], events[at + 1]["step"]) == (1, 2)
+
+
+@pytest.mark.long
+def test_a_shape_that_was_not_rehearsed_is_compiled_on_the_clock_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = torch.compile
+    monkeypatch.setattr("shutil.which", lambda name: name)  # this backend needs none
+    # As the backend "eager", without all the others, which take long to import.
+    monkeypatch.setattr(torch, "compile", lambda f, **o: compiled(f, backend=lambda graph, inputs: graph, **o))
+    config = GROWING.but(compile="always", rehearsal_steps=1, steps=4)
+    shallow = TINY.but(depth=1)
+
+    def notes(name: str) -> list[str]:
+        torch._dynamo.reset()
+        events: list[dict[str, Any]] = []
+        train(shallow, config, SHARDS, bos=1, seed=7, folder=made(tmp_path / name), watch=events.append)
+        return [event["text"] for event in events if event["event"] == "note"]
+
+    assert notes("rehearsed") == []
+    first = Trainer.shapes
+    monkeypatch.setattr(Trainer, "shapes", lambda self, budget: dict(list(first(self, budget).items())[:1]))
+    assert [text.split(";")[0] for text in notes("not")] == ["recompiled 1 graphs on the clock"]
+
+
+def test_the_start_of_the_log_says_how_attention_is_computed(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    gpt = TINY.but({"layers": {"1": {"attention.window": 8}}})
+    train(gpt, STEPS.but(steps=1, precision="float32"), SHARDS, bos=1, seed=7, folder=tmp_path, watch=events.append)
+    assert events[0]["attention"].split(", ")[0] == "SDPA"
+    assert "bands" in events[0]["attention"]
+
+
+RANKS = STEPS.but({"micro_batches": 4, "clip_norm": 1.0, "steps": 4, "optimizers.matrix.precision": "float32"})
+
+
+def _rank(rank: int, port: int, folder: str) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    with join() as ranks:
+        trained = go(Path(folder), RANKS, ranks=ranks)
+        ranks.wait()
+    torch.save(trained.last, f"{folder}/rank{rank}.pt")
+
+
+@pytest.mark.slow
+def test_two_ranks_equal_one_with_twice_the_micro_batches(tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (tmp_path / "two").mkdir()
+    multiprocessing.spawn(_rank, (port, str(tmp_path / "two")), nprocs=2)  # type: ignore[no-untyped-call]
+    (tmp_path / "one").mkdir()
+    one = go(tmp_path / "one", RANKS).last
+    ranks = [torch.load(tmp_path / "two" / f"rank{rank}.pt") for rank in (0, 1)]
+    for name, weight in one.items():
+        assert torch.equal(ranks[0][name], ranks[1][name])
+        assert (ranks[0][name] - weight).norm() <= 1e-4 * weight.norm().clamp_min(1e-3)
+
+
+@pytest.mark.long
+def test_time_budget_ends_the_run(tmp_path: Path) -> None:
+    begin = time.perf_counter()
+    trained = go(tmp_path, STEPS.but(steps=None, seconds=0.2))
+    assert 0.2 <= trained.seconds < time.perf_counter() - begin
+    assert trained.precision in ("float32", "bfloat16")
+    assert json.dumps(trained.final_loss) != "NaN"

@@ -1,0 +1,497 @@
+"""The probes: every shipped scorer passes them, and every known-bad example fails its own."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from caddie.data.corpus import Corpus
+from caddie.data.tokenizers import MARK, ByteTokenizer, Ids
+from caddie.errors import UserError
+from caddie.model import build
+from caddie.pack.artifact import Artifact, load
+from caddie.runtime.sandbox import Outcome
+from caddie.score import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Scoring
+from caddie.verify import KNOWN_BAD, PROBES, Priced, Subject, Trial, examine, excerpts, known_bad, library, trial_of
+from caddie.verify.checks import Check
+from caddie.verify.probe_case import DOCUMENTS, altered, fitted, probe_text
+from caddie.verify.probes import HELD_OUT, _settled, disjoint
+
+verification = import_module("caddie.verify.verify")
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "metric.md"
+quick = settings(derandomize=True, deadline=None, max_examples=20)
+
+
+@pytest.fixture(scope="module")
+def artifact(tiny_run: Any) -> Artifact:
+    """A packed artifact whose weights matter: those of two steps are nearly what they began as."""
+
+    loaded = load(tiny_run.artifact)
+    return replace(loaded, model=stirred(loaded))
+
+
+def stirred(loaded: Artifact, **diff: object) -> nn.Module:
+    """A model of the same kind with random weights, so that all that it computes shows in what it says.
+
+    It has one layer: the probes see a model from outside, and price many texts with it.
+    """
+    model = build(loaded.model.config.but({"depth": 1, **diff}), 0)
+    chance = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False).add_(0.2 * torch.randn(parameter.shape, generator=chance))
+    return model
+
+
+def trial(artifact: Artifact, scoring: Scoring | None = None, **given: Any) -> Trial:
+    chosen = scoring or artifact.scoring
+    return trial_of(artifact, chosen, excerpts(library(), chosen), seed=1, **given)
+
+
+def failed(on: Trial) -> set[str]:
+    """Names of the probes that fail."""
+    return {check.name for check in examine(on) if not check.passed}
+
+
+def seen(on: Trial, name: str) -> str:
+    """What a probe saw."""
+    return next(check.evidence for check in examine(on) if check.name == name)
+
+
+def checked(on: Trial, name: str) -> Check:
+    """What that probe alone finds of a subject that prices a text."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("caddie.verify.probes.PROBES", {one: PROBES[one] for one in ("prices a text", name)})
+        priced, found = examine(on)
+    assert priced.passed
+    return found
+
+
+# What is shipped passes
+
+SHIPPED = {
+    "sliding": None,
+    "plain": None,
+    "chunks": ChunkSGD(sgd=SGD(epochs=1)),
+    "documents": DocumentLoRA(rank=2, lr=0.01, chunk_tokens=32, targets=("query", "head")),
+    "documents and all weights": DocumentLoRA(
+        rank=2, lr=0.01, chunk_tokens=32, targets=("query", "head"), warm_start=False, phases=GlobalSGD()
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks={"chunks": pytest.mark.long, "documents": pytest.mark.slow}.get(name, ()))
+        for name in SHIPPED
+    ],
+)
+def test_what_is_shipped_passes(name: str, artifact: Artifact) -> None:
+    scoring = artifact.scoring.but(adaptation=SHIPPED[name])
+    on = trial(artifact, scoring.plain if name == "plain" else scoring, short=True)
+    checks = examine(on)
+    assert [check.name for check in checks if not check.passed] == []
+    assert {check.name for check in checks} == set(PROBES) - {"held-out text was not trained on"}
+    assert on.base.learns == (SHIPPED[name] is not None)
+    if on.base.learns:  # else nothing was probed of it
+        frozen = trial(artifact, scoring.but(adaptation=None), short=True)
+        assert on.moved(on.base.nats, frozen.base.nats).any()
+
+
+@pytest.mark.long
+def test_documents_that_the_model_keeps_apart(artifact: Artifact) -> None:
+    apart = replace(artifact, model=stirred(artifact, **{"block.attention.scope": "document"}))
+    on = trial(apart, short=True)
+    assert on.base.isolated
+    assert not failed(on)
+    assert ": 0 of " in seen(on, "documents keep apart")
+
+    def smear(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+        return output + 0.1 * torch.cat((output[:, :1], output[:, :-1]), 1)
+
+    apart.model.embedding.register_forward_hook(smear)
+    assert failed(trial(apart, short=True)) == {"documents keep apart"}
+
+
+def test_half_precision_passes(artifact: Artifact) -> None:
+    assert not failed(trial(artifact, artifact.scoring.but(precision="bfloat16"), short=True))
+
+
+# What is known to be bad is caught
+
+
+CAUSES = {
+    "ngram_blend": "add up to",
+    "double_space": "a leading space is counted twice",
+    "three_byte_space": "a space by itself is counted as three bytes",
+    "targets_on_disk": "validation.bin",
+    "trained_on": "1 of 6 held-out documents",
+    "constant": "the subject reads no text",
+}
+
+
+@pytest.mark.parametrize("name", KNOWN_BAD)
+def test_a_known_bad_example_fails_its_probe(name: str, artifact: Artifact) -> None:
+    on = known_bad(name).put(trial(artifact, artifact.scoring.plain, short=True))
+    found = checked(on, KNOWN_BAD[name].probe)
+    assert not found.passed
+    assert CAUSES.get(name, "") in found.evidence
+
+
+def test_every_probe_has_an_example() -> None:
+    assert {example.probe for example in KNOWN_BAD.values()} == set(PROBES) - {"prices a text"}
+
+
+@pytest.mark.long
+def test_the_seed_does_not_matter(artifact: Artifact) -> None:
+    honest = trial(artifact, artifact.scoring.plain, short=True)
+    for seed in range(2):
+        again = replace(honest, seed=seed)
+        assert not failed(again)
+        for name in ("peek", "knows_the_ends"):
+            assert not checked(known_bad(name).put(again), KNOWN_BAD[name].probe).passed
+
+
+def test_an_unknown_example_is_a_mistake() -> None:
+    with pytest.raises(UserError, match=r"^no known-bad example slut; did you mean slot\?"):
+        known_bad("slut")
+
+
+# Probes by hand
+
+
+def priced(step: list[int], stretch: list[int]) -> Priced:
+    nats = np.zeros(len(step))
+    return Priced(nats=nats, step=np.array(step), stretch=np.array(stretch), odds=None)
+
+
+def test_what_was_charged_before_by_hand() -> None:
+    one = priced([0, 0, 0, 1, 1, 1], [0] * 6)
+    # Token 5 is the target of prediction 4: what came before it in its step and all of the step before is settled.
+    assert _settled(one, np.array([5])).tolist() == [True, True, True, True, False, False]
+    assert _settled(one, np.array([5, 2])).tolist() == [True, False, False, False, False, False]
+    assert _settled(one, np.array([5]), own=1).tolist() == [True, True, True, True, True, False]
+    # Two documents side by side, the second charged for in the same steps: it must not notice, nor may step 1.
+    two = priced([0, 0, 1, 0, 0, 1], [0, 0, 0, 1, 1, 1])
+    assert _settled(two, np.array([2])).tolist() == [True, False, False, True, True, False]
+    assert _settled(two, np.array([3])).tolist() == [True, True, False, True, True, True]
+
+
+class Fixed(Subject):
+    """States what a function of the text says, and charges for it."""
+
+    def __init__(self, artifact: Artifact, say: Callable[[Ids], np.ndarray], charge: float = 1.0) -> None:
+        super().__init__(artifact, artifact.scoring)
+        self.say, self.charge = say, charge
+
+    def price(self, tokens: Ids, shown: np.ndarray) -> Priced:
+        odds = self.say(tokens)
+        place = np.arange(len(tokens) - 1)
+        nats = -np.log(self.charge * odds[place, tokens[1:]])
+        return Priced(nats=nats, step=place, stretch=np.zeros_like(place), odds=odds[shown])
+
+
+def after_last(tokens: Ids) -> np.ndarray:
+    """A predictor that expects the last token again."""
+    odds = np.full((len(tokens) - 1, 257), 0.5 / 257)
+    odds[np.arange(len(odds)), tokens[:-1]] += 0.5
+    return odds
+
+
+KNOWS_THE_NEXT = {"no look-ahead", "noise is not known", "ends of documents are not known", "the past matters"}
+
+
+@pytest.mark.parametrize(
+    ("say", "charge", "fails"),
+    [
+        (after_last, 1.0, set()),
+        (after_last, 1.01, {"distributions sum to one"}),
+        (lambda tokens: after_last(tokens) * 1.001, 1.0, {"distributions sum to one"}),
+        (lambda tokens: np.roll(after_last(tokens), -1, axis=0), 1.0, KNOWS_THE_NEXT),
+        (lambda tokens: after_last(tokens[::-1]), 1.0, {"no look-ahead", "the past matters"}),
+    ],
+    ids=["honest", "charges less", "sums to more", "one ahead", "backwards"],
+)
+def test_probes_on_a_predictor_known_by_hand(
+    say: Callable[[Ids], np.ndarray], charge: float, fails: set[str], artifact: Artifact
+) -> None:
+    on = replace(trial(artifact, short=True), open=lambda: Fixed(artifact, say, charge))
+    assert failed(on) == fails
+
+
+def test_noise_costs_what_chance_says(artifact: Artifact) -> None:
+    """The best predictor of noise pays its entropy; whoever knows how it is made is not accused."""
+
+    def best(tokens: Ids) -> np.ndarray:
+        odds = np.full((len(tokens) - 1, 257), 15 / 16 / 256)
+        odds[:, artifact.tokenizer.bos] = 1 / 16
+        odds[np.arange(len(odds)), tokens[:-1]] *= 1 + 1e-9  # so that the past matters
+        return odds / odds.sum(1, keepdims=True)
+
+    on = replace(trial(artifact, short=True), open=lambda: Fixed(artifact, best))
+    assert not failed(on)
+    tokens, _, charged = on.noise
+    ends = int((tokens[1:] == artifact.tokenizer.bos).sum())
+    others = len(tokens) - 1 - ends
+    expected = ends * math.log(16) + others * (math.log(16 / 15) + math.log(256))
+    assert charged.nats.sum() == pytest.approx(expected, rel=1e-6)
+    assert on.noise_nats(tokens[1:])[0].sum() == pytest.approx(expected)
+
+
+def test_one_that_breaks_fails_and_says_how(artifact: Artifact) -> None:
+    def broken(tokens: Ids) -> np.ndarray:
+        raise ZeroDivisionError("by zero")
+
+    on = replace(trial(artifact, short=True), open=lambda: Fixed(artifact, broken))
+    assert [(check.name, check.passed) for check in examine(on)] == [
+        ("prices a text", False),
+        ("reads nothing else", True),
+    ]
+    assert seen(on, "prices a text") == "ZeroDivisionError: by zero"
+
+
+def test_a_space_without_a_piece_is_named(artifact: Artifact) -> None:
+    class Marks(ByteTokenizer):
+        def decode(self, ids: Any) -> bytes:
+            return super().decode(ids).replace(b" ", MARK.encode())
+
+    marks = Marks()
+    marked = replace(artifact, tokenizer=marks)
+    on = replace(trial(marked, short=True), count=lambda ids: np.where(np.asarray(ids) == 32, 3, 1))
+    assert "three bytes of U+2581" in seen(on, "bytes are counted once")
+    assert "bytes are counted once" in failed(on)
+
+
+def test_documents_in_both_sets_are_counted() -> None:
+    assert disjoint(frozenset([b"a", b"b"]), frozenset([b"c"]))[0]
+    passed, evidence = disjoint(frozenset([b"a", b"b"]), frozenset([b"b", b"c"]))
+    assert not passed
+    assert evidence == "1 of 2 held-out documents, by their hashes, among 2 training documents"
+
+
+# The trial
+
+
+@quick
+@given(st.integers(0, 2**32 - 1), st.integers(3, 300), st.data())
+def test_changed_tokens_are_others_and_none_is_bos(seed: int, vocabulary: int, data: st.DataObject) -> None:
+    bos = data.draw(st.integers(0, vocabulary - 1))
+    tokens = np.array(data.draw(st.lists(st.integers(0, vocabulary - 1), min_size=1, max_size=30)), np.uint16)
+    places = np.flatnonzero(tokens != bos)[:: data.draw(st.integers(1, 3))]
+    changed = altered(tokens, places, bos, vocabulary, np.random.default_rng(seed))
+    assert np.flatnonzero(changed != tokens).tolist() == places.tolist()
+    assert (changed[places] != bos).all()
+    assert int(changed.max()) < vocabulary
+
+
+def test_every_other_token_is_as_likely() -> None:
+    tokens = np.full(6000, 2, np.uint16)
+    changed = altered(tokens, np.arange(6000), 4, 5, np.random.default_rng(0))
+    counts = np.bincount(changed, minlength=5)
+    assert counts[[2, 4]].tolist() == [0, 0]
+    assert min(counts[[0, 1, 3]]) > 1850
+
+
+def test_adaptations_are_cut_to_the_text() -> None:
+    scoring = Scoring(sequence_length=32, stride=16, adaptation=DocumentLoRA(chunk_tokens=16, phases=GlobalSGD()))
+    cut = fitted(scoring, 400).adaptation
+    assert isinstance(cut, DocumentLoRA)
+    assert (cut.chunk_tokens, cut.documents, cut.rank) == (16, 2, 80)
+    assert cut.phases is not None
+    assert (cut.phases.chunk_tokens, cut.phases.documents) == (100, 4)
+    assert fitted(scoring.but(adaptation=None), 400) == scoring.but(adaptation=None)
+
+
+def test_a_probe_text_is_of_several_documents_whatever_there_is() -> None:
+    scoring = Scoring(sequence_length=32, stride=16)
+    long = bytes(range(32, 127)) * 200
+    for documents in ([long], [b"short", long, long[::-1]], [b"%d" % index * 400 for index in range(9)]):
+        pieces = excerpts(documents, scoring)
+        assert len(pieces) == DOCUMENTS
+        assert all(piece in b"\n".join(documents) for piece in pieces)
+        tokens = probe_text(ByteTokenizer(), pieces, 64)
+        begins = np.flatnonzero(tokens == 256)
+        assert len(begins) == DOCUMENTS
+        assert len(set(np.diff([*begins, len(tokens)]).tolist())) == DOCUMENTS
+    with pytest.raises(UserError, match="too short to be probed with"):
+        probe_text(ByteTokenizer(), excerpts([b"abc"], scoring), 64)
+
+
+# A user's own
+
+
+def scorers(page: Path) -> Iterator[tuple[str, str, set[str]]]:
+    """File name, code and what must fail, of each scorer on a page."""
+    for code in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        name, says = re.match(r"# (\w+\.py): (.*)\n", code).groups()
+        yield name, code, set(re.findall(r'"([^"]+)"', says))
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "fails"),
+    [
+        pytest.param(*case, id=case[0], marks=[pytest.mark.long] * (case[0] not in ("peeks.py", "reads.py")))
+        for case in scorers(PAGE)
+    ],
+)
+def test_the_scorers_on_the_page(name: str, code: str, fails: set[str], artifact: Artifact, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(code)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("caddie.verify.probe_case.SHORT", 24)
+        on = trial(artifact, scorer=str(tmp_path / name))
+        patch.setattr("sys.dont_write_bytecode", True)  # as in the sealed process
+        found = failed(on)
+    assert fails <= found
+    assert fails or not found
+
+
+def test_the_page_shows_every_example_and_probe() -> None:
+    page = PAGE.read_text()
+    rows = re.findall(r"^\| `known_bad:(\w+)` \|.*\| `([^`]+)` \|$", page, flags=re.MULTILINE)
+    assert dict(rows) == {name: example.probe for name, example in KNOWN_BAD.items()}
+    for probe in PROBES:
+        assert f"`{probe}`" in page
+
+
+# From the command line, in a sealed process
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "examples",
+    [("peek", "targets_on_disk", "three_byte_space"), pytest.param(tuple(KNOWN_BAD), marks=pytest.mark.slow)],
+    ids=["three examples", "all examples"],
+)
+def test_verify_tries_everything_on_held_out_text(
+    examples: tuple[str, ...],
+    tiny_run: Any,
+    caddie: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a copy of the artifact, and of a corpus without its training shards; every example fails here above."""
+    others = [name for name in KNOWN_BAD if name not in examples]
+    forget = f"import caddie.verify as them; [them.KNOWN_BAD.pop(name) for name in {others}]; "
+    monkeypatch.setattr(verification, "_COMMAND", forget + verification._COMMAND)
+    artifact, corpus = shutil.copy(tiny_run.artifact, tmp_path / "copy.caddie"), tmp_path / "corpus"
+    shutil.copytree(tiny_run.corpus, corpus, ignore=shutil.ignore_patterns("train_*"))
+    ended = caddie("verify", artifact, "--data", corpus, "--known-bad", "--json")
+    assert ended.status == 0, ended.err
+    facts = json.loads(ended.out)
+    assert facts["passed"] is True
+    names = [check["name"] for check in facts["checks"]]
+    assert set(names) == {
+        *PROBES,
+        *("file is intact", "file is under the cap", "parameter count is as stated", "runs sealed"),
+    }
+    held_out = next(check for check in facts["checks"] if check["name"] == "held-out text was not trained on")
+    documents = Corpus.load(tiny_run.corpus).manifest
+    assert held_out["evidence"].startswith(f"none of {documents.validation.documents} held-out documents")
+    assert {bad["name"]: bad["probe"] for bad in facts["known_bad"]} == {
+        name: KNOWN_BAD[name].probe for name in examples
+    }
+    assert all(bad["passed"] and bad["probe"] in bad["failed"] for bad in facts["known_bad"])
+
+
+def test_an_example_in_place_of_the_scorer(artifact: Artifact) -> None:
+    asked = {
+        "artifact": str(artifact.path),
+        "score": artifact.scoring.to_json(),
+        "scorer": "known_bad:slot",
+        "documents": [piece.decode("latin-1") for piece in excerpts(library(), artifact.scoring)],
+        "seed": 1,
+        "examples": False,
+        "lossless": [],
+    }
+    assert KNOWN_BAD["slot"].probe in {
+        check["name"] for check in verification._probed(asked)["checks"] if not check["passed"]
+    }
+
+
+ANSWERED = [{"name": name, "passed": True, "evidence": ""} for name in PROBES if name != HELD_OUT]
+ENDED = Outcome(
+    returncode=0,
+    stdout=json.dumps({"checks": ANSWERED}).encode(),
+    stderr=b"",
+    stopped=None,
+    timed_out=False,
+    sealed=True,
+    seal="S",
+    peak_bytes=0,
+)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "says"),
+    [
+        (ENDED, None),
+        (
+            replace(ENDED, stopped="it was stopped because it ran for more than 600 seconds"),
+            "S; it was stopped because",
+        ),
+        (replace(ENDED, stdout=b"", stderr=b"first\nlast\n", returncode=3), "S; it ended with status 3: last"),
+        (replace(ENDED, stdout=b"", returncode=137), "S; it ended with status 137: it said nothing"),
+        (replace(ENDED, stdout=b'{"checks": []}'), "S; it has no answer to 2 probes, such as: prices a text"),
+        (
+            replace(ENDED, stdout=json.dumps({"checks": ANSWERED[:2]}).encode()),
+            "S; it has no answer to 9 probes, such as: no look-ahead",
+        ),
+    ],
+)
+def test_a_sealed_process_that_does_not_end_well_fails(
+    outcome: Outcome, says: str | None, tiny_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification, "sealed", lambda *given, **limits: outcome)
+    verdict = verification.verify(load(tiny_run.artifact), 16_000_000)
+    assert verdict.passed == (says is None)
+    (ran,) = (check for check in verdict.checks if check.name == "runs sealed")
+    assert ran.evidence.startswith(says or "S; 0 of 8,192 MiB, ")
+
+
+def test_an_artifact_that_changes_meanwhile_fails(
+    tiny_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "copy.caddie"
+    copy.write_bytes(tiny_run.artifact.read_bytes())
+
+    def write(*given: object, **limits: object) -> Outcome:
+        copy.write_bytes(b"another")
+        return ENDED
+
+    monkeypatch.setattr(verification, "sealed", write)
+    verdict = verification.verify(load(copy), 16_000_000)
+    (ran,) = (check for check in verdict.checks if check.name == "runs sealed")
+    assert ran.evidence == "S; the artifact is another file now"
+    assert not verdict.passed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--scorer", "known_bad:slut"], "did you mean slot?"),
+        (["score.strid=8"], "no setting score.strid"),
+        (["score.stride=800"], "score.stride must be from 1 to score.sequence_length"),
+        (["model.depth=2"], "verify takes compress.cap_bytes=N and settings of score, not model.depth"),
+    ],
+)
+def test_what_is_asked_wrongly_is_said_at_once(
+    arguments: list[str], says: str, tiny_run: Any, caddie: Callable[..., Any]
+) -> None:
+    ended = caddie("verify", tiny_run.artifact, *arguments)
+    assert ended.status == 2
+    assert says in ended.err
