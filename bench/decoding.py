@@ -6,8 +6,8 @@ The matrices are those of `best_record`, 35.9 million weights, with more or fewe
 integers are drawn: Laplace numbers whose scales differ by row and by column, or, with `--run`, Gaussian ones with the
 scales that rows and columns of this trained run's integers have under `Waterfilling`. They are coded by the product's
 own choice and read by `caddie.pack.decompress`, down to float32 weights, in processes that may use one core and two.
-Beside it stands Brotli at its best layout for the same integers, in 8 bits each if they fit. With `--file` the coded weights
-are kept there and only read the next time.
+Beside it stands Brotli at its best layout for the same integers, in 8 bits each if they fit. With `--file` the coded
+weights are kept there and only read the next time.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Every entry is compared seed by seed with the base, or with another entry. A study has many entries, so some look better
 by chance alone; p is adjusted over all of them (Benjamini and Hochberg, see `caddie.lab.stats`), whatever each is
-compared with, and with q below the level the expected share of wrong "better" and "worse", wrong signs among them, is at most
-the level (Benjamini and Yekutieli, "False discovery rate-adjusted multiple confidence intervals for selected
+compared with, and with q below the level the expected share of wrong "better" and "worse", wrong signs among them, is
+at most the level (Benjamini and Yekutieli, "False discovery rate-adjusted multiple confidence intervals for selected
 parameters", J. American Statistical Association 100, 2005). That is proven for independent entries. These share a base,
 or are one another's; simulation finds no more errors for it (docs/statistics.md).
 """

@@ -220,12 +220,12 @@ def test_imports_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     modules = {
         "__init__": "from caddie import whole_program",
         "whole_program": "",
-        "start": "from caddie.deep.inner import A\nfrom caddie.wide import Part\nif TYPE_CHECKING:\n import caddie.typed",
+        "start": "from caddie.deep.inner import A\nfrom caddie.wide import B\nif TYPE_CHECKING:\n import caddie.typed",
         "deep/__init__": "from caddie.deep import beside",
         "deep/inner": "class A:\n def late(self):\n  from caddie import lazy\n  import zlib, torch.nn as nn",
         "deep/beside": "",
-        "wide/__init__": "from caddie.wide.part import Part",
-        "wide/part": "class Part: pass",
+        "wide/__init__": "from caddie.wide.part import B",
+        "wide/part": "class B: pass",
         "lazy": "import caddie.start",
         "typed": "",
     }
