@@ -332,6 +332,7 @@ def test_dumb_terminal_gets_plain_lines(terminal: Terminal, monkeypatch: pytest.
 def test_rich_is_imported_only_for_a_terminal() -> None:
     import subprocess
 
-    code = "import sys\nfrom caddie.report import display as d\nwith d.Display() as x: x.note('hi')\nassert 'rich' not in sys.modules"
+    code = "import sys\nfrom caddie.report import display as d\nwith d.Display() as x: x.note('hi')\n"
+    code += "assert 'rich' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "hi\n")
