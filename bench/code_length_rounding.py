@@ -37,14 +37,14 @@ from torch import Tensor
 
 from caddie.model import Model, build
 from caddie.model.parameters import assign
-from caddie.pack.candidates import Draft, Drafts
+from caddie.pack.candidates import Candidate, Candidates
 from caddie.pack.coding.priors import FRACTION_BITS, LARGEST, PRIOR_BITS, contexts, log2, priors, width
-from caddie.pack.compress import Compress
+from caddie.pack.compress import Pack
 from caddie.pack.quantize import Arrays, Calibration, Waterfilling
 from caddie.pack.quantize.quantizer import as_rows
 from caddie.pack.quantize.waterfilling import _BLOCK, _LARGEST, _steps, _upper
 from caddie.report.tables import table
-from caddie.run.resolve_corpus import text_of
+from caddie.run.resolve_corpus import held_out_text
 from caddie.run.result import bits_per_nat
 from caddie.run.run import calibrated
 from caddie.run.run_folder import read_run, run_weights
@@ -199,7 +199,7 @@ class Reader:
 def measure(run: Path, steps: Iterable[float], ways: Sequence[Way], tokens: int, done: set[str]) -> Iterable[Any]:
     """A row for each step and way that is not `done`."""
     recipe, _, corpus = read_run(run)
-    weights, text, length = run_weights(run, recipe, corpus), text_of(corpus), recipe.score.sequence_length
+    weights, text, length = run_weights(run, recipe, corpus), held_out_text(corpus), recipe.score.sequence_length
     model = build(recipe.model, 0)
     model.load_state_dict(weights)
     rows = max(1, 2048 // length)
@@ -207,14 +207,14 @@ def measure(run: Path, steps: Iterable[float], ways: Sequence[Way], tokens: int,
     starts = torch.arange(batches * rows)[:, None] * length + torch.arange(length + 1)
     ids = torch.from_numpy(np.asarray(text.tokens).astype(np.int64))[starts].reshape(batches, rows, length + 1)
     reader = Reader(model, ids, text.bos)
-    config, per_nat = Compress(), bits_per_nat(corpus)
-    drafts = Drafts(
+    config, per_nat = Pack(), bits_per_nat(corpus)
+    drafts = Candidates(
         weights,
-        calibrated(recipe.but(compress=config), weights, corpus),
+        calibrated(recipe.but(pack=config), weights, corpus),
         config.coding,
         lambda sections: sum(len(section.data) for section in sections),
     )
-    chosen = assign(config.quantizers, model, "compress.quantizers")
+    chosen = assign(config.quantizers, model, "pack.quantizers")
     for step in steps:
         wanted = [way for way in ways if _key(run, step, way) not in done]
         if not wanted:
@@ -240,7 +240,7 @@ def measure(run: Path, steps: Iterable[float], ways: Sequence[Way], tokens: int,
             }
 
 
-def _anew(drafts: Drafts, plain: Draft, way: Way) -> dict[str, Arrays]:
+def _anew(drafts: Candidates, plain: Candidate, way: Way) -> dict[str, Arrays]:
     return {
         name: rounded(stored.arrays, drafts.weights[name], drafts.calibrations[name], stored.quantizer, way)
         for name, stored in plain.weights.items()

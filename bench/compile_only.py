@@ -212,17 +212,17 @@ def write_scoring(name: str, settings: list[str], adaptive: int) -> None:
     forward.COMPILE_SECONDS, forward.compiled_here = -1.0, at_once
     torch._dynamo.reset()
     recipe = named(name, tuple(settings))
-    chosen = recipe.score if adaptive else recipe.score.but(adaptation=None)
+    chosen = recipe.score if adaptive else recipe.score.but(ttt=None)
     with without_numbers():
         scorer: Any = chosen.scorer(build(recipe.model, 0, "cuda"), 1)
         rows, last = chosen.rows, chosen.stride
-        if isinstance(chosen.adaptation, DocumentLoRA):
-            rows, last = scorer.together, chosen.adaptation.chunk_tokens
+        if isinstance(chosen.ttt, DocumentLoRA):
+            rows, last = scorer.together, chosen.ttt.chunk_tokens
             scorer._adapters.begin(0)
         ids = torch.zeros(rows, chosen.sequence_length, dtype=torch.int64, device="cuda")
         scorer.logits(ids, list(range(rows)), last)
-        if isinstance(chosen.adaptation, ChunkSGD):
-            learnt = np.zeros((chosen.adaptation.sgd.rows, chosen.sequence_length + 1), dtype=np.int64)
+        if isinstance(chosen.ttt, ChunkSGD):
+            learnt = np.zeros((chosen.ttt.sgd.rows, chosen.sequence_length + 1), dtype=np.int64)
             scorer._learner._gradient(learnt)
 
 
@@ -259,7 +259,7 @@ def main() -> None:
 
     for name in given.recipes:
         recipe = named(name, tuple(given.settings))
-        other = int(recipe.score.adaptation is not None) if given.scoring else len(recipe.model.stages) - 1
+        other = int(recipe.score.ttt is not None) if given.scoring else len(recipe.model.stages) - 1
         for number in sorted({0, other}):
             begin = time.perf_counter()
             written.clear()

@@ -23,9 +23,9 @@ from caddie.model import build
 from caddie.pack import artifact as artifacts
 from caddie.pack.coding import ArrayCodec, Packed
 from caddie.pack.coding.array_codec import Array
-from caddie.pack.compress import Compress
+from caddie.pack.compress import Pack
 from caddie.pack.quantize import Float16, Gptq, Rows, SigmaClip
-from caddie.run.resolve_corpus import text_of
+from caddie.run.resolve_corpus import held_out_text
 from caddie.run.run import pack_run
 from caddie.run.run_folder import WEIGHTS, read_run
 from caddie.score import score
@@ -40,26 +40,26 @@ class BestBrotli(ArrayCodec):
         return min((Packed(columns=columns, shuffle=True).encode(array) for columns in (False, True)), key=len)
 
 
-def records(embeddings: float) -> Compress:
+def records(embeddings: float) -> Pack:
     """Six bits' steps in eight bits' range, so that finer steps clip nothing; `embeddings` is their k for 8 bits."""
     matrix = Gptq(of=Rows(bits=8, scale=SigmaClip(k=12.85 * 127 / 31)))
     table = Gptq(of=Rows(bits=8, scale=SigmaClip(k=embeddings)))
     small = Float16()
     quantizers = {"matrix": matrix, "embedding": table, "head": table, "gate": small, "scalar": small}
-    return Compress(quantizers=quantizers, coding=BestBrotli())
+    return Pack(quantizers=quantizers, coding=BestBrotli())
 
 
 WAYS = {
     "GPTQ + SDClip + Brotli": records(20.0),
     "the same, embeddings twice as fine": records(10.0),
-    "waterfilling": Compress(),
+    "waterfilling": Pack(),
 }
 
 
 def measure(run: Path, caps: list[int]) -> list[dict[str, Any]]:
     """A row for each cap and way."""
     recipe, _, corpus = read_run(run)
-    text, scoring = text_of(corpus), recipe.score.plain
+    text, scoring = held_out_text(corpus), recipe.score.plain
     model = build(recipe.model, 0)
     model.load_state_dict(load_file(run / WEIGHTS))
     before = score(model, text, scoring).bits_per_byte

@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from laps import WHOLE, Lap, Repeated
 
-from caddie.config.schedules import whole_at
+from caddie.config.schedules import int_at
 from caddie.data.loaders import Integers, Tokens, open_shard
 from caddie.doctor.pace import named
 from caddie.model.flops import count
 from caddie.ops import product_dtype
 from caddie.runtime.distributed import Ranks, local_device
-from caddie.train.prefetch import Late, ahead
+from caddie.train.prefetch import AsyncScalar, prefetch
 from caddie.train.trainer import Trainer
-from caddie.train.warmup import rehearse
+from caddie.train.warmup import warm_up
 
 BOS = 1
 DOCUMENT_TOKENS = 600
@@ -52,7 +52,7 @@ def step_facts(
 
 
 class OurSteps(Repeated):
-    """Steps of the trainer of real runs after its rehearsal, with the recipe's loader; the facts have their losses.
+    """Steps of the trainer of real runs after its warm-up, with the recipe's loader; the facts have their losses.
 
     `at` is the shape of the graph: 0 that of the start of the run, -1 that of its end. `mode` compiles in one of
     PyTorch's modes what the trainer would compile in the default one.
@@ -81,16 +81,16 @@ class OurSteps(Repeated):
         if mode is not None:
             trainer.forward = torch.compile(trainer._losses, dynamic=False, mode=mode)
             trainer.compiled = True
-        self._flying: Late | None = None
+        self._flying: AsyncScalar | None = None
         text = [open_shard(path) for path in shards]
         text = text or [documents(recipe.model.vocabulary, 8 * trainer.micro_tokens + 1)]
         stream = train.loader.build(
             text, tokens=trainer.micro_tokens, sequence_length=train.longest_row, seed=seed, bos=BOS
         )
         rows = stream.micro_batch(0).inputs.shape
-        execution = rehearse(trainer, train.budget, rows)
+        execution = warm_up(trainer, train.budget, rows)
         self._open = ExitStack()
-        self.batches = self._open.enter_context(ahead(stream, trainer.indices(0), self.device, BOS))
+        self.batches = self._open.enter_context(prefetch(stream, trainer.indices(0), self.device, BOS))
         self._cut()
         self._recipe, self._seen = recipe, mean_seen(stream.micro_batch(0).inputs, train.longest_row)
         self.facts = step_facts(
@@ -109,7 +109,7 @@ class OurSteps(Repeated):
         self.moment = list(self.trainer.shapes(train.budget).values())[at]
         work = count(self._recipe.model, train.sequence_length, self.moment.progress, self._seen)
         self.facts |= {
-            "tokens": whole_at(train.batch_tokens, self.moment),
+            "tokens": int_at(train.batch_tokens, self.moment),
             "progress": self.moment.progress,
             "flops_per_token": work.per_token,
             "formula": work.formula,

@@ -62,27 +62,27 @@ Tell = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
-class Asked:
+class ScoringBatch:
     """What the command line says."""
 
     out: Path
     shards: Path | None
     peer: Path | None
-    rehearse: bool
+    warm_up: bool
 
     def recipe(self, name: str) -> tuple[str, tuple[str, ...]]:
         """A recipe, or its small twin, and its settings."""
-        return (f"{name}_mini", ("train.rehearsal_steps=0",)) if self.rehearse else (name, ("train.rehearsal_steps=3",))
+        return (f"{name}_mini", ("train.warmup_steps=0",)) if self.warm_up else (name, ("train.warmup_steps=3",))
 
     def seconds(self, long: float) -> float:
         """So long, or a moment."""
-        return 0.02 if self.rehearse else long
+        return 0.02 if self.warm_up else long
 
 
-def device(asked: Asked, tell: Tell) -> None:
+def device(asked: ScoringBatch, tell: Tell) -> None:
     """What is here, and the roof of its matrix products."""
     on_gpu = torch.cuda.is_available()
-    products = MatrixProducts(64 if asked.rehearse else None)
+    products = MatrixProducts(64 if asked.warm_up else None)
     (laps,) = in_turns([products], asked.seconds(3), 3)
     tell(
         {
@@ -96,19 +96,19 @@ def device(asked: Asked, tell: Tell) -> None:
     )
 
 
-def kernels(asked: Asked, tell: Tell) -> None:
+def kernels(asked: ScoringBatch, tell: Tell) -> None:
     """Fused kernels and attention backends against their references, float8 against bfloat16: errors and times."""
     found: dict[str, Any] = {"fused": fused_kernels()}
     tell(found)
-    found["attention"] = attention_backends(toy=asked.rehearse)
+    found["attention"] = attention_backends(toy=asked.warm_up)
     tell(found)
     found["float8"] = []
-    for row in float8_products(toy=asked.rehearse):
+    for row in float8_products(toy=asked.warm_up):
         found["float8"].append(row)
         tell(found)
 
 
-def baseline(asked: Asked, tell: Tell) -> None:
+def baseline(asked: ScoringBatch, tell: Tell) -> None:
     """The baseline at 524,288 tokens a step beside the public script on the same shards, and their loss curves."""
     name, settings = asked.recipe("baseline")
     shards = training_shards(asked.shards) if asked.shards else []
@@ -117,7 +117,7 @@ def baseline(asked: Asked, tell: Tell) -> None:
     contenders: list[Contender] = [
         Apart(OurSteps, name, settings, shards=shards),
         *([peer] if peer else []),
-        Apart(MatrixProducts, 64 if asked.rehearse else None),
+        Apart(MatrixProducts, 64 if asked.warm_up else None),
     ]
     laps = in_turns(contenders, asked.seconds(25), 5)
     for contender in contenders:
@@ -138,7 +138,7 @@ def baseline(asked: Asked, tell: Tell) -> None:
     if peer:
         found["losses"] = curves(ours["losses"], again.facts["losses"], peer.facts["losses"])
         tell(found)
-    tell({**found, "profile": apart(shares, name, settings if asked.rehearse else _cut_small(settings), None, 3)})
+    tell({**found, "profile": apart(shares, name, settings if asked.warm_up else _cut_small(settings), None, 3)})
 
 
 def curves(ours: list[float], again: list[float], peers: Mapping[int, float]) -> dict[str, Any]:
@@ -157,10 +157,10 @@ def curves(ours: list[float], again: list[float], peers: Mapping[int, float]) ->
     return {"steps": len(both), "apart": apart_by, "noise": noise, "within_noise": apart_by <= 2 * noise, "rows": rows}
 
 
-def looped(asked: Asked, tell: Tell, which: str) -> None:
+def looped(asked: ScoringBatch, tell: Tell, which: str) -> None:
     """A record before and after its layers are looped, and its profile."""
     name, settings = asked.recipe(which)
-    products = MatrixProducts(64 if asked.rehearse else None)
+    products = MatrixProducts(64 if asked.warm_up else None)
     (laps,) = in_turns([products], asked.seconds(2), 2)
     roof, ours = rates(laps, products.facts["flops"]), OurSteps(name, settings)
     steps: list[dict[str, Any]] = []
@@ -171,26 +171,26 @@ def looped(asked: Asked, tell: Tell, which: str) -> None:
         steps.append(row_of(label, dict(ours.facts), laps, laps, roof))
         tell(found)
     ours.close()
-    tell({**found, "profile": apart(shares, name, settings if asked.rehearse else _cut_small(settings), None, 2, -1)})
+    tell({**found, "profile": apart(shares, name, settings if asked.warm_up else _cut_small(settings), None, 2, -1)})
 
 
-def scoring(asked: Asked, tell: Tell) -> None:
+def scoring(asked: ScoringBatch, tell: Tell) -> None:
     """Tokens per second of plain and sliding scoring."""
     found: dict[str, Any] = {}
     for which in ("baseline", "best_record"):
         name, settings = asked.recipe(which)
-        if which == "baseline" and not asked.rehearse:
+        if which == "baseline" and not asked.warm_up:
             settings += ("score.stride=64",)
         found[which] = apart(scoring_rates, name, settings, None, asked.seconds(8), 2)
         tell({"ways": found})
 
 
-def modes(asked: Asked, tell: Tell) -> None:
+def modes(asked: ScoringBatch, tell: Tell) -> None:
     """What may pay or not, one after the other: CUDA graphs, eight-bit products, the compiler's autotuning."""
     found: dict[str, Any] = {}
     for name, setting, mode in MODES:
         what = " ".join(filter(None, (name, setting, mode)))
-        if asked.rehearse:  # a CPU has no graphs to replay, and takes a minute to compile
+        if asked.warm_up:  # a CPU has no graphs to replay, and takes a minute to compile
             setting, mode = setting.replace("cuda_graphs=always", "cuda_graphs=auto"), None
         recipe, settings = asked.recipe(name) if name != SMALL else (SMALL, ())
         begin = time.perf_counter()
@@ -212,7 +212,7 @@ def _cut_small(settings: tuple[str, ...]) -> tuple[str, ...]:
     return (*settings, "train.micro_batches=32")
 
 
-PARTS: dict[str, tuple[Callable[[Asked, Tell], None], float]] = {
+PARTS: dict[str, tuple[Callable[[ScoringBatch, Tell], None], float]] = {
     "device": (device, 25.0),
     "kernels": (kernels, 75.0),
     "baseline": (baseline, 185.0),
@@ -305,13 +305,13 @@ def main() -> int:
     """All parts, or with `--run` one of them in this process."""
     given = sys.argv[1:]
     arguments = parsed(given)
-    asked = Asked(arguments.out, arguments.shards, arguments.peer, arguments.rehearse)
+    asked = ScoringBatch(arguments.out, arguments.shards, arguments.peer, arguments.warm_up)
     if arguments.run:
         PARTS[arguments.run][0](asked, lambda found: _write(asked.out / f"{arguments.run}.json", json.dumps(found)))
         return 0
-    if not asked.rehearse and not torch.cuda.is_available():
+    if not asked.warm_up and not torch.cuda.is_available():
         raise UserError("there is no GPU here; --rehearse runs all parts at toy size")
-    if not asked.rehearse and not (asked.shards and asked.peer):
+    if not asked.warm_up and not (asked.shards and asked.peer):
         raise UserError("name the contest's shards with --shards DIR and its script with --peer PATH")
     if asked.shards:
         training_shards(asked.shards)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caddie.config.schedules import Budget, Moment
+from caddie.config.schedules import Budget, TrainProgress
 from caddie.data.loaders import Batch
 from caddie.ops import IMPLEMENTATIONS, asking, choose, linear, plain
 from caddie.ops.dispatch import implementation
@@ -145,7 +145,7 @@ def steps(name: str) -> None:
     config = recipe.train
     rows = config.micro_tokens(1) // config.longest_row, config.longest_row
     ids = np.random.default_rng(0).integers(0, recipe.model.vocabulary, (2, *rows))
-    moment = Moment(0, 0.0, Budget(steps=1000))
+    moment = TrainProgress(0, 0.0, Budget(steps=1000))
     for dtype in (torch.bfloat16,) if GPU else (torch.bfloat16, torch.float32):
         trainers = {}
         for variant in variants:

@@ -31,7 +31,7 @@ from contenders import documents, step_facts
 from laps import WHOLE, Lap, resident_peak
 from stages import tokenizer_of
 
-from caddie.config.schedules import Moment, whole_at
+from caddie.config.schedules import TrainProgress, int_at
 from caddie.data.loaders import Tokens, open_shard, write_shard
 from caddie.data.tokenizers import SentencePieceTokenizer
 from caddie.doctor.pace import named
@@ -108,7 +108,7 @@ class Shape:
 def shape_of(recipe: Recipe) -> Shape:
     """The shape, or a `UserError` where the recipe's model has none that a script would understand."""
     gpt, train = recipe.model, recipe.train
-    attention, moment = gpt.block.attention, Moment(0, 0.0, recipe.train.budget)
+    attention, moment = gpt.block.attention, TrainProgress(0, 0.0, recipe.train.budget)
     heads = getattr(attention, "heads", None)
     if heads is None:
         raise UserError(f"{recipe.name} has no attention that a peer could be told of; take the recipe baseline")
@@ -119,8 +119,8 @@ def shape_of(recipe: Recipe) -> Shape:
         heads=heads,
         shared=getattr(attention, "key_value_heads", heads),
         hidden=gpt.block.mlp.hidden,
-        length=whole_at(train.sequence_length, moment),
-        tokens=whole_at(train.batch_tokens, moment),
+        length=int_at(train.sequence_length, moment),
+        tokens=int_at(train.batch_tokens, moment),
         parts=train.micro_batches_at(moment),
         cap=gpt.head.softcap,
     )

@@ -17,7 +17,7 @@ from contenders import BOS, documents, step_facts
 from laps import Repeated
 from torch import Tensor, nn
 
-from caddie.config.schedules import Moment, whole_at
+from caddie.config.schedules import TrainProgress, int_at
 from caddie.data.loaders import Tokens
 from caddie.doctor.pace import named
 from caddie.model import GPT
@@ -91,7 +91,7 @@ class Plain(nn.Module):
         super().__init__()
         attention = gpt.block.attention
         heads, shared = getattr(attention, "heads", 8), getattr(attention, "key_value_heads", 4)
-        gain, hidden = getattr(attention, "gain", 1.0), gpt.block.mlp.hidden
+        gain, hidden = getattr(attention, "query_gain", 1.0), gpt.block.mlp.hidden
         self.table = nn.Embedding(gpt.vocabulary, gpt.width)
         nn.init.normal_(self.table.weight, std=0.02)
         self.blocks = nn.ModuleList(Block(gpt.width, heads, shared, gain, hidden) for _ in range(gpt.depth))
@@ -142,9 +142,9 @@ class PlainSteps(Repeated):
         if threads is not None:
             torch.set_num_threads(threads)
         recipe = named(name, settings)
-        train, moment = recipe.train, Moment(0, 0.0, recipe.train.budget)
-        self.parts, self.length = train.micro_batches_at(moment), whole_at(train.sequence_length, moment)
-        tokens = whole_at(train.batch_tokens, moment)
+        train, moment = recipe.train, TrainProgress(0, 0.0, recipe.train.budget)
+        self.parts, self.length = train.micro_batches_at(moment), int_at(train.sequence_length, moment)
+        tokens = int_at(train.batch_tokens, moment)
         self.rows = tokens // self.parts // self.length
         torch.manual_seed(0)
         self.model = Plain(recipe.model).to(self.device)

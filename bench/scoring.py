@@ -147,7 +147,7 @@ def beside_naive(given: argparse.Namespace) -> None:
     ours = torch.get_num_threads()
     print(f"{given.bytes:,} bytes, {len(text.tokens) - 1:,} predictions; threads: naive {threads}, ours {ours}")
     for stride in dict.fromkeys((length, scoring.stride, 64)):
-        sliding, size = scoring.but({"stride": stride, "adaptation": None}), 1024 * stride + length
+        sliding, size = scoring.but({"stride": stride, "ttt": None}), 1024 * stride + length
         if len(text.tokens) <= 2 * size:
             raise SystemExit(f"{given.bytes:,} bytes are too short for pieces of {size:,} tokens; ask for more --bytes")
         seconds: list[tuple[float, float]] = []

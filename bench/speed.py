@@ -5,7 +5,7 @@ python bench/speed.py [RECIPE ...] [--set PATH=VALUE ...] [--peer PATH|plain ...
 
 Each thing that is measured has a process of its own. Those whose ratio is printed take turns in one run, so that what
 else the machine does slows all alike: a ratio is the median over the rounds, in each of which both had a turn. Before
-the first round each is warmed up, ours by the rehearsal of a real run, which on a CPU also chooses threads and number
+the first round each is warmed up, ours by the warm-up of a real run, which on a CPU also chooses threads and number
 format. Times are medians over all steps, of events on a GPU. Weights and tokens are random, never constant.
 
 FLOPs per token are 6 for each element of the matrices that a token is multiplied by, a layer's as often as it runs, and

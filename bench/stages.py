@@ -21,7 +21,7 @@ from caddie.model import Model, build
 from caddie.pack import artifact as artifacts
 from caddie.pack import container
 from caddie.pack.calibrate import calibrate
-from caddie.pack.compress import Readers, compress
+from caddie.pack.compress import Dequantizers, compress
 from caddie.recipes.recipe import Recipe
 from caddie.runtime.distributed import local_device
 from caddie.score import Scoring, Text, score, use_quickest_threads
@@ -48,7 +48,7 @@ def scoring_rates(
     """Tokens per second of plain and sliding scoring in turns; as many tokens as take about `seconds` each."""
     recipe = _begin(name, settings, threads)
     model = model_of(recipe)
-    ways = {"plain": recipe.score.plain, "sliding": recipe.score.but(adaptation=None)}
+    ways = {"plain": recipe.score.plain, "sliding": recipe.score.but(ttt=None)}
     if ways["sliding"] == ways["plain"]:  # what the contest's later records slide by
         ways["sliding"] = ways["plain"].but(stride=max(1, recipe.score.sequence_length // 16))
     text = _text(documents(recipe.model.vocabulary, 1 << 22, BOS))
@@ -76,7 +76,7 @@ def scoring_rates(
 def packing(name: str, settings: tuple[str, ...], threads: int | None) -> dict[str, Any]:
     """Seconds of calibration, compression and opening, and the bytes of the file."""
     recipe = _begin(name, settings, threads)
-    model, config = model_of(recipe), recipe.compress
+    model, config = model_of(recipe), recipe.pack
     shards = [documents(recipe.model.vocabulary, 1 << 20, BOS)]
     tokenizer = tokenizer_of(recipe.model.vocabulary)
     spent = {"calibrate": 0.0}
@@ -102,10 +102,10 @@ def packing(name: str, settings: tuple[str, ...], threads: int | None) -> dict[s
     )
     weights = {name: parameter.detach().cpu() for name, parameter in model.named_parameters()}
 
-    def around(readers: Readers) -> list[container.Section]:
+    def around(readers: Dequantizers) -> list[container.Section]:
         return artifacts.around(recipe.model, readers, tokenizer, recipe.score, manifest)
 
-    def size(readers: Readers, sections: list[container.Section]) -> int:
+    def size(readers: Dequantizers, sections: list[container.Section]) -> int:
         return len(container.pack([*around(readers), *sections]))
 
     begin = time.perf_counter()

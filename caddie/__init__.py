@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from caddie.errors import CheckFailed, UserError
     from caddie.inference.sample import sample
-    from caddie.lab.results import Results, conduct
+    from caddie.lab.results import Results, run_study
     from caddie.lab.study import Claim, Entry, Seconds, Steps, Study, Tokens, ablate, sweep
     from caddie.pack.artifact import Artifact, load
     from caddie.recipes.catalog import find, shipped
     from caddie.recipes.recipe import Recipe
-    from caddie.run.resolve_corpus import open_corpus, open_for_scoring, text_of
+    from caddie.run.resolve_corpus import held_out_text, open_corpus, open_for_scoring
     from caddie.run.run import run
     from caddie.score.score import score
     from caddie.verify import verify
@@ -34,7 +34,7 @@ _HOMES = {
     "Tokens": "lab.study",
     "UserError": "errors",
     "ablate": "lab.study",
-    "conduct": "lab.results",
+    "run_study": "lab.results",
     "find": "recipes.catalog",
     "load": "pack.artifact",
     "open_corpus": "run.resolve_corpus",
@@ -44,7 +44,7 @@ _HOMES = {
     "sample": "inference.sample",
     "score": "score",
     "sweep": "lab.study",
-    "text_of": "run.resolve_corpus",
+    "held_out_text": "run.resolve_corpus",
     "verify": "verify",
 }
 
@@ -61,7 +61,7 @@ __all__ = [
     "Tokens",
     "UserError",
     "ablate",
-    "conduct",
+    "run_study",
     "find",
     "load",
     "open_corpus",
@@ -71,7 +71,7 @@ __all__ = [
     "sample",
     "score",
     "sweep",
-    "text_of",
+    "held_out_text",
     "verify",
 ]
 

@@ -156,7 +156,7 @@ def alive_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from caddie.run import dead_settings as liveness
     from caddie.run import run as line
 
-    verify = liveness.verify_alive
+    verify = liveness.check_settings_matter
 
     def once(recipe: Any) -> None:
         key = (recipe.name, recipe.sha256)
@@ -165,7 +165,7 @@ def alive_once(monkeypatch: pytest.MonkeyPatch) -> None:
             _ALIVE.add(key)
 
     for module in (line, liveness):
-        monkeypatch.setattr(module, "verify_alive", once)
+        monkeypatch.setattr(module, "check_settings_matter", once)
 
 
 @pytest.fixture
@@ -205,9 +205,9 @@ TINY = (
     "train.seconds=none",
     "train.batch_tokens=128",
     "train.sequence_length=32",
-    "compress.calibration.tokens=512",
-    "compress.fit=none",
-    "compress.coding=Packed",
+    "pack.calibration.tokens=512",
+    "pack.fit=none",
+    "pack.coding=Packed",
     "score.sequence_length=32",
     "score.stride=16",
 )

@@ -290,13 +290,13 @@ def test_what_is_public_has_a_docstring() -> None:
 @pytest.mark.parametrize("name", sorted(shipped()))
 def test_every_recipe_loads_and_says_why(name: str) -> None:
     recipe = find(name)
-    shelf = shipped()
-    assert recipe == shelf[name]
+    known = shipped()
+    assert recipe == known[name]
     assert recipe.name == name
     assert re.fullmatch(r"[A-Z0-9].*[^.]\.", recipe.why), "one sentence"
     assert recipe.parameters > 0
     if recipe.base is not None:
-        base = shelf[recipe.base]
+        base = known[recipe.base]
         assert base.name != name
         assert base.why != recipe.why
         assert base.public != recipe.public or not recipe.public, "a recipe's figures are its own"
@@ -307,14 +307,14 @@ def test_every_recipe_loads_and_says_why(name: str) -> None:
 
 
 def test_every_chain_of_bases_ends() -> None:
-    shelf = shipped()
-    for recipe in shelf.values():
+    known = shipped()
+    for recipe in known.values():
         seen = [recipe.name]
-        while (base := shelf[seen[-1]].base) is not None:
+        while (base := known[seen[-1]].base) is not None:
             assert base not in seen, f"{base} is a base of itself"
             seen.append(base)
-    assert any(recipe.base is None for recipe in shelf.values())
-    assert all(isinstance(recipe, Recipe) for recipe in shelf.values())
+    assert any(recipe.base is None for recipe in known.values())
+    assert all(isinstance(recipe, Recipe) for recipe in known.values())
 
 
 # Shape
@@ -334,7 +334,7 @@ def test_files_and_functions_are_short() -> None:
 
 def test_no_variant_of_a_socket_is_a_variant_of_another() -> None:
     """A concrete config is never subclassed; to combine, wrap."""
-    configs = [cls for cls in _subclasses(Config) if cls.__module__.startswith("caddie")]
+    configs = [cls for cls in _subclasses(Config) if cls.__module__.startswith("caddie.")]
     assert len(configs) > 20
     for cls in configs:
         concrete = [base for base in cls.__mro__[1:] if issubclass(base, Config) and base is not Config]
@@ -350,7 +350,7 @@ def test_no_two_variants_share_a_name() -> None:
 
 
 def _subclasses(cls: type) -> list[type]:
-    own = [sub for sub in cls.__subclasses__() if sub.__module__.startswith("caddie")]
+    own = [sub for sub in cls.__subclasses__() if sub.__module__.startswith("caddie.")]
     return list({sub: None for direct in own for sub in [direct, *_subclasses(direct)]})
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from script_names import load_script_weights, script_view
 from torch import Tensor
 
-from caddie.config.schedules import Budget, Moment, StepRamp
+from caddie.config.schedules import Budget, StepRamp, TrainProgress
 from caddie.model import GPT, Model, build
 from caddie.model.parameters import assign
 from caddie.pack.quantize import Percentile, Rows
@@ -26,25 +26,25 @@ from caddie.recipes.recipe import Recipe
 from caddie.runtime.distributed import Ranks
 from caddie.train.qat import StraightThrough, Views
 
-EXCLUSIVE = {"attention.exclusive": True}
+EXCLUSIVE = {"attention.xsa": True}
 SMALL: dict[str, dict[str, Any]] = {
     "baseline": {},
     "fp16_embedding": {},
-    "single_gpu": {"block.attention.rotary.dims": 8, "layers": {"3-4": EXCLUSIVE}},
-    "gold6": {"layers": {"3-5": EXCLUSIVE}, "block.attention.rotary.native_length": 32},
-    "parallel_muon": {"layers": {"4-5": EXCLUSIVE}, "block.attention.rotary.native_length": 24},
-    "exclusive_everywhere": {"block.attention.rotary.native_length": 32},
+    "single_gpu": {"block.attention.rope.dims": 8, "layers": {"3-4": EXCLUSIVE}},
+    "gold6": {"layers": {"3-5": EXCLUSIVE}, "block.attention.rope.native_length": 32},
+    "parallel_muon": {"layers": {"4-5": EXCLUSIVE}, "block.attention.rope.native_length": 24},
+    "exclusive_everywhere": {"block.attention.rope.native_length": 32},
     "three_layer_recurrence": {
         "layers": {"5-6": {"parallel": True}},
         "recurrence.first": 2,
         "recurrence.last": 3,
-        "block.attention.rotary.dims": 4,
+        "block.attention.rope.dims": 4,
     },
     "best_record": {
-        "lanes.first": 5,
+        "parallel_streams.first": 5,
         "recurrence.first": 2,
         "recurrence.last": 3,
-        "block.attention.rotary.dims": 4,
+        "block.attention.rope.dims": 4,
     },
 }
 FOLDERS = {
@@ -89,8 +89,8 @@ class Golden:
             diff["embedding.bigrams.dims"] = tiny["bigram dim"]
             diff["value_embedding.dims"] = tiny["ve dim"]
             diff["value_embedding.layers"] = [int(layer) for layer in tiny["ve layers"].split(",")]
-            diff["block.attention.rotary.dims"] = tiny["rope dims"]
-            diff["block.attention.rotary.length"] = tiny["train seq len"]
+            diff["block.attention.rope.dims"] = tiny["rope dims"]
+            diff["block.attention.rope.length"] = tiny["train seq len"]
         self.gpt: GPT = self.recipe.model.but(diff)
 
     def model(self, diff: tuple[tuple[str, Any], ...] = ()) -> Model:
@@ -113,8 +113,8 @@ class Case:
 
 WHOLE_ROW = (("block.attention.scope", "row"), ("block.attention.longest", None))
 PACKED = (("block.attention.longest", 24),)
-LONG = (("block.attention.rotary", "NTKRotary"), ("block.attention.rotary.dims", 4))
-LENGTHS = (("block.attention.rotary.native_length", 64), ("block.attention.rotary.length", 96))
+LONG = (("block.attention.rope", "NTKRoPE"), ("block.attention.rope.dims", 4))
+LENGTHS = (("block.attention.rope.native_length", 64), ("block.attention.rope.length", 96))
 CASES = {
     "L3": [
         Case("loop_off", "loop_off.", stage=0),
@@ -223,7 +223,7 @@ def test_short_training(folder: str, precision: str, tolerance: float, goldens: 
         assert norm.item() == pytest.approx(figures["gradient_norm_before_clip"], rel=tolerance)
         scale = None if clip is None else (clip / (norm + 1e-6)).clamp(max=1.0)
         for updater in updaters:
-            updater.step(Moment(step, 0.0, Budget(steps=4)), figures["learning_rate_multiplier"], scale)
+            updater.step(TrainProgress(step, 0.0, Budget(steps=4)), figures["learning_rate_multiplier"], scale)
         model.zero_grad()
     _, losses = losses_of(model, golden.tokens["train_inputs"][0], golden.tokens["train_targets"][0], case)
     assert losses.mean().item() == pytest.approx(variant["loss_on_batch_0_after_all_steps"], abs=tolerance)
@@ -259,8 +259,8 @@ def test_quantized_weights(
     """Logits, and where recorded gradients, with weights seen as the quantizer will leave them."""
     golden = goldens[folder]
     model = golden.model()
-    chosen = rules or golden.recipe.train.fake_quantize
-    Views(chosen, model, "rules").set(Moment(1, 1.0, Budget(seconds=1.0)))
+    chosen = rules or golden.recipe.train.qat
+    Views(chosen, model, "rules").set(TrainProgress(1, 1.0, Budget(seconds=1.0)))
     logits, losses = losses_of(model, golden.tokens["inputs"], golden.tokens["targets"], Case())
     assert (logits - golden.expected[f"{case}.logits"]).abs().max() < 5e-4
     assert (logits - golden.expected["logits"]).abs().max() > 1e-2, "the switch does something"

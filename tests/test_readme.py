@@ -12,9 +12,9 @@ import caddie
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = (
-    '"train.seconds": 0.2, "compress.fit": None, "compress.coding": "Packed", "compress.calibration.tokens": 1024, '
+    '"train.seconds": 0.2, "pack.fit": None, "pack.coding": "Packed", "pack.calibration.tokens": 1024, '
     '"model.embedding.bigrams.buckets": 512, "model.width": 32, "model.depth": 2, "train.batch_tokens": 1024, '
-    '"train.sequence_length": 256, "train.rehearsal_steps": 2, "train.precision": "float32", '
+    '"train.sequence_length": 256, "train.warmup_steps": 2, "train.precision": "float32", '
     '"score.sequence_length": 256, "score.stride": 128'
 )
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
@@ -28,7 +28,9 @@ def test_the_program_is_twelve_lines_and_scores_alike_twice(
     one_process: None,
     unprobed: None,
 ) -> None:
-    monkeypatch.setattr("caddie.run.run.verify_alive", lambda recipe: None)  # the shipped recipes' settings act
+    monkeypatch.setattr(
+        "caddie.run.run.check_settings_matter", lambda recipe: None
+    )  # the shipped recipes' settings act
     monkeypatch.setattr("caddie.run.result.sample", lambda artifact: b"")  # the program asks for one itself
     program = BLOCKS[0]
     assert len(program.strip().splitlines()) == 12

@@ -9,7 +9,7 @@ from typing import NoReturn
 import click
 
 from caddie.cli import board, doctor, lab, model, study
-from caddie.cli import catalog as shelf
+from caddie.cli import catalog as catalog
 from caddie.cli import run as line
 from caddie.cli.exits import end
 
@@ -22,7 +22,7 @@ from caddie.cli.exits import end
         *[model.sample, model.compress, model.decompress],
         *[study.study, study.ablate, study.sweep, study.trial],
         *[lab.report, lab.compare, board.board, doctor.doctor],
-        *[shelf.data, shelf.recipes, shelf.techniques, shelf.diff],
+        *[catalog.data, catalog.recipes, catalog.techniques, catalog.diff],
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

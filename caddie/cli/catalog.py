@@ -76,7 +76,7 @@ def recipes(as_json: bool) -> int:
     from caddie.report.tables import table
 
     # The public results from the first to the best are nearly the history; what has none stands in front.
-    shelf = dict(sorted(shipped().items(), key=lambda item: -(item[1].published or 9.0)))
+    catalog = dict(sorted(shipped().items(), key=lambda item: -(item[1].published or 9.0)))
     facts = [
         {
             "name": name,
@@ -85,11 +85,11 @@ def recipes(as_json: bool) -> int:
             "parameters": recipe.parameters,
             "public": [plain(figure) for figure in recipe.public],
         }
-        for name, recipe in shelf.items()
+        for name, recipe in catalog.items()
     ]
     rows = [
         (name, f"{recipe.parameters:,}", f"{recipe.published:.4f}" if recipe.published else "", recipe.why)
-        for name, recipe in shelf.items()
+        for name, recipe in catalog.items()
     ]
     tell({"recipes": facts}, as_json, table(rows, ["recipe", "parameters", "public bpb", "why"], width=140))
     return 0

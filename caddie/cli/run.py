@@ -28,7 +28,7 @@ from caddie.config.schedules import Clock
 from caddie.errors import CheckFailed, UserError
 
 if TYPE_CHECKING:
-    from caddie.pack.candidates import Draft
+    from caddie.pack.candidates import Candidate
     from caddie.recipes.recipe import Recipe
     from caddie.report.display import Display
     from caddie.runtime.distributed import Ranks
@@ -116,13 +116,13 @@ def run(job: Job) -> tuple[dict[str, Any], str] | None:
         ranks=job.ranks,
         watch=job.watch,
         phase=job.display.phase,
-        drafted=_drafting(job.display, job.recipe.compress.cap_bytes),
+        on_candidate=_drafting(job.display, job.recipe.pack.cap_bytes),
         command=job.command,
     )
     return (result, result_table(result, job.folder / "report.html")) if result else None
 
 
-def _drafting(display: Display, cap_bytes: int) -> Callable[[Draft], None]:
+def _drafting(display: Display, cap_bytes: int) -> Callable[[Candidate], None]:
     """Shows each draft of the weights as they are fitted to the cap."""
     numbers = count(1)
     return lambda draft: display.doing(f"draft {next(numbers)}: {draft.file_bytes:,} bytes of {cap_bytes:,}")
@@ -131,12 +131,12 @@ def _drafting(display: Display, cap_bytes: int) -> Callable[[Draft], None]:
 @trains
 def train(job: Job) -> tuple[dict[str, Any], str] | None:
     """Train RECIPE and keep its weights. `caddie pack` goes on from there."""
-    from caddie.run.dead_settings import verify_alive
+    from caddie.run.dead_settings import check_settings_matter
     from caddie.run.run import open_together, train_run
     from caddie.run.run_folder import check_folder
 
     check_folder(job.folder)
-    verify_alive(job.recipe)
+    check_settings_matter(job.recipe)
     corpus = open_together(job.recipe, job.data, job.ranks, job.display.note)
     job.display.phase("train")
     trained = train_run(job.recipe, corpus, job.folder, job.seed, job.ranks, job.watch)
@@ -156,7 +156,7 @@ def train(job: Job) -> tuple[dict[str, Any], str] | None:
 def pack(folder: Path, settings: tuple[str, ...], out: Path | None, compare: bool, as_json: bool, quiet: bool) -> int:
     """Quantize and pack the weights of the run folder RUN.
 
-    Settings are cap=N, the bytes that the file may have, and compress.PATH=VALUE. With any, the run's own artifact is
+    Settings are cap=N, the bytes that the file may have, and pack.PATH=VALUE. With any, the run's own artifact is
     kept and the new one is RUN/artifact-N.caddie, unless --out names another. --compare takes several cap=N.
     """
     from caddie.pack import artifact as artifacts
@@ -170,7 +170,7 @@ def pack(folder: Path, settings: tuple[str, ...], out: Path | None, compare: boo
     with Display(quiet=quiet) as display:
         if compare:
             return _compare_packings(folder, recipe, settings, out, display, as_json)
-        config = recipe.but(assignments(settings, _compress_setting)).compress
+        config = recipe.but(assignments(settings, _compress_setting)).pack
         cap, clock = config.cap_bytes, Clock()
         path = out or folder / (f"artifact-{cap}.caddie" if settings else ARTIFACT)
         with clock.phase("pack"):
@@ -199,9 +199,9 @@ def pack(folder: Path, settings: tuple[str, ...], out: Path | None, compare: boo
 
 def _compress_setting(text: str) -> tuple[str, object]:
     path, value = parse_assignment(text)
-    if path != "cap" and not path.startswith("compress."):
-        raise UserError(f"pack takes cap=N and settings of compress, as in compress.fit=none, not {path}")
-    return "compress.cap_bytes" if path == "cap" else path, value
+    if path != "cap" and not path.startswith("pack."):
+        raise UserError(f"pack takes cap=N and settings of pack, as in pack.fit=none, not {path}")
+    return "pack.cap_bytes" if path == "cap" else path, value
 
 
 def _compare_packings(
@@ -213,11 +213,11 @@ def _compare_packings(
         raise UserError("--compare writes no file; leave out --out")
     changes = [_compress_setting(text) for text in settings]
     for path, _ in changes:
-        if path != "compress.cap_bytes":
+        if path != "pack.cap_bytes":
             raise UserError(
                 f"--compare tries the quantizers and codings that it knows and takes cap=N alone, not {path}"
             )
-    caps = [recipe.but({path: value}).compress.cap_bytes for path, value in changes]
+    caps = [recipe.but({path: value}).pack.cap_bytes for path, value in changes]
     facts = compare(folder, caps, display.phase, display.doing)
     tell(facts, as_json, summary(facts))
     return 0
@@ -243,7 +243,7 @@ def verify(
 ) -> int:
     """Check that ARTIFACT is what it says, and probe its scorer. The probes run in a sealed process.
 
-    Settings are compress.cap_bytes=N and those of score, for another scoring than the artifact's own. The probe text is
+    Settings are pack.cap_bytes=N and those of score, for another scoring than the artifact's own. The probe text is
     from Python's library, or from the held-out documents of --data, which must be proven to be held out.
     """
     from caddie.report.tables import table
@@ -251,10 +251,10 @@ def verify(
     from caddie.verify import verify as verify_artifact
 
     loaded = load_artifact(artifact)
-    recipe = changed_recipe(loaded, settings, "compress.cap_bytes")
+    recipe = changed_recipe(loaded, settings, "pack.cap_bytes")
     verdict = verify_artifact(
         loaded,
-        recipe.compress.cap_bytes,
+        recipe.pack.cap_bytes,
         scoring=recipe.score,
         scorer=scorer,
         corpus=open_for_scoring(loaded, data) if data else None,
@@ -291,7 +291,7 @@ def score(
 ) -> int:
     """Score ARTIFACT in bits per byte on held-out text. It is refused unless it was proven to be held out.
 
-    Another scoring than the artifact's own is set by score.PATH=VALUE, as in score.adaptation=ChunkSGD. Several
+    Another scoring than the artifact's own is set by score.PATH=VALUE, as in score.ttt=ChunkSGD. Several
     processes give the same score as one, in less time where nothing is learnt on the way.
     """
     from caddie.report.display import Display

@@ -54,9 +54,9 @@ def _equal(verb: Verb) -> Verb:
 
 
 def _settings(seeds: int, **budgets: Any) -> dict[str, Any]:
-    from caddie.lab.study import Equal, Seconds, Steps, Tokens
+    from caddie.lab.study import EqualBudget, Seconds, Steps, Tokens
 
-    made: dict[str, Callable[[Any], Equal]] = {
+    made: dict[str, Callable[[Any], EqualBudget]] = {
         "seconds": lambda value: Seconds(seconds=value),
         "steps": lambda value: Steps(steps=value),
         "tokens": lambda value: Tokens(tokens=value),
@@ -208,11 +208,11 @@ def _run(
     quiet: bool,
     price: float | None,
 ) -> int:
-    from caddie.lab.results import conduct, told
+    from caddie.lab.results import run_study, told
     from caddie.report.display import Display
 
     with Display(quiet=quiet) as display:
-        found = (way or conduct)(
+        found = (way or run_study)(
             study,
             data=data,
             executor=_executor(on, workers, gpus, cores),

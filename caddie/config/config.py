@@ -21,6 +21,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, Union, get_args, get_origin
 
+from caddie.config.renamed import KINDS, SETTINGS, modernized, modernized_path
 from caddie.errors import UserError, suggest
 
 Diff = Mapping[str, Any]
@@ -77,7 +78,10 @@ class Config(ABC):
         try:
             return typing.cast(Self, _changed(self, [(path.split("."), value) for path, value in changes.items()], ""))
         except _NoSuchPath as error:
-            raise UserError(f"no setting {error}{suggest(str(error), paths(self))}") from None
+            path, now = str(error), modernized_path(str(error))
+            known = set(paths(self))
+            hint = f"; it is now {now}" if now != path and now in known else suggest(now, known)
+            raise UserError(f"no setting {path}{hint}") from None
         except RecursionError:
             raise UserError("a value is nested too deeply") from None
 
@@ -95,7 +99,7 @@ class Config(ABC):
     def from_json(cls, value: object) -> Self:
         """The config that `to_json` described, or a `UserError`; only subclasses of `cls` can be named."""
         try:
-            return typing.cast(Self, coerce(value, cls, ""))
+            return typing.cast(Self, coerce(modernized(value), cls, ""))
         except RecursionError:
             raise UserError("the settings are nested too deeply") from None
 
@@ -276,7 +280,9 @@ def _coerce_config(value: object, socket: type[Config], name: str) -> Config:
     if not isinstance(kind, str) or kind not in known:
         if isinstance(kind, str) and (meant := kind.partition("(")[0]) in known:
             raise UserError(f'{name}: {_seen(value)} is no {meant}(setting=value); quote text, as in path="a file"')
-        hint = suggest(kind[:100], known) if isinstance(kind, str) else ""
+        hint = ""
+        if isinstance(kind, str):
+            hint = f"; it is now {KINDS[kind]}" if KINDS.get(kind) in known else suggest(kind[:100], known)
         readers = [each for each, cls in known.items() if "path" in field_types(cls)]
         if isinstance(kind, str) and not hint and readers and {".", "/"} & set(kind):
             hint = f'; for a file write {" or ".join(readers)}(path="FILE")'
@@ -284,7 +290,8 @@ def _coerce_config(value: object, socket: type[Config], name: str) -> Config:
     cls, where = known[kind], f"{name}: " if name else ""
     for setting in settings:
         if setting not in field_types(cls):
-            hint = suggest(setting[:100], field_types(cls))
+            now = SETTINGS.get(kind, {}).get(setting)
+            hint = f"; it is now {now}" if now else suggest(setting[:100], field_types(cls))
             raise UserError(f"{where}{kind} has no setting {_seen(setting)}{hint}")
     missing = [field.name for field in fields(cls) if _required(field) and field.name not in settings]
     if missing:

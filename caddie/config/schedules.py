@@ -38,7 +38,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Moment:
+class TrainProgress:
     """Where a run is: before step number `step`, after `seconds` of training."""
 
     step: int
@@ -56,7 +56,7 @@ class Schedule(Config):
     """A value over the run."""
 
     @abstractmethod
-    def at(self, moment: Moment) -> float:
+    def at(self, moment: TrainProgress) -> float:
         """The value at `moment`."""
 
 
@@ -66,7 +66,7 @@ NonNegativeNumber = Annotated[Number, Range(0.0, 1e30)]
 """A number of at least 0, or a schedule."""
 
 
-def value_at(number: Number, moment: Moment) -> float:
+def value_at(number: Number, moment: TrainProgress) -> float:
     """The number itself, or what the schedule says at `moment`."""
     return number.at(moment) if isinstance(number, Schedule) else number
 
@@ -92,7 +92,7 @@ class Ramp(Schedule):
     finish: Fraction = 1.0
     """Progress at which the line reaches `end`."""
 
-    def at(self, moment: Moment) -> float:
+    def at(self, moment: TrainProgress) -> float:
         """The value at `moment`."""
         length = self.finish - self.begin
         fraction = (moment.progress - self.begin) / length if length > 0 else float(moment.progress >= self.finish)
@@ -121,7 +121,7 @@ class Warmdown(Schedule):
     floor: Fraction = 0.0
     """The least value."""
 
-    def at(self, moment: Moment) -> float:
+    def at(self, moment: TrainProgress) -> float:
         """The value at `moment`."""
         left = 1.0 - moment.progress
         return max(left / self.fraction, self.floor) if left <= self.fraction and self.fraction > 0 else 1.0
@@ -145,7 +145,7 @@ class IterationWarmdown(Schedule):
     steps: Count
     """Steps over which the value falls to zero."""
 
-    def at(self, moment: Moment) -> float:
+    def at(self, moment: TrainProgress) -> float:
         """The value at `moment`."""
         budget = moment.budget
         if budget.seconds is None:
@@ -174,18 +174,18 @@ class StepRamp(Schedule):
     steps: Annotated[int, Range(0, 1 << 40)]
     """Length in steps."""
 
-    def at(self, moment: Moment) -> float:
+    def at(self, moment: TrainProgress) -> float:
         """The value at `moment`."""
         fraction = min(1.0, moment.step / self.steps) if self.steps else 1.0
         return (1.0 - fraction) * self.start + fraction * self.end
 
 
 MOST_PIECES = 64
-"""Values that `Stairs` may have, each of which may be a graph of its own."""
+"""Values that `PiecewiseConstant` may have, each of which may be a graph of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stairs(Schedule):
+class PiecewiseConstant(Schedule):
     """Constant pieces over progress: layers repeated from 35 % of the run on (L3), longer rows, a larger batch."""
 
     techniques: ClassVar = {
@@ -209,37 +209,39 @@ class Stairs(Schedule):
         if len(self.values) != len(self.begins) + 1 or any(a >= b for a, b in pairwise(bounds)):
             raise UserError(
                 f"Stairs has {len(self.values)} values and begins {list(self.begins)}; give one begin fewer than "
-                "values, rising between 0 and 1, as in Stairs(values=[1, 2, 4], begins=[0.3, 0.6])"
+                "values, rising between 0 and 1, as in PiecewiseConstant(values=[1, 2, 4], begins=[0.3, 0.6])"
             )
 
-    def at(self, moment: Moment) -> float:
+    def at(self, moment: TrainProgress) -> float:
         """The value at `moment`."""
         return self.values[bisect_right(self.begins, moment.progress)]
 
 
-Whole = Annotated[int | Stairs, Range(1, 1 << 40)]
-"""A whole number of at least one, or one in pieces; the owner of such a field calls `check_whole`."""
+IntSchedule = Annotated[int | PiecewiseConstant, Range(1, 1 << 40)]
+"""A whole number of at least one, or one in pieces; the owner of such a field calls `check_int_schedule`."""
 
 
-def check_whole(name: str, number: Whole) -> None:
+def check_int_schedule(name: str, number: IntSchedule) -> None:
     """Raise `UserError` unless every piece of the field `name` is a whole number of at least one."""
-    for value in number.values if isinstance(number, Stairs) else ():
+    for value in number.values if isinstance(number, PiecewiseConstant) else ():
         coerce(value, Count, f"{name}.values")
 
 
-def whole_at(number: Whole, moment: Moment) -> int:
+def int_at(number: IntSchedule, moment: TrainProgress) -> int:
     """The number itself, or its value at `moment`."""
-    return int(number.at(moment)) if isinstance(number, Stairs) else number
+    return int(number.at(moment)) if isinstance(number, PiecewiseConstant) else number
 
 
-def all_values(number: Whole) -> tuple[int, ...]:
+def all_values(number: IntSchedule) -> tuple[int, ...]:
     """Every value in the order of the run; one that comes back stands twice."""
-    return tuple(int(value) for value in number.values) if isinstance(number, Stairs) else (number,)
+    return tuple(int(value) for value in number.values) if isinstance(number, PiecewiseConstant) else (number,)
 
 
-def changes(numbers: Iterable[Whole]) -> tuple[float, ...]:
+def changes(numbers: Iterable[IntSchedule]) -> tuple[float, ...]:
     """Progress at which any of the numbers may change, rising."""
-    return tuple(sorted({begin for number in numbers if isinstance(number, Stairs) for begin in number.begins}))
+    return tuple(
+        sorted({begin for number in numbers if isinstance(number, PiecewiseConstant) for begin in number.begins})
+    )
 
 
 class Clock:

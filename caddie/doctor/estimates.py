@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from caddie.config.schedules import Moment, whole_at
+from caddie.config.schedules import TrainProgress, int_at
 from caddie.model.flops import flops_per_token
 from caddie.recipes.catalog import find
 from caddie.recipes.recipe import Recipe
@@ -108,7 +108,7 @@ def _work(recipe: Recipe) -> float:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What training would come to; without the rehearsal, packing and scoring."""
+    """What training would come to; without the warm-up, packing and scoring."""
 
     steps: int
     tokens: int
@@ -128,8 +128,8 @@ def estimate(train: Train, processes: int, pace: Sequence[tuple[float, float]] |
     steps = tokens = seconds = 0.0
     for cell in range(_CELLS):
         part = (cell + 0.5) / _CELLS
-        moment = Moment(round(part * (budget.steps or 0)), part * (budget.seconds or 0.0), budget)
-        batch = whole_at(train.batch_tokens, moment)
+        moment = TrainProgress(round(part * (budget.steps or 0)), part * (budget.seconds or 0.0), budget)
+        batch = int_at(train.batch_tokens, moment)
         step = 0.0
         if pace is not None:
             step = [each for begin, each in pace if begin <= part][-1] * batch / processes

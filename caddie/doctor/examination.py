@@ -26,7 +26,7 @@ from caddie.doctor.pace import Pace
 from caddie.doctor.processes import Activity
 from caddie.ops import product_dtype
 from caddie.ops.attention import choose
-from caddie.pack.compress import Compress
+from caddie.pack.compress import Pack
 from caddie.pack.fit import FillCap
 from caddie.recipes.recipe import Recipe
 from caddie.report.tables import WIDTH, printable, table
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Here:
+class Machine:
     """What is on this machine; None for what is not known."""
 
     processor: Processor | None
@@ -75,7 +75,7 @@ class Examination:
 
     recipe: str
     processes: int
-    here: Here
+    here: Machine
     findings: list[Finding]
     pace: Pace | None
     """None where it was not asked for or could not be measured."""
@@ -84,7 +84,7 @@ class Examination:
     artifact_bytes: int | None
     cap_bytes: int
     cost: float | None
-    """Of rehearsal and training, in the unit of the price."""
+    """Of warm-up and training, in the unit of the price."""
 
     @property
     def go(self) -> bool:
@@ -156,11 +156,11 @@ class Examination:
                     "timed",
                     f"{share}; {paced.precision}, {paced.threads} thread{'s' * (paced.threads > 1)}, {paced.attention}",
                 ),
-                ("rehearsal seconds", f"{paced.rehearsal_seconds:,.1f}"),
+                ("warm-up seconds", f"{paced.warmup_seconds:,.1f}"),
                 ("memory of a process", f"{paced.peak_bytes / GIB:,.1f} GiB"),
             ]
         if self.cost is not None:
-            rows.append(("cost", f"{self.cost:,.2f} for rehearsal and training; packing and scoring come on top"))
+            rows.append(("cost", f"{self.cost:,.2f} for warm-up and training; packing and scoring come on top"))
         return rows
 
 
@@ -192,7 +192,7 @@ def examine(
     variables = host.environment()
     activity = ask("other processes", processes.activity)  # before this process works itself
     gpus = ask("GPUs of the driver", nvidia.look, nvidia.SECONDS + 1)  # before this process holds memory of one
-    here = Here(
+    here = Machine(
         processor=ask("processor", host.processor),
         memory=ask("memory", host.memory),
         work=ask("disk of the working folder", lambda: host.disk(Path())),
@@ -224,11 +224,11 @@ def examine(
         pace=measured,
         expected=known,
         estimate=coming,
-        artifact_bytes=measured.artifact_bytes if measured else _filled(recipe.compress),
-        cap_bytes=recipe.compress.cap_bytes,
+        artifact_bytes=measured.artifact_bytes if measured else _filled(recipe.pack),
+        cap_bytes=recipe.pack.cap_bytes,
         cost=None
         if price is None or seconds is None
-        else price * (seconds + (measured.rehearsal_seconds if measured else 0.0)) / 3600,
+        else price * (seconds + (measured.warmup_seconds if measured else 0.0)) / 3600,
     )
 
 
@@ -262,7 +262,7 @@ def open_runs(root: Path, activity: Activity | None) -> list[OpenRun]:
 
 
 def _findings(
-    here: Here,
+    here: Machine,
     activity: Activity | None,
     runs: list[OpenRun] | None,
     variables: dict[str, str],
@@ -296,7 +296,7 @@ def _look(there: bool) -> list[Gpu]:
     return within(nvidia.SECONDS + 1, nvidia.look).value or [] if there else []
 
 
-def _filled(config: Compress) -> int | None:
+def _filled(config: Pack) -> int | None:
     """The size of an artifact that is made to fill its cap."""
     return config.cap_bytes if isinstance(config.fit, FillCap) else None
 

@@ -42,7 +42,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Harm:
+class HarmfulVariable:
     """A value of an environment variable that slows training down or misleads."""
 
     name: str
@@ -55,21 +55,27 @@ class Harm:
 
 _ON = r"(?!0$|false$|no$|off$)."
 HARMS = (
-    Harm("NCCL_IB_DISABLE", _ON, "GPUs exchange gradients without InfiniBand: 60 ms a step for 44 in a public record"),
-    Harm("NCCL_P2P_DISABLE", _ON, "GPUs exchange gradients through main memory"),
-    Harm("NCCL_SHM_DISABLE", _ON, "processes of one machine exchange gradients through the network"),
-    Harm("NCCL_NET", "(?i)socket", "GPUs exchange gradients through TCP"),
-    Harm("CUDA_LAUNCH_BLOCKING", _ON, "every kernel is waited for"),
-    Harm("CUDA_VISIBLE_DEVICES", "(-1)?$", "no GPU is seen"),
-    Harm("PYTORCH_NO_CUDA_MEMORY_CACHING", _ON, "every tensor asks the driver for memory"),
-    Harm("NVIDIA_TF32_OVERRIDE", "0", "products of 32 bits leave the tensor cores"),
-    Harm("TORCH_DISTRIBUTED_DEBUG", "(?i)detail", "every exchange is checked by another"),
-    Harm("TORCHDYNAMO_DISABLE", _ON, "nothing is compiled", gpu=False),
-    Harm("TORCH_COMPILE_DISABLE", _ON, "nothing is compiled", gpu=False),
-    Harm("TORCHINDUCTOR_FORCE_DISABLE_CACHES", _ON, "everything is compiled anew by every process", gpu=False),
-    Harm("ATEN_CPU_CAPABILITY", "(?i)default|avx2", "PyTorch leaves the processor's widest units idle", gpu=False),
-    Harm("ONEDNN_MAX_CPU_ISA", ".", "oneDNN may leave the processor's widest units idle", gpu=False),
-    Harm("OMP_WAIT_POLICY", "(?i)active", "threads that wait keep their cores busy", gpu=False),
+    HarmfulVariable(
+        "NCCL_IB_DISABLE", _ON, "GPUs exchange gradients without InfiniBand: 60 ms a step for 44 in a public record"
+    ),
+    HarmfulVariable("NCCL_P2P_DISABLE", _ON, "GPUs exchange gradients through main memory"),
+    HarmfulVariable("NCCL_SHM_DISABLE", _ON, "processes of one machine exchange gradients through the network"),
+    HarmfulVariable("NCCL_NET", "(?i)socket", "GPUs exchange gradients through TCP"),
+    HarmfulVariable("CUDA_LAUNCH_BLOCKING", _ON, "every kernel is waited for"),
+    HarmfulVariable("CUDA_VISIBLE_DEVICES", "(-1)?$", "no GPU is seen"),
+    HarmfulVariable("PYTORCH_NO_CUDA_MEMORY_CACHING", _ON, "every tensor asks the driver for memory"),
+    HarmfulVariable("NVIDIA_TF32_OVERRIDE", "0", "products of 32 bits leave the tensor cores"),
+    HarmfulVariable("TORCH_DISTRIBUTED_DEBUG", "(?i)detail", "every exchange is checked by another"),
+    HarmfulVariable("TORCHDYNAMO_DISABLE", _ON, "nothing is compiled", gpu=False),
+    HarmfulVariable("TORCH_COMPILE_DISABLE", _ON, "nothing is compiled", gpu=False),
+    HarmfulVariable(
+        "TORCHINDUCTOR_FORCE_DISABLE_CACHES", _ON, "everything is compiled anew by every process", gpu=False
+    ),
+    HarmfulVariable(
+        "ATEN_CPU_CAPABILITY", "(?i)default|avx2", "PyTorch leaves the processor's widest units idle", gpu=False
+    ),
+    HarmfulVariable("ONEDNN_MAX_CPU_ISA", ".", "oneDNN may leave the processor's widest units idle", gpu=False),
+    HarmfulVariable("OMP_WAIT_POLICY", "(?i)active", "threads that wait keep their cores busy", gpu=False),
 )
 
 

@@ -1,7 +1,7 @@
 """How fast training steps of a recipe are here: twenty of them, on random tokens, in a process of their own.
 
 The process may be killed, by the clock or by the system for its memory, and the doctor tells of it. What is timed is
-the trainer of real runs after its own rehearsal, with the recipe's loader, on documents of made-up lengths.
+the trainer of real runs after its own warm-up, with the recipe's loader, on documents of made-up lengths.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from caddie.config import assignments
-from caddie.config.schedules import Stairs, Whole, all_values, value_at, whole_at
+from caddie.config.schedules import IntSchedule, PiecewiseConstant, all_values, int_at, value_at
 from caddie.data.loaders import Tokens
 from caddie.errors import CheckFailed, UserError
 from caddie.model import GPT, build
@@ -33,19 +33,19 @@ from caddie.report.tables import one_line
 from caddie.run.result import device_name
 from caddie.runtime.distributed import Ranks, local_device
 from caddie.runtime.memory import peak_bytes
-from caddie.train.prefetch import ahead
+from caddie.train.prefetch import prefetch
 from caddie.train.size_forecast import Forecaster
 from caddie.train.trainer import Train, Trainer
-from caddie.train.warmup import rehearse
+from caddie.train.warmup import warm_up
 
 STEPS = 20
 PATIENCE_SECONDS = 120.0
-"""On a CPU, steps that would take longer, the rehearsal's among them, are not done; rows are timed in their place."""
+"""On a CPU, steps that would take longer, the warm-up's among them, are not done; rows are timed in their place."""
 LONGEST_SECONDS = 600.0
 """After which the process is killed."""
 _LOOK_SECONDS = 1.5
 _CHOICES = 9
-"""Steps that the rehearsal takes, at most, to choose threads and number format."""
+"""Steps that the warm-up takes, at most, to choose threads and number format."""
 _BOS = 1
 _DOCUMENT_TOKENS = 600
 """Mean length of the made-up documents, about that of web pages."""
@@ -59,7 +59,7 @@ class Pace:
     """Progress from which on it holds, and seconds; one pair for each shape that the graph has over the run."""
     steps: int
     """Timed; 0 where only rows were."""
-    rehearsal_seconds: float
+    warmup_seconds: float
     device: str
     precision: str
     threads: int
@@ -141,10 +141,10 @@ def measure(recipe: Recipe, processes: int, steps: int = STEPS) -> Pace:
     artifact_bytes = _forecast(recipe)
     if ranks.device.type == "cpu":
         torch.set_num_threads(max(1, torch.get_num_threads() // processes))  # as when so many are started
-        rows = train.but(batch_tokens=train.longest_row, micro_batches=1, rehearsal_steps=1)
+        rows = train.but(batch_tokens=train.longest_row, micro_batches=1, warmup_steps=1)
         rough = _timed(recipe.model, rows, ranks, 0, artifact_bytes)
         shapes = len(rough.seconds_per_token)
-        before = _CHOICES + shapes * train.rehearsal_steps
+        before = _CHOICES + shapes * train.warmup_steps
         most = max(all_values(train.batch_tokens)) * max(seconds for _, seconds in rough.seconds_per_token)
         if (before + max(steps, shapes)) * most > PATIENCE_SECONDS:
             return rough
@@ -163,12 +163,12 @@ def _timed(gpt: GPT, train: Train, ranks: Ranks, steps: int, artifact_bytes: int
     )
     rows = stream.micro_batch(0).inputs.shape
     began = time.perf_counter()
-    execution = rehearse(trainer, train.budget, rows)
-    rehearsal_seconds = time.perf_counter() - began
+    execution = warm_up(trainer, train.budget, rows)
+    warmup_seconds = time.perf_counter() - began
     found = []
     moments = trainer.shapes(train.budget).values()
     each = ceil(steps / len(moments)) or 1
-    with ahead(stream, trainer.indices(0), ranks.device, _BOS) as batches:
+    with prefetch(stream, trainer.indices(0), ranks.device, _BOS) as batches:
         for moment in moments:
             lr_scale = value_at(train.lr_schedule, moment)
             _wait(ranks)
@@ -178,12 +178,12 @@ def _timed(gpt: GPT, train: Train, ranks: Ranks, steps: int, artifact_bytes: int
                 trainer.forget_gradients()
                 trainer.watch(moment, lr_scale)
             _wait(ranks)
-            tokens = each * whole_at(train.batch_tokens, moment)
+            tokens = each * int_at(train.batch_tokens, moment)
             found.append((moment.progress, (time.perf_counter() - began) / tokens))
     return Pace(
         seconds_per_token=tuple(found),
         steps=each * len(moments) if steps else 0,
-        rehearsal_seconds=rehearsal_seconds,
+        warmup_seconds=warmup_seconds,
         device=device_name(ranks.device, execution.threads),
         precision=execution.precision,
         threads=execution.threads,
@@ -202,8 +202,8 @@ def _wait(ranks: Ranks) -> None:
 def _share(train: Train, processes: int) -> Train:
     """What one of so many processes does of each step."""
     tokens = train.batch_tokens
-    part: Whole
-    if isinstance(tokens, Stairs):
+    part: IntSchedule
+    if isinstance(tokens, PiecewiseConstant):
         part = replace(tokens, values=tuple(value // processes for value in tokens.values))
     else:
         part = tokens // processes
@@ -221,6 +221,6 @@ def _documents(vocabulary: int, count: int) -> Tokens:
 
 def _forecast(recipe: Recipe) -> int:
     """Bytes of the weights as they start, packed as the recipe says; a run foretells the same before its first step."""
-    forecaster = Forecaster(recipe.model, recipe.compress, lambda readers, sections: len(container.pack(sections)))
+    forecaster = Forecaster(recipe.model, recipe.pack, lambda readers, sections: len(container.pack(sections)))
     weights = dict(build(recipe.model, 0, torch.device("cpu")).named_parameters())
     return forecaster.forecast(weights, anew=True).file_bytes

@@ -29,7 +29,7 @@ from caddie.inference.range_coder import Decoder, Encoder
 from caddie.model import Cache
 from caddie.pack.artifact import Artifact
 from caddie.report.units import whole_bytes
-from caddie.score import Asked, Layout, Scorer, Scoring, Step, Stream, Text, equal, score
+from caddie.score import Layout, Scorer, Scoring, ScoringBatch, Step, Stream, Text, equal, score
 
 Tokens = npt.NDArray[np.uint16]
 Report = Callable[[int, int], None]
@@ -218,7 +218,7 @@ def _code(scorer: Scorer, tokens: Tokens, lengths: Sequence[int], price: _Price,
     layout = Layout(ends - np.array(lengths, np.int64), ends - 1)
     stream, done, total = Stream(tokens, layout), 0, layout.predictions
     for step in scorer.plan(layout, len(lengths)):
-        asked: list[Asked] = []
+        batches: list[ScoringBatch] = []
         waiting = list(zip(step.windows, step.slots, strict=True))
         while waiting:
             # A window waits for the one before it in its stream, whose tokens are its context.
@@ -226,16 +226,16 @@ def _code(scorer: Scorer, tokens: Tokens, lengths: Sequence[int], price: _Price,
             waiting = [pair for pair in waiting if pair not in ready]
             for question in equal(Step(*zip(*ready, strict=True)), stream, len(ready)):
                 _code_windows(scorer, question, tokens, price)
-                asked.append(question._replace(inputs=stream.inputs(question.windows)))
+                batches.append(question._replace(inputs=stream.inputs(question.windows)))
             for window, _ in ready:
                 stream.mark(window)
                 done += window.end - window.first
             report(done, total)
-        scorer.update(asked, stream.past)
+        scorer.update(batches, stream.past)
     stream.check_complete()
 
 
-def _code_windows(scorer: Scorer, question: Asked, tokens: Tokens, price: _Price) -> None:
+def _code_windows(scorer: Scorer, question: ScoringBatch, tokens: Tokens, price: _Price) -> None:
     """The scored predictions of equally long windows, side by side."""
     first = np.array([window.first for window in question.windows])
     cache = Cache()

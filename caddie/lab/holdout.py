@@ -17,7 +17,7 @@ from caddie.lab.rows import HOLDOUT, Row, read_holdout
 from caddie.lab.runner import Report, keep, plan
 from caddie.lab.study import Study
 from caddie.pack import artifact as artifacts
-from caddie.run.resolve_corpus import text_of
+from caddie.run.resolve_corpus import held_out_text
 from caddie.run.run_folder import ARTIFACT
 from caddie.runtime.distributed import local_device
 from caddie.score import score, use_quickest_threads
@@ -54,7 +54,7 @@ def score_holdout(
         bits = read_holdout(run.folder, documents)
         if bits is None:
             artifact = artifacts.load(run.folder / ARTIFACT, local_device())
-            held_out = text_of(corpus)
+            held_out = held_out_text(corpus)
             use_quickest_threads(artifact.model, held_out, artifact.scoring)
             bits = score(artifact.model, held_out, artifact.scoring).bits_per_byte
             write_json(run.folder / HOLDOUT, {"bits_per_byte": bits, "documents": documents})

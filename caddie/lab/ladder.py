@@ -16,9 +16,9 @@ from caddie.errors import UserError
 from caddie.files import replacing
 from caddie.lab.agreement import Transfer, transfer
 from caddie.lab.report import signed
-from caddie.lab.results import Results, conduct
+from caddie.lab.results import Results, run_study
 from caddie.lab.rows import Row
-from caddie.lab.search import fault
+from caddie.lab.search import invalid_reason
 from caddie.lab.stats import Proportion
 from caddie.lab.study import Study
 from caddie.lab.verdicts import Verdict, judge_pairs
@@ -102,7 +102,7 @@ class Ladder:
 def ladder(study: Study, data: str | None = None, *, folder: Path | None = None, **how: Any) -> Ladder:
     """Run a study at each of its scales, and write `ladder.md` beside a folder of results for each.
 
-    `how` is what else `conduct` takes. Raises `UserError` for a study of fewer than two scales.
+    `how` is what else `run_study` takes. Raises `UserError` for a study of fewer than two scales.
     """
     if len(study.scales) < 2:
         raise UserError(
@@ -113,9 +113,9 @@ def ladder(study: Study, data: str | None = None, *, folder: Path | None = None,
     studies = {scale: study.at(scale) for scale in study.scales}
     for scale, one in studies.items():  # what does not fit the largest is known before the smallest has run
         for label in one.labels:
-            if why := fault(one.recipe(label), {}):
+            if why := invalid_reason(one.recipe(label), {}):
                 raise UserError(f"{label} at {scale}: {why}")
-    found = {scale: conduct(one, data, folder=folder / scale, **how) for scale, one in studies.items()}
+    found = {scale: run_study(one, data, folder=folder / scale, **how) for scale, one in studies.items()}
     climbed = Ladder(study, found, folder)
     with replacing(folder / PAGE) as temporary:
         temporary.write_text(climbed.markdown(), encoding="utf-8")

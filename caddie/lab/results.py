@@ -19,7 +19,7 @@ from caddie.lab.executors import Executor, Local
 from caddie.lab.findings import findings
 from caddie.lab.report import chance, signed, verdict_html, write_study_report
 from caddie.lab.rows import Row
-from caddie.lab.runner import run_study
+from caddie.lab.runner import run_jobs
 from caddie.lab.study import Study
 from caddie.report.tables import crop, printable, table
 
@@ -52,7 +52,7 @@ class Results:
         return summary(self.facts)
 
 
-def conduct(
+def run_study(
     study: Study,
     data: str | None = None,
     *,
@@ -68,14 +68,14 @@ def conduct(
     """Run what is left of a study on the text at `data`, write its reports, and say what was found.
 
     `workers` runs go on at once on this machine, unless an `executor` is given. The other arguments are those of
-    `caddie.lab.runner.run_study`; `folder` is its `results`. Raises `UserError` for what cannot run.
+    `caddie.lab.runner.run_jobs`; `folder` is its `results`. Raises `UserError` for what cannot run.
     """
 
     def tell(row: Row, over: int, total: int) -> None:
         note(f"{over} of {total} runs  {told(row)}")
 
     place = folder or Path("runs") / study.name
-    rows = run_study(
+    rows = run_jobs(
         study,
         data,
         results=place,

@@ -30,7 +30,7 @@ ATTEMPTS = 3
 Report = Callable[[str], None]
 
 
-def run_study(
+def run_jobs(
     study: Study,
     data: str | None,
     *,

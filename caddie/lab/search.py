@@ -29,7 +29,7 @@ from caddie.config import Diff, show
 from caddie.errors import UserError
 from caddie.lab.executors import Executor
 from caddie.lab.job import STOP, Run, write_json
-from caddie.lab.results import Results, conduct
+from caddie.lab.results import Results, run_study
 from caddie.lab.rows import Row
 from caddie.lab.runner import plan
 from caddie.lab.study import BASE, Entry, Study, labelled, read_values
@@ -119,7 +119,7 @@ def draw(recipe: Recipe, space: Space, trials: int, seed: int = 0) -> dict[str, 
         label = labelled(diff)
         if label not in seen:
             seen.add(label)
-            if why := fault(recipe, diff):
+            if why := invalid_reason(recipe, diff):
                 reason = f"another is not possible: {why}"
             elif recipe.but(diff).settings != recipe.settings:
                 entries[label] = Entry(diff=diff)
@@ -158,7 +158,7 @@ def search(
     As many are proposed at once as `executor` runs at once. Each has all seeds of the study, and their mean bits per
     byte is minimized; one that fails or is not possible counts as bad. Proposals stand in `search.jsonl`, an Optuna
     journal in the results' `folder`: the same search goes on there, another begins anew. A pruner ends runs by their
-    training loss, whose worth `caddie.lab.agreement` measures. `how` is what else `conduct` takes.
+    training loss, whose worth `caddie.lab.agreement` measures. `how` is what else `run_study` takes.
 
     Raises `UserError` for a missing Optuna, an unknown sampler or pruner, and a space without a possible trial.
     """
@@ -177,7 +177,7 @@ def search(
         while True:
             grown = replace(study, entries={**study.entries, **entries})
             with _watched(batch, plan(grown, data, Path("runs")) if pruner != "none" else []):
-                found = conduct(grown, data, executor=executor, folder=folder, retry=retry, note=note, **how)
+                found = run_study(grown, data, executor=executor, folder=folder, retry=retry, note=note, **how)
             for trial in batch:
                 proposals.tell(trial, [row for row in found.rows if row["label"] == trial.label])
             if proposals.told >= trials:
@@ -237,7 +237,7 @@ class _Proposals:
             self._journal.enqueue_trial(trial.params)
             self._journal.tell(trial.number, state=self._states.FAIL)
         diffs = [self._diff(trial.params) for trial in self._finished()]
-        return {labelled(diff): Entry(diff=diff) for diff in diffs if not fault(self._recipe, diff)}
+        return {labelled(diff): Entry(diff=diff) for diff in diffs if not invalid_reason(self._recipe, diff)}
 
     def ask(self, note: Callable[[str], None]) -> _Trial | None:
         """The next trial, or None for one that is not possible."""
@@ -246,7 +246,7 @@ class _Proposals:
         self._journal.sampler = getattr(self._optuna.samplers, self._sampler)(seed=seed)
         trial = self._journal.ask({path: self._distribution(values) for path, values in self._space.items()})
         diff = self._diff(trial.params)
-        if why := fault(self._recipe, diff):
+        if why := invalid_reason(self._recipe, diff):
             note(f"left out  {labelled(diff)}: {why}")
             self._journal.tell(trial, state=self._states.PRUNED)
             return None
@@ -278,7 +278,7 @@ class _Proposals:
         return kind(values.low, values.high, log=values.log)
 
 
-def fault(recipe: Recipe, diff: Diff) -> str:
+def invalid_reason(recipe: Recipe, diff: Diff) -> str:
     """Why no run can come of a diff, or nothing."""
     try:
         check_whole_run(recipe.but(diff))

@@ -14,8 +14,8 @@ from typing import Any
 
 from caddie.config import show
 from caddie.lab.report import chance, signed
-from caddie.lab.results import Results, conduct
-from caddie.lab.search import fault
+from caddie.lab.results import Results, run_study
+from caddie.lab.search import invalid_reason
 from caddie.lab.study import BASE, Study
 from caddie.recipes.recipe import Recipe
 from caddie.report.tables import crop, printable, table
@@ -70,13 +70,13 @@ def select(
 
     Each round is a study of every entry that is left, NAME-roundN with results in roundN of `folder`; its base is what
     is chosen so far, with which all are compared, whatever they are set against. An entry that does not fit that base
-    is left out. `how` is what else `conduct` takes.
+    is left out. `how` is what else `run_study` takes.
     """
     folder, recipe, left = folder or Path("runs") / study.name, study.recipe(BASE), dict(study.entries)
     rounds, chosen = list[Results](), list[str]()
     while True:
         for label in list(left):
-            if why := fault(recipe, left[label].diff):
+            if why := invalid_reason(recipe, left[label].diff):
                 note(f"left out  {label}: {why}")
                 del left[label]
         if not left:
@@ -90,7 +90,7 @@ def select(
             entries={label: replace(entry, against=BASE, claim=None) for label, entry in left.items()},
             scales={},
         )
-        rounds.append(conduct(this, data, folder=folder / f"round{number}", note=note, **how))
+        rounds.append(run_study(this, data, folder=folder / f"round{number}", note=note, **how))
         better = [one for one in rounds[-1].facts["verdicts"] if one["word"] == "better"]
         if not better:
             return Selection(study, rounds, chosen, recipe)

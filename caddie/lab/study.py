@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from caddie.config import Config, Count, Diff, Positive, parse_assignment, show
-from caddie.config.schedules import Stairs
+from caddie.config.schedules import PiecewiseConstant
 from caddie.config.userfile import execute
 from caddie.errors import UserError
 from caddie.recipes.catalog import find, shipped
@@ -39,7 +39,7 @@ _LABEL = re.compile(r"[^\x00-\x1f\x7f]{1,100}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Equal(Config):
+class EqualBudget(Config):
     """What all runs of a study have the same amount of."""
 
     @abstractmethod
@@ -48,7 +48,7 @@ class Equal(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seconds(Equal):
+class Seconds(EqualBudget):
     """Equal time: what is slower sees less. Runs must not disturb one another (see `caddie study --workers`)."""
 
     seconds: Positive
@@ -60,7 +60,7 @@ class Seconds(Equal):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steps(Equal):
+class Steps(EqualBudget):
     """Equal steps: nothing depends on the clock, so on a CPU a run repeats to the bit."""
 
     steps: Count
@@ -72,7 +72,7 @@ class Steps(Equal):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tokens(Equal):
+class Tokens(EqualBudget):
     """Equal text: larger batches make fewer steps."""
 
     tokens: Count
@@ -84,9 +84,9 @@ class Tokens(Equal):
         return recipe.but({"train.seconds": None, "train.steps": steps})
 
 
-def _mean(number: int | Stairs) -> float:
+def _mean(number: int | PiecewiseConstant) -> float:
     """The mean over progress."""
-    if not isinstance(number, Stairs):
+    if not isinstance(number, PiecewiseConstant):
         return float(number)
     bounds = [0.0, *number.begins, 1.0]
     return sum(value * (end - begin) for value, begin, end in zip(number.values, bounds, bounds[1:], strict=False))
@@ -136,7 +136,7 @@ class Study:
     """Label to diff."""
     seeds: tuple[int, ...] = (1, 2, 3)
     """Seeds of each label; verdicts need two, and the same for all."""
-    budget: Equal | None = None
+    budget: EqualBudget | None = None
     """What all runs have the same amount of; none leaves each recipe its own budget."""
     margin: float = 0.0
     """Bits per byte that a difference must exceed to matter."""

@@ -7,14 +7,14 @@ from caddie.model.embedding import Embedding, TokenEmbedding
 from caddie.model.gates import DenseGate, HeadGate, NarrowGate, SparseGate
 from caddie.model.gpt import GPT, Model, ModelPart, build, parameter_count
 from caddie.model.head import Head, TiedHead, UntiedHead
-from caddie.model.input_mix import Mix, PhaseMix, StreamMix
+from caddie.model.input_mix import PhaseMix, ResidualMix, StreamMix
 from caddie.model.linear import Dense, Linear, LinearMap, LowRankDelta, RandomMap
 from caddie.model.mlp import MLP, LeakyReluSquared, ReluSquared, SwiGLU
 from caddie.model.ngrams import HashedNGrams
 from caddie.model.norm import DepthScaledNorm, Norm, RMSNorm
-from caddie.model.parallel_streams import Lanes, RoutedLanes, SeparateLanes
+from caddie.model.parallel_streams import ParallelStreams, RoutedStreams, SeparateStreams
 from caddie.model.recurrence import Recurrence
-from caddie.model.rope import NTKRotary, Positions, Rotary, YaRNRotary
+from caddie.model.rope import NTKRoPE, PlainRoPE, RoPE, YaRNRoPE
 from caddie.model.skips import GatedUNet, Skips, UNet
 from caddie.model.smear import ChannelSmear, Smear, TokenSmear
 from caddie.model.values import GatedValueResidual, MixedValueResidual, ValueEmbedding, ValueResidual
@@ -37,27 +37,27 @@ __all__ = [
     "HashedNGrams",
     "Head",
     "HeadGate",
-    "Lanes",
+    "ParallelStreams",
     "LeakyReluSquared",
     "Linear",
     "LinearMap",
     "LowRankDelta",
-    "Mix",
+    "ResidualMix",
     "MixedValueResidual",
     "Model",
     "ModelPart",
-    "NTKRotary",
+    "NTKRoPE",
     "NarrowGate",
     "Norm",
     "PhaseMix",
-    "Positions",
+    "RoPE",
     "RMSNorm",
     "RandomMap",
     "Recurrence",
     "ReluSquared",
-    "Rotary",
-    "RoutedLanes",
-    "SeparateLanes",
+    "PlainRoPE",
+    "RoutedStreams",
+    "SeparateStreams",
     "Skips",
     "Smear",
     "SparseGate",
@@ -70,7 +70,7 @@ __all__ = [
     "UntiedHead",
     "ValueEmbedding",
     "ValueResidual",
-    "YaRNRotary",
+    "YaRNRoPE",
     "build",
     "parameter_count",
 ]

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from caddie.config import Config, Count, Positive, Range, Technique
-from caddie.config.schedules import Whole, check_whole
+from caddie.config.schedules import IntSchedule, check_int_schedule
 from caddie.errors import UserError
 from caddie.model.context import Context
 from caddie.model.gates import HeadGate
 from caddie.model.linear import Dense, LinearMap
 from caddie.model.parameters import Constant, Part
-from caddie.model.rope import Positions, Rotary
+from caddie.model.rope import PlainRoPE, RoPE
 from caddie.model.values import ValueResidual
-from caddie.ops import exclusive, normed_rotation
+from caddie.ops import normed_rotation, xsa
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class GroupedQueryAttention(Attention):
         "key_value_heads": Technique(
             "Half the key and value weights.", "arXiv 2305.13245; openai/parameter-golf, all: 8 heads on 4"
         ),
-        "gain": Technique(
+        "query_gain": Technique(
             "With normed queries and keys the gain bounds how sharply a head may look.",
             "arXiv 2010.04245; openai/parameter-golf: 1.5 at first, 1.7 seed 001, 4 or 5 from #1218 on, 5.25 L3",
             "4 for 1.5: -0.0039 on one RTX 5090 (#1125)",
@@ -69,7 +69,7 @@ class GroupedQueryAttention(Attention):
             "openai/parameter-golf, 2026-04-10_VarLenAttn to the record at 1.0611",
             "2 % faster and about -0.001 nats (#1530); scored alone -0.011 on the baseline (LoRA_TTT)",
         ),
-        "exclusive": Technique(
+        "xsa": Technique(
             "A head brings what other positions say, since the stream holds the position's own value anyway.",
             "openai/parameter-golf #265; in all layers #1019 and after; seeds 000 (11), 001 (last 2), 002 (last 4)",
             "all layers for four: -0.0016 (#609), -0.002 (#478), -0.0018 (#1125), +0.014 at 100 s (seed 000)",
@@ -80,9 +80,9 @@ class GroupedQueryAttention(Attention):
     """Query heads; the width is divided among them."""
     key_value_heads: Annotated[int, Range(1, 1024)] = 4
     """Key and value heads, each shared by an equal number of query heads."""
-    gain: Positive = 1.5
+    query_gain: Positive = 1.5
     """Initial factor on the normed queries; logits are bounded by it times the root of the head's size."""
-    rotary: Positions = Rotary()
+    rope: RoPE = PlainRoPE()
     """Positions."""
     linear: LinearMap = Dense()
     """What the matrices are."""
@@ -92,11 +92,11 @@ class GroupedQueryAttention(Attention):
     """Whether a position sees its whole row's past or its own document's alone."""
     longest: Count | None = None
     """With the scope `document`: tokens after which a longer document is cut, or none."""
-    window: Whole | None = None
+    window: IntSchedule | None = None
     """Latest positions that one sees, itself included, or none for all."""
     value_residual: ValueResidual | None = None
     """How the values of layer 0 return, or none. Layer 0 itself has nothing to add."""
-    exclusive: bool = False
+    xsa: bool = False
     """Whether each head's output loses its part along the position's own value."""
     gate: HeadGate | None = None
     """Factor on each head's output, or none."""
@@ -104,7 +104,7 @@ class GroupedQueryAttention(Attention):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.window is not None:
-            check_whole("window", self.window)
+            check_int_schedule("window", self.window)
 
     def build(self, width: int, layer: int) -> Part:
         """The module, or a `UserError` when the heads do not divide."""
@@ -125,7 +125,7 @@ class _GroupedQueryAttention(Part):
         self.config = config
         self.layer = layer
         self.head_size = width // config.heads
-        self.turning = config.rotary.turning(self.head_size)
+        self.turning = config.rope.turning(self.head_size)
         values = config.value_width(width)
         self.sizes = [width, values, values]
         if config.fused:
@@ -133,14 +133,14 @@ class _GroupedQueryAttention(Part):
         else:
             self.query, self.key, self.value = (config.linear.build(width, size) for size in self.sizes)
         self.output = config.linear.build_output(width, width)
-        self.gain = self.declare("gain", (config.heads,), "scalar", Constant(value=config.gain))
+        self.gain = self.declare("gain", (config.heads,), "scalar", Constant(value=config.query_gain))
         self.value_residual = config.value_residual.build() if config.value_residual and layer else None
         self.gate = config.gate.build(width, config.heads) if config.gate else None
 
     def forward(self, h: Tensor, context: Context) -> Tensor:
         config = self.config
-        asked = context.asked(h)
-        q, k, v = self._projected(h, asked)
+        query_positions = context.query_positions(h)
+        q, k, v = self._projected(h, query_positions)
         if (added := context.values.get(self.layer)) is not None:
             v = v + added
         q, k, v = (self._heads(x) for x in (q, k, v))
@@ -148,25 +148,25 @@ class _GroupedQueryAttention(Part):
             v = self.value_residual(v, context.first_values)
         elif config.value_residual and context.first_values is None:
             context.first_values = v
-        cosine, sine = context.rotary(config.rotary, self.turning)
-        late = slice(h.shape[1] - asked.shape[1], None)  # the places of what is asked for
+        cosine, sine = context.rope(config.rope, self.turning)
+        late = slice(h.shape[1] - query_positions.shape[1], None)  # the places of what is asked for
         q = normed_rotation(q, cosine[late], sine[late], self.gain)
         k = normed_rotation(k, cosine, sine)
         visible = context.visible(config.scope, config.longest, config.window)
         y = context.attention(q, k, v, visible)
-        if config.exclusive:
-            y = exclusive(y, v[:, :, late])
+        if config.xsa:
+            y = xsa(y, v[:, :, late])
         if self.gate is not None:
-            y = y * self.gate(asked).transpose(1, 2)[..., None]
-        out: Tensor = self.output(y.transpose(1, 2).reshape(asked.shape))
+            y = y * self.gate(query_positions).transpose(1, 2)[..., None]
+        out: Tensor = self.output(y.transpose(1, 2).reshape(query_positions.shape))
         return out
 
-    def _projected(self, h: Tensor, asked: Tensor) -> Sequence[Tensor]:
+    def _projected(self, h: Tensor, query_positions: Tensor) -> Sequence[Tensor]:
         if self.config.fused:
             together: Tensor = self.query_key_value(h)
             q, k, v = torch.split(together, self.sizes, dim=-1)
-            return q[:, -asked.shape[1] :], k, v
-        return self.query(asked), self.key(h), self.value(h)
+            return q[:, -query_positions.shape[1] :], k, v
+        return self.query(query_positions), self.key(h), self.value(h)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], -1, self.head_size).transpose(1, 2)  # (B, heads, T, head size)

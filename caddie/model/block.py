@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from caddie.config import Config, Technique
 from caddie.model.attention import Attention, GroupedQueryAttention
 from caddie.model.context import Context
-from caddie.model.input_mix import Mix, StreamMix
+from caddie.model.input_mix import ResidualMix, StreamMix
 from caddie.model.linear import Delta, adapted
 from caddie.model.mlp import MLP, ReluSquared
 from caddie.model.norm import Norm, RMSNorm
@@ -30,7 +30,7 @@ class Block(Config):
         )
     }
 
-    mix: Mix | None = StreamMix()
+    residual_mix: ResidualMix | None = StreamMix()
     """How the embedded input enters, or none."""
     attention: Attention | None = GroupedQueryAttention()
     """The attention of the layer, or none."""
@@ -57,7 +57,11 @@ class BlockModule(Part):
     def __init__(self, config: Block, width: int, layer: int, depth: int, own_mlps: int) -> None:
         super().__init__()
         self.parallel = config.parallel
-        self.mix = self.declare("mix", (2, width), "scalar", config.mix.initial(layer, depth)) if config.mix else None
+        self.mix = (
+            self.declare("mix", (2, width), "scalar", config.residual_mix.initial(layer, depth))
+            if config.residual_mix
+            else None
+        )
         self.attention = config.attention.build(width, layer) if config.attention else None
         self.attention_norm = config.attention_norm.build(layer)
         if config.attention:
@@ -73,10 +77,10 @@ class BlockModule(Part):
         """One layer of the stream, at the positions asked for."""
         x = self.mixed(x, x0)
         if self.parallel:
-            asked = context.asked(x)
-            return asked + self.attend(x, context) + self.think(asked, context)
-        x = context.asked(x) + self.attend(x, context)
-        return x + self.think(x, context)
+            query_positions = context.query_positions(x)
+            return query_positions + self.attention_output(x, context) + self.mlp_output(query_positions, context)
+        x = context.query_positions(x) + self.attention_output(x, context)
+        return x + self.mlp_output(x, context)
 
     def mixed(self, x: Tensor, x0: Tensor) -> Tensor:
         """a·x + b·x0."""
@@ -85,16 +89,16 @@ class BlockModule(Part):
         mix = self.mix.to(x.dtype)
         return torch.addcmul(mix[0] * x, mix[1], x0)
 
-    def attend(self, x: Tensor, context: Context) -> Tensor:
+    def attention_output(self, x: Tensor, context: Context) -> Tensor:
         """What attention adds to the stream; zero where the layer has none."""
         if self.attention is None:
             return x.new_zeros(())
         h = self.attention_norm(x)
-        y = adapted(self.attention(h, context), self.attention_delta, context.asked(h))
+        y = adapted(self.attention(h, context), self.attention_delta, context.query_positions(h))
         return self.attention_scale.to(x.dtype) * y
 
-    def think(self, x: Tensor, context: Context) -> Tensor:
+    def mlp_output(self, x: Tensor, context: Context) -> Tensor:
         """What the MLP adds to the stream."""
         h = self.mlp_norm(x)
-        mlp = self.later_mlps[context.again - 1] if context.again and self.later_mlps else self.mlp
+        mlp = self.later_mlps[context.pass_index - 1] if context.pass_index and self.later_mlps else self.mlp
         return self.mlp_scale.to(x.dtype) * adapted(mlp(h), self.mlp_delta, h)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from caddie.config.schedules import Budget, Moment, Whole, whole_at
-from caddie.model.rope import Positions
+from caddie.config.schedules import Budget, IntSchedule, TrainProgress, int_at
+from caddie.model.rope import RoPE
 from caddie.ops import multiplied
 from caddie.ops.attention import Visibility, attention, constant_in_graphs
 
@@ -45,12 +45,12 @@ class Context:
         self.ids = ids
         self.starts = starts
         self.dtype = dtype
-        self.moment = Moment(0, progress, Budget(seconds=1.0))
+        self.moment = TrainProgress(0, progress, Budget(seconds=1.0))
         self.first_values: Tensor | None = None
         """Values (B, K, T, D) of layer 0, once it has run, for layers that take them up."""
         self.values: dict[int, Tensor] = {}
         """What is added to the values (B, T, K·D) of a layer, by layer."""
-        self.again = 0
+        self.pass_index = 0
         """How often the layer that runs now ran before in this forward."""
         self.last: int | None = None
         """How many last positions are asked of the layer that runs now, or None for all."""
@@ -58,13 +58,13 @@ class Context:
         self._calls = 0
         self._first = 0 if cache is None else cache.length
         self._room = segments
-        self._rotary: dict[tuple[Positions, int], tuple[Tensor, Tensor]] = {}
+        self._rotary: dict[tuple[RoPE, int], tuple[Tensor, Tensor]] = {}
         self._segments: dict[int | None, Tensor] = {}
         self._visible: dict[tuple[str, int | None, int | None, int | None], Visibility] = {}
         if cache is not None:
             cache.length += ids.shape[1]
 
-    def rotary(self, positions: Positions, dims: int) -> tuple[Tensor, Tensor]:
+    def rope(self, positions: RoPE, dims: int) -> tuple[Tensor, Tensor]:
         """Cosine and sine tables over the positions of a row, each (T, dims/2)."""
         if (positions, dims) not in self._rotary:
             end = self._first + self.ids.shape[1]
@@ -90,11 +90,11 @@ class Context:
             self._cache.kept[self._calls - 1] = (k, v)
         return attention(multiplied(q), multiplied(k), multiplied(v), visible).to(q.dtype)
 
-    def asked(self, x: Tensor) -> Tensor:
+    def query_positions(self, x: Tensor) -> Tensor:
         """Those positions of x (B, T, ...) that are asked of the layer that runs now."""
         return x if self.last is None else x[:, x.shape[1] - self.last :]
 
-    def visible(self, scope: str, longest: int | None, window: Whole | None) -> Visibility:
+    def visible(self, scope: str, longest: int | None, window: IntSchedule | None) -> Visibility:
         """What the positions asked for attend to: their `row` or `document`, cut into pieces of `longest`."""
         segmented = scope == "document" and self.starts is not None
         width = reach(longest if segmented else None, window, self.moment.progress, self.ids.device)
@@ -135,7 +135,7 @@ class Context:
         return self._cache.kept[self._calls - 1]
 
 
-def reach(longest: int | None, window: Whole | None, progress: float, device: torch.device) -> int | None:
+def reach(longest: int | None, window: IntSchedule | None, progress: float, device: torch.device) -> int | None:
     """How many positions one sees at most, itself included, or None for all of its row.
 
     No segment is longer than `longest`, and a CPU that is told so need not look at whole rows.
@@ -147,13 +147,13 @@ def reach(longest: int | None, window: Whole | None, progress: float, device: to
 
 
 @constant_in_graphs
-def _now(number: Whole, progress: float) -> int:
+def _now(number: IntSchedule, progress: float) -> int:
     """The number at that progress; PyTorch traces no search for a stair, and a stage of the run is one graph anyway."""
-    return whole_at(number, Moment(0, progress, Budget(seconds=1.0)))
+    return int_at(number, TrainProgress(0, progress, Budget(seconds=1.0)))
 
 
 @constant_in_graphs
-def _tables(positions: Positions, dims: int, first: int, end: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _tables(positions: RoPE, dims: int, first: int, end: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Cosines and sines at these positions, (2, end - first, dims/2).
 
     Left to the compiler, each of its kernels would find the cosine of each number that it turns anew.

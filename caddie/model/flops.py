@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from caddie.config.schedules import Budget, Moment, Whole, whole_at
+from caddie.config.schedules import Budget, IntSchedule, TrainProgress, int_at
 from caddie.model import GPT, BlockModule, Linear, Model
 from caddie.model.attention import Attention
 from caddie.model.parameters import Part
@@ -38,12 +38,12 @@ class Flops:
         return f"6 x {self.products:,} + 12 x {self.attention:,.0f} = {self.per_token / 1e6:,.2f} MFLOP per token"
 
 
-def flops_per_token(gpt: GPT, sequence_length: Whole, progress: float = 1.0) -> float:
+def flops_per_token(gpt: GPT, sequence_length: IntSchedule, progress: float = 1.0) -> float:
     """FLOPs per token of a training step, forward and backward, when that much of the run is over; see `count`."""
     return count(gpt, sequence_length, progress).per_token
 
 
-def count(gpt: GPT, sequence_length: Whole, progress: float = 1.0, documents: float | None = None) -> Flops:
+def count(gpt: GPT, sequence_length: IntSchedule, progress: float = 1.0, documents: float | None = None) -> Flops:
     """What a token of a training step costs when that much of the run is over.
 
     Matrix products, as often as their layer runs, and the two products of attention over the positions that a query
@@ -52,8 +52,8 @@ def count(gpt: GPT, sequence_length: Whole, progress: float = 1.0, documents: fl
     full; pieces of `longest` tokens and windows count exactly. The convention of PaLM (arXiv 2204.02311, appendix B),
     with causality.
     """
-    moment = Moment(0, progress, Budget(seconds=1.0))
-    length = whole_at(sequence_length, moment)
+    moment = TrainProgress(0, progress, Budget(seconds=1.0))
+    length = int_at(sequence_length, moment)
     with torch.device("meta"):
         model = gpt.build()
     once = _outside(model)
@@ -69,13 +69,13 @@ def count(gpt: GPT, sequence_length: Whole, progress: float = 1.0, documents: fl
     return Flops(once + looped, seen)
 
 
-def mean_visible(attention: Attention, length: int, moment: Moment) -> float:
+def mean_visible(attention: Attention, length: int, moment: TrainProgress) -> float:
     """Positions that a query of a row of `length` tokens sees on average, itself included."""
     longest = getattr(attention, "longest", None)
     if getattr(attention, "scope", "row") == "document" and longest is not None:
         length = min(length, longest)
     window = getattr(attention, "window", None)
-    width = length if window is None else min(length, whole_at(window, moment))
+    width = length if window is None else min(length, int_at(window, moment))
     return width - width * (width - 1) / (2 * length)  # the first `width` queries see 1, 2, ... positions
 
 
@@ -84,8 +84,8 @@ def _block(block: nn.Module, runs: int) -> int:
     assert isinstance(block, BlockModule)
     own = [_products(mlp) for mlp in block.later_mlps]
     mlp = _products(block.mlp)
-    again = sum(own[: runs - 1]) if own else mlp * (runs - 1)
-    return (_products(block) - mlp - sum(own)) * runs + mlp + again
+    pass_index = sum(own[: runs - 1]) if own else mlp * (runs - 1)
+    return (_products(block) - mlp - sum(own)) * runs + mlp + pass_index
 
 
 def _outside(model: Model) -> int:

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from caddie.config import Config, Range, plain, show
-from caddie.config.schedules import Budget, Moment, changes, whole_at
+from caddie.config.schedules import Budget, TrainProgress, changes, int_at
 from caddie.errors import UserError
 from caddie.model.block import Block, BlockModule
 from caddie.model.context import Cache, Context
 from caddie.model.embedding import Embedding, TokenEmbedding
 from caddie.model.head import Head, HeadModule, TiedHead
 from caddie.model.linear import Linear, Product
-from caddie.model.parallel_streams import Lanes
+from caddie.model.parallel_streams import ParallelStreams
 from caddie.model.parameters import Part, initialize
 from caddie.model.recurrence import Recurrence
 from caddie.model.skips import Skips, UNet
@@ -53,7 +53,7 @@ class GPT(Config):
     """Connections from early to late layers, or none."""
     recurrence: Recurrence | None = None
     """Layers that run more than once, or none."""
-    lanes: Lanes | None = None
+    parallel_streams: ParallelStreams | None = None
     """Two streams from some layer on, or none."""
     value_embedding: ValueEmbedding | None = None
     """Embeddings of the tokens that some layers' values get, or none."""
@@ -70,13 +70,15 @@ class GPT(Config):
             runs = self.depth + (self.recurrence.last + 1 - self.recurrence.first) * (self.recurrence.most - 1)
             if runs > MOST_RUNS:
                 raise UserError(f"layers would run {runs:,} times in a forward, over the limit of {MOST_RUNS:,}")
-        if self.lanes:
-            if self.lanes.first > last:
-                raise UserError(f"lanes.first must be at most {last}, not {self.lanes.first}")
-            if self.recurrence and self.lanes.first <= self.recurrence.last:
-                raise UserError("lanes.first must be behind recurrence.last; layers with two lanes run once")
-            if not all(block.attention for block in blocks[self.lanes.first :]):
-                raise UserError("lanes need attention in every layer from lanes.first on; it writes the first lane")
+        if self.parallel_streams:
+            if self.parallel_streams.first > last:
+                raise UserError(f"parallel_streams.first must be at most {last}, not {self.parallel_streams.first}")
+            if self.recurrence and self.parallel_streams.first <= self.recurrence.last:
+                raise UserError("parallel_streams.first must be behind recurrence.last; layers with two lanes run once")
+            if not all(block.attention for block in blocks[self.parallel_streams.first :]):
+                raise UserError(
+                    "parallel_streams need attention in every layer from parallel_streams.first on; it writes the first lane"
+                )
         if self.value_embedding:
             layers = self.value_embedding.layers
             if not layers or len(set(layers)) < len(layers) or not all(0 <= layer <= last for layer in layers):
@@ -128,7 +130,7 @@ class GPT(Config):
         """Layers in the order in which they run when that much of the run is over."""
         if self.recurrence is None:
             return list(range(self.depth))
-        passes = whole_at(self.recurrence.passes, Moment(0, progress, Budget(seconds=1.0)))
+        passes = int_at(self.recurrence.passes, TrainProgress(0, progress, Budget(seconds=1.0)))
         return self.recurrence.order(self.depth, passes)
 
     def own_mlps(self, layer: int) -> int:
@@ -181,7 +183,7 @@ class Model(Part):
         self.connections = max(len(order) // 2 for order in self.orders)
         self.skips = config.skips.build(self.connections, width) if config.skips and self.connections else None
         self.passes = config.recurrence.build(width) if config.recurrence and config.recurrence.embeddings else None
-        self.lanes = config.lanes.build(depth) if config.lanes else None
+        self.lanes = config.parallel_streams.build(depth) if config.parallel_streams else None
         self.value_embedding = self._value_embedding()
         self.head = config.head.build(self.embedding, config.vocabulary, width)
 
@@ -241,10 +243,10 @@ class Model(Part):
                 lane1 = x
             if self.skips is not None and number >= half and saved and number - half < self.connections:
                 x = self.skips(number - half, x, saved.pop())
-            context.again = runs[layer]
+            context.pass_index = runs[layer]
             runs[layer] += 1
             if self.passes is not None and layer == self.passes.first:
-                x = self.passes(context.again, x)
+                x = self.passes(context.pass_index, x)
             block = typing.cast(BlockModule, self.blocks[layer])
             if self.lanes is None or lane1 is None:
                 context.last = last if number == len(order) - 1 else None

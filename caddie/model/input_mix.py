@@ -12,7 +12,7 @@ from caddie.model.parameters import Initial, RowConstants
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mix(Config):
+class ResidualMix(Config):
     """Socket: where a and b of x ← a·x + b·x0 start; both are learned, by channel."""
 
     @abstractmethod
@@ -21,7 +21,7 @@ class Mix(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamMix(Mix):
+class StreamMix(ResidualMix):
     """Layers start by reading the stream alone: a = 1, b = 0 (the contest's baseline)."""
 
     techniques: ClassVar = {
@@ -38,7 +38,7 @@ class StreamMix(Mix):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhaseMix(Mix):
+class PhaseMix(ResidualMix):
     """Early layers start by reading the input, late ones the stream: a = σ(3(l/(depth - 1) - ½)), b = 1 - a."""
 
     techniques: ClassVar = {

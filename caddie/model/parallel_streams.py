@@ -16,18 +16,18 @@ from caddie.model.parameters import Constant, Part
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lanes(Config):
+class ParallelStreams(Config):
     """Socket: from which layer on there are two streams, who writes where, and how they end."""
 
     first: Annotated[int, Range(0, 1023)] = 8
     """First layer with two lanes, which both start as the stream. Connections from before enter lane 0 alone."""
 
     @abstractmethod
-    def build(self, depth: int) -> LanesModule:
+    def build(self, depth: int) -> ParallelStreamsModule:
         """The module."""
 
 
-class LanesModule(Part):
+class ParallelStreamsModule(Part):
     """Steps two lanes (B, T, width) through a block, and merges them at the end."""
 
     def __init__(self, first: int) -> None:
@@ -46,7 +46,7 @@ class LanesModule(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoutedLanes(Lanes):
+class RoutedStreams(ParallelStreams):
     """lane_j ← r_j lane_j + p_0j·attention + p_1j·MLP, all learned in each layer; the end is the mean.
 
     Parallel residuals as in openai/parameter-golf #1204, #1529 and the record at 1.0611. As there, the tensors have
@@ -66,13 +66,13 @@ class RoutedLanes(Lanes):
     sequential: bool = False
     """Whether the MLP reads lane 1 after attention wrote to it, each with a factor of its own (#1204, gain √1.1)."""
 
-    def build(self, depth: int) -> LanesModule:
+    def build(self, depth: int) -> ParallelStreamsModule:
         """The module."""
-        return _RoutedLanes(self, depth)
+        return _RoutedStreams(self, depth)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeparateLanes(Lanes):
+class SeparateStreams(ParallelStreams):
     """Attention writes lane 0 alone and the MLP lane 1; the end is m·lane₀ + (1 - m)·lane₁, m learned, ½ at the start.
 
     As in openai/parameter-golf #1334 and #1477. Lane 0 keeps what was mixed into it; lane 1 gets nothing mixed in.
@@ -86,13 +86,13 @@ class SeparateLanes(Lanes):
         )
     }
 
-    def build(self, depth: int) -> LanesModule:
+    def build(self, depth: int) -> ParallelStreamsModule:
         """The module."""
-        return _SeparateLanes(self)
+        return _SeparateStreams(self)
 
 
-class _RoutedLanes(LanesModule):
-    def __init__(self, config: RoutedLanes, depth: int) -> None:
+class _RoutedStreams(ParallelStreamsModule):
+    def __init__(self, config: RoutedStreams, depth: int) -> None:
         super().__init__(config.first)
         self.sequential = config.sequential
         self.routes = self.declare("routes", (depth, 2, 2), "scalar", Constant(value=1.0))  # layer, source, lane
@@ -104,20 +104,20 @@ class _RoutedLanes(LanesModule):
         dtype = x0.dtype
         from_attention, from_mlp = self.routes[layer].to(dtype)
         gains = self.gains[layer].to(dtype)
-        attended = block.attend(block.mixed(lanes[0], x0), context)
+        attended = block.attention_output(block.mixed(lanes[0], x0), context)
         if self.sequential:
             lane0, lane1 = (gains[0] * lane + from_attention[j] * attended for j, lane in enumerate(lanes))
-            thought = block.think(block.mixed(lane1, x0), context)
+            thought = block.mlp_output(block.mixed(lane1, x0), context)
             return gains[1] * lane0 + from_mlp[0] * thought, gains[1] * lane1 + from_mlp[1] * thought
-        thought = block.think(lanes[1], context)
+        thought = block.mlp_output(lanes[1], context)
         lane0, lane1 = (
             gains[j] * lane + from_attention[j] * attended + from_mlp[j] * thought for j, lane in enumerate(lanes)
         )
         return lane0, lane1
 
 
-class _SeparateLanes(LanesModule):
-    def __init__(self, config: SeparateLanes) -> None:
+class _SeparateStreams(ParallelStreamsModule):
+    def __init__(self, config: SeparateStreams) -> None:
         super().__init__(config.first)
         self.share = self.declare("share", (), "scalar", Constant(value=0.5))
 
@@ -125,7 +125,7 @@ class _SeparateLanes(LanesModule):
         self, layer: int, block: BlockModule, lanes: tuple[Tensor, Tensor], x0: Tensor, context: Context
     ) -> tuple[Tensor, Tensor]:
         x = block.mixed(lanes[0], x0)
-        return x + block.attend(x, context), lanes[1] + block.think(lanes[1], context)
+        return x + block.attention_output(x, context), lanes[1] + block.mlp_output(lanes[1], context)
 
     def merge(self, lanes: tuple[Tensor, Tensor]) -> Tensor:
         return torch.lerp(lanes[1], lanes[0], self.share.to(lanes[0].dtype))

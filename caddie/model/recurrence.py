@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from torch import Tensor
 
 from caddie.config import Config, Range, Technique
-from caddie.config.schedules import Stairs, Whole, all_values, check_whole
+from caddie.config.schedules import IntSchedule, PiecewiseConstant, all_values, check_int_schedule
 from caddie.errors import UserError
 from caddie.model.parameters import Constant, Part
 
@@ -21,7 +21,7 @@ class Recurrence(Config):
     """Layers first to last run several times in a row with the same weights (Universal Transformer, arXiv 1807.03819).
 
     `passes` may change over the run. Connections between layers follow the order in which layers run, so they are split
-    anew with it. Both orders are rehearsed before the clock starts. What is packed runs as at the end of the run.
+    anew with it. Both orders are warmed up before the clock starts. What is packed runs as at the end of the run.
     """
 
     techniques: ClassVar = {
@@ -47,7 +47,7 @@ class Recurrence(Config):
     """First layer that runs again."""
     last: Annotated[int, Range(0, 1023)] = 5
     """Last layer that runs again."""
-    passes: Whole = Stairs(values=(1, 3), begins=(0.35,))
+    passes: IntSchedule = PiecewiseConstant(values=(1, 3), begins=(0.35,))
     """How often these layers run."""
     embeddings: bool = False
     """Whether a learned vector for each pass is added to the stream before it."""
@@ -58,7 +58,7 @@ class Recurrence(Config):
         super().__post_init__()
         if self.first > self.last:
             raise UserError(f"first ({self.first}) must be at most last ({self.last})")
-        check_whole("passes", self.passes)
+        check_int_schedule("passes", self.passes)
         if self.most > MOST_PASSES:
             raise UserError(f"passes must be at most {MOST_PASSES}, not {self.most}")
 

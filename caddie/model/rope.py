@@ -16,7 +16,7 @@ Dims = Annotated[int, Range(2, 1 << 16)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Positions(Config):
+class RoPE(Config):
     """Socket: how fast each pair of channels turns. The frequencies never depend on the row that is read.
 
     So the base of a packed row is that of a short one, and a row may grow while it is generated.
@@ -44,7 +44,7 @@ def _powers(base: float, dims: int, device: torch.device, dtype: torch.dtype) ->
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rotary(Positions):
+class PlainRoPE(RoPE):
     """Pair i turns by base^(-2i/dims) at each position (RoFormer, arXiv 2104.09864)."""
 
     techniques: ClassVar = {
@@ -62,7 +62,7 @@ class Rotary(Positions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NTKRotary(Positions):
+class NTKRoPE(RoPE):
     """The base raised for rows longer than those that it was meant for: base · (length/native_length)^(d/(d-2)).
 
     The "NTK-aware" rule. In seed 002 and the record ARG rows of 2,048 are trained with the native length left at 1,024,
@@ -90,7 +90,7 @@ class NTKRotary(Positions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class YaRNRotary(Positions):
+class YaRNRoPE(RoPE):
     """Slow pairs turn slower by length/native_length, fast ones as before, a ramp between (YaRN, arXiv 2309.00071).
 
     The ramp is that of openai/parameter-golf, 2026-03-24_74M_Ternary_UNet_FP8_10L_8192BPE_YaRN_NeoMuon: 0 for the first

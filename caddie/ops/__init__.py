@@ -18,7 +18,7 @@ from caddie.ops.dispatch import (
     squared_mlp,
 )
 from caddie.ops.float8 import float8_linear
-from caddie.ops.plain import SOFTCAPS, Softcap, exclusive, polynomial_softcap, rotate
+from caddie.ops.plain import SOFTCAPS, Softcap, polynomial_softcap, rotate, xsa
 from caddie.ops.products import linear, matmul, multiplied, multiplies_float8, product_dtype
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
     "asking",
     "choose",
     "cross_entropy",
-    "exclusive",
+    "xsa",
     "float8_linear",
     "gram",
     "gram_polynomial",

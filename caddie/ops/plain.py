@@ -33,7 +33,7 @@ def normed_rotation(x: Tensor, cosine: Tensor, sine: Tensor, gain: Tensor | None
     return y if gain is None else y * gain.to(x.dtype)[:, None, None]
 
 
-def exclusive(y: Tensor, v: Tensor) -> Tensor:
+def xsa(y: Tensor, v: Tensor) -> Tensor:
     """y (B, H, T, D) without its part along v (B, K, T, D), the position's own value; head h has v of h // (H/K).
 
     Exclusive self-attention ("XSA"; the seeds also call it cross self-attention), openai/parameter-golf #265.

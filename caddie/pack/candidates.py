@@ -30,7 +30,7 @@ class StoredWeight:
 
 
 @dataclass(frozen=True)
-class Draft:
+class Candidate:
     """All weights under one choice, by parameter name."""
 
     weights: dict[str, StoredWeight]
@@ -49,7 +49,7 @@ class Draft:
         return [stored.section for stored in self.weights.values()]
 
 
-class Drafts:
+class Candidates:
     """Makes drafts; what a draft shares with the one before is not done again."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Drafts:
         calibrations: Mapping[str, Calibration],
         coding: ArrayCodec,
         size: Callable[[list[Section]], int],
-        watch: Callable[[Draft], None] = lambda draft: None,
+        watch: Callable[[Candidate], None] = lambda draft: None,
         coders: Coders | None = None,
     ) -> None:
         """`size` gives the bytes of the whole file that holds sections of weights; `watch` sees every draft; `coders`
@@ -71,7 +71,7 @@ class Drafts:
         """The first of each array: what is found out by trial for it, which takes two thirds of the time, is right for
         other steps to a ten-thousandth of the bytes (`docs/log.md`, 2026-11-22)."""
 
-    def make(self, quantizers: Mapping[str, Quantizer]) -> Draft:
+    def make(self, quantizers: Mapping[str, Quantizer]) -> Candidate:
         """The draft with these quantizers, by parameter name."""
         found = {
             name: (quantizer, quantizer.quantize(self.weights[name], self.calibrations.get(name, Calibration())))
@@ -81,15 +81,15 @@ class Drafts:
         self._kept |= self._store(found)
         return self._draft({name: self._kept[name] for name in quantizers})
 
-    def changed(self, draft: Draft, arrays: Mapping[str, Arrays]) -> Draft:
+    def changed(self, draft: Candidate, arrays: Mapping[str, Arrays]) -> Candidate:
         """The draft with other arrays for some weights, of the same quantizers."""
         return self._draft(
             draft.weights
             | self._store({name: (draft.weights[name].quantizer, found) for name, found in arrays.items()})
         )
 
-    def _draft(self, weights: dict[str, StoredWeight]) -> Draft:
-        draft = Draft(weights, 0)
+    def _draft(self, weights: dict[str, StoredWeight]) -> Candidate:
+        draft = Candidate(weights, 0)
         draft = replace(draft, file_bytes=self._size(draft.sections))
         self._watch(draft)
         return draft

@@ -13,7 +13,7 @@ from caddie.errors import UserError
 from caddie.model import GPT
 from caddie.model.parameters import assign, declarations
 from caddie.pack.calibrate import CalibrationText, TrainingText
-from caddie.pack.candidates import Draft, Drafts
+from caddie.pack.candidates import Candidate, Candidates
 from caddie.pack.coding import ArrayCodec, Coders, Smallest
 from caddie.pack.container import Section
 from caddie.pack.fit import FillCap, Fit
@@ -22,13 +22,13 @@ from caddie.runtime.memory import keep_freed_memory
 
 Calibrate = Callable[[], Mapping[str, Calibration]]
 """What is known of the weights' use, by parameter name."""
-Readers = dict[str, Quantizer]
+Dequantizers = dict[str, Quantizer]
 """Rules, as in `Compress.quantizers`, for the quantizers that read an artifact's weights."""
-Size = Callable[[Readers, list[Section]], int]
+Size = Callable[[Dequantizers, list[Section]], int]
 """Bytes of the whole file that holds these sections of weights."""
 
 
-def _weights_alone(readers: Readers, sections: list[Section]) -> int:
+def _weights_alone(readers: Dequantizers, sections: list[Section]) -> int:
     return sum(len(section.data) for section in sections)
 
 
@@ -43,7 +43,7 @@ class Correction(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compress(Config):
+class Pack(Config):
     """How weights become bytes. The cap is the one setting that a plain user needs."""
 
     quantizers: Mapping[str, Quantizer] = field(
@@ -97,7 +97,7 @@ class Compressed:
 
     sections: list[Section]
     tensors: list[QuantizedTensor]
-    readers: Readers
+    readers: Dequantizers
     predicted_loss: float | None
     """Nats per token that quantization is expected to cost, where the weights were calibrated."""
     curve: list[tuple[int, float]]
@@ -107,10 +107,10 @@ class Compressed:
 def compress(
     gpt: GPT,
     weights: Mapping[str, Tensor],
-    config: Compress,
+    config: Pack,
     calibrate: Calibrate = lambda: {},
     size: Size = _weights_alone,
-    watch: Callable[[Draft], None] = lambda draft: None,
+    watch: Callable[[Candidate], None] = lambda draft: None,
 ) -> Compressed:
     """Quantize and code every weight; weights of another model or not finite are a `UserError`.
 
@@ -128,12 +128,12 @@ def compress(
             raise UserError(
                 f"{name} has values that are not finite; the training run diverged, lower its learning rates"
             )
-    chosen = assign(config.quantizers, model, "compress.quantizers")
+    chosen = assign(config.quantizers, model, "pack.quantizers")
     quantizers = {name: chosen[name] for name in shapes}
     readers = {rule: quantizer.reader for rule, quantizer in config.quantizers.items()}
     calibrations = calibrate() if config.calibrated else {}
     with Coders(torch.get_num_threads()) as coders:
-        drafts = Drafts(
+        drafts = Candidates(
             {name: weights[name] for name in shapes},
             calibrations,
             config.coding,
@@ -161,7 +161,7 @@ def compress(
     return Compressed(draft.sections, tensors, readers, draft.predicted_loss, curve)
 
 
-def _corrected(drafts: Drafts, draft: Draft, correction: Correction) -> dict[str, Quantizer]:
+def _corrected(drafts: Candidates, draft: Candidate, correction: Correction) -> dict[str, Quantizer]:
     """The quantizers of the matrices whose error is the largest, each with a correction around it."""
     errors = {
         name: float((stored.restored - drafts.weights[name]).norm())

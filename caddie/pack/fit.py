@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from caddie.config import Config, Technique
 from caddie.errors import UserError
-from caddie.pack.candidates import Draft, Drafts
+from caddie.pack.candidates import Candidate, Candidates
 from caddie.pack.quantize import Quantizer, Rows, without_ones
 
 CLOSE = 0.998
@@ -32,7 +32,7 @@ _SHARES = 256
 class Fitted:
     """The draft to keep, and what was learned on the way."""
 
-    draft: Draft
+    draft: Candidate
     curve: list[tuple[int, float]] = field(default_factory=list)
     """Bytes of the file and predicted loss in nats per token, of the drafts that had one, by size."""
 
@@ -42,7 +42,7 @@ class Fit(Config):
     """Socket: the choice among drafts of the one to keep."""
 
     @abstractmethod
-    def fit(self, drafts: Drafts, quantizers: Mapping[str, Quantizer], cap_bytes: int) -> Fitted:
+    def fit(self, drafts: Candidates, quantizers: Mapping[str, Quantizer], cap_bytes: int) -> Fitted:
         """A draft whose file has at most `cap_bytes` bytes; where there is none, the smallest that was found."""
 
 
@@ -60,14 +60,14 @@ class FillCap(Fit):
         )
     }
 
-    def fit(self, drafts: Drafts, quantizers: Mapping[str, Quantizer], cap_bytes: int) -> Fitted:
+    def fit(self, drafts: Candidates, quantizers: Mapping[str, Quantizer], cap_bytes: int) -> Fitted:
         """The finest that fits."""
         if all(quantizer.coarser(2.0) == quantizer for quantizer in quantizers.values()):
             raise UserError(
-                "compress.fit: none of compress.quantizers has steps to choose; set one to Waterfilling or to rows "
-                "with SigmaClip, or compress.fit=none"
+                "pack.fit: none of pack.quantizers has steps to choose; set one to Waterfilling or to rows "
+                "with SigmaClip, or pack.fit=none"
             )
-        seen: dict[float, Draft] = {}
+        seen: dict[float, Candidate] = {}
         place: float | None = 0.0
         while place is not None and abs(place) <= _OCTAVES and len(seen) < _DRAFTS:
             now = drafts.make({name: quantizer.coarser(2.0**place) for name, quantizer in quantizers.items()})
@@ -98,7 +98,7 @@ class PruneOnes(Fit):
         )
     }
 
-    def fit(self, drafts: Drafts, quantizers: Mapping[str, Quantizer], cap_bytes: int) -> Fitted:
+    def fit(self, drafts: Candidates, quantizers: Mapping[str, Quantizer], cap_bytes: int) -> Fitted:
         """The draft with the fewest ones taken, to a part in 256 of all."""
         draft = drafts.make(quantizers)
         arrays = {
@@ -121,28 +121,28 @@ class PruneOnes(Fit):
         return Fitted(best)
 
 
-def _bytes(draft: Draft) -> int:
+def _bytes(draft: Candidate) -> int:
     return draft.file_bytes
 
 
-def _cost(draft: Draft) -> float:
+def _cost(draft: Candidate) -> float:
     """Predicted loss or, where that is unknown, squared errors in parts of the weights' squares."""
     loss = draft.predicted_loss
     return sum(stored.relative_error**2 for stored in draft.weights.values()) if loss is None else loss
 
 
-def _too_fine(place: float, seen: Mapping[float, Draft]) -> bool:
+def _too_fine(place: float, seen: Mapping[float, Candidate]) -> bool:
     """Whether coarser steps cost less: where integers have few bits, ever finer steps clip ever more of them."""
     least = min(_cost(one) for where, one in seen.items() if where >= place)
     return _cost(seen[place]) > _AS_GOOD * least
 
 
-def _buys_nothing(draft: Draft) -> bool:
+def _buys_nothing(draft: Candidate) -> bool:
     loss = draft.predicted_loss
     return loss is not None and loss < _NOTHING_NATS
 
 
-def _next(seen: Mapping[float, Draft], useful: Mapping[float, Draft], cap_bytes: int) -> float | None:
+def _next(seen: Mapping[float, Candidate], useful: Mapping[float, Candidate], cap_bytes: int) -> float | None:
     """Where to look next, in octaves: where the line through two neighbours says that the file fills the cap.
 
     The logarithm of a file's size falls almost in a straight line. None where no finer steps are useful.

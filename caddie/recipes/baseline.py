@@ -7,7 +7,7 @@ from caddie.data.loaders import ShuffledSequences
 from caddie.model import ChannelSmear, HashedNGrams
 from caddie.pack.codecs import Zlib
 from caddie.pack.coding import Packed
-from caddie.pack.compress import Compress
+from caddie.pack.compress import Pack
 from caddie.pack.quantize import Float16, Float32, Percentile, Rows
 from caddie.recipes.figures import RECORDS, figures
 from caddie.recipes.recipe import Figure, Recipe
@@ -17,7 +17,7 @@ _OLD_VALIDATION = "scored on an earlier validation export; about 1.2275 on the c
 
 baseline = Recipe(
     why="The contest's naive baseline: 9 layers of width 512 for 600 seconds, int8 rows and zlib.",
-    train=Train(seconds=600, steps=20_000, lr_schedule=IterationWarmdown(steps=1200), rehearsal_steps=20),
+    train=Train(seconds=600, steps=20_000, lr_schedule=IterationWarmdown(steps=1200), warmup_steps=20),
     public=(
         Figure(
             label="8xH100, seed 1337",
@@ -35,15 +35,15 @@ baseline = Recipe(
     ),
 ).but(
     {
-        "compress.quantizers": {
+        "pack.quantizers": {
             "embedding": Rows(scale=Percentile(floor="absolute")),
             "matrix": Rows(scale=Percentile(floor="absolute")),
             "head": Rows(scale=Percentile(floor="absolute")),
             "gate": Float16(),
             "scalar": Float32(),
         },
-        "compress.coding": Packed(codec=Zlib()),
-        "compress.fit": None,
+        "pack.coding": Packed(codec=Zlib()),
+        "pack.fit": None,
         "score.stride": 1024,
         "score.precision": "bfloat16",
     }
@@ -54,7 +54,7 @@ fp16_embedding = baseline.but(
         "model.block.mlp.hidden": 992,
         "train.lr_schedule.steps": 3600,
         "train.optimizers.matrix.lr": 0.06,
-        "compress.quantizers.embedding": Float16(),
+        "pack.quantizers.embedding": Float16(),
     },
     base="baseline",
     why="The tied embedding in fp16 for 32 hidden channels, a longer warm-down and a higher rate.",
@@ -94,8 +94,8 @@ tiny = baseline.but(
         "train.optimizers.matrix.lr": 0.02,
         "train.optimizers.embedding.lr": 0.04,
         "train.optimizers.matrix.momentum": Ramp(start=0.85, end=0.95, finish=0.1),
-        "train.rehearsal_steps": 3,
-        "compress": Compress(cap_bytes=1_000_000),
+        "train.warmup_steps": 3,
+        "pack": Pack(cap_bytes=1_000_000),
         "score.sequence_length": 256,
         "score.stride": 128,
         "score.batch_tokens": 16_384,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from caddie.model import ChannelSmear, HashedNGrams, RMSNorm
 from caddie.model.parameters import Orthogonal
-from caddie.pack.compress import Compress
+from caddie.pack.compress import Pack
 from caddie.recipes.records import vocabulary_4096
 
 champion = vocabulary_4096.but(
@@ -17,7 +17,7 @@ champion = vocabulary_4096.but(
         "model.embedding.bigrams": HashedNGrams(buckets=16_384, dims=128, initial=Orthogonal()),
         "train.optimizers.matrix.normalize_rows": True,
         "train.optimizers.embedding.lr": 0.06,
-        "compress": Compress(),
+        "pack": Pack(),
     },
     base="vocabulary_4096",
     why="What learned most in half a minute on a CPU: few layers, many hashed pairs; not measured at full size.",

@@ -7,7 +7,7 @@ is left out.
 from __future__ import annotations
 
 from caddie.config.schedules import IterationWarmdown, StepRamp
-from caddie.model import ChannelSmear, DepthScaledNorm, HashedNGrams, NTKRotary, PhaseMix, ValueEmbedding
+from caddie.model import ChannelSmear, DepthScaledNorm, HashedNGrams, NTKRoPE, PhaseMix, ValueEmbedding
 from caddie.model.parameters import Orthogonal, Overtone
 from caddie.pack.codecs import Zstd
 from caddie.pack.coding import Packed
@@ -26,7 +26,7 @@ ORTHOGONAL = {
 
 document_lora = baseline.but(
     {
-        "score.adaptation": DocumentLoRA(
+        "score.ttt": DocumentLoRA(
             rank=8,
             alpha=8.0,
             lr=0.01,
@@ -92,7 +92,7 @@ rows_4096 = rows_2048.but(
 )
 
 ten_layers = lower_lr.but(
-    {"model.depth": 10, "compress.quantizers.blocks.[3-6].*.weight": Rows(bits=6, scale=Percentile(floor="absolute"))},
+    {"model.depth": 10, "pack.quantizers.blocks.[3-6].*.weight": Rows(bits=6, scale=Percentile(floor="absolute"))},
     base="lower_lr",
     why="A tenth layer, paid for by six bits in the layers 3 to 6; the record 10L_MixedPrecision.",
     public=figures(
@@ -113,13 +113,13 @@ overtone_start = sliding_window.but(
     {
         "model.depth": 10,
         "model.embedding.initial": Overtone(),
-        "model.block.mix": PhaseMix(),
+        "model.block.residual_mix": PhaseMix(),
         "train.lr_schedule.steps": 2500,
         "train.optimizers.matrix.weight_decay": 0.02,
         "train.optimizers.scalar.weight_decay": 0.01,
         "train.optimizers.embedding.lr": 0.1,
         "train.optimizers.embedding.weight_decay": 0.01,
-        "compress.quantizers.embedding": Float16(),
+        "pack.quantizers.embedding": Float16(),
     },
     base="sliding_window",
     why="Weight decay, and starts with a falling spectrum and by depth; the record OvertoneInit.",
@@ -140,8 +140,8 @@ six_bits = sliding_window.but(
         "train.optimizers.matrix.momentum": StepRamp(start=0.92, end=0.99, steps=1500),
         "train.optimizers.scalar.lr": 0.02,
         "train.optimizers.embedding.lr": 0.03,
-        "train.fake_quantize": {"matrix": StraightThrough(quantizer=Rows(bits=6), strength=1.0)},
-        "compress.quantizers.matrix": Rows(bits=6, scale=Percentile(floor="absolute")),
+        "train.qat": {"matrix": StraightThrough(quantizer=Rows(bits=6), strength=1.0)},
+        "pack.quantizers.matrix": Rows(bits=6, scale=Percentile(floor="absolute")),
     },
     base="sliding_window",
     why="Six bits, trained for from the start, pay for wider MLPs; the record MixedQuant_Int6Int8.",
@@ -160,8 +160,8 @@ six_bits_ten_layers = six_bits.but(
         "train.clip_norm": 0.3,
         "train.lr_schedule.steps": 3600,
         "train.optimizers.embedding.lr": 0.04,
-        "compress.quantizers.embedding": Float16(),
-        "compress.coding": Packed(codec=Zstd()),
+        "pack.quantizers.embedding": Float16(),
+        "pack.coding": Packed(codec=Zstd()),
         "score.sequence_length": 2048,
     },
     base="six_bits",
@@ -180,9 +180,9 @@ smear_and_bigrams = six_bits.but(
         "model.embedding.bigrams": HashedNGrams(buckets=4096, dims=128),
         "model.embedding.smear": ChannelSmear(),
         "train.optimizers.matrix.weight_decay": 0.01,
-        "compress.quantizers.embedding": Float16(),
-        "compress.quantizers.*.projection.weight": Float16(),
-        "compress.coding": Packed(codec=Zstd()),
+        "pack.quantizers.embedding": Float16(),
+        "pack.quantizers.*.projection.weight": Float16(),
+        "pack.coding": Packed(codec=Zstd()),
     },
     base="six_bits",
     why="The token before as a share and as a hashed pair, orthogonal starts; the record smeargate.",
@@ -202,8 +202,8 @@ six_bits_eleven_layers = six_bits.but(
         "train.optimizers.scalar.weight_decay": 0.04,
         "train.optimizers.embedding.lr": 0.035,
         "train.optimizers.embedding.weight_decay": 0.04,
-        "compress.quantizers.embedding": Float16(),
-        "compress.coding": Packed(codec=Zstd()),
+        "pack.quantizers.embedding": Float16(),
+        "pack.coding": Packed(codec=Zstd()),
     },
     base="six_bits",
     why="Eleven layers, which weight decay makes small enough; the record MLP3x_QAT_Int6.",
@@ -222,7 +222,7 @@ snapshot_average = smear_and_bigrams.but(
         "train.sequence_length": 2048,
         "train.batch_tokens": 786_432,
         "train.clip_norm": 0.3,
-        "train.fake_quantize": {},
+        "train.qat": {},
         "train.averaging": SWA(fraction=0.2, snapshots=30),
         "train.optimizers.matrix.weight_decay": 0.04,
         "train.optimizers.scalar.weight_decay": 0.01,
@@ -247,7 +247,7 @@ five_bits = snapshot_average.but(
         "train.averaging": SWA(fraction=0.18, snapshots=24),
         "train.optimizers.scalar.weight_decay": 0.04,
         "train.optimizers.embedding.weight_decay": 0.04,
-        "compress.quantizers.blocks.*.mlp.*": Rows(bits=5, scale=Percentile(floor="absolute")),
+        "pack.quantizers.blocks.*.mlp.*": Rows(bits=5, scale=Percentile(floor="absolute")),
     },
     base="snapshot_average",
     why="Five bits in MLPs pay for a tenth layer and more pairs; the record Int5MLP.",
@@ -264,18 +264,18 @@ exclusive_three = snapshot_average.but(
     {
         "model.depth": 11,
         "model.embedding.bigrams": HashedNGrams(buckets=2048, dims=128, initial=Orthogonal(gain=22**-0.5)),
-        "model.block.attention.rotary": NTKRotary(native_length=1024, length=2048),
-        "model.layers": {"8-10": {"attention.exclusive": True}},
+        "model.block.attention.rope": NTKRoPE(native_length=1024, length=2048),
+        "model.layers": {"8-10": {"attention.xsa": True}},
         "train.steps": 9000,
-        "train.rehearsal_steps": 30,
+        "train.warmup_steps": 30,
         "train.averaging": SWA(fraction=0.22, snapshots=13),
         "train.optimizers.matrix.lr": 0.025,
         "train.optimizers.scalar.lr": 0.025,
         "train.optimizers.scalar.weight_decay": 0.04,
         "train.optimizers.embedding.lr": 0.035,
         "train.optimizers.embedding.weight_decay": 0.04,
-        "compress.quantizers.embedding": Rows(scale=Percentile(floor="absolute")),
-        "compress.quantizers.matrix": Rows(bits=6, scale=Percentile(floor="absolute")),
+        "pack.quantizers.embedding": Rows(scale=Percentile(floor="absolute")),
+        "pack.quantizers.matrix": Rows(bits=6, scale=Percentile(floor="absolute")),
     },
     base="snapshot_average",
     why="Eleven layers, the last three exclusive; the record EfficientPartialXSA.",
@@ -287,8 +287,8 @@ exclusive_three = snapshot_average.but(
 
 exclusive_four = exclusive_three.but(
     {
-        "model.layers": {"7-10": {"attention.exclusive": True}},
-        "train.rehearsal_steps": 20,
+        "model.layers": {"7-10": {"attention.xsa": True}},
+        "train.warmup_steps": 20,
         "train.averaging": EMA(decay=0.997),
     },
     base="exclusive_three",
@@ -303,7 +303,7 @@ exclusive_four = exclusive_three.but(
 
 partial_rotary = exclusive_four.but(
     {
-        "model.block.attention.rotary.dims": 16,
+        "model.block.attention.rope.dims": 16,
         "model.block.attention_norm": DepthScaledNorm(),
         "model.block.mlp_norm": DepthScaledNorm(),
     },
@@ -322,8 +322,8 @@ value_embeddings = partial_rotary.but(
         "model.value_embedding": ValueEmbedding(layers=(9, 10), initial=Orthogonal(gain=22**-0.5)),
         "train.steps": 20_000,
         "train.lr_schedule": IterationWarmdown(steps=3500),
-        "compress.quantizers.matrix": Rows(bits=6, scale=BestPercentile(floor="absolute")),
-        "compress.quantizers.scalar": Float16(),
+        "pack.quantizers.matrix": Rows(bits=6, scale=BestPercentile(floor="absolute")),
+        "pack.quantizers.scalar": Float16(),
     },
     base="partial_rotary",
     why="Token embeddings in the last layers' values, a longer warm-down; the record GPTQ-lite.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from caddie.config.schedules import Warmdown
-from caddie.model import Dense, GatedValueResidual, LeakyReluSquared, PhaseMix, RandomMap, Recurrence, YaRNRotary
+from caddie.model import Dense, GatedValueResidual, LeakyReluSquared, PhaseMix, RandomMap, Recurrence, YaRNRoPE
 from caddie.model.parameters import FanInNormal, Normal, Orthogonal
 from caddie.pack.codecs import Lzma, Zstd
 from caddie.pack.coding import Packed
@@ -23,9 +23,9 @@ ternary = baseline.but(
         "model.depth": 10,
         "model.embedding.dims": 254,
         "model.block.attention.fused": True,
-        "model.block.attention.gain": 2.25,
+        "model.block.attention.query_gain": 2.25,
         "model.block.attention.linear": _TERNARY_MAP,
-        "model.block.attention.rotary": YaRNRotary(base=5000.0, native_length=1024, length=2048),
+        "model.block.attention.rope": YaRNRoPE(base=5000.0, native_length=1024, length=2048),
         "model.block.mlp.hidden": 3072,
         "model.block.mlp.linear": _TERNARY_MAP,
         "model.head.softcap": 10.0,
@@ -35,20 +35,20 @@ ternary = baseline.but(
         "train.steps": 10_000,
         "train.lr_schedule": Warmdown(fraction=0.2),
         "train.z_loss": 1e-4,
-        "train.rehearsal_steps": 5,
+        "train.warmup_steps": 5,
         "train.optimizers.matrix.steps": 3,
         "train.optimizers.matrix.normalize_rows": True,
         "train.optimizers.embedding.lr": 0.02,
         "train.optimizers.scalar.lr": 0.02,
-        "train.fake_quantize": {
+        "train.qat": {
             "matrix": StraightThrough(quantizer=_TRITS, strength=1.0),
             "*.projection.weight": StraightThrough(quantizer=Float8(), strength=1.0),
         },
-        "compress.quantizers.embedding": Float8(),
-        "compress.quantizers.matrix": _TRITS,
-        "compress.quantizers.scalar": Float16(),
-        "compress.quantizers.*.projection.weight": Float8(),
-        "compress.coding": Packed(codec=Lzma(extreme=False)),
+        "pack.quantizers.embedding": Float8(),
+        "pack.quantizers.matrix": _TRITS,
+        "pack.quantizers.scalar": Float16(),
+        "pack.quantizers.*.projection.weight": Float8(),
+        "pack.coding": Packed(codec=Lzma(extreme=False)),
         "score.stride": 16,
     },
     base="baseline",
@@ -65,8 +65,8 @@ ternary = baseline.but(
 
 _FOLDED = {
     "model.block.mlp": LeakyReluSquared(hidden=1536),
-    "model.block.mix": PhaseMix(),
-    "model.block.attention.exclusive": True,
+    "model.block.residual_mix": PhaseMix(),
+    "model.block.attention.xsa": True,
     "model.block.attention.value_residual": GatedValueResidual(),
     "model.layers": {},
     "train.seconds": 555,
@@ -99,9 +99,9 @@ random_mlps = lower_lr.but(
         "model.block.mlp.hidden": 1536,
         "model.block.mlp.linear": RandomMap(rank=160, initial=FanInNormal()),
         "train.sequence_length": 2048,
-        "compress.quantizers.embedding": Float16(),
-        "compress.quantizers.blocks.[5-7].*.weight": Rows(bits=6, scale=Percentile(floor="absolute")),
-        "compress.coding": Packed(codec=Zstd()),
+        "pack.quantizers.embedding": Float16(),
+        "pack.quantizers.blocks.[5-7].*.weight": Rows(bits=6, scale=Percentile(floor="absolute")),
+        "pack.coding": Packed(codec=Zstd()),
         "score.sequence_length": 2048,
         "score.stride": 512,
     },

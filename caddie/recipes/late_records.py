@@ -8,7 +8,7 @@ from __future__ import annotations
 from caddie.config.schedules import Ramp, Warmdown
 from caddie.data.loaders import PackedDocuments
 from caddie.data.tokenizers import CaseOps
-from caddie.model import DenseGate, NarrowGate, RoutedLanes, SparseGate, TokenSmear
+from caddie.model import DenseGate, NarrowGate, RoutedStreams, SparseGate, TokenSmear
 from caddie.pack.compress import Correction
 from caddie.pack.quantize import Float16, Gptq, Percentile, Rows, SigmaClip
 from caddie.recipes.figures import RECORDS, figures
@@ -18,16 +18,16 @@ from caddie.train.optim import AdamW
 
 document_attention = three_layer_recurrence.but(
     {
-        "model.block.attention.gain": 5.0,
+        "model.block.attention.query_gain": 5.0,
         "model.block.attention.scope": "document",
         "model.block.attention.longest": 2048,
         "model.layers": {},
-        "model.lanes": RoutedLanes(first=8),
+        "model.parallel_streams": RoutedStreams(first=8),
         "train.seconds": 587,
         "train.loader": PackedDocuments(),
         "train.optimizers.matrix.momentum.end": 0.97,
         "score.stride": 1024,
-        "score.adaptation": DocumentLoRA(rank=96, alpha=96.0, beta2=0.999, chunk_tokens=32, warm_start=False),
+        "score.ttt": DocumentLoRA(rank=96, alpha=96.0, beta2=0.999, chunk_tokens=32, warm_start=False),
     },
     base="three_layer_recurrence",
     why="Attention within documents, two lanes, adapters of each document; the record VarLenAttn.",
@@ -40,7 +40,7 @@ document_attention = three_layer_recurrence.but(
 )
 
 one_phase = document_attention.but(
-    {"score.adaptation.phases": GlobalSGD(documents=2000, phases=1, sgd=SGD(lr=0.005))},
+    {"score.ttt.phases": GlobalSGD(documents=2000, phases=1, sgd=SGD(lr=0.005))},
     base="document_attention",
     why="All weights trained once on the documents scored so far; the record PhasingTTT2000.",
     public=figures(
@@ -56,11 +56,11 @@ three_phases = one_phase.but(
         "train.seconds": 596,
         "train.lr_schedule": Warmdown(fraction=0.75),
         "train.optimizers.matrix.lr": 0.026,
-        "compress.quantizers.embedding": Gptq(of=Rows(bits=7, scale=SigmaClip(k=15.0))),
-        "compress.quantizers.matrix.of.scale.k": 13.0,
-        "compress.quantizers.blocks.*.mlp.*": Gptq(of=Rows(bits=6, scale=SigmaClip(k=12.0))),
-        "score.adaptation.chunk_tokens": 48,
-        "score.adaptation.phases": GlobalSGD(documents=2000),
+        "pack.quantizers.embedding": Gptq(of=Rows(bits=7, scale=SigmaClip(k=15.0))),
+        "pack.quantizers.matrix.of.scale.k": 13.0,
+        "pack.quantizers.blocks.*.mlp.*": Gptq(of=Rows(bits=6, scale=SigmaClip(k=12.0))),
+        "score.ttt.chunk_tokens": 48,
+        "score.ttt.phases": GlobalSGD(documents=2000),
     },
     base="one_phase",
     why="Three such phases at a lower rate, a longer warm-down; the record MultiPhaseGlobalSGD.",
@@ -77,12 +77,12 @@ _GATE_OPTIMIZER = AdamW(lr=0.02, weight_decay=0.02)
 
 narrow_gates = three_phases.but(
     {
-        "model.block.attention.gain": 5.25,
+        "model.block.attention.query_gain": 5.25,
         "model.block.attention.gate": NarrowGate(),
         "train.seconds": 587,
         "train.optimizers.gate": _GATE_OPTIMIZER,
-        "compress.quantizers.gate": Float16(),
-        "score.adaptation.phases": None,
+        "pack.quantizers.gate": Float16(),
+        "score.ttt.phases": None,
     },
     base="three_phases",
     why="Twelve channels gate each head, and no phases; the record SmearGate_AttentionOutputGate.",
@@ -115,7 +115,7 @@ dense_gates = lossless_caps.but(
         "model.block.attention.gate": DenseGate(bias=None, std=0.005),
         "train.optimizers.matrix.weight_decay": 0.095,
         "train.optimizers.gate": _GATE_OPTIMIZER,
-        "compress.quantizers.gate": _GATE_QUANTIZER,
+        "pack.quantizers.gate": _GATE_QUANTIZER,
     },
     base="lossless_caps",
     why="All channels gate each head, weight decay constant again; the record CaseOps_GatedAttn.",
@@ -144,9 +144,9 @@ sparse_gates = dense_gates.but(
         "train.seconds": 599.5,
         "train.lr_schedule.floor": 0.1,
         "train.optimizers.matrix.coefficients": "polar_express",
-        "score.adaptation.alpha": 144.0,
-        "score.adaptation.weight_decay": 1.0,
-        "score.adaptation.warm_start": True,
+        "score.ttt.alpha": 144.0,
+        "score.ttt.weight_decay": 1.0,
+        "score.ttt.warm_start": True,
     },
     base="dense_gates",
     why="Narrow gates, Polar Express, rates not below a tenth, warm adapters; the record SparseGate.",
@@ -162,8 +162,8 @@ sparse_gates = dense_gates.but(
 document_smear = sparse_gates.but(
     {
         "model.embedding.smear": TokenSmear(),
-        "compress.correction": Correction(),
-        "compress.quantizers.gate": Float16(),
+        "pack.correction": Correction(),
+        "pack.quantizers.gate": Float16(),
     },
     base="sparse_gates",
     why="The token before in every token, but never across documents; the record SmearGateBOSFix.",
@@ -192,13 +192,13 @@ best_record = document_smear.but(
         "train.optimizers.embedding.beta2": 0.99,
         "train.optimizers.scalar.beta2": 0.99,
         "train.optimizers.gate.beta2": 0.99,
-        "compress.quantizers.embedding.of.scale.k": 14.0,
-        "compress.quantizers.blocks.*.mlp.*.of.scale.k": 11.5,
-        "compress.quantizers.gate": _GATE_QUANTIZER,
-        "score.adaptation.rank": 80,
-        "score.adaptation.beta2": 0.99,
-        "score.adaptation.weight_decay": 0.5,
-        "score.adaptation.phases.documents": 2500,
+        "pack.quantizers.embedding.of.scale.k": 14.0,
+        "pack.quantizers.blocks.*.mlp.*.of.scale.k": 11.5,
+        "pack.quantizers.gate": _GATE_QUANTIZER,
+        "score.ttt.rank": 80,
+        "score.ttt.beta2": 0.99,
+        "score.ttt.weight_decay": 0.5,
+        "score.ttt.phases.documents": 2500,
     },
     base="document_smear",
     why="The best record, 1.0611: gentler gates, longer memories, a longer warm-down.",

@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from caddie.config.schedules import IterationWarmdown, Ramp, StepRamp, Warmdown, Whole, all_values
-from caddie.model import GPT, GroupedQueryAttention, NTKRotary, RandomMap, YaRNRotary
+from caddie.config.schedules import IntSchedule, IterationWarmdown, Ramp, StepRamp, Warmdown, all_values
+from caddie.model import GPT, GroupedQueryAttention, NTKRoPE, RandomMap, YaRNRoPE
 from caddie.recipes.recipe import Recipe
 from caddie.train.averaging import EMA, ProgressEMA
 from caddie.train.trainer import Train
@@ -42,7 +42,7 @@ def mini(recipe: Recipe) -> Recipe:
             "score.stride": row // 2,
             "score.batch_tokens": 16_384,
             "score.precision": "float32",
-            "score.adaptation": None,
+            "score.ttt": None,
         },
         name=f"{recipe.name}_mini",
         base=f"{recipe.base}_mini" if recipe.base else None,
@@ -70,8 +70,8 @@ def _model(model: GPT) -> dict[str, Any]:
     }
     if model.recurrence:
         diff["recurrence.first"], diff["recurrence.last"] = layer(model.recurrence.first), layer(model.recurrence.last)
-    if model.lanes:
-        diff["lanes.first"] = layer(model.lanes.first)
+    if model.parallel_streams:
+        diff["parallel_streams.first"] = layer(model.parallel_streams.first)
     if model.value_embedding:
         diff["value_embedding.layers"] = sorted({layer(number) for number in model.value_embedding.layers})
         diff["value_embedding.dims"] = model.value_embedding.dims // RANK
@@ -98,12 +98,12 @@ def _block(exception: Mapping[str, Any], model: GPT, size: float) -> dict[str, A
     attention, mlp = model.block.attention, model.block.mlp
     diff: dict[str, Any] = {"mlp.hidden": mlp.hidden * WIDTH // model.width}
     if attention is not None:
-        rotary = attention.rotary  # type: ignore[attr-defined]
-        if rotary.dims:
-            diff["attention.rotary.dims"] = max(2, 2 * round(rotary.dims * size / 2))
-        if isinstance(rotary, NTKRotary | YaRNRotary):
-            diff["attention.rotary.native_length"] = rotary.native_length // ROW
-            diff["attention.rotary.length"] = rotary.length // ROW
+        rope = attention.rope  # type: ignore[attr-defined]
+        if rope.dims:
+            diff["attention.rope.dims"] = max(2, 2 * round(rope.dims * size / 2))
+        if isinstance(rope, NTKRoPE | YaRNRoPE):
+            diff["attention.rope.native_length"] = rope.native_length // ROW
+            diff["attention.rope.length"] = rope.length // ROW
         if isinstance(attention.window, int):  # type: ignore[attr-defined]
             diff["attention.window"] = max(1, attention.window // ROW)  # type: ignore[attr-defined]
         if attention.longest:  # type: ignore[attr-defined]
@@ -123,7 +123,7 @@ def _train(train: Train, row: int) -> dict[str, Any]:
         "batch_tokens": row * max(1, round(_largest(train.batch_tokens) / BATCH / row)),
         "micro_batches": 1,
         "sequence_length": row,
-        "rehearsal_steps": 3,
+        "warmup_steps": 3,
     }
     if isinstance(train.lr_schedule, IterationWarmdown):
         diff["lr_schedule"] = Warmdown(fraction=min(1.0, train.lr_schedule.steps / steps))
@@ -137,5 +137,5 @@ def _train(train: Train, row: int) -> dict[str, Any]:
     return diff
 
 
-def _largest(number: Whole) -> int:
+def _largest(number: IntSchedule) -> int:
     return max(all_values(number))

@@ -72,7 +72,7 @@ public_000_experiments = (
         label="late_quantization_aware_training",
         outcome="recompiled when its switch was thrown, out of memory with larger models",
         diff={
-            "train.fake_quantize": {
+            "train.qat": {
                 "matrix": StraightThrough(
                     quantizer=_SIX_BITS, strength=Ramp(start=0.0, end=1.0, begin=0.927, finish=0.927)
                 )
@@ -83,14 +83,14 @@ public_000_experiments = (
     Experiment(
         label="constant_benchmark_data",
         outcome="25 to 50 % too optimistic, since memory compresses constant data",
-        note=_HABIT + "; rehearsals here run on random tokens",
+        note=_HABIT + "; warm-ups here run on random tokens",
     ),
     Experiment(
         label="hadamard_rotation",
         outcome="-0.0002, and a larger file",
         bits_per_byte=1.1151,
         diff={
-            "compress.quantizers.matrix": Rotated(of=Gptq(of=Rows(bits=6, scale=BestPercentile()))),
+            "pack.quantizers.matrix": Rotated(of=Gptq(of=Rows(bits=6, scale=BestPercentile()))),
         },
     ),
     Experiment(
@@ -98,8 +98,8 @@ public_000_experiments = (
         outcome="+0.006",
         bits_per_byte=1.1209,
         diff={
-            "compress.quantizers.matrix": Rows(scale=Percentile(floor="absolute")),
-            "compress.quantizers.blocks.[2-8].*.weight": _FIVE_BITS,
+            "pack.quantizers.matrix": Rows(scale=Percentile(floor="absolute")),
+            "pack.quantizers.blocks.[2-8].*.weight": _FIVE_BITS,
         },
         note="eight bits in the outer layers, five between; how many are outer is not said, here two on either side",
     ),
@@ -108,7 +108,7 @@ public_000_experiments = (
         outcome="-0.0002, 500 steps being too few",
         bits_per_byte=1.1151,
         diff={
-            "train.fake_quantize": {
+            "train.qat": {
                 "matrix": SoftRound(
                     quantizer=_SIX_BITS,
                     strength=Ramp(start=0.0, end=1.0, begin=0.93, finish=0.93),
@@ -126,7 +126,7 @@ public_000_experiments = (
     Experiment(
         label="exclusive_in_all_layers",
         outcome="+0.014 after 100 seconds, 2.9 ms more a step",
-        diff={"model.block.attention.exclusive": True, "model.layers": {}},
+        diff={"model.block.attention.xsa": True, "model.layers": {}},
         note="judged too early: the same author's next record has it, for about -0.002",
     ),
     Experiment(
@@ -142,7 +142,7 @@ public_000_experiments = (
         diff={
             "model.block.attention.gate": DenseGate(),
             "train.optimizers.gate": AdamW(lr=0.025, weight_decay=0.04),
-            "compress.quantizers.gate": Float16(),
+            "pack.quantizers.gate": Float16(),
         },
         note="later records gain with narrower gates",
     ),
@@ -163,7 +163,7 @@ public_000_experiments = (
         label="wider_with_five_bits",
         outcome="+0.006, 110 ms a step",
         bits_per_byte=1.1233,
-        diff={"model.width": 576, "model.block.mlp.hidden": 1728, "compress.quantizers.matrix": _FIVE_BITS},
+        diff={"model.width": 576, "model.block.mlp.hidden": 1728, "pack.quantizers.matrix": _FIVE_BITS},
     ),
     Experiment(
         label="hard_shards_first",
@@ -175,7 +175,7 @@ public_000_experiments = (
         label="test_time_training",
         outcome="+0.0006 for the best of 22 variants",
         bits_per_byte=1.1177,
-        diff={"score.adaptation.sgd.lr": 0.005},
+        diff={"score.ttt.sgd.lr": 0.005},
         note="the variants are not listed; this is the rate of later records",
     ),
     Experiment(

@@ -11,7 +11,7 @@ from typing import Annotated
 from caddie.config import Config, Range
 from caddie.data.tokenizers import SentencePieceBPE, TokenizerSource
 from caddie.model import GPT, parameter_count
-from caddie.pack.compress import Compress
+from caddie.pack.compress import Pack
 from caddie.score import Scoring
 from caddie.train.trainer import Train
 
@@ -60,7 +60,7 @@ class Recipe(Config):
     """The model."""
     train: Train = Train()
     """How it is trained."""
-    compress: Compress = Compress()
+    pack: Pack = Pack()
     """How its weights become bytes."""
     score: Scoring = Scoring()
     """How the artifact is scored."""

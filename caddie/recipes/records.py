@@ -6,9 +6,9 @@ then. Where the records calibrate on 16 to 256 of their batches, recipes keep to
 
 from __future__ import annotations
 
-from caddie.config.schedules import IterationWarmdown, Stairs, StepRamp, Warmdown
+from caddie.config.schedules import IterationWarmdown, PiecewiseConstant, StepRamp, Warmdown
 from caddie.data.loaders import CoprimeStride, ShuffledSequences
-from caddie.model import GatedUNet, HashedNGrams, Recurrence, Rotary, RoutedLanes, SeparateLanes
+from caddie.model import GatedUNet, HashedNGrams, PlainRoPE, Recurrence, RoutedStreams, SeparateStreams
 from caddie.model.parameters import Orthogonal
 from caddie.pack.calibrate import SelfGenerated, TrainingText
 from caddie.pack.codecs import Zstd
@@ -22,13 +22,13 @@ from caddie.train.averaging import EMA
 
 exclusive_everywhere = parallel_muon.but(
     {
-        "model.block.attention.exclusive": True,
+        "model.block.attention.xsa": True,
         "model.layers": {},
         "model.embedding.bigrams": HashedNGrams(buckets=3072, dims=112, initial=Orthogonal()),
         "train.steps": 20_000,
         "train.lr_schedule": IterationWarmdown(steps=4000),
-        "compress.calibration": SelfGenerated(),
-        "score.adaptation": None,
+        "pack.calibration": SelfGenerated(),
+        "score.ttt": None,
     },
     base="parallel_muon",
     why="All layers exclusive and more bigrams; the record ValCalib_GPTQ_XSA_BigramHash3072.",
@@ -46,7 +46,7 @@ coprime_loader = exclusive_everywhere.but(
         "train.seconds": 586,
         "train.loader": CoprimeStride(),
         "train.lr_schedule.steps": 3500,
-        "compress.calibration": TrainingText(),
+        "pack.calibration": TrainingText(),
     },
     base="exclusive_everywhere",
     why="All shards mixed, each walked by its own stride; the record Loader_FullGPTQ_XSA11.",
@@ -62,8 +62,8 @@ plain_six_bits = coprime_loader.but(
     {
         "model.embedding.bigrams": HashedNGrams(buckets=2048, dims=128, initial=Orthogonal()),
         "train.seconds": 600,
-        "compress.quantizers.matrix": Rows(bits=6, scale=BestPercentile(floor="absolute")),
-        "compress.coding": Packed(codec=Zstd()),
+        "pack.quantizers.matrix": Rows(bits=6, scale=BestPercentile(floor="absolute")),
+        "pack.coding": Packed(codec=Zstd()),
         "score.stride": 2048,
     },
     base="coprime_loader",
@@ -80,14 +80,16 @@ plain_six_bits = coprime_loader.but(
 own_mlps = coprime_loader.but(
     {
         "model.embedding.bigrams.dims": 160,
-        "model.layers": {"0": {"attention": None}, "1": {"attention.exclusive": False}},
+        "model.layers": {"0": {"attention": None}, "1": {"attention.xsa": False}},
         "model.skips": GatedUNet(),
-        "model.recurrence": Recurrence(first=4, last=5, passes=Stairs(values=(1, 2), begins=(0.44,)), own_mlps=True),
-        "model.lanes": RoutedLanes(first=7, gain=1.1**0.5, sequential=True),
+        "model.recurrence": Recurrence(
+            first=4, last=5, passes=PiecewiseConstant(values=(1, 2), begins=(0.44,)), own_mlps=True
+        ),
+        "model.parallel_streams": RoutedStreams(first=7, gain=1.1**0.5, sequential=True),
         "model.value_embedding.layers": (7, 8),
         "train.seconds": 600,
         "train.optimizers.matrix.lr": 0.03,
-        "compress.coding": Packed(shuffle=True),
+        "pack.coding": Packed(shuffle=True),
     },
     base="coprime_loader",
     why="Layers 4 and 5 twice with own MLPs, two lanes; the record MiniDepthRecurrence.",
@@ -107,8 +109,8 @@ vocabulary_4096 = coprime_loader.but(
         "model.embedding.bigrams": None,
         "model.embedding.smear": None,
         "model.block.mlp.hidden": 2048,
-        "model.block.attention.gain": 4.0,
-        "model.block.attention.rotary": Rotary(dims=16),
+        "model.block.attention.query_gain": 4.0,
+        "model.block.attention.rope": PlainRoPE(dims=16),
         "model.skips": GatedUNet(),
         "train.seconds": 590,
         "train.steps": None,
@@ -121,7 +123,7 @@ vocabulary_4096 = coprime_loader.but(
         "train.optimizers.embedding.weight_decay": 0.085,
         "train.optimizers.scalar.lr": 0.02,
         "train.optimizers.scalar.weight_decay": 0.02,
-        "compress.quantizers": {
+        "pack.quantizers": {
             "embedding": Rows(),
             "matrix": Gptq(of=Rows(bits=6, scale=BestPercentile())),
             "head": Rows(),
@@ -129,7 +131,7 @@ vocabulary_4096 = coprime_loader.but(
             "scalar": Float16(),
             "*.projection.weight": Float16(),
         },
-        "compress.coding": Packed(shuffle=True),
+        "pack.coding": Packed(shuffle=True),
     },
     base="coprime_loader",
     why="Four times the vocabulary, wider MLPs, more weight decay; the record Vocab4096.",
@@ -143,7 +145,7 @@ vocabulary_4096 = coprime_loader.but(
 
 equal_rows = vocabulary_4096.but(
     {
-        "model.recurrence": Recurrence(first=4, last=5, passes=Stairs(values=(1, 2), begins=(0.5,))),
+        "model.recurrence": Recurrence(first=4, last=5, passes=PiecewiseConstant(values=(1, 2), begins=(0.5,))),
         "train.optimizers.matrix.normalize_rows": True,
         "train.optimizers.matrix.weight_decay": 0.09,
         "train.optimizers.embedding.weight_decay": 0.09,
@@ -160,7 +162,7 @@ equal_rows = vocabulary_4096.but(
 )
 
 separate_lanes_4096 = equal_rows.but(
-    {"model.block.attention.gain": 5.0, "model.lanes": SeparateLanes(first=7)},
+    {"model.block.attention.query_gain": 5.0, "model.parallel_streams": SeparateStreams(first=7)},
     base="equal_rows",
     why="Attention and MLP in lanes of their own; SP4096_DepthRecurrence_ParallelResid.",
     public=figures(
@@ -176,11 +178,11 @@ vocabulary_8192 = vocabulary_4096.but(
     {
         "model.vocabulary": 8192,
         "model.value_embedding": None,
-        "model.recurrence": Recurrence(first=4, last=5, passes=Stairs(values=(1, 3), begins=(0.5,))),
+        "model.recurrence": Recurrence(first=4, last=5, passes=PiecewiseConstant(values=(1, 3), begins=(0.5,))),
         "train.seconds": 588,
         "train.loader": ShuffledSequences(),
         "train.optimizers.matrix.normalize_rows": True,
-        "compress.quantizers": {
+        "pack.quantizers": {
             "embedding": Gptq(of=Rows(scale=SigmaClip(k=20.0))),
             "matrix": Gptq(of=Rows(bits=6, scale=SigmaClip(k=12.85))),
             "head": Rows(),
@@ -203,9 +205,9 @@ vocabulary_8192 = vocabulary_4096.but(
 progressive_recurrence = vocabulary_8192.but(
     {
         "model.layers": {"7-10": {"parallel": True}},
-        "model.recurrence.passes": Stairs(values=(1, 2, 3), begins=(0.5, 0.65)),
-        "compress.quantizers.embedding.of.scale.importance": 0.175,
-        "compress.quantizers.matrix.of.scale.importance": 0.175,
+        "model.recurrence.passes": PiecewiseConstant(values=(1, 2, 3), begins=(0.5, 0.65)),
+        "pack.quantizers.embedding.of.scale.importance": 0.175,
+        "pack.quantizers.matrix.of.scale.importance": 0.175,
     },
     base="vocabulary_8192",
     why="Layers 4 and 5 twice, then three times; HessianSDClip_ProgressiveRecurrence.",
@@ -219,7 +221,7 @@ progressive_recurrence = vocabulary_8192.but(
 )
 
 sharp_attention = vocabulary_8192.but(
-    {"model.block.attention.gain": 5.0, "score.adaptation": ChunkSGD()},
+    {"model.block.attention.query_gain": 5.0, "score.ttt": ChunkSGD()},
     base="vocabulary_8192",
     why="Queries five times as long, training on each chunk that was scored; the record QK5_LegalTTT.",
     public=figures(
@@ -231,7 +233,7 @@ sharp_attention = vocabulary_8192.but(
 )
 
 separate_lanes = sharp_attention.but(
-    {"model.block.attention.gain": 4.0, "model.lanes": SeparateLanes(first=7)},
+    {"model.block.attention.query_gain": 4.0, "model.parallel_streams": SeparateStreams(first=7)},
     base="sharp_attention",
     why="Attention and MLP in lanes of their own; the record ParallelResid_ScoreFirstTTT.",
     public=figures(
@@ -246,7 +248,7 @@ separate_lanes = sharp_attention.but(
 momentum_97 = sharp_attention.but(
     {
         "model.layers": {"7-10": {"parallel": True}},
-        "model.recurrence": Recurrence(first=3, last=5, passes=Stairs(values=(1, 3), begins=(0.5,))),
+        "model.recurrence": Recurrence(first=3, last=5, passes=PiecewiseConstant(values=(1, 3), begins=(0.5,))),
         "train.optimizers.matrix.momentum.end": 0.97,
     },
     base="sharp_attention",
@@ -262,9 +264,9 @@ momentum_97 = sharp_attention.but(
 
 three_layer_recurrence = sharp_attention.but(
     {
-        "model.block.attention.gain": 5.25,
+        "model.block.attention.query_gain": 5.25,
         "model.layers": {"7-10": {"parallel": True}},
-        "model.recurrence": Recurrence(first=3, last=5, passes=Stairs(values=(1, 3), begins=(0.35,))),
+        "model.recurrence": Recurrence(first=3, last=5, passes=PiecewiseConstant(values=(1, 3), begins=(0.35,))),
         "train.lr_schedule": Warmdown(fraction=0.72),
         "train.averaging": EMA(decay=0.9965),
         "train.optimizers.matrix.lr": 0.022,
@@ -283,15 +285,15 @@ three_layer_recurrence = sharp_attention.but(
 
 routed_lanes = three_layer_recurrence.but(
     {
-        "model.block.attention.gain": 5.0,
+        "model.block.attention.query_gain": 5.0,
         "model.layers": {},
-        "model.lanes": RoutedLanes(first=8),
+        "model.parallel_streams": RoutedStreams(first=8),
         "train.seconds": 587,
         "train.lr_schedule": Warmdown(fraction=0.667),
         "train.averaging": EMA(decay=0.997),
         "train.optimizers.matrix.momentum.end": 0.97,
         "train.optimizers.embedding.weight_decay": 0.095,
-        "score.adaptation": ChunkSGD(sgd=SGD(lr=0.01)),
+        "score.ttt": ChunkSGD(sgd=SGD(lr=0.01)),
     },
     base="three_layer_recurrence",
     why="Two lanes from layer 8, each written to by attention and MLP; ImprovedParallelResiduals.",

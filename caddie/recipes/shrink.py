@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from caddie.config.schedules import Stairs, Whole, all_values
+from caddie.config.schedules import IntSchedule, PiecewiseConstant, all_values
 from caddie.data.loaders import Stream, Tokens
 from caddie.errors import UserError
 from caddie.model import GPT, Block
@@ -58,8 +58,8 @@ def row_scale(train: Train) -> float:
     return max(1, _ROW * common // train.longest_row) / common
 
 
-def _scaled(number: Whole, scale: float) -> Whole:
-    if isinstance(number, Stairs):
+def _scaled(number: IntSchedule, scale: float) -> IntSchedule:
+    if isinstance(number, PiecewiseConstant):
         return replace(number, values=tuple(max(1, int(value * scale)) for value in number.values))
     return max(1, int(number * scale))  # so what is shorter than a row stays shorter
 

@@ -33,7 +33,7 @@ def clock(seconds: float) -> str:
 
 
 def start_line(event: Mapping[str, Any]) -> str:
-    """What the rehearsal chose, from the `start` event of the log."""
+    """What the warm-up chose, from the `start` event of the log."""
     threads = "1 thread" if event["threads"] == 1 else f"{event['threads']} threads"
     compiled = "compiled" if event["compiled"] else "not compiled"
     graphs = ", CUDA graphs" if event.get("cuda_graphs") else ""
@@ -117,7 +117,7 @@ class Display:
         self._last_line, self._last_tenth = -math.inf, -1
 
     def start(self, event: Mapping[str, Any]) -> None:
-        """Show what the rehearsal chose, from a `start` event of the log."""
+        """Show what the warm-up chose, from a `start` event of the log."""
         self.note(start_line(event))
 
     def step(self, event: Mapping[str, Any]) -> None:

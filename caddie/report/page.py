@@ -133,7 +133,9 @@ def render(result: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> str
         beside=_beside(result),
         chart=loss_chart(steps),
         parts=_shares({_PARTS.get(k, k): v for k, v in (pick(result, "ledger", "parts") or {}).items()}, ",d"),
-        phases=_shares({k.capitalize(): v for k, v in _phases(result).items()}, ",.1f", _PHASE_COLORS),
+        phases=_shares(
+            {k.replace("_", " ").capitalize(): v for k, v in _phases(result).items()}, ",.1f", _PHASE_COLORS
+        ),
         by_bytes=_tensors(result, "bytes", ",d"),
         by_error=_tensors(result, "relative_error", ".5f"),
         by_loss=_tensors(result, "predicted_bits_per_byte", ".6f"),

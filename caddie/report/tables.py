@@ -236,7 +236,10 @@ def _worth(compression: Mapping[str, Any]) -> list[str]:
 
 
 def _seconds(result: Mapping[str, Any]) -> list[str]:
-    rows = [_row("  " + name, number(value, ",.1f"), width=23) for name, value in result["seconds"].items()]
+    rows = [
+        _row("  " + name.replace("_", " "), number(value, ",.1f"), width=23)
+        for name, value in result["seconds"].items()
+    ]
     return ["seconds", *rows]
 
 

@@ -18,10 +18,10 @@ from caddie.model import Model, build
 from caddie.model.parameters import assign
 from caddie.pack import container
 from caddie.pack.calibrate import TrainingText
-from caddie.pack.candidates import Draft, Drafts
+from caddie.pack.candidates import Candidate, Candidates
 from caddie.pack.codecs import Lzma, Stored, Zlib, Zstd
 from caddie.pack.coding import ArrayCodec, Coders, EntropyModel, Packed, Smallest, decode
-from caddie.pack.compress import Readers
+from caddie.pack.compress import Dequantizers
 from caddie.pack.container import Section
 from caddie.pack.decompress import LENGTH_BYTES, PREFIX
 from caddie.pack.fit import FillCap
@@ -29,7 +29,7 @@ from caddie.pack.quantize import BestPercentile, Float16, Gptq, Quantizer, Rows,
 from caddie.recipes.recipe import Recipe
 from caddie.report.tables import table
 from caddie.run.result import bits_per_nat
-from caddie.run.run import calibrated, sections_around
+from caddie.run.run import calibrated, metadata_sections
 from caddie.run.run_folder import read_run, run_weights
 from caddie.runtime.distributed import local_device
 
@@ -113,11 +113,11 @@ def compare(
     seen, and None where there is none. `phase` is told what begins, `doing` what it is at.
     """
     recipe, seed, corpus = read_run(folder)
-    weights, caps = run_weights(folder, recipe, corpus), list(caps) or [recipe.compress.cap_bytes]
+    weights, caps = run_weights(folder, recipe, corpus), list(caps) or [recipe.pack.cap_bytes]
     phase("calibrate")
     packings = []
     with Coders(torch.get_num_threads()) as coders:
-        bench = _Bench(recipe, corpus, weights, sections_around(recipe, seed, corpus), coders)
+        bench = _Bench(recipe, corpus, weights, metadata_sections(recipe, seed, corpus), coders)
         for way in WAYS:
             for cap in caps if way.fills else [None]:
                 phase(f"{way.name}, {cap:,} bytes" if cap else way.name)
@@ -165,7 +165,7 @@ class _Bench:
         recipe: Recipe,
         corpus: Corpus,
         weights: Mapping[str, Tensor],
-        around: Callable[[Readers], list[Section]],
+        around: Callable[[Dequantizers], list[Section]],
         coders: Coders,
     ) -> None:
         self.coders = coders
@@ -185,13 +185,13 @@ class _Bench:
         def file_bytes(sections: list[Section]) -> int:
             return len(container.pack([*around, *sections]))
 
-        drafted = count(1)
-        drafts = Drafts(
+        number = count(1)
+        drafts = Candidates(
             self.weights,
             self.calibrations,
             CODINGS[way.fills] if way.fills else _AS_THEY_ARE,
             file_bytes,
-            lambda draft: doing(f"draft {next(drafted)}: {draft.file_bytes:,} bytes"),
+            lambda draft: doing(f"draft {next(number)}: {draft.file_bytes:,} bytes"),
             self.coders,
         )
         draft = drafts.make(quantizers) if cap is None else FillCap().fit(drafts, quantizers, cap).draft
@@ -247,7 +247,7 @@ class _Bench:
 
 def _unseen(recipe: Recipe, corpus: Corpus, model: Model) -> list[Tensor]:
     """Rows of training text, each (1, length), that calibration does not use; none where it uses all."""
-    text, split, length = recipe.compress.calibration, corpus.manifest.train, recipe.score.sequence_length
+    text, split, length = recipe.pack.calibration, corpus.manifest.train, recipe.score.sequence_length
     assert split is not None
     shards = corpus.train_shards()
 
@@ -263,7 +263,7 @@ def _unseen(recipe: Recipe, corpus: Corpus, model: Model) -> list[Tensor]:
     return rows(text.but(tokens=used + tokens, batch_tokens=length))[used // length :]
 
 
-def _encoded(draft: Draft, coding: ArrayCodec) -> Streams:
+def _encoded(draft: Candidate, coding: ArrayCodec) -> Streams:
     """All arrays in this coding."""
     return [
         [coding.encode(stored.arrays[key]) for key in stored.quantizer.layout(tuple(stored.restored.shape))]
@@ -271,7 +271,7 @@ def _encoded(draft: Draft, coding: ArrayCodec) -> Streams:
     ]
 
 
-def _sections(draft: Draft, streams: Streams) -> list[Section]:
+def _sections(draft: Candidate, streams: Streams) -> list[Section]:
     """The artifact's sections of weights, as `decompress` reads them."""
     return [
         Section(PREFIX + name, b"".join(len(stream).to_bytes(LENGTH_BYTES, "little") + stream for stream in found))
@@ -279,7 +279,7 @@ def _sections(draft: Draft, streams: Streams) -> list[Section]:
     ]
 
 
-def _decode(draft: Draft, streams: Streams) -> None:
+def _decode(draft: Candidate, streams: Streams) -> None:
     """Decode all arrays, for the time it takes."""
     for stored, found in zip(draft.weights.values(), streams, strict=True):
         layout = stored.quantizer.layout(tuple(stored.restored.shape))

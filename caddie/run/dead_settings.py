@@ -21,7 +21,7 @@ import torch
 
 from caddie.config import Config, show
 from caddie.config import config as configs
-from caddie.config.schedules import Moment, Schedule, value_at, whole_at
+from caddie.config.schedules import Schedule, TrainProgress, int_at, value_at
 from caddie.errors import UserError
 from caddie.model.parameters import Part, declarations
 from caddie.pack.quantize import Rows, Ternary
@@ -39,7 +39,7 @@ EXEMPT = {
     (Train, "precision"): "the number format, which suits the machine",
     (Train, "compile"): "speed alone",
     (Train, "cuda_graphs"): "speed alone",
-    (Train, "rehearsal_steps"): "undone before the clock starts",
+    (Train, "warmup_steps"): "undone before the clock starts",
     (Train, "checkpoint_seconds"): "when the state is saved",
     (Muon, "communication"): "how processes exchange, and a copy is one process",
     (Rows, "packed"): "how integers are stored; training may name the quantizer that packing does",
@@ -73,7 +73,7 @@ class Finding:
         return f"{self.path}={self.value} has no effect: {'nothing reads it' if self.unread else same}"
 
 
-def verify_alive(recipe: Recipe, base: Recipe | None = None) -> None:
+def check_settings_matter(recipe: Recipe, base: Recipe | None = None) -> None:
     """Raise a `UserError` that names every setting without effect; `base` is that of `dead_settings`."""
     if found := dead_settings(recipe, base):
         more = f" (nor have {', '.join(finding.path for finding in found[1:])})" if found[1:] else ""
@@ -287,7 +287,7 @@ def _of_model(recipe: Recipe, copy: SmallCopy) -> Iterator[object]:
             yield model(ids, ids == BOS, torch.float64, stage=stage).numpy().tobytes()
 
 
-def _of_training(copy: SmallCopy, moments: list[Moment]) -> Iterator[object]:
+def _of_training(copy: SmallCopy, moments: list[TrainProgress]) -> Iterator[object]:
     """The copy's data; loss, weights and average after each of its steps."""
     gpt, train = copy
     data = stream(gpt, train)
@@ -301,7 +301,7 @@ def _of_training(copy: SmallCopy, moments: list[Moment]) -> Iterator[object]:
         yield loss, _digest(trainer.parameters), _digest(average)
 
 
-def _long_average(train: Train, last: Moment) -> object:
+def _long_average(train: Train, last: TrainProgress) -> object:
     """The average, if any, of a weight that goes up and down over many steps."""
     if train.averaging is None:
         return None
@@ -316,26 +316,26 @@ def _digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
     return hashlib.blake2b(b"".join(tensor.detach().numpy().tobytes() for tensor in tensors.values())).digest()
 
 
-def _sizes(train: Train, moments: list[Moment]) -> list[tuple[int, int]]:
+def _sizes(train: Train, moments: list[TrainProgress]) -> list[tuple[int, int]]:
     """Tokens of each step, and of its rows as the loader cuts them."""
     tokens, longest = train.micro_tokens(1), train.longest_row
     shard = np.zeros(128 * (tokens + 1), np.uint16)
     shard[0] = BOS
     stream = train.loader.build([shard], tokens=tokens, sequence_length=longest, seed=0, bos=BOS)
     row = stream.micro_batch(0).inputs.shape[1]
-    rows = (row * whole_at(train.sequence_length, moment) // longest for moment in moments)
-    return [(whole_at(train.batch_tokens, moment), length) for moment, length in zip(moments, rows, strict=True)]
+    rows = (row * int_at(train.sequence_length, moment) // longest for moment in moments)
+    return [(int_at(train.batch_tokens, moment), length) for moment, length in zip(moments, rows, strict=True)]
 
 
 # Moments
 
 
-def _moments(recipe: Recipe, others: list[Recipe]) -> list[Moment]:
+def _moments(recipe: Recipe, others: list[Recipe]) -> list[TrainProgress]:
     """The first steps, the last, some between, and those at which a schedule differs most from that of another."""
     budget = recipe.train.budget
     steps = max(FEWEST_STEPS, budget.steps or STEPS)
     budget = replace(budget, steps=budget.steps and steps)
-    last = Moment(steps - 1, 0.999999 * (budget.seconds or 0.0), budget)
+    last = TrainProgress(steps - 1, 0.999999 * (budget.seconds or 0.0), budget)
     fine = _spread(last, 1001)
     chosen = {0, 1, 2, *(round(part * last.step) for part in np.linspace(0.1, 1.0, 10))}
     for other in others:
@@ -345,11 +345,11 @@ def _moments(recipe: Recipe, others: list[Recipe]) -> list[Moment]:
     return [_at(last, step) for step in sorted(chosen) if step <= last.step]
 
 
-def _at(last: Moment, step: int) -> Moment:
-    return Moment(step, step * last.seconds / max(1, last.step), last.budget)
+def _at(last: TrainProgress, step: int) -> TrainProgress:
+    return TrainProgress(step, step * last.seconds / max(1, last.step), last.budget)
 
 
-def _spread(last: Moment, count: int) -> list[Moment]:
+def _spread(last: TrainProgress, count: int) -> list[TrainProgress]:
     return [_at(last, step) for step in sorted({round(part * last.step) for part in np.linspace(0.0, 1.0, count)})]
 
 

@@ -127,7 +127,7 @@ def _tokenizer_source(tokenizer: Tokenizer) -> TokenizerSource:
     return CaseOps(of=model) if isinstance(tokenizer, CaseOpsTokenizer) else model
 
 
-def text_of(corpus: Corpus) -> Text:
+def held_out_text(corpus: Corpus) -> Text:
     """The held-out text of a corpus, counted again, as the scorer takes it."""
     corpus.check_counts()
     split = corpus.manifest.validation

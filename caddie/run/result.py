@@ -48,8 +48,8 @@ def describe_run(
         "key": recipe.sha256[:8],
         "diff": {path: plain(value) for path, value in diff.items()},
         "artifact_bytes": artifact.file_bytes,
-        "cap_bytes": recipe.compress.cap_bytes,
-        "under_cap": artifact.file_bytes <= recipe.compress.cap_bytes,
+        "cap_bytes": recipe.pack.cap_bytes,
+        "under_cap": artifact.file_bytes <= recipe.pack.cap_bytes,
         "byte_source": manifest.byte_source,
         "compressors": compressors
         and {name: {"bytes": size, "bits_per_byte": 8 * size / held_out} for name, size in compressors.items()},

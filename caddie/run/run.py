@@ -27,17 +27,17 @@ from caddie.pack import artifact as artifacts
 from caddie.pack import container
 from caddie.pack.artifact import Artifact, Manifest
 from caddie.pack.calibrate import calibrate
-from caddie.pack.candidates import Draft
-from caddie.pack.compress import Compress, Compressed, Readers, compress
+from caddie.pack.candidates import Candidate
+from caddie.pack.compress import Compressed, Dequantizers, Pack, compress
 from caddie.pack.container import Section
 from caddie.pack.quantize import Calibration
 from caddie.pack.source_bundle import source_needed
 from caddie.recipes.recipe import Recipe
 from caddie.report.page import write_report
 from caddie.run.contest_sets import identify
-from caddie.run.dead_settings import verify_alive
+from caddie.run.dead_settings import check_settings_matter
 from caddie.run.policy import state
-from caddie.run.resolve_corpus import describe, open_corpus, text_of
+from caddie.run.resolve_corpus import describe, held_out_text, open_corpus
 from caddie.run.result import bits_per_nat, describe_run, rounding_loss
 from caddie.run.run_folder import (
     ARTIFACT,
@@ -69,7 +69,7 @@ def check_whole_run(recipe: Recipe, world: int = 1) -> None:
     with torch.device("meta"):
         model = recipe.model.build()
     assign(recipe.train.optimizers, model, "train.optimizers")
-    assign(recipe.compress.quantizers, model, "compress.quantizers")
+    assign(recipe.pack.quantizers, model, "pack.quantizers")
     check_windows(recipe.score.sequence_length, recipe.score.stride)
     _ = recipe.train.budget
     recipe.train.micro_tokens(world)
@@ -99,14 +99,14 @@ def score_artifact(
     `scoring` takes the place of the artifact's own, and `scorer` (`FILE.py:NAME`) is a user's that does: figures of
     another kind, which the result says. `ranks` score together.
     """
-    own, text, model = scoring or artifact.scoring, text_of(corpus), artifact.model
+    own, text, model = scoring or artifact.scoring, held_out_text(corpus), artifact.model
     clock = Clock()
     with clock.phase("warm_up"):
         use_quickest_threads(model, text, own, ranks)
     kinds = {"plain": own.plain}
     if own.stride < own.sequence_length:
-        kinds["sliding"] = own.but(adaptation=None)
-    if own.adaptation is not None:
+        kinds["sliding"] = own.but(ttt=None)
+    if own.ttt is not None:
         kinds["adaptive"] = own
     scores = {}
     for kind, setting in kinds.items():
@@ -160,10 +160,10 @@ def train_run(recipe: Recipe, corpus: Corpus, folder: Path, seed: int, ranks: Ra
                 log.write(json.dumps(event) + "\n")
                 watch(event)
 
-        around = sections_around(recipe, seed, corpus)
+        around = metadata_sections(recipe, seed, corpus)
         forecaster = Forecaster(
             recipe.model,
-            recipe.compress,
+            recipe.pack,
             lambda readers, sections: len(container.pack([*around(readers), *sections])),
         )
         trained = train(
@@ -186,21 +186,21 @@ def train_run(recipe: Recipe, corpus: Corpus, folder: Path, seed: int, ranks: Ra
 
 def pack_run(
     folder: Path,
-    config: Compress | None = None,
+    config: Pack | None = None,
     path: Path | None = None,
     phase: Callable[[str], None] = lambda name: None,
-    drafted: Callable[[Draft], None] = lambda draft: None,
+    on_candidate: Callable[[Candidate], None] = lambda draft: None,
     known: Mapping[str, Calibration] | None = None,
 ) -> Compressed:
     """Quantize, code and pack the weights of a run folder into its artifact.
 
     `config` takes the place of the recipe's own, and `path` that of the run's artifact. `phase` is told what begins,
-    and `drafted` of every draft of the weights. What is `known` of their use already is not measured again.
+    and `on_candidate` of every draft of the weights. What is `known` of their use already is not measured again.
     """
     recipe, seed, corpus = read_run(folder)
-    recipe = recipe.but(compress=config or recipe.compress)
+    recipe = recipe.but(pack=config or recipe.pack)
     weights = run_weights(folder, recipe, corpus)
-    around = sections_around(recipe, seed, corpus)
+    around = metadata_sections(recipe, seed, corpus)
 
     def calibrations() -> Mapping[str, Calibration]:
         if known is not None:
@@ -213,16 +213,16 @@ def pack_run(
     compressed = compress(
         recipe.model,
         weights,
-        recipe.compress,
+        recipe.pack,
         calibrations,
         lambda readers, sections: len(container.pack([*around(readers), *sections])),
-        drafted,
+        on_candidate,
     )
     container.write(path or folder / ARTIFACT, [*around(compressed.readers), *compressed.sections])
     return compressed
 
 
-def sections_around(recipe: Recipe, seed: int, corpus: Corpus) -> Callable[[Readers], list[Section]]:
+def metadata_sections(recipe: Recipe, seed: int, corpus: Corpus) -> Callable[[Dequantizers], list[Section]]:
     """What an artifact of the run has beside its weights, from the quantizers that read them."""
     split = corpus.manifest.train
     assert split is not None
@@ -238,7 +238,7 @@ def sections_around(recipe: Recipe, seed: int, corpus: Corpus) -> Callable[[Read
         train_documents_sha256=split.document_set_sha256,
         validation_fraction=corpus.manifest.validation_fraction,
     )
-    source = source_needed().section(artifacts.SOURCE) if recipe.compress.carry_source else None
+    source = source_needed().section(artifacts.SOURCE) if recipe.pack.carry_source else None
     return lambda readers: artifacts.around(recipe.model, readers, tokenizer, recipe.score, manifest, source)
 
 
@@ -249,7 +249,7 @@ def calibrated(
     model = build(recipe.model, 0, ranks.device)
     model.load_state_dict(dict(weights))
     bos, length = corpus.manifest.tokenizer.bos, recipe.score.sequence_length
-    batches = recipe.compress.calibration.batches(model, corpus.train_shards(), length=length, bos=bos, ranks=ranks)
+    batches = recipe.pack.calibration.batches(model, corpus.train_shards(), length=length, bos=bos, ranks=ranks)
     return calibrate(model, batches, bos=bos, ranks=ranks)
 
 
@@ -262,7 +262,7 @@ def run(
     ranks: Ranks | None = None,
     watch: Watch = lambda event: None,
     phase: Callable[[str], None] = lambda name: None,
-    drafted: Callable[[Draft], None] = lambda draft: None,
+    on_candidate: Callable[[Candidate], None] = lambda draft: None,
     command: str = "",
     study: Mapping[str, Any] | None = None,
 ) -> dict[str, Any] | None:
@@ -280,7 +280,7 @@ def run(
     if (folder / RESULT).exists():
         raise UserError(f"{folder} holds a finished run; name another folder with --out or remove it")
     if ranks.first:
-        verify_alive(recipe)
+        check_settings_matter(recipe)
     clock = Clock()
 
     def note(text: str) -> None:
@@ -290,15 +290,15 @@ def run(
     phase("prepare")
     with clock.phase("prepare"):
         corpus = open_together(recipe, source, ranks, note)
-        text = text_of(corpus)
+        text = held_out_text(corpus)
         check_windows(recipe.score.sequence_length, recipe.score.stride, len(text.tokens) - 1)
         corpus.check_disjoint()
     note(describe(corpus))
     phase("train")
     trained = train_run(recipe, corpus, folder, seed, ranks, watch)
-    clock.seconds |= {"rehearse": trained.rehearsal_seconds, "train": trained.seconds}
+    clock.seconds |= {"train_warmup": trained.warmup_seconds, "train": trained.seconds}
     known = None
-    if recipe.compress.calibrated:  # by all processes together
+    if recipe.pack.calibrated:  # by all processes together
         phase("calibrate")
         with clock.phase("calibrate"):
             known = calibrated(recipe, trained.weights, corpus, ranks)
@@ -309,7 +309,7 @@ def run(
         return None
     phase("compress")
     with clock.phase("compress"):
-        compressed = pack_run(folder, drafted=drafted, known=known)
+        compressed = pack_run(folder, on_candidate=on_candidate, known=known)
     phase("score")
     with clock.phase("score"):
         if study is None:
@@ -321,7 +321,7 @@ def run(
     phase("verify")
     with clock.phase("verify"):
         artifact = artifacts.load(folder / ARTIFACT)
-        verdict = verify(artifact, recipe.compress.cap_bytes)
+        verdict = verify(artifact, recipe.pack.cap_bytes)
     scores |= {f"quantized_{kind}": scored[kind] for kind in ("plain", "sliding", "adaptive")}
     result = describe_run(recipe, corpus, trained, compressed, artifact, ranks)
     result |= {

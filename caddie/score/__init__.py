@@ -2,21 +2,21 @@
 
 from caddie.score.loop import equal, layout_of, run
 from caddie.score.score import Score, Scoring, Text, score, use_quickest_threads
-from caddie.score.scorer import Asked, Layout, Past, Scorer, Step, Stream
+from caddie.score.scorer import Layout, ScoredPrefix, Scorer, ScoringBatch, Step, Stream
 from caddie.score.ttt_lora import DocumentLoRA, GlobalSGD
-from caddie.score.ttt_sgd import SGD, Adaptation, ChunkSGD
+from caddie.score.ttt_sgd import SGD, ChunkSGD, TestTimeTraining
 from caddie.score.user_scorer import TokenByToken, TokenScorer, load_scorer
 from caddie.score.windows import Window, check_windows, windows
 
 __all__ = [
     "SGD",
-    "Adaptation",
-    "Asked",
+    "TestTimeTraining",
+    "ScoringBatch",
     "ChunkSGD",
     "DocumentLoRA",
     "GlobalSGD",
     "Layout",
-    "Past",
+    "ScoredPrefix",
     "Score",
     "Scorer",
     "Scoring",

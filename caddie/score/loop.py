@@ -15,7 +15,7 @@ from torch import Tensor
 
 from caddie.errors import CheckFailed
 from caddie.runtime.distributed import Ranks
-from caddie.score.scorer import Asked, Layout, Scorer, Step, Stream, nats
+from caddie.score.scorer import Layout, Scorer, ScoringBatch, Step, Stream, nats
 from caddie.score.windows import Window
 
 Losses = npt.NDArray[np.float64]
@@ -54,7 +54,7 @@ def run(
     """
     stream = Stream(tokens, layout)
 
-    def charge(question: Asked) -> Losses:
+    def charge(question: ScoringBatch) -> Losses:
         targets = torch.from_numpy(stream.next_tokens(question.windows)).to(device)
         inputs = torch.from_numpy(question.inputs).to(device)
         logits = scorer.logits(inputs, question.slots, targets.shape[1])
@@ -76,19 +76,19 @@ def run(
     with _mapping(workers) as each:
         plan = iter(scorer.plan(layout, rows if workers == 1 else rows * workers * _AHEAD))
         while steps := [_fixed(step) for step in islice(plan, steps_at_once)]:
-            asked = tuple(question for step in steps for question in equal(step, stream, rows, scorer.together))
+            batches = tuple(question for step in steps for question in equal(step, stream, rows, scorer.together))
             if several:
-                mine = [owner == ranks.rank for owner in _owners(scorer, asked, ranks.world)]
-                paid = _shared(each, charge, asked, mine, ranks)
+                mine = [owner == ranks.rank for owner in _owners(scorer, batches, ranks.world)]
+                paid = _shared(each, charge, batches, mine, ranks)
             else:
-                paid = each(charge, asked)
-            for question, losses in zip(asked, paid, strict=True):
+                paid = each(charge, batches)
+            for question, losses in zip(batches, paid, strict=True):
                 for window, of_window in zip(question.windows, losses, strict=True):
                     tell(window, of_window)
             for step in steps:
                 for window in step.windows:
                     stream.mark(window)
-            scorer.update(asked, stream.past)
+            scorer.update(batches, stream.past)
     stream.check_complete()
 
 
@@ -98,30 +98,30 @@ def _fixed(step: Step) -> Step:
     return Step(windows, tuple(step.slots))
 
 
-def _owners(scorer: Scorer, asked: Sequence[Asked], world: int) -> list[int]:
+def _owners(scorer: Scorer, batches: Sequence[ScoringBatch], world: int) -> list[int]:
     """Who answers each question; `CheckFailed` if that is nobody."""
-    owners = list(scorer.owners(asked, world))
-    if len(owners) != len(asked) or not set(owners) <= set(range(world)):
-        raise CheckFailed(f"the scorer does not give each of {len(asked):,} questions to one of {world:,} processes")
+    owners = list(scorer.owners(batches, world))
+    if len(owners) != len(batches) or not set(owners) <= set(range(world)):
+        raise CheckFailed(f"the scorer does not give each of {len(batches):,} questions to one of {world:,} processes")
     return owners
 
 
 def _shared(
     each: Callable[..., Any],
-    charge: Callable[[Asked], Losses],
-    asked: Sequence[Asked],
+    charge: Callable[[ScoringBatch], Losses],
+    batches: Sequence[ScoringBatch],
     mine: Sequence[bool],
     ranks: Ranks,
 ) -> Iterator[Losses]:
     """The losses of all that is asked, of which each process charges its part; they are the same to the bit in all."""
-    sizes = [sum(window.end - window.first for window in question.windows) for question in asked]
+    sizes = [sum(window.end - window.first for window in question.windows) for question in batches]
     together = torch.zeros(sum(sizes), dtype=torch.float64)  # adding zeros changes nothing
     parts = together.split_with_sizes(sizes)
-    own = each(charge, list(compress(asked, mine)))
+    own = each(charge, list(compress(batches, mine)))
     for part, losses in zip(compress(parts, mine), own, strict=True):
         part.copy_(torch.from_numpy(losses).flatten())
     ranks.sum([together])
-    for question, part in zip(asked, parts, strict=True):
+    for question, part in zip(batches, parts, strict=True):
         yield part.view(len(question.windows), -1).numpy()
 
 
@@ -140,7 +140,7 @@ def _mapping(workers: int) -> Iterator[Callable[..., Any]]:
         torch.set_num_threads(threads)  # which for some libraries is a number of the whole process
 
 
-def equal(step: Step, stream: Stream, rows: int, together: int = 0) -> Iterator[Asked]:
+def equal(step: Step, stream: Stream, rows: int, together: int = 0) -> Iterator[ScoringBatch]:
     """The windows of a step in groups of one shape, and of so many neighbouring slots, at most `rows` at once."""
     shapes: dict[tuple[int, int, int], list[int]] = {}
     for index, (window, slot) in enumerate(zip(step.windows, step.slots, strict=True)):
@@ -150,4 +150,4 @@ def equal(step: Step, stream: Stream, rows: int, together: int = 0) -> Iterator[
         for begin in range(0, len(members), rows):
             chosen: Sequence[int] = members[begin : begin + rows]
             windows = tuple(step.windows[index] for index in chosen)
-            yield Asked(windows, tuple(step.slots[index] for index in chosen), stream.inputs(windows), context)
+            yield ScoringBatch(windows, tuple(step.slots[index] for index in chosen), stream.inputs(windows), context)

@@ -18,7 +18,7 @@ from caddie.runtime.distributed import Ranks
 from caddie.score.frozen import Frozen
 from caddie.score.loop import Losses, layout_of, run
 from caddie.score.scorer import Scorer
-from caddie.score.ttt_sgd import Adaptation
+from caddie.score.ttt_sgd import TestTimeTraining
 from caddie.score.windows import Window, check_windows
 
 CACHED_TOKENS = 4096
@@ -38,13 +38,13 @@ class Scoring(Config):
     """Tokens of the windows that are run at once."""
     precision: Literal["float32", "bfloat16", "float64"] = "float32"
     """Number format of the forward pass; sums are always float64."""
-    adaptation: Adaptation | None = None
+    ttt: TestTimeTraining | None = None
     """Test-time training on what was scored, or none."""
 
     @property
     def plain(self) -> Scoring:
         """The same without overlap and adaptation."""
-        return self.but({"stride": self.sequence_length, "adaptation": None})
+        return self.but({"stride": self.sequence_length, "ttt": None})
 
     @property
     def rows(self) -> int:
@@ -54,8 +54,8 @@ class Scoring(Config):
     def scorer(self, model: Model, bos: int) -> Scorer:
         """The scorer of a model, or a `UserError`; `model` itself is never changed."""
         dtype = getattr(torch, self.precision)
-        if self.adaptation is not None:
-            return self.adaptation.build(model, bos, self.sequence_length, self.stride, dtype)
+        if self.ttt is not None:
+            return self.ttt.build(model, bos, self.sequence_length, self.stride, dtype)
         return Frozen(model, bos, self.sequence_length, self.stride, dtype)
 
 
@@ -85,7 +85,7 @@ class Score:
     table_bytes: int
     sequence_length: int
     stride: int
-    adaptation: str | None
+    ttt: str | None
     seconds: float
 
     @property
@@ -122,7 +122,7 @@ def score(
     get the score that one of them alone would find, to the bit where machines are of one kind and have as many threads.
     """
     begin = time.perf_counter()
-    adaptation = None if scorer else scoring.adaptation
+    ttt = None if scorer else scoring.ttt
     predictions = len(text.tokens) - 1
     check_windows(scoring.sequence_length, scoring.stride, predictions)
     chosen = scorer or scoring.scorer(model, text.bos)
@@ -147,7 +147,7 @@ def score(
         table_bytes=text.table_bytes,
         sequence_length=scoring.sequence_length,
         stride=scoring.stride,
-        adaptation=None if adaptation is None else show(adaptation),
+        ttt=None if ttt is None else show(ttt),
         seconds=time.perf_counter() - begin,
     )
 

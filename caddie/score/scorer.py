@@ -49,7 +49,7 @@ class Step(NamedTuple):
     slots: Sequence[int]
 
 
-class Asked(NamedTuple):
+class ScoringBatch(NamedTuple):
     """Windows of one shape, put to the scorer at once: `context` predictions that are not scored, then those that are.
 
     `inputs` (rows, n) are the tokens of the windows but for the last target.
@@ -61,7 +61,7 @@ class Asked(NamedTuple):
     context: int
 
 
-class Past:
+class ScoredPrefix:
     """The text as far as it has been scored. Scorers see it through this, so none sees ahead."""
 
     def __init__(self, tokens: npt.NDArray[Any], layout: Layout, done: Positions) -> None:
@@ -89,12 +89,12 @@ class Past:
         return int(np.searchsorted(self.layout.begins, position, side="right")) - 1
 
 
-class Stream(Past):
+class Stream(ScoredPrefix):
     """One pass over the text, as the loop sees it: it has every token, and keeps account of what was scored."""
 
     def __init__(self, tokens: npt.NDArray[Any], layout: Layout) -> None:
         super().__init__(tokens, layout, layout.begins.copy())
-        self.past = Past(tokens, layout, self._done)
+        self.past = ScoredPrefix(tokens, layout, self._done)
         """What scorers may see of it."""
 
     def inputs(self, windows: Sequence[Window]) -> Positions:
@@ -164,11 +164,11 @@ class Scorer(ABC):
         """
         return self.stateless
 
-    def owners(self, asked: Sequence[Asked], world: int) -> list[int]:
+    def owners(self, batches: Sequence[ScoringBatch], world: int) -> list[int]:
         """The number of the process, of so many, that answers each question."""
-        return [number % world for number in range(len(asked))]
+        return [number % world for number in range(len(batches))]
 
-    def update(self, asked: Sequence[Asked], past: Past) -> None:
+    def update(self, batches: Sequence[ScoringBatch], past: ScoredPrefix) -> None:
         """Learn from a step that has been scored; `past` gives its targets and all that was scored before."""
         return
 

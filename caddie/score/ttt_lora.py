@@ -20,8 +20,8 @@ from caddie.errors import UserError
 from caddie.model import BlockModule, Cache, Linear, LowRankDelta, Model
 from caddie.runtime.distributed import Ranks
 from caddie.score.forward import Forward
-from caddie.score.scorer import Asked, Layout, Past, Positions, Scorer, Step, nats
-from caddie.score.ttt_sgd import PARTS, SGD, Adaptation, Learner, Tokens, check_chunk
+from caddie.score.scorer import Layout, Positions, ScoredPrefix, Scorer, ScoringBatch, Step, nats
+from caddie.score.ttt_sgd import PARTS, SGD, Learner, TestTimeTraining, Tokens, check_chunk
 from caddie.score.windows import Window
 
 Target = Literal["query", "key", "value", "output", "up", "down", "attention", "mlp", "head"]
@@ -57,7 +57,7 @@ class GlobalSGD(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DocumentLoRA(Adaptation):
+class DocumentLoRA(TestTimeTraining):
     """Low-rank adapters (arXiv 2106.09685) of each document's own, trained chunk by chunk on what was scored of it.
 
     Documents are scored in groups of similar length, the longest first; those of a group run side by side, each with
@@ -148,7 +148,7 @@ class _Adapters:
         self.together = math.ceil(config.documents / PARTS)
         places = [place for name in config.targets for place in _places(name, model)]
         if not places:
-            raise UserError('score.adaptation.targets must name what gets an adapter, as in ["query", "head"]')
+            raise UserError('score.ttt.targets must name what gets an adapter, as in ["query", "head"]')
         self._sizes = [(place.inputs, place.outputs) for place in places for _ in range(place.runs)]
         numbers = sum(map(sum, self._sizes)) * config.rank * config.documents
         if numbers > _MOST_NUMBERS:
@@ -253,7 +253,7 @@ def _places(name: Target, model: Model) -> list[_Place]:
                 outputs, inputs = layer.weight.shape
                 found.append(_Place(layer, "delta", inputs, outputs, times))
     if not found:
-        raise UserError(f"score.adaptation.targets: this model has no linear layer named {name}")
+        raise UserError(f"score.ttt.targets: this model has no linear layer named {name}")
     return found
 
 
@@ -262,9 +262,9 @@ class _DocumentLoRA(Scorer):
 
     def __init__(self, config: DocumentLoRA, model: Model, bos: int, length: int, dtype: torch.dtype) -> None:
         if config.chunk_tokens > length:
-            raise UserError(f"score.adaptation.chunk_tokens must be at most score.sequence_length ({length:,})")
+            raise UserError(f"score.ttt.chunk_tokens must be at most score.sequence_length ({length:,})")
         if config.phases:
-            check_chunk("score.adaptation.phases.chunk_tokens", config.phases.chunk_tokens, length)
+            check_chunk("score.ttt.phases.chunk_tokens", config.phases.chunk_tokens, length)
         self._config, self._bos, self._length, self._dtype = config, bos, length, dtype
         self._model = copy.deepcopy(model).requires_grad_(False)
         self._forward = Forward(self._model, dtype)
@@ -317,19 +317,19 @@ class _DocumentLoRA(Scorer):
         self._adapters.documents = range(mine[0], mine[-1] + 1) if mine else range(0)
         return True
 
-    def owners(self, asked: Sequence[Asked], world: int) -> list[int]:
+    def owners(self, batches: Sequence[ScoringBatch], world: int) -> list[int]:
         """The processes that have the adapters."""
-        return [self._owner(question.slots[0], world) for question in asked]
+        return [self._owner(question.slots[0], world) for question in batches]
 
     def _owner(self, slot: int, world: int) -> int:
         """The first process has the first slots, and so on, in whole questions."""
         return slot // self.together * world // math.ceil(self._config.documents / self.together)
 
     @torch.enable_grad()
-    def update(self, asked: Sequence[Asked], past: Past) -> None:
+    def update(self, batches: Sequence[ScoringBatch], past: ScoredPrefix) -> None:
         """One step on the mean loss of each document's chunk, but for documents that are over."""
-        owners, device = self.owners(asked, self._ranks.world), next(self._model.parameters()).device
-        mine = [question for question, owner in zip(asked, owners, strict=True) if owner == self._ranks.rank]
+        owners, device = self.owners(batches, self._ranks.world), next(self._model.parameters()).device
+        mine = [question for question, owner in zip(batches, owners, strict=True) if owner == self._ranks.rank]
         if not self._answers:
             for question in mine:
                 inputs = torch.from_numpy(question.inputs).to(device)
@@ -341,12 +341,12 @@ class _DocumentLoRA(Scorer):
                 targets = torch.from_numpy(past.targets([question.windows[row] for row in going])).to(device)
                 losses.append(nats(answer[going], targets).mean(1).sum())
         self._answers.clear()
-        if not all(past.over(window) for question in asked for window in question.windows):
+        if not all(past.over(window) for question in batches for window in question.windows):
             self._adapters.step(losses)
         if self._due and self._config.phases:
             self._learn_globally(self._config.phases, past)
 
-    def _learn_globally(self, phases: GlobalSGD, past: Past) -> None:
+    def _learn_globally(self, phases: GlobalSGD, past: ScoredPrefix) -> None:
         """Train all weights, without adapters, on the documents that are due, one behind the other."""
         layout = past.layout
         tokens = np.concatenate([past.known(int(layout.begins[d]), int(layout.ends[d])) for d in self._due])

@@ -19,7 +19,7 @@ from caddie.errors import UserError
 from caddie.model import Cache, Model
 from caddie.runtime.distributed import Ranks
 from caddie.score.forward import Forward
-from caddie.score.scorer import Asked, Layout, Past, Positions, Scorer, Step, nats
+from caddie.score.scorer import Layout, Positions, ScoredPrefix, Scorer, ScoringBatch, Step, nats
 from caddie.score.windows import Window, windows
 
 Leaf = TypeVar("Leaf")
@@ -30,7 +30,7 @@ Tokens = Annotated[int, Range(1, 1 << 24)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adaptation(Config):
+class TestTimeTraining(Config):
     """Socket: how a scorer learns from what it has scored."""
 
     @abstractmethod
@@ -129,7 +129,7 @@ def check_chunk(setting: str, chunk_tokens: int, length: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChunkSGD(Adaptation):
+class ChunkSGD(TestTimeTraining):
     """All weights are trained on each chunk of the text after it was scored, and stay so for the rest of it.
 
     The contest's rule on test-time training, openai/parameter-golf #1017, and its records LeakyReLU2 and L3.
@@ -157,7 +157,7 @@ class _ChunkSGD(Scorer):
     in_order = True
 
     def __init__(self, config: ChunkSGD, model: Model, bos: int, length: int, stride: int, dtype: torch.dtype) -> None:
-        check_chunk("score.adaptation.chunk_tokens", config.chunk_tokens, length)
+        check_chunk("score.ttt.chunk_tokens", config.chunk_tokens, length)
         self._chunk_tokens, self._length, self._stride = config.chunk_tokens, length, stride
         self._bos = bos
         self._learner = Learner(copy.deepcopy(model), bos, config.sgd, dtype)
@@ -194,9 +194,9 @@ class _ChunkSGD(Scorer):
         """One forward of the weights as they are now."""
         return self._learner.forward(inputs, inputs == self._bos, last, cache)
 
-    def update(self, asked: Sequence[Asked], past: Past) -> None:
+    def update(self, batches: Sequence[ScoringBatch], past: ScoredPrefix) -> None:
         """Train on the complete rows of the chunk; not after the last chunk, nor where no window began in it."""
-        if not asked or self._chunk == self._chunks - 1:
+        if not batches or self._chunk == self._chunks - 1:
             return
         rows = []
         for lane_begin, lane_end in zip(past.layout.begins.tolist(), past.layout.ends.tolist(), strict=True):

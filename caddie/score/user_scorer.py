@@ -16,7 +16,7 @@ from caddie.config.userfile import execute
 from caddie.data.tokenizers import Tokenizer
 from caddie.errors import UserError, suggest
 from caddie.model import Cache, Model
-from caddie.score.scorer import Asked, Layout, Past, Scorer, Step
+from caddie.score.scorer import Layout, ScoredPrefix, Scorer, ScoringBatch, Step
 from caddie.score.windows import Window
 
 
@@ -69,9 +69,9 @@ class TokenByToken(Scorer):
             raise UserError(f"{self._name}: predict must give finite log-odds, or minus infinity for some tokens")
         return answer.to(inputs.device)[None, None]
 
-    def update(self, asked: Sequence[Asked], past: Past) -> None:
+    def update(self, batches: Sequence[ScoringBatch], past: ScoredPrefix) -> None:
         """Tell the scorer what came."""
-        (window,) = asked[0].windows
+        (window,) = batches[0].windows
         if not past.over(window):
             self._tell(int(past.targets([window])[0, 0]))
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from caddie.config import Config, Fraction, Positive, Range, Technique
-from caddie.config.schedules import Moment
+from caddie.config.schedules import TrainProgress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Average(ABC):
         self.counters = {name: torch.tensor(number, dtype=torch.float64) for name, number in counters.items()}
 
     @abstractmethod
-    def watch(self, weights: Mapping[str, Tensor], moment: Moment, lr_scale: float) -> None:
+    def watch(self, weights: Mapping[str, Tensor], moment: TrainProgress, lr_scale: float) -> None:
         """Take in the weights after a step.
 
         `moment` is that after the step, so its number counts the steps done; `lr_scale` is the factor on the learning
@@ -84,7 +84,7 @@ class _StepAverage(Average):
         super().__init__(weights)
         self.decay = decay
 
-    def watch(self, weights: Mapping[str, Tensor], moment: Moment, lr_scale: float) -> None:
+    def watch(self, weights: Mapping[str, Tensor], moment: TrainProgress, lr_scale: float) -> None:
         self._take(weights, 1.0 - self.decay)
 
 
@@ -117,7 +117,7 @@ class _ProgressAverage(Average):
         super().__init__(weights, progress=0.0)
         self.fraction = fraction
 
-    def watch(self, weights: Mapping[str, Tensor], moment: Moment, lr_scale: float) -> None:
+    def watch(self, weights: Mapping[str, Tensor], moment: TrainProgress, lr_scale: float) -> None:
         spent = max(0.0, moment.progress - float(self.counters["progress"]))  # a run may go on with a larger budget
         self.counters["progress"].fill_(moment.progress)
         self._take(weights, -math.expm1(-spent / self.fraction))
@@ -160,7 +160,7 @@ class _SnapshotAverage(Average):
         super().__init__(weights, collected=0, place=-math.inf)
         self.config = config
 
-    def watch(self, weights: Mapping[str, Tensor], moment: Moment, lr_scale: float) -> None:
+    def watch(self, weights: Mapping[str, Tensor], moment: TrainProgress, lr_scale: float) -> None:
         config, collected, before = self.config, self.counters["collected"], float(self.counters["place"])
         # Distances between snapshots that lie behind the end: 0 at the last snapshot, -1 at the one before.
         place = math.floor((moment.progress - 1.0) * config.snapshots / config.fraction + 1e-6)

@@ -17,16 +17,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from caddie.config.schedules import Budget, Moment, value_at
+from caddie.config.schedules import Budget, TrainProgress, value_at
 from caddie.errors import CheckFailed
 from caddie.model import GPT
 from caddie.runtime.distributed import Ranks
 from caddie.runtime.memory import peak_bytes
 from caddie.train.checkpoint import CHECKPOINT, restore, save_tensors
-from caddie.train.prefetch import Late, ahead
+from caddie.train.prefetch import AsyncScalar, prefetch
 from caddie.train.size_forecast import Forecaster
 from caddie.train.trainer import Batches, Train, Trainer
-from caddie.train.warmup import rehearse
+from caddie.train.warmup import warm_up
 
 Event = dict[str, Any]
 """What the log and the display are told."""
@@ -41,7 +41,7 @@ class Trained:
     steps: int
     tokens: int
     seconds: float
-    rehearsal_seconds: float
+    warmup_seconds: float
     final_loss: float
     precision: str
     threads: int
@@ -87,8 +87,8 @@ def train(
         shards, tokens=trainer.micro_tokens, sequence_length=config.longest_row, seed=seed, bos=bos
     )
     begin = time.perf_counter()
-    execution = rehearse(trainer, budget, stream.micro_batch(0).inputs.shape)
-    rehearsed = time.perf_counter() - begin
+    execution = warm_up(trainer, budget, stream.micro_batch(0).inputs.shape)
+    warmed = time.perf_counter() - begin
     settings = config.but(seconds=None, steps=1)  # a run may go on with a larger budget
     identity = {"model": gpt.key(), "train": settings.key(), "seed": str(seed), "data": data}
     run = _Run(trainer, budget, folder / CHECKPOINT, identity, watch, forecaster if ranks.first else None)
@@ -112,7 +112,7 @@ def train(
     ranks.wait()
     wall, busy = time.perf_counter(), time.process_time()
     step = run.moment.step
-    with _signals() as received, ahead(stream, trainer.indices(run.position), ranks.device, bos) as batches:
+    with _signals() as received, prefetch(stream, trainer.indices(run.position), ranks.device, bos) as batches:
         run.to_the_end(batches, bos, received)
     wall, busy = time.perf_counter() - wall, time.process_time() - busy
     run.forecast(anew=True)
@@ -123,25 +123,27 @@ def train(
         steps=run.moment.step,
         tokens=run.position * trainer.micro_tokens,
         seconds=run.moment.seconds,
-        rehearsal_seconds=rehearsed,
+        warmup_seconds=warmed,
         final_loss=run.loss,
         precision=execution.precision,
         threads=execution.threads,
-        cpu_share=min(1.0, busy / (wall * execution.threads)) if run.moment.step > step and not trainer.late else None,
+        cpu_share=min(1.0, busy / (wall * execution.threads))
+        if run.moment.step > step and not trainer.asynchronous
+        else None,
         peak_bytes=peak_bytes(ranks.device),
     )
 
 
-class _Flight(NamedTuple):
+class PendingStep(NamedTuple):
     """A step that was launched: what there is to say when it is done."""
 
     step: int
     position: int
     lr_scale: float
-    loss: Late
+    loss: AsyncScalar
 
 
-class _Behind:
+class BackgroundJobs:
     """Work that no step waits for: one after the other in a thread where the device works on its own, else at once."""
 
     def __init__(self, late: bool) -> None:
@@ -193,24 +195,24 @@ class _Run:
         self.checkpoint = checkpoint
         self.identity = identity
         self.watch = watch
-        self.moment = self.done = self.saved = self.logged = Moment(0, 0.0, budget)
+        self.moment = self.done = self.saved = self.logged = TrainProgress(0, 0.0, budget)
         """Before the next step; after the last step that was looked at, that was saved, that was logged."""
         self.position = self.read = 0
         """Micro-batches read by the steps launched, and by those logged, of all processes together."""
         self.loss = math.nan
         self.graphs = trainer.graphs()
-        self.flying: deque[_Flight] = deque()
+        self.flying: deque[PendingStep] = deque()
         self.received: Sequence[int] = ()
         self.signalled = 0
         self.began = 0.0
-        self.behind = _Behind(trainer.late)
-        self.foretold: deque[Event] = deque()
+        self.behind = BackgroundJobs(trainer.asynchronous)
+        self.pending_events: deque[Event] = deque()
 
     def restore(self) -> None:
         """Go on from the checkpoint if there is one."""
         if self.trainer.ranks.maximum(float(self.checkpoint.exists()))[0]:  # all alike, for they read it together
             found = restore(self.checkpoint, self.trainer.state(), self.identity)
-            self.moment = self.done = Moment(int(found["step"]), float(found["seconds"]), self.budget)
+            self.moment = self.done = TrainProgress(int(found["step"]), float(found["seconds"]), self.budget)
             self.position, self.loss = int(found["position"]), float(found["loss"])
 
     def save(self) -> None:
@@ -221,7 +223,7 @@ class _Run:
         if self.trainer.ranks.first:
             where = {"step": self.moment.step, "seconds": self.moment.seconds, "position": self.position}
             words = {name: repr(value) for name, value in {**where, "loss": self.loss}.items()}
-            late = self.trainer.late  # then the next steps change the tensors while they are written
+            late = self.trainer.asynchronous  # then the next steps change the tensors while they are written
             held = {name: tensor.to("cpu", copy=True) for name, tensor in state.items()} if late else state
             self.behind.do(lambda: save_tensors(self.checkpoint, held, {**self.identity, **words}))
 
@@ -238,9 +240,9 @@ class _Run:
             loss = trainer.launch(batches, self.moment, bos)
             trainer.forget_gradients()
             self.position += self.config.micro_batches_at(self.moment)
-            self.flying.append(_Flight(self.moment.step + 1, self.position, lr_scale, loss))
-            self._look(1 if trainer.late else 0)
-            self.moment = Moment(self.moment.step + 1, self.done.seconds, self.budget)
+            self.flying.append(PendingStep(self.moment.step + 1, self.position, lr_scale, loss))
+            self._look(1 if trainer.asynchronous else 0)
+            self.moment = TrainProgress(self.moment.step + 1, self.done.seconds, self.budget)
             trainer.watch(self.moment, lr_scale)
             if due and self.forecaster and self.forecaster.affordable(self.moment):
                 self.forecast()
@@ -269,7 +271,7 @@ class _Run:
                 )
             seconds = time.perf_counter() - self.began
             seconds, signalled = self.trainer.ranks.maximum(seconds, float(max(self.received, default=0)))
-            self.done, self.loss, self.signalled = Moment(step, seconds, self.budget), loss, int(signalled)
+            self.done, self.loss, self.signalled = TrainProgress(step, seconds, self.budget), loss, int(signalled)
             if seconds - self.logged.seconds >= 0.5 or step <= 10 or self.done.progress >= 1.0:
                 self._log(position, lr_scale)
 
@@ -279,12 +281,12 @@ class _Run:
             return
         average, moment = self.trainer.average, self.moment
         weights: Mapping[str, Tensor] = average.result() if average else self.trainer.parameters
-        if self.trainer.late:  # the next steps change the tensors themselves
+        if self.trainer.asynchronous:  # the next steps change the tensors themselves
             weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
 
         def look() -> None:
             for event in forecaster.events(weights, moment, anew):
-                self.foretold.append({**event, "step": moment.step, "progress": round(moment.progress, 6)})
+                self.pending_events.append({**event, "step": moment.step, "progress": round(moment.progress, 6)})
 
         self.behind.do(look)
         if anew:
@@ -292,14 +294,14 @@ class _Run:
         self._tell()
 
     def _tell(self) -> None:
-        while self.foretold:
-            self.watch(self.foretold.popleft())
+        while self.pending_events:
+            self.watch(self.pending_events.popleft())
 
     def _log(self, position: int, lr_scale: float) -> None:
         moment, tokens = self.done, self.trainer.micro_tokens
         span = max(moment.seconds - self.logged.seconds, 1e-9)
         if (graphs := self.trainer.graphs()) > self.graphs:
-            text = f"recompiled {graphs - self.graphs} graphs on the clock; a shape was not rehearsed"
+            text = f"recompiled {graphs - self.graphs} graphs on the clock; a shape was not warmed up"
             self.watch({"event": "note", "text": text})
             self.graphs = graphs
         self.watch(

@@ -13,7 +13,7 @@ from torch import Tensor
 from caddie.data.loaders import Batch, Prefetch, Stream
 
 
-class Late:
+class AsyncScalar:
     """A number that the device will have computed. Its copy to the host is behind all that was launched before it.
 
     On a CPU it is there at once.
@@ -82,7 +82,7 @@ class Uploads:
 
 
 @contextmanager
-def ahead(
+def prefetch(
     stream: Stream, indices: Iterable[int], device: torch.device, bos: int, ready: int = 4
 ) -> Iterator[Iterator[DeviceBatch]]:
     """The stream's micro-batches of these indices, on the device, made and sent by a thread `ready` ahead of use.

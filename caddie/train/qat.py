@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from caddie.config import Config, Range, Technique
-from caddie.config.schedules import Moment, Number, Ramp, value_at
+from caddie.config.schedules import Number, Ramp, TrainProgress, value_at
 from caddie.errors import UserError
 from caddie.model.linear import Linear
 from caddie.model.parameters import assign
@@ -19,11 +19,11 @@ from caddie.pack.quantize import Quantizer, Rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class FakeQuantize(Config):
+class QAT(Config):
     """Socket: what the forward sees of a weight W that will be quantized, W + strength · (Q(W) - W)."""
 
     quantizer: Quantizer = Rows()
-    """Q; should be that of `compress.quantizers`."""
+    """Q; should be that of `pack.quantizers`."""
     strength: Annotated[Number, Range(0.0, 1.0)] = Ramp(start=0.0, end=1.0, begin=0.85, finish=0.85)
     """Between the plain weight, 0, and the quantized, 1. As in #1559 the last 15 % of the budget are quantized."""
 
@@ -43,11 +43,11 @@ class View(ABC):
     records' switch did, which therefore never acted.
     """
 
-    def __init__(self, config: FakeQuantize, device: torch.device) -> None:
+    def __init__(self, config: QAT, device: torch.device) -> None:
         self.config = config
         self.strength = torch.zeros((), device=device)
 
-    def set(self, moment: Moment) -> None:
+    def set(self, moment: TrainProgress) -> None:
         """Take the numbers of `moment`."""
         self.strength.fill_(value_at(self.config.strength, moment))
 
@@ -57,7 +57,7 @@ class View(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StraightThrough(FakeQuantize):
+class StraightThrough(QAT):
     """Rounded weights forward, the identity backward: the straight-through estimator (arXiv 1308.3432)."""
 
     techniques: ClassVar = {
@@ -80,7 +80,7 @@ class _StraightThrough(View):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoftRound(FakeQuantize):
+class SoftRound(QAT):
     """Rounding by a smooth stair that grows sharper over the run, with its own gradient (arXiv 2006.09952)."""
 
     techniques: ClassVar = {
@@ -106,7 +106,7 @@ class _SoftRound(View):
         super().__init__(config, device)
         self.sharpness = torch.ones((), device=device)
 
-    def set(self, moment: Moment) -> None:
+    def set(self, moment: TrainProgress) -> None:
         super().set(moment)
         self.sharpness.fill_(max(0.01, value_at(self.config.sharpness, moment)))
 
@@ -125,7 +125,7 @@ def soft_round(y: Tensor, sharpness: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noisy(FakeQuantize):
+class Noisy(QAT):
     """Uniform noise as wide as a step in place of rounding, and the identity backward (arXiv 1611.01704).
 
     The noise follows from the step of the run, the weight and its place: a run that repeats meets it again.
@@ -149,7 +149,7 @@ class _Noisy(View):
         super().__init__(config, device)
         self.step = torch.zeros((), device=device, dtype=torch.int64)
 
-    def set(self, moment: Moment) -> None:
+    def set(self, moment: TrainProgress) -> None:
         super().set(moment)
         self.step.fill_(moment.step)
 
@@ -177,7 +177,7 @@ class Views:
     So there are two graphs to compile, with views and without; whatever changes within a graph is a tensor.
     """
 
-    def __init__(self, rules: Mapping[str, FakeQuantize], model: nn.Module, what: str) -> None:
+    def __init__(self, rules: Mapping[str, QAT], model: nn.Module, what: str) -> None:
         """Views by role or pattern of parameter names, the last match wins; a rule reaches linear weights alone.
 
         A rule that reaches none is a `UserError`: it would do nothing, unnoticed.
@@ -193,7 +193,7 @@ class Views:
             self.by_name.update(dict.fromkeys(reached, config.build(linears[reached[0]].weight.device)))
         self._linears = {name: linears[name] for name in self.by_name}
 
-    def active(self, moment: Moment) -> bool:
+    def active(self, moment: TrainProgress) -> bool:
         """Whether any view has strength at `moment`."""
         return any(value_at(view.config.strength, moment) > 0 for view in self.by_name.values())
 
@@ -202,7 +202,7 @@ class Views:
         for name, linear in self._linears.items():
             linear.view = self.by_name[name] if on else None
 
-    def set(self, moment: Moment) -> None:
+    def set(self, moment: TrainProgress) -> None:
         """Attach the views if they are active at `moment`, with its numbers."""
         self.attach(self.active(moment))
         for view in set(self.by_name.values()):

@@ -14,11 +14,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from caddie.config.schedules import Moment
+from caddie.config.schedules import TrainProgress
 from caddie.model import GPT
 from caddie.model.parameters import assign, declarations
-from caddie.pack.candidates import Draft, Drafts, StoredWeight
-from caddie.pack.compress import Compress, Readers
+from caddie.pack.candidates import Candidate, Candidates, StoredWeight
+from caddie.pack.compress import Dequantizers, Pack
 from caddie.pack.container import Section
 from caddie.pack.decompress import LENGTH_BYTES, PREFIX
 from caddie.pack.fit import FillCap, PruneOnes
@@ -85,14 +85,14 @@ class Forecaster:
     deviation of its row and column.
     """
 
-    def __init__(self, gpt: GPT, config: Compress, size: Callable[[Readers, list[Section]], int]) -> None:
+    def __init__(self, gpt: GPT, config: Pack, size: Callable[[Dequantizers, list[Section]], int]) -> None:
         """`size` gives the bytes of the whole file that holds sections of weights."""
         with torch.device("meta"):
             model = gpt.build()
         self.config = config
         self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         self.tables = {name for name, declared in declarations(model).items() if declared.role == "embedding"}
-        self.quantizers = assign(config.quantizers, model, "compress.quantizers")
+        self.quantizers = assign(config.quantizers, model, "pack.quantizers")
         readers = {rule: quantizer.reader for rule, quantizer in config.quantizers.items()}
         if config.correction is not None:  # of which matrices will be seen; here of the largest
             matrices = [name for name, shape in self.shapes.items() if len(shape) == 2]
@@ -122,7 +122,7 @@ class Forecaster:
         self._spent = self._coding = self._observing = self._cost = 0.0
         self._warned = False
 
-    def due(self, moment: Moment) -> bool:
+    def due(self, moment: TrainProgress) -> bool:
         """Whether another twentieth of the budget has passed and there is time to `observe`, now and once more."""
         before, now = int(self._now * _TIMES), int(moment.progress * _TIMES)
         self._now = moment.progress
@@ -131,7 +131,7 @@ class Forecaster:
         # The last is not left out, because those before it say little of the end.
         return now > before and (self._observing <= _OBSERVE_SHARE * moment.seconds or now == _TIMES - 1)
 
-    def affordable(self, moment: Moment) -> bool:
+    def affordable(self, moment: TrainProgress) -> bool:
         """Whether the clock would hardly notice a forecast."""
         return self._first is None and self._spent + self._cost <= _FORECAST_SHARE * moment.seconds
 
@@ -161,7 +161,7 @@ class Forecaster:
             self._first = None
         self._observing += time.perf_counter() - began
 
-    def events(self, weights: Mapping[str, Tensor], moment: Moment, anew: bool = False) -> list[dict[str, Any]]:
+    def events(self, weights: Mapping[str, Tensor], moment: TrainProgress, anew: bool = False) -> list[dict[str, Any]]:
         """The event `forecast`, for the log and the display, and a note the first time that a file would be too big."""
         found = self.forecast(weights, moment.seconds, anew)
         cap = self.config.cap_bytes
@@ -170,9 +170,9 @@ class Forecaster:
         ]
         if found.file_bytes > _SURELY * cap and not self._warned:
             self._warned = True
-            way = "a smaller model or a larger compress.cap_bytes"
+            way = "a smaller model or a larger pack.cap_bytes"
             if not isinstance(self.config.fit, FillCap):
-                way = f"compress.quantizers of fewer bits, Waterfilling with compress.fit=FillCap, or {way}"
+                way = f"pack.quantizers of fewer bits, Waterfilling with pack.fit=FillCap, or {way}"
             over = f"the artifact would be over the cap by about {found.file_bytes - cap:,} bytes"
             events.append({"event": "note", "text": f"{over}; set {way}"})
         return events
@@ -218,7 +218,7 @@ class Forecaster:
         return floored * (total / floored.sum()) / width, columns * (width / total)
 
 
-class _Sketches(Drafts):
+class _Sketches(Candidates):
     """Drafts whose sizes and losses are estimates, and which hold no arrays."""
 
     def __init__(self, of: Forecaster, weights: Mapping[str, Tensor]) -> None:
@@ -240,7 +240,7 @@ class _Sketches(Drafts):
         self.costs = {name: self._costs(name, weight) for name, weight in self.weights.items()}
         self._gaussians: dict[str, Floats] = {}
 
-    def make(self, quantizers: Mapping[str, Quantizer]) -> Draft:
+    def make(self, quantizers: Mapping[str, Quantizer]) -> Candidate:
         """The draft with these quantizers, by parameter name."""
         made = {}
         for names in self.of.groups.values():

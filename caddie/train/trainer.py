@@ -16,17 +16,17 @@ from torch import Tensor
 from caddie.config import Config, Count, NonNegative, Positive, Range, Technique
 from caddie.config.schedules import (
     Budget,
-    Moment,
+    IntSchedule,
+    PiecewiseConstant,
     Schedule,
-    Stairs,
     StepRamp,
+    TrainProgress,
     Warmdown,
-    Whole,
     all_values,
     changes,
-    check_whole,
+    check_int_schedule,
+    int_at,
     value_at,
-    whole_at,
 )
 from caddie.data.loaders import Batch, Loader, SequentialStream
 from caddie.errors import UserError
@@ -41,8 +41,8 @@ from caddie.runtime.memory import keep_freed_memory
 from caddie.train.averaging import Average, Averaging
 from caddie.train.cuda_graphs import Recordings
 from caddie.train.optim import AdamW, Muon, Optimizer, Updater
-from caddie.train.prefetch import DeviceBatch, Late
-from caddie.train.qat import FakeQuantize, Views
+from caddie.train.prefetch import AsyncScalar, DeviceBatch
+from caddie.train.qat import QAT, Views
 
 Batches = Iterator[Batch | DeviceBatch]
 """What steps read, micro-batch after micro-batch."""
@@ -84,11 +84,11 @@ class Train(Config):
     """Wall-clock budget. With `steps` set too, whichever runs out first ends the run."""
     steps: Count | None = None
     """Budget in optimizer steps."""
-    batch_tokens: Whole = 524_288
+    batch_tokens: IntSchedule = 524_288
     """Tokens of one optimizer step; may grow over the run."""
     micro_batches: Count = 8
     """Parts into which the largest step is cut, shared equally by the processes; smaller steps have fewer."""
-    sequence_length: Whole = 1024
+    sequence_length: IntSchedule = 1024
     """Tokens of a row; may grow over the run."""
     loader: Loader = SequentialStream()
     """Order of the data."""
@@ -108,7 +108,7 @@ class Train(Config):
     """Largest norm of the whole gradient, or none."""
     z_loss: NonNegative = 0.0
     """Factor on the mean squared log of the softmax's denominator, added to the loss (PaLM, arXiv 2204.02311)."""
-    fake_quantize: Mapping[str, FakeQuantize] = field(default_factory=dict)
+    qat: Mapping[str, QAT] = field(default_factory=dict)
     """Role or name pattern to how linear layers see weights that will be quantized; the last match wins."""
     averaging: Averaging | None = None
     """Average of the weights that the run hands on, or none for the last weights."""
@@ -128,15 +128,15 @@ class Train(Config):
     That saves the launches, which small models wait for, and takes up to twice the memory of a micro-batch. Until it
     has been measured on a GPU, never is the default.
     """
-    rehearsal_steps: Annotated[int, Range(0, 1000)] = 3
+    warmup_steps: Annotated[int, Range(0, 1000)] = 3
     """Steps on random tokens before the clock starts, undone afterwards."""
     checkpoint_seconds: Positive = 60.0
     """Training time between checkpoints."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("batch_tokens", self.batch_tokens)
-        check_whole("sequence_length", self.sequence_length)
+        check_int_schedule("batch_tokens", self.batch_tokens)
+        check_int_schedule("sequence_length", self.sequence_length)
 
     @property
     def budget(self) -> Budget:
@@ -169,14 +169,14 @@ class Train(Config):
                 )
         return tokens
 
-    def micro_batches_at(self, moment: Moment) -> int:
+    def micro_batches_at(self, moment: TrainProgress) -> int:
         """Micro-batches of the step at `moment`, of all processes together."""
-        return whole_at(self.batch_tokens, moment) * self.micro_batches // max(all_values(self.batch_tokens))
+        return int_at(self.batch_tokens, moment) * self.micro_batches // max(all_values(self.batch_tokens))
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What decides the graph of a forward: a run goes through a few of these, all of which are rehearsed."""
+    """What decides the graph of a forward: a run goes through a few of these, all of which are warmed up."""
 
     stage: int
     """That of the model: how often layers run, and how far attention looks."""
@@ -214,9 +214,9 @@ class Trainer:
             if members:
                 self.updaters[rule] = optimizer.build(members, ranks)
         self.average: Average | None = config.averaging.build(self.parameters) if config.averaging else None
-        self.views = Views(config.fake_quantize, self.model, "train.fake_quantize")
+        self.views = Views(config.qat, self.model, "train.qat")
         self.dtype = torch.float32
-        self.late = ranks.device.type == "cuda"
+        self.asynchronous = ranks.device.type == "cuda"
         """Whether the device works on its own, so that what a step gives is known only after it."""
         # Triton needs a C compiler to launch its kernels; on a CPU the kernels are C++.
         compilers = ("cc", "gcc", "clang") if ranks.device.type == "cuda" else ("c++", "g++", "clang++")
@@ -226,7 +226,7 @@ class Trainer:
         self.compilable = config.compile != "never" and compiler
         self.compiled = config.compile == "always" or (self.compilable and ranks.device.type == "cuda")
         self.notes: list[str] = []
-        """What whoever watches the run should be told of the rehearsal."""
+        """What whoever watches the run should be told of the warmup."""
         for part in config.float8:
             self.model.multiply(part, float8_linear)
         if config.float8 and not multiplies_float8(ranks.device):
@@ -259,17 +259,17 @@ class Trainer:
         descended, entropies = self.model.head.losses(logits, targets, self.config.z_loss)
         return descended.mean(), entropies.mean()
 
-    def shape(self, moment: Moment) -> Shape:
+    def shape(self, moment: TrainProgress) -> Shape:
         """The shape of the step at `moment`."""
-        length = whole_at(self.config.sequence_length, moment)
+        length = int_at(self.config.sequence_length, moment)
         return Shape(self.model.stage(moment.progress), length, self.views.active(moment))
 
-    def shapes(self, budget: Budget) -> dict[Shape, Moment]:
+    def shapes(self, budget: Budget) -> dict[Shape, TrainProgress]:
         """Every shape of the run, each with a moment at which it comes, in order."""
-        found: dict[Shape, Moment] = {}
-        strengths = [view.strength for view in self.config.fake_quantize.values()]
+        found: dict[Shape, TrainProgress] = {}
+        strengths = [view.strength for view in self.config.qat.values()]
         numbers = (self.config.batch_tokens, self.config.sequence_length, *strengths)
-        begins = changes(number for number in numbers if isinstance(number, Stairs))
+        begins = changes(number for number in numbers if isinstance(number, PiecewiseConstant))
         for part in sorted({*np.linspace(0.0, 1.0, 1000, endpoint=False).tolist(), *self.model.stages, *begins}):
             moment = self.moment(part, budget)
             if moment.progress < 1.0:  # else no step begins there
@@ -277,10 +277,10 @@ class Trainer:
         return found
 
     @staticmethod
-    def moment(part: float, budget: Budget) -> Moment:
+    def moment(part: float, budget: Budget) -> TrainProgress:
         """The first moment at which that part of the budget is spent."""
         step = math.ceil(part * budget.steps) if budget.steps else 0
-        return Moment(step, part * (budget.seconds or 0.0), budget)
+        return TrainProgress(step, part * (budget.seconds or 0.0), budget)
 
     def indices(self, position: int) -> Iterator[int]:
         """This rank's micro-batches from `position` on, without end."""
@@ -289,14 +289,14 @@ class Trainer:
             yield index
             index += self.ranks.world
 
-    def step(self, batches: Batches, moment: Moment, bos: int, lr_scale: float | None = None) -> float:
+    def step(self, batches: Batches, moment: TrainProgress, bos: int, lr_scale: float | None = None) -> float:
         """One optimizer step, waited for; the mean loss, which is NaN where it or the gradient is not finite.
 
         `lr_scale` takes the place of the learning-rate schedule.
         """
         return self.launch(batches, moment, bos, lr_scale).read()
 
-    def launch(self, batches: Batches, moment: Moment, bos: int, lr_scale: float | None = None) -> Late:
+    def launch(self, batches: Batches, moment: TrainProgress, bos: int, lr_scale: float | None = None) -> AsyncScalar:
         """Begin one optimizer step; what it gives is the loss of `step`, and reading it waits for all of the step.
 
         A loss that is not finite changes nothing, except where steps are `late`: there it is known only when all has
@@ -310,16 +310,16 @@ class Trainer:
         arrive()
         norm = torch.stack([updater.squares() for updater in self.updaters.values()]).sum().sqrt()
         mean = losses + 0.0 * norm
-        if self.late or math.isfinite(float(mean)):
+        if self.asynchronous or math.isfinite(float(mean)):
             clip = self.config.clip_norm
             scale = None if clip is None else (clip / (norm + 1e-6)).clamp(max=1.0)
             if lr_scale is None:
                 lr_scale = value_at(self.config.lr_schedule, moment)
             for updater in self.updaters.values():
                 updater.step(moment, lr_scale, scale)
-        return Late(mean)
+        return AsyncScalar(mean)
 
-    def gradients(self, batches: Batches, moment: Moment, bos: int) -> Tensor:
+    def gradients(self, batches: Batches, moment: TrainProgress, bos: int) -> Tensor:
         """Add up this rank's gradients of one step, without a word to the others; its part of the mean loss."""
         shape = self.shape(moment)
         self.views.set(moment)
@@ -376,7 +376,7 @@ class Trainer:
         for parameter in self.parameters.values():
             parameter.grad = None
 
-    def watch(self, moment: Moment, lr_scale: float) -> None:
+    def watch(self, moment: TrainProgress, lr_scale: float) -> None:
         """Let the average see the weights as they are at `moment`, after a step with that factor on its rates."""
         if self.average is not None:
             self.average.watch(self.parameters, moment, lr_scale)

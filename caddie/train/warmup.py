@@ -1,4 +1,4 @@
-"""The rehearsal before the clock starts: every kind of step once, the quickest way to compute it, and all undone."""
+"""The warm-up before the clock starts: every kind of step once, the quickest way to compute it, and all undone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caddie.config.schedules import Budget, Moment
+from caddie.config.schedules import Budget, TrainProgress
 from caddie.data.loaders import Batch
 from caddie.errors import UserError, first_line
 from caddie.ops import product_dtype
@@ -21,7 +21,7 @@ _WILD = 1e4
 """A weight of this size means that the learning rates are far too high."""
 
 
-def rehearse(trainer: Trainer, budget: Budget, rows: tuple[int, int]) -> Execution:
+def warm_up(trainer: Trainer, budget: Budget, rows: tuple[int, int]) -> Execution:
     """Run every shape on random tokens (`rows` of micro-batches), choose how to compute by measurement, undo the rest.
 
     With a budget of steps alone nothing that changes a bit is chosen by the clock, so such a run repeats. A parameter
@@ -34,7 +34,7 @@ def rehearse(trainer: Trainer, budget: Budget, rows: tuple[int, int]) -> Executi
         allow_graphs(4 * len(moments))
     still = set(trainer.parameters)
 
-    def step(moment: Moment) -> None:
+    def step(moment: TrainProgress) -> None:
         _step(trainer, moment, rows, still)
 
     def run(execution: Execution) -> None:
@@ -50,9 +50,9 @@ def rehearse(trainer: Trainer, budget: Budget, rows: tuple[int, int]) -> Executi
     _choose_compiling(trainer, timed, budget, moments, rows, lambda: step(moments[0]))
     _choose_recording(trainer, moments, rows)
     for moment in moments:
-        for _ in range(trainer.config.rehearsal_steps):
+        for _ in range(trainer.config.warmup_steps):
             step(moment)
-    checked = trainer.config.rehearsal_steps >= 3
+    checked = trainer.config.warmup_steps >= 3
     for part in (0.25, 0.5, 0.75):  # at the moments above an optimizer's own rate may be zero
         for _ in range(3 if checked and (still or _unmoved(trainer, saved)) else 0):
             step(trainer.moment(part, budget))
@@ -64,11 +64,11 @@ def rehearse(trainer: Trainer, budget: Budget, rows: tuple[int, int]) -> Executi
     if checked and tame and still:
         raise UserError(
             f"no gradient reaches {_some(still)}: nothing that the loss depends on reads it, or two factors start"
-            " at zero; train.rehearsal_steps=0 trains it anyway"
+            " at zero; train.warmup_steps=0 trains it anyway"
         )
     if checked and tame and unmoved:
         raise UserError(
-            f"{_some(unmoved)} never move: look at the rates of train.optimizers, or set train.rehearsal_steps=0"
+            f"{_some(unmoved)} never move: look at the rates of train.optimizers, or set train.warmup_steps=0"
         )
     return chosen
 
@@ -92,7 +92,7 @@ def _choose_compiling(
     trainer: Trainer,
     timed: bool,
     budget: Budget,
-    moments: Sequence[Moment],
+    moments: Sequence[TrainProgress],
     rows: tuple[int, int],
     step: Callable[[], None],
 ) -> None:
@@ -122,7 +122,7 @@ def _choose_compiling(
         _fails_compiled(trainer, moments[1:], rows)
 
 
-def _fails_compiled(trainer: Trainer, moments: Sequence[Moment], rows: tuple[int, int]) -> bool:
+def _fails_compiled(trainer: Trainer, moments: Sequence[TrainProgress], rows: tuple[int, int]) -> bool:
     """Whether the compiler is broken at one of the moments, in which case the model runs without it, and says so."""
     for moment in moments:
         if failure := _failure(trainer, moment, rows):
@@ -132,7 +132,7 @@ def _fails_compiled(trainer: Trainer, moments: Sequence[Moment], rows: tuple[int
     return False
 
 
-def _choose_recording(trainer: Trainer, moments: Sequence[Moment], rows: tuple[int, int]) -> None:
+def _choose_recording(trainer: Trainer, moments: Sequence[TrainProgress], rows: tuple[int, int]) -> None:
     """Where a GPU may replay what it is told, record every shape on all ranks; where it may choose, see that it pays.
 
     A recording that fails is a `UserError`: the driver breaks off what was recorded, and PyTorch's memory is then in no
@@ -159,7 +159,7 @@ def _choose_recording(trainer: Trainer, moments: Sequence[Moment], rows: tuple[i
             raise UserError("train.cuda_graphs=auto: no memory to try both ways; set always or never") from None
 
 
-def _failure(trainer: Trainer, moment: Moment, rows: tuple[int, int]) -> str:
+def _failure(trainer: Trainer, moment: TrainProgress, rows: tuple[int, int]) -> str:
     """What was wrong with the gradients of a step on any rank, in a line; empty where nothing was.
 
     It makes no step: a rank that failed within one would leave the others waiting for what it sends.
@@ -175,7 +175,7 @@ def _failure(trainer: Trainer, moment: Moment, rows: tuple[int, int]) -> str:
     return failure or ("in another process" if anywhere else "")
 
 
-def _gradients(trainer: Trainer, moment: Moment, rows: tuple[int, int]) -> None:
+def _gradients(trainer: Trainer, moment: TrainProgress, rows: tuple[int, int]) -> None:
     """Those of a step on random tokens, waited for and forgotten."""
     try:
         trainer.gradients(_batches(trainer, rows), moment, bos=-1).item()
@@ -188,7 +188,7 @@ def _unmoved(trainer: Trainer, saved: Mapping[str, Tensor]) -> set[str]:
     return {name for name, now in trainer.parameters.items() if torch.equal(now, saved[f"weights/{name}"])}
 
 
-def _step(trainer: Trainer, moment: Moment, rows: tuple[int, int], still: set[str]) -> None:
+def _step(trainer: Trainer, moment: TrainProgress, rows: tuple[int, int], still: set[str]) -> None:
     """One step on random tokens; parameters that a gradient reached are no longer `still`."""
     trainer.step(_batches(trainer, rows), moment, bos=-1, lr_scale=1.0)  # at rate 0 nothing would move
     trainer.watch(moment, 1.0)

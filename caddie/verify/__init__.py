@@ -1,8 +1,8 @@
 """Probes of what a score says: ways in which it could be false, each tried on the scorer as a black box."""
 
-from caddie.verify.black_box import Priced, Scored, Subject
+from caddie.verify.black_box import BlackBoxScorer, Priced, Scored
 from caddie.verify.known_bad import KNOWN_BAD, Caught, KnownBad, catch, known_bad
-from caddie.verify.probe_case import Trial, excerpts, library, trial_of
+from caddie.verify.probe_case import ProbeCase, excerpts, library, probe_case_of
 from caddie.verify.probes import PROBES, examine
 from caddie.verify.verify import Verdict, verify
 
@@ -13,14 +13,14 @@ __all__ = [
     "KnownBad",
     "Priced",
     "Scored",
-    "Subject",
-    "Trial",
+    "BlackBoxScorer",
+    "ProbeCase",
     "Verdict",
     "catch",
     "examine",
     "excerpts",
     "known_bad",
     "library",
-    "trial_of",
+    "probe_case_of",
     "verify",
 ]

@@ -20,7 +20,7 @@ from torch import Tensor
 from caddie.data.tokenizers import Ids
 from caddie.model import Cache, Model
 from caddie.pack.artifact import Artifact
-from caddie.score import Asked, Layout, Past, Scorer, Scoring, Step, Window, layout_of, load_scorer, run
+from caddie.score import Layout, ScoredPrefix, Scorer, Scoring, ScoringBatch, Step, Window, layout_of, load_scorer, run
 from caddie.score.loop import Losses
 
 Floats = npt.NDArray[np.float64]
@@ -45,7 +45,7 @@ class Priced:
     """Whether it says that it learns from what it has charged for."""
 
 
-class Subject(ABC):
+class BlackBoxScorer(ABC):
     """Charges for text with the model of an artifact, of which it has a copy of its own.
 
     Whatever a subject keeps from one text to the next shows when it is opened anew.
@@ -69,7 +69,7 @@ class Subject(ABC):
         return digest.hexdigest()
 
 
-class Scored(Subject):
+class Scored(BlackBoxScorer):
     """A scorer in the loop: that of the scoring, or a user's own by the name that `--scorer` takes."""
 
     def __init__(self, artifact: Artifact, scoring: Scoring, scorer: str | None = None) -> None:
@@ -142,6 +142,6 @@ class _Watched(Scorer):
             wanted = torch.from_numpy(self._shown[begin:end] - window.first).to(row.device)
             self.odds[begin:end] = torch.softmax(row[wanted].double(), -1).cpu().numpy()
 
-    def update(self, asked: Sequence[Asked], past: Past) -> None:
+    def update(self, batches: Sequence[ScoringBatch], past: ScoredPrefix) -> None:
         """The scorer's own."""
-        self.scorer.update(asked, past)
+        self.scorer.update(batches, past)

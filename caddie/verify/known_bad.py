@@ -20,8 +20,8 @@ from caddie.data.tokenizers import Ids
 from caddie.errors import UserError, suggest
 from caddie.score import SGD
 from caddie.score.ttt_sgd import Learner
-from caddie.verify.black_box import Floats, Places, Priced, Scored, Subject
-from caddie.verify.probe_case import Trial
+from caddie.verify.black_box import BlackBoxScorer, Floats, Places, Priced, Scored
+from caddie.verify.probe_case import ProbeCase
 from caddie.verify.probes import examine
 
 _LEAST = 1e-300  # so that nothing costs infinitely much
@@ -182,7 +182,7 @@ class KnowsTheEnds(Cheat):
 class Table(Cheat):
     """Has the official text in a table by place, and mixes it in: worthless for the same documents in another order."""
 
-    def __init__(self, trial: Trial) -> None:
+    def __init__(self, trial: ProbeCase) -> None:
         super().__init__(trial.artifact, trial.scoring)
         self.official = trial.tokens
 
@@ -203,7 +203,7 @@ class TargetsOnDisk(Cheat):
         return _raised(odds, found[1 : len(tokens)], 0.5)
 
 
-class Smear(Subject):
+class Smear(BlackBoxScorer):
     """Each embedding takes in some of the one before, also across BOS, where documents are kept apart (#1855)."""
 
     def price(self, tokens: Ids, shown: Places) -> Priced:
@@ -245,7 +245,7 @@ def _raised(odds: Floats, tokens: Ids, by: float) -> Floats:
     return stated
 
 
-def _train(subject: Subject, tokens: Ids) -> None:
+def _train(subject: BlackBoxScorer, tokens: Ids) -> None:
     length = min(subject.scoring.sequence_length, len(tokens) - 1)
     rows = np.stack([tokens[begin : begin + length + 1] for begin in range(0, len(tokens) - length, length)])
     learner = Learner(subject.model, subject.bos, SGD(lr=0.01, epochs=1), torch.float32)
@@ -262,27 +262,27 @@ def _kept(model: nn.Module) -> Iterator[None]:
         model.load_state_dict(before)
 
 
-def _spaces_twice(trial: Trial) -> Trial:
+def _spaces_twice(trial: ProbeCase) -> ProbeCase:
     first = np.array([piece[:1] == b" " for piece in trial.artifact.tokenizer.token_bytes])
     return replace(trial, count=lambda ids: trial.count(ids) + first[ids])
 
 
-def _spaces_thrice(trial: Trial) -> Trial:
+def _spaces_thrice(trial: ProbeCase) -> ProbeCase:
     alone = np.array([piece == b" " for piece in trial.artifact.tokenizer.token_bytes])
     return replace(trial, count=lambda ids: trial.count(ids) + 2 * alone[ids])
 
 
-def _one_in_training(trial: Trial) -> Trial:
+def _one_in_training(trial: ProbeCase) -> ProbeCase:
     held_out = frozenset(map(document_hash, trial.documents))
     trained_on = frozenset(map(document_hash, (b"another document", trial.documents[0])))
     return replace(trial, held_out=held_out, trained_on=trained_on)
 
 
-def _opens(subject: Callable[[Trial], Subject]) -> Callable[[Trial], Trial]:
+def _opens(subject: Callable[[ProbeCase], BlackBoxScorer]) -> Callable[[ProbeCase], ProbeCase]:
     return lambda trial: replace(trial, open=lambda: subject(trial))
 
 
-def _of(cls: type[Scored | Smear]) -> Callable[[Trial], Trial]:
+def _of(cls: type[Scored | Smear]) -> Callable[[ProbeCase], ProbeCase]:
     return _opens(lambda trial: cls(trial.artifact, trial.scoring))
 
 
@@ -294,7 +294,7 @@ class KnownBad:
     """What it does, in a few words."""
     probe: str
     """Name of the check that must find it."""
-    put: Callable[[Trial], Trial]
+    put: Callable[[ProbeCase], ProbeCase]
     """A trial with the example in the place of the artifact's own."""
 
 
@@ -345,7 +345,7 @@ class Caught:
         return self.probe in self.failed
 
 
-def catch(trial: Trial) -> list[Caught]:
+def catch(trial: ProbeCase) -> list[Caught]:
     """Put every known-bad example to all probes; made of the trial's artifact, on the trial's text."""
     found = []
     for name, example in KNOWN_BAD.items():

@@ -18,7 +18,7 @@ from caddie.errors import UserError
 from caddie.pack.artifact import Artifact
 from caddie.score import Scoring
 from caddie.verify.audit_hook import watch_reads
-from caddie.verify.black_box import Floats, Places, Priced, Scored, Subject
+from caddie.verify.black_box import BlackBoxScorer, Floats, Places, Priced, Scored
 
 DOCUMENTS = 6
 """Documents of a probe text."""
@@ -32,13 +32,13 @@ _ENDS = 1 / 16  # chance of each token of a random text to be the last of its do
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class ProbeCase:
     """A subject with a probe text; what is priced is priced once for all probes that want it."""
 
     artifact: Artifact
     scoring: Scoring
     """As it is tried: see `fitted`."""
-    open: Callable[[], Subject]
+    open: Callable[[], BlackBoxScorer]
     """A subject that has seen nothing."""
     count: Callable[[Ids], npt.NDArray[np.int64]]
     """The bytes that each token of a document is said to account for."""
@@ -131,7 +131,7 @@ class Trial:
         return whether + np.where(tokens == self.bos, 0.0, np.log(self.vocabulary - 1)), whether
 
 
-def trial_of(
+def probe_case_of(
     artifact: Artifact,
     scoring: Scoring,
     documents: Sequence[bytes],
@@ -139,7 +139,7 @@ def trial_of(
     seed: int,
     scorer: str | None = None,
     short: bool = False,
-) -> Trial:
+) -> ProbeCase:
     """A scorer put on trial: that of `scoring`, or a user's own by the name that `--scorer` takes.
 
     The text holds several windows, unless it is to be short; for a user's scorer, which may be asked for one token at a
@@ -150,7 +150,7 @@ def trial_of(
     fitting = fitted(scoring, len(tokens) - 1)
     own = Path(scorer.rpartition(":")[0] or scorer) if scorer else None
     files = [own, Path(cache_from_source(str(own)))] if own else []  # Python looks for what it compiled before
-    return Trial(
+    return ProbeCase(
         artifact=artifact,
         scoring=fitting,
         open=lambda: Scored(artifact, fitting, scorer),
@@ -164,7 +164,7 @@ def trial_of(
 
 def _document_tokens(scoring: Scoring) -> int:
     """Tokens of a document, so that the text holds several windows, also where these overlap much."""
-    more = 768 if scoring.adaptation else min(max(256, 4 * scoring.stride), 768)
+    more = 768 if scoring.ttt else min(max(256, 4 * scoring.stride), 768)
     return (scoring.sequence_length + more) // DOCUMENTS
 
 
@@ -199,10 +199,10 @@ def fitted(scoring: Scoring, predictions: int) -> Scoring:
             if isinstance(value, Mapping):
                 visit(value, f"{path}{name}.")
             elif path + name in most and value > most[path + name]:
-                diff[f"adaptation.{path}{name}"] = most[path + name]
+                diff[f"ttt.{path}{name}"] = most[path + name]
 
-    if scoring.adaptation is not None:
-        visit(scoring.adaptation.to_json(), "")
+    if scoring.ttt is not None:
+        visit(scoring.ttt.to_json(), "")
     return scoring.but(diff)
 
 

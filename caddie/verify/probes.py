@@ -15,10 +15,10 @@ from caddie.data.tokenizers import MARK
 from caddie.errors import UserError
 from caddie.verify.black_box import Places, Priced
 from caddie.verify.checks import Check
-from caddie.verify.probe_case import Trial
+from caddie.verify.probe_case import ProbeCase
 
 Found = tuple[bool, str]
-Probe = Callable[[Trial], Found | None]
+Probe = Callable[[ProbeCase], Found | None]
 
 _LUCK = math.log(1e6)
 """Nats by which an honest predictor beats the best one on noise once in a million times (Ville's inequality)."""
@@ -30,7 +30,7 @@ _ORDER = 0.05
 """Part of the whole charge that the order of the documents may make."""
 
 
-def examine(trial: Trial) -> list[Check]:
+def examine(trial: ProbeCase) -> list[Check]:
     """All probes on one subject; that on which it breaks, it fails. What is asked wrongly is a `UserError`."""
     checks: list[Check] = []
     for name, probe in PROBES.items():
@@ -52,7 +52,7 @@ def examine(trial: Trial) -> list[Check]:
 # What was charged, and when
 
 
-def _prices(trial: Trial) -> Found:
+def _prices(trial: ProbeCase) -> Found:
     nats = trial.base.nats
     return bool(np.isfinite(nats).all()), f"{len(nats):,} tokens, {float(nats.mean()):.3f} nats each"
 
@@ -68,7 +68,7 @@ def _settled(base: Priced, changed: Places, own: int = 0) -> npt.NDArray[np.bool
     return settled
 
 
-def _look_ahead(trial: Trial) -> Found:
+def _look_ahead(trial: ProbeCase) -> Found:
     """Change tokens: no charge that was made before may move, and no distribution that was stated before."""
     base, earlier, later = trial.base, 0, 0
     moved: list[tuple[int, int]] = []
@@ -88,7 +88,7 @@ def _look_ahead(trial: Trial) -> Found:
     return True, f"{tried}: none of {earlier:,} charges made before them moved; {later:,} made after did"
 
 
-def _own_target(trial: Trial) -> Found:
+def _own_target(trial: ProbeCase) -> Found:
     """Price noise, which none can know: nobody honest pays less than chance, or ranks the true token high.
 
     An honest predictor's odds beat those by which the noise was drawn by a factor of a million once in a million times,
@@ -112,7 +112,7 @@ def _own_target(trial: Trial) -> Found:
     return bool(rank.mean() <= 0.5 + deviation), evidence
 
 
-def _ends(trial: Trial) -> Found | None:
+def _ends(trial: ProbeCase) -> Found | None:
     """The same for where documents end, which whoever is told of the stretches beforehand could give away."""
     tokens, shown, priced = trial.noise
     if priced.odds is None:
@@ -125,7 +125,7 @@ def _ends(trial: Trial) -> Found | None:
     return paid >= chance - _LUCK, evidence
 
 
-def _past_matters(trial: Trial) -> Found:
+def _past_matters(trial: ProbeCase) -> Found:
     """Change one token, and see whether charges or distributions for the tokens behind it move."""
     base, behind, moved = trial.base, 0, 0
     for changed, priced in trial.flips[:2]:
@@ -141,7 +141,7 @@ def _past_matters(trial: Trial) -> Found:
     return True, f"2 tokens changed: what was stated for {moved:,} of {behind:,} behind them moved"
 
 
-def _sums(trial: Trial) -> Found:
+def _sums(trial: ProbeCase) -> Found:
     """Add up what the subject states over the whole vocabulary, and compare it with what it charged."""
     odds = trial.base.odds
     if odds is None or odds.shape != (len(trial.shown), trial.vocabulary):
@@ -164,13 +164,13 @@ def _sums(trial: Trial) -> Found:
 # What stays the same
 
 
-def _repeats(trial: Trial) -> Found:
+def _repeats(trial: ProbeCase) -> Found:
     again = trial.open().price(trial.tokens, trial.shown)
     moved = int(trial.moved(trial.base.nats, again.nats).sum())
     return not moved, f"{moved:,} of {len(again.nats):,} charges differ between two runs"
 
 
-def _state(trial: Trial) -> Found:
+def _state(trial: ProbeCase) -> Found:
     """Price another text before, and see whether weights or charges moved."""
     subject = trial.open()
     before = subject.state()
@@ -182,7 +182,7 @@ def _state(trial: Trial) -> Found:
     return same and not moved, f"{weights}; after another text {moved:,} of {len(again.nats):,} charges differ"
 
 
-def _documents_apart(trial: Trial) -> Found:
+def _documents_apart(trial: ProbeCase) -> Found:
     """Where documents are said not to matter to one another: change every second one, and look at the others."""
     base = trial.base
     if not base.isolated:
@@ -199,7 +199,7 @@ def _documents_apart(trial: Trial) -> Found:
     return not moved.any(), evidence
 
 
-def _document_order(trial: Trial) -> Found:
+def _document_order(trial: ProbeCase) -> Found:
     """Put the documents in another order: the tokens must cost about the same, or exactly where documents are apart."""
     begins = np.flatnonzero(trial.tokens == trial.bos)
     documents = np.split(trial.tokens, begins[1:])
@@ -216,7 +216,7 @@ def _document_order(trial: Trial) -> Found:
     ), f"the last document first: the text costs {change:+.2%}, at most {most:.2%} is allowed"
 
 
-def _reads(trial: Trial) -> Found:
+def _reads(trial: ProbeCase) -> Found:
     """What the first pricing reached for."""
     if trial.touched:
         return False, f"while it priced a text it {'; '.join(trial.touched[:3])}"
@@ -226,7 +226,7 @@ def _reads(trial: Trial) -> Found:
 # What the text is
 
 
-def _bytes(trial: Trial) -> Found:
+def _bytes(trial: ProbeCase) -> Found:
     """Count the bytes of texts token by token, and from what the tokens decode to."""
     tokenizer, documents = trial.artifact.tokenizer, [_SPACES, *trial.documents]
     counted = actual = table = double = triple = 0
@@ -255,7 +255,7 @@ def _bytes(trial: Trial) -> Found:
     return True, evidence
 
 
-def _held_out(trial: Trial) -> Found | None:
+def _held_out(trial: ProbeCase) -> Found | None:
     if trial.trained_on is None:
         return None
     return disjoint(trial.trained_on, trial.held_out)

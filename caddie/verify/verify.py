@@ -25,7 +25,7 @@ from caddie.runtime.sandbox import sealed
 from caddie.score import Scoring, check_windows
 from caddie.verify.checks import Check, file_checks
 from caddie.verify.known_bad import Caught, catch, known_bad
-from caddie.verify.probe_case import excerpts, library, trial_of
+from caddie.verify.probe_case import excerpts, library, probe_case_of
 from caddie.verify.probes import HELD_OUT, disjoint, examine, unanswered
 
 MEMORY_BYTES, SECONDS = 8 << 30, 600.0
@@ -106,7 +106,7 @@ def _probe_sealed(
     seed = secrets.randbits(32)  # so that no subject knows what comes
     path = artifact.path.absolute()
     pieces = excerpts(documents, scoring)
-    asked = {
+    batches = {
         "artifact": str(path),
         "score": scoring.to_json(),
         "scorer": scorer,
@@ -122,7 +122,7 @@ def _probe_sealed(
     outcome = sealed(
         ["-c", _COMMAND],
         readable=files,
-        stdin=json.dumps(asked).encode(),
+        stdin=json.dumps(batches).encode(),
         memory_bytes=MEMORY_BYTES,
         seconds=SECONDS,
     )
@@ -180,33 +180,33 @@ def _compresses(artifact: Artifact, scoring: Scoring, documents: Sequence[bytes]
 
 def probe() -> None:
     """What the sealed process does: read from standard input what to try, and write what was found as JSON."""
-    asked = json.load(sys.stdin)
+    batches = json.load(sys.stdin)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # a user's scorer may print
-            told = _probed(asked)
+            told = _probed(batches)
     except UserError as error:
         told = {"error": str(error)}
     print(json.dumps(told))
 
 
-def _probed(asked: dict[str, Any]) -> dict[str, Any]:
-    artifact = load(Path(asked["artifact"]))
-    scoring = Scoring.from_json(asked["score"])
-    documents = [document.encode("latin-1") for document in asked["documents"]]
-    short = trial_of(artifact, scoring.plain, documents, seed=asked["seed"], short=True)
+def _probed(batches: dict[str, Any]) -> dict[str, Any]:
+    artifact = load(Path(batches["artifact"]))
+    scoring = Scoring.from_json(batches["score"])
+    documents = [document.encode("latin-1") for document in batches["documents"]]
+    short = probe_case_of(artifact, scoring.plain, documents, seed=batches["seed"], short=True)
 
     def work(threads: int) -> None:
         torch.set_num_threads(threads)
         short.open().price(short.tokens, short.shown)
 
     torch.set_num_threads(quickest(thread_counts(), work))
-    scorer = asked["scorer"]
+    scorer = batches["scorer"]
     if scorer and scorer.startswith(_EXAMPLE):
         trial = known_bad(scorer.removeprefix(_EXAMPLE)).put(short)
     else:
-        trial = trial_of(artifact, scoring, documents, seed=asked["seed"], scorer=scorer)
+        trial = probe_case_of(artifact, scoring, documents, seed=batches["seed"], scorer=scorer)
     checks = examine(trial)
-    if asked["lossless"]:
-        checks.append(_compresses(artifact, scoring, [document.encode("latin-1") for document in asked["lossless"]]))
-    caught = catch(short) if asked["examples"] else []
+    if batches["lossless"]:
+        checks.append(_compresses(artifact, scoring, [document.encode("latin-1") for document in batches["lossless"]]))
+    caught = catch(short) if batches["examples"] else []
     return {"checks": [asdict(check) for check in checks], "caught": [asdict(example) for example in caught]}

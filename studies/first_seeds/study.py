@@ -78,7 +78,7 @@ SIX_BITS = Rows(bits=6, scale=Percentile(floor="absolute"))
 
 of_seed_003 = {
     "fp16 embedding alone": Entry(
-        diff={"compress.quantizers.embedding": Float16()},
+        diff={"pack.quantizers.embedding": Float16()},
         kind="quantization",
         claim=Claim(
             word="better",
@@ -109,20 +109,20 @@ of_seed_003 = {
     ),
     "003, quantization-aware throughout": changed(
         SEED_003_LABEL,
-        {"train.fake_quantize": {"matrix": in_eight_bits(strength=1.0)}},
+        {"train.qat": {"matrix": in_eight_bits(strength=1.0)}},
         "quantization",
         Claim(word="worse", source=SEED_003, note="the overhead of a step is more than the gain"),
     ),
     "003, quantization-aware at the end": changed(
         SEED_003_LABEL,
-        {"train.fake_quantize": {"matrix": in_eight_bits()}},
+        {"train.qat": {"matrix": in_eight_bits()}},
         "quantization",
         Claim(word="worse", source=SEED_003, note="the overhead of a step is more than the gain"),
         why="The last 15 % of the run.",
     ),
     "003, lzma for zlib": changed(
         SEED_003_LABEL,
-        {"compress.coding": Packed(codec=Lzma())},
+        {"pack.coding": Packed(codec=Lzma())},
         "coding",
         Claim(word="same", difference=0.0, source=SEED_003, note="the same weights in a larger file"),
     ),
@@ -139,23 +139,23 @@ of_seed_001 = {
     "001, 11 layers": changed(
         SEED_001_LABEL,
         {
-            **twin_of(single_gpu, {"model.depth": 11, "model.layers": {"9-10": {"attention.exclusive": True}}}),
-            "train.fake_quantize.blocks.*.mlp.*.weight": StraightThrough(quantizer=SIX_BITS),
-            "compress.quantizers.blocks.*.mlp.*.weight": SIX_BITS,
+            **twin_of(single_gpu, {"model.depth": 11, "model.layers": {"9-10": {"attention.xsa": True}}}),
+            "train.qat.blocks.*.mlp.*.weight": StraightThrough(quantizer=SIX_BITS),
+            "pack.quantizers.blocks.*.mlp.*.weight": SIX_BITS,
         },
         "architecture",
         Claim(word="worse", source=SEED_001, note="11 layers, six bits in MLPs; 8 layers make 300 steps more of 1,600"),
     ),
     "001, four exclusive layers": changed(
         SEED_001_LABEL,
-        twin_of(single_gpu, {"model.layers": {"4-7": {"attention.exclusive": True}}}),
+        twin_of(single_gpu, {"model.layers": {"4-7": {"attention.xsa": True}}}),
         "architecture",
         Claim(word="worse", source=SEED_001, note="about 3 % slower steps; the score is not stated"),
         why="The second half of the layers.",
     ),
     "001, all channels rotary": changed(
         SEED_001_LABEL,
-        {"model.block.attention.rotary.dims": None},
+        {"model.block.attention.rope.dims": None},
         "architecture",
         Claim(
             word="worse",
@@ -166,11 +166,11 @@ of_seed_001 = {
     ),
     "001, quantization-aware throughout": changed(
         SEED_001_LABEL,
-        {"train.fake_quantize.matrix.strength": 1.0},
+        {"train.qat.matrix.strength": 1.0},
         "quantization",
         Claim(word="worse", difference=0.01, source=SEED_001, note="late is better by 0.01, its author's estimate"),
     ),
-    "001, never quantization-aware": changed(SEED_001_LABEL, {"train.fake_quantize": {}}, "quantization"),
+    "001, never quantization-aware": changed(SEED_001_LABEL, {"train.qat": {}}, "quantization"),
 }
 
 of_seed_002 = {

@@ -76,7 +76,7 @@ class _HardestFirst(Stream):
 twin = find("parallel_muon_mini").settings
 
 
-_LATE = {"train.fake_quantize.matrix": StraightThrough(quantizer=Rows(bits=6, scale=Percentile(floor="absolute")))}
+_LATE = {"train.qat.matrix": StraightThrough(quantizer=Rows(bits=6, scale=Percentile(floor="absolute")))}
 """Over the last 15 % of the run, as it was measured; the seed's is over the last 7 (`seed_000` has it so)."""
 
 
@@ -95,10 +95,10 @@ def same(difference: float | None, note: str = "") -> Claim:
     return Claim(word="same", difference=difference, source=SOURCE, note=note)
 
 
-def learning(adaptation: ChunkSGD | DocumentLoRA) -> Entry:
+def learning(ttt: ChunkSGD | DocumentLoRA) -> Entry:
     """A scorer that learns from what it has scored."""
     claim = worse(0.0006, "the best of 22 variants, which are not listed")
-    return Entry(diff={"score.adaptation": adaptation}, kind="scoring", claim=claim)
+    return Entry(diff={"score.ttt": ttt}, kind="scoring", claim=claim)
 
 
 def chunks(lr: float, epochs: int = 3, tokens: int = 4096) -> Entry:
@@ -106,9 +106,9 @@ def chunks(lr: float, epochs: int = 3, tokens: int = 4096) -> Entry:
     return learning(ChunkSGD(chunk_tokens=tokens, sgd=SGD(lr=lr, epochs=epochs, rows=16)))
 
 
-_OWN = twin.compress.quantizers["matrix"]
+_OWN = twin.pack.quantizers["matrix"]
 
-exclusive = Entry(
+xsa = Entry(
     diff=tried("exclusive_in_all_layers"),
     kind="architecture",
     claim=worse(0.014, "after 100 seconds, with slower steps; at full length later records gain about 0.002"),
@@ -118,7 +118,7 @@ wider = Entry(
     diff={
         "model.width": 144,
         "model.block.mlp.hidden": 432,
-        "compress.quantizers.matrix.of.bits": 5,
+        "pack.quantizers.matrix.of.bits": 5,
     },
     kind="architecture",
     why="An eighth more channels, paid for by five bits, as 576 for 512.",
@@ -133,37 +133,37 @@ study = Study(
             "data.validation_fraction": 0.02,
             "train.precision": "bfloat16",
             "train.loader": ShuffledSequences(),
-            "compress.calibration.tokens": CALIBRATION,
+            "pack.calibration.tokens": CALIBRATION,
             "score.stride": 256,
         }
     ),
     entries={
         "Hadamard rotation": Entry(
-            diff={"compress.quantizers.matrix": Rotated(of=_OWN)},
+            diff={"pack.quantizers.matrix": Rotated(of=_OWN)},
             kind="quantization",
             claim=same(-0.0002, "the file is larger"),
         ),
         "five bits in the middle": Entry(
             diff={
-                "compress.quantizers.matrix": _OWN.but({"of.bits": 8}),
-                "compress.quantizers.blocks.[1-5].*.weight": _OWN.but({"of.bits": 5}),
+                "pack.quantizers.matrix": _OWN.but({"of.bits": 8}),
+                "pack.quantizers.blocks.[1-5].*.weight": _OWN.but({"of.bits": 5}),
             },
             kind="quantization",
             why="Eight bits in the outer layers pay for five between.",
             claim=worse(0.006),
         ),
         "few ones pruned": Entry(
-            diff={"compress.fit": PruneOnes(), "compress.cap_bytes": FEW_CAP},
+            diff={"pack.fit": PruneOnes(), "pack.cap_bytes": FEW_CAP},
             kind="quantization",
             claim=same(0.0, "below 10 %, as read here of the ones"),
         ),
         "a third pruned": Entry(
-            diff={"compress.fit": PruneOnes(), "compress.cap_bytes": THIRD_CAP},
+            diff={"pack.fit": PruneOnes(), "pack.cap_bytes": THIRD_CAP},
             kind="quantization",
             claim=worse(0.0045, "28 to 37 %, as read here of the ones: 0.004 to 0.005"),
         ),
         "four times the calibration": Entry(
-            diff={"compress.calibration.tokens": 4 * CALIBRATION},
+            diff={"pack.calibration.tokens": 4 * CALIBRATION},
             kind="quantization",
             why="What the Hessians of all ranks would give.",
             claim=same(-0.0002),
@@ -176,7 +176,7 @@ study = Study(
         "soft rounding": Entry(
             diff=tried("soft_rounding"), kind="quantization", claim=same(-0.0002, "500 steps were thought too few")
         ),
-        "exclusive in all layers": exclusive,
+        "exclusive in all layers": xsa,
         "value residual": Entry(diff=tried("value_residual"), kind="architecture", claim=worse(0.0008)),
         "gated attention": gated,
         "wider with five bits": wider,
@@ -205,7 +205,7 @@ study_seconds = replace(
     name="negative_results_seconds",
     why="Are they slow as well?",
     entries={
-        "exclusive in all layers": exclusive,
+        "exclusive in all layers": xsa,
         "gated attention": gated,
         "wider with five bits": wider,
         "fused query, key and value": Entry(

@@ -19,7 +19,7 @@ def twin(name: str) -> Recipe:
     """The twin of a recipe as it is trained and scored here."""
     recipe = find(f"{name}_mini")
     diff = {"data.validation_fraction": 0.01, "score.stride": recipe.score.sequence_length}
-    return recipe.but({**diff, "compress.calibration": TrainingText()})  # also where the recipe's own writes its text
+    return recipe.but({**diff, "pack.calibration": TrainingText()})  # also where the recipe's own writes its text
 
 
 base = twin("baseline")

@@ -44,7 +44,7 @@ TOY = (
     "model.block.mlp.hidden=32",
     "train.batch_tokens=64",
     "train.sequence_length=32",
-    "train.rehearsal_steps=0",
+    "train.warmup_steps=0",
     "train.precision=float32",
     "score.sequence_length=32",
     "score.stride=16",
@@ -546,7 +546,7 @@ def test_float8_is_held_against_its_reference_and_bfloat16(monkeypatch: pytest.M
     ("asked", "graphs"),
     [
         (["baseline_mini", "--set", "train.float8=[head,mlp]"], [2]),
-        (["baseline_mini", "--scoring", "--set", "score.adaptation=DocumentLoRA()"], [1, 2]),
+        (["baseline_mini", "--scoring", "--set", "score.ttt=DocumentLoRA()"], [1, 2]),
     ],
 )
 def test_a_step_and_a_score_compile_for_a_gpu_that_is_not_here(asked: list[str], graphs: list[int]) -> None:

@@ -209,7 +209,7 @@ WORDS = [
         lambda b: b.run("train.cuda_graphs=always"),
         "train.cuda_graphs=always needs a GPU; auto takes them where there is one",
     ),
-    Case("unknown variant", lambda b: b.run("compress.coding=Rar"), "compress.coding must be one of EntropyModel"),
+    Case("unknown variant", lambda b: b.run("pack.coding=Rar"), "pack.coding must be one of EntropyModel"),
     Case(
         "text not quoted",
         lambda b: b.run("data.tokenizer=SentencePieceFile(path=/a.model)"),
@@ -220,7 +220,7 @@ WORDS = [
         lambda b: b.run("data.tokenizer=my.model"),
         'not my.model; for a file write SentencePieceFile(path="FILE")',
     ),
-    Case("no bytes to fill", lambda b: b.run("compress.cap_bytes=0"), "compress.cap_bytes must be from 1 to"),
+    Case("no bytes to fill", lambda b: b.run("pack.cap_bytes=0"), "pack.cap_bytes must be from 1 to"),
     Case("no budget", lambda b: b.run("train.steps=none"), "set train.seconds or train.steps"),
     Case("batch", lambda b: b.run("train.batch_tokens=100"), "train.batch_tokens (100) must be train.micro_batches"),
     Case("heads", lambda b: b.run("model.width=18"), "width of 18 does not divide into 2 heads of even size"),
@@ -238,17 +238,17 @@ WORDS = [
     ),
     Case(
         "quantizer for nothing",
-        lambda b: b.run("compress.quantizers.blocks.7.*=Float16"),
-        "compress.quantizers: blocks.7.* matches no parameter",
+        lambda b: b.run("pack.quantizers.blocks.7.*=Float16"),
+        "pack.quantizers: blocks.7.* matches no parameter",
     ),
     Case(
         "no quantizer",
-        lambda b: b.run('compress.quantizers={"matrix":"Rows"}'),
-        "compress.quantizers: no rule for embedding.weight",
+        lambda b: b.run('pack.quantizers={"matrix":"Rows"}'),
+        "pack.quantizers: no rule for embedding.weight",
     ),
     Case("number beyond all", lambda b: b.run("model.width=1" + "0" * 400), "model.width must be"),
     Case("unhashable", lambda b: b.run("model.width={[1]: 2}"), "model.width must be"),
-    Case("other setting", lambda b: ["verify", str(b.tiny.artifact), "seed=3"], "verify takes compress.cap_bytes=N"),
+    Case("other setting", lambda b: ["verify", str(b.tiny.artifact), "seed=3"], "verify takes pack.cap_bytes=N"),
     Case("temperature", lambda b: ["sample", str(b.tiny.artifact), "--temperature", "-1"], "is not in the range 0<=x"),
     Case(
         "temperature not a number",
@@ -399,17 +399,17 @@ RUNS = [
     Case(
         "not of compress",
         lambda b: ["pack", b.folder("none", None), "model.depth=3"],
-        "pack takes cap=N and settings of compress",
+        "pack takes cap=N and settings of pack",
     ),
     Case(
         "no setting", lambda b: ["pack", b.folder("none", None), "16000"], "'16000' is not a setting; write PATH=VALUE"
     ),
-    Case("cap of words", lambda b: ["pack", b.folder("none", None), "cap=small"], "compress.cap_bytes"),
-    Case("caps", lambda b: ["pack", b.folder("none", None), "cap=9", "cap=8"], "compress.cap_bytes is set twice"),
-    Case("cap of nothing", lambda b: ["pack", b.folder("none", None), "cap=0"], "compress.cap_bytes"),
+    Case("cap of words", lambda b: ["pack", b.folder("none", None), "cap=small"], "pack.cap_bytes"),
+    Case("caps", lambda b: ["pack", b.folder("none", None), "cap=9", "cap=8"], "pack.cap_bytes is set twice"),
+    Case("cap of nothing", lambda b: ["pack", b.folder("none", None), "cap=0"], "pack.cap_bytes"),
     Case(
         "compare settings",
-        lambda b: ["pack", b.folder("none", None), "--compare", "compress.fit=none"],
+        lambda b: ["pack", b.folder("none", None), "--compare", "pack.fit=none"],
         "takes cap=N alone",
     ),
     Case(
@@ -466,14 +466,14 @@ ARTIFACTS = [
 CHECKS = [
     Case(
         "over the cap",
-        lambda b: ["verify", str(b.tiny.artifact), "compress.cap_bytes=1000"],
+        lambda b: ["verify", str(b.tiny.artifact), "pack.cap_bytes=1000"],
         "file is under the cap",
         status=1,
         out="of 1,000 bytes",
     ),
     Case(
         "packed over the cap",
-        lambda b: b.recipe(lambda held: held["recipe"]["compress"].update(cap_bytes=1000, coding={"kind": "Packed"})),
+        lambda b: b.recipe(lambda held: held["recipe"]["pack"].update(cap_bytes=1000, coding={"kind": "Packed"})),
         "over the cap",
         status=1,
         out="weights",
@@ -557,7 +557,7 @@ def test_a_run_over_the_cap_ends_in_status_1_and_the_ledger(
         "caddie.run.result.sample", lambda artifact: b""
     )  # what it writes has nothing to do with the cap
     check(
-        caddie(*bench.run("compress.cap_bytes=1000", "compress.coding=Packed(codec=Zlib)")),
+        caddie(*bench.run("pack.cap_bytes=1000", "pack.coding=Packed(codec=Zlib)")),
         "file is under the cap",
         status=1,
         out="weights",
@@ -591,7 +591,7 @@ FULL = [
     Case("at the corpus", lambda b: b.data("--out", "corpus"), "corpus/train_000000.bin: File too large", out="9000"),
     Case(
         "at the artifact",
-        lambda b: b.recipe(put({"kind": "Packed"}, "recipe", "compress", "coding")),
+        lambda b: b.recipe(put({"kind": "Packed"}, "recipe", "pack", "coding")),
         "write kept/artifact.caddie",
         out="3000",
     ),
@@ -621,7 +621,7 @@ def test_a_full_disk_leaves_no_trace(case: Case, bench: Bench, caddie: Call, tmp
 def test_an_artifact_that_cannot_be_written_leaves_no_trace(
     at: str, error: OSError, says: str, bench: Bench, caddie: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = bench.recipe(put({"kind": "Packed"}, "recipe", "compress", "coding"))
+    arguments = bench.recipe(put({"kind": "Packed"}, "recipe", "pack", "coding"))
 
     def refuse(*arguments: object) -> NoReturn:
         raise error

@@ -129,7 +129,7 @@ def arguments(verb: str, tiny: Any, copy: Path, out: Path) -> list[object]:
         "compress": ["compress", tiny.artifact, small_file(out.with_suffix(".txt"))],
         "data": ["data", tiny.text, "data.tokenizer=RawBytes", "model.vocabulary=257", "--out", out],
         "diff": ["diff", "tiny"],
-        "pack": ["pack", copy, "cap=60000", "compress.coding=Packed"],
+        "pack": ["pack", copy, "cap=60000", "pack.coding=Packed"],
         "recipes": ["recipes"],
         "report": ["report", copy],
         "sample": ["sample", tiny.artifact, "--tokens", 3],
@@ -218,7 +218,7 @@ def test_progress_is_told_on_standard_error(
 @pytest.mark.long
 def test_pack_at_another_cap_keeps_the_artifact_that_was_scored(copy: Path, caddie: Call, tmp_path: Path) -> None:
     scored = (copy / "artifact.caddie").read_bytes()
-    quick = ("compress.fit=FillCap", "compress.coding=Packed(codec=Zlib)")
+    quick = ("pack.fit=FillCap", "pack.coding=Packed(codec=Zlib)")
     ended = caddie("pack", copy, "cap=4500", *quick)
     assert ended.status == 0
     path = copy / "artifact-4500.caddie"

@@ -34,8 +34,8 @@ for _module in pkgutil.walk_packages(caddie.__path__, "caddie."):
     if not _module.name.endswith(("__main__", "_kernels")):  # which import Triton, for a second, and hold no settings
         importlib.import_module(_module.name)
 
-SHELF = shipped()
-BASE = SHELF["baseline"]
+RECIPES = shipped()
+BASE = RECIPES["baseline"]
 
 quick = settings(derandomize=True, deadline=None, max_examples=40)
 
@@ -88,18 +88,20 @@ changes: dict[str, st.SearchStrategy[Any]] = {
         max_size=4,
     ),
     "train.optimizers.matrix.lr": rates,
-    "compress.quantizers.head": quantizers,
-    "compress.coding": st.sampled_from([Smallest(), EntropyModel(), Packed(codec=Zlib(level=3)), Packed(shuffle=True)]),
-    "compress.cap_bytes": st.integers(1, 10**9),
-    "compress.fit": st.sampled_from([None, FillCap(), PruneOnes()]),
-    "compress.correction": st.one_of(st.none(), st.builds(Correction, rank=st.integers(1, 9))),
+    "pack.quantizers.head": quantizers,
+    "pack.coding": st.sampled_from([Smallest(), EntropyModel(), Packed(codec=Zlib(level=3)), Packed(shuffle=True)]),
+    "pack.cap_bytes": st.integers(1, 10**9),
+    "pack.fit": st.sampled_from([None, FillCap(), PruneOnes()]),
+    "pack.correction": st.one_of(st.none(), st.builds(Correction, rank=st.integers(1, 9))),
     "score.stride": st.integers(1, 64),
 }
 diffs = st.fixed_dictionaries({}, optional=changes)
 ANY_DEPTH = sorted(
     name
-    for name, recipe in SHELF.items()
-    if not (recipe.model.layers or recipe.model.recurrence or recipe.model.lanes or recipe.model.value_embedding)
+    for name, recipe in RECIPES.items()
+    if not (
+        recipe.model.layers or recipe.model.recurrence or recipe.model.parallel_streams or recipe.model.value_embedding
+    )
 )
 """Recipes that name no layers, whose depth may change."""
 
@@ -109,7 +111,7 @@ def some_recipes(draw: st.DrawFn) -> Recipe:
     diff = draw(diffs)
     if "matrix" not in diff.get("train.optimizers", {"matrix": None}):
         diff.pop("train.optimizers.matrix.lr", None)
-    return SHELF[draw(st.sampled_from(ANY_DEPTH))].but(diff)
+    return RECIPES[draw(st.sampled_from(ANY_DEPTH))].but(diff)
 
 
 @pytest.mark.long
@@ -155,13 +157,13 @@ def value_at_path(config: Config, path: str) -> Any:
 
 
 def test_a_diff_says_only_what_differs() -> None:
-    diff = {"model.block.mlp.hidden": 992, "train.optimizers.matrix.lr": 0.06, "compress.coding.codec": Brotli()}
+    diff = {"model.block.mlp.hidden": 992, "train.optimizers.matrix.lr": 0.06, "pack.coding.codec": Brotli()}
     changed = BASE.but(diff)
     assert BASE.diff(changed) == diff
     assert changed.diff(BASE) == {
         "model.block.mlp.hidden": 1024,
         "train.optimizers.matrix.lr": 0.04,
-        "compress.coding.codec": Zlib(level=9),
+        "pack.coding.codec": Zlib(level=9),
     }
 
 
@@ -184,12 +186,10 @@ def test_later_paths_win_over_earlier_ones() -> None:
 
 
 def test_a_variant_and_its_settings_may_come_together() -> None:
-    changed = BASE.but({"compress.coding.codec": "Lzma", "compress.coding.codec.preset": 3})
-    assert changed.compress.coding == Packed(codec=Lzma(preset=3))
-    changed = BASE.but(
-        {"compress.coding": "Packed", "compress.coding.codec": "Brotli", "compress.coding.shuffle": True}
-    )
-    assert changed.compress.coding == Packed(codec=Brotli(), shuffle=True)
+    changed = BASE.but({"pack.coding.codec": "Lzma", "pack.coding.codec.preset": 3})
+    assert changed.pack.coding == Packed(codec=Lzma(preset=3))
+    changed = BASE.but({"pack.coding": "Packed", "pack.coding.codec": "Brotli", "pack.coding.shuffle": True})
+    assert changed.pack.coding == Packed(codec=Brotli(), shuffle=True)
     assert BASE.but({"train.optimizers.x": {"kind": "AdamW", "lr": 1}, "train.optimizers.x.lr": 2}).train.optimizers[
         "x"
     ] == AdamW(lr=2)
@@ -217,8 +217,8 @@ def test_a_mapping_without_kind_is_a_diff_of_what_is_there() -> None:
         ("train.optimizers.matrx.lr", "train.optimizers.matrix.lr"),
         ("model.depth.x", "model.depth"),
         ("model..depth", "model.depth"),
-        ("compress.codec", "compress.coding"),
-        ("compress.coding.codec.levels", "compress.coding.codec.level"),
+        ("compress.codec", "pack.coding"),
+        ("pack.coding.codec.levels", "pack.coding.codec.level"),
     ],
 )
 def test_a_misspelt_path_suggests_the_right_one(path: str, right: str) -> None:
@@ -243,19 +243,19 @@ def test_a_path_to_nowhere_is_an_error(path: str) -> None:
         ("model.depth", "many", "model.depth must be a whole number, not many"),
         ("train.lr_schedule.fraction", 2, "train.lr_schedule.fraction must be from 0 to 1, not 2"),
         ("score.precision", "float16", "score.precision must be one of float32, bfloat16, float64, not float16"),
-        ("compress.coding", "Smalest", "compress.coding must be one of .*; did you mean Smallest"),
-        ("compress.fit", "FillCup", "compress.fit must be one of FillCap, PruneOnes, .*; did you mean FillCap"),
-        ("compress.cap_bytes", 0, "compress.cap_bytes must be from 1"),
+        ("pack.coding", "Smalest", "pack.coding must be one of .*; did you mean Smallest"),
+        ("pack.fit", "FillCup", "pack.fit must be one of FillCap, PruneOnes, .*; did you mean FillCap"),
+        ("pack.cap_bytes", 0, "pack.cap_bytes must be from 1"),
     ],
 )
 def test_a_wrong_value_names_its_whole_path(path: str, value: object, message: str) -> None:
     with pytest.raises(UserError, match="^" + message):
-        SHELF["tiny"].but({path: value})
+        RECIPES["tiny"].but({path: value})
 
 
 def test_the_original_is_untouched() -> None:
     before = json.dumps(BASE.to_json())
-    BASE.but({"train.optimizers.matrix.lr": 1.0, "compress.quantizers.x": Rows(), "model.layers.0": {"mlp.hidden": 3}})
+    BASE.but({"train.optimizers.matrix.lr": 1.0, "pack.quantizers.x": Rows(), "model.layers.0": {"mlp.hidden": 3}})
     assert json.dumps(BASE.to_json()) == before
 
 
@@ -312,7 +312,7 @@ def test_the_order_of_rules_counts() -> None:
 
 def test_variants_by_name_by_mapping_and_by_value_are_the_same() -> None:
     for value in ("Lzma", {"kind": "Lzma"}, Lzma()):
-        assert BASE.but({"compress.coding.codec": value}).compress.coding == Packed(codec=Lzma())
+        assert BASE.but({"pack.coding.codec": value}).pack.coding == Packed(codec=Lzma())
     assert coerce({"kind": "Ramp", "start": 1, "end": 0}, float | Schedule, "lr") == Ramp(start=1.0, end=0.0)
     assert BASE.but({"model.skips": None}).but({"model.skips": "UNet"}).model.skips == UNet()
 
@@ -357,7 +357,7 @@ def test_variants_are_the_concrete_subclasses() -> None:
 
 # Values
 
-Whole = typing.Annotated[int, Range(1, 8)]
+IntSchedule = typing.Annotated[int, Range(1, 8)]
 
 
 @pytest.mark.parametrize(
@@ -373,8 +373,8 @@ Whole = typing.Annotated[int, Range(1, 8)]
         ((), tuple[int, ...], ()),
         ({"a": 1}, typing.Mapping[str, float], {"a": 1.0}),
         ({1: 2}, typing.Mapping[str, int], {"1": 2}),
-        (1, Whole, 1),
-        (8, Whole, 8),
+        (1, IntSchedule, 1),
+        (8, IntSchedule, 8),
         ("float32", typing.Literal["float32", "bfloat16"], "float32"),
         (5, float | Schedule, 5.0),
     ],
@@ -399,8 +399,8 @@ def test_values_are_taken_as_what_is_asked_for(value: object, annotation: Any, e
         (float("nan"), float),
         (float("inf"), float),
         (float("inf"), int),
-        (0, Whole),
-        (9, Whole),
+        (0, IntSchedule),
+        (9, IntSchedule),
         ("ab", tuple[str, ...]),
         ([1, "a"], tuple[int, ...]),
         ([("a", 1)], typing.Mapping[str, int]),
@@ -410,7 +410,7 @@ def test_values_are_taken_as_what_is_asked_for(value: object, annotation: Any, e
         (-1.0, typing.Annotated[float | Schedule, Range(0, 1)]),
         (10**400, int | None),
         (10**400, float),
-        (10**400, Whole),
+        (10**400, IntSchedule),
         (-(10**400), typing.Annotated[float, Range(0, 1)]),
         (b"bytes", str),
         (object(), int),
@@ -424,9 +424,9 @@ def test_values_that_do_not_fit_are_mistakes_of_the_user(value: object, annotati
         coerce(value, annotation, "x")
 
 
-@pytest.mark.parametrize("name", sorted(SHELF))
+@pytest.mark.parametrize("name", sorted(RECIPES))
 def test_shipped_recipes_travel_as_json(name: str) -> None:
-    recipe = SHELF[name]
+    recipe = RECIPES[name]
     text = json.dumps(recipe.to_json(), allow_nan=False)
     back = Recipe.from_json(json.loads(text))
     assert back == recipe
@@ -437,7 +437,7 @@ def test_shipped_recipes_travel_as_json(name: str) -> None:
 def test_keys_name_values_and_stay() -> None:
     # A known answer, because run folders are named by keys: sha256 of '{"kind": "Zlib", "level": 9}'.
     assert Zlib(level=9).key() == Zlib().key() == "ae55e51b"
-    keys = [recipe.key() for recipe in SHELF.values()]
+    keys = [recipe.key() for recipe in RECIPES.values()]
     assert len(set(keys)) == len(keys)
     assert all(len(key) == 8 and set(key) <= set("0123456789abcdef") for key in keys)
 
@@ -510,10 +510,13 @@ def test_assignments_are_json_or_words(text: str, path: str, value: object) -> N
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in ("tiny", "best_record") else pytest.param(name, marks=pytest.mark.long) for name in sorted(SHELF)],
+    [
+        name if name in ("tiny", "best_record") else pytest.param(name, marks=pytest.mark.long)
+        for name in sorted(RECIPES)
+    ],
 )
 def test_what_is_shown_can_be_typed(name: str) -> None:
-    recipe = SHELF[name]
+    recipe = RECIPES[name]
     for path in paths(recipe):
         assert recipe.but(dict([parse_assignment(f"{path}={show(value_at_path(recipe, path))}")])) == recipe, path
     typed = BASE.but({"train.optimizers.matrix": parse_assignment(f"x={show(recipe.train.optimizers['matrix'])}")[1]})
@@ -564,8 +567,8 @@ def test_any_json_is_a_config_or_a_mistake_of_the_user(value: object, cls: type[
 @settings(derandomize=True, deadline=None, max_examples=150)
 @given(st.data(), json_values)
 def test_any_json_at_any_path_is_a_setting_or_a_mistake(data: st.DataObject, value: object) -> None:
-    path = data.draw(st.sampled_from(sorted(paths(SHELF["tiny"]))))
-    description = SHELF["tiny"].to_json()
+    path = data.draw(st.sampled_from(sorted(paths(RECIPES["tiny"]))))
+    description = RECIPES["tiny"].to_json()
     node: Any = description
     *parents, last = path.split(".")
     for name in parents:
@@ -585,7 +588,7 @@ def nested(depth: int, key: str | None) -> Any:
     return value
 
 
-PLACES = ["name", "model.depth", "model.layers.0.mlp", "train.loader", "public", "compress.coding.codec"]
+PLACES = ["name", "model.depth", "model.layers.0.mlp", "train.loader", "public", "pack.coding.codec"]
 
 
 @pytest.mark.parametrize(
@@ -610,7 +613,7 @@ def test_deep_json_is_a_mistake_of_the_user(path: str, deepest: int) -> None:
 def test_messages_stay_short() -> None:
     for value in ("x" * 100_000, list(range(100_000)), {"kind": "x" * 100_000}):
         with pytest.raises(UserError) as caught:
-            BASE.but({"compress.coding.codec": value})
+            BASE.but({"pack.coding.codec": value})
         assert len(str(caught.value)) < 1000
         assert "\n" not in str(caught.value)
 

@@ -14,29 +14,29 @@ from caddie.config import coerce, parse_assignment, variants
 from caddie.config.schedules import (
     Budget,
     Clock,
+    IntSchedule,
     IterationWarmdown,
-    Moment,
     NonNegativeNumber,
+    PiecewiseConstant,
     Ramp,
     Schedule,
-    Stairs,
     StepRamp,
+    TrainProgress,
     Warmdown,
-    Whole,
     all_values,
     changes,
-    check_whole,
+    check_int_schedule,
+    int_at,
     value_at,
-    whole_at,
 )
 from caddie.errors import UserError
 
 quick = settings(derandomize=True, deadline=None, max_examples=60)
 
 
-def at(progress: float) -> Moment:
+def at(progress: float) -> TrainProgress:
     """A moment at this progress of a run of 100 seconds."""
-    return Moment(step=7, seconds=100 * progress, budget=Budget(seconds=100))
+    return TrainProgress(step=7, seconds=100 * progress, budget=Budget(seconds=100))
 
 
 # Budget
@@ -56,7 +56,7 @@ def at(progress: float) -> Moment:
 )
 def test_progress_is_the_fraction_spent(budget: Budget, step: int, seconds: float, progress: float) -> None:
     assert budget.progress(step, seconds) == progress
-    assert Moment(step, seconds, budget).progress == progress
+    assert TrainProgress(step, seconds, budget).progress == progress
 
 
 def test_a_budget_of_nothing_is_an_error() -> None:
@@ -84,9 +84,12 @@ def test_a_budget_of_nothing_is_an_error() -> None:
             Ramp(start=0.08, end=0.04, begin=0.7),
             {0.0: 0.08, 0.7: 0.08, 0.775: 0.07, 0.85: 0.06, 0.94: 0.048, 1.0: 0.04},
         ),
-        (Stairs(values=(1, 3), begins=(0.35,)), {0.0: 1.0, 0.3499: 1.0, 0.35: 3.0, 1.0: 3.0}),
-        (Stairs(values=(4, 0.5, 2), begins=(0.25, 0.75)), {0.0: 4, 0.2: 4, 0.25: 0.5, 0.7: 0.5, 0.75: 2, 1.0: 2}),
-        (Stairs(values=(7,), begins=()), {0.0: 7.0, 0.5: 7.0, 1.0: 7.0}),
+        (PiecewiseConstant(values=(1, 3), begins=(0.35,)), {0.0: 1.0, 0.3499: 1.0, 0.35: 3.0, 1.0: 3.0}),
+        (
+            PiecewiseConstant(values=(4, 0.5, 2), begins=(0.25, 0.75)),
+            {0.0: 4, 0.2: 4, 0.25: 0.5, 0.7: 0.5, 0.75: 2, 1.0: 2},
+        ),
+        (PiecewiseConstant(values=(7,), begins=()), {0.0: 7.0, 0.5: 7.0, 1.0: 7.0}),
     ],
 )
 def test_schedules_of_progress(schedule: Schedule, values: dict[float, float]) -> None:
@@ -98,27 +101,34 @@ def test_the_iteration_warmdown_foretells_its_length_from_the_mean_step() -> Non
     budget = Budget(seconds=100)
     schedule = IterationWarmdown(steps=10)
     # 20 steps in 40 s are 2 s each, so the last 10 steps are the last 20 s.
-    assert schedule.at(Moment(20, 40.0, budget)) == 1.0
-    assert schedule.at(Moment(40, 80.0, budget)) == 1.0
-    assert schedule.at(Moment(45, 90.0, budget)) == 0.5
-    assert schedule.at(Moment(48, 96.0, budget)) == pytest.approx(0.2)
-    assert schedule.at(Moment(50, 100.0, budget)) == 0.0
-    assert schedule.at(Moment(51, 101.0, budget)) == 0.0
+    assert schedule.at(TrainProgress(20, 40.0, budget)) == 1.0
+    assert schedule.at(TrainProgress(40, 80.0, budget)) == 1.0
+    assert schedule.at(TrainProgress(45, 90.0, budget)) == 0.5
+    assert schedule.at(TrainProgress(48, 96.0, budget)) == pytest.approx(0.2)
+    assert schedule.at(TrainProgress(50, 100.0, budget)) == 0.0
+    assert schedule.at(TrainProgress(51, 101.0, budget)) == 0.0
     # 20 s a step: the warm-down would be 200 s long, so it has begun before the run.
-    assert schedule.at(Moment(1, 20.0, budget)) == 0.4
-    assert schedule.at(Moment(0, 0.0, budget)) == 1.0
+    assert schedule.at(TrainProgress(1, 20.0, budget)) == 0.4
+    assert schedule.at(TrainProgress(0, 0.0, budget)) == 1.0
 
 
 def test_the_iteration_warmdown_counts_steps_where_no_seconds_are_given() -> None:
     schedule = IterationWarmdown(steps=4)
-    found = [schedule.at(Moment(step, 0.0, Budget(steps=10))) for step in range(12)]
+    found = [schedule.at(TrainProgress(step, 0.0, Budget(steps=10))) for step in range(12)]
     assert found == [1, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0, 0]
 
 
 def test_the_step_ramp_counts_steps() -> None:
     ramp = StepRamp(start=0.5, end=1.0, steps=4)
-    assert [ramp.at(Moment(step, 0.0, Budget(seconds=1))) for step in range(6)] == [0.5, 0.625, 0.75, 0.875, 1.0, 1.0]
-    assert StepRamp(start=0.5, end=1.0, steps=0).at(Moment(0, 0.0, Budget(seconds=1))) == 1.0
+    assert [ramp.at(TrainProgress(step, 0.0, Budget(seconds=1))) for step in range(6)] == [
+        0.5,
+        0.625,
+        0.75,
+        0.875,
+        1.0,
+        1.0,
+    ]
+    assert StepRamp(start=0.5, end=1.0, steps=0).at(TrainProgress(0, 0.0, Budget(seconds=1))) == 1.0
 
 
 def test_a_schedule_stands_where_a_number_stands() -> None:
@@ -146,15 +156,15 @@ def test_a_schedule_stands_where_a_number_stands() -> None:
 )
 def test_stairs_that_do_not_rise_in_the_run_are_an_error(values: tuple[float, ...], begins: tuple[float, ...]) -> None:
     with pytest.raises(UserError, match=r"give one begin fewer than values, rising between 0 and 1, as in") as error:
-        Stairs(values=values, begins=begins)
+        PiecewiseConstant(values=values, begins=begins)
     assert "\n" not in str(error.value)
 
 
 def test_stairs_outside_of_the_run_are_an_error() -> None:
     with pytest.raises(UserError, match=r"begins\.0 must be from 0 to 1, not 35"):
-        Stairs(values=(1, 3), begins=(35,))
+        PiecewiseConstant(values=(1, 3), begins=(35,))
     with pytest.raises(UserError, match=r"values\.1 must be a number"):
-        Stairs(values=(1, float("nan")), begins=(0.5,))
+        PiecewiseConstant(values=(1, float("nan")), begins=(0.5,))
 
 
 @quick
@@ -162,22 +172,26 @@ def test_stairs_outside_of_the_run_are_an_error() -> None:
     st.lists(st.floats(0.001, 0.999), unique=True, max_size=6).map(sorted), st.floats(0, 1), st.integers(0, 2**32 - 1)
 )
 def test_stairs_hold_each_value_from_its_begin_on(begins: list[float], progress: float, seed: int) -> None:
-    stairs = Stairs(values=tuple(float((seed >> 4 * i) % 16) for i in range(len(begins) + 1)), begins=tuple(begins))
-    moment = Moment(0, progress, Budget(seconds=1.0))
+    stairs = PiecewiseConstant(
+        values=tuple(float((seed >> 4 * i) % 16) for i in range(len(begins) + 1)), begins=tuple(begins)
+    )
+    moment = TrainProgress(0, progress, Budget(seconds=1.0))
     assert stairs.at(moment) == stairs.values[sum(begin <= moment.progress for begin in begins)]
 
 
 def test_a_whole_number_may_come_in_pieces() -> None:
-    tokens: Whole = coerce(parse_assignment("x=Stairs(values=[64, 256], begins=[0.5])")[1], Whole, "batch_tokens")
-    assert tokens == Stairs(values=(64, 256), begins=(0.5,))
-    found = [whole_at(tokens, at(progress)) for progress in (0.0, 0.49, 0.5, 1.0)]
+    tokens: IntSchedule = coerce(
+        parse_assignment("x=PiecewiseConstant(values=[64, 256], begins=[0.5])")[1], IntSchedule, "batch_tokens"
+    )
+    assert tokens == PiecewiseConstant(values=(64, 256), begins=(0.5,))
+    found = [int_at(tokens, at(progress)) for progress in (0.0, 0.49, 0.5, 1.0)]
     assert found == [64, 64, 256, 256]
     assert all(type(number) is int for number in (*found, *all_values(tokens)))
     assert all_values(tokens) == (64, 256)
-    assert coerce(128, Whole, "batch_tokens") == whole_at(128, at(0.5)) == 128
+    assert coerce(128, IntSchedule, "batch_tokens") == int_at(128, at(0.5)) == 128
     assert all_values(128) == (128,)
-    check_whole("batch_tokens", tokens)
-    check_whole("batch_tokens", 128)
+    check_int_schedule("batch_tokens", tokens)
+    check_int_schedule("batch_tokens", 128)
 
 
 @pytest.mark.parametrize(
@@ -185,25 +199,25 @@ def test_a_whole_number_may_come_in_pieces() -> None:
     [
         (0, "rows must be from 1 to"),
         (1.5, "rows must be a whole number, not 1.5"),
-        (Ramp(start=1, end=2), "rows must be one of Stairs, not Ramp"),
-        (Stairs(values=(1, 0), begins=(0.5,)), r"rows\.values must be from 1 to .*, not 0"),
-        (Stairs(values=(1, 2.5), begins=(0.5,)), r"rows\.values must be a whole number, not 2\.5"),
+        (Ramp(start=1, end=2), "rows must be one of PiecewiseConstant, not Ramp"),
+        (PiecewiseConstant(values=(1, 0), begins=(0.5,)), r"rows\.values must be from 1 to .*, not 0"),
+        (PiecewiseConstant(values=(1, 2.5), begins=(0.5,)), r"rows\.values must be a whole number, not 2\.5"),
     ],
 )
 def test_what_is_not_whole_is_an_error(number: object, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        check_whole("rows", coerce(number, Whole, "rows"))
+        check_int_schedule("rows", coerce(number, IntSchedule, "rows"))
 
 
 def test_the_changes_of_several_numbers_are_known_beforehand() -> None:
-    tokens = Stairs(values=(64, 128, 64), begins=(0.25, 0.75))
-    passes = Stairs(values=(1, 2, 3), begins=(0.5, 0.75))
+    tokens = PiecewiseConstant(values=(64, 128, 64), begins=(0.25, 0.75))
+    passes = PiecewiseConstant(values=(1, 2, 3), begins=(0.5, 0.75))
     assert changes([tokens, 32, passes]) == (0.25, 0.5, 0.75)
     assert changes([tokens]) == tokens.begins
     assert changes([32]) == ()
     assert all_values(tokens) == (64, 128, 64)
     shapes = [
-        (whole_at(tokens, at(progress)), whole_at(passes, at(progress))) for progress in (0, *changes([tokens, passes]))
+        (int_at(tokens, at(progress)), int_at(passes, at(progress))) for progress in (0, *changes([tokens, passes]))
     ]
     assert shapes == [(64, 1), (128, 1), (128, 2), (64, 3)]
 
@@ -213,7 +227,7 @@ SAMPLES: dict[str, Schedule] = {
     "Warmdown": Warmdown(fraction=0.7, floor=0.1),
     "IterationWarmdown": IterationWarmdown(steps=100),
     "StepRamp": StepRamp(start=1.0, end=0.5, steps=50),
-    "Stairs": Stairs(values=(0.2, 1.0, 0.5), begins=(0.3, 0.65)),
+    "PiecewiseConstant": PiecewiseConstant(values=(0.2, 1.0, 0.5), begins=(0.3, 0.65)),
 }
 """One of each; a new schedule needs one here."""
 
@@ -225,19 +239,19 @@ SAMPLES: dict[str, Schedule] = {
 )
 def test_every_schedule_is_bounded_and_pure(name: str, step: int, seconds: float, budget: Budget) -> None:
     schedule = SAMPLES[name]
-    value = schedule.at(Moment(step, seconds, budget))
+    value = schedule.at(TrainProgress(step, seconds, budget))
     assert 0.0 <= value <= 1.0
-    assert schedule.at(Moment(step, seconds, budget)) == value
+    assert schedule.at(TrainProgress(step, seconds, budget)) == value
     again = type(schedule).from_json(schedule.to_json())
-    assert again.at(Moment(step, seconds, budget)) == value
+    assert again.at(TrainProgress(step, seconds, budget)) == value
 
 
-@pytest.mark.parametrize("name", ["Ramp", "Stairs", "Warmdown"])
+@pytest.mark.parametrize("name", ["Ramp", "PiecewiseConstant", "Warmdown"])
 def test_schedules_of_progress_mean_the_same_on_every_machine(name: str) -> None:
     for tenth in range(11):
-        slow = Moment(tenth, tenth * 60.0, Budget(seconds=600))
-        fast = Moment(tenth * 1000, tenth * 6.0, Budget(seconds=60))
-        counted = Moment(tenth * 50, 3.0, Budget(steps=500))
+        slow = TrainProgress(tenth, tenth * 60.0, Budget(seconds=600))
+        fast = TrainProgress(tenth * 1000, tenth * 6.0, Budget(seconds=60))
+        counted = TrainProgress(tenth * 50, 3.0, Budget(steps=500))
         assert SAMPLES[name].at(slow) == SAMPLES[name].at(fast) == SAMPLES[name].at(counted)
 
 
@@ -263,12 +277,12 @@ def test_iteration_warmdown_agrees_with_the_scripts(scripts: dict[str, Any], nam
     assert len(rows) > 40
     assert any(0 < multiplier < 1 for _, _, multiplier in rows)
     for step, milliseconds, multiplier in rows:
-        assert schedule.at(Moment(step, milliseconds / 1000, capped)) == pytest.approx(multiplier, abs=1e-9)
+        assert schedule.at(TrainProgress(step, milliseconds / 1000, capped)) == pytest.approx(multiplier, abs=1e-9)
     uncapped = Budget(None, given_settings["iterations"])
     counted = [row for row in facts["grid without wallclock cap"] if row[0] < given_settings["iterations"]]
     assert len(counted) >= len(facts["grid without wallclock cap"]) - 1  # no step begins when all are taken
     for step, _, multiplier in counted:
-        assert schedule.at(Moment(step, 0.0, uncapped)) == pytest.approx(multiplier, abs=1e-12)
+        assert schedule.at(TrainProgress(step, 0.0, uncapped)) == pytest.approx(multiplier, abs=1e-12)
 
 
 def test_warmdown_agrees_with_the_script_of_a_fraction(scripts: dict[str, Any]) -> None:
@@ -279,20 +293,20 @@ def test_warmdown_agrees_with_the_script_of_a_fraction(scripts: dict[str, Any]) 
     rows = [row for key, grid in facts.items() if key.startswith("grid at about") for row in grid]
     assert any(0 < multiplier < 1 for _, _, multiplier in rows)
     for step, milliseconds, multiplier in rows:
-        assert schedule.at(Moment(step, milliseconds / 1000, by_time)) == pytest.approx(multiplier, abs=1e-9)
+        assert schedule.at(TrainProgress(step, milliseconds / 1000, by_time)) == pytest.approx(multiplier, abs=1e-9)
     by_steps = Budget(None, facts["settings"]["iterations"])
     for step, _, multiplier in facts["grid without wallclock cap"]:
-        assert schedule.at(Moment(step, 0.0, by_steps)) == pytest.approx(multiplier, abs=1e-9)
+        assert schedule.at(TrainProgress(step, 0.0, by_steps)) == pytest.approx(multiplier, abs=1e-9)
 
 
 def test_quantization_joins_when_the_script_of_a_fraction_says(scripts: dict[str, Any]) -> None:
     facts = scripts["S001"]
     chosen = facts["settings"]
-    joined = Stairs(values=(0, 1), begins=(1 - chosen["qat last frac"],))
+    joined = PiecewiseConstant(values=(0, 1), begins=(1 - chosen["qat last frac"],))
     start = facts["late quantisation-aware training starts at elapsed ms"]
     assert start == 510_000
     for milliseconds in (0.0, start - 0.01, start, start + 0.01, 600_000.0):
-        moment = Moment(1, milliseconds / 1000, Budget(chosen["max wallclock seconds"]))
+        moment = TrainProgress(1, milliseconds / 1000, Budget(chosen["max wallclock seconds"]))
         assert joined.at(moment) == (milliseconds >= start)
 
 
@@ -303,15 +317,15 @@ def test_warmdown_agrees_with_the_scripts_that_reserve_time(scripts: dict[str, A
     budget = Budget(chosen["max wallclock seconds"] - chosen["gptq reserve seconds"])
     schedule = Warmdown(fraction=chosen["warmdown frac"], floor=chosen["min lr"])
     assert budget.seconds == facts["effective cap ms"] / 1000
-    passes = Stairs(values=(1, 1 + chosen["num loops"]), begins=(chosen["enable looping at"],))
+    passes = PiecewiseConstant(values=(1, 1 + chosen["num loops"]), begins=(chosen["enable looping at"],))
     assert facts["columns"] == ["elapsed ms", "training fraction", "learning-rate multiplier", "looping on"]
     assert len(facts["grid"]) > 40
     assert {looping for *_, looping in facts["grid"]} == {False, True}
     for milliseconds, fraction, multiplier, looping in facts["grid"]:
-        moment = Moment(1, milliseconds / 1000, budget)
+        moment = TrainProgress(1, milliseconds / 1000, budget)
         assert moment.progress == pytest.approx(min(fraction, 1.0), abs=1e-12)
         assert schedule.at(moment) == pytest.approx(multiplier, abs=1e-9)
-        assert whole_at(passes, moment) == (3 if looping else 1)
+        assert int_at(passes, moment) == (3 if looping else 1)
     uncapped = Budget(None, chosen["iterations"])
     for step, fraction in facts["fraction without a wallclock cap"]:
         assert uncapped.progress(step, 1e9) == pytest.approx(fraction, abs=1e-15)
@@ -326,7 +340,7 @@ def test_momentum_agrees_with_the_scripts(scripts: dict[str, Any], name: str) ->
         steps=chosen["muon momentum warmup steps"],
     )
     for step, momentum in scripts[name]["muon momentum"]:
-        assert ramp.at(Moment(step, 0.0, Budget(seconds=600))) == pytest.approx(momentum, abs=1e-15)
+        assert ramp.at(TrainProgress(step, 0.0, Budget(seconds=600))) == pytest.approx(momentum, abs=1e-15)
 
 
 # Clock

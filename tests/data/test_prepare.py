@@ -517,7 +517,7 @@ def test_caseops_counts_the_bytes_of_the_text(marked: Corpus) -> None:
     assert marked.manifest.tokenizer.kind == "caseops"
     assert marked.manifest.tokenizer.round_trip is not None
     assert marked.manifest.tokenizer.round_trip.changed_documents == 0
-    text = corpora.text_of(marked)
+    text = corpora.held_out_text(marked)
     assert text.source_bytes == text.normalized_bytes == sum(map(len, marked.validation_documents()))
     assert text.source_bytes == marked.tokenizer().byte_lengths(text.tokens).sum()
     assert corpora.describe(marked).endswith("lossless tokenizer")

@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caddie.cli import app
-from caddie.config.schedules import Stairs
+from caddie.config.schedules import PiecewiseConstant
 from caddie.doctor import estimates, examination, findings, host, nvidia, pace, processes
 from caddie.doctor.asking import Answer, output, within
 from caddie.doctor.estimates import REFERENCES, Estimate, estimate, expected
@@ -544,7 +544,7 @@ def test_an_estimate_by_hand() -> None:
     assert estimate(both, 1, [(0.0, 1e-3)]) == Estimate(30, 60_000, pytest.approx(60.0))
     assert estimate(both, 1, None) is None
     assert estimate(train, 1, None) is None
-    grows = train.but(batch_tokens=Stairs(values=(1000, 3000), begins=(0.5,)), micro_batches=3)
+    grows = train.but(batch_tokens=PiecewiseConstant(values=(1000, 3000), begins=(0.5,)), micro_batches=3)
     found = estimate(grows, 1, [(0.0, 1e-4)])
     assert found == Estimate(400, 600_000, pytest.approx(60.0))
 
@@ -581,25 +581,29 @@ def test_what_a_measurement_says() -> None:
 SMALL = (
     *("model.width=16", "model.depth=1", "model.block.attention.heads=2", "model.block.attention.key_value_heads=1"),
     *("model.block.mlp.hidden=16", "model.embedding.bigrams.buckets=64", "model.vocabulary=257"),
-    *("train.batch_tokens=128", "train.sequence_length=32", "train.seconds=10", "compress.fit=none"),
+    *("train.batch_tokens=128", "train.sequence_length=32", "train.seconds=10", "pack.fit=none"),
 )
 
 
 def test_steps_are_timed_for_every_shape_and_every_share() -> None:
     recipe = pace.named("tiny", (*SMALL, "train.micro_batches=2", "train.steps=50"))
-    recipe = recipe.but({"train.seconds": None, "train.sequence_length": Stairs(values=(16, 32), begins=(0.5,))})
+    recipe = recipe.but(
+        {"train.seconds": None, "train.sequence_length": PiecewiseConstant(values=(16, 32), begins=(0.5,))}
+    )
     found = pace.measure(recipe, 2, steps=3)
     assert [begin for begin, _ in found.seconds_per_token] == [0.0, pytest.approx(0.5, abs=0.02)]
     assert all(0 < seconds < 1 for _, seconds in found.seconds_per_token)
     assert (found.steps, found.precision, found.device) == (4, "float32", "cpu, 1 thread")
-    assert found.rehearsal_seconds > 0
+    assert found.warmup_seconds > 0
     assert found.peak_bytes > 10**7
     assert found.tokens_per_second == 1 / found.seconds_per_token[0][1]
     assert 5_000 < found.artifact_bytes < 50_000
     train = pace._share(recipe.train, 2)
     assert (train.batch_tokens, train.micro_batches) == (64, 1)
-    stairs = Stairs(values=(64, 128), begins=(0.5,))
-    assert pace._share(recipe.train.but(batch_tokens=stairs), 2).batch_tokens == Stairs(values=(32, 64), begins=(0.5,))
+    stairs = PiecewiseConstant(values=(64, 128), begins=(0.5,))
+    assert pace._share(recipe.train.but(batch_tokens=stairs), 2).batch_tokens == PiecewiseConstant(
+        values=(32, 64), begins=(0.5,)
+    )
 
 
 def test_steps_that_would_take_too_long_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -699,7 +703,7 @@ def test_go_with_all_figures() -> None:
     assert text.splitlines()[-1] == "GO: nothing speaks against tiny on this machine"
     assert "AMD EPYC, 2 cores, avx2" in text
     assert "29,700 tokens per second, 1.00 of the reference" in " ".join(text.split())
-    assert "1.23 for rehearsal and training" in text
+    assert "1.23 for warm-up and training" in text
 
 
 @pytest.mark.usefixtures("quiet")

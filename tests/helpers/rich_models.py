@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from caddie.config.schedules import Stairs
+from caddie.config.schedules import PiecewiseConstant
 from caddie.model import (
     GPT,
     HashedNGrams,
     LeakyReluSquared,
-    NTKRotary,
+    NTKRoPE,
     Recurrence,
-    RoutedLanes,
-    SeparateLanes,
+    RoutedStreams,
+    SeparateStreams,
     SwiGLU,
     ValueEmbedding,
-    YaRNRotary,
+    YaRNRoPE,
 )
 
 TINY = GPT(vocabulary=16, width=16, depth=1).but(
     {"block.attention.heads": 2, "block.attention.key_value_heads": 1, "block.mlp.hidden": 16}
 )
-TWICE = Stairs(values=(1, 2), begins=(0.5,))
+TWICE = PiecewiseConstant(values=(1, 2), begins=(0.5,))
 RICH = {
     "one of each": TINY.but(
         {
@@ -28,13 +28,13 @@ RICH = {
             "embedding.bigrams": HashedNGrams(buckets=32, dims=4),
             "embedding.trigrams": HashedNGrams(buckets=32),
             "embedding.smear": "TokenSmear",
-            "block.mix": "PhaseMix",
-            "block.attention.rotary": NTKRotary(dims=4, native_length=8, length=16),
+            "block.residual_mix": "PhaseMix",
+            "block.attention.rope": NTKRoPE(dims=4, native_length=8, length=16),
             "block.attention.scope": "document",
             "block.attention.longest": 12,
             "block.attention.window": 10,
             "block.attention.value_residual": "GatedValueResidual",
-            "block.attention.exclusive": True,
+            "block.attention.xsa": True,
             "block.attention.gate": "SparseGate",
             "block.attention_norm": "DepthScaledNorm",
             "block.mlp_norm": "DepthScaledNorm",
@@ -42,7 +42,7 @@ RICH = {
             "layers": {"1": {"parallel": True}},
             "skips": "GatedUNet",
             "recurrence": Recurrence(first=1, last=2, passes=TWICE, embeddings=True),
-            "lanes": RoutedLanes(first=3),
+            "parallel_streams": RoutedStreams(first=3),
             "value_embedding": ValueEmbedding(layers=(2, 3), dims=4),
             "head.bias": True,
             "head.softcap_form": "polynomial",
@@ -52,14 +52,14 @@ RICH = {
         {
             "depth": 4,
             "embedding.smear": "ChannelSmear",
-            "block.attention.rotary": YaRNRotary(native_length=8, length=16),
-            "block.attention.linear.normed": True,  # with `exclusive` it norms mere rounding where a document begins
+            "block.attention.rope": YaRNRoPE(native_length=8, length=16),
+            "block.attention.linear.normed": True,  # with `xsa` it norms mere rounding where a document begins
             "block.attention.value_residual": "MixedValueResidual",
             "block.attention.gate": "DenseGate",
             "block.mlp": SwiGLU(hidden=16),
             "layers": {"0-1": {"attention.window": 5, "attention.gate": "NarrowGate"}},
             "recurrence": Recurrence(first=1, last=2, passes=TWICE, own_mlps=True),
-            "lanes": SeparateLanes(first=3),
+            "parallel_streams": SeparateStreams(first=3),
             "head": "UntiedHead",
         }
     ),

@@ -153,7 +153,7 @@ def make_result(depth: int = 4) -> dict[str, Any]:
         },
         "seconds": {
             "prepare": 3.21,
-            "rehearse": 18.44,
+            "train_warmup": 18.44,
             "train": 60.02,
             "compress": 0.91,
             "verify": 4.12,

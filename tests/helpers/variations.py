@@ -24,8 +24,8 @@ SIZES: dict[str, Any] = {
     "block.attention.heads": 4,
     "block.attention.key_value_heads": 2,
     "block.attention.longest": 5,
-    "block.attention.rotary.native_length": 8,
-    "block.attention.rotary.length": 16,
+    "block.attention.rope.native_length": 8,
+    "block.attention.rope.length": 16,
     "block.mlp.hidden": 40,
     "embedding.bigrams.buckets": 61,
     "embedding.bigrams.dims": 8,
@@ -38,15 +38,15 @@ BASE = GPT(depth=DEPTH).but(
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "HashedNGrams": {"buckets": 61, "dims": 8},
-    "NTKRotary": {"native_length": 8, "length": 16},
+    "NTKRoPE": {"native_length": 8, "length": 16},
     "Normal": {"std": 0.02},
     "RandomMap": {"rank": 4},
     "Recurrence": {"first": 1, "last": 1, "passes": 2},
-    "RoutedLanes": {"first": 2},
-    "SeparateLanes": {"first": 2},
-    "Stairs": {"values": (1, 3), "begins": (0.5,)},
+    "RoutedStreams": {"first": 2},
+    "SeparateStreams": {"first": 2},
+    "PiecewiseConstant": {"values": (1, 3), "begins": (0.5,)},
     "ValueEmbedding": {"layers": (0, 2), "dims": 8},
-    "YaRNRotary": {"native_length": 8, "length": 16},
+    "YaRNRoPE": {"native_length": 8, "length": 16},
 }
 """Class to settings that fit `BASE`, for those whose defaults do not."""
 VALUES: dict[str, Any] = {
@@ -54,7 +54,7 @@ VALUES: dict[str, Any] = {
     "GroupedQueryAttention.window": 4,
     "HashedNGrams.dims": 8,
     "Norm.epsilon": 1e-3,
-    "Positions.dims": 4,
+    "RoPE.dims": 4,
     "TokenEmbedding.dims": 12,
 }
 """Field, under the class that has it or a base, to the number tried where it is none."""
@@ -69,7 +69,7 @@ EXTRA: dict[str, dict[str, Any]] = {
     "documents and windows": {"block.attention.scope": "document", "block.attention.window": 4},
     "a layer of its own": {"recurrence": {"kind": "Recurrence", "first": 0, "last": 0, "passes": 3}},
     "all layers again": {"recurrence": {"kind": "Recurrence", "first": 0, "last": 2, "passes": 2, "own_mlps": True}},
-    "all lanes": {"lanes": {"kind": "RoutedLanes", "first": 0}},
+    "all lanes": {"parallel_streams": {"kind": "RoutedStreams", "first": 0}},
 }
 """What no single setting says."""
 
@@ -189,13 +189,13 @@ def small(gpt: GPT, most: int = 5) -> GPT:
     diff = {path: value for path, value in SIZES.items() if path in known}
     diff["depth"] = depth
     diff["layers"] = {"-".join(str(place(int(end))) for end in key.split("-")): gpt.layers[key] for key in gpt.layers}
-    for path in {"recurrence.first", "recurrence.last", "lanes.first"} & known:
+    for path in {"recurrence.first", "recurrence.last", "parallel_streams.first"} & known:
         diff[path] = place(_at(gpt, path))
     if gpt.value_embedding:
         diff["value_embedding.layers"] = sorted({place(layer) for layer in gpt.value_embedding.layers})
-    if "block.attention.rotary.dims" in known:
+    if "block.attention.rope.dims" in known:
         head, full = WIDTH // SIZES["block.attention.heads"], gpt.width // _at(gpt, "block.attention.heads")
-        diff["block.attention.rotary.dims"] = max(2, _at(gpt, "block.attention.rotary.dims") * head // full)
+        diff["block.attention.rope.dims"] = max(2, _at(gpt, "block.attention.rope.dims") * head // full)
     return gpt.but(diff)
 
 

@@ -32,10 +32,10 @@ SLIDING = Scoring(sequence_length=16, stride=8)
 SCORINGS = {
     "plain": SLIDING.plain,
     "sliding": SLIDING,
-    "chunks": SLIDING.but(adaptation=ChunkSGD(chunk_tokens=64, sgd=SGD(lr=0.05, epochs=1, rows=8))),
-    "documents": SLIDING.but(adaptation=DocumentLoRA(rank=2, alpha=2.0, lr=0.01, chunk_tokens=8, documents=3)),
+    "chunks": SLIDING.but(ttt=ChunkSGD(chunk_tokens=64, sgd=SGD(lr=0.05, epochs=1, rows=8))),
+    "documents": SLIDING.but(ttt=DocumentLoRA(rank=2, alpha=2.0, lr=0.01, chunk_tokens=8, documents=3)),
     "phases": SLIDING.but(
-        adaptation=DocumentLoRA(
+        ttt=DocumentLoRA(
             rank=2, alpha=2.0, lr=0.01, chunk_tokens=8, documents=2, phases=GlobalSGD(documents=4, chunk_tokens=32)
         )
     ),
@@ -138,7 +138,7 @@ def test_adaptation_pays_in_bytes() -> None:
     """Also with its settings, which are not the artifact's own and stand in the file."""
     untaught, text = artifact_of(ByteTokenizer(), steps=0), b"zyxwvuts" * 28
     frozen = compress(untaught, [text], scoring=SLIDING, streams=1)
-    learning = SLIDING.but(adaptation=ChunkSGD(chunk_tokens=16, sgd=SGD(lr=1.0, epochs=2, rows=4)))
+    learning = SLIDING.but(ttt=ChunkSGD(chunk_tokens=16, sgd=SGD(lr=1.0, epochs=2, rows=4)))
     adapted = compress(untaught, [text], scoring=learning, streams=1)
     assert decompress(untaught, adapted) == text
     assert len(adapted) < 0.8 * len(frozen)

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pyte
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 needs_submitit = pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="submitit is not installed")
 
-RATE, HALVES = {"train.optimizers.matrix.lr": 0.01}, {"compress.quantizers.matrix": "Float16"}
+RATE, HALVES = {"train.optimizers.matrix.lr": 0.01}, {"pack.quantizers.matrix": "Float16"}
 ENTRIES = {"rate": RATE, "halves": HALVES, "both": RATE | HALVES}
 
 
@@ -260,7 +260,7 @@ def test_how_slurm_ends_jobs(state: str, why: str | None) -> None:
 @pytest.mark.slow
 def test_a_slurm_job_that_is_preempted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Submitit's processes of this machine are warned as Slurm's are, and begun again as Slurm would."""
-    from caddie.lab.runner import run_study
+    from caddie.lab.runner import run_jobs
     from caddie.lab.study import find_study
 
     monkeypatch.chdir(tmp_path)
@@ -293,7 +293,7 @@ def test_a_slurm_job_that_is_preempted_goes_on(tmp_path: Path, monkeypatch: pyte
             yield from ending
             thread.join()
 
-    rows = run_study(
+    rows = run_jobs(
         find_study("study.py"), "text.jsonl", results=tmp_path, executor=Preempting(), runs=tmp_path / "runs"
     )
     assert [row["state"] for row in rows] == ["finished"]

@@ -17,8 +17,8 @@ from caddie.lab.executors import GRACE_SECONDS
 
 KILLS, RUNS, WORKERS = 10, 30, min(2, os.cpu_count() or 1)
 RATES = {f"rate {rate}": {"train.optimizers.matrix.lr": rate} for rate in (0.01, 0.02, 0.03, 0.05)}
-HALVES = {f"{label}, halves": diff | {"compress.quantizers.matrix": "Float16"} for label, diff in RATES.items()}
-ENTRIES = {**RATES, "halves": {"compress.quantizers.matrix": "Float16"}, **HALVES}
+HALVES = {f"{label}, halves": diff | {"pack.quantizers.matrix": "Float16"} for label, diff in RATES.items()}
+ENTRIES = {**RATES, "halves": {"pack.quantizers.matrix": "Float16"}, **HALVES}
 """With the base ten labels, of five trainings."""
 
 

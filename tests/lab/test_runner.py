@@ -21,7 +21,7 @@ from caddie.lab import job as trial
 from caddie.lab.executors import Local, death
 from caddie.lab.holdout import score_holdout
 from caddie.lab.rows import RESULTS, curve, read_rows
-from caddie.lab.runner import ATTEMPTS, plan, run_study
+from caddie.lab.runner import ATTEMPTS, plan, run_jobs
 from caddie.lab.study import Entry, Steps, Study
 from caddie.pack.quantize import Float16
 from caddie.recipes.catalog import find
@@ -38,7 +38,7 @@ def text(tmp_path: Path) -> str:
 def study(**settings: object) -> Study:
     entries = {
         "low rate": Entry(diff={"train.optimizers.matrix.lr": 0.01}),
-        "halves": Entry(diff={"compress.quantizers.matrix": Float16()}, kind="quantization"),
+        "halves": Entry(diff={"pack.quantizers.matrix": Float16()}, kind="quantization"),
     }
     base = find("baseline_mini").but(SETTINGS)
     given = {"name": "tiny", "base": base, "entries": entries, "seeds": (1, 2), "budget": Steps(steps=3), **settings}
@@ -97,7 +97,7 @@ ALL = [(label, seed) for label in ("base", "low rate", "halves") for seed in (1,
 
 def test_every_run_once_and_those_of_one_training_together(text: str, folders: dict[str, Path]) -> None:
     executor, told = Pretended(), []
-    rows = run_study(
+    rows = run_jobs(
         study(), text, executor=executor, done=lambda row, over, total: told.append((over, total)), **folders
     )
     assert [(row["label"], row["seed"]) for row in rows] == ALL
@@ -105,42 +105,42 @@ def test_every_run_once_and_those_of_one_training_together(text: str, folders: d
     assert told[-1] == (6, 6)
     assert read_rows(folders["results"] / RESULTS) == rows
     again = Pretended()
-    assert run_study(study(), text, executor=again, **folders) == rows
+    assert run_jobs(study(), text, executor=again, **folders) == rows
     assert again.jobs == []
 
 
 def test_a_study_that_was_stopped_goes_on(text: str, folders: dict[str, Path]) -> None:
     first, second = Pretended(stop_after=3), Pretended()
     with pytest.raises(KeyboardInterrupt):
-        run_study(study(), text, executor=first, **folders)
-    run_study(study(), text, executor=second, **folders)
+        run_jobs(study(), text, executor=first, **folders)
+    run_jobs(study(), text, executor=second, **folders)
     assert sorted(first.done + second.done) == sorted(ALL)
 
 
 def test_what_fails_is_a_row_and_runs_again_only_when_asked(text: str, folders: dict[str, Path]) -> None:
-    rows = run_study(study(), text, executor=Pretended(ends={"low rate": "fails"}), **folders)
+    rows = run_jobs(study(), text, executor=Pretended(ends={"low rate": "fails"}), **folders)
     failed = [row for row in rows if row["state"] == "failed"]
     assert [(row["label"], row["seed"], row["error"]) for row in failed] == [("low rate", 1, "a reason of two lines")]
     assert len(rows) == 6
     idle = Pretended()
-    run_study(study(), text, executor=idle, **folders)
+    run_jobs(study(), text, executor=idle, **folders)
     assert idle.jobs == []
-    rows = run_study(study(), text, executor=Pretended(), retry=True, **folders)
+    rows = run_jobs(study(), text, executor=Pretended(), retry=True, **folders)
     assert {row["state"] for row in rows} == {"finished"}
     folder = next((folders["runs"] / "tiny").glob("low-rate-*-s1"))
     (folder / "result.json").unlink()
     trial.fail(folder, "too slow", "pruned")
     trial.write_json(folder / trial.STOP, {"reason": "too slow"})
-    rows = run_study(study(), text, executor=Pretended(), **folders)
+    rows = run_jobs(study(), text, executor=Pretended(), **folders)
     assert [row["state"] for row in rows].count("pruned") == 1
-    rows = run_study(study(), text, executor=Pretended(), retry=True, **folders)
+    rows = run_jobs(study(), text, executor=Pretended(), retry=True, **folders)
     assert {row["state"] for row in rows} == {"finished"}
     assert not (folder / trial.STOP).exists()
 
 
 def test_a_process_that_dies_costs_one_run(text: str, folders: dict[str, Path]) -> None:
     executor = Pretended(ends={"base": "dies"})
-    rows = run_study(study(seeds=(1,)), text, executor=executor, **folders)
+    rows = run_jobs(study(seeds=(1,)), text, executor=executor, **folders)
     states = {row["label"]: row["state"] for row in rows}
     assert states == {"base": "failed", "low rate": "finished", "halves": "finished"}
     assert rows[0]["error"] == "its process was ended by signal 9"
@@ -148,10 +148,10 @@ def test_a_process_that_dies_costs_one_run(text: str, folders: dict[str, Path]) 
 
 def test_a_job_that_was_asked_to_stop_goes_on(text: str, folders: dict[str, Path]) -> None:
     executor = Pretended(ends={"base": "stops"})
-    rows = run_study(study(seeds=(1,)), text, executor=executor, **folders)
+    rows = run_jobs(study(seeds=(1,)), text, executor=executor, **folders)
     assert {row["state"] for row in rows} == {"finished"}
     for_ever = Pretended(ends=Stopping())
-    rows = run_study(study(seeds=(7,), entries={}), text, executor=for_ever, **folders)
+    rows = run_jobs(study(seeds=(7,), entries={}), text, executor=for_ever, **folders)
     assert len(for_ever.jobs) == ATTEMPTS
     assert rows[0]["error"] == f"it was begun {ATTEMPTS} times and never ended"
 
@@ -162,16 +162,16 @@ class Stopping(dict[str, str]):
 
 
 def test_the_same_run_of_another_study_is_taken(text: str, folders: dict[str, Path]) -> None:
-    run_study(study(), text, executor=Pretended(), **folders)
+    run_jobs(study(), text, executor=Pretended(), **folders)
     other = study(name="other", entries={"rate": Entry(diff={"train.optimizers.matrix.lr": 0.01})}, seeds=(2, 3))
     executor = Pretended()
-    rows = run_study(other, text, executor=executor, **(folders | {"results": folders["runs"] / "other"}))
+    rows = run_jobs(other, text, executor=executor, **(folders | {"results": folders["runs"] / "other"}))
     assert executor.done == [("base", 3), ("rate", 3)]
     assert [(row["label"], row["seed"]) for row in rows] == [("base", 2), ("base", 3), ("rate", 2), ("rate", 3)]
-    more = replace(other, entries={**other.entries, "halves": Entry(diff={"compress.quantizers.matrix": Float16()})})
+    more = replace(other, entries={**other.entries, "halves": Entry(diff={"pack.quantizers.matrix": Float16()})})
     planned = plan(more, text, folders["runs"])
     late = Pretended()
-    run_study(more, text, executor=late, **(folders | {"results": folders["runs"] / "other"}))
+    run_jobs(more, text, executor=late, **(folders | {"results": folders["runs"] / "other"}))
     assert late.done == [("halves", 3)], "seed 2 stands in the first study"
     job = json.loads(
         (next(run for run in planned if run.label == "halves" and run.seed == 3).folder / trial.JOB).read_text()
@@ -182,12 +182,12 @@ def test_the_same_run_of_another_study_is_taken(text: str, folders: dict[str, Pa
 def test_a_second_label_of_the_same_run_and_another_study_beside_it(text: str, folders: dict[str, Path]) -> None:
     twice = study(seeds=(1,), entries={"a": Entry(diff={"model.depth": 3}), "b": Entry(diff={"model.depth": 3})})
     executor = Pretended()
-    rows = run_study(twice, text, executor=executor, **folders)
+    rows = run_jobs(twice, text, executor=executor, **folders)
     assert executor.done == [("base", 1), ("a", 1)]
     assert [row["label"] for row in rows] == ["base", "a", "b"]
     assert rows[1]["key"] == rows[2]["key"]
     with pytest.raises(UserError, match="holds the results of another study"):
-        run_study(replace(twice, name="another"), text, executor=executor, **folders)
+        run_jobs(replace(twice, name="another"), text, executor=executor, **folders)
 
 
 def test_code_of_ones_own_is_part_of_the_run(text: str, folders: dict[str, Path], tmp_path: Path) -> None:
@@ -214,11 +214,11 @@ def test_code_of_ones_own_is_part_of_the_run(text: str, folders: dict[str, Path]
 
 
 def test_another_text_is_another_run(text: str, folders: dict[str, Path]) -> None:
-    run_study(study(), text, executor=Pretended(), **folders)
+    run_jobs(study(), text, executor=Pretended(), **folders)
     with open(text, "a") as file:
         file.write(json.dumps({"text": "One more document, long enough to matter."}) + "\n")
     executor = Pretended()
-    run_study(study(), text, executor=executor, **folders)
+    run_jobs(study(), text, executor=executor, **folders)
     assert len(executor.done) == 6
 
 
@@ -226,14 +226,14 @@ def test_two_drivers_of_one_study(text: str, folders: dict[str, Path]) -> None:
     (folders["runs"] / "tiny").mkdir(parents=True)
     with FileLock(folders["runs"] / "tiny" / ".lock"):
         with pytest.raises(UserError, match="is being run by another process"):
-            run_study(study(), text, executor=Pretended(), **folders)
+            run_jobs(study(), text, executor=Pretended(), **folders)
 
 
 def test_what_cannot_run_is_known_before_the_first_run(text: str, folders: dict[str, Path]) -> None:
     executor = Pretended()
     impossible = study(entries={"no rule": Entry(diff={"train.optimizers": {"embedding": "AdamW"}})})
     with pytest.raises(UserError, match=r"^no rule: "):
-        run_study(impossible, text, executor=executor, **folders)
+        run_jobs(impossible, text, executor=executor, **folders)
     assert executor.jobs == []
 
 
@@ -258,7 +258,7 @@ class Here:
 def test_a_job_trains_once_and_goes_on_after_a_failure(text: str, folders: dict[str, Path]) -> None:
     doomed = Entry(diff={f"train.optimizers.{role}.lr": 1e30 for role in ("matrix", "scalar")})
     one = study(seeds=(1,), entries={"halves": study().entries["halves"], "doomed": doomed})
-    base, halves, failed = run_study(one, text, executor=Here(), **folders)
+    base, halves, failed = run_jobs(one, text, executor=Here(), **folders)
     assert base["state"] == halves["state"] == "finished"
     assert (base["trained"], base["trained_with"]) == (halves["trained"], "base")
     assert base["artifact_bytes"] < halves["artifact_bytes"]
@@ -283,7 +283,7 @@ def test_the_last_look_is_at_documents_that_nothing_has_seen(
         (tmp_path / f"{name}.jsonl").write_text("".join(line + "\n" for line in lines))
     with pytest.raises(UserError, match="1 of 1 runs of tiny are left to do"):
         score_holdout(one, text, str(tmp_path / "first.jsonl"), **how)
-    before = run_study(one, text, executor=Here(), **how)
+    before = run_jobs(one, text, executor=Here(), **how)
     assert before[0]["holdout"] is None
     with pytest.raises(UserError, match="every document is in the training or the held-out text"):
         score_holdout(one, text, str(tmp_path / "seen.jsonl"), **how)
@@ -349,7 +349,7 @@ def test_a_run_of_two_processes_that_is_pruned_stays_pruned(tmp_path: Path) -> N
 def test_real_runs_in_processes_of_their_own(text: str, folders: dict[str, Path]) -> None:
     doomed = Entry(diff={f"train.optimizers.{role}.lr": 1e30 for role in ("matrix", "scalar")})
     one = study(seeds=(1,), entries={"halves": study().entries["halves"], "doomed": doomed})
-    rows = run_study(one, text, executor=Local(min(2, os.cpu_count() or 1)), **folders)
+    rows = run_jobs(one, text, executor=Local(min(2, os.cpu_count() or 1)), **folders)
     base, halves, failed = rows
     assert base["state"] == halves["state"] == "finished"
     assert (base["trained"], base["trained_with"]) == (halves["trained"], halves["trained_with"]), "trained once"

@@ -551,7 +551,7 @@ def first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Loa
     """Initial weights and first batch of a run of the tiny recipe."""
     shards = [np.random.default_rng(0).integers(0, 257, 20_000).astype(np.uint16)]
     shrunk = {"model.vocabulary": 257, "model.width": 16, "model.depth": 1, "model.block.mlp.hidden": 16}
-    shrunk |= {"train.seconds": None, "train.steps": 5, "train.batch_tokens": 512, "train.rehearsal_steps": 0}
+    shrunk |= {"train.seconds": None, "train.steps": 5, "train.batch_tokens": 512, "train.warmup_steps": 0}
 
     def begin(loader: Loader, seed: int) -> tuple[Any, Any]:
         recipe = find("tiny").but(shrunk | {"train.loader": loader})

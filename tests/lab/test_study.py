@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caddie.config.schedules import Stairs
+from caddie.config.schedules import PiecewiseConstant
 from caddie.errors import UserError
 from caddie.lab.study import (
     Claim,
@@ -50,7 +50,9 @@ def test_budgets() -> None:
     assert Seconds(seconds=2.5).give(recipe).train.budget.seconds == 2.5
     assert Tokens(tokens=51_200).give(recipe).train.steps == 100
     assert Tokens(tokens=51_200).give(recipe.but({"train.batch_tokens": 1024})).train.steps == 50
-    growing = recipe.but({"train.batch_tokens": Stairs(values=(512, 1024), begins=(0.75,)), "train.micro_batches": 2})
+    growing = recipe.but(
+        {"train.batch_tokens": PiecewiseConstant(values=(512, 1024), begins=(0.75,)), "train.micro_batches": 2}
+    )
     assert Tokens(tokens=64_000).give(growing).train.steps == 100, "three quarters of 512 and one of 1,024 are 640"
 
 
@@ -93,7 +95,8 @@ def test_an_entry_does_not_set_what_the_budget_decides() -> None:
 
 def test_long_labels_stay_apart() -> None:
     values = [
-        {"kind": "Stairs", "values": [256] * 20 + [last], "begins": [n / 21 for n in range(1, 21)]} for last in (1, 2)
+        {"kind": "PiecewiseConstant", "values": [256] * 20 + [last], "begins": [n / 21 for n in range(1, 21)]}
+        for last in (1, 2)
     ]
     assert len({labelled({"train.batch_tokens": value}) for value in values}) == 2
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from caddie.config.schedules import Stairs
-from caddie.model import Cache, Rotary
+from caddie.config.schedules import PiecewiseConstant
+from caddie.model import Cache, PlainRoPE
 from caddie.model.context import Context
 from caddie.ops.attention import attention
 
@@ -73,7 +73,7 @@ def test_there_is_room_for_all_documents_that_were_counted(begins: np.ndarray, l
 
 def test_the_window_is_that_of_the_moment() -> None:
     ids = torch.zeros(1, 9, dtype=torch.long)
-    window = Stairs(values=(2, 4), begins=(0.5,))
+    window = PiecewiseConstant(values=(2, 4), begins=(0.5,))
     for progress, width in ((0.0, 2), (0.49, 2), (0.5, 4), (1.0, 4)):
         context = Context(ids, None, torch.float32, progress=progress)
         assert context.visible("row", None, window).window == width
@@ -94,7 +94,7 @@ def through(
         twice = context.previous(context.previous(piece))
         visible = context.visible("document", longest, window)
         y = context.attention(*(x[:, :, begin:end] for x in (q, k, v)), visible)
-        cosine, sine = (table.expand(2, -1, -1) for table in context.rotary(Rotary(), 4))
+        cosine, sine = (table.expand(2, -1, -1) for table in context.rope(PlainRoPE(), 4))
         found.append((twice, y.transpose(1, 2), cosine, sine, context.previous(y[:, 0])))
     return [torch.cat(pieces, 1) for pieces in zip(*found, strict=True)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from caddie.config.schedules import Stairs
+from caddie.config.schedules import PiecewiseConstant
 from caddie.model import (
     GPT,
     Block,
@@ -117,5 +117,7 @@ def test_windows_and_documents() -> None:
 
 
 def test_layers_that_run_again_count_again() -> None:
-    looped = SMALL.but({"recurrence": Recurrence(first=0, last=1, passes=Stairs(values=(1, 3), begins=(0.25,)))})
+    looped = SMALL.but(
+        {"recurrence": Recurrence(first=0, last=1, passes=PiecewiseConstant(values=(1, 3), begins=(0.25,)))}
+    )
     assert flops_per_token(looped, LENGTH, 0.0) == flops_per_token(SMALL, LENGTH) < flops_per_token(looped, LENGTH, 0.9)

@@ -181,9 +181,9 @@ def test_every_parameter_gets_a_gradient_and_moves(name: str) -> None:
 
 @every_mix
 def test_first_values_depend_on_the_seed_and_the_name_alone(name: str) -> None:
-    first, again, base = build(MODELS[name], seed=3), build(MODELS[name], seed=3), build(BASE, seed=3)
+    first, pass_index, base = build(MODELS[name], seed=3), build(MODELS[name], seed=3), build(BASE, seed=3)
     declared, of_base, shared = declarations(first), declarations(base), dict(base.named_parameters())
-    for (key, parameter), other in zip(first.named_parameters(), again.parameters(), strict=True):
+    for (key, parameter), other in zip(first.named_parameters(), pass_index.parameters(), strict=True):
         assert torch.equal(parameter, other), key
         like = shared.get(key)
         if like is not None and like.shape == parameter.shape and declared[key] == of_base[key]:

@@ -233,10 +233,10 @@ def values(config: GPT, seed: int) -> dict[str, torch.Tensor]:
 
 
 def test_a_seed_gives_the_same_values_and_another_seed_others() -> None:
-    first, again, other = values(TINY, 1), values(TINY, 1), values(TINY, 2)
+    first, pass_index, other = values(TINY, 1), values(TINY, 1), values(TINY, 2)
     drawn = 0
     for name, value in first.items():
-        assert torch.equal(value, again[name]), name
+        assert torch.equal(value, pass_index[name]), name
         if value.unique().numel() > 2:
             assert not torch.equal(value, other[name]), name
             drawn += 1
@@ -259,7 +259,7 @@ def test_values_do_not_depend_on_the_global_generator_and_leave_it_alone() -> No
         {"skips": None},
         {"block.mlp.hidden": 40},
         {"layers.1": {"mlp.hidden": 8}},
-        {"block.attention.rotary.base": 100.0},
+        {"block.attention.rope.base": 100.0},
     ],
     ids=str,
 )
@@ -310,7 +310,7 @@ def test_a_start_in_half_precision_is_the_rounded_one() -> None:
 SIX_LAYERS: dict[str, dict[str, Any]] = {
     "BASE": {},
     "S003": {},
-    "S001": {"layers": {"4-5": {"attention.exclusive": True}}},
+    "S001": {"layers": {"4-5": {"attention.xsa": True}}},
     "S002": {
         "layers": {},
         "value_embedding.layers": (4, 5),
@@ -320,7 +320,7 @@ SIX_LAYERS: dict[str, dict[str, Any]] = {
     "S000": {"layers": {}, "value_embedding.layers": (4, 5)},
     "ARG": {"value_embedding.layers": (4, 5)},
     "L3": {"layers": {}, "recurrence.first": 2, "recurrence.last": 4},
-    "TOP": {"recurrence.first": 2, "recurrence.last": 4, "lanes.first": 5},
+    "TOP": {"recurrence.first": 2, "recurrence.last": 4, "parallel_streams.first": 5},
 }
 """What a recipe's model needs to have the six layers of the statistics."""
 

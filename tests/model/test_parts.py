@@ -15,7 +15,7 @@ from torch import Tensor
 from variations import BASE, VOCABULARY
 
 from caddie import ops
-from caddie.config.schedules import Stairs
+from caddie.config.schedules import PiecewiseConstant
 from caddie.data.tokenizers import ByteTokenizer
 from caddie.errors import UserError
 from caddie.model import (
@@ -29,16 +29,16 @@ from caddie.model import (
     LeakyReluSquared,
     MixedValueResidual,
     NarrowGate,
-    NTKRotary,
+    NTKRoPE,
     PhaseMix,
-    Positions,
+    PlainRoPE,
     RandomMap,
     Recurrence,
     ReluSquared,
     RMSNorm,
-    Rotary,
-    RoutedLanes,
-    SeparateLanes,
+    RoPE,
+    RoutedStreams,
+    SeparateStreams,
     SparseGate,
     StreamMix,
     SwiGLU,
@@ -47,7 +47,7 @@ from caddie.model import (
     UNet,
     UntiedHead,
     ValueEmbedding,
-    YaRNRotary,
+    YaRNRoPE,
     build,
     parameter_count,
 )
@@ -57,7 +57,7 @@ from caddie.model.parameters import Part, RowConstants, draw_constants, initiali
 from caddie.pack import artifact as artifacts
 from caddie.pack import container
 from caddie.pack.artifact import Manifest
-from caddie.pack.compress import Compress, compress
+from caddie.pack.compress import Pack, compress
 from caddie.pack.quantize import Float32
 from caddie.score import Scoring
 
@@ -99,9 +99,9 @@ def test_functions_agree_with_the_public_scripts(parity: Path) -> None:
     torch.testing.assert_close(gradient, data["fused_ce.grad_of_mean"], **near)
     for case in ("h4k2d16", "h6k2d12", "h8k4d64"):
         y, v, out = (data[f"xsa.{case}.{name}"].transpose(1, 2) for name in ("y", "v", "out"))
-        torch.testing.assert_close(ops.exclusive(y.contiguous(), v), out, **near)
+        torch.testing.assert_close(ops.xsa(y.contiguous(), v), out, **near)
     for kind, dims in (("full_16", 16), ("partial_4", 4), ("partial_6", 6), ("partial_8", 8)):
-        tables = Context(torch.zeros(1, 11), None, torch.float32).rotary(Rotary(), dims)
+        tables = Context(torch.zeros(1, 11), None, torch.float32).rope(PlainRoPE(), dims)
         turned = ops.rotate(data["rope.x"].transpose(1, 2), *tables).transpose(1, 2)
         torch.testing.assert_close(turned, data[f"rope.{kind}_of_16"], **near)
 
@@ -109,8 +109,8 @@ def test_functions_agree_with_the_public_scripts(parity: Path) -> None:
 @pytest.mark.parametrize(("dims", "native", "length"), [(16, 1024, 2048), (4, 32, 64)])
 def test_raised_bases_turn_like_those_of_the_scripts(dims: int, native: int, length: int, parity: Path) -> None:
     data = load_file(parity / FUNCTIONS)
-    tables = Context(torch.zeros(1, length), None, torch.float32).rotary(
-        NTKRotary(native_length=native, length=length), dims
+    tables = Context(torch.zeros(1, length), None, torch.float32).rope(
+        NTKRoPE(native_length=native, length=length), dims
     )
     for table, name in zip(tables, ("cos", "sin"), strict=True):
         expected = data[f"ntk.{name}.r{dims}.L{native}.T{length}.last_row"]
@@ -121,11 +121,11 @@ def test_frequencies_are_those_of_the_scripts(parity: Path) -> None:
     facts = json.loads((parity / "components" / "functions" / "rotary_bases.json").read_text())
     cpu = torch.device("cpu")
     for case in facts["base rescaling"]:
-        rotary = NTKRotary(native_length=case["length_constant"], length=case["length"])
+        rope = NTKRoPE(native_length=case["length_constant"], length=case["length"])
         expected = torch.tensor(case["angle_per_position"])
-        torch.testing.assert_close(rotary.frequencies(case["rotary_dims"], cpu, torch.float32), expected)
+        torch.testing.assert_close(rope.frequencies(case["rotary_dims"], cpu, torch.float32), expected)
     for case in facts["per-frequency interpolation (ternary record)"]:
-        yarn = YaRNRotary(base=case["base"], native_length=case["training_length"], length=case["maximum_length"])
+        yarn = YaRNRoPE(base=case["base"], native_length=case["training_length"], length=case["maximum_length"])
         expected = torch.tensor(case["inverse_frequencies"])
         torch.testing.assert_close(yarn.frequencies(case["head_dim"], cpu, torch.float32), expected)
 
@@ -170,27 +170,27 @@ def test_mixes_by_hand() -> None:
 
 
 def test_rotation_by_hand() -> None:
-    cosine, sine = Context(torch.zeros(1, 3), None, torch.float64).rotary(Rotary(), 2)
+    cosine, sine = Context(torch.zeros(1, 3), None, torch.float64).rope(PlainRoPE(), 2)
     turned = ops.rotate(torch.tensor([[1.0, 0.0, 7.0]] * 3).double(), cosine, sine)
     expected = torch.tensor([[math.cos(p), -math.sin(p), 7.0] for p in range(3)])
     torch.testing.assert_close(turned, expected.double())
 
 
 def test_rows_no_longer_than_native_turn_as_before() -> None:
-    plain = Rotary().frequencies(8, torch.device("cpu"), torch.float32)
-    for positions in (NTKRotary(native_length=64, length=64), YaRNRotary(native_length=64, length=64)):
+    plain = PlainRoPE().frequencies(8, torch.device("cpu"), torch.float32)
+    for positions in (NTKRoPE(native_length=64, length=64), YaRNRoPE(native_length=64, length=64)):
         assert torch.equal(positions.frequencies(8, torch.device("cpu"), torch.float32), plain)
-    assert torch.equal(NTKRotary(native_length=64, length=32).frequencies(8, torch.device("cpu"), torch.float32), plain)
-    two = NTKRotary(native_length=8, length=64).frequencies(2, torch.device("cpu"), torch.float32)
+    assert torch.equal(NTKRoPE(native_length=64, length=32).frequencies(8, torch.device("cpu"), torch.float32), plain)
+    two = NTKRoPE(native_length=8, length=64).frequencies(2, torch.device("cpu"), torch.float32)
     assert two.tolist() == [1.0]
 
 
 @pytest.mark.parametrize("dims", [3, 10])
 def test_channels_that_cannot_turn_are_a_mistake(dims: int) -> None:
     with pytest.raises(UserError, match=f"rotary.dims must be even and at most 8, the size of a head, not {dims}"):
-        BASE.but({"block.attention.rotary.dims": dims}).build()
-    assert Positions.turning(Rotary(dims=6), 8) == 6
-    assert Rotary().turning(8) == 8
+        BASE.but({"block.attention.rope.dims": dims}).build()
+    assert RoPE.turning(PlainRoPE(dims=6), 8) == 6
+    assert PlainRoPE().turning(8) == 8
 
 
 # Attention
@@ -198,8 +198,8 @@ def test_channels_that_cannot_turn_are_a_mistake(dims: int) -> None:
 
 def test_exclusive_outputs_have_nothing_along_their_own_value() -> None:
     y, v = torch.tensor([[[[3.0, 4.0]], [[1.0, 1.0]]]]), torch.tensor([[[[2.0, 0.0]]]])
-    assert ops.exclusive(y, v).tolist() == [[[[0.0, 4.0]], [[0.0, 1.0]]]]
-    assert torch.equal(ops.exclusive(y, 0 * v), y)
+    assert ops.xsa(y, v).tolist() == [[[[0.0, 4.0]], [[0.0, 1.0]]]]
+    assert torch.equal(ops.xsa(y, 0 * v), y)
 
 
 def attention(**settings: Any) -> tuple[Part, Part]:
@@ -235,7 +235,7 @@ def test_attention_is_that_of_one_query_at_a_time() -> None:
     for settings, sees in (
         ({}, lambda query, key: True),
         ({"window": 2}, lambda query, key: query - key < 2),
-        ({"window": Stairs(values=(2, 3), begins=(0.5,))}, lambda query, key: query - key < 3),
+        ({"window": PiecewiseConstant(values=(2, 3), begins=(0.5,))}, lambda query, key: query - key < 3),
         ({"scope": "document"}, lambda query, key: (query < 2) == (key < 2)),
         # the document of four positions is cut into pieces of three and one
         (
@@ -264,7 +264,7 @@ def test_attention_is_that_of_one_query_at_a_time() -> None:
 
 def test_exclusive_attention_brings_nothing_of_the_position_itself() -> None:
     """At the first position, which sees itself alone, nothing is left."""
-    plain, part = attention(exclusive=True)
+    plain, part = attention(xsa=True)
     assert plain(H, surroundings(IDS))[:, 0].abs().max() > 0.1
     found = part(H, surroundings(IDS))
     assert found[:, 0].abs().max() < 1e-12
@@ -419,7 +419,7 @@ def test_an_artifact_has_the_constants_without_storing_them(tmp_path: Path) -> N
         train_documents_sha256="",
         validation_fraction=None,
     )
-    compressed = compress(gpt, model.state_dict(), Compress(quantizers=quantizers, fit=None))
+    compressed = compress(gpt, model.state_dict(), Pack(quantizers=quantizers, fit=None))
     around = artifacts.around(gpt, compressed.readers, tokenizer, Scoring(sequence_length=32, stride=16), manifest)
     container.write(tmp_path / "a", [*around, *compressed.sections])
     loaded = artifacts.load(tmp_path / "a")
@@ -438,8 +438,8 @@ def block_of(first: float, second: float) -> BlockModule:
     initialize(part, 0)
     with torch.no_grad():
         part.mix.copy_(torch.tensor([2.0, 3.0])[:, None].expand(2, 4))  # type: ignore[union-attr]
-    part.attend = lambda x, context: first * x  # type: ignore[method-assign, assignment]
-    part.think = lambda x, context: second * x  # type: ignore[method-assign, assignment]
+    part.attention_output = lambda x, context: first * x  # type: ignore[method-assign, assignment]
+    part.mlp_output = lambda x, context: second * x  # type: ignore[method-assign, assignment]
     return part
 
 
@@ -453,15 +453,15 @@ def stepped(lanes: Any, a: float = 1.0, b: float = 10.0, x0: float = 100.0, **va
 
 def test_lanes_by_hand() -> None:
     # attention reads 2·1 + 3·100 = 302 and says 151; the MLP reads 10 and says 40
-    assert stepped(SeparateLanes(first=2)) == [302 + 151, 50, (453 + 50) / 2]
-    assert stepped(SeparateLanes(first=2), share=0.25)[2] == pytest.approx(453 / 4 + 50 * 3 / 4)
-    assert stepped(RoutedLanes(first=2)) == pytest.approx([1.1 + 191, 11 + 191, 191 + 6.05])
+    assert stepped(SeparateStreams(first=2)) == [302 + 151, 50, (453 + 50) / 2]
+    assert stepped(SeparateStreams(first=2), share=0.25)[2] == pytest.approx(453 / 4 + 50 * 3 / 4)
+    assert stepped(RoutedStreams(first=2)) == pytest.approx([1.1 + 191, 11 + 191, 191 + 6.05])
     routes, gains = torch.ones(3, 2, 2), torch.ones(3, 2)
     routes[2], gains[2] = torch.tensor([[0.1, 0.2], [3.0, 0.5]]), torch.tensor([2.0, -1.0])
-    found = stepped(RoutedLanes(first=2), routes=routes, gains=gains)
+    found = stepped(RoutedStreams(first=2), routes=routes, gains=gains)
     assert found[:2] == pytest.approx([2 * 1 + 15.1 + 120, -10 + 30.2 + 20])
     # attention's step with gain 2 makes 2·1 + 15.1 and 2·10 + 30.2; the MLP reads 2·50.2 + 300 and says 1601.6
-    found = stepped(RoutedLanes(first=2, sequential=True), routes=routes, gains=gains)
+    found = stepped(RoutedStreams(first=2, sequential=True), routes=routes, gains=gains)
     assert found[:2] == pytest.approx([-17.1 + 3 * 1601.6, -50.2 + 0.5 * 1601.6], rel=1e-5)
 
 
@@ -483,7 +483,9 @@ def test_layers_run_in_the_order_of_the_scripts(parity: Path) -> None:
 
 
 def test_passes_may_change_over_the_run() -> None:
-    gpt = BASE.but({"recurrence": Recurrence(first=1, last=1, passes=Stairs(values=(1, 3, 2), begins=(0.3, 0.6)))})
+    gpt = BASE.but(
+        {"recurrence": Recurrence(first=1, last=1, passes=PiecewiseConstant(values=(1, 3, 2), begins=(0.3, 0.6)))}
+    )
     assert gpt.stages == (0.0, 0.3, 0.6)
     assert [gpt.order(progress) for progress in (0.0, 0.3, 0.9)] == [[0, 1, 2], [0, 1, 1, 1, 2], [0, 1, 1, 2]]
     model = build(gpt, 0)
@@ -510,7 +512,7 @@ class Tracer(torch.nn.Module):
         self.layer, self.seen = layer, seen
 
     def forward(self, x: Tensor, x0: Tensor, context: Context) -> Tensor:
-        self.seen.append(context.again)
+        self.seen.append(context.pass_index)
         return torch.full_like(x, self.layer + 1.0)
 
 
@@ -548,9 +550,9 @@ def test_passes_have_vectors_and_mlps_of_their_own() -> None:
     with torch.no_grad():
         for number, mlp in enumerate((block.mlp, *block.later_mlps)):
             mlp.down.weight.fill_(float(number))
-    for again in range(3):
-        context.again = again
-        said.append(block.think(x, context))
+    for pass_index in range(3):
+        context.pass_index = pass_index
+        said.append(block.mlp_output(x, context))
     assert not said[0].any()
     expected = [mlp(block.mlp_norm(x)) for mlp in block.later_mlps]
     assert torch.equal(said[1], expected[0])
@@ -618,11 +620,17 @@ def test_a_narrow_table_is_projected_there_and_back() -> None:
         ({"block.attention.heads": 32}, "a width of 32 does not divide into 32 heads of even size"),
         ({"block.attention.key_value_heads": 3}, "4 heads cannot share 3"),
         ({"block.attention.key_value_heads": 8}, "4 heads cannot share 8"),
-        ({"block.attention.window": Stairs(values=(1.5, 2), begins=(0.5,))}, "window"),
+        ({"block.attention.window": PiecewiseConstant(values=(1.5, 2), begins=(0.5,))}, "window"),
         ({"recurrence": Recurrence(first=1, last=3)}, "recurrence.last must be at most 2, not 3"),
-        ({"lanes": RoutedLanes(first=3)}, "lanes.first must be at most 2, not 3"),
-        ({"lanes": RoutedLanes(first=1), "recurrence": Recurrence(first=0, last=1)}, "behind recurrence.last"),
-        ({"lanes": RoutedLanes(first=1), "layers": {"2": {"attention": None}}}, "lanes need attention in every layer"),
+        ({"parallel_streams": RoutedStreams(first=3)}, "parallel_streams.first must be at most 2, not 3"),
+        (
+            {"parallel_streams": RoutedStreams(first=1), "recurrence": Recurrence(first=0, last=1)},
+            "behind recurrence.last",
+        ),
+        (
+            {"parallel_streams": RoutedStreams(first=1), "layers": {"2": {"attention": None}}},
+            "parallel_streams need attention in every layer",
+        ),
         ({"value_embedding": ValueEmbedding(layers=(1, 3))}, "value_embedding.layers must name layers from 0 to 2"),
         ({"value_embedding": ValueEmbedding(layers=(1, 1))}, "each once"),
         (
@@ -653,14 +661,17 @@ def test_settings_that_do_not_fit_are_a_mistake(diff: dict[str, Any], message: s
 
 
 def test_an_exception_may_be_a_path() -> None:
-    gpt = BASE.but({"layers.1.parallel": True, "layers.0-1.attention.exclusive": True})
-    assert gpt.layers == {"1": {"parallel": True}, "0-1": {"attention.exclusive": True}}
-    assert [(block.parallel, block.attention.exclusive) for block in gpt.blocks] == [  # type: ignore[union-attr]
+    gpt = BASE.but({"layers.1.parallel": True, "layers.0-1.attention.xsa": True})
+    assert gpt.layers == {"1": {"parallel": True}, "0-1": {"attention.xsa": True}}
+    assert [(block.parallel, block.attention.xsa) for block in gpt.blocks] == [  # type: ignore[union-attr]
         (False, True),
         (True, True),
         (False, False),
     ]
-    assert gpt.but({"layers.1.attention.gain": 2.0}).layers["1"] == {"parallel": True, "attention.gain": 2.0}
+    assert gpt.but({"layers.1.attention.query_gain": 2.0}).layers["1"] == {
+        "parallel": True,
+        "attention.query_gain": 2.0,
+    }
 
 
 @pytest.mark.parametrize(
@@ -669,7 +680,7 @@ def test_an_exception_may_be_a_path() -> None:
         ({"first": 4, "last": 3}, r"first \(4\) must be at most last \(3\)"),
         ({"passes": 65}, "passes must be at most 64, not 65"),
         ({"passes": 0}, "passes must be from 1"),
-        ({"passes": Stairs(values=(1, 2.5), begins=(0.5,))}, "passes"),
+        ({"passes": PiecewiseConstant(values=(1, 2.5), begins=(0.5,))}, "passes"),
     ],
 )
 def test_recurrences_that_make_no_sense_are_a_mistake(settings: dict[str, Any], message: str) -> None:
@@ -678,7 +689,7 @@ def test_recurrences_that_make_no_sense_are_a_mistake(settings: dict[str, Any], 
 
 
 def test_a_layer_may_be_without_attention() -> None:
-    model = build(BASE.but({"layers": {"1": {"attention": None, "mix": None}}}), 0)
+    model = build(BASE.but({"layers": {"1": {"attention": None, "residual_mix": None}}}), 0)
     names = {name for name, _ in model.blocks[1].named_parameters()}
     assert names == {"mlp.up.weight", "mlp.down.weight", "mlp_scale"}
     assert isinstance(model.config, GPT)

@@ -23,7 +23,7 @@ from caddie.pack import container
 from caddie.pack.artifact import Artifact
 from caddie.pack.codecs import Brotli
 from caddie.pack.coding import Packed
-from caddie.pack.compress import Compress
+from caddie.pack.compress import Pack
 from caddie.pack.fit import FillCap
 from caddie.recipes.recipe import Recipe
 from caddie.run.policy import Part, state
@@ -50,11 +50,11 @@ def test_weights_come_back_as_their_quantizers_say(
     """Of a file whose steps were fitted to its cap: a small one, since all that is learnt from two steps is little."""
     trained = load_file(tiny_run.folder / "weights.safetensors")
     known = calibrated(recipe, trained, Corpus.load(tiny_run.corpus))
-    fitted = recipe.compress.but(fit=FillCap(), cap_bytes=4000, coding=Packed(codec=Brotli()))
+    fitted = recipe.pack.but(fit=FillCap(), cap_bytes=4000, coding=Packed(codec=Brotli()))
     again = tmp_path / "again"
     quantizers = {t.name: t.quantizer for t in pack_run(tiny_run.folder, fitted, again).tensors}
     assert {type(quantizer).__name__ for quantizer in quantizers.values()} == {"Waterfilling", "Float16"}
-    assert quantizers != assign(recipe.compress.quantizers, packed.model, "compress.quantizers"), "nothing was fitted"
+    assert quantizers != assign(recipe.pack.quantizers, packed.model, "pack.quantizers"), "nothing was fitted"
     changed = 0
     for name, weight in artifacts.load(again).model.named_parameters():
         arrays = quantizers[name].quantize(trained[name], known[name])
@@ -121,9 +121,9 @@ def test_the_default_coding_gives_the_same_weights(
 ) -> None:
     """The run was coded in a way that is read quickly, as many tests do."""
     shutil.copytree(tiny_run.folder, tmp_path / "run")
-    again, coding = tmp_path / "again", type(Compress().coding).__name__
+    again, coding = tmp_path / "again", type(Pack().coding).__name__
     assert coding not in " ".join(tiny_run.settings)
-    assert caddie("pack", tmp_path / "run", f"compress.coding={coding}", "--out", again).status == 0
+    assert caddie("pack", tmp_path / "run", f"pack.coding={coding}", "--out", again).status == 0
     found = artifacts.load(again)
     assert found.tensor_bytes != packed.tensor_bytes
     for weight, expected in zip(found.model.parameters(), packed.model.parameters(), strict=True):

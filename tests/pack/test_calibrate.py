@@ -16,7 +16,7 @@ from torch import Tensor
 from caddie.model import GPT, ChannelSmear, HashedNGrams, Linear, Model, Recurrence, TokenEmbedding, UntiedHead, build
 from caddie.pack.calibrate import SelfGenerated, TrainingText, calibrate, predicted_loss
 from caddie.pack.coding import Packed
-from caddie.pack.compress import Compress, compress
+from caddie.pack.compress import Pack, compress
 from caddie.pack.quantize import Calibration, Gptq, Quantizer, Rows, Waterfilling
 from caddie.runtime.distributed import Ranks
 
@@ -205,7 +205,7 @@ def test_what_a_gpu_found_serves_the_cpu(quantizer: Quantizer) -> None:
     model, ids, plan = (
         small(LOOPED),
         some(1, 6, 2),
-        Compress(fit=None, coding=Packed()).but({"quantizers.matrix": quantizer}),
+        Pack(fit=None, coding=Packed()).but({"quantizers.matrix": quantizer}),
     )
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     expected = compress(LOOPED, weights, plan, lambda: calibrate(model, ids, bos=BOS)).predicted_loss

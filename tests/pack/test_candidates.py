@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from caddie.pack import coding as weight_coding
-from caddie.pack.candidates import Drafts
+from caddie.pack.candidates import Candidates
 from caddie.pack.codecs import Stored
 from caddie.pack.coding import EntropyModel, Packed
 from caddie.pack.container import Section
@@ -22,8 +22,8 @@ def total(sections: list[Section]) -> int:
     return 1000 + sum(len(section.data) for section in sections)
 
 
-def drafts(known: dict[str, Calibration] = KNOWN) -> Drafts:
-    return Drafts(WEIGHTS, known, Packed(codec=Stored()), total)
+def drafts(known: dict[str, Calibration] = KNOWN) -> Candidates:
+    return Candidates(WEIGHTS, known, Packed(codec=Stored()), total)
 
 
 def test_a_draft_by_hand() -> None:
@@ -66,8 +66,8 @@ def test_nothing_is_done_twice() -> None:
 def test_with_other_steps_arrays_are_coded_like_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(64, 48, generator=torch.Generator().manual_seed(0)) * torch.linspace(0.1, 3.0, 48)
     fine, coarse = Rows(bits=6, scale=SigmaClip(k=8.0)), Rows(bits=6, scale=SigmaClip(k=16.0))
-    alone = Drafts({"a": weight}, {}, EntropyModel(), total).make({"a": coarse})
-    made = Drafts({"a": weight}, {}, EntropyModel(), total)
+    alone = Candidates({"a": weight}, {}, EntropyModel(), total).make({"a": coarse})
+    made = Candidates({"a": weight}, {}, EntropyModel(), total)
     made.make({"a": fine})
     monkeypatch.setattr(EntropyModel, "_best", lambda *given: pytest.fail("settings are tried again"))
     assert made.make({"a": coarse}).file_bytes == pytest.approx(alone.file_bytes, abs=10)
@@ -88,7 +88,7 @@ def test_other_arrays_of_the_same_quantizers() -> None:
 
 def test_weights_may_be_parameters_in_any_format() -> None:
     weights = {"a": torch.nn.Parameter(WEIGHTS["a"].clone()), "b": WEIGHTS["b"].bfloat16()}
-    found = Drafts(weights, {}, Packed(codec=Stored()), total).make({"a": WHOLE, "b": Float16()})
+    found = Candidates(weights, {}, Packed(codec=Stored()), total).make({"a": WHOLE, "b": Float16()})
     assert [section.data for section in found.sections] == [
         section.data for section in drafts().make({"a": WHOLE, "b": Float16()}).sections
     ]

@@ -18,7 +18,7 @@ from caddie.pack.artifact import PREFIX
 from caddie.pack.calibrate import calibrate
 from caddie.pack.codecs import Stored, Zlib
 from caddie.pack.coding import EntropyModel, Packed
-from caddie.pack.compress import Compress, Compressed, Correction, Readers, compress
+from caddie.pack.compress import Compressed, Correction, Dequantizers, Pack, compress
 from caddie.pack.container import Section
 from caddie.pack.decompress import decompress
 from caddie.pack.fit import CLOSE
@@ -72,7 +72,7 @@ def known() -> dict[str, Calibration]:
 
 
 def made(calibrated: bool = True, gpt: GPT = GPT_SMALL, **settings: Any) -> Compressed:
-    config = Compress(**{"coding": QUICK, "fit": None, **settings})
+    config = Pack(**{"coding": QUICK, "fit": None, **settings})
     return compress(gpt, weights(gpt), config, known if calibrated else dict)
 
 
@@ -133,10 +133,10 @@ def test_the_same_weights_give_the_same_bytes() -> None:
 
 
 def test_weights_in_other_formats_and_places_of_memory() -> None:
-    plain = compress(GPT_SMALL, weights(), Compress(quantizers=PLAIN, coding=QUICK, fit=None))
+    plain = compress(GPT_SMALL, weights(), Pack(quantizers=PLAIN, coding=QUICK, fit=None))
     turned = {name: weight.mT.contiguous().mT if weight.ndim > 1 else weight for name, weight in weights().items()}
     odd = {name: torch.nn.Parameter(weight.double()) for name, weight in reversed(turned.items())}
-    again = compress(GPT_SMALL, odd, Compress(quantizers=PLAIN, coding=QUICK, fit=None))
+    again = compress(GPT_SMALL, odd, Pack(quantizers=PLAIN, coding=QUICK, fit=None))
     assert [(s.name, s.data) for s in plain.sections] == [(s.name, s.data) for s in again.sections]
 
 
@@ -150,20 +150,20 @@ def test_a_calibration_is_asked_for_only_where_it_is_used() -> None:
         asked.append(None)
         return {}
 
-    compress(GPT_SMALL, weights(), Compress(quantizers=PLAIN, coding=QUICK, fit=None), ask)
+    compress(GPT_SMALL, weights(), Pack(quantizers=PLAIN, coding=QUICK, fit=None), ask)
     assert asked == []
-    compress(GPT_SMALL, weights(), Compress(quantizers={**PLAIN, QUERY: Gptq()}, coding=QUICK, fit=None), ask)
+    compress(GPT_SMALL, weights(), Pack(quantizers={**PLAIN, QUERY: Gptq()}, coding=QUICK, fit=None), ask)
     assert len(asked) == 1
 
 
 def test_the_size_is_that_of_the_file_with_its_readers() -> None:
-    seen: list[tuple[Readers, list[Section]]] = []
+    seen: list[tuple[Dequantizers, list[Section]]] = []
 
-    def size(readers: Readers, sections: list[Section]) -> int:
+    def size(readers: Dequantizers, sections: list[Section]) -> int:
         seen.append((dict(readers), list(sections)))
         return 500 + sum(len(section.data) for section in sections)
 
-    config = Compress(coding=QUICK, cap_bytes=3_500, correction=Correction(matrices=1, rank=1))
+    config = Pack(coding=QUICK, cap_bytes=3_500, correction=Correction(matrices=1, rank=1))
     compressed = compress(GPT_SMALL, weights(), config, known, size)
     assert seen[-1][0] == compressed.readers
     assert sum("weight" in rule for rule in compressed.readers) == 1
@@ -182,10 +182,10 @@ def test_the_default_fills_the_cap() -> None:
         rows = {name: len(weight) for name, weight in weights(gpt).items()}
         return {name: Calibration(rows=1e-4 * torch.rand(rows[name], generator=chance)) for name in rows}
 
-    def whole(readers: Readers, sections: list[Section]) -> int:
+    def whole(readers: Dequantizers, sections: list[Section]) -> int:
         return len(container.pack(sections))
 
-    compressed = compress(gpt, weights(gpt), Compress(coding=QUICK, cap_bytes=70_000), told, whole)
+    compressed = compress(gpt, weights(gpt), Pack(coding=QUICK, cap_bytes=70_000), told, whole)
     size = len(container.pack(compressed.sections))
     assert CLOSE * 70_000 <= size <= 70_000
     assert (size, compressed.predicted_loss) in compressed.curve
@@ -228,7 +228,7 @@ def test_weights_that_are_not_finite_are_refused(wrong: float) -> None:
     odd = weights()
     odd[UP][3, 4] = wrong
     with pytest.raises(UserError, match=rf"^{UP} has values that are not finite; the training run diverged, lower"):
-        compress(GPT_SMALL, odd, Compress(), lambda: pytest.fail("asked in vain"))
+        compress(GPT_SMALL, odd, Pack(), lambda: pytest.fail("asked in vain"))
 
 
 def test_weights_of_another_model_are_refused() -> None:
@@ -236,7 +236,7 @@ def test_weights_of_another_model_are_refused() -> None:
         odd = weights()
         edit(odd)
         with pytest.raises(UserError, match=r"the weights are not those of this model: .* does not fit; train again"):
-            compress(GPT_SMALL, odd, Compress())
+            compress(GPT_SMALL, odd, Pack())
 
 
 def coded(array: np.ndarray) -> bytes:

@@ -12,7 +12,7 @@ from samples import sample
 from torch import Tensor
 
 from caddie.errors import UserError
-from caddie.pack.candidates import Drafts
+from caddie.pack.candidates import Candidates
 from caddie.pack.codecs import Stored, Zlib
 from caddie.pack.coding import ArrayCodec, EntropyModel, Packed, decode
 from caddie.pack.container import Section
@@ -61,8 +61,8 @@ def calibrations(seed: int) -> dict[str, Calibration]:
     return found
 
 
-def drafts(seed: int = 0, known: bool = True, coding: ArrayCodec = QUICK) -> Drafts:
-    return Drafts(weights(seed), calibrations(seed) if known else {}, coding, whole_file)
+def drafts(seed: int = 0, known: bool = True, coding: ArrayCodec = QUICK) -> Candidates:
+    return Candidates(weights(seed), calibrations(seed) if known else {}, coding, whole_file)
 
 
 def all_by(quantizer: Quantizer) -> dict[str, Quantizer]:
@@ -112,7 +112,7 @@ def test_it_is_filled_without_a_calibration(quantizer: Quantizer) -> None:
 @pytest.mark.long
 def test_it_is_filled_with_the_entropy_model() -> None:
     part = {"m1": Calibration(rows=torch.logspace(-5, -3, 171))}
-    made = Drafts({"m1": weights(0)["m1"][:171]}, part, EntropyModel(), whole_file)
+    made = Candidates({"m1": weights(0)["m1"][:171]}, part, EntropyModel(), whole_file)
     draft = FillCap().fit(made, {"m1": Waterfilling(step=3e-3)}, 8_000).draft
     assert 0.99 * 8_000 <= draft.file_bytes <= 8_000  # 16 bytes more or less are beyond so small a file
 
@@ -184,7 +184,7 @@ def test_drafts_are_few() -> None:
 
 @pytest.mark.parametrize("quantizer", [Float16(), Rows(), Binary(), Gptq(), LowRank(of=Rows())], ids=repr)
 def test_steps_that_are_not_for_choice_are_refused(quantizer: Quantizer) -> None:
-    with pytest.raises(UserError, match=r"none of compress.quantizers has steps to choose; set one to Waterfilling"):
+    with pytest.raises(UserError, match=r"none of pack.quantizers has steps to choose; set one to Waterfilling"):
         FillCap().fit(drafts(), all_by(quantizer), 31_000)
 
 
@@ -224,7 +224,7 @@ def count(sections: list[Section]) -> int:
     ],
 )
 def test_ones_are_pruned_until_the_file_fits(cap: int, size: int, integers: list[list[int]]) -> None:
-    made = Drafts({"w": ROWS}, {}, Packed(codec=Stored()), count)
+    made = Candidates({"w": ROWS}, {}, Packed(codec=Stored()), count)
     draft = PruneOnes().fit(made, {"w": WHOLE}, cap).draft
     assert draft.file_bytes == size
     assert draft.weights["w"].arrays["integers"].tolist() == integers

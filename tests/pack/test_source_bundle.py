@@ -26,7 +26,7 @@ from caddie.pack import source_bundle as bundle
 from caddie.pack.artifact import Manifest
 from caddie.pack.codecs import Brotli, Lzma, Stored
 from caddie.pack.coding import Packed
-from caddie.pack.compress import Compress, compress
+from caddie.pack.compress import Pack, compress
 from caddie.pack.source_bundle import TRAINING, describe_source, installed_bytes, source_needed, unpack
 from caddie.score import Scoring
 
@@ -41,11 +41,11 @@ SMALL = {
 }
 
 
-PACKED = Compress(fit=None, coding=Packed())
+PACKED = Pack(fit=None, coding=Packed())
 """Quickly done, for what does not ask how the weights are coded."""
 
 
-def pack(path: Path, source: container.Section | None, config: Compress = Compress(fit=None)) -> Path:
+def pack(path: Path, source: container.Section | None, config: Pack = Pack(fit=None)) -> Path:
     """An artifact of untrained weights."""
     gpt, tokenizer = GPT().but(SMALL), ByteTokenizer()
     weights = dict(build(gpt, 0, "cpu").named_parameters())

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from caddie.config.schedules import Budget, Moment, value_at
+from caddie.config.schedules import Budget, TrainProgress, value_at
 from caddie.model import DenseGate
 from caddie.model.parameters import assign
 from caddie.pack.fit import FillCap
@@ -18,7 +18,7 @@ from caddie.recipes.public_000_experiments import Experiment, public_000_experim
 from caddie.recipes.recipe import Recipe
 from caddie.train.qat import Views
 
-SHELF = shipped()
+RECIPES = shipped()
 
 PUBLISHED = {
     "baseline": 17_059_912,
@@ -99,15 +99,15 @@ def on_meta(recipe: Recipe) -> nn.Module:
         return recipe.model.build()
 
 
-@pytest.mark.parametrize("name", sorted(SHELF))
+@pytest.mark.parametrize("name", sorted(RECIPES))
 def test_every_recipe_fits_together(name: str) -> None:
     """Rules for optimizers, quantizers and views reach this model's parameters, and batches divide."""
-    recipe = SHELF[name]
+    recipe = RECIPES[name]
     model = on_meta(recipe)
     optimizers = assign(recipe.train.optimizers, model, "train.optimizers")
-    quantizers = assign(recipe.compress.quantizers, model, "compress.quantizers").values()
-    assert not isinstance(recipe.compress.fit, FillCap) or any(q.coarser(2.0) != q for q in quantizers)
-    Views(recipe.train.fake_quantize, model, "train.fake_quantize")
+    quantizers = assign(recipe.pack.quantizers, model, "pack.quantizers").values()
+    assert not isinstance(recipe.pack.fit, FillCap) or any(q.coarser(2.0) != q for q in quantizers)
+    Views(recipe.train.qat, model, "train.qat")
     assert recipe.train.micro_tokens(world=8 if recipe.train.micro_batches == 8 else 1) > 0
     shapes = {parameter: tensor.ndim for parameter, tensor in model.named_parameters()}
     assert all(type(optimizer).__name__ != "Muon" or shapes[p] == 2 for p, optimizer in optimizers.items())
@@ -116,18 +116,18 @@ def test_every_recipe_fits_together(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
 def test_parameters_are_those_of_the_record(name: str) -> None:
-    assert SHELF[name].parameters - PUBLISHED[name] == OURS_LESS_PUBLISHED.get(name, 0)
+    assert RECIPES[name].parameters - PUBLISHED[name] == OURS_LESS_PUBLISHED.get(name, 0)
 
 
 def test_every_recipe_with_figures_has_a_count_to_answer_to() -> None:
-    assert {name for name, recipe in SHELF.items() if recipe.public} == set(PUBLISHED)
+    assert {name for name, recipe in RECIPES.items() if recipe.public} == set(PUBLISHED)
 
 
-@pytest.mark.parametrize("name", sorted(set(SHELF) - {"baseline"}))
+@pytest.mark.parametrize("name", sorted(set(RECIPES) - {"baseline"}))
 def test_every_recipe_is_a_small_diff_on_one_that_is_shipped(name: str) -> None:
-    recipe = SHELF[name]
-    assert recipe.base in SHELF
-    base = SHELF[str(recipe.base)]
+    recipe = RECIPES[name]
+    assert recipe.base in RECIPES
+    base = RECIPES[str(recipe.base)]
     diff = base.settings.diff(recipe.settings)
     assert diff
     assert base.settings.but(diff) == recipe.settings
@@ -136,22 +136,22 @@ def test_every_recipe_is_a_small_diff_on_one_that_is_shipped(name: str) -> None:
 
 def test_the_best_record_goes_back_to_the_baseline_through_the_history() -> None:
     chain = ["best_record"]
-    while (base := SHELF[chain[-1]].base) is not None:
+    while (base := RECIPES[chain[-1]].base) is not None:
         chain.append(base)
     assert chain[-1] == "baseline"
     passed = {"sparse_gates", "three_phases", "three_layer_recurrence", "vocabulary_8192", "parallel_muon", "six_bits"}
     assert passed <= set(chain)
-    counts = [SHELF[name].parameters for name in chain]
+    counts = [RECIPES[name].parameters for name in chain]
     assert counts[0] > 2 * counts[-1]
 
 
 def test_names_and_reasons_are_unique() -> None:
-    for what in (Counter(r.why for r in SHELF.values()), Counter(r.sha256 for r in SHELF.values())):
+    for what in (Counter(r.why for r in RECIPES.values()), Counter(r.sha256 for r in RECIPES.values())):
         assert set(what.values()) == {1}
 
 
 def test_public_figures_are_whole() -> None:
-    for recipe in SHELF.values():
+    for recipe in RECIPES.values():
         labels = [(figure.source, figure.label) for figure in recipe.public]
         assert len(set(labels)) == len(labels), recipe.name
         for figure in recipe.public:
@@ -170,26 +170,26 @@ def test_public_figures_are_whole() -> None:
 
 def test_a_difference_of_counts_is_explained_where_the_figure_stands() -> None:
     for name in OURS_LESS_PUBLISHED:
-        assert any(f"{PUBLISHED[name]:,}" in figure.note for figure in SHELF[name].public), name
+        assert any(f"{PUBLISHED[name]:,}" in figure.note for figure in RECIPES[name].public), name
 
 
 @pytest.mark.parametrize("name", ["six_bits", "six_bits_ten_layers", "smear_and_bigrams", "six_bits_eleven_layers"])
 def test_records_that_trained_with_six_bits_do_so_throughout(name: str) -> None:
-    (view,) = SHELF[name].train.fake_quantize.values()
+    (view,) = RECIPES[name].train.qat.values()
     assert view.quantizer.bits == 6  # type: ignore[attr-defined]
-    assert value_at(view.strength, Moment(0, 0.0, Budget(seconds=600))) == 1.0
+    assert value_at(view.strength, TrainProgress(0, 0.0, Budget(seconds=600))) == 1.0
 
 
 def test_seed_001_sees_eight_bits_in_the_last_part_of_the_run() -> None:
-    view = SHELF["single_gpu"].train.fake_quantize["matrix"]
+    view = RECIPES["single_gpu"].train.qat["matrix"]
     budget = Budget(seconds=600)
-    assert [value_at(view.strength, Moment(1, seconds, budget)) for seconds in (509.9, 510.2)] == [0.0, 1.0]
-    assert view.quantizer == SHELF["single_gpu"].compress.quantizers["matrix"]
+    assert [value_at(view.strength, TrainProgress(1, seconds, budget)) for seconds in (509.9, 510.2)] == [0.0, 1.0]
+    assert view.quantizer == RECIPES["single_gpu"].pack.quantizers["matrix"]
 
 
 def test_matrices_that_read_the_stream_start_orthogonal_once_a_record_did() -> None:
     for name in ("snapshot_average", "gold6", "parallel_muon", "three_layer_recurrence", "best_record"):
-        block = SHELF[name].model.block
+        block = RECIPES[name].model.block
         assert type(block.mlp.linear.initial).__name__ == "Orthogonal", name  # type: ignore[attr-defined]
         assert type(block.attention.linear.initial).__name__ == "Orthogonal", name  # type: ignore[union-attr]
 
@@ -197,7 +197,7 @@ def test_matrices_that_read_the_stream_start_orthogonal_once_a_record_did() -> N
 @pytest.mark.parametrize("experiment", public_000_experiments, ids=lambda experiment: experiment.label)
 def test_an_experiment_changes_something_or_says_why_not(experiment: Experiment) -> None:
     assert experiment.outcome
-    base = SHELF["parallel_muon"]
+    base = RECIPES["parallel_muon"]
     if (recipe := experiment.recipe) is None:
         assert experiment.note
         return
@@ -205,8 +205,8 @@ def test_an_experiment_changes_something_or_says_why_not(experiment: Experiment)
     assert base.settings.diff(recipe.settings)
     model = on_meta(recipe)
     assign(recipe.train.optimizers, model, "train.optimizers")
-    assign(recipe.compress.quantizers, model, "compress.quantizers")
-    Views(recipe.train.fake_quantize, model, "train.fake_quantize")
+    assign(recipe.pack.quantizers, model, "pack.quantizers")
+    Views(recipe.train.qat, model, "train.qat")
     assert recipe.train.micro_tokens(world=8) > 0
 
 
@@ -217,4 +217,4 @@ def test_seed_000_lists_two_dozen_experiments() -> None:
     gated = next(e for e in public_000_experiments if e.label == "gated_attention").recipe
     assert gated is not None
     assert gated.model.block.attention.gate == DenseGate(bias=4.0)  # type: ignore[union-attr]
-    assert gated.parameters - SHELF["parallel_muon"].parameters == 11 * (8 * 512 + 8)
+    assert gated.parameters - RECIPES["parallel_muon"].parameters == 11 * (8 * 512 + 8)

@@ -24,11 +24,11 @@ def test_a_twin_keeps_what_its_recipe_chose_and_shrinks_its_numbers() -> None:
     assert twin.parameters < full.parameters / 20
     attention, small = full.model.block.attention, twin.model.block.attention
     assert type(attention.gate) is type(small.gate)  # type: ignore[union-attr]
-    assert small.exclusive  # type: ignore[union-attr]
+    assert small.xsa  # type: ignore[union-attr]
     # Layers 3 to 5 and 8 of 11 become 2, 3 and 5 of 7.
     assert (twin.model.depth, twin.model.recurrence.first, twin.model.recurrence.last) == (7, 2, 3)  # type: ignore[union-attr]
     assert twin.model.recurrence.passes == full.model.recurrence.passes  # type: ignore[union-attr]
-    assert twin.model.lanes.first == 5  # type: ignore[union-attr]
+    assert twin.model.parallel_streams.first == 5  # type: ignore[union-attr]
     assert twin.train.lr_schedule == full.train.lr_schedule
     assert twin.train.optimizers["embedding"] == full.train.optimizers["embedding"]
 
@@ -82,7 +82,7 @@ def test_every_twin_trains_packs_verifies_and_scores(
 ) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.chdir(words.parent)  # where corpora are kept, so that twins share them
     settings = ("train.seconds=none", "train.steps=4", "data.validation_fraction=0.02")
-    settings += ("compress.calibration.tokens=4096",)
+    settings += ("pack.calibration.tokens=4096",)
     ended = caddie("run", f"{name}_mini", *settings, "--data", words, "--out", tmp_path / "run", "--json", "--quiet")
     assert (ended.status, ended.err) == (0, ""), ended.err
     printed = json.loads(ended.out)

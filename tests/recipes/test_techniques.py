@@ -42,7 +42,7 @@ PLAIN = {
     "GroupedQueryAttention": "attention itself; its settings are techniques",
     "Normal": "a plain start",
     "RMSNorm": "the norm that everything is measured against",
-    "Rotary": "positions as everywhere; its settings are techniques",
+    "PlainRoPE": "positions as everywhere; its settings are techniques",
     "RowConstants": "a start without chance",
     "SequentialStream": "the text in its order",
     "TokenEmbedding": "a table; its settings are techniques",
@@ -180,7 +180,7 @@ def test_the_overview_has_a_line_for_each_and_fits_a_terminal() -> None:
     assert "HeadGate  model.block.attention.gate" in lines
     assert "  DenseGate: σ(W h + b), W (heads, width) (arXiv 2505.06708)." in lines
     assert "  ReluSquared (base): W2 relu(W1 x)² (Primer, arXiv 2109.08668)." in lines
-    assert "    exclusive: Whether each head's output loses its part along the position's own value." in lines
+    assert "    xsa: Whether each head's output loses its part along the position's own value." in lines
     for socket in sockets():
         for variant in socket.variants:
             mark = " (base)" if variant.base else ""
@@ -197,8 +197,8 @@ def test_the_details_fit_a_terminal() -> None:
         ("headgate", {"HeadGate": ["DenseGate", "NarrowGate", "SparseGate"]}),
         ("model.block.attention.gate", {"HeadGate": ["DenseGate", "NarrowGate", "SparseGate"]}),
         ("LEAKYRELUSQUARED", {"MLP": ["LeakyReluSquared"]}),
-        ("GroupedQueryAttention.exclusive", {"Attention": ["GroupedQueryAttention"]}),
-        ("model.block.attention.exclusive", {"Attention": ["GroupedQueryAttention"]}),
+        ("GroupedQueryAttention.xsa", {"Attention": ["GroupedQueryAttention"]}),
+        ("model.block.attention.xsa", {"Attention": ["GroupedQueryAttention"]}),
         ("softcap", {"Head": []}),
         ("clip_norm", {"Train": ["Train"]}),
     ],
@@ -208,8 +208,8 @@ def test_anything_is_found_by_its_name(name: str, found: dict[str, list[str]]) -
 
 
 def test_a_setting_is_found_without_the_others() -> None:
-    (socket,) = find("exclusive")
-    assert [setting.name for setting in socket.variants[0].settings] == ["GroupedQueryAttention.exclusive"]
+    (socket,) = find("xsa")
+    assert [setting.name for setting in socket.variants[0].settings] == ["GroupedQueryAttention.xsa"]
     assert not socket.settings
     assert [setting.name for setting in find("LeakyReluSquared")[0].settings] == ["MLP.hidden", "MLP.linear"]
 

@@ -267,11 +267,11 @@ def test_plain_lines_of_a_long_run_come_each_minute() -> None:
 def test_plain_lines_start_again_in_a_second_phase() -> None:
     hands, stream = Hands(), io.StringIO()
     with Display(stream=stream, now=hands) as display:
-        for name in ("rehearse", "train"):
+        for name in ("warm_up", "train"):
             display.phase(name)
             display.step(steps()[0])
         display.note("two\nlines \x1b[2J")
-    assert [line.split()[0] for line in stream.getvalue().splitlines()] == ["rehearse", "0%", "train", "0%", "two"]
+    assert [line.split()[0] for line in stream.getvalue().splitlines()] == ["warm_up", "0%", "train", "0%", "two"]
     assert "\x1b" not in stream.getvalue()
 
 

@@ -85,7 +85,7 @@ def test_what_is_measured_on_is_no_row_of_the_calibration(batch_rows: int, tiny_
     recipe, _, corpus = read_run(tiny_run.folder)
     length = recipe.score.sequence_length
     text = TrainingText(tokens=4 * length, batch_tokens=batch_rows * length)
-    recipe = recipe.but({"compress.calibration": text})
+    recipe = recipe.but({"pack.calibration": text})
     model = build(recipe.model, 0)
     unseen = packing._unseen(recipe, corpus, model)
     seen = torch.cat([*text.batches(model, corpus.train_shards(), length=length, bos=corpus.manifest.tokenizer.bos)])

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from caddie.config import field_types
-from caddie.config.schedules import IterationWarmdown, Ramp, Stairs, StepRamp
+from caddie.config.schedules import IterationWarmdown, PiecewiseConstant, Ramp, StepRamp
 from caddie.errors import UserError
-from caddie.model import GPT, Block, Dense, GroupedQueryAttention, NTKRotary, Recurrence, ReluSquared, SwiGLU
+from caddie.model import GPT, Block, Dense, GroupedQueryAttention, NTKRoPE, Recurrence, ReluSquared, SwiGLU
 from caddie.model.parameters import Orthogonal
 from caddie.pack.quantize import Rows
 from caddie.recipes.catalog import shipped
 from caddie.recipes.recipe import Recipe
-from caddie.run.dead_settings import EXEMPT, dead_settings, verify_alive
+from caddie.run.dead_settings import EXEMPT, check_settings_matter, dead_settings
 from caddie.train.averaging import EMA, SWA
 from caddie.train.optim import AdamW, Muon
 from caddie.train.qat import StraightThrough, Views
@@ -43,10 +43,10 @@ ALIVE: tuple[dict[str, Any], ...] = (
         "model.vocabulary": 65,
         "model.block.mlp": SwiGLU(hidden=47, linear=Dense(initial=Orthogonal())),
         "model.block.mlp_norm.epsilon": 1e-6,
-        "model.block.attention.rotary": NTKRotary(base=9999.0, native_length=64, length=65),
+        "model.block.attention.rope": NTKRoPE(base=9999.0, native_length=64, length=65),
         "model.block.attention.scope": "document",
         "model.block.attention.longest": 127,
-        "model.recurrence": Recurrence(first=0, last=1, passes=Stairs(values=(1, 2), begins=(0.999,))),
+        "model.recurrence": Recurrence(first=0, last=1, passes=PiecewiseConstant(values=(1, 2), begins=(0.999,))),
         "model.head.softcap_form": "polynomial",
         "train.optimizers.matrix.momentum": StepRamp(start=0.84, end=0.95, steps=499),
         "train.optimizers.scalar.beta2": 0.99,
@@ -56,8 +56,8 @@ ALIVE: tuple[dict[str, Any], ...] = (
         "train.clip_norm": 30,
         "train.z_loss": 1e-6,
         "train.loader.begin": "first shard",
-        "train.fake_quantize": {"matrix": StraightThrough(strength=Ramp(start=0.0, end=1.0, begin=0.97, finish=0.97))},
-        "train.batch_tokens": Stairs(values=(512, 2048), begins=(0.33,)),
+        "train.qat": {"matrix": StraightThrough(strength=Ramp(start=0.0, end=1.0, begin=0.97, finish=0.97))},
+        "train.batch_tokens": PiecewiseConstant(values=(512, 2048), begins=(0.33,)),
     },
     {
         "model.block.attention.window": 126,
@@ -69,14 +69,14 @@ ALIVE: tuple[dict[str, Any], ...] = (
         "train.optimizers.skips.*": AdamW(lr=0.04, weight_decay=0.1),
         "train.lr_schedule": IterationWarmdown(steps=3),
         "train.averaging": None,
-        "train.sequence_length": Stairs(values=(64, 128), begins=(0.33,)),
+        "train.sequence_length": PiecewiseConstant(values=(64, 128), begins=(0.33,)),
         "train.micro_batches": 2,
         "train.compile": "always",
     },
     {
         "model.block.attention.window": 127,
         "train.lr_schedule.fraction": 0.0,
-        "train.fake_quantize": {"matrix": StraightThrough(quantizer=Rows(bits=4, packed=True), strength=1.0)},
+        "train.qat": {"matrix": StraightThrough(quantizer=Rows(bits=4, packed=True), strength=1.0)},
     },
 )
 
@@ -100,20 +100,20 @@ def test_what_does_nothing_is_found() -> None:
         "train.optimizers.head.lr": 0.1,
         "model.block.attention.longest": 64,
         "model.block.attention.window": 128,
-        "model.block.attention.rotary": NTKRotary(length=1024),
+        "model.block.attention.rope": NTKRoPE(length=1024),
         "model.head.softcap": None,
         "model.head.softcap_form": "polynomial",
         "train.averaging": SWA(lr_below=5.0),
-        "train.fake_quantize": {"matrix": StraightThrough(strength=0.0)},
+        "train.qat": {"matrix": StraightThrough(strength=0.0)},
     }
     assert dead(diff) == {
         "train.optimizers.head.lr": False,
         "model.block.attention.longest": False,
         "model.block.attention.window": False,
-        "model.block.attention.rotary": False,
+        "model.block.attention.rope": False,
         "model.head.softcap_form": True,
         "train.averaging.lr_below": False,
-        "train.fake_quantize.matrix": False,
+        "train.qat.matrix": False,
     }
 
 
@@ -121,10 +121,10 @@ def test_what_does_nothing_is_found() -> None:
 def test_what_an_exception_covers_is_found() -> None:
     diff = {
         "model.block.attention.window": 100,
-        "model.block.attention.exclusive": True,
-        "model.layers": {"0-1": {"attention.window": 50}, "1": {"attention.exclusive": True}},
+        "model.block.attention.xsa": True,
+        "model.layers": {"0-1": {"attention.window": 50}, "1": {"attention.xsa": True}},
     }
-    assert dead(diff) == {"model.block.attention.window": False, "model.layers.1.attention.exclusive": False}
+    assert dead(diff) == {"model.block.attention.window": False, "model.layers.1.attention.xsa": False}
 
 
 @pytest.mark.long
@@ -137,16 +137,16 @@ def test_what_nothing_reads_is_found() -> None:
 
 def test_a_change_that_another_covers_is_no_mistake_if_it_takes_away() -> None:
     """Once all layers are exclusive the exception for one is taken out."""
-    base = BASE.but({"model.layers": {"1": {"attention.exclusive": True}}})
-    assert dead({"model.layers": {}, "model.block.attention.exclusive": True}, base) == {}
+    base = BASE.but({"model.layers": {"1": {"attention.xsa": True}}})
+    assert dead({"model.layers": {}, "model.block.attention.xsa": True}, base) == {}
 
 
 @pytest.mark.long
 def test_the_records_mistakes_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Quantization that never reaches the forward, and an average that is collected and not handed on."""
-    late = {"train.fake_quantize": {"matrix": StraightThrough()}}
+    late = {"train.qat": {"matrix": StraightThrough()}}
     monkeypatch.setattr(Views, "attach", lambda self, on: None)
-    assert set(dead(late)) == {"train.fake_quantize.matrix"}
+    assert set(dead(late)) == {"train.qat.matrix"}
     monkeypatch.setattr(Trainer, "watch", lambda self, moment, lr_scale: None)
     monkeypatch.setattr("caddie.run.dead_settings._long_average", lambda train, last: b"")
     assert "train.averaging.decay" in dead({"train.averaging.decay": 0.5})
@@ -156,7 +156,7 @@ def test_the_message_is_one_line_that_says_what_to_do() -> None:
     base = BASE.but({"model.depth": 1})
     recipe = base.but({"train.optimizers.head.lr": 0.1, "model.block.attention.longest": 64})
     with pytest.raises(UserError) as caught:
-        verify_alive(recipe, base)
+        check_settings_matter(recipe, base)
     assert str(caught.value) == (
         "model.block.attention.longest=64 has no effect: with none instead the model, the losses and the weights are"
         " the same to the bit (nor have train.optimizers.head.lr); leave it out, or change what keeps it from acting"
@@ -165,7 +165,7 @@ def test_the_message_is_one_line_that_says_what_to_do() -> None:
 
 def test_nothing_is_left_changed() -> None:
     threads, random = torch.get_num_threads(), torch.get_rng_state()
-    verify_alive(BASE.but({"model.depth": 3}), BASE)
+    check_settings_matter(BASE.but({"model.depth": 3}), BASE)
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), random)
     assert "__getattribute__" not in vars(Train.__mro__[1])

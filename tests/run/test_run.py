@@ -55,10 +55,10 @@ SMALL = (
     "train.sequence_length=64",
     "train.precision=float32",
     "train.optimizers.matrix.precision=float32",
-    "compress.calibration.tokens=1024",
-    "compress.calibration.batch_tokens=64",
-    "compress.fit=none",
-    "compress.coding=Packed(codec=Zlib)",
+    "pack.calibration.tokens=1024",
+    "pack.calibration.batch_tokens=64",
+    "pack.fit=none",
+    "pack.coding=Packed(codec=Zlib)",
     "score.sequence_length=64",
     "score.stride=32",
 )
@@ -112,7 +112,7 @@ def alone(patch: pytest.MonkeyPatch) -> None:
     score_here(patch)
     probe_nothing(patch)
     patch.setattr("caddie.run.result.sample", partial(sample, tokens=8))
-    patch.setattr("caddie.run.run.verify_alive", lambda recipe: None)
+    patch.setattr("caddie.run.run.check_settings_matter", lambda recipe: None)
 
 
 @pytest.fixture(scope="module")
@@ -204,13 +204,13 @@ def test_scores_the_text_itself_but_no_other(folder: Path, result: dict[str, Any
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("adaptation", ["none", "ChunkSGD"])
-def test_no_part_mixes_what_a_gpu_has_with_what_the_cpu_has(adaptation: str, tiny_run: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ttt", ["none", "ChunkSGD"])
+def test_no_part_mixes_what_a_gpu_has_with_what_the_cpu_has(ttt: str, tiny_run: Any, tmp_path: Path) -> None:
     settings = (
         "train.averaging=SWA",
-        "compress.fit=FillCap",
-        "compress.cap_bytes=30000",
-        f"score.adaptation={adaptation}",
+        "pack.fit=FillCap",
+        "pack.cap_bytes=30000",
+        f"score.ttt={ttt}",
     )
     recipe, ranks = named_recipe("tiny", tiny_run.settings).but(assignments(settings)), Ranks(device=GPU)
     with pretended_gpu() as gpu:

@@ -11,7 +11,7 @@ from torch import Tensor
 from variations import BASE
 
 from caddie.model import Cache, Recurrence, build
-from caddie.score import SGD, Adaptation, ChunkSGD, DocumentLoRA, GlobalSGD, Scoring, Text, score
+from caddie.score import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Scoring, TestTimeTraining, Text, score
 from caddie.score import forward as module
 from caddie.score.forward import COMPILE_SECONDS, Forward
 from caddie.score.ttt_lora import _Adapters
@@ -84,11 +84,11 @@ def test_on_a_cpu_nothing_is_compiled(compiled: list[tuple[int, ...]]) -> None:
 
 
 def test_a_broken_compiler_is_left(compiled: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
+    batches: list[object] = []
 
     def broken(function: Callable[..., Tensor], **options: Any) -> Callable[..., Tensor]:
         def fail(*inputs: Tensor) -> Tensor:
-            asked.append(function)
+            batches.append(function)
             raise RuntimeError("no C compiler")
 
         return fail
@@ -98,7 +98,7 @@ def test_a_broken_compiler_is_left(compiled: list[tuple[int, ...]], monkeypatch:
     forward = on_gpu(Forward(model, torch.float32))
     with pytest.warns(RuntimeWarning, match="goes on uncompiled: no C compiler") as told:
         answers = [forward(IDS, IDS == 0) for _ in range(9)]
-    assert len(asked) == len(told) == 1
+    assert len(batches) == len(told) == 1
     assert all(torch.equal(answer, model(IDS, IDS == 0, torch.float32)) for answer in answers)
 
 
@@ -108,9 +108,9 @@ LORA = DocumentLoRA(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("adaptation", [None, ChunkSGD(chunk_tokens=64, sgd=SGD(epochs=1)), LORA])
+@pytest.mark.parametrize("ttt", [None, ChunkSGD(chunk_tokens=64, sgd=SGD(epochs=1)), LORA])
 def test_scores_stay_what_they_are(
-    adaptation: Adaptation | None, compiled: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+    ttt: TestTimeTraining | None, compiled: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Plain and sliding windows and training at test time go through it, and learning sees the weights as they are."""
     model = build(BASE, 0)
@@ -118,7 +118,7 @@ def test_scores_stay_what_they_are(
     tokens = torch.randint(2, 60, (240,), generator=generator).numpy().astype("uint16")
     tokens[::24] = 1
     text = Text(tokens=tokens, bos=1, source_bytes=800, normalized_bytes=800, table_bytes=800)
-    chosen = Scoring(sequence_length=16, stride=8, batch_tokens=32, adaptation=adaptation)
+    chosen = Scoring(sequence_length=16, stride=8, batch_tokens=32, ttt=ttt)
     expected = score(model, text, chosen)
     assert not compiled
     init = Forward.__init__

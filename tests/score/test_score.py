@@ -27,15 +27,15 @@ from caddie.model import GPT, Cache, Model, build
 from caddie.runtime.distributed import Ranks
 from caddie.score import (
     SGD,
-    Asked,
     ChunkSGD,
     DocumentLoRA,
     GlobalSGD,
     Layout,
-    Past,
     Score,
+    ScoredPrefix,
     Scorer,
     Scoring,
+    ScoringBatch,
     Step,
     Stream,
     Text,
@@ -58,14 +58,14 @@ TINY = GPT(vocabulary=16, width=16, depth=2).but(
 )
 
 
-def text_of(tokens: np.ndarray, source_bytes: int = 100) -> Text:
+def held_out_text(tokens: np.ndarray, source_bytes: int = 100) -> Text:
     return Text(tokens.astype(np.uint16), BOS, source_bytes, 2 * source_bytes, 4 * source_bytes)
 
 
 def random_text(tokens: int, vocabulary: int = 16, seed: int = 0) -> Text:
     ids = np.random.default_rng(seed).integers(1, vocabulary, tokens)
     ids[::23] = BOS
-    return text_of(ids)
+    return held_out_text(ids)
 
 
 def tiny_model(seed: int = 0) -> Model:
@@ -311,11 +311,11 @@ class Planned(Scorer):
             yield Step(step, range(len(step)))
 
     def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
-        self.events.append(("asked", inputs.tolist(), list(slots), last))
+        self.events.append(("batches", inputs.tolist(), list(slots), last))
         return torch.zeros(len(inputs), last, self.vocabulary)
 
-    def update(self, asked: Sequence[Asked], past: Past) -> None:
-        self.events.append(("update", [window for question in asked for window in question.windows], past))
+    def update(self, batches: Sequence[ScoringBatch], past: ScoredPrefix) -> None:
+        self.events.append(("update", [window for question in batches for window in question.windows], past))
 
     def tell(self, window: Window, losses: np.ndarray) -> None:
         assert losses.dtype == np.float64
@@ -334,12 +334,12 @@ def go(scorer: Planned, layout: Layout | None = None, rows: int = 2) -> list[tup
 def test_a_step_is_charged_then_learnt_from_then_the_next_is_planned() -> None:
     events = go(Planned([[(0, 0, 2), (1, 2, 4)], [(2, 4, 6)], [(4, 6, 8)]]))
     assert [event[0] for event in events] == [
-        *("plan", "asked", "charged", "asked", "charged", "update"),
-        *("plan", "asked", "charged", "update"),
-        *("plan", "asked", "charged", "update"),
+        *("plan", "batches", "charged", "batches", "charged", "update"),
+        *("plan", "batches", "charged", "update"),
+        *("plan", "batches", "charged", "update"),
     ]
-    assert events[1] == ("asked", [[0, 11]], [0], 2)
-    assert events[3] == ("asked", [[11, 12, 13]], [1], 2), "the last target is not among the inputs"
+    assert events[1] == ("batches", [[0, 11]], [0], 2)
+    assert events[3] == ("batches", [[11, 12, 13]], [1], 2), "the last target is not among the inputs"
     assert events[5][1] == [(0, 0, 2), (1, 2, 4)]
     assert not isinstance(events[5][2], Stream), "the scorer is not handed the text itself"
 
@@ -347,7 +347,7 @@ def test_a_step_is_charged_then_learnt_from_then_the_next_is_planned() -> None:
 def test_windows_of_one_shape_are_asked_together() -> None:
     both = [(0, 0, 2), (4, 4, 5), (0, 2, 4), (4, 5, 6), (5, 6, 7), (5, 7, 8)]
     events = go(Planned([both]), layout_of(NINE, BOS, per_document=True), rows=2)
-    assert [event[1:] for event in events if event[0] == "asked"] == [
+    assert [event[1:] for event in events if event[0] == "batches"] == [
         ([[0, 11]], [0], 2),
         ([[0]], [1], 1),
         ([[0, 11, 12, 13]], [2], 2),
@@ -357,14 +357,14 @@ def test_windows_of_one_shape_are_asked_together() -> None:
     three = [(0, 0, 4), (4, 4, 5), (4, 5, 6), (5, 6, 7), (6, 7, 8)]
     layout = layout_of(NINE, BOS, per_document=True)
     step = Step([Window(*window) for window in three], range(5))
-    asked = list(equal(step, Stream(NINE, layout), 2))
-    assert [(list(question.slots), question.context) for question in asked] == [
+    batches = list(equal(step, Stream(NINE, layout), 2))
+    assert [(list(question.slots), question.context) for question in batches] == [
         ([0], 0),
         ([1], 0),
         ([2, 3], 1),
         ([4], 1),
     ]
-    assert all(question.inputs.dtype == np.int64 for question in asked)
+    assert all(question.inputs.dtype == np.int64 for question in batches)
 
 
 @pytest.mark.parametrize(
@@ -442,7 +442,7 @@ def test_a_question_that_nobody_answers_is_refused(owners: list[int]) -> None:
         def share(self, ranks: Ranks) -> bool:
             return True
 
-        def owners(self, asked: Sequence[Asked], world: int) -> list[int]:
+        def owners(self, batches: Sequence[ScoringBatch], world: int) -> list[int]:
             return owners
 
     scorer = Shared([[(0, 0, 4)], [(4, 4, 8)]])
@@ -453,7 +453,7 @@ def test_a_question_that_nobody_answers_is_refused(owners: list[int]) -> None:
 
 def test_looking_ahead_while_learning_is_refused() -> None:
     class Ahead(Planned):
-        def update(self, asked: Sequence[Asked], past: Past) -> None:
+        def update(self, batches: Sequence[ScoringBatch], past: ScoredPrefix) -> None:
             past.targets([Window(4, 4, 8)])
 
     with pytest.raises(CheckFailed, match="not all been scored"):
@@ -465,7 +465,7 @@ def test_losses_and_sums_are_as_exact_as_the_answers() -> None:
         def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
             return torch.tensor([40.0, 0.0], dtype=torch.float64).expand(len(inputs), last, 2)
 
-    text = text_of(np.zeros(1001, np.uint16))
+    text = held_out_text(np.zeros(1001, np.uint16))
     sure = Sure([[(p, p, p + 1)] for p in range(1000)])
     found = score(Known(2), text, Scoring(sequence_length=1, stride=1), scorer=sure)  # type: ignore[arg-type]
     assert found.nats == pytest.approx(1000 * math.log1p(math.exp(-40)), rel=1e-12), "float32 would find it free"
@@ -487,7 +487,7 @@ def test_a_known_distribution_pays_its_cross_entropy() -> None:
     model = Known(4)
     with torch.no_grad():
         model.table.copy_(torch.tensor([0.5, 0.25, 0.125, 0.125]).log())
-    text = text_of(np.array([0, 1, 1, 2, 0, 3, 0]), source_bytes=5)
+    text = held_out_text(np.array([0, 1, 1, 2, 0, 3, 0]), source_bytes=5)
     found = score(model, text, Scoring(sequence_length=3, stride=2))  # type: ignore[arg-type]
     # predicted are 1 1 2 0 3 0, at 2 2 3 1 3 1 bits
     assert found.nats / math.log(2) == pytest.approx(12.0, rel=1e-6)
@@ -513,7 +513,7 @@ def test_the_figures_follow_from_one_sum() -> None:
         table_bytes=48,
         sequence_length=8,
         stride=4,
-        adaptation=None,
+        ttt=None,
         seconds=1.5,
     )
     figures = found.to_json()
@@ -530,7 +530,7 @@ def test_the_figures_follow_from_one_sum() -> None:
         "table_bytes": 48,
         "sequence_length": 8,
         "stride": 4,
-        "adaptation": None,
+        "ttt": None,
         "seconds": 1.5,
     }
     assert json.loads(json.dumps(figures)) == figures
@@ -596,7 +596,7 @@ def test_the_batch_size_does_not_change_the_sum(stride: int) -> None:
 
 def test_a_longer_context_helps_a_model_that_copies() -> None:
     period = np.array([BOS, *range(1, 12)])
-    text = text_of(np.tile(period, 8))
+    text = held_out_text(np.tile(period, 8))
     chosen = Scoring(sequence_length=24, stride=4, batch_tokens=240)
     sliding = score(Copier(16), text, chosen)  # type: ignore[arg-type]
     plain = score(Copier(16), text, chosen.plain)  # type: ignore[arg-type]
@@ -661,7 +661,7 @@ def test_threads_are_chosen_by_plain_scores_of_a_first_stretch(monkeypatch: pyte
         return before
 
     monkeypatch.setattr(sys.modules["caddie.score.score"], "quickest", try_one)
-    use_quickest_threads(model, random_text(10_000), Scoring(sequence_length=16, stride=4, adaptation=ChunkSGD()))  # type: ignore[arg-type]
+    use_quickest_threads(model, random_text(10_000), Scoring(sequence_length=16, stride=4, ttt=ChunkSGD()))  # type: ignore[arg-type]
     assert torch.get_num_threads() == before
     assert sum(ids.numel() for ids, _, _ in model.seen) == 8192
 
@@ -722,23 +722,23 @@ def test_a_batch_that_fails_fails_the_score(two_threads: None) -> None:
     assert torch.get_num_threads() == 2
 
 
-@pytest.mark.parametrize("adaptation", [None, ChunkSGD(chunk_tokens=24), DocumentLoRA(rank=1, chunk_tokens=6)])
-def test_only_what_has_no_state_is_asked_several_things_at_once(adaptation: Any) -> None:
-    chosen = Scoring(sequence_length=12, stride=6, adaptation=adaptation)
-    assert chosen.scorer(tiny_model(), BOS).stateless == (adaptation is None)
+@pytest.mark.parametrize("ttt", [None, ChunkSGD(chunk_tokens=24), DocumentLoRA(rank=1, chunk_tokens=6)])
+def test_only_what_has_no_state_is_asked_several_things_at_once(ttt: Any) -> None:
+    chosen = Scoring(sequence_length=12, stride=6, ttt=ttt)
+    assert chosen.scorer(tiny_model(), BOS).stateless == (ttt is None)
 
 
 # Settings
 
 
 def test_plain_scoring_neither_slides_nor_learns() -> None:
-    chosen = Scoring(sequence_length=32, stride=8, adaptation=DocumentLoRA(), precision="float64")
+    chosen = Scoring(sequence_length=32, stride=8, ttt=DocumentLoRA(), precision="float64")
     assert chosen.plain == Scoring(sequence_length=32, stride=32, precision="float64")
     assert chosen.plain.plain == chosen.plain
 
 
 @pytest.mark.parametrize(
-    "adaptation",
+    "ttt",
     [
         None,
         ChunkSGD(),
@@ -747,15 +747,15 @@ def test_plain_scoring_neither_slides_nor_learns() -> None:
         DocumentLoRA(rank=8, targets=("query", "head"), phases=GlobalSGD(documents=10)),
     ],
 )
-def test_settings_go_through_json(adaptation: Any) -> None:
-    chosen = Scoring(adaptation=adaptation)
+def test_settings_go_through_json(ttt: Any) -> None:
+    chosen = Scoring(ttt=ttt)
     back = Scoring.from_json(json.loads(json.dumps(chosen.to_json())))
     assert back == chosen
     assert hash(back) == hash(chosen)
 
 
 @pytest.mark.parametrize(
-    ("typed", "adaptation"),
+    ("typed", "ttt"),
     [
         ("ChunkSGD", ChunkSGD()),
         (
@@ -770,15 +770,15 @@ def test_settings_go_through_json(adaptation: Any) -> None:
         ("none", None),
     ],
 )
-def test_an_adaptation_is_chosen_on_the_command_line(typed: str, adaptation: Any) -> None:
-    chosen = Scoring().but(dict([parse_assignment(f"adaptation={typed}")]))
-    assert chosen.adaptation == adaptation
+def test_an_adaptation_is_chosen_on_the_command_line(typed: str, ttt: Any) -> None:
+    chosen = Scoring().but(dict([parse_assignment(f"ttt={typed}")]))
+    assert chosen.ttt == ttt
 
 
 def test_the_score_names_the_adaptation_it_was_made_with() -> None:
-    text, chosen = random_text(40), Scoring(sequence_length=8, stride=8, adaptation=ChunkSGD(chunk_tokens=16))
-    assert score(tiny_model(), text, chosen).adaptation == "ChunkSGD(chunk_tokens=16)"
-    assert score(tiny_model(), text, chosen, scorer=chosen.plain.scorer(tiny_model(), BOS)).adaptation is None
+    text, chosen = random_text(40), Scoring(sequence_length=8, stride=8, ttt=ChunkSGD(chunk_tokens=16))
+    assert score(tiny_model(), text, chosen).ttt == "ChunkSGD(chunk_tokens=16)"
+    assert score(tiny_model(), text, chosen, scorer=chosen.plain.scorer(tiny_model(), BOS)).ttt is None
 
 
 @pytest.mark.parametrize("cls", [Scoring, SGD, ChunkSGD, GlobalSGD, DocumentLoRA])
@@ -813,7 +813,7 @@ def four(tmp_path: Path, source: str, name: str = "") -> Score:
     (tmp_path / "mine.py").write_text(source)
     model = build(TINY.but({"vocabulary": 4}), 0)
     made = load_scorer(f"{tmp_path / 'mine.py'}{name}", model, ByteTokenizer())
-    text = text_of(np.array([0, 1, 2, 1, 2, 1, 1]))
+    text = held_out_text(np.array([0, 1, 2, 1, 2, 1, 1]))
     return score(model, text, Scoring(sequence_length=3, stride=3), scorer=made)
 
 
@@ -822,7 +822,7 @@ def test_a_users_scorer_pays_what_it_promises(tmp_path: Path, name: str) -> None
     found = four(tmp_path, COUNTS, name)
     # 0>1, 1>2 and 2>1 are new at 1/4; 1>2 and 2>1 have been seen once, at 2/5; 1>1 comes after two of 1>2, at 1/6
     assert found.nats == pytest.approx(3 * math.log(4) + 2 * math.log(2.5) + math.log(6), rel=1e-12)
-    assert found.adaptation is None
+    assert found.ttt is None
 
 
 def test_a_users_scorer_is_told_every_token_but_the_last_and_no_sooner(tmp_path: Path) -> None:
@@ -834,7 +834,7 @@ def test_a_users_scorer_is_told_every_token_but_the_last_and_no_sooner(tmp_path:
     told: list[Any] = []
     model = build(TINY.but({"vocabulary": 4}), 0)
     made = load_scorer(str(tmp_path / "mine.py"), model, told)  # type: ignore[arg-type]
-    score(model, text_of(np.array([0, 1, 2, 3])), Scoring(sequence_length=3, stride=3), scorer=made)
+    score(model, held_out_text(np.array([0, 1, 2, 3])), Scoring(sequence_length=3, stride=3), scorer=made)
     assert told == [0, "?", 1, "?", 2, "?"]
 
 
@@ -877,7 +877,7 @@ class Uniform(Scorer):
     before = [parameter.clone() for parameter in model.parameters()]
     made = load_scorer(f"{tmp_path / 'mine.py'}:Uniform", model, ByteTokenizer())
     assert type(made).__name__ == "Uniform"
-    found = score(model, text_of(np.array([0, 1, 2, 1, 2])), Scoring(sequence_length=3, stride=3), scorer=made)
+    found = score(model, held_out_text(np.array([0, 1, 2, 1, 2])), Scoring(sequence_length=3, stride=3), scorer=made)
     assert found.nats == pytest.approx(4 * math.log(4), rel=1e-6)
     assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True)), "it had a copy"
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from test_parity import CASES, Golden
 from torch import Tensor, nn
 
-from caddie.config.schedules import Stairs
+from caddie.config.schedules import PiecewiseConstant
 from caddie.errors import CheckFailed, UserError
 from caddie.model import (
     GPT,
@@ -33,17 +33,17 @@ from caddie.model import (
 from caddie.runtime.distributed import Ranks
 from caddie.score import (
     SGD,
-    Adaptation,
-    Asked,
     ChunkSGD,
     DocumentLoRA,
     GlobalSGD,
     Layout,
-    Past,
+    ScoredPrefix,
     Scorer,
     Scoring,
+    ScoringBatch,
     Step,
     Stream,
+    TestTimeTraining,
     Text,
     Window,
     equal,
@@ -52,7 +52,7 @@ from caddie.score import (
     score,
 )
 from caddie.score import ttt_lora as adapters
-from caddie.score import ttt_sgd as adaptation
+from caddie.score import ttt_sgd as ttt
 from caddie.score.scorer import nats
 from caddie.score.ttt_lora import Target, global_rows, groups
 from caddie.score.ttt_sgd import Learner
@@ -61,7 +61,7 @@ BOS = 0
 LENGTH, STRIDE = 16, 8
 EVERYTHING = ("query", "key", "value", "output", "up", "down", "attention", "mlp", "head")
 RECURRENT = TINY.but({"depth": 4, "recurrence": Recurrence(first=1, last=2, passes=3)})
-ENDING = Stairs(values=(3, 1), begins=(0.5,))
+ENDING = PiecewiseConstant(values=(3, 1), begins=(0.5,))
 CHUNKS = ChunkSGD(chunk_tokens=24, sgd=SGD(lr=0.3, epochs=2, rows=2))
 LORA = DocumentLoRA(rank=2, alpha=6.0, lr=0.05, chunk_tokens=5, documents=3, targets=("value", "up", "mlp", "head"))
 PHASES = GlobalSGD(documents=6, phases=2, chunk_tokens=16, sgd=SGD(lr=0.3, epochs=1))
@@ -107,7 +107,7 @@ NINE = (17, 6, 1, 9, 7, 28, 2, 8, 12)
 """Lengths of documents, one with nothing but its beginning, and one that goes on for long when all others are over."""
 
 
-def scorer_of(chosen: Adaptation, model: Model | None = None) -> Any:
+def scorer_of(chosen: TestTimeTraining, model: Model | None = None) -> Any:
     return chosen.build(model or tiny_model(), BOS, LENGTH, STRIDE, torch.float64)
 
 
@@ -157,7 +157,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float, Tensor]]:
     """Learning rate, momentum and targets of every step of gradient descent, which are not made."""
     made: list[tuple[float, float, Tensor]] = []
     targets: list[Tensor] = []  # of each part of a batch
-    costs = adaptation.nats
+    costs = ttt.nats
 
     def note(logits: Tensor, wanted: Tensor) -> Tensor:
         targets.append(wanted)
@@ -167,7 +167,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float, Tensor]]:
         made.append((lr, self._sgd.momentum, torch.cat(targets)))
         targets.clear()
 
-    monkeypatch.setattr(adaptation, "nats", note)
+    monkeypatch.setattr(ttt, "nats", note)
     monkeypatch.setattr(Learner, "_descend", step)
     return made
 
@@ -349,7 +349,7 @@ def test_the_defaults_of_the_phases_are_those_of_the_records() -> None:
 
 
 @variants("documents", long=("documents, cold", "documents in phases"))
-def test_no_token_changes_what_was_charged_before_it(chosen: Adaptation) -> None:
+def test_no_token_changes_what_was_charged_before_it(chosen: TestTimeTraining) -> None:
     tokens = documents(*NINE)
     order, before = charges(scorer_of(chosen), tokens)
     place = {prediction: index for index, prediction in enumerate(order)}
@@ -368,7 +368,7 @@ def test_no_token_changes_what_was_charged_before_it(chosen: Adaptation) -> None
 
 @pytest.mark.long
 @variants("documents, cold")
-def test_two_runs_are_equal_and_leave_the_model_as_it_was(chosen: Adaptation) -> None:
+def test_two_runs_are_equal_and_leave_the_model_as_it_was(chosen: TestTimeTraining) -> None:
     tokens, model = documents(*NINE), tiny_model()
     before = copy.deepcopy(model.state_dict())
     first, again = in_place(scorer_of(chosen, model), tokens), in_place(scorer_of(chosen, model), tokens)
@@ -381,7 +381,7 @@ def test_two_runs_are_equal_and_leave_the_model_as_it_was(chosen: Adaptation) ->
     assert all(getattr(module, "delta", None) is None for module in model.modules())
 
 
-OFF: dict[type[Adaptation], str] = {ChunkSGD: "sgd.lr", DocumentLoRA: "lr"}
+OFF: dict[type[TestTimeTraining], str] = {ChunkSGD: "sgd.lr", DocumentLoRA: "lr"}
 """Where the learning rate is."""
 
 
@@ -401,7 +401,7 @@ class AsItIs(Scorer):
 
 
 @pytest.mark.parametrize("chosen", [CHUNKS, LORA], ids=["chunks", "documents"])
-def test_at_a_rate_of_zero_nothing_is_learnt(chosen: Adaptation) -> None:
+def test_at_a_rate_of_zero_nothing_is_learnt(chosen: TestTimeTraining) -> None:
     tokens, model = documents(*NINE), tiny_model()
     still = chosen.but({OFF[type(chosen)]: 0.0})
     learning = in_place(scorer_of(still, model), tokens)  # attends by another kernel, as it keeps a graph
@@ -426,7 +426,7 @@ def test_documents_know_nothing_of_each_other() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("chosen", [CHUNKS, LORA.but(phases=PHASES)], ids=["chunks", "documents"])
-def test_how_many_windows_run_at_once_does_not_matter(chosen: Adaptation) -> None:
+def test_how_many_windows_run_at_once_does_not_matter(chosen: TestTimeTraining) -> None:
     tokens = documents(*NINE)
     expected = in_place(scorer_of(chosen), tokens, 4)
     for rows in (1, 100):
@@ -448,13 +448,13 @@ def test_how_many_windows_run_at_once_does_not_matter(chosen: Adaptation) -> Non
     ],
     ids=["chunks", "documents", "phases"],
 )
-def test_learning_helps_where_a_pattern_comes_again(chosen: Adaptation, precision: str) -> None:
+def test_learning_helps_where_a_pattern_comes_again(chosen: TestTimeTraining, precision: str) -> None:
     """The pattern is longer than a window, so that only weights can remember it."""
     pattern = documents(24)[1:]
     tokens = np.concatenate([np.append(BOS, np.tile(pattern, 8)) for _ in range(2)]).astype(np.uint16)
     text, model = Text(tokens, BOS, len(tokens), len(tokens), len(tokens)), build(TINY, 0)
     frozen = Scoring(sequence_length=LENGTH, stride=LENGTH, batch_tokens=64).but(precision=precision)
-    learnt = score(model, text, frozen.but(adaptation=chosen)).bits_per_byte
+    learnt = score(model, text, frozen.but(ttt=chosen)).bits_per_byte
     assert learnt < 0.8 * score(model, text, frozen).bits_per_byte
 
 
@@ -464,7 +464,7 @@ def test_the_score_is_the_sum_of_what_is_charged() -> None:
     text = Text(tokens, BOS, 100, 100, 100)
     scoring = Scoring(sequence_length=LENGTH, stride=STRIDE, batch_tokens=64, precision="float64")
     for chosen in VARIANTS.values():
-        found = score(tiny_model(), text, scoring.but(adaptation=chosen))
+        found = score(tiny_model(), text, scoring.but(ttt=chosen))
         assert found.nats == pytest.approx(in_place(scorer_of(chosen), tokens).sum(), rel=1e-13)
 
 
@@ -525,7 +525,7 @@ def test_many_stretches_still_learn_whole_rows(steps: list[tuple[float, float, T
 
 
 @variants()
-def test_of_an_empty_text_nothing_is_asked(chosen: Adaptation) -> None:
+def test_of_an_empty_text_nothing_is_asked(chosen: TestTimeTraining) -> None:
     nothing = np.empty(0, np.int64)
     assert not list(scorer_of(chosen).plan(Layout(nothing, nothing), 4))
     assert not list(scorer_of(chosen).plan(Layout(np.array([0]), np.array([0])), 4))
@@ -710,7 +710,7 @@ def test_adapters_of_the_best_record_are_those_of_its_script(parity: Path) -> No
         stream.mark(window)
     assert [not stream.past.over(window) for window in windows] == going == [True, False]
     made._used = None
-    scorer.update([Asked(windows, range(rows), stream.inputs(windows), begin)], stream.past)
+    scorer.update([ScoringBatch(windows, range(rows), stream.inputs(windows), begin)], stream.past)
     recorded = {name.removeprefix("ttt_loop_on.") for name in golden.expected if name.startswith("ttt_loop_on.")}
     assert len(recorded) == 11
     for name in sorted(recorded - {"per_token_loss_before_step", "per_token_loss_after_step"}):
@@ -794,7 +794,7 @@ def token_by_token(scorer: Scorer, tokens: np.ndarray, layout: Layout) -> np.nda
     """What each prediction costs when every window is gone through with a cache, as a decoder has to."""
     stream, costs = Stream(tokens, layout), np.full(len(tokens) - 1, np.nan)
     for step in scorer.plan(layout, 4):
-        asked: list[Asked] = []
+        batches: list[ScoringBatch] = []
         for pair in zip(step.windows, step.slots, strict=True):
             (question,) = equal(Step([pair[0]], [pair[1]]), stream, 1)
             cache, done = Cache(), 0
@@ -806,8 +806,8 @@ def token_by_token(scorer: Scorer, tokens: np.ndarray, layout: Layout) -> np.nda
                 target = torch.from_numpy(tokens[position + 1 : position + 2].astype(np.int64))
                 costs[position] = F.cross_entropy(logits[0], target).item()
             stream.mark(pair[0])
-            asked.append(question)
-        scorer.update(asked, stream.past)
+            batches.append(question)
+        scorer.update(batches, stream.past)
     stream.check_complete()
     return costs
 
@@ -881,7 +881,7 @@ def test_phases_change_the_weights_until_the_last_group(monkeypatch: pytest.Monk
         (CHUNKS.but(chunk_tokens=15), r"chunk_tokens must be at least score\.sequence_length \(16\), not 15$"),
         (LORA.but(chunk_tokens=17), r"chunk_tokens must be at most score\.sequence_length \(16\)$"),
         (LORA.but(phases=GlobalSGD(chunk_tokens=8)), r"phases\.chunk_tokens must be at least score\.sequence_length"),
-        (LORA.but(targets=()), r"score\.adaptation\.targets must name what gets an adapter"),
+        (LORA.but(targets=()), r"score\.ttt\.targets must name what gets an adapter"),
         # (3 * 16 + 8) + (8 + 3 * 16) + 2 * (16 + 16) for each of 20 layers
         (
             LORA.but(rank=1024, documents=4096, targets=("query", "key", "up", "mlp")),
@@ -889,7 +889,7 @@ def test_phases_change_the_weights_until_the_last_group(monkeypatch: pytest.Monk
         ),
     ],
 )
-def test_what_cannot_be_learnt_with_is_a_mistake(chosen: Adaptation, message: str) -> None:
+def test_what_cannot_be_learnt_with_is_a_mistake(chosen: TestTimeTraining, message: str) -> None:
     model = tiny_model(TINY.but({"depth": 20}))
     with pytest.raises(UserError, match=message) as error:
         scorer_of(chosen, model)
@@ -901,7 +901,7 @@ def test_targets_that_the_model_does_not_have_are_a_mistake() -> None:
     for block in model.blocks:
         block.mlp.upper = block.mlp.up
         del block.mlp.up
-    with pytest.raises(UserError, match=r"^score\.adaptation\.targets: this model has no linear layer named up$"):
+    with pytest.raises(UserError, match=r"^score\.ttt\.targets: this model has no linear layer named up$"):
         scorer_of(LORA.but(targets=("query", "up")), model)
 
 
@@ -921,7 +921,7 @@ def test_settings_out_of_range_are_a_mistake(settings: dict[str, Any], message: 
 
 def test_a_scorer_that_learns_from_what_comes_is_refused() -> None:
     class Eager(AsItIs):
-        def update(self, asked: Sequence[Asked], past: Past) -> None:
+        def update(self, batches: Sequence[ScoringBatch], past: ScoredPrefix) -> None:
             past.known(int(past.layout.begins[0]), int(past.layout.ends[0]) + 1)
 
     with pytest.raises(CheckFailed, match="not all been scored"):

@@ -15,7 +15,7 @@ import pytest
 import torch
 from test_loop import GROWING, ONE_STEP, SHARDS, STEPS, TINY, equal, go
 
-from caddie.config.schedules import Budget, Moment, Stairs
+from caddie.config.schedules import Budget, PiecewiseConstant, TrainProgress
 from caddie.data.loaders import Batch, SequentialStream
 from caddie.errors import CheckFailed
 from caddie.runtime.distributed import Ranks
@@ -24,16 +24,18 @@ from caddie.train import trainer as trainer_module
 from caddie.train.averaging import ProgressEMA
 from caddie.train.checkpoint import CHECKPOINT, restore
 from caddie.train.loop import Event, Interrupted, Trained
-from caddie.train.prefetch import Late, Uploads, ahead
+from caddie.train.prefetch import AsyncScalar, Uploads, prefetch
 from caddie.train.trainer import Trainer
 
-GROWS = GROWING.but(steps=12, averaging=ProgressEMA(), rehearsal_steps=0, micro_batches=2)
-WILD = STEPS.but(steps=12, micro_batches=1, lr_schedule=Stairs(values=(1, 10**30), begins=(0.5,)), rehearsal_steps=0)
+GROWS = GROWING.but(steps=12, averaging=ProgressEMA(), warmup_steps=0, micro_batches=2)
+WILD = STEPS.but(
+    steps=12, micro_batches=1, lr_schedule=PiecewiseConstant(values=(1, 10**30), begins=(0.5,)), warmup_steps=0
+)
 
 
 def be_late(patch: pytest.MonkeyPatch) -> None:
     """Whatever a trainer finds, its steps are late."""
-    patch.setattr(Trainer, "late", property(lambda self: True, lambda self, value: None), raising=False)
+    patch.setattr(Trainer, "asynchronous", property(lambda self: True, lambda self, value: None), raising=False)
 
 
 @pytest.fixture
@@ -52,7 +54,7 @@ def test_late_steps_are_the_same_steps(in_time: Trained, tmp_path: Path, monkeyp
     """The step before is looked at when the next was launched, and each once."""
     order: list[str] = []
 
-    class Watched(Late):
+    class Watched(AsyncScalar):
         made = 0
 
         def __init__(self, number: torch.Tensor) -> None:
@@ -64,7 +66,7 @@ def test_late_steps_are_the_same_steps(in_time: Trained, tmp_path: Path, monkeyp
             order.append(f"read {self.name}")
             return super().read()
 
-    monkeypatch.setattr(trainer_module, "Late", Watched)
+    monkeypatch.setattr(trainer_module, "AsyncScalar", Watched)
     events: list[Event] = []
     found = go(tmp_path, GROWS, watch=events.append)
     assert equal(found, in_time)
@@ -91,7 +93,7 @@ def test_what_is_not_finite_stops_one_step_later_and_is_not_saved(
     launched: list[int] = []
     before = Trainer.launch
 
-    def launch(self: Trainer, batches: Any, moment: Moment, *rest: Any) -> Late:
+    def launch(self: Trainer, batches: Any, moment: TrainProgress, *rest: Any) -> AsyncScalar:
         launched.append(moment.step)
         return before(self, batches, moment, *rest)
 
@@ -126,7 +128,7 @@ def test_a_late_run_is_interrupted_and_goes_on_to_the_bit(in_time: Trained, tmp_
 @pytest.mark.long
 def test_no_step_waits_for_a_checkpoint(tmp_path: Path) -> None:
     """One is not written until six more steps are done; what it holds is nevertheless what was when it was due."""
-    config = STEPS.but(steps=12, rehearsal_steps=0, micro_batches=1, checkpoint_seconds=1e-6)
+    config = STEPS.but(steps=12, warmup_steps=0, micro_batches=1, checkpoint_seconds=1e-6)
     go_on = threading.Event()
 
     def written(name: str, waits_at: int) -> dict[int, torch.Tensor]:
@@ -161,7 +163,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path, monkey
 
     monkeypatch.setattr(train_module, "save_tensors", full)
     with pytest.raises(OSError, match="No space"):
-        go(tmp_path, STEPS.but(rehearsal_steps=0, micro_batches=1))
+        go(tmp_path, STEPS.but(warmup_steps=0, micro_batches=1))
 
 
 # Batches ahead
@@ -192,7 +194,7 @@ def test_batches_arrive_in_order_and_are_waited_for_by_the_device(
         monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor.clone())
         monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: said.append(("keep",)))
     stream = SequentialStream().build(SHARDS, tokens=64, sequence_length=32, seed=0, bos=1)
-    with ahead(stream, range(3, 9, 2), torch.device("cpu"), 0, ready=2) as batches:
+    with prefetch(stream, range(3, 9, 2), torch.device("cpu"), 0, ready=2) as batches:
         found = list(batches)
     for index, batch in zip((3, 5, 7), found, strict=True):
         assert np.array_equal(batch.inputs.numpy(), stream.micro_batch(index).inputs)
@@ -207,7 +209,7 @@ def test_batches_arrive_in_order_and_are_waited_for_by_the_device(
 def test_documents_are_counted_on_the_host_for_kernels_that_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     """With those that go on in another row, of which shorter rows make more."""
     gpt = TINY.but({"block.attention.scope": "document"})
-    config = STEPS.but(sequence_length=Stairs(values=(16, 32), begins=(0.5,)))
+    config = STEPS.but(sequence_length=PiecewiseConstant(values=(16, 32), begins=(0.5,)))
     trainer = Trainer(gpt, config, 7, Ranks())
     seen: list[int] = []
     forward = trainer.forward
@@ -225,6 +227,6 @@ def test_documents_are_counted_on_the_host_for_kernels_that_ask(monkeypatch: pyt
         monkeypatch.setattr(trainer, "attention", lambda length, kernel=kernel: f"SDPA (flash), {kernel}")
         for each in (batch, sent):
             for step in (0, 7):
-                trainer.gradients(repeat(each), Moment(step, 0.0, Budget(steps=8)), bos=1)
+                trainer.gradients(repeat(each), TrainProgress(step, 0.0, Budget(steps=8)), bos=1)
         assert seen[::2] == seen[1::2] == expected, "each micro-batch, from the host or sent ahead"
         seen.clear()

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from caddie.config import variants
-from caddie.config.schedules import Budget, Moment
+from caddie.config.schedules import Budget, TrainProgress
 from caddie.train.averaging import EMA, SWA, Average, Averaging, ProgressEMA
 
 quick = settings(derandomize=True, deadline=None, max_examples=40)
@@ -26,9 +26,9 @@ AVERAGES: dict[str, Averaging] = {
 """One of each; a new average needs one here."""
 
 
-def at(step: int, of: int = 10) -> Moment:
+def at(step: int, of: int = 10) -> TrainProgress:
     """The moment after this step of a run of so many."""
-    return Moment(step, 0.0, Budget(steps=of))
+    return TrainProgress(step, 0.0, Budget(steps=of))
 
 
 def one(value: float) -> dict[str, Tensor]:
@@ -201,7 +201,7 @@ def test_every_average_keeps_its_own_numbers_and_resumes_to_the_bit(name: str, s
     saved = copied(average)
     resumed = AVERAGES[name].build(seen[5])
     held = resumed.state()
-    resumed.watch(seen[7], at(1, 1), 0.0)  # as a rehearsal may
+    resumed.watch(seen[7], at(1, 1), 0.0)  # as a warm-up may
     assert held.keys() == saved.keys()
     for key, tensor in held.items():
         tensor.copy_(saved[key])

@@ -18,9 +18,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from caddie.config.schedules import Budget, Moment
+from caddie.config.schedules import Budget, TrainProgress
 from caddie.errors import UserError
-from caddie.model import GPT, Block, GroupedQueryAttention, Model, NTKRotary, ReluSquared, Rotary, build
+from caddie.model import GPT, Block, GroupedQueryAttention, Model, NTKRoPE, PlainRoPE, ReluSquared, build
 from caddie.report.display import start_line
 from caddie.runtime.autotune import COMPILE_SECONDS, COMPILED_GAIN, compiled_here, worth_compiling
 from caddie.runtime.distributed import Ranks
@@ -34,7 +34,7 @@ TINY = GPT(
     depth=1,
     block=Block(attention=GroupedQueryAttention(heads=2, key_value_heads=1), mlp=ReluSquared(hidden=16)),
 )
-LONG = Train(seconds=1e6, batch_tokens=64, micro_batches=1, sequence_length=32, rehearsal_steps=1, precision="float32")
+LONG = Train(seconds=1e6, batch_tokens=64, micro_batches=1, sequence_length=32, warmup_steps=1, precision="float32")
 SHORT = LONG.but(seconds=60.0)
 STEPS = LONG.but(seconds=None, steps=1_000_000)
 
@@ -57,9 +57,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Callable[..., Any]]:
     return given
 
 
-def rehearsed(config: Train) -> Trainer:
+def warmed(config: Train) -> Trainer:
     trainer = Trainer(TINY, config, 7, Ranks())
-    module.rehearse(trainer, Budget(config.seconds, config.steps), (2, 32))
+    module.warm_up(trainer, Budget(config.seconds, config.steps), (2, 32))
     return trainer
 
 
@@ -96,10 +96,10 @@ def test_an_uncompiled_step_leaves_the_compiler_alone() -> None:
     """Which takes a second and 150 MiB to import."""
     program = (
         "import sys; from caddie.recipes.catalog import find; from caddie.runtime.distributed import Ranks\n"
-        "from caddie.train.warmup import rehearse; from caddie.train.trainer import Trainer\n"
+        "from caddie.train.warmup import warm_up; from caddie.train.trainer import Trainer\n"
         "recipe = find('baseline_mini')\n"
         "train = recipe.train.but(compile='never', steps=3, seconds=None)\n"
-        "rehearse(Trainer(recipe.model, train, 0, Ranks()), train.budget, (8, 128))\n"
+        "warm_up(Trainer(recipe.model, train, 0, Ranks()), train.budget, (8, 128))\n"
         "print(sorted({'torch._dynamo', 'torch._inductor', 'sympy'} & {*sys.modules}))"
     )
     given = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -122,9 +122,9 @@ def test_a_graph_has_the_cosines_of_its_own_positions() -> None:
 
     ids = torch.arange(32).reshape(2, 16) % 30
     compiled = torch.compile(logits, backend=keep, fullgraph=True, dynamic=False)
-    every = (Rotary(), Rotary(base=100.0), NTKRotary(native_length=8), Rotary(dims=4))
+    every = (PlainRoPE(), PlainRoPE(base=100.0), NTKRoPE(native_length=8), PlainRoPE(dims=4))
     for number, positions in enumerate(every, 1):
-        model = build(TINY.but({"block.attention.rotary": positions}), 0)
+        model = build(TINY.but({"block.attention.rope": positions}), 0)
         for parameter in model.parameters():
             parameter.detach().normal_(0.0, 0.3, generator=torch.Generator().manual_seed(0))
         torch.testing.assert_close(compiled(model, ids), logits(model, ids), rtol=1e-4, atol=1e-4)
@@ -150,20 +150,20 @@ def test_kept_graphs_of_other_instructions_give_the_same_numbers(tmp_path: Path)
 
 @pytest.mark.parametrize("config", [SHORT, STEPS, LONG.but(compile="never")])
 def test_what_cannot_pay_is_not_compiled(config: Train, asked: list[Callable[..., Any]]) -> None:
-    trainer = rehearsed(config)
+    trainer = warmed(config)
     assert not trainer.compiled
     assert not asked
     assert trainer.forward == trainer._losses
 
 
 def test_always_is_always(asked: list[Callable[..., Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = rehearsed(STEPS.but(compile="always"))
+    trainer = warmed(STEPS.but(compile="always"))
     assert trainer.compiled
     assert len(asked) == 1
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(UserError, match="needs a compiler"):
         Trainer(TINY, STEPS.but(compile="always"), 7, Ranks())
-    assert not rehearsed(LONG).compilable
+    assert not warmed(LONG).compilable
 
 
 def test_threads_are_not_chosen_by_the_time_that_the_compiler_takes(
@@ -182,7 +182,7 @@ def test_threads_are_not_chosen_by_the_time_that_the_compiler_takes(
     trainer = Trainer(TINY, LONG.but(compile="always"), 7, Ranks())
     compiled = trainer.forward
     threads = torch.get_num_threads()
-    chosen = module.rehearse(trainer, Budget(1e6, None), (2, 32))
+    chosen = module.warm_up(trainer, Budget(1e6, None), (2, 32))
     torch.set_num_threads(threads)
     assert ran == [(1, False), (2, False)]
     assert chosen.threads == 2
@@ -203,7 +203,7 @@ def test_the_faster_is_kept(faster: bool, asked: list[Callable[..., Any]], monke
 
     monkeypatch.setattr(module, "thread_counts", lambda: [1])
     monkeypatch.setattr(module, "quickest", quickest)
-    trainer = rehearsed(LONG)
+    trainer = warmed(LONG)
     assert ran == [True, False]
     assert trainer.compiled is faster
     assert (trainer.forward != trainer._losses) is faster
@@ -260,7 +260,7 @@ def test_a_compiler_that_is_broken_on_one_rank_is_left_on_all_before_they_exchan
     ranks = Pair(other=other)
     trainer = Trainer(TINY, STEPS.but(micro_batches=2), 7, ranks)
     trainer.compile(True)  # as on a GPU, where nothing is timed
-    module._choose_compiling(trainer, False, STEPS.budget, [Moment(0, 0.0, STEPS.budget)], (1, 32), lambda: None)
+    module._choose_compiling(trainer, False, STEPS.budget, [TrainProgress(0, 0.0, STEPS.budget)], (1, 32), lambda: None)
     assert ranks.told == [float(here)]
     assert not trainer.compiled
     assert trainer.forward == trainer._losses
@@ -273,12 +273,12 @@ def test_a_compiler_that_is_broken_on_one_rank_is_left_on_all_before_they_exchan
 def test_a_compiler_that_is_broken_at_a_later_shape_is_left_too(
     chosen: bool, asked: list[Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the steps of the rehearsal, where it would be a traceback; what was not chosen is not asked for again."""
-    trained: list[Moment] = []
+    """Before the steps of the warm-up, where it would be a traceback; what was not chosen is not asked for again."""
+    trained: list[TrainProgress] = []
     trainer = Trainer(TINY, STEPS, 7, Ranks())
     gradients = trainer.gradients
 
-    def broken(batches: Any, moment: Moment, bos: int) -> Any:
+    def broken(batches: Any, moment: TrainProgress, bos: int) -> Any:
         trained.append(moment)
         if trainer.compiled and moment is late:
             raise RuntimeError("no lowering")
@@ -286,7 +286,7 @@ def test_a_compiler_that_is_broken_at_a_later_shape_is_left_too(
 
     monkeypatch.setattr(trainer, "gradients", broken)
     monkeypatch.setattr(module, "quickest", lambda choices, run, *seconds: choices[0 if chosen else 1])
-    early, late = Moment(0, 0.0, STEPS.budget), Moment(1, 0.5, STEPS.budget)
+    early, late = TrainProgress(0, 0.0, STEPS.budget), TrainProgress(1, 0.5, STEPS.budget)
     monkeypatch.setattr(module, "worth_compiling", lambda seconds, shapes: True)
     trainer.compilable = True
     module._choose_compiling(trainer, True, STEPS.budget, [early, late], (2, 32), lambda: None)

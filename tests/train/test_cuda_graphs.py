@@ -16,13 +16,13 @@ from test_compiling import Pair
 from test_loop import GROWING, SHARDS, STEPS, TINY, equal, made
 from torch import nn
 
-from caddie.config.schedules import Budget, Moment, Ramp, Stairs
+from caddie.config.schedules import Budget, PiecewiseConstant, Ramp, TrainProgress
 from caddie.errors import UserError
 from caddie.model import GPT, Recurrence
 from caddie.ops import IMPLEMENTATIONS, asking
 from caddie.report.display import start_line
 from caddie.runtime.distributed import Ranks
-from caddie.train import warmup as rehearsal
+from caddie.train import warmup as warmup
 from caddie.train.averaging import ProgressEMA
 from caddie.train.cuda_graphs import Recordings, recorder
 from caddie.train.loop import Event, Trained, train
@@ -35,7 +35,7 @@ CHANGING = GROWING.but(
     averaging=ProgressEMA(),
     clip_norm=0.5,
     float8=("head", "mlp"),
-    fake_quantize={
+    qat={
         "matrix": StraightThrough(strength=Ramp(start=0.0, end=1.0, begin=0.5)),
         "*.mlp.up.weight": Noisy(strength=Ramp(start=0.0, end=1.0, begin=0.5)),
     },
@@ -47,7 +47,9 @@ Other than Muon, AdamW moves what has a gradient of zeros and leaves what has no
 LOOPED = TINY.but(
     {
         "block.attention.scope": "document",
-        "recurrence": Recurrence(first=1, last=1, passes=Stairs(values=(1, 2), begins=(0.5,)), own_mlps=True),
+        "recurrence": Recurrence(
+            first=1, last=1, passes=PiecewiseConstant(values=(1, 2), begins=(0.5,)), own_mlps=True
+        ),
     }
 )
 """The MLP of the second pass has no gradient in the first half of a run."""
@@ -80,12 +82,12 @@ class Counted:
 def record(monkeypatch: pytest.MonkeyPatch) -> Counted:
     """There is something that records, and it is always found to be the faster."""
     found = Counted()
-    monkeypatch.setattr(rehearsal, "recorder", lambda device: found)
-    monkeypatch.setattr(rehearsal, "quickest", lambda choices, work, *seconds: choices[0])
+    monkeypatch.setattr(warmup, "recorder", lambda device: found)
+    monkeypatch.setattr(warmup, "quickest", lambda choices, work, *seconds: choices[0])
     return found
 
 
-@pytest.mark.parametrize(("gpt", "config"), [(LOOPED, CHANGING), (TINY, CHANGING.but(rehearsal_steps=0))])
+@pytest.mark.parametrize(("gpt", "config"), [(LOOPED, CHANGING), (TINY, CHANGING.but(warmup_steps=0))])
 def test_a_recorded_run_is_the_run_to_the_bit(gpt: GPT, config: Train, tmp_path: Path, record: Counted) -> None:
     def run(name: str, config: Train) -> Trained:
         return train(gpt, config, SHARDS, bos=1, seed=7, folder=made(tmp_path / name), watch=events.append)
@@ -130,9 +132,9 @@ def test_keys_have_recordings_of_their_own_and_gradients_one_place(record: Count
     assert (record.recorded, record.replayed) == (2, 4)
 
 
-def rehearsed(config: Train) -> Trainer:
+def warmed(config: Train) -> Trainer:
     trainer = Trainer(TINY, config, 7, Ranks())
-    rehearsal.rehearse(trainer, Budget(steps=8), (4, 32))
+    warmup.warm_up(trainer, Budget(steps=8), (4, 32))
     assert all(parameter.grad is None for parameter in trainer.parameters.values())
     return trainer
 
@@ -147,8 +149,8 @@ def test_auto_takes_the_faster(slower: bool, record: Counted, monkeypatch: pytes
             tried.append((choice is not None, record.replayed))
         return choices[-1] if slower else choices[0]
 
-    monkeypatch.setattr(rehearsal, "quickest", quickest)
-    trainer = rehearsed(STEPS.but(cuda_graphs="auto"))
+    monkeypatch.setattr(warmup, "quickest", quickest)
+    trainer = warmed(STEPS.but(cuda_graphs="auto"))
     (first, replayed), (second, still) = tried
     assert (first, second, replayed) == (True, False, still)
     assert (trainer.recordings is None) is slower
@@ -158,11 +160,11 @@ def test_auto_takes_the_faster(slower: bool, record: Counted, monkeypatch: pytes
 @pytest.mark.parametrize("asked", ["auto", "always"])
 def test_what_cannot_be_recorded_ends_the_run_before_its_clock(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver has broken off in the middle; a shape that comes late in the run is no different."""
-    monkeypatch.setattr(rehearsal, "recorder", lambda device: taped.record)
+    monkeypatch.setattr(warmup, "recorder", lambda device: taped.record)
     why = "operation not permitted when stream is capturing"
     message = rf"^train\.cuda_graphs={asked}: recording failed; set never: {why}$"
     with asking(cross_entropy="by hand"), pytest.raises(UserError, match=message):  # whose backward reads a number
-        rehearsed(STEPS.but(cuda_graphs=asked))
+        warmed(STEPS.but(cuda_graphs=asked))
 
     class Reading(_Noisy):
         def __call__(self, weight: torch.Tensor) -> torch.Tensor:
@@ -171,7 +173,7 @@ def test_what_cannot_be_recorded_ends_the_run_before_its_clock(asked: str, monke
     monkeypatch.setattr(Noisy, "build", lambda self, device: Reading(self, device))
     late = {"matrix": Noisy(strength=Ramp(start=0.0, end=1.0, begin=0.5))}
     with pytest.raises(UserError, match=message):
-        rehearsed(STEPS.but(cuda_graphs=asked, fake_quantize=late, rehearsal_steps=0))
+        warmed(STEPS.but(cuda_graphs=asked, qat=late, warmup_steps=0))
 
 
 @pytest.mark.parametrize("here", [False, True])
@@ -181,7 +183,7 @@ def test_a_rank_whose_recording_failed_ends_all(here: bool, record: Counted) -> 
     trainer = Trainer(TINY, STEPS.but(cuda_graphs="auto"), 7, ranks)
     why = "operation not permitted when stream is capturing" if here else "in another process"
     with asking(cross_entropy="by hand" if here else "plain"), pytest.raises(UserError, match=f"set never: {why}$"):
-        rehearsal._choose_recording(trainer, [Moment(0, 0.0, STEPS.budget)], (4, 32))
+        warmup._choose_recording(trainer, [TrainProgress(0, 0.0, STEPS.budget)], (4, 32))
     assert ranks.told == [float(here)]
 
 
@@ -191,9 +193,9 @@ def test_no_memory_for_both_ways_is_told(record: Counted, monkeypatch: pytest.Mo
             raise torch.OutOfMemoryError
         return choices[0]
 
-    monkeypatch.setattr(rehearsal, "quickest", quickest)
+    monkeypatch.setattr(warmup, "quickest", quickest)
     with pytest.raises(UserError, match="no memory to try both ways; set always or never"):
-        rehearsed(STEPS.but(cuda_graphs="auto"))
+        warmed(STEPS.but(cuda_graphs="auto"))
 
 
 def test_why_a_recording_failed_is_not_hidden_by_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,9 +230,9 @@ def test_why_a_recording_failed_is_not_hidden_by_its_end(monkeypatch: pytest.Mon
 
 def test_a_cpu_waits_for_each_kernel_anyway() -> None:
     assert recorder(torch.device("cpu")) is None
-    assert rehearsed(STEPS.but(cuda_graphs="auto")).recordings is None
+    assert warmed(STEPS.but(cuda_graphs="auto")).recordings is None
     with pytest.raises(UserError, match=r"^train\.cuda_graphs=always needs a GPU"):
-        rehearsed(STEPS.but(cuda_graphs="always"))
+        warmed(STEPS.but(cuda_graphs="always"))
 
 
 def test_the_choice_is_shown() -> None:

@@ -1,4 +1,4 @@
-"""Training: the budget, the rehearsal, interruption and resumption, several processes."""
+"""Training: the budget, the warm-up, interruption and resumption, several processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 import torch.multiprocessing as multiprocessing
 from processes import CONTEXT
 
-from caddie.config.schedules import Budget, Moment, Ramp, Stairs, Warmdown
+from caddie.config.schedules import Budget, PiecewiseConstant, Ramp, TrainProgress, Warmdown
 from caddie.data.loaders import Batch
 from caddie.errors import CheckFailed, UserError
 from caddie.model import GPT, Block, GroupedQueryAttention, HashedNGrams, Recurrence, ReluSquared
@@ -28,7 +28,7 @@ from caddie.train import loop as module
 from caddie.train.averaging import EMA
 from caddie.train.checkpoint import CHECKPOINT, restore
 from caddie.train.loop import Interrupted, Trained, train
-from caddie.train.prefetch import Late
+from caddie.train.prefetch import AsyncScalar
 from caddie.train.qat import StraightThrough
 from caddie.train.trainer import Train, Trainer
 
@@ -38,10 +38,8 @@ TINY = GPT(
     depth=2,
     block=Block(attention=GroupedQueryAttention(heads=2, key_value_heads=1), mlp=ReluSquared(hidden=48)),
 )
-STEPS = Train(
-    steps=8, batch_tokens=256, micro_batches=2, sequence_length=32, averaging=EMA(decay=0.9), rehearsal_steps=2
-)
-ONE_STEP = STEPS.but(steps=1, rehearsal_steps=0)
+STEPS = Train(steps=8, batch_tokens=256, micro_batches=2, sequence_length=32, averaging=EMA(decay=0.9), warmup_steps=2)
+ONE_STEP = STEPS.but(steps=1, warmup_steps=0)
 SHARDS = [np.random.default_rng(0).integers(0, 64, 5000).astype(np.uint16)]
 
 
@@ -72,8 +70,8 @@ def test_steps_mode_repeats_to_the_bit(unbroken: Trained, tmp_path: Path) -> Non
     assert again.tokens == 8 * 256
 
 
-def test_rehearsal_leaves_no_trace(unbroken: Trained, tmp_path: Path) -> None:
-    assert equal(unbroken, go(tmp_path, STEPS.but(rehearsal_steps=0)))
+def test_warm_up_leaves_no_trace(unbroken: Trained, tmp_path: Path) -> None:
+    assert equal(unbroken, go(tmp_path, STEPS.but(warmup_steps=0)))
 
 
 def test_seed_decides_weights_and_order(tmp_path: Path) -> None:
@@ -105,7 +103,7 @@ def test_a_signal_in_the_last_step_or_its_save_is_heeded(
         if len(saved) == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def launch(trainer: Trainer, *rest: Any) -> Late:
+    def launch(trainer: Trainer, *rest: Any) -> AsyncScalar:
         os.kill(os.getpid(), signal.SIGTERM)
         return launched(trainer, *rest)
 
@@ -203,7 +201,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
     trainer.model.embedding.weight.register_hook(lambda gradient: gradient * math.inf)
     ids = np.zeros((2, 32), np.int64)
     batch = Batch(ids, ids)
-    assert math.isnan(trainer.step(iter([batch] * 4), Moment(0, 0.0, STEPS.budget), bos=1))
+    assert math.isnan(trainer.step(iter([batch] * 4), TrainProgress(0, 0.0, STEPS.budget), bos=1))
     assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.state().items())
 
 
@@ -229,7 +227,7 @@ def test_clipping_is_of_the_whole_gradient() -> None:
         for updater in trainer.updaters.values():
             updater.step = lambda moment, lr, scale=None: told.append(scale)  # type: ignore[method-assign]
         ids = np.random.default_rng(0).integers(0, 64, (2, 2, 32))
-        trainer.step(iter([Batch(*ids)] * 4), Moment(0, 0.0, STEPS.budget), bos=1)
+        trainer.step(iter([Batch(*ids)] * 4), TrainProgress(0, 0.0, STEPS.budget), bos=1)
         norm = math.sqrt(sum(float(p.grad.square().sum()) for p in trainer.parameters.values() if p.grad is not None))
         assert len(told) > 1
         assert all(one is told[0] for one in told)
@@ -243,8 +241,8 @@ def test_clipping_is_of_the_whole_gradient() -> None:
 
 GROWING = STEPS.but(
     micro_batches=4,
-    batch_tokens=Stairs(values=(128, 256), begins=(0.5,)),
-    sequence_length=Stairs(values=(16, 32), begins=(0.25,)),
+    batch_tokens=PiecewiseConstant(values=(128, 256), begins=(0.5,)),
+    sequence_length=PiecewiseConstant(values=(16, 32), begins=(0.25,)),
     lr_schedule=Warmdown(fraction=0.5),
 )
 
@@ -261,7 +259,7 @@ def test_steps_and_rows_grow_and_resume_to_the_bit(tmp_path: Path) -> None:
     before = Trainer._tensors
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "_tensors", note)
-        whole = go(made(tmp_path / "a"), GROWING.but(rehearsal_steps=0))
+        whole = go(made(tmp_path / "a"), GROWING.but(warmup_steps=0))
     assert whole.tokens == 4 * 128 + 4 * 256
     assert shapes == [(4, 16)] * 4 + [(2, 32)] * 4 + [(2, 32)] * 16
 
@@ -274,10 +272,10 @@ def test_steps_and_rows_grow_and_resume_to_the_bit(tmp_path: Path) -> None:
     assert equal(whole, go(tmp_path / "b", GROWING))
 
 
-def test_every_shape_of_a_run_is_rehearsed() -> None:
-    gpt = TINY.but({"recurrence": Recurrence(first=1, last=1, passes=Stairs(values=(1, 2), begins=(0.4,)))})
+def test_every_shape_of_a_run_is_warmed_up() -> None:
+    gpt = TINY.but({"recurrence": Recurrence(first=1, last=1, passes=PiecewiseConstant(values=(1, 2), begins=(0.4,)))})
     view = StraightThrough(strength=Ramp(start=0.0, end=1.0, begin=0.8, finish=0.9))
-    trainer = Trainer(gpt, GROWING.but(fake_quantize={"matrix": view}), 7, Ranks())
+    trainer = Trainer(gpt, GROWING.but(qat={"matrix": view}), 7, Ranks())
     shapes = trainer.shapes(Budget(seconds=10.0))
     assert [(s.stage, s.sequence_length, s.quantized) for s in shapes] == [
         (0, 16, False),
@@ -292,7 +290,7 @@ def test_a_parameter_that_no_gradient_reaches_is_refused(tmp_path: Path) -> None
     """Both factors of a hashed embedding at zero never train."""
     dead = TINY.but({"embedding.bigrams": HashedNGrams(buckets=10, dims=4, initial=Constant(value=0.0))})
     alive = TINY.but({"embedding.bigrams": HashedNGrams(buckets=10, dims=4)})
-    once = STEPS.but(steps=1, rehearsal_steps=3)
+    once = STEPS.but(steps=1, warmup_steps=3)
     with pytest.raises(UserError, match=r"no gradient reaches embedding\.bigrams"):
         train(dead, once, SHARDS, bos=1, seed=7, folder=tmp_path)
     assert not list(tmp_path.iterdir())
@@ -303,12 +301,12 @@ def test_a_parameter_that_no_gradient_reaches_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize("path", ["lr_schedule", "optimizers.matrix.lr"])
 def test_a_rate_that_starts_at_zero_is_no_dead_parameter(path: str, tmp_path: Path) -> None:
     rising = {path: Ramp(start=0.0, end=0.1, finish=0.5)}
-    assert go(tmp_path, STEPS.but({"steps": 4, "rehearsal_steps": 3, **rising})).steps == 4
+    assert go(tmp_path, STEPS.but({"steps": 4, "warmup_steps": 3, **rising})).steps == 4
 
 
 def test_a_parameter_that_never_moves_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"gain, .*never move: look at the rates"):
-        go(tmp_path, STEPS.but({"rehearsal_steps": 3, "optimizers.scalar.lr": 0.0}))
+        go(tmp_path, STEPS.but({"warmup_steps": 3, "optimizers.scalar.lr": 0.0}))
 
 
 def test_compiling_needs_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,8 +322,8 @@ def test_quantized_weights_change_the_loss_from_when_they_are_switched_on(tmp_pa
         go(made(tmp_path / name), config, watch=events.append)
         return [event["loss"] for event in events if event["event"] == "step"]
 
-    view = StraightThrough(quantizer=Rows(bits=2), strength=Stairs(values=(0, 1), begins=(0.5,)))
-    plain, seen = losses("plain", STEPS), losses("seen", STEPS.but(fake_quantize={"matrix": view}))
+    view = StraightThrough(quantizer=Rows(bits=2), strength=PiecewiseConstant(values=(0, 1), begins=(0.5,)))
+    plain, seen = losses("plain", STEPS), losses("seen", STEPS.but(qat={"matrix": view}))
     assert plain[:4] == seen[:4]
     apart = [abs(a - b) for a, b in zip(plain[4:], seen[4:], strict=True)]
     assert min(apart) > 0.0, "two losses may be close by chance"
@@ -337,7 +335,7 @@ def test_z_loss_changes_what_is_descended_and_not_what_is_reported() -> None:
     ends = []
     for z_loss in (0.0, 0.1):
         trainer = Trainer(TINY, STEPS.but(z_loss=z_loss), 7, Ranks())
-        first = trainer.step(iter([Batch(*ids)] * 4), Moment(0, 0.0, STEPS.budget), bos=1)
+        first = trainer.step(iter([Batch(*ids)] * 4), TrainProgress(0, 0.0, STEPS.budget), bos=1)
         ends.append((first, trainer.parameters["embedding.weight"].detach().clone()))
     assert ends[0][0] == ends[1][0]
     assert not torch.equal(ends[0][1], ends[1][1])
@@ -355,14 +353,14 @@ def test_graphs_that_were_compiled_on_the_clock_are_told(tmp_path: Path, monkeyp
 
 
 @pytest.mark.long
-def test_a_shape_that_was_not_rehearsed_is_compiled_on_the_clock_and_told(
+def test_a_shape_that_was_not_warmed_up_is_compiled_on_the_clock_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled = torch.compile
     monkeypatch.setattr("shutil.which", lambda name: name)  # this backend needs none
     # As the backend "eager", without all the others, which take long to import.
     monkeypatch.setattr(torch, "compile", lambda f, **o: compiled(f, backend=lambda graph, inputs: graph, **o))
-    config = GROWING.but(compile="always", rehearsal_steps=1, steps=4)
+    config = GROWING.but(compile="always", warmup_steps=1, steps=4)
     shallow = TINY.but(depth=1)
 
     def notes(name: str) -> list[str]:
@@ -371,7 +369,7 @@ def test_a_shape_that_was_not_rehearsed_is_compiled_on_the_clock_and_told(
         train(shallow, config, SHARDS, bos=1, seed=7, folder=made(tmp_path / name), watch=events.append)
         return [event["text"] for event in events if event["event"] == "note"]
 
-    assert notes("rehearsed") == []
+    assert notes("warmed up") == []
     first = Trainer.shapes
     monkeypatch.setattr(Trainer, "shapes", lambda self, budget: dict(list(first(self, budget).items())[:1]))
     assert [text.split(";")[0] for text in notes("not")] == ["recompiled 1 graphs on the clock"]

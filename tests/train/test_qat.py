@@ -16,7 +16,7 @@ from samples import quick, sample
 from torch import Tensor, nn
 
 from caddie.config import coerce, variants
-from caddie.config.schedules import Budget, Moment, Ramp
+from caddie.config.schedules import Budget, Ramp, TrainProgress
 from caddie.errors import UserError
 from caddie.model import GPT, build
 from caddie.model.linear import Linear
@@ -34,21 +34,21 @@ from caddie.pack.quantize import (
     SigmaClip,
     Ternary,
 )
-from caddie.train.qat import FakeQuantize, Noisy, SoftRound, StraightThrough, View, Views, noise, soft_round
+from caddie.train.qat import QAT, Noisy, SoftRound, StraightThrough, View, Views, noise, soft_round
 
 often = settings(quick, max_examples=60)
 CPU = torch.device("cpu")
 COARSE = Rows(bits=3)
 ABSOLUTE = Rows(scale=Percentile(floor="absolute", fraction=0.9))
-EVERY: list[FakeQuantize] = [cls(quantizer=COARSE) for cls in variants(FakeQuantize).values()]
+EVERY: list[QAT] = [cls(quantizer=COARSE) for cls in variants(QAT).values()]
 every_kind = pytest.mark.parametrize("config", EVERY, ids=repr)
 
 
-def at(progress: float) -> Moment:
-    return Moment(step=7, seconds=100 * progress, budget=Budget(seconds=100))
+def at(progress: float) -> TrainProgress:
+    return TrainProgress(step=7, seconds=100 * progress, budget=Budget(seconds=100))
 
 
-def on(config: FakeQuantize, strength: float = 1.0) -> View:
+def on(config: QAT, strength: float = 1.0) -> View:
     """A view with this strength."""
     view = config.but(strength=strength).build(CPU)
     view.set(at(0.9))
@@ -77,7 +77,7 @@ def number(loss: Tensor) -> float:
 
 
 @every_kind
-def test_the_ends_are_exact(config: FakeQuantize) -> None:
+def test_the_ends_are_exact(config: QAT) -> None:
     weight = sample(6, 40)
     assert torch.equal(on(config, 0.0)(weight), weight)
     full = on(config)(weight)
@@ -89,7 +89,7 @@ def test_the_ends_are_exact(config: FakeQuantize) -> None:
 
 
 @every_kind
-def test_the_default_acts_in_the_last_part_alone(config: FakeQuantize) -> None:
+def test_the_default_acts_in_the_last_part_alone(config: QAT) -> None:
     view, weight = config.build(CPU), sample(4, 9)
     assert torch.equal(view(weight), weight), "before the first moment too"
     strengths = []
@@ -108,7 +108,7 @@ def test_strength_may_ramp() -> None:
 
 @pytest.mark.parametrize("kind", [StraightThrough, Noisy])
 @pytest.mark.parametrize("strength", [0.0, 0.3, 1.0])
-def test_the_gradient_passes_as_if_nothing_happened(kind: type[FakeQuantize], strength: float) -> None:
+def test_the_gradient_passes_as_if_nothing_happened(kind: type[QAT], strength: float) -> None:
     weight = sample(6, 40).requires_grad_()
     direction = sample(6, 40, seed=1)
     (gradient,) = torch.autograd.grad((on(kind(quantizer=COARSE), strength)(weight) * direction).sum(), weight)
@@ -138,7 +138,7 @@ def test_noise_is_as_wide_as_a_step_and_new_at_every_step_of_the_run() -> None:
     view = Noisy(quantizer=Rows(bits=4, scale=Percentile(fraction=1.0)), strength=1.0).build(CPU)
     seen = []
     for number in (7, 8, 7):
-        view.set(Moment(step=number, seconds=90.0, budget=Budget(seconds=100)))
+        view.set(TrainProgress(step=number, seconds=90.0, budget=Budget(seconds=100)))
         seen.append((view(weight) - weight) / (weight.abs().amax(1, keepdim=True) / 7))
     assert torch.equal(seen[0], seen[2])
     assert abs(float((seen[0] * seen[1]).mean())) < 0.01
@@ -248,9 +248,7 @@ BACKENDS = [
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else repr(value),
 )
-def test_the_switch_changes_the_loss_of_a_compiled_model(
-    kind: type[FakeQuantize], quantizer: Rows, backend: str
-) -> None:
+def test_the_switch_changes_the_loss_of_a_compiled_model(kind: type[QAT], quantizer: Rows, backend: str) -> None:
     net, x = Net(), sample(4, 12)
     plain = number(net(x))
     views = Views({"matrix": kind(quantizer=quantizer, strength=Ramp(start=0.0, end=1.0))}, net, "rules")
@@ -412,13 +410,13 @@ def test_no_rules_no_views(model: nn.Module) -> None:
 
 @pytest.mark.parametrize("rule", ["embedding", "scalar", "embedding.*"])
 def test_a_rule_that_reaches_no_linear_layer_is_an_error(model: nn.Module, rule: str) -> None:
-    with pytest.raises(UserError, match=rf"train\.fake_quantize: {rule[:5]}.*reaches no linear layer"):
-        Views({rule: StraightThrough()}, model, "train.fake_quantize")
+    with pytest.raises(UserError, match=rf"train\.qat: {rule[:5]}.*reaches no linear layer"):
+        Views({rule: StraightThrough()}, model, "train.qat")
 
 
 def test_a_misspelt_rule_is_an_error(model: nn.Module) -> None:
     with pytest.raises(UserError, match=r"blocs.* matches no parameter"):
-        Views({"blocs.*": StraightThrough()}, model, "train.fake_quantize")
+        Views({"blocs.*": StraightThrough()}, model, "train.qat")
 
 
 def test_settings_are_checked() -> None:
@@ -429,4 +427,4 @@ def test_settings_are_checked() -> None:
     with pytest.raises(UserError, match=r"sharpness must be from 0\.01"):
         SoftRound(sharpness=0.0)
     config = SoftRound(quantizer=COARSE, sharpness=3)
-    assert coerce(config.to_json(), FakeQuantize, "") == config
+    assert coerce(config.to_json(), QAT, "") == config

@@ -18,13 +18,13 @@ from processes import CONTEXT, together
 from test_async_steps import be_late
 from test_loop import RANKS, SHARDS, TINY, go
 
-from caddie.config.schedules import Moment
+from caddie.config.schedules import TrainProgress
 from caddie.data.loaders import SequentialStream
 from caddie.model import build
 from caddie.ops import IMPLEMENTATIONS, asking
 from caddie.runtime.distributed import SHARES_CORES, Ranks, launch
 from caddie.score import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Score, Scoring, Text, score
-from caddie.train import warmup as rehearsal
+from caddie.train import warmup as warmup
 from caddie.train.loop import Event, Interrupted
 from caddie.train.optim import Muon
 from caddie.train.trainer import Train, Trainer
@@ -38,7 +38,7 @@ FEW = SLIDING.but(batch_tokens=256)
 CHUNKS = ChunkSGD(chunk_tokens=192, sgd=SGD(lr=0.3, rows=5, epochs=2))
 PHASES = GlobalSGD(documents=12, phases=2, chunk_tokens=96, sgd=SGD(lr=0.1, rows=3, epochs=1))
 LORA = DocumentLoRA(rank=2, lr=0.01, chunk_tokens=16, documents=5, targets=("query", "mlp", "head"), phases=PHASES)
-SCORINGS = [SLIDING.plain, SLIDING, *(SLIDING.but(adaptation=one) for one in (CHUNKS, LORA))]
+SCORINGS = [SLIDING.plain, SLIDING, *(SLIDING.but(ttt=one) for one in (CHUNKS, LORA))]
 ODD = TINY.but({"vocabulary": 67, "width": 36, "block.mlp.hidden": 50})
 """Its sizes are no multiples of what a CPU works on at once; what is left over at the end may be rounded otherwise."""
 
@@ -54,7 +54,7 @@ def trains(ranks: Ranks, folder: Path) -> list[Any]:
             if event["event"] == "step" and event["step"] == 6 and not ranks.first:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        config = RANKS.but(steps=None, seconds=60.0, rehearsal_steps=0)
+        config = RANKS.but(steps=None, seconds=60.0, warmup_steps=0)
         with pytest.raises(Interrupted) as caught:
             go(folder / "timed", config, ranks=ranks, watch=stop)
         over = go(folder / "timed", config.but(seconds=0.01), ranks=ranks)
@@ -67,8 +67,8 @@ def replays(ranks: Ranks, folder: Path) -> list[dict[str, torch.Tensor]]:
     """Weights of a run whose micro-batches are replayed, and of the same run without."""
     found = []
     with pytest.MonkeyPatch.context() as patch, asking(**dict.fromkeys(IMPLEMENTATIONS, "plain")):
-        patch.setattr(rehearsal, "recorder", lambda device: taped.record)
-        patch.setattr(rehearsal, "quickest", lambda choices, work, *seconds: choices[0])
+        patch.setattr(warmup, "recorder", lambda device: taped.record)
+        patch.setattr(warmup, "quickest", lambda choices, work, *seconds: choices[0])
         for name in ("auto", "never"):
             (folder / name).mkdir(exist_ok=True)
             found.append(go(folder / name, RANKS.but(cuda_graphs=name), ranks=ranks).last)
@@ -87,7 +87,7 @@ def counts(ranks: Ranks, muon: Muon) -> list[tuple[str, int]]:
             ("all_gather", _newest("all_gather_single", "all_gather_into_tensor"), 0),
         ):
             patch.setattr(dist, name, _counting(getattr(dist, name), kind, whole, seen))
-        trainer.launch(map(stream.micro_batch, range(9)), Moment(0, 0.0, RANKS.budget), 1).read()
+        trainer.launch(map(stream.micro_batch, range(9)), TrainProgress(0, 0.0, RANKS.budget), 1).read()
         ranks.maximum(0.0, 0.0)
     return seen
 
@@ -185,7 +185,7 @@ def test_processes_of_unequal_threads_share_a_score(told: list[dict[str, Any]]) 
 
 def odd_score(ranks: Ranks) -> float:
     """The nats of a model of odd sizes with adapters of odd ones."""
-    return score(build(ODD, 0), TEXT, SLIDING.but(adaptation=LORA.but(rank=1, documents=9)), ranks=ranks).nats
+    return score(build(ODD, 0), TEXT, SLIDING.but(ttt=LORA.but(rank=1, documents=9)), ranks=ranks).nats
 
 
 def scores_oddly(ranks: Ranks, folder: Path) -> None:
@@ -267,16 +267,16 @@ def test_a_launcher_ends_as_a_shell_would_say(
     assert launch(2, []) == status
 
 
-@pytest.mark.parametrize(("asked", "given"), [(None, f"{max(1, (os.cpu_count() or 1) // 2)} 1"), ("3", "3 ")])
+@pytest.mark.parametrize(("batches", "given"), [(None, f"{max(1, (os.cpu_count() or 1) // 2)} 1"), ("3", "3 ")])
 def test_a_share_of_the_cores_is_told_from_what_the_user_asked_for(
-    asked: str | None, given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    batches: str | None, given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "python"
     program.write_text(f'#!/bin/sh\necho "$OMP_NUM_THREADS ${SHARES_CORES}" > {tmp_path}/given$RANK\n')
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    if asked:
-        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    if batches:
+        monkeypatch.setenv("OMP_NUM_THREADS", batches)
     else:
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert launch(2, []) == 0

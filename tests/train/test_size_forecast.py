@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from caddie.config.schedules import Budget, Moment
+from caddie.config.schedules import Budget, TrainProgress
 from caddie.model import GPT, Block, GroupedQueryAttention, HashedNGrams, ReluSquared, build
 from caddie.pack import container
 from caddie.pack.codecs import Brotli, Zlib
 from caddie.pack.coding import ArrayCodec, Packed
-from caddie.pack.compress import Compress, Correction, Readers, compress
+from caddie.pack.compress import Correction, Dequantizers, Pack, compress
 from caddie.pack.container import Section
 from caddie.pack.fit import FillCap
 from caddie.pack.quantize import Float16, Gptq, Quantizer, Rows, SigmaClip, Ternary, Waterfilling
@@ -32,11 +32,11 @@ SMALL = GPT(
     block=Block(attention=GroupedQueryAttention(heads=2, key_value_heads=1), mlp=ReluSquared(hidden=192)),
 ).but({"embedding.bigrams": HashedNGrams(buckets=4096)})
 TINY = SMALL.but({"vocabulary": 64, "width": 32, "depth": 2, "embedding.bigrams": None})
-STEPS = Train(steps=10, batch_tokens=256, micro_batches=2, sequence_length=32, rehearsal_steps=2)
+STEPS = Train(steps=10, batch_tokens=256, micro_batches=2, sequence_length=32, warmup_steps=2)
 SHARDS = [np.random.default_rng(0).integers(0, 64, 5000).astype(np.uint16)]
 
 
-def file_bytes(readers: Readers, sections: list[Section]) -> int:
+def file_bytes(readers: Dequantizers, sections: list[Section]) -> int:
     return len(container.pack([Section("config", bytes(1000)), *sections]))
 
 
@@ -53,11 +53,9 @@ def trained_like(gpt: GPT) -> dict[str, torch.Tensor]:
     return found
 
 
-def config(matrix: Quantizer, coding: ArrayCodec, **settings: Any) -> Compress:
+def config(matrix: Quantizer, coding: ArrayCodec, **settings: Any) -> Pack:
     rules: dict[str, Quantizer] = dict.fromkeys(("embedding", "matrix", "head"), matrix)
-    return Compress(
-        quantizers=rules | {"gate": Float16(), "scalar": Float16()}, coding=coding, **{"fit": None, **settings}
-    )
+    return Pack(quantizers=rules | {"gate": Float16(), "scalar": Float16()}, coding=coding, **{"fit": None, **settings})
 
 
 @pytest.mark.parametrize(
@@ -73,7 +71,7 @@ def config(matrix: Quantizer, coding: ArrayCodec, **settings: Any) -> Compress:
     ],
     ids=["int8-zlib", "gptq-brotli", "ternary-corrected", "packed"],
 )
-def test_the_size_is_within_two_percent(settings: Compress) -> None:
+def test_the_size_is_within_two_percent(settings: Pack) -> None:
     weights = trained_like(SMALL)
     forecaster = Forecaster(SMALL, settings, file_bytes)
     found = compress(SMALL, weights, settings, size=file_bytes)
@@ -119,7 +117,7 @@ def test_the_gap_follows_the_gradients() -> None:
     for shared in (2.0, 3.0):  # in what both have nothing is learned: a deviation of 0.5 around 2.5
         for name, parameter in parameters.items():
             parameter.grad = torch.full_like(parameter, shared if name.endswith("mlp.up.weight") else 7.0)
-        assert forecaster.due(Moment(1, 1.0, Budget(steps=2)))
+        assert forecaster.due(TrainProgress(1, 1.0, Budget(steps=2)))
         forecaster.observe(parameters, 8.0)
     chosen = [name for name in weights if name.endswith("mlp.up.weight")]
     rounding = Rows(bits=4)
@@ -137,7 +135,7 @@ def test_newer_gradients_count_more() -> None:
         for sign in (1.0, -1.0):
             parameter = torch.nn.Parameter(weight)
             parameter.grad = torch.full_like(weight, sign * size)
-            forecaster.due(Moment(step, float(step), Budget(steps=100)))
+            forecaster.due(TrainProgress(step, float(step), Budget(steps=100)))
             forecaster.observe({name: parameter}, 0.5)
     share = 1 - math.exp(-0.7 / (0.25 * 0.8))
     rows, columns = forecaster.costs(name, weight)
@@ -155,7 +153,7 @@ def test_a_micro_batch_is_observed_on_its_own() -> None:
             seen.update({name: p.grad * factor**0.5 for name, p in parameters.items() if p.grad is not None})
 
         trainer.observe = observe
-        trainer.step((stream.micro_batch(i) for i in range(9)), Moment(0, 0.0, Budget(steps=9)), bos=1)
+        trainer.step((stream.micro_batch(i) for i in range(9)), TrainProgress(0, 0.0, Budget(steps=9)), bos=1)
         return seen
 
     from caddie.runtime.distributed import Ranks
@@ -192,16 +190,16 @@ def test_the_clock_hardly_notices() -> None:
     forecaster.forecast(weights, anew=True)
     assert forecaster._spent == 0
     budget = Budget(seconds=100.0)
-    assert not forecaster.affordable(Moment(0, 0.0, budget))
+    assert not forecaster.affordable(TrainProgress(0, 0.0, budget))
     forecaster._cost, forecaster._spent = 0.1, 0.05
-    assert not forecaster.affordable(Moment(0, 74.0, budget))
-    assert forecaster.affordable(Moment(0, 76.0, budget))
-    assert [second for second in range(101) if forecaster.due(Moment(0, float(second), budget))] == list(
+    assert not forecaster.affordable(TrainProgress(0, 74.0, budget))
+    assert forecaster.affordable(TrainProgress(0, 76.0, budget))
+    assert [second for second in range(101) if forecaster.due(TrainProgress(0, float(second), budget))] == list(
         range(5, 101, 5)
     )
 
 
-def go(folder: Path, settings: Compress | None) -> tuple[Trained, list[dict[str, Any]]]:
+def go(folder: Path, settings: Pack | None) -> tuple[Trained, list[dict[str, Any]]]:
     folder.mkdir()
     events: list[dict[str, Any]] = []
     forecaster = Forecaster(TINY, settings, file_bytes) if settings else None
@@ -221,7 +219,7 @@ def test_a_run_says_what_its_file_would_be(tmp_path: Path) -> None:
     assert forecasts[-1]["gap"] > 0
     (note,) = [event["text"] for event in events if event["event"] == "note"]
     assert note.startswith("the artifact would be over the cap by about")
-    assert "compress.quantizers" in note
+    assert "pack.quantizers" in note
     without, nothing = go(tmp_path / "b", None)
     assert not nothing
     assert all(torch.equal(without.last[name], trained.last[name]) for name in without.last)

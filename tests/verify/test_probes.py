@@ -26,7 +26,18 @@ from caddie.model import build
 from caddie.pack.artifact import Artifact, load
 from caddie.runtime.sandbox import Outcome
 from caddie.score import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Scoring
-from caddie.verify import KNOWN_BAD, PROBES, Priced, Subject, Trial, examine, excerpts, known_bad, library, trial_of
+from caddie.verify import (
+    KNOWN_BAD,
+    PROBES,
+    BlackBoxScorer,
+    Priced,
+    ProbeCase,
+    examine,
+    excerpts,
+    known_bad,
+    library,
+    probe_case_of,
+)
 from caddie.verify.checks import Check
 from caddie.verify.probe_case import DOCUMENTS, altered, fitted, probe_text
 from caddie.verify.probes import HELD_OUT, _settled, disjoint
@@ -57,22 +68,22 @@ def stirred(loaded: Artifact, **diff: object) -> nn.Module:
     return model
 
 
-def trial(artifact: Artifact, scoring: Scoring | None = None, **given: Any) -> Trial:
+def trial(artifact: Artifact, scoring: Scoring | None = None, **given: Any) -> ProbeCase:
     chosen = scoring or artifact.scoring
-    return trial_of(artifact, chosen, excerpts(library(), chosen), seed=1, **given)
+    return probe_case_of(artifact, chosen, excerpts(library(), chosen), seed=1, **given)
 
 
-def failed(on: Trial) -> set[str]:
+def failed(on: ProbeCase) -> set[str]:
     """Names of the probes that fail."""
     return {check.name for check in examine(on) if not check.passed}
 
 
-def seen(on: Trial, name: str) -> str:
+def seen(on: ProbeCase, name: str) -> str:
     """What a probe saw."""
     return next(check.evidence for check in examine(on) if check.name == name)
 
 
-def checked(on: Trial, name: str) -> Check:
+def checked(on: ProbeCase, name: str) -> Check:
     """What that probe alone finds of a subject that prices a text."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("caddie.verify.probes.PROBES", {one: PROBES[one] for one in ("prices a text", name)})
@@ -102,14 +113,14 @@ SHIPPED = {
     ],
 )
 def test_what_is_shipped_passes(name: str, artifact: Artifact) -> None:
-    scoring = artifact.scoring.but(adaptation=SHIPPED[name])
+    scoring = artifact.scoring.but(ttt=SHIPPED[name])
     on = trial(artifact, scoring.plain if name == "plain" else scoring, short=True)
     checks = examine(on)
     assert [check.name for check in checks if not check.passed] == []
     assert {check.name for check in checks} == set(PROBES) - {"held-out text was not trained on"}
     assert on.base.learns == (SHIPPED[name] is not None)
     if on.base.learns:  # else nothing was probed of it
-        frozen = trial(artifact, scoring.but(adaptation=None), short=True)
+        frozen = trial(artifact, scoring.but(ttt=None), short=True)
         assert on.moved(on.base.nats, frozen.base.nats).any()
 
 
@@ -192,7 +203,7 @@ def test_what_was_charged_before_by_hand() -> None:
     assert _settled(two, np.array([3])).tolist() == [True, True, False, True, True, True]
 
 
-class Fixed(Subject):
+class Fixed(BlackBoxScorer):
     """States what a function of the text says, and charges for it."""
 
     def __init__(self, artifact: Artifact, say: Callable[[Ids], np.ndarray], charge: float = 1.0) -> None:
@@ -308,13 +319,13 @@ def test_every_other_token_is_as_likely() -> None:
 
 
 def test_adaptations_are_cut_to_the_text() -> None:
-    scoring = Scoring(sequence_length=32, stride=16, adaptation=DocumentLoRA(chunk_tokens=16, phases=GlobalSGD()))
-    cut = fitted(scoring, 400).adaptation
+    scoring = Scoring(sequence_length=32, stride=16, ttt=DocumentLoRA(chunk_tokens=16, phases=GlobalSGD()))
+    cut = fitted(scoring, 400).ttt
     assert isinstance(cut, DocumentLoRA)
     assert (cut.chunk_tokens, cut.documents, cut.rank) == (16, 2, 80)
     assert cut.phases is not None
     assert (cut.phases.chunk_tokens, cut.phases.documents) == (100, 4)
-    assert fitted(scoring.but(adaptation=None), 400) == scoring.but(adaptation=None)
+    assert fitted(scoring.but(ttt=None), 400) == scoring.but(ttt=None)
 
 
 def test_a_probe_text_is_of_several_documents_whatever_there_is() -> None:
@@ -409,7 +420,7 @@ def test_verify_tries_everything_on_held_out_text(
 
 
 def test_an_example_in_place_of_the_scorer(artifact: Artifact) -> None:
-    asked = {
+    batches = {
         "artifact": str(artifact.path),
         "score": artifact.scoring.to_json(),
         "scorer": "known_bad:slot",
@@ -419,7 +430,7 @@ def test_an_example_in_place_of_the_scorer(artifact: Artifact) -> None:
         "lossless": [],
     }
     assert KNOWN_BAD["slot"].probe in {
-        check["name"] for check in verification._probed(asked)["checks"] if not check["passed"]
+        check["name"] for check in verification._probed(batches)["checks"] if not check["passed"]
     }
 
 
@@ -486,7 +497,7 @@ def test_an_artifact_that_changes_meanwhile_fails(
         (["--scorer", "known_bad:slut"], "did you mean slot?"),
         (["score.strid=8"], "no setting score.strid"),
         (["score.stride=800"], "score.stride must be from 1 to score.sequence_length"),
-        (["model.depth=2"], "verify takes compress.cap_bytes=N and settings of score, not model.depth"),
+        (["model.depth=2"], "verify takes pack.cap_bytes=N and settings of score, not model.depth"),
     ],
 )
 def test_what_is_asked_wrongly_is_said_at_once(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from caddie.config import Fraction, Positive, Technique
-from caddie.config.schedules import Moment, NonNegativeNumber, value_at
+from caddie.config.schedules import NonNegativeNumber, TrainProgress, value_at
 from caddie.runtime.distributed import Ranks
 from caddie.train.optim.optimizer import Optimizer, Updater, sum_of_squares
 
@@ -73,7 +73,7 @@ class _AdamWUpdater(Updater):
         return sum_of_squares(self._gradients()).to(self.ranks.device)
 
     @torch.no_grad()
-    def step(self, moment: Moment, lr_scale: float, gradient_scale: Tensor | None = None) -> None:
+    def step(self, moment: TrainProgress, lr_scale: float, gradient_scale: Tensor | None = None) -> None:
         self._arrive()
         if gradient_scale is not None and (gradients := self._gradients()):
             torch._foreach_mul_(gradients, gradient_scale)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from caddie.config import Fraction, Range, Technique
-from caddie.config.schedules import Moment, NonNegativeNumber, value_at
+from caddie.config.schedules import NonNegativeNumber, TrainProgress, value_at
 from caddie.errors import UserError
 from caddie.ops import gram, gram_polynomial, multiplied
 from caddie.runtime.distributed import Ranks
@@ -210,7 +210,7 @@ class _MuonUpdater(Updater):
         return total
 
     @torch.no_grad()
-    def step(self, moment: Moment, lr_scale: float, gradient_scale: Tensor | None = None) -> None:
+    def step(self, moment: TrainProgress, lr_scale: float, gradient_scale: Tensor | None = None) -> None:
         if not self.gradients:
             self.launch()
         lr = value_at(self.config.lr, moment) * lr_scale

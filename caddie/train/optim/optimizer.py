@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from caddie.config import Config
-from caddie.config.schedules import Moment, NonNegativeNumber
+from caddie.config.schedules import NonNegativeNumber, TrainProgress
 from caddie.runtime.distributed import Ranks
 
 
@@ -42,7 +42,7 @@ class Updater(ABC):
         """Sum of squares of the whole gradient of these parameters: 0-dimensional, float32, the same on every rank."""
 
     @abstractmethod
-    def step(self, moment: Moment, lr_scale: float, gradient_scale: Tensor | None = None) -> None:
+    def step(self, moment: TrainProgress, lr_scale: float, gradient_scale: Tensor | None = None) -> None:
         """Update every parameter once, with the learning rate at `moment` times `lr_scale`.
 
         The gradient is multiplied by `gradient_scale` (0-dimensional) first, or taken as it is.

@@ -153,7 +153,7 @@ def test_weights_are_those_that_the_best_record_loads(folder: Path, case: str, c
 
 def test_gates_are_the_rows_of_the_best_record(folder: Path) -> None:
     golden = load_file(folder / "lqer.safetensors")
-    gate = shipped()["best_record"].compress.quantizers["gate"]
+    gate = shipped()["best_record"].pack.quantizers["gate"]
     for weight, integers, steps in (
         ("gate_int8.W", "gate_int8.q", "gate_int8.scale"),
         *((f"W.{n}", f"asym_top3.stored.{n}.gq", f"asym_top3.stored.{n}.gs") for n in ["blocks.0.attn.attn_gate_w"]),
@@ -319,7 +319,7 @@ def test_every_tensor_is_stored_as_in_the_script(folder: Path, script: str, name
     decisions = json.loads((folder / "storage_decisions_full_recipes.json").read_text())[script]["per tensor"]
     with torch.device("meta"):
         model = shipped()[name].model.build()
-    chosen = assign(shipped()[name].compress.quantizers, model, "rules")
+    chosen = assign(shipped()[name].pack.quantizers, model, "rules")
     shapes = {parameter: tuple(tensor.shape) for parameter, tensor in model.named_parameters()}
     seen = set()
     for decision in decisions:

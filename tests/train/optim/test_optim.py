@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from caddie.config import field_types, variants
-from caddie.config.schedules import Budget, Moment, Ramp, StepRamp
+from caddie.config.schedules import Budget, Ramp, StepRamp, TrainProgress
 from caddie.errors import UserError
 from caddie.runtime.distributed import Ranks
 from caddie.train.optim import AdamW, Muon, Optimizer, Updater, newton_schulz
@@ -38,8 +38,8 @@ every_optimizer = pytest.mark.parametrize("optimizer", SETTINGS, ids=repr)
 SHAPES = {"a": (6, 10), "b": (10, 6), "c": (6, 10), "d": (8, 8), "e": (6, 10)}
 
 
-def moment(step: int, steps: int = 100) -> Moment:
-    return Moment(step, 0.0, Budget(steps=steps))
+def moment(step: int, steps: int = 100) -> TrainProgress:
+    return TrainProgress(step, 0.0, Budget(steps=steps))
 
 
 def some_parameters(shapes: Mapping[str, tuple[int, ...]] = SHAPES, seed: int = 0) -> dict[str, nn.Parameter]:
