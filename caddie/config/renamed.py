@@ -1,6 +1,7 @@
-"""Names that settings had before version 0.2: files written with them still load, and a command line is told the new name.
+"""Names that settings had before version 0.2.
 
-To be removed one release after 0.2; nothing else in the package knows an old name.
+Files written with them still load, and whoever types one is told the new one. To be removed one release later;
+nothing else in the package knows an old name.
 """
 
 from __future__ import annotations

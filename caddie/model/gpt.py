@@ -77,7 +77,8 @@ class GPT(Config):
                 raise UserError("parallel_streams.first must be behind recurrence.last; layers with two lanes run once")
             if not all(block.attention for block in blocks[self.parallel_streams.first :]):
                 raise UserError(
-                    "parallel_streams need attention in every layer from parallel_streams.first on; it writes the first lane"
+                    "parallel_streams need attention in every layer from parallel_streams.first on, "
+                    "where it writes the first lane"
                 )
         if self.value_embedding:
             layers = self.value_embedding.layers
