@@ -44,9 +44,8 @@ from caddie.pack.quantize import Arrays, Calibration, Waterfilling
 from caddie.pack.quantize.quantizer import as_rows
 from caddie.pack.quantize.waterfilling import _BLOCK, _LARGEST, _steps, _upper
 from caddie.report.tables import table
-from caddie.run.resolve_corpus import held_out_text
-from caddie.run.result import bits_per_nat
-from caddie.run.run import calibrated
+from caddie.run.resolve_corpus import bits_per_nat, held_out_text
+from caddie.run.run import calibrate_recipe
 from caddie.run.run_folder import read_run, run_weights
 
 Odds = Literal["tensor", "scale"]
@@ -210,7 +209,7 @@ def measure(run: Path, steps: Iterable[float], ways: Sequence[Way], tokens: int,
     config, per_nat = Pack(), bits_per_nat(corpus)
     drafts = Candidates(
         weights,
-        calibrated(recipe.but(pack=config), weights, corpus),
+        calibrate_recipe(recipe.but(pack=config), weights, corpus),
         config.coding,
         lambda sections: sum(len(section.data) for section in sections),
     )

@@ -23,10 +23,11 @@ from caddie.model import build
 from caddie.pack import artifact as artifacts
 from caddie.pack.coding import ArrayCodec, Packed
 from caddie.pack.coding.array_codec import Array
-from caddie.pack.compress import Pack
+from caddie.pack.compress import Pack, pack
 from caddie.pack.quantize import Float16, Gptq, Rows, SigmaClip
 from caddie.run.resolve_corpus import held_out_text
-from caddie.run.run import pack_run
+from caddie.run.result import metadata_of
+from caddie.run.run import calibrate_recipe
 from caddie.run.run_folder import WEIGHTS, read_run
 from caddie.score import score
 
@@ -58,10 +59,11 @@ WAYS = {
 
 def measure(run: Path, caps: list[int]) -> list[dict[str, Any]]:
     """A row for each cap and way."""
-    recipe, _, corpus = read_run(run)
+    recipe, seed, corpus = read_run(run)
     text, scoring = held_out_text(corpus), recipe.score.plain
     model = build(recipe.model, 0)
-    model.load_state_dict(load_file(run / WEIGHTS))
+    weights = load_file(run / WEIGHTS)
+    model.load_state_dict(weights)
     before = score(model, text, scoring).bits_per_byte
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -69,7 +71,9 @@ def measure(run: Path, caps: list[int]) -> list[dict[str, Any]]:
             for name, config in WAYS.items():
                 path = Path(folder) / "a"
                 begin = time.perf_counter()
-                compressed = pack_run(run, config.but(cap_bytes=cap), path)
+                packing = recipe.but(pack=config.but(cap_bytes=cap))
+                known = calibrate_recipe(packing, weights, corpus) if config.calibrated else {}
+                compressed = pack(metadata_of(packing, seed, corpus), weights, packing.pack, path, known)
                 seconds = time.perf_counter() - begin
                 packed = artifacts.load(path)
                 rows.append(

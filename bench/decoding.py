@@ -84,12 +84,12 @@ def shapes_of(recipe: str, millions: float | None) -> Shapes:
 
 def scales_of(run: Path, step: float) -> list[tuple[str, Scales]]:
     """Name and scales of each matrix of a trained run."""
-    from caddie.run.run import calibrated
+    from caddie.run.run import calibrate_recipe
     from caddie.run.run_folder import read_run, run_weights
 
     recipe, _, corpus = read_run(run)
     weights = run_weights(run, recipe, corpus)
-    known = calibrated(recipe, weights, corpus)
+    known = calibrate_recipe(recipe, weights, corpus)
     found = []
     for name, weight in weights.items():
         if weight.ndim == 2 and weight.numel() >= _LEAST:

@@ -19,9 +19,8 @@ from caddie.data.tokenizers import SentencePieceBPE, Tokenizer
 from caddie.doctor.pace import named
 from caddie.model import Model, build
 from caddie.pack import artifact as artifacts
-from caddie.pack import container
 from caddie.pack.calibrate import calibrate
-from caddie.pack.compress import Dequantizers, compress
+from caddie.pack.compress import pack
 from caddie.recipes.recipe import Recipe
 from caddie.runtime.distributed import local_device
 from caddie.score import Scoring, Text, score, use_quickest_threads
@@ -82,7 +81,7 @@ def packing(name: str, settings: tuple[str, ...], threads: int | None) -> dict[s
     spent = {"calibrate": 0.0}
     text = config.calibration.but(tokens=CALIBRATION_TOKENS) if hasattr(config.calibration, "tokens") else None
 
-    def known() -> Any:
+    def calibrations() -> Any:
         begin = time.perf_counter()
         batches = (text or config.calibration).batches(model, shards, length=recipe.score.sequence_length, bos=BOS)
         found = calibrate(model, batches, bos=BOS)
@@ -102,17 +101,12 @@ def packing(name: str, settings: tuple[str, ...], threads: int | None) -> dict[s
     )
     weights = {name: parameter.detach().cpu() for name, parameter in model.named_parameters()}
 
-    def around(readers: Dequantizers) -> list[container.Section]:
-        return artifacts.around(recipe.model, readers, tokenizer, recipe.score, manifest)
-
-    def size(readers: Dequantizers, sections: list[container.Section]) -> int:
-        return len(container.pack([*around(readers), *sections]))
-
+    metadata = artifacts.Metadata(recipe.model, tokenizer, recipe.score, manifest)
     begin = time.perf_counter()
-    compressed = compress(recipe.model, weights, config, known, size)
+    known = calibrations() if config.calibrated else {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "artifact.caddie")
-        container.write(path, [*around(compressed.readers), *compressed.sections])
+        compressed = pack(metadata, weights, config, path, known)
         spent["compress"] = time.perf_counter() - begin - spent["calibrate"]
         begins = time.perf_counter()
         opened = artifacts.load(path, local_device())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import platform
 import re
@@ -42,6 +43,13 @@ def replacing(path: Path) -> Iterator[Path]:
         if isinstance(error, UserError):
             raise
         raise UserError(f"cannot write {path}: {reason(error)}") from error
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a value as JSON, whole or not at all, in a folder that is made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=1) + "\n")
 
 
 def unfinished(path: Path) -> Path:

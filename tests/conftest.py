@@ -132,9 +132,9 @@ def caddie() -> Callable[..., Ended]:
     return call
 
 
-def fresh(verb: str, artifact: Path, *arguments: str) -> dict[str, Any]:
-    """What `caddie.run.run._fresh` gives, from this process: for runs whose point is not that the file stands alone."""
-    return dict(json.loads(call(verb, artifact, *arguments, "--json").out))
+def fresh(artifact: Path, corpus: Path, gpus: int = 1) -> dict[str, Any]:
+    """Score in this process, for runs whose point is not that the file stands alone."""
+    return dict(json.loads(call("score", artifact, "--data", corpus, "--gpus", gpus, "--quiet", "--json").out))
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def score_here(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("caddie.run.run._fresh", fresh)
+    patch.setattr("caddie.run.run.score_in_new_process", fresh)
 
 
 _ALIVE: set[tuple[str, str]] = set()

@@ -37,7 +37,7 @@ DOORS = {"__init__", "__main__"}
 
 TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
 ENVIRONMENT = {
-    ("run.run", "_fresh"),
+    ("run.run", "score_in_new_process"),
     ("data.fineweb", "_contained"),
     ("runtime.sandbox", "_environment"),
     ("lab.executors", "Local"),

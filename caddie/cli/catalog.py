@@ -54,9 +54,9 @@ def data(
     with Display(quiet=quiet) as display:
         if fineweb is not None:
             folder, bars = Path(out or f"data/fineweb-{fineweb}"), not display.quiet and sys.stderr.isatty()
-            corpus = fetch_fineweb(fineweb, shards, folder, display.note, bars=bars)
+            corpus = fetch_fineweb(fineweb, shards, folder, display, bars=bars)
         else:
-            corpus = make_corpus(source, recipe, tokenizer=tokenizer, against=against, out=out, report=display.note)
+            corpus = make_corpus(source, recipe, tokenizer=tokenizer, against=against, out=out, progress=display)
     lossy = [rule for rule in audit_corpus(corpus) if rule.lossy]
     facts = {
         "folder": str(corpus.folder),

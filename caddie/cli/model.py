@@ -11,17 +11,19 @@ from caddie.errors import UserError
 from caddie.files import reason, replacing
 
 ENDING = ".cz"
-"""What `compress` adds to a file's name."""
+"""Suffix of compressed files."""
 
 
 @click.command()
 @path_argument("artifact")
-@click.option("--prompt", default="", help="Text to go on from.")
-@click.option("--tokens", type=click.IntRange(1, 100_000), default=120, show_default=True, help="Tokens to write.")
-@click.option("--temperature", type=Finite(0, 100), default=0.8, show_default=True, help="0 takes the likeliest.")
+@click.option("--prompt", default="", help="Text to continue.")
+@click.option("--tokens", type=click.IntRange(1, 100_000), default=120, show_default=True, help="Tokens to generate.")
+@click.option(
+    "--temperature", type=Finite(0, 100), default=0.8, show_default=True, help="0 takes the most likely token."
+)
 @options("seed", "json")
 def sample(artifact: Path, prompt: str, tokens: int, temperature: float, seed: int, as_json: bool) -> int:
-    """Let ARTIFACT write text."""
+    """Generate text."""
     from caddie.inference.sample import sample as write
     from caddie.report.tables import printable
 
@@ -37,7 +39,7 @@ def sample(artifact: Path, prompt: str, tokens: int, temperature: float, seed: i
 @click.option("--out", type=click.Path(path_type=Path), help=f"File to write, else FILE with {ENDING} added.")
 @options("json", "quiet")
 def compress(artifact: Path, file: Path, out: Path | None, as_json: bool, quiet: bool) -> int:
-    """Compress FILE with the model of ARTIFACT. To decompress takes the same artifact."""
+    """Compress FILE with the model of ARTIFACT, which decompressing needs too."""
     from caddie.inference.text_codec import compress as pack
     from caddie.report.display import Display
 
@@ -45,7 +47,7 @@ def compress(artifact: Path, file: Path, out: Path | None, as_json: bool, quiet:
     model, data = load_artifact(artifact), _read(file)
     with Display(quiet=quiet) as display:
         display.phase("compress")
-        packed = pack(model, [data], report=display.tokens)
+        packed = pack(model, [data], progress=display)
     _write(target, packed)
     rate = 8 * len(packed) / len(data) if data else 0.0
     facts = {"file": str(target), "bytes": len(packed), "source_bytes": len(data), "bits_per_byte": rate}
@@ -59,7 +61,7 @@ def compress(artifact: Path, file: Path, out: Path | None, as_json: bool, quiet:
 @click.option("--out", type=click.Path(path_type=Path), help=f"File to write, else FILE without {ENDING}.")
 @options("json", "quiet")
 def decompress(artifact: Path, file: Path, out: Path | None, as_json: bool, quiet: bool) -> int:
-    """Give back the file that compress made FILE of."""
+    """Decompress FILE."""
     from caddie.inference.text_codec import decompress as unpack
     from caddie.report.display import Display
 
@@ -69,7 +71,7 @@ def decompress(artifact: Path, file: Path, out: Path | None, as_json: bool, quie
     model, data = load_artifact(artifact), _read(file)
     with Display(quiet=quiet) as display:
         display.phase("decompress")
-        whole = unpack(model, data, report=display.tokens)
+        whole = unpack(model, data, progress=display)
     _write(target, whole)
     tell({"file": str(target), "bytes": len(whole)}, as_json, f"{target}: {len(whole):,} bytes")
     return 0

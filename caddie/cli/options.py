@@ -1,4 +1,4 @@
-"""What several verbs share: options, the ways to name a recipe or an artifact, and how facts are printed."""
+"""Options and arguments that several verbs share, and the printing of results."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Verb = Callable[..., Any]
 
 
 class Finite(click.FloatRange):
-    """A range of numbers; NaN, which no comparison finds outside one, and infinity are in none."""
+    """A range of finite numbers; click's own lets NaN through."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number that a text stands for."""
+        """Parse a number, or fail."""
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
@@ -32,19 +32,19 @@ class Finite(click.FloatRange):
 
 
 def options(*names: str) -> Callable[[Verb], Verb]:
-    """Options that mean the same for every verb, by name."""
+    """Add options by name; each means the same for every verb."""
     known = {
         "data": click.option(
             "--data",
             metavar="PATH",
-            help="Text, JSON lines, a folder of them, shards, or a corpus; Python's own library unless named.",
+            help="Text, JSON lines, a folder of them, shards, or a corpus; by default Python's own library.",
         ),
         "seed": click.option(
             "--seed",
             type=click.IntRange(0, 2**32 - 1),
             default=1337,
             show_default=True,
-            help="Seed of all chance.",
+            help="Random seed.",
         ),
         "seconds": click.option("--seconds", type=float, help="Training time; short for train.seconds=."),
         "out": click.option("--out", metavar="DIR", help="Folder to write to."),
@@ -65,12 +65,12 @@ settings_argument = click.argument("settings", metavar="[PATH=VALUE]...", nargs=
 
 
 def path_argument(name: str, metavar: str | None = None) -> Callable[[Verb], Verb]:
-    """An argument that names a file or folder."""
+    """Return an argument that names a file or folder."""
     return click.argument(name, metavar=metavar, type=click.Path(path_type=Path))
 
 
 def named_recipe(name: str, settings: tuple[str, ...], seconds: float | None = None) -> Recipe:
-    """The recipe of this name with its settings changed."""
+    """Return the recipe of this name with its settings changed."""
     from caddie.recipes.catalog import find
 
     if "=" in name and ".py:" not in name:
@@ -83,7 +83,7 @@ def named_recipe(name: str, settings: tuple[str, ...], seconds: float | None = N
 
 
 def load_artifact(path: Path) -> Artifact:
-    """The artifact, its model on this process's device."""
+    """Return the artifact, with its model on this process's device."""
     from caddie.pack import artifact as artifacts
     from caddie.runtime import distributed
 
@@ -91,7 +91,7 @@ def load_artifact(path: Path) -> Artifact:
 
 
 def changed_recipe(artifact: Artifact, settings: tuple[str, ...], *others: str) -> Recipe:
-    """A recipe with the artifact's scoring and what settings of the form score.PATH=VALUE, or `others`, change."""
+    """Return a recipe with the artifact's scoring, changed by settings score.PATH=VALUE or `others`."""
     from caddie.recipes.recipe import Recipe
 
     diff = assignments(settings)
@@ -103,5 +103,5 @@ def changed_recipe(artifact: Artifact, settings: tuple[str, ...], *others: str) 
 
 
 def tell(facts: dict[str, Any], as_json: bool, text: str) -> None:
-    """Print the result of a verb: the facts as one JSON object, or a text for people."""
+    """Print a result: as one JSON object, or as text for people."""
     print(json.dumps(facts) if as_json else text)

@@ -1,4 +1,4 @@
-"""Verbs of the straight line: run, train, pack, verify, score."""
+"""The verbs run, train, pack, verify and score."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +23,9 @@ from caddie.cli.options import (
     tell,
 )
 from caddie.config import assignments, parse_assignment
-from caddie.config.schedules import Clock
 from caddie.errors import CheckFailed, UserError
 
 if TYPE_CHECKING:
-    from caddie.pack.candidates import Candidate
     from caddie.recipes.recipe import Recipe
     from caddie.report.display import Display
     from caddie.runtime.distributed import Ranks
@@ -36,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """What a verb that trains is asked for, in one of its processes."""
+    """Arguments of a verb that trains, in one of its processes."""
 
     recipe: Recipe
     data: str | None
@@ -46,22 +43,11 @@ class Job:
     ranks: Ranks
     display: Display
 
-    def watch(self, event: dict[str, Any]) -> None:
-        """Show an event of the training."""
-        if event["event"] == "step":
-            self.display.step(event)
-        elif event["event"] == "start":
-            self.display.start(event)
-        elif event["event"] == "note":
-            self.display.note(event["text"])
-        elif event["event"] == "forecast":
-            self.display.forecast(event)
-
 
 def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Command:
-    """The command of a verb that trains: its options, its processes, and how it ends.
+    """Make the command of a verb that trains, with its options, processes and exit status.
 
-    The verb gives its facts, and the same for people; None in all processes but the first.
+    The verb returns its result as JSON values and as text, or None in all processes but the first.
     """
 
     @click.command(verb.__name__, help=verb.__doc__)
@@ -80,22 +66,22 @@ def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Co
         quiet: bool,
     ) -> int:
         from caddie.report.display import Display
-        from caddie.run.run import check_whole_run
+        from caddie.run.run import check_recipe
         from caddie.run.run_folder import run_folder
         from caddie.runtime import distributed
 
         chosen = named_recipe(recipe, settings, seconds)
-        check_whole_run(chosen, gpus)
+        check_recipe(chosen, gpus)
         if gpus > 1 and not distributed.under_torchrun():
             return distributed.launch(gpus, sys.argv[1:])
         folder = Path(out) if out else run_folder(chosen, seed)
         typed = shlex.join(["caddie", *sys.argv[1:]])
         with distributed.join() as ranks, Display(quiet=quiet or not ranks.first) as display:
             with resume_hint(typed, folder, bool(out)):
-                told = verb(Job(chosen, data, seed, folder, typed, ranks, display))
-        if told is None:
+                result = verb(Job(chosen, data, seed, folder, typed, ranks, display))
+        if result is None:
             return 0
-        facts, text = told
+        facts, text = result
         tell(facts, as_json, text)
         return judge(facts.get("checks", []))
 
@@ -106,40 +92,33 @@ def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Co
 def run(job: Job) -> tuple[dict[str, Any], str] | None:
     """Train, pack, verify and score RECIPE, and write a report."""
     from caddie.report.tables import result_table
-    from caddie.run.run import run as run_line
+    from caddie.run.run import run as run_recipe
 
-    result = run_line(
+    result = run_recipe(
         job.recipe,
         job.data,
         seed=job.seed,
         folder=job.folder,
         ranks=job.ranks,
-        watch=job.watch,
-        phase=job.display.phase,
-        on_candidate=_drafting(job.display, job.recipe.pack.cap_bytes),
+        progress=job.display,
         command=job.command,
     )
     return (result, result_table(result, job.folder / "report.html")) if result else None
-
-
-def _drafting(display: Display, cap_bytes: int) -> Callable[[Candidate], None]:
-    """Shows each draft of the weights as they are fitted to the cap."""
-    numbers = count(1)
-    return lambda draft: display.doing(f"draft {next(numbers)}: {draft.file_bytes:,} bytes of {cap_bytes:,}")
 
 
 @trains
 def train(job: Job) -> tuple[dict[str, Any], str] | None:
     """Train RECIPE and keep its weights. `caddie pack` goes on from there."""
     from caddie.run.dead_settings import check_settings_matter
-    from caddie.run.run import open_together, train_run
+    from caddie.run.resolve_corpus import open_corpus
+    from caddie.run.run import train_recipe
     from caddie.run.run_folder import check_folder
 
     check_folder(job.folder)
     check_settings_matter(job.recipe)
-    corpus = open_together(job.recipe, job.data, job.ranks, job.display.note)
+    corpus = open_corpus(job.recipe, job.data, job.display, ranks=job.ranks)
     job.display.phase("train")
-    trained = train_run(job.recipe, corpus, job.folder, job.seed, job.ranks, job.watch)
+    trained = train_recipe(job.recipe, corpus, job.folder, job.seed, job.ranks, job.display)
     if not job.ranks.first:
         return None
     facts = {"folder": str(job.folder), "steps": trained.steps, "tokens": trained.tokens, "loss": trained.final_loss}
@@ -151,7 +130,7 @@ def train(job: Job) -> tuple[dict[str, Any], str] | None:
 @path_argument("folder", metavar="RUN")
 @settings_argument
 @click.option("--out", metavar="FILE", type=click.Path(path_type=Path), help="File to write.")
-@click.option("--compare", is_flag=True, help="Write nothing; show what all quantizers and codings make of RUN.")
+@click.option("--compare", is_flag=True, help="Write nothing; compare all quantizers and codings on RUN.")
 @options("json", "quiet")
 def pack(folder: Path, settings: tuple[str, ...], out: Path | None, compare: bool, as_json: bool, quiet: bool) -> int:
     """Quantize and pack the weights of the run folder RUN.
@@ -160,27 +139,29 @@ def pack(folder: Path, settings: tuple[str, ...], out: Path | None, compare: boo
     kept and the new one is RUN/artifact-N.caddie, unless --out names another. --compare takes several cap=N.
     """
     from caddie.pack import artifact as artifacts
+    from caddie.pack.compress import pack as pack_weights
     from caddie.report.display import Display
     from caddie.report.tables import pack_table
-    from caddie.run.result import describe_compression
-    from caddie.run.run import pack_run
-    from caddie.run.run_folder import ARTIFACT, read_run
+    from caddie.run.result import describe_compression, metadata_of
+    from caddie.run.run import calibrate_recipe
+    from caddie.run.run_folder import ARTIFACT, read_run, run_weights
+    from caddie.runtime.distributed import Ranks, local_device
+    from caddie.runtime.progress import Phases
 
-    recipe, _, corpus = read_run(folder)
+    recipe, seed, corpus = read_run(folder)
     with Display(quiet=quiet) as display:
         if compare:
             return _compare_packings(folder, recipe, settings, out, display, as_json)
-        config = recipe.but(assignments(settings, _compress_setting)).pack
-        cap, clock = config.cap_bytes, Clock()
+        recipe = recipe.but(assignments(settings, _pack_setting))
+        cap, phases = recipe.pack.cap_bytes, Phases(display)
         path = out or folder / (f"artifact-{cap}.caddie" if settings else ARTIFACT)
-        with clock.phase("pack"):
-            compressed = pack_run(
-                folder,
-                config,
-                path,
-                display.phase,
-                _drafting(display, cap),
-            )
+        weights, calibrations = run_weights(folder, recipe, corpus), {}
+        if recipe.pack.calibrated:
+            with phases("calibrate"):
+                calibrations = calibrate_recipe(recipe, weights, corpus, Ranks(device=local_device()))
+        with phases("pack"):
+            metadata = metadata_of(recipe, seed, corpus)
+            compressed = pack_weights(metadata, weights, recipe.pack, path, calibrations, display)
     packed = artifacts.load(path)
     facts = {
         "artifact": str(packed.path),
@@ -188,7 +169,7 @@ def pack(folder: Path, settings: tuple[str, ...], out: Path | None, compare: boo
         "cap_bytes": cap,
         "ledger": packed.ledger,
         "compression": describe_compression(compressed, packed, corpus),
-        "seconds": clock.seconds["pack"],
+        "seconds": sum(phases.seconds.values()),
         "next": [shlex.join(["caddie", "score", str(path), "--data", str(corpus.folder)])],
     }
     tell(facts, as_json, pack_table(facts))
@@ -197,7 +178,7 @@ def pack(folder: Path, settings: tuple[str, ...], out: Path | None, compare: boo
     return 0
 
 
-def _compress_setting(text: str) -> tuple[str, object]:
+def _pack_setting(text: str) -> tuple[str, object]:
     path, value = parse_assignment(text)
     if path != "cap" and not path.startswith("pack."):
         raise UserError(f"pack takes cap=N and settings of pack, as in pack.fit=none, not {path}")
@@ -211,14 +192,14 @@ def _compare_packings(
 
     if out is not None:
         raise UserError("--compare writes no file; leave out --out")
-    changes = [_compress_setting(text) for text in settings]
+    changes = [_pack_setting(text) for text in settings]
     for path, _ in changes:
         if path != "pack.cap_bytes":
             raise UserError(
                 f"--compare tries the quantizers and codings that it knows and takes cap=N alone, not {path}"
             )
     caps = [recipe.but({path: value}).pack.cap_bytes for path, value in changes]
-    facts = compare(folder, caps, display.phase, display.doing)
+    facts = compare(folder, caps, display)
     tell(facts, as_json, summary(facts))
     return 0
 
@@ -241,7 +222,7 @@ def verify(
     data: str | None,
     as_json: bool,
 ) -> int:
-    """Check that ARTIFACT is what it says, and probe its scorer. The probes run in a sealed process.
+    """Check ARTIFACT's file, and probe its scorer for cheats in a sandbox.
 
     Settings are pack.cap_bytes=N and those of score, for another scoring than the artifact's own. The probe text is
     from Python's library, or from the held-out documents of --data, which must be proven to be held out.
@@ -296,7 +277,7 @@ def score(
     """
     from caddie.report.display import Display
     from caddie.report.tables import score_table
-    from caddie.run.resolve_corpus import open_for_scoring
+    from caddie.run.resolve_corpus import held_out_text, open_for_scoring
     from caddie.run.run import score_artifact
     from caddie.runtime import distributed
 
@@ -305,8 +286,8 @@ def score(
     with distributed.join() as ranks, Display(quiet=quiet or not ranks.first) as display:
         loaded = load_artifact(artifact)
         scoring = changed_recipe(loaded, settings).score
-        corpus = open_for_scoring(loaded, data, display.note)
-        result = score_artifact(loaded, corpus, scoring, scorer, display.phase, display.tokens, ranks)
+        corpus = open_for_scoring(loaded, data, display)
+        result = score_artifact(loaded, corpus, held_out_text(corpus), scoring, scorer, display, ranks)
     if not ranks.first:
         return 0
     if not math.isfinite(result["bits_per_byte"]):

@@ -6,11 +6,9 @@ schedules that count steps exist to reproduce the contest's scripts and say so.
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, ClassVar
@@ -242,20 +240,3 @@ def changes(numbers: Iterable[IntSchedule]) -> tuple[float, ...]:
     return tuple(
         sorted({begin for number in numbers if isinstance(number, PiecewiseConstant) for begin in number.begins})
     )
-
-
-class Clock:
-    """Seconds by phase. A phase may be entered several times; its seconds add up."""
-
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self.now = now
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Charge the enclosed work to `name`."""
-        begin = self.now()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + self.now() - begin

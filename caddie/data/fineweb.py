@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -19,12 +19,11 @@ from caddie.data.corpus import Corpus
 from caddie.data.loaders import open_shard
 from caddie.data.tokenizers import SentencePieceFile
 from caddie.errors import UserError, first_line, suggest
+from caddie.runtime.progress import Progress
 
 REPOSITORY = "willdepueoai/parameter-golf"
 ROOT = "datasets"
 DATASET = "fineweb10B_"
-
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ def fetch_fineweb(
     variant: str,
     train_shards: int,
     folder: Path,
-    report: Report,
+    progress: Progress,
     *,
     endpoint: str | None = None,
     bars: bool = False,
@@ -55,7 +54,7 @@ def fetch_fineweb(
     if train_shards < 1:
         raise UserError(f"at least one training shard is needed, not {train_shards}")
     folder = folder.expanduser().resolve()
-    fetch = _Fetch(folder, endpoint, report, bars)
+    fetch = _Fetch(folder, endpoint, progress, bars)
     known = _listings(fetch(f"{ROOT}/manifest.json"))
     if variant not in known:
         raise UserError(f"{REPOSITORY} has {', '.join(sorted(known))}, not {variant}{suggest(variant, known)}")
@@ -70,17 +69,17 @@ def fetch_fineweb(
         fetch(name, f" ({number} of {len(names)})")
     source = SentencePieceFile(path=str(model))
     return published.describe(
-        (folder / names[0]).parent, folder, source, int(variant[2:]), report, train_shards=train_shards
+        (folder / names[0]).parent, folder, source, int(variant[2:]), progress, train_shards=train_shards
     )
 
 
 class _Fetch:
     """Fetches one file of the repository at a time into the same place below `folder`, if it is not there."""
 
-    def __init__(self, folder: Path, endpoint: str | None, report: Report, bars: bool) -> None:
-        self.folder, self.endpoint, self.report, self.bars = folder, endpoint, report, bars
+    def __init__(self, folder: Path, endpoint: str | None, progress: Progress, bars: bool) -> None:
+        self.folder, self.endpoint, self.progress, self.bars = folder, endpoint, progress, bars
 
-    def __call__(self, name: str, progress: str = "") -> Path:
+    def __call__(self, name: str, which: str = "") -> Path:
         path = self.folder / name
         if _complete(path):
             return path
@@ -89,7 +88,7 @@ class _Fetch:
             self._download(name)
         if path.suffix == ".bin":
             open_shard(path)
-        self.report(f"{path.name}: {path.stat().st_size:,} bytes{progress}")
+        self.progress.note(f"{path.name}: {path.stat().st_size:,} bytes{which}")
         return path
 
     def _download(self, name: str) -> None:

@@ -36,6 +36,25 @@ HEADER_BYTES = 1024
 BOS_SCAN = 1 << 20
 
 
+@dataclass(frozen=True)
+class TrainingData:
+    """Token shards to train on; documents begin with `bos`."""
+
+    shards: Sequence[Tokens]
+    bos: int
+    documents_sha256: str = ""
+    """Hash of the set of documents."""
+    tokenizer_sha256: str = ""
+    """Hash of the tokenizer."""
+    bits_per_nat: float | None = None
+    """Bits per byte of the text that one nat per token is; None where the bytes are not known."""
+
+    @property
+    def identity(self) -> str:
+        """What a checkpoint says of the data it was trained on."""
+        return self.documents_sha256 + self.tokenizer_sha256
+
+
 def write_shard(path: Path, tokens: Tokens) -> None:
     """Write a shard in the contest's format; the file appears complete or not at all."""
     assert tokens.dtype == np.dtype(np.uint16)

@@ -28,6 +28,7 @@ from caddie.data.splits import Plan, Text, divide, identity
 from caddie.data.tokenizers import CaseOps, SentencePieceFile, Tokenizer, TokenizerSource
 from caddie.errors import UserError
 from caddie.files import unfinished
+from caddie.runtime.progress import Progress
 
 SHARD_TOKENS = 100_000_000
 BATCH_BYTES = 1 << 22
@@ -38,8 +39,6 @@ COMPRESSED_BYTES = 4_000_000
 OWN_SHARDS = tuple(f"{prefix}_{'[0-9]' * 6}.bin" for prefix in PREFIXES.values())
 OWN_FILES = (*OWN_SHARDS, corpus.MANIFEST, corpus.TOKENIZER, corpus.DOCUMENTS, corpus.VALIDATION_TEXT)
 
-Report = Callable[[str], None]
-
 
 def prepare(
     source: str | Path | None,
@@ -48,7 +47,7 @@ def prepare(
     tokenizer_source: TokenizerSource,
     vocabulary: int,
     validation_fraction: float,
-    report: Report,
+    progress: Progress,
     limit_bytes: int | None = None,
 ) -> Corpus:
     """The corpus of a source (see `sources.find`), made in `folder` unless it is there already.
@@ -60,7 +59,7 @@ def prepare(
     if path and corpus.is_corpus(path):
         return Corpus.load(path)
     if path and published.is_published(path):
-        return published.describe(path, folder, tokenizer_source, vocabulary, report)
+        return published.describe(path, folder, tokenizer_source, vocabulary, progress)
     if not 0 < validation_fraction < 1:
         raise UserError(f"the validation fraction must lie between 0 and 1, not be {validation_fraction:g}")
     folder = folder.expanduser().resolve()
@@ -69,12 +68,12 @@ def prepare(
     found = corpus.reusable(folder, inputs)
     if found:
         return found
-    sizes, duplicates = text.survey(report)
+    sizes, duplicates = text.survey(progress)
     plan = Plan(text, inputs, divide(sizes, validation_fraction, text.source, duplicates), duplicates)
-    report(f"tokenizer: {type(tokenizer_source).__name__} with {vocabulary:,} ids")
+    progress.note(f"tokenizer: {type(tokenizer_source).__name__} with {vocabulary:,} ids")
     tokenizer = tokenizer_source.build(vocabulary, lambda: plan.sample(SAMPLE_BYTES / sum(sizes.values())))
     with _new_folder(folder) as partial:
-        manifest = replace(_write(plan, tokenizer, partial, report), validation_fraction=validation_fraction)
+        manifest = replace(_write(plan, tokenizer, partial, progress), validation_fraction=validation_fraction)
         corpus.write_hashes(partial, plan.hashes("train"), plan.hashes("validation"))
         corpus.write_manifest(partial, manifest)
     return Corpus.load(folder)
@@ -86,7 +85,7 @@ def prepare_validation(
     folder: Path,
     tokenizer: Tokenizer,
     against: Corpus | None,
-    report: Report,
+    progress: Progress,
     limit_bytes: int | None = None,
     unseen: bool = False,
 ) -> Corpus:
@@ -104,14 +103,14 @@ def prepare_validation(
         return found
     known = corpus.read_hashes(against.folder, "train") if against else set()
     seen = known | corpus.read_hashes(against.folder, "validation") if against and unseen else known
-    sizes, duplicates = text.survey(report)
+    sizes, duplicates = text.survey(progress)
     plan = Plan(text, inputs, {key: "validation" for key in sizes if key not in seen}, duplicates)
     if not plan.splits:
         seen_in = "the training or the held-out text" if unseen else "the training text"
         raise UserError(f"{text.source.description}: every document is in {seen_in}; name another text")
     with _new_folder(folder) as partial:
         manifest = replace(
-            _write(plan, tokenizer, partial, report),
+            _write(plan, tokenizer, partial, progress),
             train=train and replace(train, shards=()),
             hashed=against.manifest.hashed if against else "documents",
             training_documents_removed=len(sizes) - len(plan.splits),
@@ -170,18 +169,18 @@ class _Writer:
         self.pieces, self.held = [], 0
 
 
-def _write(plan: Plan, tokenizer: Tokenizer, folder: Path, report: Report) -> Manifest:
+def _write(plan: Plan, tokenizer: Tokenizer, folder: Path, progress: Progress) -> Manifest:
     """Everything but the document hashes and the manifest, which is returned."""
     (folder / corpus.TOKENIZER).write_bytes(tokenizer.serialize())
     writers = {name: _Writer(folder, PREFIXES[name], tokenizer) for name in sorted(set(plan.splits.values()))}
     held_out: list[bytes] = []
-    for batch in _batches(plan.documents(), report):
+    for batch in _batches(plan.documents(), progress):
         for name, writer in writers.items():
             writer.add([document for split, document in batch if split == name])
         held_out += [document for split, document in batch if split == "validation"]
     splits = {name: writer.split(plan.hashes(name)) for name, writer in writers.items()}
     for name, split in splits.items():
-        report(f"{name}: {split.documents:,} documents, {split.source_bytes:,} bytes, {split.tokens:,} tokens")
+        progress.note(f"{name}: {split.documents:,} documents, {split.source_bytes:,} bytes, {split.tokens:,} tokens")
     lines = (json.dumps({"text": document.decode()}) + "\n" for document in held_out)
     packed = zstandard.ZstdCompressor(level=9).compress("".join(lines).encode())
     (folder / corpus.VALIDATION_TEXT).write_bytes(packed)
@@ -203,7 +202,9 @@ def _write(plan: Plan, tokenizer: Tokenizer, folder: Path, report: Report) -> Ma
     )
 
 
-def _batches(documents: Iterator[tuple[SplitName, bytes]], report: Report) -> Iterator[list[tuple[SplitName, bytes]]]:
+def _batches(
+    documents: Iterator[tuple[SplitName, bytes]], progress: Progress
+) -> Iterator[list[tuple[SplitName, bytes]]]:
     """Some 4 MB of documents at a time, with a report every 64 MB."""
     batch: list[tuple[SplitName, bytes]] = []
     size = total = 0
@@ -213,7 +214,7 @@ def _batches(documents: Iterator[tuple[SplitName, bytes]], report: Report) -> It
         if size >= BATCH_BYTES:
             yield batch
             if (total + size) // REPORT_BYTES > total // REPORT_BYTES:
-                report(f"{(total + size) / 1e6:,.0f} MB encoded")
+                progress.note(f"{(total + size) / 1e6:,.0f} MB encoded")
             total, size, batch = total + size, 0, []
     yield batch
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,13 +18,12 @@ from caddie.data.corpus import Corpus, Manifest, Shard, Split, TokenizerEntry
 from caddie.data.loaders import open_shard
 from caddie.data.tokenizers import Tokenizer, TokenizerSource
 from caddie.errors import UserError
+from caddie.runtime.progress import Progress
 
 PATTERNS = {"train": "*_train_*.bin", "validation": "*_val_*.bin"}
 CHUNK_TOKENS = 1 << 22
 FORMAT = 2
 """Part of every fingerprint: raised when the same shards come to mean another corpus."""
-
-Report = Callable[[str], None]
 
 
 def is_published(folder: Path) -> bool:
@@ -37,7 +36,7 @@ def describe(
     folder: Path,
     tokenizer_source: TokenizerSource,
     vocabulary: int,
-    report: Report,
+    progress: Progress,
     train_shards: int | None = None,
 ) -> Corpus:
     """The corpus of the shards in `shards`: tokenizer, document hashes and manifest, written to `folder`.
@@ -57,8 +56,8 @@ def describe(
     found = corpus.reusable(folder, inputs)
     if found:
         return found
-    train, train_hashes = _split(paths["train"], folder, tokenizer, report)
-    validation, validation_hashes = _split(paths["validation"], folder, tokenizer, report)
+    train, train_hashes = _split(paths["train"], folder, tokenizer, progress)
+    validation, validation_hashes = _split(paths["validation"], folder, tokenizer, progress)
     by_table = all(split.table_bytes == split.normalized_bytes for split in (train, validation))
     manifest = Manifest(
         version=corpus.VERSION,
@@ -77,7 +76,7 @@ def describe(
         validation_fraction=None,
     )
     if manifest.overlap:
-        report(f"{manifest.overlap:,} validation documents are training documents too")
+        progress.note(f"{manifest.overlap:,} validation documents are training documents too")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / corpus.MANIFEST).unlink(missing_ok=True)
     (folder / corpus.TOKENIZER).write_bytes(tokenizer.serialize())
@@ -95,7 +94,7 @@ def _no_text() -> NoReturn:
     raise UserError("token shards need the tokenizer they were made with; name its SentencePiece model file")
 
 
-def _split(paths: Sequence[Path], folder: Path, tokenizer: Tokenizer, report: Report) -> tuple[Split, set[bytes]]:
+def _split(paths: Sequence[Path], folder: Path, tokenizer: Tokenizer, progress: Progress) -> tuple[Split, set[bytes]]:
     opened = [open_shard(path) for path in paths]
     described: list[Shard] = []
     table_bytes = 0
@@ -109,7 +108,7 @@ def _split(paths: Sequence[Path], folder: Path, tokenizer: Tokenizer, report: Re
             last = chunk[-1:]
         file = str(path.relative_to(folder) if path.is_relative_to(folder) else path)
         described.append(Shard(file, len(tokens), corpus.file_sha256(path)))
-        report(f"{path.name}: {len(tokens):,} tokens")
+        progress.note(f"{path.name}: {len(tokens):,} tokens")
     hashes, decoded_bytes = [], 0
     for run in corpus.runs(opened, tokenizer.bos):
         hashes.append(corpus.document_hash(run.tobytes()))

@@ -19,11 +19,10 @@ from caddie.data.corpus import Corpus, SplitName
 from caddie.data.documents import UNCUT_BYTES, Source
 from caddie.data.tokenizers import Tokenizer
 from caddie.errors import UserError
+from caddie.runtime.progress import Progress
 
 FORMAT = 1
 """Part of every fingerprint: raised when the same inputs come to mean another corpus."""
-
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,9 @@ class Text:
                 return
             yield document
 
-    def survey(self, report: Report) -> tuple[dict[bytes, int], int]:
+    def survey(self, progress: Progress) -> tuple[dict[bytes, int], int]:
         """Bytes of each document by its hash, and how many documents came more than once."""
-        report(f"reading {self.source.description}")
+        progress.note(f"reading {self.source.description}")
         skipped: list[Path] = []
         sizes: dict[bytes, int] = {}
         count = 0
@@ -61,8 +60,10 @@ class Text:
             limit = "" if self.limit_bytes is None else ", or raise the limit on its bytes"
             raise UserError(f"{self.source.description}: no documents; give text{limit}")
         if skipped:
-            report(f"{len(skipped):,} files that are not text were skipped")
-        report(f"{len(sizes):,} documents, {sum(sizes.values()):,} bytes; {count - len(sizes):,} duplicates dropped")
+            progress.note(f"{len(skipped):,} files that are not text were skipped")
+        progress.note(
+            f"{len(sizes):,} documents, {sum(sizes.values()):,} bytes; {count - len(sizes):,} duplicates dropped"
+        )
         return sizes, count - len(sizes)
 
 

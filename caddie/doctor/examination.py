@@ -30,7 +30,7 @@ from caddie.pack.compress import Pack
 from caddie.pack.fit import FillCap
 from caddie.recipes.recipe import Recipe
 from caddie.report.tables import WIDTH, printable, table
-from caddie.run.run import check_whole_run
+from caddie.run.run import check_recipe
 
 SECONDS = 10.0
 """Within which a question to the system must be answered."""
@@ -180,7 +180,7 @@ def examine(
     `UserError`.
     """
     recipe = pace.named(name, settings)
-    check_whole_run(recipe, world)
+    check_recipe(recipe, world)
     faults: dict[str, str] = {}
 
     def ask(subject: str, question: Callable[[], T], seconds: float = SECONDS) -> T | None:

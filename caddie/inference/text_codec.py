@@ -13,7 +13,7 @@ import copy
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -29,10 +29,10 @@ from caddie.inference.range_coder import Decoder, Encoder
 from caddie.model import Cache
 from caddie.pack.artifact import Artifact
 from caddie.report.units import whole_bytes
+from caddie.runtime.progress import SILENT, Progress
 from caddie.score import Layout, Scorer, Scoring, ScoringBatch, Step, Stream, Text, equal, score
 
 Tokens = npt.NDArray[np.uint16]
-Report = Callable[[int, int], None]
 
 _MAGIC = b"caddie:1"
 _STORED, _FILE, _DOCUMENTS = 0, 1, 2
@@ -50,7 +50,7 @@ def compress(
     *,
     scoring: Scoring | None = None,
     streams: int | None = None,
-    report: Report = lambda done, total: None,
+    progress: Progress = SILENT,
 ) -> bytes:
     """The documents, one or several, as few bytes; `decompress` gives back their concatenation.
 
@@ -74,7 +74,7 @@ def compress(
         encoder.encode(targets, logits)
         return targets
 
-    _code(scorer, np.concatenate(lanes) if lanes else np.empty(0, np.uint16), list(map(len, lanes)), price, report)
+    _code(scorer, np.concatenate(lanes) if lanes else np.empty(0, np.uint16), list(map(len, lanes)), price, progress)
     head = _numbers(mode, len(lanes), *map(len, lanes))
     diff = {path: plain(value) for path, value in artifact.scoring.diff(chosen).items()}
     own = json.dumps(diff, separators=(",", ":")).encode() if diff else b""
@@ -113,14 +113,14 @@ def measure(
     documents: Sequence[bytes],
     *,
     scoring: Scoring | None = None,
-    report: Report = lambda done, total: None,
+    progress: Progress = SILENT,
 ) -> Measured:
     """Compress documents, decompress them, and score the same tokens in bulk."""
     chosen, tokenizer = scoring or artifact.scoring, artifact.tokenizer
     start = time.perf_counter()
-    packed = compress(artifact, documents, scoring=scoring, report=report)
+    packed = compress(artifact, documents, scoring=scoring, progress=progress)
     middle = time.perf_counter()
-    whole = decompress(artifact, packed, report=report)
+    whole = decompress(artifact, packed, progress=progress)
     end = time.perf_counter()
     spelled, own = [exact_ids(tokenizer, document) for document in documents], tokenizer.encode_many(documents)
     promised = _nats(artifact, chosen, spelled)
@@ -147,7 +147,7 @@ def _nats(artifact: Artifact, scoring: Scoring, ids: Sequence[Tokens]) -> float:
     return score(artifact.model, Text(tokens, bos, 1, 1, 1), scoring).nats
 
 
-def decompress(artifact: Artifact, data: bytes, *, report: Report = lambda done, total: None) -> bytes:
+def decompress(artifact: Artifact, data: bytes, *, progress: Progress = SILENT) -> bytes:
     """What `compress` was given; `UserError` if the data is damaged or belongs to another artifact."""
     start = len(_MAGIC)
     if data[:start] != _MAGIC or len(data) < start + 2 * _HASH_BYTES:
@@ -157,7 +157,7 @@ def decompress(artifact: Artifact, data: bytes, *, report: Report = lambda done,
         raise UserError(f"this file was compressed with another artifact, whose SHA-256 begins with {model.hex()}")
     reader = _Reader(data, start + 2 * _HASH_BYTES)
     mode = reader.number()
-    whole = reader.rest() if mode == _STORED else _decode(artifact, mode, reader, report)
+    whole = reader.rest() if mode == _STORED else _decode(artifact, mode, reader, progress)
     if hashlib.sha256(whole).digest()[:_HASH_BYTES] != digest:
         raise UserError(
             "this file is damaged, or this machine computes too differently from the one that compressed it"
@@ -165,7 +165,7 @@ def decompress(artifact: Artifact, data: bytes, *, report: Report = lambda done,
     return whole
 
 
-def _decode(artifact: Artifact, mode: int, reader: _Reader, report: Report) -> bytes:
+def _decode(artifact: Artifact, mode: int, reader: _Reader, progress: Progress) -> bytes:
     if mode not in (_FILE, _DOCUMENTS):
         raise UserError(f"this file is damaged, or from a later version (mode {mode})")
     lengths, own = _head(reader)
@@ -184,7 +184,7 @@ def _decode(artifact: Artifact, mode: int, reader: _Reader, report: Report) -> b
     def price(logits: npt.NDArray[np.float64], targets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return decoder.decode(logits)
 
-    _code(_scorer(artifact, scoring), tokens, lengths, price, report)
+    _code(_scorer(artifact, scoring), tokens, lengths, price, progress)
     if mode == _FILE:
         return artifact.tokenizer.decode(np.delete(tokens, begins[:-1]))
     cuts = np.append(np.flatnonzero(tokens == bos), len(tokens))
@@ -209,7 +209,7 @@ def _scorer(artifact: Artifact, scoring: Scoring) -> Scorer:
     return scoring.but(precision="float64").scorer(model, artifact.tokenizer.bos)
 
 
-def _code(scorer: Scorer, tokens: Tokens, lengths: Sequence[int], price: _Price, report: Report) -> None:
+def _code(scorer: Scorer, tokens: Tokens, lengths: Sequence[int], price: _Price, progress: Progress) -> None:
     """Run through the scorer's plan token by token; `price` codes a target under logits and says which it was.
 
     `tokens` are written as they become known, which for the encoder changes nothing.
@@ -230,7 +230,7 @@ def _code(scorer: Scorer, tokens: Tokens, lengths: Sequence[int], price: _Price,
             for window, _ in ready:
                 stream.mark(window)
                 done += window.end - window.first
-            report(done, total)
+            progress.step({"event": "tokens", "done": done, "total": total})
         scorer.update(batches, stream.past)
     stream.check_complete()
 

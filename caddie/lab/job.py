@@ -25,12 +25,13 @@ from caddie.errors import CheckFailed, UserError
 from caddie.files import replacing
 from caddie.recipes.recipe import Recipe
 from caddie.report.tables import one_line
-from caddie.run.run import Watch, run
+from caddie.run.run import run
 from caddie.run.run_folder import LOG, RESULT
 from caddie.runtime import distributed
 from caddie.runtime.distributed import Ranks
+from caddie.runtime.progress import Event
 from caddie.train.checkpoint import CHECKPOINT
-from caddie.train.loop import Event, Interrupted
+from caddie.train.loop import Interrupted
 
 JOB, TASK, ERROR, STOP = "job.json", "task.json", "error.json", "stop.json"
 _LOCK = ".lock"
@@ -38,6 +39,24 @@ _LOCK = ".lock"
 
 class _Stopped(Exception):
     """A run was asked to end before its budget, by `stop.json` in its folder."""
+
+
+class _StopFile:
+    """Progress of a run that raises `_Stopped` once `stop.json` is in its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / STOP
+
+    def phase(self, name: str) -> None:
+        """Go on."""
+
+    def step(self, event: Event) -> None:
+        """Raise if the run is to stop."""
+        if event["event"] in ("start", "step", "forecast", "end") and self._path.exists():
+            raise _Stopped(json.loads(self._path.read_text())["reason"])
+
+    def note(self, text: str) -> None:
+        """Go on."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +133,7 @@ def write_json(path: Path, value: object) -> None:
         temporary.write_text(json.dumps(value, indent=1) + "\n")
 
 
-def run_job(job: Path, watch: Watch = lambda event: None) -> None:
+def run_job(job: Path) -> None:
     """Do every run of a job that is not over; one that fails leaves its reason in `error.json`.
 
     A run with `stop.json` in its folder ends as pruned, for the reason given there.
@@ -133,21 +152,15 @@ def run_job(job: Path, watch: Watch = lambda event: None) -> None:
                 ranks.wait()
                 if not (finished(folder) or (folder / ERROR).exists()):
                     torch.set_num_threads(threads)  # the run before may have chosen fewer
-                    _do(one, folder, told, ranks, watch)
+                    _do(one, folder, told, ranks)
 
 
-def _do(one: Mapping[str, Any], folder: Path, told: Mapping[str, Any], ranks: Ranks, watch: Watch) -> None:
+def _do(one: Mapping[str, Any], folder: Path, told: Mapping[str, Any], ranks: Ranks) -> None:
     """One run of a job."""
     trained = Path(told["trained"])
     if folder != trained and ranks.first:
         _adopt(trained, folder)
     ranks.wait()
-
-    def heed(event: Event) -> None:
-        watch(event)
-        if (folder / STOP).exists():
-            raise _Stopped(json.loads((folder / STOP).read_text())["reason"])
-
     try:
         run(
             Recipe.from_json(one["recipe"]),
@@ -155,7 +168,7 @@ def _do(one: Mapping[str, Any], folder: Path, told: Mapping[str, Any], ranks: Ra
             seed=told["seed"],
             folder=folder,
             ranks=ranks,
-            watch=heed,
+            progress=_StopFile(folder),
             study={**told["study"], "label": one["label"]},
         )
     except (Interrupted, KeyboardInterrupt):

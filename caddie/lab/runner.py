@@ -23,7 +23,7 @@ from caddie.lab.rows import RESULTS, STUDY, Row, read_study, row, write_rows
 from caddie.lab.study import Study
 from caddie.recipes.recipe import Recipe
 from caddie.run.resolve_corpus import open_corpus
-from caddie.run.run import check_whole_run
+from caddie.run.run import check_recipe
 
 ATTEMPTS = 3
 """Times that a job is begun before its runs count as failed."""
@@ -71,7 +71,7 @@ def plan(study: Study, data: str | None, runs: Path, note: Report = lambda line:
     recipes = {label: study.recipe(label) for label in study.labels}
     for label, recipe in recipes.items():
         try:
-            check_whole_run(recipe)
+            check_recipe(recipe)
         except UserError as error:
             raise UserError(f"{label}: {error}") from None
     corpora: dict[str, Corpus] = {}

@@ -36,7 +36,7 @@ from caddie.lab.study import BASE, Entry, Study, labelled, read_values
 from caddie.recipes.recipe import Recipe
 from caddie.report.charts import is_finite
 from caddie.report.page import read_steps
-from caddie.run.run import check_whole_run
+from caddie.run.run import check_recipe
 from caddie.run.run_folder import LOG
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ class _Proposals:
 def invalid_reason(recipe: Recipe, diff: Diff) -> str:
     """Why no run can come of a diff, or nothing."""
     try:
-        check_whole_run(recipe.but(diff))
+        check_recipe(recipe.but(diff))
     except UserError as error:
         return str(error)
     return ""

@@ -31,7 +31,7 @@ from caddie.config.userfile import execute
 from caddie.errors import UserError
 from caddie.recipes.catalog import find, shipped
 from caddie.recipes.recipe import Figure, Recipe
-from caddie.run.run import check_whole_run
+from caddie.run.run import check_recipe
 
 BASE = "base"
 """Label of the base."""
@@ -266,7 +266,7 @@ def _taken_back(recipe: Recipe, lines: Diff, path: str) -> Diff:
     for chosen in [(), *((other,) for other in others), tuple(others)]:
         back = {line: lines[line] for line in lines if line == path or line in chosen}
         with suppress(UserError):
-            check_whole_run(recipe.but(back).but({"train.seconds": 1.0}))
+            check_recipe(recipe.but(back).but({"train.seconds": 1.0}))
             return back
     raise UserError(f"{path} cannot be taken back, not even with all other lines of {recipe.name}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from caddie.model import GPT, Model
 from caddie.model.parameters import draw_constants
 from caddie.pack import container
 from caddie.pack.codecs import Brotli
+from caddie.pack.container import Section
 from caddie.pack.decompress import PREFIX, decompress
 from caddie.pack.quantize import Quantizer
 from caddie.runtime.memory import keep_freed_memory
@@ -80,29 +81,34 @@ class Artifact:
         return sum(self.ledger.values())
 
 
-def around(
-    gpt: GPT,
-    readers: Mapping[str, Quantizer],
-    tokenizer: Tokenizer,
-    scoring: Scoring,
-    manifest: Manifest,
-    source: container.Section | None = None,
-) -> list[container.Section]:
-    """The sections of an artifact beside its weights; everything in them is data, no pickle and nothing `load` runs.
+@dataclass(frozen=True)
+class Metadata:
+    """All that an artifact holds beside its weights: data alone, no pickle, nothing that `load` runs."""
 
-    `source` is the section `SOURCE`, for an artifact that carries the code it needs.
-    """
-    config = {
-        "model": gpt.to_json(),
-        "quantizers": {rule: reader.to_json() for rule, reader in readers.items()},
-        "score": scoring.to_json(),
-    }
-    return [
-        container.Section(CONFIG, _dump(config), Brotli()),
-        container.Section(MANIFEST, _dump(manifest.to_json()), Brotli()),
-        container.Section(TOKENIZER, tokenizer.serialize(), Brotli()),
-        *([source] if source else []),
-    ]
+    gpt: GPT
+    tokenizer: Tokenizer
+    scoring: Scoring
+    manifest: Manifest
+    source: Section | None = None
+    """Section `SOURCE`, for an artifact that carries the code that scores it."""
+
+    def sections(self, dequantizers: Mapping[str, Quantizer]) -> list[Section]:
+        """Return the sections that come before the weights, with the rules that `dequantizers` read weights by."""
+        config = {
+            "model": self.gpt.to_json(),
+            "quantizers": {rule: quantizer.to_json() for rule, quantizer in dequantizers.items()},
+            "score": self.scoring.to_json(),
+        }
+        return [
+            Section(CONFIG, _dump(config), Brotli()),
+            Section(MANIFEST, _dump(self.manifest.to_json()), Brotli()),
+            Section(TOKENIZER, self.tokenizer.serialize(), Brotli()),
+            *([self.source] if self.source else []),
+        ]
+
+    def file_bytes(self, dequantizers: Mapping[str, Quantizer], weights: Sequence[Section]) -> int:
+        """Return the bytes of the file that holds these sections of weights."""
+        return len(container.pack([*self.sections(dequantizers), *weights]))
 
 
 def load(path: Path, device: torch.device | str = "cpu") -> Artifact:

@@ -1,4 +1,4 @@
-"""A model's weights as sections of an artifact, tried with one choice of quantizers after another."""
+"""A model's weights as sections of an artifact, under one choice of quantizers after another."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Candidate:
 
 
 class Candidates:
-    """Makes drafts; what a draft shares with the one before is not done again."""
+    """Makes candidates; work shared with the one before is not done again."""
 
     def __init__(
         self,
@@ -58,44 +58,45 @@ class Candidates:
         calibrations: Mapping[str, Calibration],
         coding: ArrayCodec,
         size: Callable[[list[Section]], int],
-        watch: Callable[[Candidate], None] = lambda draft: None,
+        on_candidate: Callable[[Candidate], None] | None = None,
         coders: Coders | None = None,
     ) -> None:
-        """`size` gives the bytes of the whole file that holds sections of weights; `watch` sees every draft; `coders`
-        are those who code, or this process alone."""
+        """`size` returns the bytes of the whole file that holds sections of weights, `on_candidate` gets every
+        candidate, and `coders` is a process pool, or this process alone."""
         self.weights = {name: weight.detach().float().cpu() for name, weight in weights.items()}
         self.calibrations = calibrations
-        self._coding, self._size, self._watch, self._coders = coding, size, watch, coders or Coders()
+        self._coding, self._size, self._on_candidate, self._coders = coding, size, on_candidate, coders or Coders()
         self._kept: dict[str, StoredWeight] = {}
         self._streams: dict[tuple[str, str], bytes] = {}
-        """The first of each array: what is found out by trial for it, which takes two thirds of the time, is right for
-        other steps to a ten-thousandth of the bytes (`docs/log.md`, 2026-11-22)."""
+        """First stream of each array. Its coder's settings, found by trial in two thirds of the time, serve other steps
+        to a ten-thousandth of the bytes (`docs/log.md`, 2026-11-22)."""
 
     def make(self, quantizers: Mapping[str, Quantizer]) -> Candidate:
-        """The draft with these quantizers, by parameter name."""
+        """Return the candidate with these quantizers, by parameter name."""
         found = {
             name: (quantizer, quantizer.quantize(self.weights[name], self.calibrations.get(name, Calibration())))
             for name, quantizer in quantizers.items()
             if (stored := self._kept.get(name)) is None or stored.quantizer != quantizer
         }
         self._kept |= self._store(found)
-        return self._draft({name: self._kept[name] for name in quantizers})
+        return self._candidate({name: self._kept[name] for name in quantizers})
 
-    def changed(self, draft: Candidate, arrays: Mapping[str, Arrays]) -> Candidate:
-        """The draft with other arrays for some weights, of the same quantizers."""
-        return self._draft(
-            draft.weights
-            | self._store({name: (draft.weights[name].quantizer, found) for name, found in arrays.items()})
+    def changed(self, candidate: Candidate, arrays: Mapping[str, Arrays]) -> Candidate:
+        """Return `candidate` with other arrays for some weights, of the same quantizers."""
+        return self._candidate(
+            candidate.weights
+            | self._store({name: (candidate.weights[name].quantizer, found) for name, found in arrays.items()})
         )
 
-    def _draft(self, weights: dict[str, StoredWeight]) -> Candidate:
-        draft = Candidate(weights, 0)
-        draft = replace(draft, file_bytes=self._size(draft.sections))
-        self._watch(draft)
-        return draft
+    def _candidate(self, weights: dict[str, StoredWeight]) -> Candidate:
+        candidate = Candidate(weights, 0)
+        candidate = replace(candidate, file_bytes=self._size(candidate.sections))
+        if self._on_candidate is not None:
+            self._on_candidate(candidate)
+        return candidate
 
     def _store(self, found: Mapping[str, tuple[Quantizer, Arrays]]) -> dict[str, StoredWeight]:
-        """Weights as these quantizers and arrays store them."""
+        """Code arrays into stored weights."""
         keys = [
             (name, key)
             for name, (quantizer, arrays) in found.items()

@@ -1,9 +1,12 @@
-"""From trained weights to the sections of an artifact."""
+"""Trained weights to an artifact."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -12,6 +15,8 @@ from caddie.config import Config, Count
 from caddie.errors import UserError
 from caddie.model import GPT
 from caddie.model.parameters import assign, declarations
+from caddie.pack import container
+from caddie.pack.artifact import Metadata
 from caddie.pack.calibrate import CalibrationText, TrainingText
 from caddie.pack.candidates import Candidate, Candidates
 from caddie.pack.coding import ArrayCodec, Coders, Smallest
@@ -19,32 +24,31 @@ from caddie.pack.container import Section
 from caddie.pack.fit import FillCap, Fit
 from caddie.pack.quantize import Calibration, Float16, LowRank, Quantizer, Waterfilling
 from caddie.runtime.memory import keep_freed_memory
+from caddie.runtime.progress import SILENT, Progress
 
-Calibrate = Callable[[], Mapping[str, Calibration]]
-"""What is known of the weights' use, by parameter name."""
 Dequantizers = dict[str, Quantizer]
-"""Rules, as in `Compress.quantizers`, for the quantizers that read an artifact's weights."""
+"""Rules, as in `Pack.quantizers`, for the quantizers that read an artifact's weights."""
 Size = Callable[[Dequantizers, list[Section]], int]
 """Bytes of the whole file that holds these sections of weights."""
 
 
-def _weights_alone(readers: Dequantizers, sections: list[Section]) -> int:
+def _weights_alone(dequantizers: Dequantizers, sections: list[Section]) -> int:
     return sum(len(section.data) for section in sections)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Correction(Config):
-    """The matrices that rounding changes most get a correction of low rank (LQER, arXiv 2402.02446)."""
+    """Low-rank corrections of the matrices that rounding changes most (LQER, arXiv 2402.02446)."""
 
     matrices: Count = 3
-    """How many, those of the largest Frobenius norm of the error."""
+    """Number of matrices: those with the largest Frobenius norm of the error."""
     rank: Count = 4
     """Rank of each correction."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pack(Config):
-    """How weights become bytes. The cap is the one setting that a plain user needs."""
+    """Settings of packing. The cap is the one that most users need."""
 
     quantizers: Mapping[str, Quantizer] = field(
         default_factory=lambda: {
@@ -57,64 +61,77 @@ class Pack(Config):
     )
     """Role or name pattern to quantizer; the last match wins."""
     correction: Correction | None = None
-    """Low-rank corrections of what is lost, or none."""
+    """Low-rank corrections of the rounding errors, or none."""
     coding: ArrayCodec = Smallest()
-    """How the quantizers' arrays become bytes."""
+    """Entropy coding of the quantizers' arrays."""
     cap_bytes: Count = 16_000_000
     """Bytes that the artifact may have."""
     fit: Fit | None = FillCap()
-    """How the file is made to fill the cap, or none: the quantizers as they are set."""
+    """Search for the candidate that fills the cap; with none the quantizers are used as they are set."""
     calibration: CalibrationText = TrainingText()
-    """What the model is run on for quantizers that ask how a weight is used."""
+    """Text that the model is run on, for quantizers that use calibrations."""
     carry_source: bool = False
-    """Whether the artifact carries the source that scores it. Off, because whoever scores it has this program, and the
-    bytes would be taken from the weights; what the source would take is measured in any case."""
+    """Carry the source that scores the artifact. Off, because those who score it have this program, and the bytes would
+    be taken from the weights; the bytes of the source are measured in any case."""
 
     @property
     def calibrated(self) -> bool:
-        """Whether any quantizer makes use of a calibration."""
+        """True if any quantizer uses a calibration."""
         return any(quantizer.calibrated for quantizer in self.quantizers.values())
 
 
 @dataclass(frozen=True)
 class QuantizedTensor:
-    """What became of one parameter; `relative_error` is that of its Frobenius norm.
-
-    `predicted_loss` is what its rounding is expected to cost, in nats per token, where it was calibrated.
-    """
+    """One parameter as it was packed."""
 
     name: str
     role: str
     shape: tuple[int, ...]
     quantizer: Quantizer
     relative_error: float
+    """Frobenius norm of the error over that of the weight."""
     predicted_loss: float | None
+    """Nats per token that its rounding is expected to cost; None without a calibration."""
 
 
 @dataclass(frozen=True)
 class Compressed:
-    """The weight sections of an artifact, in the model's order, and what happened to each tensor."""
+    """The weight sections of an artifact, in the model's order."""
 
     sections: list[Section]
     tensors: list[QuantizedTensor]
-    readers: Dequantizers
+    dequantizers: Dequantizers
     predicted_loss: float | None
-    """Nats per token that quantization is expected to cost, where the weights were calibrated."""
+    """Nats per token that quantization is expected to cost; None without a calibration."""
     curve: list[tuple[int, float]]
-    """Bytes of the file and predicted loss of what was tried."""
+    """Bytes of the file and predicted loss of the candidates."""
+
+
+def pack(
+    metadata: Metadata,
+    weights: Mapping[str, Tensor],
+    config: Pack,
+    path: Path,
+    calibrations: Mapping[str, Calibration] = MappingProxyType({}),
+    progress: Progress = SILENT,
+) -> Compressed:
+    """Quantize and code the weights, and write the artifact to `path`."""
+    compressed = compress(metadata.gpt, weights, config, calibrations, metadata.file_bytes, progress)
+    container.write(path, [*metadata.sections(compressed.dequantizers), *compressed.sections])
+    return compressed
 
 
 def compress(
     gpt: GPT,
     weights: Mapping[str, Tensor],
     config: Pack,
-    calibrate: Calibrate = lambda: {},
+    calibrations: Mapping[str, Calibration] = MappingProxyType({}),
     size: Size = _weights_alone,
-    watch: Callable[[Candidate], None] = lambda draft: None,
+    progress: Progress = SILENT,
 ) -> Compressed:
     """Quantize and code every weight; weights of another model or not finite are a `UserError`.
 
-    `calibrate` is asked for all weights if a quantizer wants to know of their use; `watch` sees every draft.
+    `calibrations` are by parameter name, for quantizers that use them; `progress` gets an event for each candidate.
     """
     keep_freed_memory()
     with torch.device("meta"):
@@ -130,43 +147,48 @@ def compress(
             )
     chosen = assign(config.quantizers, model, "pack.quantizers")
     quantizers = {name: chosen[name] for name in shapes}
-    readers = {rule: quantizer.reader for rule, quantizer in config.quantizers.items()}
-    calibrations = calibrate() if config.calibrated else {}
+    dequantizers = {rule: quantizer.reader for rule, quantizer in config.quantizers.items()}
+    number = count(1)
+
+    def report(candidate: Candidate) -> None:
+        sizes = {"file_bytes": candidate.file_bytes, "cap_bytes": config.cap_bytes}
+        progress.step({"event": "candidate", "number": next(number), **sizes})
+
     with Coders(torch.get_num_threads()) as coders:
-        drafts = Candidates(
+        candidates = Candidates(
             {name: weights[name] for name in shapes},
-            calibrations,
+            calibrations if config.calibrated else {},
             config.coding,
-            lambda sections: size(readers, sections),
-            watch,
+            lambda sections: size(dequantizers, sections),
+            report,
             coders,
         )
         if config.correction is not None:
-            corrected = _corrected(drafts, drafts.make(quantizers), config.correction)
+            corrected = _corrected(candidates, candidates.make(quantizers), config.correction)
             quantizers |= corrected
             # The last match wins, so they come last.
-            readers = {rule: reader for rule, reader in readers.items() if rule not in corrected}
-            readers |= {name: quantizer.reader for name, quantizer in corrected.items()}
+            dequantizers = {rule: reader for rule, reader in dequantizers.items() if rule not in corrected}
+            dequantizers |= {name: quantizer.reader for name, quantizer in corrected.items()}
         if config.fit is None:
-            draft, curve = drafts.make(quantizers), []
+            chosen_candidate, curve = candidates.make(quantizers), []
         else:
-            fitted = config.fit.fit(drafts, quantizers, config.cap_bytes)
-            draft, curve = fitted.draft, fitted.curve
+            fitted = config.fit.fit(candidates, quantizers, config.cap_bytes)
+            chosen_candidate, curve = fitted.candidate, fitted.curve
     tensors = [
         QuantizedTensor(
             name, declared[name].role, shapes[name], stored.quantizer, stored.relative_error, stored.predicted_loss
         )
-        for name, stored in draft.weights.items()
+        for name, stored in chosen_candidate.weights.items()
     ]
-    return Compressed(draft.sections, tensors, readers, draft.predicted_loss, curve)
+    return Compressed(chosen_candidate.sections, tensors, dequantizers, chosen_candidate.predicted_loss, curve)
 
 
-def _corrected(drafts: Candidates, draft: Candidate, correction: Correction) -> dict[str, Quantizer]:
-    """The quantizers of the matrices whose error is the largest, each with a correction around it."""
+def _corrected(candidates: Candidates, candidate: Candidate, correction: Correction) -> dict[str, Quantizer]:
+    """Return quantizers with a correction for the matrices whose errors are largest."""
     errors = {
-        name: float((stored.restored - drafts.weights[name]).norm())
-        for name, stored in draft.weights.items()
+        name: float((stored.restored - candidates.weights[name]).norm())
+        for name, stored in candidate.weights.items()
         if stored.restored.ndim == 2 and not isinstance(stored.quantizer, LowRank)
     }
     largest = sorted(errors, key=lambda name: -errors[name])[: correction.matrices]
-    return {name: LowRank(of=draft.weights[name].quantizer, rank=correction.rank) for name in largest}
+    return {name: LowRank(of=candidate.weights[name].quantizer, rank=correction.rank) for name in largest}

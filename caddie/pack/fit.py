@@ -1,4 +1,4 @@
-"""How the artifact comes to fill its budget of bytes."""
+"""Choose the candidate that fills the budget of bytes."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ _AIM = 0.9993
 _NOTHING_NATS = 1e-9
 """Predicted loss per token below which more bytes would buy nothing."""
 _AS_GOOD = 1.1
-"""A draft whose cost is up to so many times the least is not worse by more than chance."""
+"""A candidate whose cost is up to so many times the least is not worse by more than chance."""
 _NARROW = 0.25
 """Octaves within which the finest useful steps are found."""
 _OCTAVES = 20.0
 """The furthest that steps are moved from where they are set."""
-_DRAFTS = 16
+_CANDIDATES = 16
 _SHARES = 256
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """The draft to keep, and what was learned on the way."""
+    """The chosen candidate."""
 
-    draft: Candidate
+    candidate: Candidate
     curve: list[tuple[int, float]] = field(default_factory=list)
-    """Bytes of the file and predicted loss in nats per token, of the drafts that had one, by size."""
+    """Bytes of the file and predicted loss in nats per token of the candidates that have one, by size."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit(Config):
-    """Socket: the choice among drafts of the one to keep."""
+    """Socket: the choice among candidates."""
 
     @abstractmethod
-    def fit(self, drafts: Candidates, quantizers: Mapping[str, Quantizer], cap_bytes: int) -> Fitted:
-        """A draft whose file has at most `cap_bytes` bytes; where there is none, the smallest that was found."""
+    def fit(self, candidates: Candidates, quantizers: Mapping[str, Quantizer], cap_bytes: int) -> Fitted:
+        """Return a candidate whose file has at most `cap_bytes` bytes; where there is none, the smallest found."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FillCap(Fit):
-    """All steps by one factor, so that the file fills the cap to 0.2 % and never exceeds it.
+    """Scale all steps by one factor, so that the file fills the cap to 0.2 % and never exceeds it.
 
     A file stays smaller where the next byte would buy nothing: its predicted loss is below a billionth of a nat.
     """
@@ -60,8 +60,8 @@ class FillCap(Fit):
         )
     }
 
-    def fit(self, drafts: Candidates, quantizers: Mapping[str, Quantizer], cap_bytes: int) -> Fitted:
-        """The finest that fits."""
+    def fit(self, candidates: Candidates, quantizers: Mapping[str, Quantizer], cap_bytes: int) -> Fitted:
+        """Return the finest candidate that fits."""
         if all(quantizer.coarser(2.0) == quantizer for quantizer in quantizers.values()):
             raise UserError(
                 "pack.fit: none of pack.quantizers has steps to choose; set one to Waterfilling or to rows "
@@ -69,8 +69,8 @@ class FillCap(Fit):
             )
         seen: dict[float, Candidate] = {}
         place: float | None = 0.0
-        while place is not None and abs(place) <= _OCTAVES and len(seen) < _DRAFTS:
-            now = drafts.make({name: quantizer.coarser(2.0**place) for name, quantizer in quantizers.items()})
+        while place is not None and abs(place) <= _OCTAVES and len(seen) < _CANDIDATES:
+            now = candidates.make({name: quantizer.coarser(2.0**place) for name, quantizer in quantizers.items()})
             seen[place] = now
             useful = {where: one for where, one in seen.items() if not _too_fine(where, seen)}
             fits = place in useful and now.file_bytes <= cap_bytes
@@ -98,22 +98,22 @@ class PruneOnes(Fit):
         )
     }
 
-    def fit(self, drafts: Candidates, quantizers: Mapping[str, Quantizer], cap_bytes: int) -> Fitted:
-        """The draft with the fewest ones taken, to a part in 256 of all."""
-        draft = drafts.make(quantizers)
+    def fit(self, candidates: Candidates, quantizers: Mapping[str, Quantizer], cap_bytes: int) -> Fitted:
+        """Return the candidate with the fewest ones taken, to a part in 256 of all."""
+        candidate = candidates.make(quantizers)
         arrays = {
             name: stored.arrays
-            for name, stored in draft.weights.items()
+            for name, stored in candidate.weights.items()
             if isinstance(stored.quantizer.reader, Rows) and not stored.quantizer.reader.packed
         }
         ones = sum(int((abs(found["integers"]) == 1).sum()) for found in arrays.values())
-        if draft.file_bytes <= cap_bytes or not ones:
-            return Fitted(draft)
+        if candidate.file_bytes <= cap_bytes or not ones:
+            return Fitted(candidate)
         few, many = 0, _SHARES
-        best = drafts.changed(draft, without_ones(arrays, ones))
+        best = candidates.changed(candidate, without_ones(arrays, ones))
         while many - few > 1 and best.file_bytes <= cap_bytes:
             middle = (few + many) // 2
-            now = drafts.changed(draft, without_ones(arrays, ones * middle // _SHARES))
+            now = candidates.changed(candidate, without_ones(arrays, ones * middle // _SHARES))
             if now.file_bytes <= cap_bytes:
                 many, best = middle, now
             else:
@@ -121,14 +121,14 @@ class PruneOnes(Fit):
         return Fitted(best)
 
 
-def _bytes(draft: Candidate) -> int:
-    return draft.file_bytes
+def _bytes(candidate: Candidate) -> int:
+    return candidate.file_bytes
 
 
-def _cost(draft: Candidate) -> float:
+def _cost(candidate: Candidate) -> float:
     """Predicted loss or, where that is unknown, squared errors in parts of the weights' squares."""
-    loss = draft.predicted_loss
-    return sum(stored.relative_error**2 for stored in draft.weights.values()) if loss is None else loss
+    loss = candidate.predicted_loss
+    return sum(stored.relative_error**2 for stored in candidate.weights.values()) if loss is None else loss
 
 
 def _too_fine(place: float, seen: Mapping[float, Candidate]) -> bool:
@@ -137,8 +137,8 @@ def _too_fine(place: float, seen: Mapping[float, Candidate]) -> bool:
     return _cost(seen[place]) > _AS_GOOD * least
 
 
-def _buys_nothing(draft: Candidate) -> bool:
-    loss = draft.predicted_loss
+def _buys_nothing(candidate: Candidate) -> bool:
+    loss = candidate.predicted_loss
     return loss is not None and loss < _NOTHING_NATS
 
 

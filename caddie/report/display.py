@@ -116,17 +116,34 @@ class Display:
         self._phase, self._began, self._last_step = name, self.now(), ""
         self._last_line, self._last_tenth = -math.inf, -1
 
-    def start(self, event: Mapping[str, Any]) -> None:
-        """Show what the warm-up chose, from a `start` event of the log."""
-        self.note(start_line(event))
-
     def step(self, event: Mapping[str, Any]) -> None:
-        """Show a `step` event of the log; off a terminal, only at each tenth of the budget or once a minute."""
-        if not self.quiet:
+        """Show an event of the current phase (see `Progress`)."""
+        if self.quiet:
+            return
+        kind = event["event"]
+        if kind == "step":  # off a terminal only at each tenth of the budget or once a minute
             self._show(event["progress"], step_line(event))
+        elif kind == "start":
+            self.note(start_line(event))
+        elif kind == "forecast":
+            self._forecast(event)
+        elif kind == "tokens" and event["total"]:
+            done, total = event["done"], event["total"]
+            self._show(done / total, tokens_line(done, total, self.now() - self._began))
+        elif kind == "candidate":
+            cap = f" of {event['cap_bytes']:,}" if event["cap_bytes"] else ""
+            self._doing(f"candidate {event['number']}: {event['file_bytes']:,} bytes{cap}")
+        elif kind == "runs":
+            text = f"{event['done']} of {event['total']} runs  {event['text']}"
+            if self._live is not None:
+                self._show(event["done"] / event["total"], text)
+            else:
+                self.note(text)
+        elif kind == "doing":
+            self._doing(event["text"])
 
-    def forecast(self, event: Mapping[str, Any]) -> None:
-        """Show a `forecast` event of the log; off a terminal at the beginning, in the middle and at the end."""
+    def _forecast(self, event: Mapping[str, Any]) -> None:
+        """Show the forecast size; off a terminal at the beginning, in the middle and at the end."""
         size, cap, half = event["file_bytes"], event["cap_bytes"], int(2 * event["progress"])
         line = f"file about {size / 1e6:.2f} of {cap / 1e6:.2f} MB"
         line += f" · quantization about {event['gap_bits_per_byte']:+.4f} bpb"
@@ -138,25 +155,12 @@ class Display:
             self.note(f"      {line}")
         self._last_half = half
 
-    def tokens(self, done: int, total: int) -> None:
-        """Show how many of the tokens of this phase are done."""
-        if not self.quiet and total:
-            self._show(done / total, tokens_line(done, total, self.now() - self._began))
-
-    def runs(self, over: int, total: int, line: str) -> None:
-        """Show how many of a study's runs are over, and what came of the last."""
-        text = f"{over} of {total} runs  {line}"
-        if self._live is not None:
-            self._show(over / total, text)
-        else:
-            self.note(text)
-
-    def doing(self, line: str) -> None:
-        """Show what this phase is at; off a terminal at most one line in two seconds."""
+    def _doing(self, line: str) -> None:
+        """Show the current work; off a terminal at most one line in two seconds."""
         self._last_step = line = printable(line)
         if self._live is not None and self._task is not None:
             self._live.update(self._task, text=line)
-        elif self._live is None and not self.quiet and self.now() - self._last_line >= SHORTEST_GAP:
+        elif self._live is None and self.now() - self._last_line >= SHORTEST_GAP:
             self._last_line = self.now()
             print(f"      {line}", file=self.stream, flush=True)
 

@@ -1,9 +1,9 @@
-"""One run packed in many ways: what each quantizer and coding makes of the same weights."""
+"""Pack one run in many ways: each quantizer and coding on the same weights."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -16,22 +16,23 @@ from torch import Tensor
 from caddie.data.corpus import Corpus
 from caddie.model import Model, build
 from caddie.model.parameters import assign
-from caddie.pack import container
+from caddie.pack.artifact import Metadata
 from caddie.pack.calibrate import TrainingText
 from caddie.pack.candidates import Candidate, Candidates
 from caddie.pack.codecs import Lzma, Stored, Zlib, Zstd
 from caddie.pack.coding import ArrayCodec, Coders, EntropyModel, Packed, Smallest, decode
-from caddie.pack.compress import Dequantizers
 from caddie.pack.container import Section
 from caddie.pack.decompress import LENGTH_BYTES, PREFIX
 from caddie.pack.fit import FillCap
 from caddie.pack.quantize import BestPercentile, Float16, Gptq, Quantizer, Rows, SigmaClip, Waterfilling
 from caddie.recipes.recipe import Recipe
 from caddie.report.tables import table
-from caddie.run.result import bits_per_nat
-from caddie.run.run import calibrated, metadata_sections
+from caddie.run.resolve_corpus import bits_per_nat
+from caddie.run.result import metadata_of
+from caddie.run.run import calibrate_recipe
 from caddie.run.run_folder import read_run, run_weights
 from caddie.runtime.distributed import local_device
+from caddie.runtime.progress import SILENT, Progress
 
 CODINGS: dict[str, ArrayCodec] = {
     "zlib -9": Packed(codec=Zlib(), shuffle=True),
@@ -104,24 +105,23 @@ class Packing:
 def compare(
     folder: Path,
     caps: Sequence[int] = (),
-    phase: Callable[[str], None] = lambda name: None,
-    doing: Callable[[str], None] = lambda line: None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
-    """Every way of packing the run in `folder`, for each of the caps, or for the recipe's own.
+    """Pack the run in `folder` in every way, for each of the caps, or for the recipe's own.
 
     No file is written and no held-out text is read: losses are measured on training text that calibration has not
-    seen, and None where there is none. `phase` is told what begins, `doing` what it is at.
+    seen, and None where there is none.
     """
     recipe, seed, corpus = read_run(folder)
     weights, caps = run_weights(folder, recipe, corpus), list(caps) or [recipe.pack.cap_bytes]
-    phase("calibrate")
+    progress.phase("calibrate")
     packings = []
     with Coders(torch.get_num_threads()) as coders:
-        bench = _Bench(recipe, corpus, weights, metadata_sections(recipe, seed, corpus), coders)
+        bench = _Bench(recipe, corpus, weights, metadata_of(recipe, seed, corpus), coders, progress)
         for way in WAYS:
             for cap in caps if way.fills else [None]:
-                phase(f"{way.name}, {cap:,} bytes" if cap else way.name)
-                packings += bench.packings(way, cap, doing)
+                progress.phase(f"{way.name}, {cap:,} bytes" if cap else way.name)
+                packings += bench.packings(way, cap)
     return {
         "run": str(folder),
         "parameters": sum(weight.numel() for weight in weights.values()),
@@ -158,52 +158,54 @@ def summary(facts: Mapping[str, Any]) -> str:
 
 
 class _Bench:
-    """Weights, what is known of their use, and text to measure on."""
+    """Weights, their calibrations, and text to measure on."""
 
     def __init__(
         self,
         recipe: Recipe,
         corpus: Corpus,
         weights: Mapping[str, Tensor],
-        around: Callable[[Dequantizers], list[Section]],
+        metadata: Metadata,
         coders: Coders,
+        progress: Progress,
     ) -> None:
-        self.coders = coders
-        self.around, self.bos, self.per_nat = around, corpus.manifest.tokenizer.bos, bits_per_nat(corpus)
-        self.calibrations = calibrated(recipe, weights, corpus)
+        self.metadata, self.coders, self.progress = metadata, coders, progress
+        self.bos, self.per_nat = corpus.manifest.tokenizer.bos, bits_per_nat(corpus)
+        self.calibrations = calibrate_recipe(recipe, weights, corpus)
         self.weights = weights
         self.model = build(recipe.model, 0, local_device())
         self.rows = _unseen(recipe, corpus, self.model)
         self.tokens = sum(ids.numel() for ids in self.rows)
         self.before = self._bits_per_byte(weights)
 
-    def packings(self, way: Way, cap: int | None, doing: Callable[[str], None]) -> list[Packing]:
-        """What each coding makes of one way."""
-        rules, quantizers = way.rules, assign(way.rules, self.model, "quantizers")
-        around = self.around({rule: quantizer.reader for rule, quantizer in rules.items()})
-
-        def file_bytes(sections: list[Section]) -> int:
-            return len(container.pack([*around, *sections]))
-
+    def packings(self, way: Way, cap: int | None) -> list[Packing]:
+        """Pack one way with each coding."""
+        quantizers = assign(way.rules, self.model, "quantizers")
+        dequantizers = {rule: quantizer.reader for rule, quantizer in way.rules.items()}
         number = count(1)
-        drafts = Candidates(
+
+        def report(candidate: Candidate) -> None:
+            sizes = {"file_bytes": candidate.file_bytes, "cap_bytes": cap}
+            self.progress.step({"event": "candidate", "number": next(number), **sizes})
+
+        candidates = Candidates(
             self.weights,
             self.calibrations,
             CODINGS[way.fills] if way.fills else _AS_THEY_ARE,
-            file_bytes,
-            lambda draft: doing(f"draft {next(number)}: {draft.file_bytes:,} bytes"),
+            lambda sections: self.metadata.file_bytes(dequantizers, sections),
+            report,
             self.coders,
         )
-        draft = drafts.make(quantizers) if cap is None else FillCap().fit(drafts, quantizers, cap).draft
-        predicted = None if draft.predicted_loss is None else draft.predicted_loss * self.per_nat
-        after = self._bits_per_byte({name: stored.restored for name, stored in draft.weights.items()})
+        candidate = candidates.make(quantizers) if cap is None else FillCap().fit(candidates, quantizers, cap).candidate
+        predicted = None if candidate.predicted_loss is None else candidate.predicted_loss * self.per_nat
+        after = self._bits_per_byte({name: stored.restored for name, stored in candidate.weights.items()})
         measured = None if after is None or self.before is None else after - self.before
         tried: dict[str, Streams] = {}
         seconds: dict[str, float] = {}
         for name, coding in CODINGS.items():
-            doing(name)
+            self.progress.step({"event": "doing", "text": name})
             begin = time.perf_counter()
-            tried[name] = _encoded(draft, coding)
+            tried[name] = _encoded(candidate, coding)
             seconds[name] = time.perf_counter() - begin
         tried[SMALLEST] = [
             [min(same, key=len) for same in zip(*each, strict=True)] for each in zip(*tried.values(), strict=True)
@@ -212,9 +214,9 @@ class _Bench:
         found = []
         for name, streams in tried.items():
             begin = time.perf_counter()
-            _decode(draft, streams)
+            _decode(candidate, streams)
             decoded = time.perf_counter() - begin
-            sections = _sections(draft, streams)
+            sections = _sections(candidate, streams)
             weight_bits = 8 * sum(len(section.data) for section in sections)
             found.append(
                 Packing(
@@ -222,7 +224,7 @@ class _Bench:
                     cap_bytes=cap,
                     fitted_with=way.fills,
                     coding=name,
-                    bytes=file_bytes(sections),
+                    bytes=self.metadata.file_bytes(dequantizers, sections),
                     bits_per_weight=weight_bits / sum(weight.numel() for weight in self.weights.values()),
                     predicted_bits_per_byte=predicted,
                     measured_bits_per_byte=measured,
@@ -263,25 +265,25 @@ def _unseen(recipe: Recipe, corpus: Corpus, model: Model) -> list[Tensor]:
     return rows(text.but(tokens=used + tokens, batch_tokens=length))[used // length :]
 
 
-def _encoded(draft: Candidate, coding: ArrayCodec) -> Streams:
+def _encoded(candidate: Candidate, coding: ArrayCodec) -> Streams:
     """All arrays in this coding."""
     return [
         [coding.encode(stored.arrays[key]) for key in stored.quantizer.layout(tuple(stored.restored.shape))]
-        for stored in draft.weights.values()
+        for stored in candidate.weights.values()
     ]
 
 
-def _sections(draft: Candidate, streams: Streams) -> list[Section]:
+def _sections(candidate: Candidate, streams: Streams) -> list[Section]:
     """The artifact's sections of weights, as `decompress` reads them."""
     return [
         Section(PREFIX + name, b"".join(len(stream).to_bytes(LENGTH_BYTES, "little") + stream for stream in found))
-        for name, found in zip(draft.weights, streams, strict=True)
+        for name, found in zip(candidate.weights, streams, strict=True)
     ]
 
 
-def _decode(draft: Candidate, streams: Streams) -> None:
+def _decode(candidate: Candidate, streams: Streams) -> None:
     """Decode all arrays, for the time it takes."""
-    for stored, found in zip(draft.weights.values(), streams, strict=True):
+    for stored, found in zip(candidate.weights.values(), streams, strict=True):
         layout = stored.quantizer.layout(tuple(stored.restored.shape))
         for stream, (dtype, shape) in zip(found, layout.values(), strict=True):
             decode(stream, dtype, shape)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 
 from caddie.data.corpus import DOCUMENTS, MANIFEST, Corpus, is_corpus
+from caddie.data.loaders import TrainingData
 from caddie.data.prepare import OWN_SHARDS, prepare, prepare_validation
 from caddie.data.round_trip_audit import Rule, audit
 from caddie.data.tokenizers import (
@@ -25,21 +25,38 @@ from caddie.files import replacing
 from caddie.pack import artifact as artifacts
 from caddie.pack.artifact import Artifact
 from caddie.recipes.recipe import Data, Recipe
+from caddie.report.units import convert
+from caddie.runtime.distributed import Ranks
+from caddie.runtime.progress import SILENT, Progress
 from caddie.score import Text
 
 CORPORA = Path("data")
 """Where texts are prepared, below the working directory."""
 AUDIT_BYTES = 1 << 22
 """Of held-out documents that the round-trip audit reads, some seconds' worth."""
-Report = Callable[[str], None]
 
 
-def _silent(line: str) -> None:
-    """Say nothing."""
+def open_corpus(
+    recipe: Recipe,
+    source: str | None,
+    progress: Progress = SILENT,
+    folder: Path | None = None,
+    ranks: Ranks = Ranks(),
+) -> Corpus:
+    """Return the corpus of a text under the recipe's tokenizer, prepared once and found again afterwards.
+
+    Of several processes the first prepares it and the others wait. Raises `UserError` for a text that cannot be read
+    or does not fit the recipe.
+    """
+    if not ranks.first:
+        ranks.wait()
+    corpus = _open(recipe, source, progress, folder)
+    if ranks.first:
+        ranks.wait()
+    return corpus
 
 
-def open_corpus(recipe: Recipe, source: str | None, report: Report = _silent, folder: Path | None = None) -> Corpus:
-    """The corpus of a text under the recipe's tokenizer, prepared once and found again afterwards."""
+def _open(recipe: Recipe, source: str | None, progress: Progress, folder: Path | None) -> Corpus:
     _check_whole(source)
     data = recipe.data
     folder = folder or _corpus_folder(
@@ -51,7 +68,7 @@ def open_corpus(recipe: Recipe, source: str | None, report: Report = _silent, fo
         tokenizer_source=data.tokenizer,
         vocabulary=recipe.model.vocabulary,
         validation_fraction=data.validation_fraction,
-        report=report,
+        progress=progress,
     )
     vocabulary = corpus.manifest.tokenizer.vocabulary
     if vocabulary != recipe.model.vocabulary:
@@ -78,7 +95,7 @@ def _corpus_folder(source: str | None, settings: list[object]) -> Path:
     return CORPORA / f"{Path(place).name.split('.')[0] or 'root'}-{digest}"
 
 
-def open_for_scoring(artifact: Artifact, source: str | None, report: Report = _silent) -> Corpus:
+def open_for_scoring(artifact: Artifact, source: str | None, progress: Progress = SILENT) -> Corpus:
     """The corpus to score an artifact on: one that is proven to hold no document that the artifact was trained on.
 
     A text is split again as it was for training; unless that gives the very same training documents, nothing is proven
@@ -96,7 +113,7 @@ def open_for_scoring(artifact: Artifact, source: str | None, report: Report = _s
             tokenizer_source=_tokenizer_source(tokenizer),
             vocabulary=tokenizer.vocabulary,
             validation_fraction=fraction,
-            report=report,
+            progress=progress,
         )
     if corpus.manifest.tokenizer.sha256 != tokenizer.sha256:
         raise UserError(
@@ -127,8 +144,23 @@ def _tokenizer_source(tokenizer: Tokenizer) -> TokenizerSource:
     return CaseOps(of=model) if isinstance(tokenizer, CaseOpsTokenizer) else model
 
 
+def training_data(corpus: Corpus) -> TrainingData:
+    """Return the training shards of a corpus; `UserError` if it has none."""
+    split, tokenizer = corpus.manifest.train, corpus.manifest.tokenizer
+    shards = corpus.train_shards()
+    assert split is not None
+    return TrainingData(shards, tokenizer.bos, split.document_set_sha256, tokenizer.sha256, bits_per_nat(corpus))
+
+
+def bits_per_nat(corpus: Corpus) -> float:
+    """Return the bits per byte of training text that one nat per token is."""
+    split = corpus.manifest.train
+    assert split is not None
+    return convert(1.0, "nats-per-token", "bits-per-byte", tokens=split.tokens, source_bytes=split.source_bytes)
+
+
 def held_out_text(corpus: Corpus) -> Text:
-    """The held-out text of a corpus, counted again, as the scorer takes it."""
+    """Return the held-out text of a corpus for scoring; its bytes and documents are counted anew."""
     corpus.check_counts()
     split = corpus.manifest.validation
     return Text(
@@ -175,7 +207,7 @@ def make_corpus(
     tokenizer: str | None,
     against: str | None,
     out: str | None,
-    report: Report,
+    progress: Progress,
 ) -> Corpus:
     """The corpus that `caddie data` is asked for: split as the recipe says, or held out whole against another corpus.
 
@@ -185,12 +217,12 @@ def make_corpus(
         other = Corpus.load(Path(against))
         given = _given_tokenizer(Path(tokenizer)) if tokenizer else other.tokenizer()
         folder = Path(out) if out else _corpus_folder(source, [given.sha256, against])
-        return prepare_validation(source, folder=folder, tokenizer=given, against=other, report=report)
+        return prepare_validation(source, folder=folder, tokenizer=given, against=other, progress=progress)
     if tokenizer is not None:
         given = _given_tokenizer(Path(tokenizer))
         diff = {"model.vocabulary": given.vocabulary, "data.tokenizer": _tokenizer_source(given)}
         recipe = recipe.but(diff)
-    return open_corpus(recipe, source, report, Path(out) if out else None)
+    return open_corpus(recipe, source, progress, Path(out) if out else None)
 
 
 def _given_tokenizer(path: Path) -> Tokenizer:

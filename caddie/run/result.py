@@ -1,4 +1,4 @@
-"""What a run found, as the one document that every report reads (`docs/result.md`)."""
+"""The result of a run: the one document that every report reads (`docs/result.md`)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,20 @@ import torch
 
 from caddie.config import plain
 from caddie.data.corpus import MANIFEST, Corpus, file_sha256
+from caddie.files import write_json
 from caddie.inference.sample import sample
-from caddie.pack.artifact import Artifact
+from caddie.pack.artifact import SOURCE, Artifact, Manifest, Metadata
 from caddie.pack.compress import Compressed
-from caddie.pack.source_bundle import describe_source
+from caddie.pack.source_bundle import describe_source, source_needed
 from caddie.recipes.catalog import shipped
 from caddie.recipes.recipe import Recipe
-from caddie.report.units import convert
+from caddie.report.page import write_report
+from caddie.run.policy import state
+from caddie.run.resolve_corpus import bits_per_nat
+from caddie.run.run_folder import RESULT
 from caddie.runtime.distributed import Ranks
 from caddie.train.loop import Trained
+from caddie.verify import Verdict
 
 VERSION = 1
 _STEEPEST = 50.0
@@ -32,7 +37,7 @@ _STEEPEST = 50.0
 def describe_run(
     recipe: Recipe, corpus: Corpus, trained: Trained, compressed: Compressed, artifact: Artifact, ranks: Ranks
 ) -> dict[str, Any]:
-    """The document of a run, but for its scores, its seconds and what follows from them, such as its policies."""
+    """Return the result of a run without its scores, seconds, and what follows from them, such as its policies."""
     manifest = corpus.manifest
     assert manifest.train is not None
     held_out = manifest.validation.source_bytes
@@ -110,15 +115,50 @@ def describe_run(
     }
 
 
-def bits_per_nat(corpus: Corpus) -> float:
-    """Bits per byte of the training text that one nat per token of it is."""
-    split = corpus.manifest.train
+def describe_scores(
+    scores: Mapping[str, Any], scored: Mapping[str, Any], verdict: Verdict, seconds: Mapping[str, float]
+) -> dict[str, Any]:
+    """Return the scores of a run's weights (`scores`) and artifact (`scored`), its checks, and its seconds by phase."""
+    return {
+        "bits_per_byte": scored["bits_per_byte"],
+        "verified": verdict.passed,
+        "checks": [asdict(check) for check in verdict.checks],
+        "scores": {**scores, **{f"quantized_{kind}": scored[kind] for kind in ("plain", "sliding", "adaptive")}},
+        "seconds": {**seconds, "total": sum(seconds.values())},
+        "evaluation": scored["seconds"],
+    }
+
+
+def write_result(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
+    """Add what follows from the rest, write `result.json` and the report, and return the result."""
+    result["compression"]["measured_bits_per_byte"] = rounding_loss(result["scores"])
+    result["policies"] = state(result)
+    write_json(folder / RESULT, result)
+    write_report(folder)
+    return result
+
+
+def metadata_of(recipe: Recipe, seed: int, corpus: Corpus) -> Metadata:
+    """Return all that the artifact of a run holds beside its weights."""
+    split, tokenizer = corpus.manifest.train, corpus.tokenizer()
     assert split is not None
-    return convert(1.0, "nats-per-token", "bits-per-byte", tokens=split.tokens, source_bytes=split.source_bytes)
+    manifest = Manifest(
+        caddie=version("caddie"),
+        recipe=recipe.name,
+        recipe_sha256=recipe.sha256,
+        seed=seed,
+        parameters=recipe.parameters,
+        tokenizer=tokenizer.kind,
+        tokenizer_sha256=tokenizer.sha256,
+        train_documents_sha256=split.document_set_sha256,
+        validation_fraction=corpus.manifest.validation_fraction,
+    )
+    source = source_needed().section(SOURCE) if recipe.pack.carry_source else None
+    return Metadata(recipe.model, tokenizer, recipe.score, manifest, source)
 
 
 def describe_compression(compressed: Compressed, artifact: Artifact, corpus: Corpus) -> dict[str, Any]:
-    """What quantization is expected to cost at this size and at others; None for what no calibration told."""
+    """Return what quantization is expected to cost at this size and others; None without a calibration."""
     per_nat = bits_per_nat(corpus)
     curve = [{"bytes": size, "bits_per_byte": loss * per_nat} for size, loss in compressed.curve]
     loss, slope = compressed.predicted_loss, _decline(compressed.curve, artifact.file_bytes)
@@ -137,13 +177,13 @@ def describe_compression(compressed: Compressed, artifact: Artifact, corpus: Cor
 
 
 def rounding_loss(scores: Mapping[str, Any]) -> float:
-    """Bits per byte that quantization cost on the held-out text, scored plain."""
+    """Return the bits per byte that quantization cost on the held-out text, scored without overlap."""
     before = scores["averaged_plain"] or scores["trained_plain"]
     return float(scores["quantized_plain"]["bits_per_byte"] - before["bits_per_byte"])
 
 
 def _decline(curve: list[tuple[int, float]], file_bytes: int) -> float | None:
-    """How much the logarithm of the predicted loss falls with each byte, at a file of this size.
+    """Return the slope of the logarithm of the predicted loss per byte, at a file of this size.
 
     Along a curve of rate and distortion it falls in proportion to the bytes (a bit for each weight takes three quarters
     of the loss), so it is read from the line through the chosen point and the nearest that is 1 % of its bytes away.
@@ -161,14 +201,14 @@ def _times(value: float | None, factor: float) -> float | None:
 
 
 def device_name(device: torch.device, threads: int) -> str:
-    """The device for people."""
+    """Return the name of a device for people."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu, {threads} thread{'s' if threads != 1 else ''}"
 
 
 def commit() -> str | None:
-    """The git commit that this code was read from, with a + when the tree has changes; None outside a checkout."""
+    """Return the git commit of this code, with a + when the tree has changes; None outside a checkout."""
     root = Path(__file__).resolve().parent.parent.parent
     if not (root / ".git").exists():
         return None

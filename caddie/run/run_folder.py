@@ -1,24 +1,33 @@
-"""The folder of a run: what lies in it under which name, and who may begin or go on there."""
+"""The folder of a run: its files, and which runs may begin or go on there."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from caddie.data.corpus import Corpus
 from caddie.errors import UserError
+from caddie.files import reason, write_json
 from caddie.recipes.recipe import Recipe
-from caddie.train.checkpoint import CHECKPOINT
+from caddie.run.resolve_corpus import training_data
+from caddie.runtime.distributed import Ranks
+from caddie.train.checkpoint import (
+    CHECKPOINT,
+    LOG,
+    WEIGHTS,
+    check_checkpoint,
+    checkpoint_identity,
+    load_weights,
+    weights_identity,
+)
 
-RECIPE, LOG, WEIGHTS = "recipe.json", "log.jsonl", "weights.safetensors"
-ARTIFACT, RESULT = "artifact.caddie", "result.json"
+RECIPE, ARTIFACT, RESULT = "recipe.json", "artifact.caddie", "result.json"
 
 
 def run_folder(recipe: Recipe, seed: int) -> Path:
-    """Where a run goes unless another folder is named."""
+    """Return the folder of a run unless another is named."""
     return Path("runs") / f"{recipe.name}-{recipe.sha256[:8]}-s{seed}"
 
 
@@ -36,12 +45,12 @@ def check_folder(folder: Path) -> None:
 
 
 def read_run(folder: Path) -> tuple[Recipe, int, Corpus]:
-    """Recipe, seed and corpus of a run folder."""
+    """Return recipe, seed and corpus of a run folder; `UserError` if it is none."""
     if folder.is_file():
         raise UserError(f"{folder} is a file; name the folder of a run, as {folder.parent}")
     try:
-        told = json.loads((folder / RECIPE).read_text())
-        return Recipe.from_json(told["recipe"]), int(told["seed"]), Corpus.load(Path(told["corpus"]))
+        run = json.loads((folder / RECIPE).read_text())
+        return Recipe.from_json(run["recipe"]), int(run["seed"]), Corpus.load(Path(run["corpus"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, UserError):
             raise
@@ -51,27 +60,18 @@ def read_run(folder: Path) -> tuple[Recipe, int, Corpus]:
 
 
 def run_weights(folder: Path, recipe: Recipe, corpus: Corpus) -> dict[str, Tensor]:
-    """The weights of a run folder, which must be those of this model and text."""
-    try:
-        with safe_open(folder / WEIGHTS, "pt") as file:
-            found = file.metadata()
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{folder / WEIGHTS} cannot be read ({error}); train again with: caddie train") from None
-    if found != identity(recipe, corpus):
-        raise UserError(f"{folder / WEIGHTS} are not those of this model and text; train again with: caddie train")
-    return weights
+    """Return the weights of a run folder; `UserError` if they are not those of this model and text."""
+    return load_weights(folder / WEIGHTS, weights_identity(recipe.model, recipe.train, training_data(corpus)))
 
 
-def identity(recipe: Recipe, corpus: Corpus) -> dict[str, str]:
-    """What a run's weights belong to."""
-    train = corpus.manifest.train
-    data = train.document_set_sha256 if train else ""
-    return {"model": recipe.model.key(), "train": recipe.train.key(), "data": data}
-
-
-def end_line(log: Path) -> None:
-    """End the line that a killed run left unfinished, so that the next event has its own."""
-    if log.exists() and not log.read_bytes().endswith(b"\n"):
-        with log.open("a") as file:
-            file.write("\n")
+def begin_run(folder: Path, recipe: Recipe, seed: int, corpus: Corpus, ranks: Ranks) -> None:
+    """Make the folder and write `recipe.json`; a checkpoint of another run there is a `UserError`."""
+    identity = checkpoint_identity(recipe.model, recipe.train, training_data(corpus), seed)
+    check_checkpoint(folder / CHECKPOINT, identity)
+    if ranks.first:
+        run = {"recipe": recipe.to_json(), "seed": seed, "corpus": str(corpus.folder.resolve())}
+        try:
+            write_json(folder / RECIPE, run)
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be written ({reason(error)}); name another folder") from None
+    ranks.wait()

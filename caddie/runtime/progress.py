@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 Event = Mapping[str, Any]
@@ -43,3 +45,21 @@ class _Silent:
 
 
 SILENT: Progress = _Silent()
+
+
+class Phases:
+    """Reports phases and times them. A phase may be entered several times; its seconds add up."""
+
+    def __init__(self, progress: Progress = SILENT, now: Callable[[], float] = time.perf_counter) -> None:
+        self.progress, self.now = progress, now
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Report the phase `name` and charge the enclosed work to it."""
+        self.progress.phase(name)
+        begin = self.now()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + self.now() - begin

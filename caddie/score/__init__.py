@@ -1,7 +1,7 @@
 """Bits per byte of a model on held-out text."""
 
 from caddie.score.loop import equal, layout_of, run
-from caddie.score.score import Score, Scoring, Text, score, use_quickest_threads
+from caddie.score.score import KINDS, Score, Scoring, Text, score, score_kinds, use_quickest_threads
 from caddie.score.scorer import Layout, ScoredPrefix, Scorer, ScoringBatch, Step, Stream
 from caddie.score.ttt_lora import DocumentLoRA, GlobalSGD
 from caddie.score.ttt_sgd import SGD, ChunkSGD, TestTimeTraining
@@ -9,6 +9,7 @@ from caddie.score.user_scorer import TokenByToken, TokenScorer, load_scorer
 from caddie.score.windows import Window, check_windows, windows
 
 __all__ = [
+    "KINDS",
     "SGD",
     "TestTimeTraining",
     "ScoringBatch",
@@ -32,6 +33,7 @@ __all__ = [
     "load_scorer",
     "run",
     "score",
+    "score_kinds",
     "use_quickest_threads",
     "windows",
 ]

@@ -1,23 +1,29 @@
-"""What a run leaves on disk while it trains, so that it can go on: tensors and a few words, all of it or nothing."""
+"""Files that training leaves in a run folder: checkpoint, weights, log."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from caddie.data.loaders import TrainingData
 from caddie.errors import UserError
 from caddie.files import replacing
+from caddie.model import GPT
 
-CHECKPOINT = "checkpoint.safetensors"
-"""Name of the checkpoint in a run folder."""
+if TYPE_CHECKING:
+    from caddie.train.trainer import Train
+
+CHECKPOINT, WEIGHTS, LOG = "checkpoint.safetensors", "weights.safetensors", "log.jsonl"
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write tensors as a safetensors file, all of it or nothing."""
+    """Write tensors as a safetensors file, whole or not at all."""
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with replacing(path) as temporary:
         try:
@@ -27,19 +33,63 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, 
 
 
 def restore(path: Path, tensors: Mapping[str, Tensor], identity: Mapping[str, str]) -> dict[str, str]:
-    """Copy the checkpoint at `path` into `tensors`; what was written beside them.
+    """Copy the checkpoint at `path` into `tensors` and return its metadata.
 
-    A checkpoint that does not say `identity` of itself, or is no good, is a `UserError`.
+    A checkpoint that is damaged, or whose metadata differ from `identity`, is a `UserError`.
     """
+    with _checkpoint(path, identity) as (file, metadata):
+        for name, tensor in tensors.items():
+            tensor.data.copy_(file.get_tensor(name))
+    return metadata
+
+
+def check_checkpoint(path: Path, identity: Mapping[str, str]) -> None:
+    """Raise the `UserError` of `restore` now, if there is a checkpoint."""
+    if path.exists():
+        with _checkpoint(path, identity):
+            pass
+
+
+@contextmanager
+def _checkpoint(path: Path, identity: Mapping[str, str]) -> Iterator[tuple[Any, dict[str, str]]]:
     try:
         with safe_open(path, "pt") as file:
             metadata = dict(file.metadata() or {})
             if any(metadata.get(key) != value for key, value in identity.items()):
                 raise UserError(f"{path} is of another recipe, text or seed; name another --out or remove it")
-            for name, tensor in tensors.items():
-                tensor.data.copy_(file.get_tensor(name))
-            return metadata
+            yield file, metadata
     except UserError:
         raise
     except (SafetensorError, KeyError, OSError, ValueError, RuntimeError) as error:
         raise UserError(f"{path} is not a readable checkpoint ({error}); remove it to start anew") from None
+
+
+def load_weights(path: Path, identity: Mapping[str, str]) -> dict[str, Tensor]:
+    """Return the weights in a file; `UserError` if they are not those of `identity` (see `weights_identity`)."""
+    try:
+        with safe_open(path, "pt") as file:
+            found = file.metadata()
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be read ({error}); train again with: caddie train") from None
+    if found != identity:
+        raise UserError(f"{path} are not those of this model and text; train again with: caddie train")
+    return weights
+
+
+def checkpoint_identity(gpt: GPT, config: Train, data: TrainingData, seed: int) -> dict[str, str]:
+    """Return the metadata that tie a checkpoint to its run, which may go on with a larger budget."""
+    settings = config.but(seconds=None, steps=1)
+    return {"model": gpt.key(), "train": settings.key(), "seed": str(seed), "data": data.identity}
+
+
+def weights_identity(gpt: GPT, config: Train, data: TrainingData) -> dict[str, str]:
+    """Return the metadata that tie weights to a model, its training and the training documents."""
+    return {"model": gpt.key(), "train": config.key(), "data": data.documents_sha256}
+
+
+def end_line(log: Path) -> None:
+    """End the line that a killed run left unfinished, so that the next event has its own."""
+    if log.exists() and not log.read_bytes().endswith(b"\n"):
+        with log.open("a") as file:
+            file.write("\n")

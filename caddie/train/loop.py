@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import signal
 import threading
 import time
@@ -12,32 +14,45 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 
-import numpy as np
 from torch import Tensor
 
 from caddie.config.schedules import Budget, TrainProgress, value_at
+from caddie.data.loaders import TrainingData
 from caddie.errors import CheckFailed
 from caddie.model import GPT
 from caddie.runtime.distributed import Ranks
 from caddie.runtime.memory import peak_bytes
-from caddie.train.checkpoint import CHECKPOINT, restore, save_tensors
+from caddie.runtime.progress import SILENT, Event, Progress
+from caddie.train.checkpoint import (
+    CHECKPOINT,
+    LOG,
+    WEIGHTS,
+    checkpoint_identity,
+    end_line,
+    restore,
+    save_tensors,
+    weights_identity,
+)
 from caddie.train.prefetch import AsyncScalar, prefetch
 from caddie.train.size_forecast import Forecaster
 from caddie.train.trainer import Batches, Train, Trainer
 from caddie.train.warmup import warm_up
 
-Event = dict[str, Any]
-"""What the log and the display are told."""
+LOG_SECONDS = 0.5
+"""Least seconds between two `step` events, but for the first ten steps and the last."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """The end of a run: `weights` are those handed on, `last` those of the last step."""
+    """The end of a training run."""
 
     weights: dict[str, Tensor]
+    """Weights to pack: the average where there is one, else those of the last step."""
     last: dict[str, Tensor]
+    """Weights of the last step."""
     steps: int
     tokens: int
     seconds: float
@@ -46,10 +61,10 @@ class Trained:
     precision: str
     threads: int
     cpu_share: float | None
-    """Part of the time of its threads that this process had while it trained, 1 where nothing else ran; None where it
-    had nothing left to train, and on a GPU, for which threads only wait."""
+    """Share of its threads' time that this process had while it trained, 1 where nothing else ran; None where nothing
+    was left to train, and on a GPU, for which threads only wait."""
     peak_bytes: int
-    """Most memory that was taken by the end of training: of the GPU, or of this process."""
+    """Most memory taken by the end of training: of the GPU, or of this process."""
 
 
 class Interrupted(Exception):
@@ -63,20 +78,18 @@ class Interrupted(Exception):
 def train(
     gpt: GPT,
     config: Train,
-    shards: list[np.ndarray],
+    data: TrainingData,
     *,
-    bos: int,
     seed: int,
     folder: Path,
-    data: str = "",
     ranks: Ranks = Ranks(),
-    watch: Callable[[Event], None] = lambda event: None,
+    progress: Progress = SILENT,
     forecaster: Forecaster | None = None,
 ) -> Trained:
-    """Train on the shards until the budget is spent, from the checkpoint in `folder` if there is one.
+    """Train on `data` until the budget is spent, from the checkpoint in `folder` if there is one.
 
-    `data` names the training data; a checkpoint of other data, settings or seed is refused. `forecaster` says on the
-    way what the artifact would be; only the first process has a use for it.
+    Leaves log, checkpoint and weights in `folder`, which must exist. A checkpoint of other data, settings or seed is a
+    `UserError`. `forecaster` predicts the artifact on the way; only the first process uses it.
 
     Raises `Interrupted` after SIGINT or SIGTERM and `CheckFailed` when the loss is no longer finite; in both cases the
     checkpoint in `folder` is good.
@@ -84,58 +97,62 @@ def train(
     budget = config.budget
     trainer = Trainer(gpt, config, seed, ranks)
     stream = config.loader.build(
-        shards, tokens=trainer.micro_tokens, sequence_length=config.longest_row, seed=seed, bos=bos
+        data.shards, tokens=trainer.micro_tokens, sequence_length=config.longest_row, seed=seed, bos=data.bos
     )
+    shape = stream.micro_batch(0).inputs.shape
     begin = time.perf_counter()
-    execution = warm_up(trainer, budget, stream.micro_batch(0).inputs.shape)
+    execution = warm_up(trainer, budget, shape)
     warmed = time.perf_counter() - begin
-    settings = config.but(seconds=None, steps=1)  # a run may go on with a larger budget
-    identity = {"model": gpt.key(), "train": settings.key(), "seed": str(seed), "data": data}
-    run = _Run(trainer, budget, folder / CHECKPOINT, identity, watch, forecaster if ranks.first else None)
-    run.restore()
-    watch(
-        {
-            "event": "start",
-            "step": run.moment.step,
-            "seconds": run.moment.seconds,
-            **execution._asdict(),
-            "compiled": trainer.compiled,
-            "cuda_graphs": trainer.recordings is not None,
-            "attention": trainer.attention(stream.micro_batch(0).inputs.shape[1]),
-        }
-    )
-    for text in trainer.notes:
-        watch({"event": "note", "text": text})
-    if forecaster is not None:
-        forecaster.learned = trainer.views.by_name.keys()
-    run.forecast(anew=True)
-    ranks.wait()
-    wall, busy = time.perf_counter(), time.process_time()
-    step = run.moment.step
-    with _signals() as received, prefetch(stream, trainer.indices(run.position), ranks.device, bos) as batches:
-        run.to_the_end(batches, bos, received)
-    wall, busy = time.perf_counter() - wall, time.process_time() - busy
-    run.forecast(anew=True)
+    identity = checkpoint_identity(gpt, config, data, seed)
+    with _Log(folder, data.bits_per_nat, ranks.first, progress) as log:
+        run = _Run(trainer, budget, folder / CHECKPOINT, identity, log, forecaster if ranks.first else None)
+        run.restore()
+        log.write(
+            {
+                "event": "start",
+                "step": run.at.step,
+                "seconds": run.at.seconds,
+                **execution._asdict(),
+                "compiled": trainer.compiled,
+                "cuda_graphs": trainer.recordings is not None,
+                "attention": trainer.attention(shape[1]),
+            }
+        )
+        for text in trainer.notes:
+            log.note(text)
+        if forecaster is not None:
+            forecaster.learned = trainer.views.by_name.keys()
+        run.forecast.off_the_clock()
+        ranks.wait()
+        wall, busy, first = time.perf_counter(), time.process_time(), run.at.step
+        with _signals() as received, prefetch(stream, trainer.indices(run.position), ranks.device, data.bos) as batches:
+            run.to_the_end(batches, data.bos, received)
+        wall, busy = time.perf_counter() - wall, time.process_time() - busy
+        run.forecast.off_the_clock()
+        log.write({"event": "end", "step": run.at.step, "seconds": run.at.seconds, "loss": run.loss})
     last = {name: parameter.detach().clone() for name, parameter in trainer.parameters.items()}
-    return Trained(
+    trained = Trained(
         weights=trainer.average.result() if trainer.average else last,
         last=last,
-        steps=run.moment.step,
+        steps=run.at.step,
         tokens=run.position * trainer.micro_tokens,
-        seconds=run.moment.seconds,
+        seconds=run.at.seconds,
         warmup_seconds=warmed,
         final_loss=run.loss,
         precision=execution.precision,
         threads=execution.threads,
         cpu_share=min(1.0, busy / (wall * execution.threads))
-        if run.moment.step > step and not trainer.asynchronous
+        if run.at.step > first and not trainer.asynchronous
         else None,
         peak_bytes=peak_bytes(ranks.device),
     )
+    if ranks.first:
+        save_tensors(folder / WEIGHTS, trained.weights, weights_identity(gpt, config, data))
+    return trained
 
 
 class PendingStep(NamedTuple):
-    """A step that was launched: what there is to say when it is done."""
+    """A launched step whose loss has not been read yet."""
 
     step: int
     position: int
@@ -144,39 +161,39 @@ class PendingStep(NamedTuple):
 
 
 class BackgroundJobs:
-    """Work that no step waits for: one after the other in a thread where the device works on its own, else at once."""
+    """Jobs on one background thread, one after the other (run inline on a CPU)."""
 
-    def __init__(self, late: bool) -> None:
-        self._executor = ThreadPoolExecutor(1, "behind") if late else None
-        self._works: deque[Future[None]] = deque()
+    def __init__(self, asynchronous: bool) -> None:
+        self._executor = ThreadPoolExecutor(1, "background") if asynchronous else None
+        self._jobs: deque[Future[None]] = deque()
 
     @property
     def busy(self) -> bool:
-        """Whether there is work left; what was wrong with the work done is raised."""
-        while self._works and self._works[0].done():
-            self._works.popleft().result()
-        return bool(self._works)
+        """True while a job is left; raises what a finished one raised."""
+        while self._jobs and self._jobs[0].done():
+            self._jobs.popleft().result()
+        return bool(self._jobs)
 
-    def do(self, work: Callable[[], None]) -> None:
-        """Do this after what there is to do."""
+    def submit(self, job: Callable[[], None]) -> None:
+        """Run `job` after those before it."""
         if self._executor is None:
-            work()
+            job()
         else:
-            self._works.append(self._executor.submit(work))
+            self._jobs.append(self._executor.submit(job))
 
     def wait(self) -> None:
-        """Until all is done."""
-        while self._works:
-            self._works.popleft().result()
+        """Wait for all jobs; raises what one raised."""
+        while self._jobs:
+            self._jobs.popleft().result()
 
 
 class _Run:
-    """The timed part of a run, and where it stands.
+    """The timed part of a run, and its position.
 
-    Where the device works on its own, a step is looked at when the next one has been launched, so that the device
-    always has work. Then times, losses and signals are known one step late: schedules count time up to the step before,
-    and a run goes on for one step after its time is over or its loss is no longer finite. What is saved and the end of
-    the run are waited for. On a CPU every step is looked at before the next.
+    On a GPU the loss of a step is read when the next step has been launched, so that the device always has work. Then
+    times, losses and signals are known one step late: schedules count time up to the step before, and a run goes on for
+    one step after its time is over or its loss is no longer finite. Checkpoints and the end of the run wait for the
+    device. On a CPU each step is read before the next.
     """
 
     def __init__(
@@ -185,143 +202,216 @@ class _Run:
         budget: Budget,
         checkpoint: Path,
         identity: dict[str, str],
-        watch: Callable[[Event], None],
+        log: _Log,
         forecaster: Forecaster | None,
     ) -> None:
-        self.trainer = trainer
-        self.forecaster = forecaster
-        self.config = trainer.config
-        self.budget = budget
-        self.checkpoint = checkpoint
-        self.identity = identity
-        self.watch = watch
-        self.moment = self.done = self.saved = self.logged = TrainProgress(0, 0.0, budget)
-        """Before the next step; after the last step that was looked at, that was saved, that was logged."""
-        self.position = self.read = 0
-        """Micro-batches read by the steps launched, and by those logged, of all processes together."""
+        self.trainer, self.config, self.budget = trainer, trainer.config, budget
+        self.background = BackgroundJobs(trainer.asynchronous)
+        self.log = log
+        self.checkpoint = _Checkpoint(self, checkpoint, identity)
+        self.forecast = _Forecast(self, forecaster)
+        self.at = self.done = TrainProgress(0, 0.0, budget)
+        """Before the next step, and after the last step whose loss was read."""
+        self.position = 0
+        """Micro-batches that all processes together have read."""
         self.loss = math.nan
-        self.graphs = trainer.graphs()
-        self.flying: deque[PendingStep] = deque()
+        self.pending: deque[PendingStep] = deque()
         self.received: Sequence[int] = ()
         self.signalled = 0
         self.began = 0.0
-        self.behind = BackgroundJobs(trainer.asynchronous)
-        self.pending_events: deque[Event] = deque()
 
     def restore(self) -> None:
         """Go on from the checkpoint if there is one."""
-        if self.trainer.ranks.maximum(float(self.checkpoint.exists()))[0]:  # all alike, for they read it together
-            found = restore(self.checkpoint, self.trainer.state(), self.identity)
-            self.moment = self.done = TrainProgress(int(found["step"]), float(found["seconds"]), self.budget)
+        if self.trainer.ranks.maximum(float(self.checkpoint.path.exists()))[0]:  # all alike: they read it together
+            found = restore(self.checkpoint.path, self.trainer.state(), self.checkpoint.identity)
+            self.at = self.done = TrainProgress(int(found["step"]), float(found["seconds"]), self.budget)
             self.position, self.loss = int(found["position"]), float(found["loss"])
 
-    def save(self) -> None:
-        """Write the checkpoint, all of it or nothing, once all that was launched is done and found good."""
-        self._look(0)
-        self.moment = self.saved = self.done
-        state = self.trainer.state()
-        if self.trainer.ranks.first:
-            where = {"step": self.moment.step, "seconds": self.moment.seconds, "position": self.position}
-            words = {name: repr(value) for name, value in {**where, "loss": self.loss}.items()}
-            late = self.trainer.asynchronous  # then the next steps change the tensors while they are written
-            held = {name: tensor.to("cpu", copy=True) for name, tensor in state.items()} if late else state
-            self.behind.do(lambda: save_tensors(self.checkpoint, held, {**self.identity, **words}))
-
     def to_the_end(self, batches: Batches, bos: int, received: Sequence[int]) -> None:
-        """Step until the budget is spent."""
-        trainer = self.trainer
-        self.logged, self.read, self.received = self.moment, self.position, received
-        self.save()
-        self.began = time.perf_counter() - self.moment.seconds
-        while self.moment.progress < 1.0:
-            lr_scale = value_at(self.config.lr_schedule, self.moment)
-            due = self.forecaster is not None and not self.behind.busy and self.forecaster.due(self.moment)
-            trainer.observe = self.forecaster.observe if due and self.forecaster else None
-            loss = trainer.launch(batches, self.moment, bos)
-            trainer.forget_gradients()
-            self.position += self.config.micro_batches_at(self.moment)
-            self.flying.append(PendingStep(self.moment.step + 1, self.position, lr_scale, loss))
-            self._look(1 if trainer.asynchronous else 0)
-            self.moment = TrainProgress(self.moment.step + 1, self.done.seconds, self.budget)
-            trainer.watch(self.moment, lr_scale)
-            if due and self.forecaster and self.forecaster.affordable(self.moment):
-                self.forecast()
-            self._tell()
-            if self.signalled:
-                break
-            if self.done.seconds - self.saved.seconds >= self.config.checkpoint_seconds:
-                self.save()
-        self.save()
-        self.behind.wait()
-        number = int(trainer.ranks.maximum(float(max(received, default=0)))[0])
+        """Step until the budget is spent or a signal comes."""
+        self.received = received
+        self.log.begin(self)
+        self.checkpoint.save()
+        self.began = time.perf_counter() - self.at.seconds
+        while self.at.progress < 1.0 and not self.signalled:
+            self.forecast.before_step()
+            self.step(batches, bos)
+            self.forecast.after_step()
+            if not self.signalled:
+                self.checkpoint.after_step()
+        self.checkpoint.save()
+        self.background.wait()
+        number = int(self.trainer.ranks.maximum(float(max(received, default=0)))[0])
         if number:  # a signal may also have come in the last step or while its end was saved
-            raise Interrupted(number, self.moment.step)
+            raise Interrupted(number, self.at.step)
 
-    def _look(self, flying: int) -> None:
-        """Wait until no more than so many steps are under way, and take in what the others gave."""
-        while len(self.flying) > flying:
-            step, position, lr_scale, late = self.flying.popleft()
-            loss = late.read()
+    def step(self, batches: Batches, bos: int) -> None:
+        """Launch a step, and read the losses of those before it."""
+        trainer, at = self.trainer, self.at
+        lr_scale = value_at(self.config.lr_schedule, at)
+        loss = trainer.launch(batches, at, bos)
+        trainer.forget_gradients()
+        self.position += self.config.micro_batches_at(at)
+        self.pending.append(PendingStep(at.step + 1, self.position, lr_scale, loss))
+        self.read_losses(1 if trainer.asynchronous else 0)
+        self.at = TrainProgress(at.step + 1, self.done.seconds, self.budget)
+        trainer.watch(self.at, lr_scale)
+
+    def read_losses(self, pending: int) -> None:
+        """Read and log losses until no more than so many steps are pending; `CheckFailed` if one is not finite."""
+        while len(self.pending) > pending:
+            step, position, lr_scale, later = self.pending.popleft()
+            loss = later.read()
             if not math.isfinite(loss):
-                self.behind.wait()
+                self.background.wait()
                 raise CheckFailed(
                     f"the loss or its gradient was {loss} at step {step - 1:,}; the weights of step "
-                    f"{self.saved.step:,} are in {self.checkpoint}; lower train.optimizers.*.lr or set "
+                    f"{self.checkpoint.saved.step:,} are in {self.checkpoint.path}; lower train.optimizers.*.lr or set "
                     "train.clip_norm, under another --out"
                 )
             seconds = time.perf_counter() - self.began
             seconds, signalled = self.trainer.ranks.maximum(seconds, float(max(self.received, default=0)))
             self.done, self.loss, self.signalled = TrainProgress(step, seconds, self.budget), loss, int(signalled)
-            if seconds - self.logged.seconds >= 0.5 or step <= 10 or self.done.progress >= 1.0:
-                self._log(position, lr_scale)
+            self.log.step(self, position, lr_scale)
 
-    def forecast(self, anew: bool = False) -> None:
-        """Say what the artifact would be; `anew` where the clock stands still."""
-        if (forecaster := self.forecaster) is None:
+
+class _Log:
+    """Writes events to `log.jsonl` and passes them on to `progress`; silent on all processes but the first."""
+
+    def __init__(self, folder: Path, bits_per_nat: float | None, first: bool, progress: Progress) -> None:
+        path = folder / LOG
+        if first:
+            end_line(path)
+        self._file = open(path if first else os.devnull, "a", buffering=1)  # noqa: SIM115
+        self._bits_per_nat, self._progress = bits_per_nat, progress if first else SILENT
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def write(self, event: Event) -> None:
+        """Write an event; losses in nats per token get bits per byte beside them."""
+        if self._bits_per_nat is not None:
+            rates = {"loss": "bits_per_byte", "gap": "gap_bits_per_byte"}
+            rated = {rates[name]: event[name] * self._bits_per_nat for name in rates if name in event}
+            event = {**event, **rated}
+        self._file.write(json.dumps(event) + "\n")
+        self._progress.step(event)
+
+    def note(self, text: str) -> None:
+        """Write a line that stays."""
+        self._file.write(json.dumps({"event": "note", "text": text}) + "\n")
+        self._progress.note(text)
+
+    def begin(self, run: _Run) -> None:
+        """Start counting the speed and compiled graphs from here."""
+        self._logged, self._position, self._graphs = run.at, run.position, run.trainer.graphs()
+
+    def step(self, run: _Run, position: int, lr_scale: float) -> None:
+        """Write a `step` event of the step just read, if one is due."""
+        done, tokens = run.done, run.trainer.micro_tokens
+        span = done.seconds - self._logged.seconds
+        if span < LOG_SECONDS and done.step > 10 and done.progress < 1.0:
             return
-        average, moment = self.trainer.average, self.moment
-        weights: Mapping[str, Tensor] = average.result() if average else self.trainer.parameters
-        if self.trainer.asynchronous:  # the next steps change the tensors themselves
-            weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
-
-        def look() -> None:
-            for event in forecaster.events(weights, moment, anew):
-                self.pending_events.append({**event, "step": moment.step, "progress": round(moment.progress, 6)})
-
-        self.behind.do(look)
-        if anew:
-            self.behind.wait()
-        self._tell()
-
-    def _tell(self) -> None:
-        while self.pending_events:
-            self.watch(self.pending_events.popleft())
-
-    def _log(self, position: int, lr_scale: float) -> None:
-        moment, tokens = self.done, self.trainer.micro_tokens
-        span = max(moment.seconds - self.logged.seconds, 1e-9)
-        if (graphs := self.trainer.graphs()) > self.graphs:
-            text = f"recompiled {graphs - self.graphs} graphs on the clock; a shape was not warmed up"
-            self.watch({"event": "note", "text": text})
-            self.graphs = graphs
-        self.watch(
+        if (graphs := run.trainer.graphs()) > self._graphs:
+            self.note(f"recompiled {graphs - self._graphs} graphs on the clock; a shape was not warmed up")
+            self._graphs = graphs
+        self.write(
             {
                 "event": "step",
-                "step": moment.step,
-                "seconds": round(moment.seconds, 4),
-                "progress": round(moment.progress, 6),
-                "loss": self.loss,
+                "step": done.step,
+                "seconds": round(done.seconds, 4),
+                "progress": round(done.progress, 6),
+                "loss": run.loss,
                 "tokens": position * tokens,
-                "tokens_per_second": round((position - self.read) * tokens / span, 1),
+                "tokens_per_second": round((position - self._position) * tokens / max(span, 1e-9), 1),
                 "lr_scale": round(lr_scale, 6),
             }
         )
-        self.logged, self.read = moment, position
+        self._logged, self._position = done, position
+
+
+class _Checkpoint:
+    """Saves the run every `checkpoint_seconds`."""
+
+    def __init__(self, run: _Run, path: Path, identity: dict[str, str]) -> None:
+        self.run, self.path, self.identity = run, path, identity
+
+    def after_step(self) -> None:
+        """Save if one is due."""
+        if self.run.done.seconds - self.saved.seconds >= self.run.config.checkpoint_seconds:
+            self.save()
+
+    def save(self) -> None:
+        """Write the checkpoint whole or not at all, after all launched steps are done and found good."""
+        run, trainer = self.run, self.run.trainer
+        run.read_losses(0)
+        run.at = self.saved = run.done
+        state = trainer.state()
+        if trainer.ranks.first:
+            where = {"step": run.at.step, "seconds": run.at.seconds, "position": run.position, "loss": run.loss}
+            words = {name: repr(value) for name, value in where.items()}
+            if trainer.asynchronous:  # the next steps change the tensors while they are written
+                state = {name: tensor.to("cpu", copy=True) for name, tensor in state.items()}
+            run.background.submit(lambda: save_tensors(self.path, state, {**self.identity, **words}))
+
+
+class _Forecast:
+    """Predicts the artifact now and then, from gradients and weights at hand."""
+
+    def __init__(self, run: _Run, forecaster: Forecaster | None) -> None:
+        self.run, self.forecaster = run, forecaster
+        self.due = False
+        self.events: deque[dict[str, Any]] = deque()
+        """Events found in the background that are still to be written."""
+
+    def before_step(self) -> None:
+        """Have the gradients of the next step observed if a forecast is due."""
+        self.due = self.forecaster is not None and not self.run.background.busy and self.forecaster.due(self.run.at)
+        self.run.trainer.observe = self.forecaster.observe if self.due and self.forecaster else None
+
+    def after_step(self) -> None:
+        """Forecast if that is due and cheap enough, and write what was found."""
+        if self.due and self.forecaster and self.forecaster.affordable(self.run.at):
+            self._forecast()
+        self._write()
+
+    def off_the_clock(self) -> None:
+        """Forecast anew while the clock stands still, and wait for it."""
+        if self.forecaster is not None:
+            self._forecast(anew=True)
+            self.run.background.wait()
+            self._write()
+
+    def _forecast(self, anew: bool = False) -> None:
+        forecaster, trainer, at = self.forecaster, self.run.trainer, self.run.at
+        assert forecaster is not None
+        weights: Mapping[str, Tensor] = trainer.average.result() if trainer.average else trainer.parameters
+        if trainer.asynchronous:  # the next steps change the tensors themselves
+            weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
+
+        def job() -> None:
+            for event in forecaster.events(weights, at, anew):
+                self.events.append({**event, "step": at.step, "progress": round(at.progress, 6)})
+
+        self.run.background.submit(job)
+
+    def _write(self) -> None:
+        while self.events:
+            event = self.events.popleft()
+            if event["event"] == "note":
+                self.run.log.note(event["text"])
+            else:
+                self.run.log.write(event)
 
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Signals that asked the run to stop, as they come; a second one of a kind acts as usual."""
+    """Collect the signals that ask the run to stop; a second one of a kind acts as usual."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received

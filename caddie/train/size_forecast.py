@@ -1,4 +1,4 @@
-"""A forecast of the artifact before and during training: its bytes, and what quantization will cost."""
+"""Forecast the artifact before and during training: its bytes, and what quantization will cost."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _Ratios:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What the file would be if training ended now."""
+    """The file that would result if training ended now."""
 
     file_bytes: int
     gap_nats: float
@@ -74,7 +74,7 @@ class Forecast:
 
 
 class Forecaster:
-    """Watches the weights and the gradients of a run.
+    """Forecasts from the weights and gradients of a run.
 
     Sizes come from a sample of the rows of each weight, quantized as the recipe says and coded as it says, or by the
     entropy of what would be coded and what the coder made of the entropy the last time. What an error costs comes from
@@ -93,15 +93,17 @@ class Forecaster:
         self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         self.tables = {name for name, declared in declarations(model).items() if declared.role == "embedding"}
         self.quantizers = assign(config.quantizers, model, "pack.quantizers")
-        readers = {rule: quantizer.reader for rule, quantizer in config.quantizers.items()}
+        dequantizers = {rule: quantizer.reader for rule, quantizer in config.quantizers.items()}
         if config.correction is not None:  # of which matrices will be seen; here of the largest
             matrices = [name for name, shape in self.shapes.items() if len(shape) == 2]
             for name in sorted(matrices, key=lambda name: -math.prod(self.shapes[name]))[: config.correction.matrices]:
                 self.quantizers[name] = LowRank(of=self.quantizers[name], rank=config.correction.rank)
-                readers[name] = self.quantizers[name].reader
+                dequantizers[name] = self.quantizers[name].reader
         # Checksums and lengths of the sections do not compress: names stand in for what would be in them.
         sections = [Section(PREFIX + name, name.encode()) for name in self.shapes]
-        self.fixed_bytes = size(readers, sections) - sum(len(section.data) for section in sections) + 2 * len(sections)
+        self.fixed_bytes = (
+            size(dequantizers, sections) - sum(len(section.data) for section in sections) + 2 * len(sections)
+        )
         self.groups: dict[tuple[Quantizer, tuple[int, ...]], list[str]] = {}
         """Names of the weights of one shape and quantizer."""
         for name, quantizer in self.quantizers.items():
@@ -189,16 +191,16 @@ class Forecaster:
         for group, known in self.ratios.items():
             if self.renewed is None and self._coding + known.seconds <= _CODING_SHARE * seconds:
                 self.renewed = group
-        sketches, fit = _Sketches(self, weights), self.config.fit
+        estimates, fit = _Estimates(self, weights), self.config.fit
         if isinstance(fit, FillCap):
-            draft = fit.fit(sketches, self.quantizers, self.config.cap_bytes).draft
+            candidate = fit.fit(estimates, self.quantizers, self.config.cap_bytes).candidate
         else:
-            draft = sketches.make(self.quantizers)
-        self._cost = time.perf_counter() - began - sketches.coding_seconds
+            candidate = estimates.make(self.quantizers)
+        self._cost = time.perf_counter() - began - estimates.coding_seconds
         if not anew:
-            self._spent, self._coding = self._spent + self._cost, self._coding + sketches.coding_seconds
-        size = min(draft.file_bytes, self.config.cap_bytes) if isinstance(fit, PruneOnes) else draft.file_bytes
-        return Forecast(size, draft.predicted_loss or 0.0)
+            self._spent, self._coding = self._spent + self._cost, self._coding + estimates.coding_seconds
+        size = min(candidate.file_bytes, self.config.cap_bytes) if isinstance(fit, PruneOnes) else candidate.file_bytes
+        return Forecast(size, candidate.predicted_loss or 0.0)
 
     def costs(self, name: str, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Diagonals of R and C (see `Calibration`) of all rows and columns of a weight like `weight`."""
@@ -218,8 +220,8 @@ class Forecaster:
         return floored * (total / floored.sum()) / width, columns * (width / total)
 
 
-class _Sketches(Candidates):
-    """Drafts whose sizes and losses are estimates, and which hold no arrays."""
+class _Estimates(Candidates):
+    """Candidates whose sizes and losses are estimates, and which hold no arrays."""
 
     def __init__(self, of: Forecaster, weights: Mapping[str, Tensor]) -> None:
         self.strides = dict.fromkeys(of.shapes, 1)
@@ -241,7 +243,7 @@ class _Sketches(Candidates):
         self._gaussians: dict[str, Floats] = {}
 
     def make(self, quantizers: Mapping[str, Quantizer]) -> Candidate:
-        """The draft with these quantizers, by parameter name."""
+        """Return the candidate with these quantizers, by parameter name."""
         made = {}
         for names in self.of.groups.values():
             if isinstance(quantizers[names[0]], Waterfilling):
@@ -252,7 +254,7 @@ class _Sketches(Candidates):
                 section = Section(PREFIX + name, bytes(round(size)))
                 loss = 0.0 if name in self.of.learned else loss
                 made[name] = StoredWeight(quantizers[name], {}, self.weights[name], section, 0.0, loss)
-        return self._draft(made)
+        return self._candidate(made)
 
     def _costs(self, name: str, weight: Tensor) -> tuple[Tensor, Tensor]:
         rows, columns = self.of.costs(name, weight)
@@ -265,31 +267,31 @@ class _Sketches(Candidates):
 
     def _rounded(self, quantizers: Mapping[str, Quantizer]) -> dict[str, tuple[float, float]]:
         """Bytes and nats of a group by quantizing the sample."""
-        drafts = {name: quantizer.quantize(self.weights[name]) for name, quantizer in quantizers.items()}
-        ratios = self._ratios(drafts)
+        quantized = {name: quantizer.quantize(self.weights[name]) for name, quantizer in quantizers.items()}
+        ratios = self._ratios(quantized)
         found = {}
         for name, quantizer in quantizers.items():
             weight, shape, size = self.weights[name], self.of.shapes[name], 0.0
             whole = quantizer.layout(shape)
-            for key, array in drafts[name].items():
+            for key, array in quantized[name].items():
                 share = math.prod(whole[key][1]) / max(array.size, 1)
                 size += LENGTH_BYTES + ratios[key] * _entropy_bytes(array) * share
             rows, columns = self.costs[name]
-            errors = _matrix(quantizer.dequantize(drafts[name], tuple(weight.shape)) - weight).square()
+            errors = _matrix(quantizer.dequantize(quantized[name], tuple(weight.shape)) - weight).square()
             loss = 0.5 * float(rows @ errors @ columns) * math.prod(shape) / max(weight.numel(), 1)
             found[name] = (size, loss * 2.0 ** (-2 * self._saved(name)) if quantizer.calibrated else loss)
         return found
 
-    def _ratios(self, drafts: Mapping[str, Arrays]) -> dict[str, float]:
+    def _ratios(self, quantized: Mapping[str, Arrays]) -> dict[str, float]:
         """Bytes over entropy for each array of a group; sampled rows of several tensors are coded as those of one."""
-        group = tuple(drafts)
+        group = tuple(quantized)
         known = self.of.ratios.get(group)
         if known is None or self.of.renewed == group:
             began = time.perf_counter()
-            glance = self._coded(drafts, _GLANCE)
+            glance = self._coded(quantized, _GLANCE)
             seconds = time.perf_counter() - began
             if known is None:
-                whole = self._coded(drafts)
+                whole = self._coded(quantized)
             else:  # few elements take more than their share, whenever one looks at them
                 whole = {key: known.whole[key] * glance[key] / known.glance[key] for key in glance}
             self.of.ratios.pop(group, None)
@@ -298,12 +300,12 @@ class _Sketches(Candidates):
             self.coding_seconds += time.perf_counter() - began
         return known.whole
 
-    def _coded(self, drafts: Mapping[str, Arrays], most: int | None = None) -> dict[str, float]:
+    def _coded(self, quantized: Mapping[str, Arrays], most: int | None = None) -> dict[str, float]:
         """Bytes over the sum of the entropies of a group's arrays, or both of the first `most` elements of all."""
         ratios = {}
-        first = next(iter(drafts))
-        for key in drafts[first]:
-            arrays = [np.atleast_1d(arrays[key]) for arrays in drafts.values()]
+        first = next(iter(quantized))
+        for key in quantized[first]:
+            arrays = [np.atleast_1d(arrays[key]) for arrays in quantized.values()]
             together = np.concatenate(arrays)
             if most is not None:
                 arrays = [together[: max(1, most * len(together) // max(together.size, 1))]]

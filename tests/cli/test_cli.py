@@ -188,7 +188,7 @@ def test_what_comes_next_can_be_pasted(
     tiny_run: Any, alive_once: None, caddie: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained = SimpleNamespace(steps=2, tokens=256, final_loss=5.0)
-    monkeypatch.setattr("caddie.run.run.train_run", lambda *arguments: trained)
+    monkeypatch.setattr("caddie.run.run.train_recipe", lambda *arguments: trained)
     out = tmp_path / "two words"
     ended = caddie("train", "tiny", *tiny_run.settings, "--data", tiny_run.corpus, "--out", out, "--quiet")
     assert ended.out.endswith(f"; next: caddie pack '{out}'\n")

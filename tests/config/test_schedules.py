@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from caddie.config import coerce, parse_assignment, variants
 from caddie.config.schedules import (
     Budget,
-    Clock,
     IntSchedule,
     IterationWarmdown,
     NonNegativeNumber,
@@ -341,54 +340,3 @@ def test_momentum_agrees_with_the_scripts(scripts: dict[str, Any], name: str) ->
     )
     for step, momentum in scripts[name]["muon momentum"]:
         assert ramp.at(TrainProgress(step, 0.0, Budget(seconds=600))) == pytest.approx(momentum, abs=1e-15)
-
-
-# Clock
-
-
-class Ticks:
-    """A clock that the test turns."""
-
-    def __init__(self) -> None:
-        self.time = 100.0
-
-    def __call__(self) -> float:
-        return self.time
-
-
-def test_the_clock_adds_up_phases() -> None:
-    ticks = Ticks()
-    clock = Clock(ticks)
-    assert clock.seconds == {}
-    with clock.phase("train"):
-        ticks.time += 2.0
-    ticks.time += 50.0  # outside of any phase
-    with clock.phase("score"):
-        ticks.time += 0.5
-    with clock.phase("train"):
-        ticks.time += 1.0
-    assert clock.seconds == {"train": 3.0, "score": 0.5}
-
-
-def test_the_clock_charges_a_phase_that_fails() -> None:
-    ticks = Ticks()
-    clock = Clock(ticks)
-
-    def work() -> None:
-        with clock.phase("train"):
-            ticks.time += 4.0
-            raise RuntimeError("stop")
-
-    with pytest.raises(RuntimeError, match="stop"):
-        work()
-    assert clock.seconds == {"train": 4.0}
-
-
-def test_the_clock_nests() -> None:
-    ticks = Ticks()
-    clock = Clock(ticks)
-    with clock.phase("all"):
-        ticks.time += 1.0
-        with clock.phase("part"):
-            ticks.time += 2.0
-    assert clock.seconds == {"all": 3.0, "part": 2.0}

@@ -17,12 +17,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from recording import Recorder
 
 from caddie.data.corpus import Corpus
 from caddie.data.fineweb import fetch_fineweb
 from caddie.data.loaders import open_shard, write_shard
 from caddie.data.tokenizers import SentencePieceBPE, Tokenizer
 from caddie.errors import UserError
+from caddie.runtime.progress import SILENT
 
 pytest.importorskip("huggingface_hub")
 
@@ -128,7 +130,7 @@ def hub(published: dict[str, bytes]) -> Iterator[Hub]:
 
 
 def fetch(hub: Hub, folder: Path, shards: int = 2, variant: str = "sp300", told: list[str] | None = None) -> Corpus:
-    report = (lambda line: None) if told is None else told.append
+    report = SILENT if told is None else Recorder(lambda event: told.append(event["text"]))
     return fetch_fineweb(variant, shards, folder, report, endpoint=hub.url)
 
 
@@ -237,7 +239,7 @@ def test_no_server_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", offline)
     with pytest.raises(UserError, match=r"\(no route\); the same command continues") as caught:
-        fetch_fineweb("sp300", 1, tmp_path, lambda line: None)
+        fetch_fineweb("sp300", 1, tmp_path, SILENT)
     assert "\n" not in str(caught.value)
 
 
@@ -251,7 +253,7 @@ def test_the_library_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(UserError, match=r"pip install 'caddie\[hub\]'"):
-        fetch_fineweb("sp300", 1, tmp_path, lambda line: None)
+        fetch_fineweb("sp300", 1, tmp_path, SILENT)
 
 
 def test_the_environment_is_changed_for_the_library_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +267,7 @@ def test_the_environment_is_changed_for_the_library_alone(tmp_path: Path, monkey
     monkeypatch.setenv("HF_HOME", "mine")
     monkeypatch.delenv("HF_XET_CACHE", raising=False)
     with pytest.raises(UserError, match="RuntimeError"):
-        fetch_fineweb("sp300", 1, tmp_path, lambda line: None)
+        fetch_fineweb("sp300", 1, tmp_path, SILENT)
     assert [Path(value).is_relative_to(tmp_path) for value in seen] == [True, True]
     assert os.environ["HF_HOME"] == "mine"
     assert "HF_XET_CACHE" not in os.environ
@@ -276,7 +278,8 @@ def test_nothing_is_written_at_home(hub: Hub, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     script = "import sys; from pathlib import Path; from caddie.data.fineweb import fetch_fineweb\n"
-    script += "fetch_fineweb('sp300', 1, Path(sys.argv[1]), print)"
+    script += "from caddie.report.display import Display\n"
+    script += "fetch_fineweb('sp300', 1, Path(sys.argv[1]), Display(quiet=True))"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "XDG_"))}
     environment = {**kept, "HOME": str(home), "PYTHONPATH": str(ROOT), "HF_ENDPOINT": hub.url}
     command = [sys.executable, "-c", script, str(tmp_path / "out")]

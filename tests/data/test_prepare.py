@@ -16,6 +16,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recording import Notes
 
 from caddie.data import corpus, prepare
 from caddie.data import documents as sources
@@ -33,6 +34,7 @@ from caddie.errors import UserError
 from caddie.files import unfinished
 from caddie.recipes.recipe import Recipe
 from caddie.run import resolve_corpus as corpora
+from caddie.runtime.progress import SILENT
 
 TEXTS = [f"document {number} {'words and more ' * (number % 5)}" for number in range(60)]
 
@@ -43,7 +45,7 @@ def lines(*texts: str) -> bytes:
 
 def make(source: Path | str | None, folder: Path, **changes: object) -> Corpus:
     usual: dict[str, object] = {"tokenizer_source": RawBytes(), "vocabulary": 257, "validation_fraction": 0.2}
-    return prepare.prepare(source, folder=folder, **{"report": lambda line: None, **usual, **changes})  # type: ignore[arg-type]
+    return prepare.prepare(source, folder=folder, **{"progress": SILENT, **usual, **changes})  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -473,7 +475,7 @@ def test_a_foreign_text_is_held_out_from_training(made: Corpus, tmp_path: Path) 
     held_out = [document.decode() for document in made.validation_documents()]
     trained = [text for text in TEXTS if text not in held_out]
     (tmp_path / "other.jsonl").write_bytes(lines("new", trained[0], held_out[0], trained[1], "newer", "new"))
-    arguments = {"tokenizer": made.tokenizer(), "report": lambda line: None}
+    arguments = {"tokenizer": made.tokenizer(), "progress": SILENT}
     found = prepare.prepare_validation(tmp_path / "other.jsonl", folder=tmp_path / "v", against=made, **arguments)
     assert found.validation_documents() == [b"new", held_out[0].encode(), b"newer"]
     assert (found.manifest.training_documents_removed, found.manifest.duplicates_removed) == (2, 1)
@@ -714,10 +716,10 @@ def test_a_held_out_document_twice_is_refused(tmp_path: Path) -> None:
 
 def test_a_leak_in_published_shards_is_told(shards: Path, tmp_path: Path) -> None:
     write_shard(shards / "fineweb_train_000002.bin", open_shard(shards / "fineweb_val_000000.bin").copy())
-    told: list[str] = []
-    found = make(shards, shards.parent, report=told.append)
+    told = Notes()
+    found = make(shards, shards.parent, progress=told)
     assert found.manifest.overlap == 12
-    assert any("12 validation documents are training documents too" in line for line in told)
+    assert any("12 validation documents are training documents too" in line for line in told.lines)
     with pytest.raises(UserError, match="12 of 12 validation documents"):
         found.check_disjoint()
     assert found.manifest.validation.shards[0].file == "fineweb10B_bytes/fineweb_val_000000.bin"
@@ -726,7 +728,7 @@ def test_a_leak_in_published_shards_is_told(shards: Path, tmp_path: Path) -> Non
 def test_text_is_compared_with_published_shards_by_tokens(shards: Path, tmp_path: Path) -> None:
     against = make(shards, tmp_path / "out")
     (tmp_path / "other.jsonl").write_bytes(lines("new", TEXTS[20], TEXTS[3]))
-    arguments = {"folder": tmp_path / "v", "against": against, "report": lambda line: None}
+    arguments = {"folder": tmp_path / "v", "against": against, "progress": SILENT}
     found = prepare.prepare_validation(tmp_path / "other.jsonl", tokenizer=against.tokenizer(), **arguments)
     assert found.validation_documents() == [b"new", TEXTS[3].encode()]
     assert found.manifest.training_documents_removed == 1

@@ -15,7 +15,7 @@ import numpy as np
 from caddie.config.userfile import execute
 from caddie.data.loaders import SequentialStream
 from caddie.lab.study import Study
-from caddie.run.run import check_whole_run
+from caddie.run.run import check_recipe
 
 ROOT = Path(__file__).resolve().parent.parent.parent / "studies"
 
@@ -24,7 +24,7 @@ def facts(study: Study) -> dict[str, Any]:
     """What a study is; every label is built."""
     recipes = {label: study.recipe(label) for label in study.labels}
     for recipe in recipes.values():
-        check_whole_run(recipe)
+        check_recipe(recipe)
     return {
         "described": study.to_json(),
         "shown": {label: study.shown(label) for label in study.labels},

@@ -108,7 +108,7 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without reports, without waiting for the disk, and what a search has found possible is not built again."""
     monkeypatch.setattr("caddie.lab.results.write_study_report", lambda folder, price=None: [])
-    monkeypatch.setattr("caddie.lab.runner.check_whole_run", lambda recipe: None)
+    monkeypatch.setattr("caddie.lab.runner.check_recipe", lambda recipe: None)
     monkeypatch.setattr("os.fsync", lambda number: None)
 
 

@@ -17,7 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_folder import make_result
 
-from caddie.data.loaders import CoprimeStride, Loader, PackedDocuments, SequentialStream, ShuffledSequences
+from caddie.data.loaders import (
+    CoprimeStride,
+    Loader,
+    PackedDocuments,
+    SequentialStream,
+    ShuffledSequences,
+    TrainingData,
+)
 from caddie.errors import UserError
 from caddie.lab.compare import compare
 from caddie.lab.stats import (
@@ -565,7 +572,7 @@ def first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Loa
         folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
         with pytest.raises(Started):
-            training.train(recipe.model, recipe.train, shards, bos=256, seed=seed, folder=folder)
+            training.train(recipe.model, recipe.train, TrainingData(shards, 256), seed=seed, folder=folder)
         return found[0]
 
     return begin

@@ -25,7 +25,7 @@ from caddie.lab.study import (
 )
 from caddie.recipes.catalog import find
 from caddie.recipes.recipe import Recipe
-from caddie.run.run import check_whole_run
+from caddie.run.run import check_recipe
 
 BASE = find("baseline_mini")
 
@@ -154,7 +154,7 @@ def test_ablation_takes_back_each_line_and_every_entry_is_possible() -> None:
     assert {path for path in lines if not path.startswith(("train.seconds", "train.steps"))} <= set(taken)
     assert any(len(entry.diff) > 1 for entry in one.entries.values()), "depth fits only with its layers"
     for label in one.labels:
-        check_whole_run(one.recipe(label))
+        check_recipe(one.recipe(label))
     with pytest.raises(UserError, match="names no base"):
         ablate(Recipe(name="lonely"))
 

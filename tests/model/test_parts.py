@@ -55,9 +55,8 @@ from caddie.model.block import BlockModule
 from caddie.model.context import Cache, Context
 from caddie.model.parameters import Part, RowConstants, draw_constants, initialize
 from caddie.pack import artifact as artifacts
-from caddie.pack import container
 from caddie.pack.artifact import Manifest
-from caddie.pack.compress import Pack, compress
+from caddie.pack.compress import Pack, pack
 from caddie.pack.quantize import Float32
 from caddie.score import Scoring
 
@@ -419,9 +418,8 @@ def test_an_artifact_has_the_constants_without_storing_them(tmp_path: Path) -> N
         train_documents_sha256="",
         validation_fraction=None,
     )
-    compressed = compress(gpt, model.state_dict(), Pack(quantizers=quantizers, fit=None))
-    around = artifacts.around(gpt, compressed.readers, tokenizer, Scoring(sequence_length=32, stride=16), manifest)
-    container.write(tmp_path / "a", [*around, *compressed.sections])
+    metadata = artifacts.Metadata(gpt, tokenizer, Scoring(sequence_length=32, stride=16), manifest)
+    pack(metadata, model.state_dict(), Pack(quantizers=quantizers, fit=None), tmp_path / "a")
     loaded = artifacts.load(tmp_path / "a")
     assert not any("fixed" in name for name in loaded.tensor_bytes)
     ids = torch.arange(12).view(1, 12)

@@ -23,11 +23,12 @@ from caddie.pack import container
 from caddie.pack.artifact import Artifact
 from caddie.pack.codecs import Brotli
 from caddie.pack.coding import Packed
-from caddie.pack.compress import Pack
+from caddie.pack.compress import Pack, pack
 from caddie.pack.fit import FillCap
 from caddie.recipes.recipe import Recipe
 from caddie.run.policy import Part, state
-from caddie.run.run import calibrated, pack_run
+from caddie.run.result import metadata_of
+from caddie.run.run import calibrate_recipe
 from caddie.verify.checks import file_checks
 
 Call = Callable[..., Any]
@@ -49,10 +50,12 @@ def test_weights_come_back_as_their_quantizers_say(
 ) -> None:
     """Of a file whose steps were fitted to its cap: a small one, since all that is learnt from two steps is little."""
     trained = load_file(tiny_run.folder / "weights.safetensors")
-    known = calibrated(recipe, trained, Corpus.load(tiny_run.corpus))
+    corpus = Corpus.load(tiny_run.corpus)
+    known = calibrate_recipe(recipe, trained, corpus)
     fitted = recipe.pack.but(fit=FillCap(), cap_bytes=4000, coding=Packed(codec=Brotli()))
     again = tmp_path / "again"
-    quantizers = {t.name: t.quantizer for t in pack_run(tiny_run.folder, fitted, again).tensors}
+    found = pack(metadata_of(recipe, 1337, corpus), trained, fitted, again, known)
+    quantizers = {tensor.name: tensor.quantizer for tensor in found.tensors}
     assert {type(quantizer).__name__ for quantizer in quantizers.values()} == {"Waterfilling", "Float16"}
     assert quantizers != assign(recipe.pack.quantizers, packed.model, "pack.quantizers"), "nothing was fitted"
     changed = 0

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from recording import Recorder
 from torch import Tensor
 
 from caddie.errors import UserError
@@ -73,7 +74,7 @@ def known() -> dict[str, Calibration]:
 
 def made(calibrated: bool = True, gpt: GPT = GPT_SMALL, **settings: Any) -> Compressed:
     config = Pack(**{"coding": QUICK, "fit": None, **settings})
-    return compress(gpt, weights(gpt), config, known if calibrated else dict)
+    return compress(gpt, weights(gpt), config, known() if calibrated else {})
 
 
 def sections_of(compressed: Compressed) -> dict[str, bytes]:
@@ -82,7 +83,7 @@ def sections_of(compressed: Compressed) -> dict[str, bytes]:
 
 
 def read(compressed: Compressed, gpt: GPT = GPT_SMALL) -> dict[str, Tensor]:
-    return decompress(gpt, compressed.readers, sections_of(compressed))
+    return decompress(gpt, compressed.dequantizers, sections_of(compressed))
 
 
 # There and back
@@ -113,10 +114,10 @@ def test_mixed_quantizers_come_back_to_the_bit(coding: Packed | EntropyModel, ca
 
 def test_the_readers_are_all_that_is_needed_to_read() -> None:
     compressed = made(quantizers=MIXED, correction=Correction(matrices=2, rank=1))
-    text = json.dumps({rule: reader.to_json() for rule, reader in compressed.readers.items()})
+    text = json.dumps({rule: reader.to_json() for rule, reader in compressed.dequantizers.items()})
     assert "step" in text
     readers = {rule: Quantizer.from_json(value) for rule, value in json.loads(text).items()}
-    assert readers == compressed.readers
+    assert readers == compressed.dequantizers
     assert all(reader.reader == reader for reader in readers.values())
     found = decompress(GPT_SMALL, readers, sections_of(compressed))
     assert all(torch.equal(weight, found[name]) for name, weight in read(compressed).items())
@@ -143,17 +144,22 @@ def test_weights_in_other_formats_and_places_of_memory() -> None:
 # What is asked
 
 
-def test_a_calibration_is_asked_for_only_where_it_is_used() -> None:
-    asked: list[None] = []
+def test_a_calibration_is_used_only_by_quantizers_that_ask_for_it() -> None:
+    plain = Pack(quantizers=PLAIN, coding=QUICK, fit=None)
+    unused, none = (compress(GPT_SMALL, weights(), plain, given) for given in (known(), {}))
+    assert unused.predicted_loss is None
+    assert [section.data for section in unused.sections] == [section.data for section in none.sections]
+    asked = compress(GPT_SMALL, weights(), plain.but({"quantizers": {**PLAIN, QUERY: Gptq()}}), known())
+    assert asked.predicted_loss is not None
 
-    def ask() -> dict[str, Calibration]:
-        asked.append(None)
-        return {}
 
-    compress(GPT_SMALL, weights(), Pack(quantizers=PLAIN, coding=QUICK, fit=None), ask)
-    assert asked == []
-    compress(GPT_SMALL, weights(), Pack(quantizers={**PLAIN, QUERY: Gptq()}, coding=QUICK, fit=None), ask)
-    assert len(asked) == 1
+def test_progress_gets_every_candidate() -> None:
+    events: list[Any] = []
+    config = Pack(coding=QUICK, cap_bytes=3_500)
+    compressed = compress(GPT_SMALL, weights(), config, known(), progress=Recorder(events.append))
+    assert [event["number"] for event in events] == list(range(1, len(events) + 1))
+    assert {(event["event"], event["cap_bytes"]) for event in events} == {("candidate", 3_500)}
+    assert {size for size, _ in compressed.curve} <= {event["file_bytes"] for event in events}
 
 
 def test_the_size_is_that_of_the_file_with_its_readers() -> None:
@@ -164,9 +170,9 @@ def test_the_size_is_that_of_the_file_with_its_readers() -> None:
         return 500 + sum(len(section.data) for section in sections)
 
     config = Pack(coding=QUICK, cap_bytes=3_500, correction=Correction(matrices=1, rank=1))
-    compressed = compress(GPT_SMALL, weights(), config, known, size)
-    assert seen[-1][0] == compressed.readers
-    assert sum("weight" in rule for rule in compressed.readers) == 1
+    compressed = compress(GPT_SMALL, weights(), config, known(), size)
+    assert seen[-1][0] == compressed.dequantizers
+    assert sum("weight" in rule for rule in compressed.dequantizers) == 1
     assert compressed.sections in [sections for _, sections in seen]
     chosen = 500 + sum(len(section.data) for section in compressed.sections)
     assert chosen <= 3_500
@@ -178,14 +184,13 @@ def test_the_default_fills_the_cap() -> None:
     gpt = GPT_SMALL.but({"vocabulary": 512, "width": 128, "block.mlp.hidden": 64, "depth": 1})
     chance = torch.Generator().manual_seed(2)
 
-    def told() -> dict[str, Calibration]:
-        rows = {name: len(weight) for name, weight in weights(gpt).items()}
-        return {name: Calibration(rows=1e-4 * torch.rand(rows[name], generator=chance)) for name in rows}
+    rows = {name: len(weight) for name, weight in weights(gpt).items()}
+    calibrations = {name: Calibration(rows=1e-4 * torch.rand(rows[name], generator=chance)) for name in rows}
 
     def whole(readers: Dequantizers, sections: list[Section]) -> int:
         return len(container.pack(sections))
 
-    compressed = compress(gpt, weights(gpt), Pack(coding=QUICK, cap_bytes=70_000), told, whole)
+    compressed = compress(gpt, weights(gpt), Pack(coding=QUICK, cap_bytes=70_000), calibrations, whole)
     size = len(container.pack(compressed.sections))
     assert CLOSE * 70_000 <= size <= 70_000
     assert (size, compressed.predicted_loss) in compressed.curve
@@ -217,7 +222,7 @@ def test_a_correction_is_read_whatever_rules_come_before() -> None:
     compressed = made(quantizers=quantizers, correction=Correction(matrices=20, rank=1))
     assert next(t.quantizer for t in compressed.tensors if t.name == UP) == LowRank(of=Rows(bits=4), rank=1)
     assert read(compressed)[UP].shape == weights()[UP].shape
-    assert made(quantizers={**PLAIN, UP: LowRank()}, correction=Correction()).readers[UP] == LowRank().reader
+    assert made(quantizers={**PLAIN, UP: LowRank()}, correction=Correction()).dequantizers[UP] == LowRank().reader
 
 
 # What is refused
@@ -228,7 +233,7 @@ def test_weights_that_are_not_finite_are_refused(wrong: float) -> None:
     odd = weights()
     odd[UP][3, 4] = wrong
     with pytest.raises(UserError, match=rf"^{UP} has values that are not finite; the training run diverged, lower"):
-        compress(GPT_SMALL, odd, Pack(), lambda: pytest.fail("asked in vain"))
+        compress(GPT_SMALL, odd, Pack())
 
 
 def test_weights_of_another_model_are_refused() -> None:
@@ -273,7 +278,7 @@ def test_what_does_not_fit_the_model_is_not_read(edit: Any, says: str) -> None:
     sections = {section.name: section.data for section in compressed.sections}
     edit(sections)
     with pytest.raises(UserError, match=says):
-        decompress(GPT_SMALL, compressed.readers, sections)
+        decompress(GPT_SMALL, compressed.dequantizers, sections)
 
 
 def test_another_model_or_other_readers_do_not_read() -> None:
@@ -289,4 +294,4 @@ def test_another_model_or_other_readers_do_not_read() -> None:
 def test_sections_of_others_are_left_alone() -> None:
     compressed = made(quantizers=PLAIN)
     sections = {"config": b"x", "weight": b"", **sections_of(compressed)}
-    assert set(decompress(GPT_SMALL, compressed.readers, sections)) == set(weights())
+    assert set(decompress(GPT_SMALL, compressed.dequantizers, sections)) == set(weights())

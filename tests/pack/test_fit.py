@@ -83,7 +83,7 @@ def filled(cap: int, step: float = Waterfilling().step, seed: int = 0) -> Fitted
     [(5e-4, 31_000, 0), (5e-4, 31_000, 1), (5e-4, 36_555, 2), (5e-4, 48_561, 0), (5e-4, 61_000, 1), (0.3, 31_000, 0)],
 )
 def test_the_cap_is_filled_and_never_exceeded(step: float, cap: int, seed: int) -> None:
-    draft = filled(cap, step, seed).draft
+    draft = filled(cap, step, seed).candidate
     assert CLOSE * cap <= draft.file_bytes <= cap
     assert draft.file_bytes == whole_file(draft.sections)
     assert draft.weights["v"].quantizer == Float16()
@@ -97,7 +97,7 @@ def test_the_cap_is_filled_and_never_exceeded(step: float, cap: int, seed: int) 
     "quantizer", [CLIPPED, CLIPPED.of, LowRank(of=CLIPPED, rank=2), LowRank(of=Waterfilling(), rank=2)], ids=repr
 )
 def test_whatever_has_steps_for_choice_can_fill_it(quantizer: Quantizer, cap: int) -> None:
-    draft = FillCap().fit(drafts(), all_by(quantizer), cap).draft
+    draft = FillCap().fit(drafts(), all_by(quantizer), cap).candidate
     assert CLOSE * cap <= draft.file_bytes <= cap
 
 
@@ -105,7 +105,7 @@ def test_whatever_has_steps_for_choice_can_fill_it(quantizer: Quantizer, cap: in
 def test_it_is_filled_without_a_calibration(quantizer: Quantizer) -> None:
     fitted = FillCap().fit(drafts(known=False), all_by(quantizer), 36_000)
     # Then all rows of a matrix change their size of step at once, a quarter of a bit for each of 17,500 weights.
-    assert (0.98 if quantizer == Waterfilling() else CLOSE) * 36_000 <= fitted.draft.file_bytes <= 36_000
+    assert (0.98 if quantizer == Waterfilling() else CLOSE) * 36_000 <= fitted.candidate.file_bytes <= 36_000
     assert fitted.curve == []
 
 
@@ -113,20 +113,20 @@ def test_it_is_filled_without_a_calibration(quantizer: Quantizer) -> None:
 def test_it_is_filled_with_the_entropy_model() -> None:
     part = {"m1": Calibration(rows=torch.logspace(-5, -3, 171))}
     made = Candidates({"m1": weights(0)["m1"][:171]}, part, EntropyModel(), whole_file)
-    draft = FillCap().fit(made, {"m1": Waterfilling(step=3e-3)}, 8_000).draft
+    draft = FillCap().fit(made, {"m1": Waterfilling(step=3e-3)}, 8_000).candidate
     assert 0.99 * 8_000 <= draft.file_bytes <= 8_000  # 16 bytes more or less are beyond so small a file
 
 
 def test_the_same_again() -> None:
     first, second = filled(31_000), FillCap().fit(drafts(), all_by(Waterfilling()), 31_000)
-    assert [one.data for one in first.draft.sections] == [one.data for one in second.draft.sections]
+    assert [one.data for one in first.candidate.sections] == [one.data for one in second.candidate.sections]
     assert first.curve == second.curve
 
 
 @pytest.mark.long
 def test_more_bytes_lose_less() -> None:
     made = drafts()
-    found = [FillCap().fit(made, all_by(Waterfilling()), cap).draft for cap in range(16_000, 61_000, 10_000)]
+    found = [FillCap().fit(made, all_by(Waterfilling()), cap).candidate for cap in range(16_000, 61_000, 10_000)]
     losses = [draft.predicted_loss for draft in found]
     assert all(loss is not None for loss in losses)
     assert losses == sorted(losses, reverse=True)  # type: ignore[type-var]
@@ -135,7 +135,7 @@ def test_more_bytes_lose_less() -> None:
 
 def test_the_curve_has_the_chosen_point_and_falls() -> None:
     fitted = filled(31_000)
-    assert (fitted.draft.file_bytes, fitted.draft.predicted_loss) in fitted.curve
+    assert (fitted.candidate.file_bytes, fitted.candidate.predicted_loss) in fitted.curve
     assert fitted.curve == sorted(fitted.curve)
     losses = [loss for _, loss in fitted.curve]
     assert losses[0] == max(losses)
@@ -147,25 +147,25 @@ def test_the_curve_has_the_chosen_point_and_falls() -> None:
 
 
 def test_more_bytes_are_not_taken_where_they_buy_nothing() -> None:
-    draft = filled(10_000_000).draft
+    draft = filled(10_000_000).candidate
     assert draft.predicted_loss is not None
     assert draft.predicted_loss < 1e-6
     assert draft.file_bytes < 200_000
-    alone = FillCap().fit(drafts(known=False), all_by(Waterfilling()), 10_000_000).draft
+    alone = FillCap().fit(drafts(known=False), all_by(Waterfilling()), 10_000_000).candidate
     assert max(stored.relative_error for stored in alone.weights.values()) < 1e-3
 
 
 def test_a_cap_too_small_gives_the_smallest_draft() -> None:
     fitted = filled(FIXED)
-    assert fitted.draft.file_bytes == min(size for size, _ in fitted.curve) > FIXED
-    assert not any(fitted.draft.weights[f"m{i}"].restored.any() for i in range(3)), "no matrix has a weight left"
+    assert fitted.candidate.file_bytes == min(size for size, _ in fitted.curve) > FIXED
+    assert not any(fitted.candidate.weights[f"m{i}"].restored.any() for i in range(3)), "no matrix has a weight left"
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_steps_too_fine_for_their_integers_are_not_taken(known: bool) -> None:
     """Four bits clip ever more as steps shrink: the file may grow for a while, but what it loses grows too."""
     made, coarse = drafts(known=known), Gptq(of=Rows(bits=4, scale=SigmaClip(k=6.0)))
-    found = FillCap().fit(made, all_by(coarse), 250_000).draft
+    found = FillCap().fit(made, all_by(coarse), 250_000).candidate
 
     def cost(k: float) -> float:
         draft = made.make(all_by(coarse.but({"of.scale.k": k})))
@@ -190,7 +190,7 @@ def test_steps_that_are_not_for_choice_are_refused(quantizer: Quantizer) -> None
 
 def test_one_with_steps_is_enough() -> None:
     quantizers = {**all_by(Rows(bits=4)), "m0": Waterfilling()}
-    draft = FillCap().fit(drafts(), quantizers, 31_000).draft
+    draft = FillCap().fit(drafts(), quantizers, 31_000).candidate
     assert draft.file_bytes <= 31_000
     assert draft.weights["m1"].quantizer == Rows(bits=4)
 
@@ -225,7 +225,7 @@ def count(sections: list[Section]) -> int:
 )
 def test_ones_are_pruned_until_the_file_fits(cap: int, size: int, integers: list[list[int]]) -> None:
     made = Candidates({"w": ROWS}, {}, Packed(codec=Stored()), count)
-    draft = PruneOnes().fit(made, {"w": WHOLE}, cap).draft
+    draft = PruneOnes().fit(made, {"w": WHOLE}, cap).candidate
     assert draft.file_bytes == size
     assert draft.weights["w"].arrays["integers"].tolist() == integers
     assert integers_of(draft.sections[0]).tolist() == integers
@@ -236,7 +236,7 @@ def test_pruning_takes_no_more_than_it_takes(share: float) -> None:
     made, quantizers = drafts(), all_by(CLIPPED)
     whole = made.make(quantizers)
     cap = int(whole.file_bytes * share)
-    found = PruneOnes().fit(made, quantizers, cap).draft
+    found = PruneOnes().fit(made, quantizers, cap).candidate
     assert 0.99 * cap <= found.file_bytes <= cap
     for name, before in arrays_of(whole.weights).items():
         after = found.weights[name].arrays["integers"]
@@ -251,6 +251,6 @@ def arrays_of(stored: Mapping[str, object]) -> dict[str, np.ndarray]:
 
 def test_where_there_are_no_ones_nothing_is_pruned() -> None:
     for quantizer in (Float16(), Binary(), Rows(bits=6, packed=True), Waterfilling()):
-        draft = PruneOnes().fit(drafts(), all_by(quantizer), 1000).draft
+        draft = PruneOnes().fit(drafts(), all_by(quantizer), 1000).candidate
         assert all(stored.quantizer in (quantizer, Float16()) for stored in draft.weights.values())
         assert draft.file_bytes > 1000

@@ -26,7 +26,8 @@ from caddie.pack import source_bundle as bundle
 from caddie.pack.artifact import Manifest
 from caddie.pack.codecs import Brotli, Lzma, Stored
 from caddie.pack.coding import Packed
-from caddie.pack.compress import Pack, compress
+from caddie.pack.compress import Pack
+from caddie.pack.compress import pack as pack_weights
 from caddie.pack.source_bundle import TRAINING, describe_source, installed_bytes, source_needed, unpack
 from caddie.score import Scoring
 
@@ -60,10 +61,8 @@ def pack(path: Path, source: container.Section | None, config: Pack = Pack(fit=N
         train_documents_sha256="",
         validation_fraction=None,
     )
-    compressed = compress(gpt, {name: weight.detach() for name, weight in weights.items()}, config)
-    scoring = Scoring(sequence_length=32, stride=8)
-    around = artifacts.around(gpt, compressed.readers, tokenizer, scoring, manifest, source)
-    container.write(path, [*around, *compressed.sections])
+    metadata = artifacts.Metadata(gpt, tokenizer, Scoring(sequence_length=32, stride=8), manifest, source)
+    pack_weights(metadata, {name: weight.detach() for name, weight in weights.items()}, config, path)
     return path
 
 

@@ -101,7 +101,7 @@ def rank(rank: int, port: int, folder: Path, arguments: Sequence[str]) -> None:
 
     with pytest.MonkeyPatch.context() as patch, contextlib.chdir(folder), Path(f"printed{rank}.json").open("w") as out:
         alone(patch)
-        patch.setattr(line, "_fresh", one_of_one)
+        patch.setattr(line, "score_in_new_process", one_of_one)
         patch.setattr(sys, "stdout", out)
         patch.setattr(sys, "argv", ["caddie", *arguments, "--json"])
         cli.main()  # which ends this process
@@ -295,10 +295,11 @@ def test_the_memory_of_training_is_free_before_other_processes_score(monkeypatch
         def losses(self) -> None: ...
 
     kept: list[bool] = []
-    monkeypatch.setattr(line, "_score_weights", Mock())
+    monkeypatch.setattr(line, "build", Mock())
+    monkeypatch.setattr(line, "score", Mock())
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: kept.append(trains() is not None))
     trains = weakref.ref(Trains())
-    line._live_scores(Mock(), Mock(), Mock(), Ranks(device=torch.device("cuda")))
+    line.score_trained(Mock(), Mock(last={}, weights={}), Mock(), Ranks(device=torch.device("cuda")))
     assert kept == [False]
 
 
@@ -306,7 +307,7 @@ def test_a_fresh_process_knows_nothing_of_who_asks(tmp_path: Path, monkeypatch: 
     """It is asked as a user would, is not told to be one of several, and what goes wrong in it is said."""
     program = tmp_path / "python"
     says = """#!/bin/sh
-[ "$5" = --fail ] && echo 'first' >&2 && echo 'Error: last' >&2 && exit 3
+[ "$6" = --fail ] && echo 'first' >&2 && echo 'Error: last' >&2 && exit 3
 printf '{"asked": "%s", "rank": "%s", "threads": "%s"}' "$*" "$RANK$WORLD_SIZE$LOCAL_RANK" "$OMP_NUM_THREADS"
 """
     program.write_text(says)
@@ -315,12 +316,15 @@ printf '{"asked": "%s", "rank": "%s", "threads": "%s"}' "$*" "$RANK$WORLD_SIZE$L
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    asked = line._fresh("score", Path("a.caddie"), "--quiet")
-    assert asked == {"asked": "-m caddie score a.caddie --quiet --json", "rank": "", "threads": "3"}
+    command = "-m caddie score a.caddie --data c --gpus 2 --quiet --json"
+    scored = line.score_in_new_process(Path("a.caddie"), Path("c"), 2)
+    assert scored == {"asked": command, "rank": "", "threads": "3"}
     monkeypatch.setenv(SHARES_CORES, "1")
-    assert line._fresh("score", Path("a.caddie"))["threads"] == "", "a share of the cores is for one of several"
+    assert line.score_in_new_process(Path("a.caddie"), Path("c"))["threads"] == "", (
+        "a share of the cores is for one of several"
+    )
     with pytest.raises(CheckFailed, match="score in a fresh process failed: Error: last"):
-        line._fresh("score", Path("a.caddie"), "--fail")
+        line.score_in_new_process(Path("a.caddie"), Path("--fail"))
 
 
 def test_two_processes_give_the_result_of_one(result: dict[str, Any], by_two: Path) -> None:

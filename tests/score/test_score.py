@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recording import Recorder
 from torch import Tensor, nn
 
 from caddie.config import Config, field_types, parse_assignment
@@ -614,7 +615,7 @@ def test_progress_is_reported_to_the_end() -> None:
         Known(16),  # type: ignore[arg-type]
         random_text(100),
         Scoring(sequence_length=10, stride=5, batch_tokens=30),
-        lambda done, total: reports.append((done, total)),
+        Recorder(lambda event: reports.append((event["done"], event["total"]))),
     )
     done = [scored for scored, _ in reports]
     assert len(done) > 3
@@ -691,7 +692,7 @@ def test_on_a_cpu_each_thread_runs_a_batch(monkeypatch: pytest.MonkeyPatch, two_
     monkeypatch.setattr(sys.modules["caddie.score.score"], "CACHED_TOKENS", 24)
     reports: list[int] = []
     chosen, slow = Scoring(sequence_length=12, stride=5, batch_tokens=240, precision="float64"), Slow(16)
-    score(slow, random_text(400), chosen, lambda done, total: reports.append(done))  # type: ignore[arg-type]
+    score(slow, random_text(400), chosen, Recorder(lambda event: reports.append(event["done"])))  # type: ignore[arg-type]
     assert [threads for _, threads in slow.asked_by] == [1, 1], "two workers, each with one of the two threads"
     assert max(len(ids) for ids, _, _ in slow.seen) == 2, "batches of 24 tokens"
     assert reports == sorted(reports)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from recording import Recorder
 from test_loop import GROWING, ONE_STEP, SHARDS, STEPS, TINY, equal, go
 
 from caddie.config.schedules import Budget, PiecewiseConstant, TrainProgress
@@ -68,7 +69,7 @@ def test_late_steps_are_the_same_steps(in_time: Trained, tmp_path: Path, monkeyp
 
     monkeypatch.setattr(trainer_module, "AsyncScalar", Watched)
     events: list[Event] = []
-    found = go(tmp_path, GROWS, watch=events.append)
+    found = go(tmp_path, GROWS, progress=Recorder(events.append))
     assert equal(found, in_time)
     assert (found.steps, found.tokens, found.final_loss) == (in_time.steps, in_time.tokens, in_time.final_loss)
     expected = ["launch 0"]
@@ -118,10 +119,10 @@ def test_a_late_run_is_interrupted_and_goes_on_to_the_bit(in_time: Trained, tmp_
 
     config = GROWS
     with pytest.raises(Interrupted, match="after step 7") as caught:  # 6 was under way, 7 had to be launched to see it
-        go(tmp_path, config, watch=stop)
+        go(tmp_path, config, progress=Recorder(stop))
     assert caught.value.number == signal.SIGTERM
     events: list[Event] = []
-    assert equal(in_time, go(tmp_path, config, watch=events.append))
+    assert equal(in_time, go(tmp_path, config, progress=Recorder(events.append)))
     assert events[0]["step"] == 7
 
 
@@ -143,7 +144,11 @@ def test_no_step_waits_for_a_checkpoint(tmp_path: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(train_module, "save_tensors", write)
             (tmp_path / name).mkdir()
-            go(tmp_path / name, config, watch=lambda event: go_on.set() if event.get("step") == 8 else None)
+            go(
+                tmp_path / name,
+                config,
+                progress=Recorder(lambda event: go_on.set() if event.get("step") == 8 else None),
+            )
         return found
 
     every = written("in time", -1)

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from recording import Recorder
 from torch import Tensor
 
 from caddie.config.schedules import Budget, TrainProgress
+from caddie.data.loaders import TrainingData
 from caddie.errors import UserError
 from caddie.model import GPT, Block, GroupedQueryAttention, Model, NTKRoPE, PlainRoPE, ReluSquared, build
 from caddie.report.display import start_line
@@ -224,7 +226,7 @@ def test_a_broken_compiler_is_told_and_left(
     events: list[dict[str, Any]] = []
     shards = [np.random.default_rng(0).integers(0, 32, 2000).astype(np.uint16)]
     config = LONG.but(steps=2, seconds=60.0)
-    done = train(TINY, config, shards, bos=1, seed=7, folder=tmp_path, watch=events.append)
+    done = train(TINY, config, TrainingData(shards, 1), seed=7, folder=tmp_path, progress=Recorder(events.append))
     assert done.steps == 2
     assert [event["compiled"] for event in events if event["event"] == "start"] == [False]
     notes = [event["text"] for event in events if event["event"] == "note"]

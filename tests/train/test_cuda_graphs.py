@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import taped
 import torch
+from recording import Recorder
 from test_compiling import Pair
-from test_loop import GROWING, SHARDS, STEPS, TINY, equal, made
+from test_loop import DATA, GROWING, STEPS, TINY, equal, made
 from torch import nn
 
 from caddie.config.schedules import Budget, PiecewiseConstant, Ramp, TrainProgress
@@ -90,7 +91,7 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Counted:
 @pytest.mark.parametrize(("gpt", "config"), [(LOOPED, CHANGING), (TINY, CHANGING.but(warmup_steps=0))])
 def test_a_recorded_run_is_the_run_to_the_bit(gpt: GPT, config: Train, tmp_path: Path, record: Counted) -> None:
     def run(name: str, config: Train) -> Trained:
-        return train(gpt, config, SHARDS, bos=1, seed=7, folder=made(tmp_path / name), watch=events.append)
+        return train(gpt, config, DATA, seed=7, folder=made(tmp_path / name), progress=Recorder(events.append))
 
     events: list[Event] = []
     right, found = run("right", config), run("found", config.but(cuda_graphs="auto"))

@@ -9,7 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_loop import SHARDS, STEPS, TINY, made
+from recording import Recorder
+from test_loop import DATA, STEPS, TINY, made
 from torch import Tensor
 
 from caddie.model import GPT, ModelPart, Recurrence, SwiGLU, UntiedHead, build
@@ -176,11 +177,10 @@ def test_a_run_is_trained_in_eight_bits_and_says_what_they_cost(tmp_path: Path) 
         parts: train(
             TINY,
             STEPS.but(steps=20, float8=parts, precision="float32"),
-            SHARDS,
-            bos=1,
+            DATA,
             seed=7,
             folder=made(tmp_path / "-".join(("run", *parts))),
-            watch=events.append,
+            progress=Recorder(events.append),
         )
         for parts in ((), ("mlp",), ("head", "mlp"))
     }

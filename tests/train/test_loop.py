@@ -16,9 +16,10 @@ import pytest
 import torch
 import torch.multiprocessing as multiprocessing
 from processes import CONTEXT
+from recording import Recorder
 
 from caddie.config.schedules import Budget, PiecewiseConstant, Ramp, TrainProgress, Warmdown
-from caddie.data.loaders import Batch
+from caddie.data.loaders import Batch, TrainingData
 from caddie.errors import CheckFailed, UserError
 from caddie.model import GPT, Block, GroupedQueryAttention, HashedNGrams, Recurrence, ReluSquared
 from caddie.model.parameters import Constant
@@ -41,10 +42,11 @@ TINY = GPT(
 STEPS = Train(steps=8, batch_tokens=256, micro_batches=2, sequence_length=32, averaging=EMA(decay=0.9), warmup_steps=2)
 ONE_STEP = STEPS.but(steps=1, warmup_steps=0)
 SHARDS = [np.random.default_rng(0).integers(0, 64, 5000).astype(np.uint16)]
+DATA = TrainingData(SHARDS, 1)
 
 
 def go(folder: Path, config: Train = STEPS, **keywords: Any) -> Trained:
-    return train(TINY, config, SHARDS, bos=1, seed=7, folder=folder, **keywords)
+    return train(TINY, config, DATA, seed=7, folder=folder, **keywords)
 
 
 def made(folder: Path) -> Path:
@@ -75,7 +77,7 @@ def test_warm_up_leaves_no_trace(unbroken: Trained, tmp_path: Path) -> None:
 
 
 def test_seed_decides_weights_and_order(tmp_path: Path) -> None:
-    one, other = (train(TINY, ONE_STEP, SHARDS, bos=1, seed=seed, folder=made(tmp_path / str(seed))) for seed in (7, 8))
+    one, other = (train(TINY, ONE_STEP, DATA, seed=seed, folder=made(tmp_path / str(seed))) for seed in (7, 8))
     assert not equal(one, other)
 
 
@@ -85,10 +87,10 @@ def test_interrupted_run_resumes_to_the_bit(unbroken: Trained, tmp_path: Path) -
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted, match="after step 6") as caught:
-        go(tmp_path, watch=stop)
+        go(tmp_path, progress=Recorder(stop))
     assert caught.value.number == signal.SIGTERM
     events: list[dict[str, Any]] = []
-    assert equal(unbroken, go(tmp_path, watch=events.append))
+    assert equal(unbroken, go(tmp_path, progress=Recorder(events.append)))
     assert events[0]["step"] == 6  # the signal came while step 5 was logged
     assert events[0]["seconds"] > 0
 
@@ -131,9 +133,9 @@ def test_time_before_a_resume_counts(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(Interrupted):
-        go(tmp_path, config, watch=stop)
+        go(tmp_path, config, progress=Recorder(stop))
     events: list[dict[str, Any]] = []
-    go(tmp_path, config, watch=events.append)
+    go(tmp_path, config, progress=Recorder(events.append))
     assert events[0]["seconds"] > 0.2 * 0.4
     assert events[1]["progress"] > 0.2
     assert events[-1]["progress"] == 1.0
@@ -146,7 +148,7 @@ def slowly(folder: Path, steps: Connection) -> None:
         steps.send(event.get("step"))
         time.sleep(0.05)
 
-    go(folder, STEPS.but(checkpoint_seconds=0.001), watch=tell)
+    go(folder, STEPS.but(checkpoint_seconds=0.001), progress=Recorder(tell))
 
 
 @pytest.mark.long
@@ -163,7 +165,7 @@ def test_killed_process_resumes_to_the_bit(unbroken: Trained, tmp_path: Path) ->
     assert process.exitcode == -signal.SIGKILL
     config = STEPS.but(checkpoint_seconds=0.001)
     events: list[dict[str, Any]] = []
-    assert equal(unbroken, go(tmp_path, config.but(checkpoint_seconds=0.001), watch=events.append))
+    assert equal(unbroken, go(tmp_path, config.but(checkpoint_seconds=0.001), progress=Recorder(events.append)))
     assert events[0]["step"] >= 3
 
 
@@ -172,7 +174,7 @@ def test_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="another recipe, text or seed"):
         go(tmp_path, STEPS.but(batch_tokens=128))
     with pytest.raises(UserError, match="another recipe, text or seed"):
-        train(TINY, STEPS, SHARDS, bos=1, seed=8, folder=tmp_path)
+        train(TINY, STEPS, DATA, seed=8, folder=tmp_path)
 
 
 def test_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
@@ -268,7 +270,7 @@ def test_steps_and_rows_grow_and_resume_to_the_bit(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted):
-        go(made(tmp_path / "b"), GROWING, watch=stop)
+        go(made(tmp_path / "b"), GROWING, progress=Recorder(stop))
     assert equal(whole, go(tmp_path / "b", GROWING))
 
 
@@ -292,9 +294,9 @@ def test_a_parameter_that_no_gradient_reaches_is_refused(tmp_path: Path) -> None
     alive = TINY.but({"embedding.bigrams": HashedNGrams(buckets=10, dims=4)})
     once = STEPS.but(steps=1, warmup_steps=3)
     with pytest.raises(UserError, match=r"no gradient reaches embedding\.bigrams"):
-        train(dead, once, SHARDS, bos=1, seed=7, folder=tmp_path)
+        train(dead, once, DATA, seed=7, folder=tmp_path)
     assert not list(tmp_path.iterdir())
-    train(alive, once, SHARDS, bos=1, seed=7, folder=tmp_path)
+    train(alive, once, DATA, seed=7, folder=tmp_path)
 
 
 @pytest.mark.long
@@ -319,7 +321,7 @@ def test_compiling_needs_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_quantized_weights_change_the_loss_from_when_they_are_switched_on(tmp_path: Path) -> None:
     def losses(name: str, config: Train) -> list[float]:
         events: list[dict[str, Any]] = []
-        go(made(tmp_path / name), config, watch=events.append)
+        go(made(tmp_path / name), config, progress=Recorder(events.append))
         return [event["loss"] for event in events if event["event"] == "step"]
 
     view = StraightThrough(quantizer=Rows(bits=2), strength=PiecewiseConstant(values=(0, 1), begins=(0.5,)))
@@ -345,7 +347,7 @@ def test_graphs_that_were_compiled_on_the_clock_are_told(tmp_path: Path, monkeyp
     compiled = iter([3, 3, 5, 5])
     monkeypatch.setattr(Trainer, "graphs", lambda self: next(compiled))
     events: list[dict[str, Any]] = []
-    train(TINY, STEPS.but(steps=3), SHARDS, bos=1, seed=7, folder=tmp_path, watch=events.append)
+    train(TINY, STEPS.but(steps=3), DATA, seed=7, folder=tmp_path, progress=Recorder(events.append))
     kinds = [(event["event"], event.get("text", "").split(";")[0]) for event in events]
     at = kinds.index(("note", "recompiled 2 graphs on the clock"))
     assert [kind for kind, _ in kinds].count("note") == 1
@@ -366,7 +368,14 @@ def test_a_shape_that_was_not_warmed_up_is_compiled_on_the_clock_and_told(
     def notes(name: str) -> list[str]:
         torch._dynamo.reset()
         events: list[dict[str, Any]] = []
-        train(shallow, config, SHARDS, bos=1, seed=7, folder=made(tmp_path / name), watch=events.append)
+        train(
+            shallow,
+            config,
+            DATA,
+            seed=7,
+            folder=made(tmp_path / name),
+            progress=Recorder(events.append),
+        )
         return [event["text"] for event in events if event["event"] == "note"]
 
     assert notes("warmed up") == []
@@ -378,7 +387,14 @@ def test_a_shape_that_was_not_warmed_up_is_compiled_on_the_clock_and_told(
 def test_the_start_of_the_log_says_how_attention_is_computed(tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
     gpt = TINY.but({"layers": {"1": {"attention.window": 8}}})
-    train(gpt, STEPS.but(steps=1, precision="float32"), SHARDS, bos=1, seed=7, folder=tmp_path, watch=events.append)
+    train(
+        gpt,
+        STEPS.but(steps=1, precision="float32"),
+        DATA,
+        seed=7,
+        folder=tmp_path,
+        progress=Recorder(events.append),
+    )
     assert events[0]["attention"].split(", ")[0] == "SDPA"
     assert "bands" in events[0]["attention"]
 

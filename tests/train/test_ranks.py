@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from communication import Cluster, Exchange, exchanges, sent_bytes
 from processes import CONTEXT, together
+from recording import Recorder
 from test_async_steps import be_late
 from test_loop import RANKS, SHARDS, TINY, go
 
@@ -56,7 +57,7 @@ def trains(ranks: Ranks, folder: Path) -> list[Any]:
 
         config = RANKS.but(steps=None, seconds=60.0, warmup_steps=0)
         with pytest.raises(Interrupted) as caught:
-            go(folder / "timed", config, ranks=ranks, watch=stop)
+            go(folder / "timed", config, ranks=ranks, progress=Recorder(stop))
         over = go(folder / "timed", config.but(seconds=0.01), ranks=ranks)
         on = go(folder / "timed", config.but(seconds=over.seconds + 0.1), ranks=ranks)
         stepped = go(folder / "steps", RANKS, ranks=ranks)

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from recording import Recorder
 
 from caddie.config.schedules import Budget, TrainProgress
+from caddie.data.loaders import TrainingData
 from caddie.model import GPT, Block, GroupedQueryAttention, HashedNGrams, ReluSquared, build
 from caddie.pack import container
 from caddie.pack.codecs import Brotli, Zlib
@@ -34,6 +36,7 @@ SMALL = GPT(
 TINY = SMALL.but({"vocabulary": 64, "width": 32, "depth": 2, "embedding.bigrams": None})
 STEPS = Train(steps=10, batch_tokens=256, micro_batches=2, sequence_length=32, warmup_steps=2)
 SHARDS = [np.random.default_rng(0).integers(0, 64, 5000).astype(np.uint16)]
+DATA = TrainingData(SHARDS, 1)
 
 
 def file_bytes(readers: Dequantizers, sections: list[Section]) -> int:
@@ -203,7 +206,15 @@ def go(folder: Path, settings: Pack | None) -> tuple[Trained, list[dict[str, Any
     folder.mkdir()
     events: list[dict[str, Any]] = []
     forecaster = Forecaster(TINY, settings, file_bytes) if settings else None
-    trained = train(TINY, STEPS, SHARDS, bos=1, seed=7, folder=folder, watch=events.append, forecaster=forecaster)
+    trained = train(
+        TINY,
+        STEPS,
+        DATA,
+        seed=7,
+        folder=folder,
+        progress=Recorder(events.append),
+        forecaster=forecaster,
+    )
     return trained, [event for event in events if event["event"] in ("forecast", "note")]
 
 
