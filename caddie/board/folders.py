@@ -7,28 +7,22 @@ only what changed since the first: runs are measured on the same machine.
 
 from __future__ import annotations
 
-import json
-import math
 import os
-import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from caddie.report.page import pick
+from caddie.report.read import Log, known_number, pick, read_object, read_regular
+from caddie.report.run_files import ERROR, LOG, RECIPE, REPORT, RESULT, TASK
 
 DEPTH = 4
 """How many folders below the root a run may lie."""
 MOST_FOLDERS = 10_000
 """Folders looked into at most, should somebody serve a whole disk."""
-LARGEST_BYTES = 1 << 24
-"""A larger document is not read, and of a log no more than this at one look."""
-POINTS = 500
-"""Most points of a curve."""
 TRAINING_QUIET_SECONDS = 300.0
 """A run that trains and writes nothing for so long is called stale."""
 QUIET_SECONDS = 1800.0
@@ -36,8 +30,6 @@ QUIET_SECONDS = 1800.0
 LONGEST_TEXT = 300
 """Characters of a text that are shown."""
 
-RECIPE, LOG, RESULT, ERROR, TASK = "recipe.json", "log.jsonl", "result.json", "error.json", "task.json"
-REPORT = "report.html"
 _LABELS = ("kind", "name", "why", "base", "public")
 """Fields of a recipe that decide nothing."""
 _KEPT = (
@@ -45,84 +37,7 @@ _KEPT = (
     *("scores", "compression", "training", "seconds", "device", "precision", "world", "versions"),
 )
 """Fields of a result that are held; its long lists are not."""
-_LARGEST_NUMBER = 1e30
 _MOST_FIELDS = 4000
-
-
-class Point(NamedTuple):
-    """One place on a curve: where it ends, and the mean loss of the `events` steps logged there."""
-
-    step: float
-    seconds: float
-    loss: float
-    events: int
-
-
-@dataclass
-class Log:
-    """The log of a run, of which only new lines are read; its curve never has more than `POINTS` points."""
-
-    offset: int = 0
-    inode: int = 0
-    last: dict[str, Any] = field(default_factory=dict)
-    """The latest step."""
-    file_bytes: float | None = None
-    """The latest forecast of the artifact's size."""
-    ended: bool = False
-    points: list[Point] = field(default_factory=list)
-    events_per_point: int = 1
-
-    def read(self, path: Path) -> Log:
-        """This log with the lines that were finished since the last look, or a new one if the file is another."""
-        with os.fdopen(open_regular(path), "rb") as file:
-            status = os.fstat(file.fileno())
-            if self.inode not in (0, status.st_ino) or status.st_size < self.offset:
-                return Log().read(path)
-            self.inode = status.st_ino
-            file.seek(self.offset)
-            chunk = file.read(LARGEST_BYTES)
-        finished = chunk[: chunk.rfind(b"\n") + 1]
-        if not finished and len(chunk) == LARGEST_BYTES:  # no event has such a line
-            finished = chunk
-        self.offset += len(finished)
-        for line in finished.split(b"\n"):
-            try:
-                event = parse(line)
-            except (ValueError, RecursionError):
-                continue  # a killed run leaves its last line unfinished
-            if isinstance(event, dict):
-                self._add(event)
-        return self
-
-    def _add(self, event: dict[str, Any]) -> None:
-        kind = event.get("event")
-        if kind == "step" and number(event.get("step")) is not None:
-            self.last, self.ended = event, False
-            self._draw(*(number(event.get(name)) for name in ("step", "seconds", "loss")))
-        elif kind == "forecast":
-            self.file_bytes = number(event.get("file_bytes"))
-        elif kind in ("start", "end"):
-            self.ended = kind == "end"
-
-    def _draw(self, step: float | None, seconds: float | None, loss: float | None) -> None:
-        assert step is not None
-        while self.points and self.points[-1].step >= step:  # a resumed run did it again
-            self.points.pop()
-        if seconds is None or loss is None:
-            return
-        point = Point(step, seconds, loss, 1)
-        if self.points and self.points[-1].events < self.events_per_point:
-            point = _joined(self.points.pop(), point)
-        self.points.append(point)
-        if len(self.points) > POINTS:
-            pairs = zip(self.points[::2], self.points[1::2], strict=False)
-            self.points = [_joined(*pair) for pair in pairs] + self.points[len(self.points) // 2 * 2 :]
-            self.events_per_point *= 2
-
-
-def _joined(a: Point, b: Point) -> Point:
-    events = a.events + b.events
-    return Point(b.step, b.seconds, (a.loss * a.events + b.loss * b.events) / events, events)
 
 
 @dataclass
@@ -161,7 +76,7 @@ class Run:
             if name == LOG:
                 self.log = self.log.read(self.folder / name)
                 return
-            found = document(self.folder / name)
+            found = read_object(self.folder / name)
             self.documents[name] = {key: found[key] for key in _KEPT if key in found} if name == RESULT else found
         except (ValueError, RecursionError):
             self.faults[name] = f"{name} is no JSON object"
@@ -192,7 +107,7 @@ class Run:
             reasons.append("verification failed")
         if pick(result, "under_cap") is False:
             reasons.append("the artifact is over its cap")
-        if state != "finished" and self.log.last and number(self.log.last.get("loss")) is None:
+        if state != "finished" and self.log.last and known_number(self.log.last.get("loss")) is None:
             reasons.append("the loss is not finite")
         return "; ".join(reasons)
 
@@ -201,10 +116,10 @@ class Run:
         told, task, result = (self.documents.get(file) for file in (RECIPE, TASK, RESULT))
         last, state = self.log.last, self.state
         recipe = text(pick(told, "recipe", "name")) or text(pick(result, "recipe"))
-        seeds = (number(pick(source, "seed")) for source in (task, told, result))
-        progress = 1.0 if state == "finished" else number(last.get("progress"))
-        speed = number(pick(result, "training", "tokens_per_second"))
-        seconds = number(pick(result, "seconds", "train"))
+        seeds = (known_number(pick(source, "seed")) for source in (task, told, result))
+        progress = 1.0 if state == "finished" else known_number(last.get("progress"))
+        speed = known_number(pick(result, "training", "tokens_per_second"))
+        seconds = known_number(pick(result, "seconds", "train"))
         return {
             "name": name,
             "state": state,
@@ -213,16 +128,16 @@ class Run:
             "recipe": recipe,
             "study": text(pick(task, "study")),
             "seed": next((seed for seed in seeds if seed is not None), None),
-            "bits_per_byte": number(pick(result, "bits_per_byte")),
-            "loss": number(last.get("loss")),
-            "train_bits_per_byte": number(last.get("bits_per_byte")),
-            "step": number(last.get("step")),
+            "bits_per_byte": known_number(pick(result, "bits_per_byte")),
+            "loss": known_number(last.get("loss")),
+            "train_bits_per_byte": known_number(last.get("bits_per_byte")),
+            "step": known_number(last.get("step")),
             "progress": None if progress is None else min(1.0, max(0.0, progress)),
-            "tokens_per_second": number(last.get("tokens_per_second")) if speed is None else speed,
-            "artifact_bytes": number(pick(result, "artifact_bytes")),
+            "tokens_per_second": known_number(last.get("tokens_per_second")) if speed is None else speed,
+            "artifact_bytes": known_number(pick(result, "artifact_bytes")),
             "forecast_bytes": self.log.file_bytes,
-            "parameters": number(pick(result, "training", "parameters")),
-            "seconds": number(last.get("seconds")) if seconds is None else seconds,
+            "parameters": known_number(pick(result, "training", "parameters")),
+            "seconds": known_number(last.get("seconds")) if seconds is None else seconds,
             "started": min(status.st_mtime for file, status in self.files.items() if file != REPORT),
             "changed": self.changed,
             "report": REPORT in self.files,
@@ -314,48 +229,6 @@ def _list(folder: Path) -> tuple[list[Path], dict[str, os.stat_result], float]:
 
 def _signature(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def open_regular(path: Path) -> int:
-    """A descriptor of a regular file; an `OSError` for a link or anything else, without waiting for a pipe's end."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError("not a regular file")
-    return descriptor
-
-
-def read_regular(path: Path) -> bytes:
-    """The bytes of a regular file of at most `LARGEST_BYTES`, or an `OSError`."""
-    with os.fdopen(open_regular(path), "rb") as file:
-        content = file.read(LARGEST_BYTES + 1)
-    if len(content) > LARGEST_BYTES:
-        raise OSError(f"it has more than {LARGEST_BYTES:,} bytes")
-    return content
-
-
-def document(path: Path) -> dict[str, Any]:
-    """The object that a JSON file holds; `ValueError` if it holds none."""
-    found = parse(read_regular(path))
-    if not isinstance(found, dict):
-        raise ValueError(f"{path.name} is no JSON object")
-    return found
-
-
-def parse(content: bytes) -> Any:
-    """JSON in which numbers that are not finite become null, so that it can be handed on."""
-    return json.loads(content, parse_float=_finite, parse_constant=lambda name: None)
-
-
-def _finite(digits: str) -> float | None:
-    value = float(digits)
-    return value if math.isfinite(value) else None
-
-
-def number(value: object) -> float | None:
-    """`value` if it is a number of sensible size."""
-    known = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST_NUMBER
-    return value if known else None  # type: ignore[return-value]
 
 
 def text(value: object) -> str:

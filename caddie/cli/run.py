@@ -91,6 +91,7 @@ def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Co
 @trains
 def run(job: Job) -> tuple[dict[str, Any], str] | None:
     """Train, pack, verify and score RECIPE, and write a report."""
+    from caddie.report.run_files import REPORT
     from caddie.report.tables import result_table
     from caddie.run.run import run as run_recipe
 
@@ -103,7 +104,7 @@ def run(job: Job) -> tuple[dict[str, Any], str] | None:
         progress=job.display,
         command=job.command,
     )
-    return (result, result_table(result, job.folder / "report.html")) if result else None
+    return (result, result_table(result, job.folder / REPORT)) if result else None
 
 
 @trains
@@ -141,10 +142,11 @@ def pack(folder: Path, settings: tuple[str, ...], out: Path | None, compare: boo
     from caddie.pack import artifact as artifacts
     from caddie.pack.compress import pack as pack_weights
     from caddie.report.display import Display
+    from caddie.report.run_files import ARTIFACT
     from caddie.report.tables import pack_table
     from caddie.run.result import describe_compression, metadata_of
     from caddie.run.run import calibrate_recipe
-    from caddie.run.run_folder import ARTIFACT, read_run, run_weights
+    from caddie.run.run_folder import read_run, run_weights
     from caddie.runtime.distributed import Ranks, local_device
     from caddie.runtime.progress import Phases
 

@@ -14,8 +14,7 @@ import click
 from caddie.cli.options import Finite, Verb, named_recipe, options, path_argument, settings_argument, tell
 from caddie.config import assignments
 from caddie.errors import UserError
-
-PAGE = "report.html"
+from caddie.report.run_files import REPORT
 
 if TYPE_CHECKING:
     from caddie.lab.executors import Executor
@@ -255,7 +254,7 @@ def _say(found: Results | Selection | Ladder, as_json: bool) -> int:
         tell(found.facts, as_json, str(found))
         return 0
     keep = ("found", "verdicts", "board", "failed", "notes", "cost")
-    facts = {"study": found.study.name, "results": str(found.folder / RESULTS), "report": str(found.folder / PAGE)}
+    facts = {"study": found.study.name, "results": str(found.folder / RESULTS), "report": str(found.folder / REPORT)}
     facts |= {name: found.facts[name] for name in keep}
-    tell(facts, as_json, f"{found}\n\nreport  {found.folder / PAGE}")
+    tell(facts, as_json, f"{found}\n\nreport  {found.folder / REPORT}")
     return 0 if found.facts["verdicts"] or not found.study.entries else 1  # nothing could be judged

@@ -10,7 +10,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from caddie.lab.executors import GRACE_SECONDS, OUTPUT, command, death
+from caddie.lab.executors import GRACE_SECONDS, command, death
+from caddie.report.run_files import OUTPUT
 
 POLL_SECONDS = 0.2
 """Between two looks at whether a job has ended; a system call that waits would keep an engine from interrupting it."""

@@ -16,7 +16,8 @@ from typing import Any
 
 from caddie.errors import UserError
 from caddie.lab.stats import LEVEL, MOST_SEEDS, POWER, mean, paired, seeds_needed, welch
-from caddie.report.page import read_scored, understood
+from caddie.report.read import read_scored_result, result_errors
+from caddie.report.run_files import RESULT
 from caddie.report.tables import crop, printable, table
 from caddie.report.units import Unit, convert
 
@@ -54,11 +55,11 @@ class Run:
 
 def read(place: Path) -> Run:
     """The run of a run folder or of its `result.json`; `UserError` if it is not finished or cannot be compared."""
-    path = place / "result.json" if place.is_dir() else place
+    path = place / RESULT if place.is_dir() else place
     if not path.exists():
         raise UserError(f"{place} holds no result.json, so it is no finished run; finish it or leave it out")
-    with understood(path, "a comparison"):
-        result = read_scored(path)
+    with result_errors(path, "a comparison"):
+        result = read_scored_result(path)
         score = result["scores"]["quantized_plain"]
         run = Run(
             place=place,

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Protocol
 
 from caddie.errors import UserError
+from caddie.report.run_files import OUTPUT
 
 GRACE_SECONDS = 20.0
 """What a run is given to write its checkpoint when it is asked to stop."""
-OUTPUT = "output.txt"
-"""What a job printed, in its folder."""
 
 
 class Executor(Protocol):

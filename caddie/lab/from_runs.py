@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from caddie.errors import UserError
-from caddie.lab.job import TASK
 from caddie.lab.rows import measured
-from caddie.report.page import pick, read_result, setting
-from caddie.run.run_folder import RECIPE, RESULT
+from caddie.report.page import setting
+from caddie.report.read import pick, read_json, read_result
+from caddie.report.run_files import RECIPE, RESULT, TASK
 
 
 def from_runs(folders: Sequence[Path]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -60,17 +58,12 @@ def from_runs(folders: Sequence[Path]) -> tuple[dict[str, Any], list[dict[str, A
 
 
 def _name(folder: Path, result: Mapping[str, Any]) -> str:
-    with suppress(OSError, ValueError, KeyError, TypeError):  # a run of no study
-        return str(json.loads((folder / TASK).read_text(encoding="utf-8"))["label"])
-    return str(result["recipe"])
+    return str(pick(read_json(folder / TASK), "label") or result["recipe"])
 
 
 def _settings(folder: Path) -> Any:
     """The recipe of a run without its labels, as JSON, so that those of other versions can be read too."""
-    try:
-        recipe = pick(json.loads((folder / RECIPE).read_text(encoding="utf-8")), "recipe") or {}
-    except (OSError, ValueError, RecursionError):
-        recipe = {}
+    recipe = pick(read_json(folder / RECIPE), "recipe") or {}
     return {name: value for name, value in recipe.items() if name not in ("kind", "name", "why", "base", "public")}
 
 

@@ -13,12 +13,12 @@ from caddie.data.corpus import Corpus
 from caddie.data.prepare import prepare_validation
 from caddie.errors import UserError
 from caddie.lab.job import finished, write_json
-from caddie.lab.rows import HOLDOUT, Row, read_holdout
+from caddie.lab.rows import Row, read_holdout
 from caddie.lab.runner import Report, keep, plan
 from caddie.lab.study import Study
 from caddie.pack import artifact as artifacts
+from caddie.report.run_files import ARTIFACT, HOLDOUT
 from caddie.run.resolve_corpus import held_out_text
-from caddie.run.run_folder import ARTIFACT
 from caddie.runtime.distributed import local_device
 from caddie.score import score, use_quickest_threads
 

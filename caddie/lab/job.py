@@ -24,16 +24,14 @@ from caddie.config.userfile import execute
 from caddie.errors import CheckFailed, UserError
 from caddie.files import replacing
 from caddie.recipes.recipe import Recipe
+from caddie.report.run_files import CHECKPOINT, ERROR, JOB, LOG, RESULT, STOP, TASK
 from caddie.report.tables import one_line
 from caddie.run.run import run
-from caddie.run.run_folder import LOG, RESULT
 from caddie.runtime import distributed
 from caddie.runtime.distributed import Ranks
 from caddie.runtime.progress import Event
-from caddie.train.checkpoint import CHECKPOINT
 from caddie.train.loop import Interrupted
 
-JOB, TASK, ERROR, STOP = "job.json", "task.json", "error.json", "stop.json"
 _LOCK = ".lock"
 
 

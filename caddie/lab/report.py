@@ -16,6 +16,7 @@ from caddie.lab.plots import curves, forest, marked, sizes, standings, sweep_lin
 from caddie.lab.rows import RESULTS, STUDY, read_rows, read_study
 from caddie.report.charts import is_finite
 from caddie.report.page import template
+from caddie.report.run_files import REPORT
 
 OPEN_ROWS = 40
 """Rows of a long list that are shown before the rest is folded away."""
@@ -48,7 +49,7 @@ def write_runs_report(folders: Sequence[Path], out: Path, *, price: float | None
 def _write(folder: Path, study: Mapping[str, Any], rows: Sequence[Row], price: float | None) -> list[Path]:
     facts = findings(study, rows, price)
     written = []
-    for name, text in (("report.html", page(facts)), ("report.md", markdown(facts)), ("results.csv", _csv(rows))):
+    for name, text in ((REPORT, page(facts)), ("report.md", markdown(facts)), ("results.csv", _csv(rows))):
         with replacing(folder / name) as temporary:
             temporary.write_text(text, encoding="utf-8", errors="replace", newline="")
         written.append(folder / name)

@@ -9,14 +9,14 @@ from typing import Any
 
 from caddie.errors import UserError
 from caddie.files import replacing
-from caddie.lab.job import ERROR, Run, finished
+from caddie.lab.job import Run, finished
 from caddie.lab.study import Study
 from caddie.report.charts import is_finite
-from caddie.report.page import pick, read_result, read_steps
-from caddie.run.run_folder import LOG, RESULT
+from caddie.report.read import pick, read_json, read_result, read_steps
+from caddie.report.run_files import ERROR, HOLDOUT, LOG, RESULT
 
 Row = dict[str, Any]
-STUDY, RESULTS, HOLDOUT = "study.json", "results.jsonl", "holdout.json"
+STUDY, RESULTS = "study.json", "results.jsonl"
 CURVE_POINTS = 60
 """Of a loss curve that a row keeps, at most."""
 _TRAINING = ("parameters", "steps", "tokens", "tokens_per_second", "threads", "cpu_share")
@@ -70,19 +70,18 @@ def measured(folder: Path, result: Mapping[str, Any]) -> Row:
 
 def failure(folder: Path) -> Row:
     """Whether a run failed or was pruned by a search, and why, with paths as they are in its folder."""
-    try:
-        told = json.loads((folder / ERROR).read_text())
-        reason = str(told["error"]).replace(f"{folder.resolve()}/", "")
-        return {"state": "pruned" if told.get("state") == "pruned" else "failed", "error": reason}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    found = read_json(folder / ERROR)
+    if (reason := pick(found, "error")) is None:
         return {"state": "failed", "error": f"{folder / ERROR} cannot be read"}
+    state = "pruned" if found.get("state") == "pruned" else "failed"
+    return {"state": state, "error": str(reason).replace(f"{folder.resolve()}/", "")}
 
 
 def _holdout(folder: Path) -> Row:
     try:
-        kept = json.loads((folder / HOLDOUT).read_text())
+        kept = read_json(folder / HOLDOUT)
         return {"holdout": float(kept["bits_per_byte"]), "holdout_documents": str(kept["documents"])}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return {"holdout": None, "holdout_documents": None}
 
 
@@ -130,10 +129,7 @@ def _is_row(found: Mapping[str, Any]) -> bool:
 
 def read_study(path: Path) -> dict[str, Any]:
     """The description of a study at `path`, or a `UserError`."""
-    try:
-        study = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError):
-        study = None
+    study = read_json(path)
     if not isinstance(study, dict) or not {"name", "base", "budget", "entries", "margin", "seeds"} <= study.keys():
         raise UserError(f"{path} describes no study; run the study, finished runs are kept: caddie study FILE.py")
     return study

@@ -18,10 +18,12 @@ from filelock import FileLock, Timeout
 from caddie.data.corpus import Corpus, file_sha256
 from caddie.errors import UserError
 from caddie.lab.executors import Executor
-from caddie.lab.job import ERROR, STOP, TASK, Run, adoptable, definitions, fail, finished, write_job, write_json
+from caddie.lab.job import Run, adoptable, definitions, fail, finished, write_job, write_json
 from caddie.lab.rows import RESULTS, STUDY, Row, read_study, row, write_rows
 from caddie.lab.study import Study
 from caddie.recipes.recipe import Recipe
+from caddie.report.read import pick, read_json
+from caddie.report.run_files import ERROR, STOP, TASK
 from caddie.run.resolve_corpus import open_corpus
 from caddie.run.run import check_recipe
 
@@ -108,11 +110,8 @@ def _finished(runs: Path) -> dict[str, Path]:
     """Key to folder of every finished run of any study."""
     found = {}
     for task in sorted(runs.glob(f"*/*/{TASK}")):
-        if finished(task.parent):
-            try:
-                found[str(json.loads(task.read_text())["key"])] = task.parent
-            except (OSError, ValueError, KeyError, TypeError):
-                continue  # a folder that is not ours
+        if finished(task.parent) and (key := pick(read_json(task), "key")):
+            found[str(key)] = task.parent
     return found
 
 

@@ -28,16 +28,16 @@ from filelock import FileLock, Timeout
 from caddie.config import Diff, show
 from caddie.errors import UserError
 from caddie.lab.executors import Executor
-from caddie.lab.job import STOP, Run, write_json
+from caddie.lab.job import Run, write_json
 from caddie.lab.results import Results, run_study
 from caddie.lab.rows import Row
 from caddie.lab.runner import plan
 from caddie.lab.study import BASE, Entry, Study, labelled, read_values
 from caddie.recipes.recipe import Recipe
 from caddie.report.charts import is_finite
-from caddie.report.page import read_steps
+from caddie.report.read import read_steps
+from caddie.report.run_files import LOG, STOP
 from caddie.run.run import check_recipe
-from caddie.run.run_folder import LOG
 
 if TYPE_CHECKING:
     import optuna

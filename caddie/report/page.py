@@ -6,25 +6,22 @@ no content of a run folder can break the page out of its layout.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from caddie.config import show
-from caddie.errors import UserError
 from caddie.files import replacing
 from caddie.report.charts import Tick, curve_chart, decimal, is_finite, loss_chart, nice_ticks, percent
+from caddie.report.read import pick, read_scored_result, read_steps, result_errors
+from caddie.report.run_files import LOG, REPORT, RESULT
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
-VERSION = 1
-"""The version of `result.json` that this module reads."""
 OPEN_BARS = 12
 """Bars of a long list that are shown before the rest is folded away."""
 _STAGES = (
@@ -59,69 +56,12 @@ class Bar:
 def write_report(folder: Path) -> Path:
     """Write `report.html` beside the `result.json` and `log.jsonl` of `folder`, and return its path."""
     folder = Path(folder)
-    with understood(folder / "result.json", "a report"):
-        page = render(read_scored(folder / "result.json"), read_steps(folder / "log.jsonl"))
-    path = folder / "report.html"
+    with result_errors(folder / RESULT, "a report"):
+        page = render(read_scored_result(folder / RESULT), read_steps(folder / LOG))
+    path = folder / REPORT
     with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8", errors="replace")
     return path
-
-
-def read_result(path: Path) -> dict[str, Any]:
-    """The result at `path`, or a `UserError`."""
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"no {path}; a report is made from the folder of a finished run") from None
-    except (UnicodeDecodeError, ValueError, RecursionError):
-        raise UserError(f"{path} is not JSON; run the recipe again") from None
-    version = result.get("version") if isinstance(result, dict) else None
-    if version != VERSION:
-        raise UserError(f"{path} has version {show(version)}, this program reads {VERSION}; run the recipe again")
-    if not isinstance(result.get("recipe"), str):
-        raise UserError(f"{path} names no recipe; run the recipe again")
-    return dict(result)
-
-
-def read_scored(path: Path) -> dict[str, Any]:
-    """The result at `path`, which must hold a finite score."""
-    result = read_result(path)
-    if not is_finite(result.get("bits_per_byte")):
-        raise UserError(f"{path} holds no score: bits_per_byte must be a finite number; run the recipe again")
-    return result
-
-
-@contextmanager
-def understood(path: Path, reader: str) -> Iterator[None]:
-    """Whatever the block cannot make of the result at `path`, which someone may have edited, is a `UserError`."""
-    from jinja2 import UndefinedError
-
-    try:
-        yield
-    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, UndefinedError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(
-            f"{path} lacks what {reader} needs ({type(error).__name__}: {error}); run the recipe again"
-        ) from None
-
-
-def read_steps(path: Path) -> list[dict[str, Any]]:
-    """The `step` events of a log in order; what a resumed run did again replaces what it did before."""
-    steps: list[dict[str, Any]] = []
-    if not path.exists():
-        return steps
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):
-                continue  # a killed run leaves its last line unfinished
-            if isinstance(event, dict) and event.get("event") == "step" and isinstance(event.get("step"), int):
-                while steps and steps[-1]["step"] >= event["step"]:
-                    steps.pop()
-                steps.append(event)
-    return steps
 
 
 def render(result: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> str:
@@ -166,13 +106,6 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
-
-
-def pick(value: Any, *path: str) -> Any:
-    """What lies at `path` in nested mappings, or `None`."""
-    for name in path:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
 
 
 def number(value: float | None, form: str) -> str | None:

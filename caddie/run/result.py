@@ -23,9 +23,9 @@ from caddie.pack.source_bundle import describe_source, source_needed
 from caddie.recipes.catalog import shipped
 from caddie.recipes.recipe import Recipe
 from caddie.report.page import write_report
+from caddie.report.run_files import RESULT
 from caddie.run.policy import state
 from caddie.run.resolve_corpus import bits_per_nat
-from caddie.run.run_folder import RESULT
 from caddie.runtime.distributed import Ranks
 from caddie.train.loop import Trained
 from caddie.verify import Verdict

@@ -24,11 +24,12 @@ from caddie.pack.calibrate import calibrate
 from caddie.pack.compress import pack
 from caddie.pack.quantize import Calibration
 from caddie.recipes.recipe import Recipe
+from caddie.report.run_files import ARTIFACT, RESULT
 from caddie.run.contest_sets import identify
 from caddie.run.dead_settings import check_settings_matter
 from caddie.run.resolve_corpus import describe, held_out_text, open_corpus, training_data
 from caddie.run.result import describe_run, describe_scores, metadata_of, write_result
-from caddie.run.run_folder import ARTIFACT, RESULT, begin_run, check_folder, run_folder
+from caddie.run.run_folder import begin_run, check_folder, run_folder
 from caddie.runtime.distributed import SHARES_CORES, Ranks, local_device
 from caddie.runtime.progress import SILENT, Phases, Progress
 from caddie.score import KINDS, Scoring, Text, check_windows, score, score_kinds, use_quickest_threads

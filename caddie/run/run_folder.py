@@ -11,19 +11,10 @@ from caddie.data.corpus import Corpus
 from caddie.errors import UserError
 from caddie.files import reason, write_json
 from caddie.recipes.recipe import Recipe
+from caddie.report.run_files import CHECKPOINT, LOG, RECIPE, RESULT, WEIGHTS
 from caddie.run.resolve_corpus import training_data
 from caddie.runtime.distributed import Ranks
-from caddie.train.checkpoint import (
-    CHECKPOINT,
-    LOG,
-    WEIGHTS,
-    check_checkpoint,
-    checkpoint_identity,
-    load_weights,
-    weights_identity,
-)
-
-RECIPE, ARTIFACT, RESULT = "recipe.json", "artifact.caddie", "result.json"
+from caddie.train.checkpoint import check_checkpoint, checkpoint_identity, load_weights, weights_identity
 
 
 def run_folder(recipe: Recipe, seed: int) -> Path:

@@ -19,8 +19,6 @@ from caddie.model import GPT
 if TYPE_CHECKING:
     from caddie.train.trainer import Train
 
-CHECKPOINT, WEIGHTS, LOG = "checkpoint.safetensors", "weights.safetensors", "log.jsonl"
-
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write tensors as a safetensors file, whole or not at all."""

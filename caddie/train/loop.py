@@ -23,19 +23,11 @@ from caddie.config.schedules import Budget, TrainProgress, value_at
 from caddie.data.loaders import TrainingData
 from caddie.errors import CheckFailed
 from caddie.model import GPT
+from caddie.report.run_files import CHECKPOINT, LOG, WEIGHTS
 from caddie.runtime.distributed import Ranks
 from caddie.runtime.memory import peak_bytes
 from caddie.runtime.progress import SILENT, Event, Progress
-from caddie.train.checkpoint import (
-    CHECKPOINT,
-    LOG,
-    WEIGHTS,
-    checkpoint_identity,
-    end_line,
-    restore,
-    save_tensors,
-    weights_identity,
-)
+from caddie.train.checkpoint import checkpoint_identity, end_line, restore, save_tensors, weights_identity
 from caddie.train.prefetch import AsyncScalar, prefetch
 from caddie.train.size_forecast import Forecaster
 from caddie.train.trainer import Batches, Train, Trainer

@@ -21,9 +21,11 @@ from click.testing import CliRunner
 from run_folder import make_events, make_result, write_run
 
 from caddie.board import Board, folders
-from caddie.board.folders import POINTS, Log, flat, parse
+from caddie.board.folders import flat
 from caddie.cli import app
 from caddie.errors import UserError
+from caddie.report import read
+from caddie.report.read import POINTS, Log, parse_finite
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 PATHS = (
@@ -237,7 +239,7 @@ def test_a_pipe_in_place_of_a_file_holds_nothing_up(ask: Ask, root: Path) -> Non
     assert runs(ask)["a"]["loss"] is None
     assert ask("/report?name=a")[0] == 404
     with pytest.raises(OSError, match="regular"):
-        folders.read_regular(run / "log.jsonl")
+        read.read_regular(run / "log.jsonl")
 
 
 # What is made of run folders
@@ -362,7 +364,7 @@ def test_values_of_another_kind_are_not_known(value: Any, ask: Ask, root: Path) 
 
 
 def test_files_that_are_too_large(ask: Ask, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "LARGEST_BYTES", 1000)
+    monkeypatch.setattr(read, "LARGEST_BYTES", 1000)
     write(root / "a", recipe=recipe(), error={"error": "x" * 2000}, log="y" * 2500 + "\n" + lines(40))
     assert runs(ask)["a"]["reason"] == "error.json cannot be read: it has more than 1,000 bytes"
     seen = [runs(ask)["a"]["step"] for _ in range(9)]
@@ -374,8 +376,8 @@ def test_what_did_not_change_is_not_read_again(ask: Ask, root: Path, monkeypatch
     run = write(root / "a", recipe=recipe(), log=lines(3))
     runs(ask)
     opened: list[str] = []
-    real = folders.open_regular
-    monkeypatch.setattr(folders, "open_regular", lambda path: opened.append(path.name) or real(path))  # type: ignore[func-returns-value]
+    real = read.open_regular
+    monkeypatch.setattr(read, "open_regular", lambda path: opened.append(path.name) or real(path))  # type: ignore[func-returns-value]
     runs(ask)
     assert opened == []
     with (run / "log.jsonl").open("a") as log:
@@ -415,7 +417,7 @@ def test_a_long_curve_is_thinned_to_means(steps: int, tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_not_finite_are_null() -> None:
-    assert parse(b"[NaN, -Infinity, 1e999, 1.5, 2]") == [None, None, None, 1.5, 2]
+    assert parse_finite(b"[NaN, -Infinity, 1e999, 1.5, 2]") == [None, None, None, 1.5, 2]
 
 
 def test_settings_are_flattened_and_bounded() -> None:

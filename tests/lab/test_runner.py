@@ -25,6 +25,7 @@ from caddie.lab.runner import ATTEMPTS, plan, run_jobs
 from caddie.lab.study import Entry, Steps, Study
 from caddie.pack.quantize import Float16
 from caddie.recipes.catalog import find
+from caddie.report.run_files import ERROR, JOB, STOP
 from caddie.run.run import Watch
 from caddie.runtime.distributed import Ranks
 
@@ -130,12 +131,12 @@ def test_what_fails_is_a_row_and_runs_again_only_when_asked(text: str, folders: 
     folder = next((folders["runs"] / "tiny").glob("low-rate-*-s1"))
     (folder / "result.json").unlink()
     trial.fail(folder, "too slow", "pruned")
-    trial.write_json(folder / trial.STOP, {"reason": "too slow"})
+    trial.write_json(folder / STOP, {"reason": "too slow"})
     rows = run_jobs(study(), text, executor=Pretended(), **folders)
     assert [row["state"] for row in rows].count("pruned") == 1
     rows = run_jobs(study(), text, executor=Pretended(), retry=True, **folders)
     assert {row["state"] for row in rows} == {"finished"}
-    assert not (folder / trial.STOP).exists()
+    assert not (folder / STOP).exists()
 
 
 def test_a_process_that_dies_costs_one_run(text: str, folders: dict[str, Path]) -> None:
@@ -173,9 +174,7 @@ def test_the_same_run_of_another_study_is_taken(text: str, folders: dict[str, Pa
     late = Pretended()
     run_jobs(more, text, executor=late, **(folders | {"results": folders["runs"] / "other"}))
     assert late.done == [("halves", 3)], "seed 2 stands in the first study"
-    job = json.loads(
-        (next(run for run in planned if run.label == "halves" and run.seed == 3).folder / trial.JOB).read_text()
-    )
+    job = json.loads((next(run for run in planned if run.label == "halves" and run.seed == 3).folder / JOB).read_text())
     assert job["study"]["trained_with"] == "base"
 
 
@@ -313,7 +312,7 @@ def test_the_reason_is_that_of_the_process_that_failed_first(
             monkeypatch.setattr(trial, "run", Mock(side_effect=end))
             with pytest.raises(SystemExit):
                 one_of(Ranks(rank, len(ends) + 1), folder)
-        told = json.loads((folder / trial.ERROR).read_text()) if (folder / trial.ERROR).exists() else None
+        told = json.loads((folder / ERROR).read_text()) if (folder / ERROR).exists() else None
         assert told == ({"state": "failed", "error": "a reason"} if len(ends) > 1 else None)
 
 
@@ -325,7 +324,7 @@ def one_of(ranks: Ranks, folder: Path) -> None:
 
 def pruned(ranks: Ranks, folder: Path) -> None:
     """The first of two processes is asked to end a run that both are at."""
-    trial.write_json(folder / trial.STOP, {"reason": "its training loss was 9"})
+    trial.write_json(folder / STOP, {"reason": "its training loss was 9"})
 
     def run(*given: object, watch: Watch, **settings: object) -> None:
         ranks.wait()
@@ -342,7 +341,7 @@ def pruned(ranks: Ranks, folder: Path) -> None:
 @pytest.mark.long
 def test_a_run_of_two_processes_that_is_pruned_stays_pruned(tmp_path: Path) -> None:
     together(pruned, 2, tmp_path)
-    assert json.loads((tmp_path / trial.ERROR).read_text())["state"] == "pruned"
+    assert json.loads((tmp_path / ERROR).read_text())["state"] == "pruned"
 
 
 @pytest.mark.slow

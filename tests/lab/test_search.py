@@ -23,10 +23,11 @@ from caddie.errors import UserError
 from caddie.files import replacing
 from caddie.lab import job as trial
 from caddie.lab import search as searching
-from caddie.lab.search import JOURNAL, STOP, Between, draw, parts, read_space, search
+from caddie.lab.search import JOURNAL, Between, draw, parts, read_space, search
 from caddie.lab.selection import select
 from caddie.lab.study import Entry, Steps, Study
 from caddie.recipes.catalog import find
+from caddie.report.run_files import ERROR, STOP
 
 RATE, DEPTH, STRIDE = "train.optimizers.matrix.lr", "model.depth", "score.stride"
 BASE = find("baseline_mini").but(TINY)
@@ -58,7 +59,7 @@ class Scored:
             told = json.loads(job.read_text())
             for one in told["runs"]:
                 folder = Path(one["folder"])
-                if not trial.finished(folder) and not (folder / trial.ERROR).exists():
+                if not trial.finished(folder) and not (folder / ERROR).exists():
                     self.one(one, told, folder)
             yield job, None
 

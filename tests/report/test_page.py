@@ -17,7 +17,8 @@ from run_folder import make_events, make_result, write_run
 
 from caddie.errors import UserError
 from caddie.report import page as report
-from caddie.report.page import number, read_steps, setting, write_report
+from caddie.report.page import number, setting, write_report
+from caddie.report.read import read_steps
 from caddie.run.policy import state
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "report.txt"

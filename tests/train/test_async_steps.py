@@ -19,11 +19,12 @@ from test_loop import GROWING, ONE_STEP, SHARDS, STEPS, TINY, equal, go
 from caddie.config.schedules import Budget, PiecewiseConstant, TrainProgress
 from caddie.data.loaders import Batch, SequentialStream
 from caddie.errors import CheckFailed
+from caddie.report.run_files import CHECKPOINT
 from caddie.runtime.distributed import Ranks
 from caddie.train import loop as train_module
 from caddie.train import trainer as trainer_module
 from caddie.train.averaging import ProgressEMA
-from caddie.train.checkpoint import CHECKPOINT, restore
+from caddie.train.checkpoint import restore
 from caddie.train.loop import Event, Interrupted, Trained
 from caddie.train.prefetch import AsyncScalar, Uploads, prefetch
 from caddie.train.trainer import Trainer

@@ -24,10 +24,11 @@ from caddie.errors import CheckFailed, UserError
 from caddie.model import GPT, Block, GroupedQueryAttention, HashedNGrams, Recurrence, ReluSquared
 from caddie.model.parameters import Constant
 from caddie.pack.quantize import Rows
+from caddie.report.run_files import CHECKPOINT
 from caddie.runtime.distributed import Ranks, join
 from caddie.train import loop as module
 from caddie.train.averaging import EMA
-from caddie.train.checkpoint import CHECKPOINT, restore
+from caddie.train.checkpoint import restore
 from caddie.train.loop import Interrupted, Trained, train
 from caddie.train.prefetch import AsyncScalar
 from caddie.train.qat import StraightThrough

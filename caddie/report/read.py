@@ -1,0 +1,221 @@
+"""Read what stands in a run folder: `result.json`, `log.jsonl` and smaller JSON files.
+
+A folder may be of another version, edited by someone, or still written to, so nothing here trusts its content.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from caddie.config import show
+from caddie.errors import UserError
+from caddie.report.charts import is_finite
+
+VERSION = 1
+"""Version of `result.json` that this module reads."""
+LARGEST_BYTES = 1 << 24
+"""Most bytes of a JSON file, and of a log at one reading, that `read_object` and `Log` take."""
+POINTS = 500
+"""Most points of the curve of a `Log`."""
+_LARGEST_NUMBER = 1e30
+
+
+def pick(value: Any, *path: str) -> Any:
+    """Return what lies at `path` in nested mappings, or `None`."""
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """Return the result at `path`. Raises `UserError` if there is none of this version."""
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"no {path}; a report is made from the folder of a finished run") from None
+    except (UnicodeDecodeError, ValueError, RecursionError):
+        raise UserError(f"{path} is not JSON; run the recipe again") from None
+    version = result.get("version") if isinstance(result, dict) else None
+    if version != VERSION:
+        raise UserError(f"{path} has version {show(version)}, this program reads {VERSION}; run the recipe again")
+    if not isinstance(result.get("recipe"), str):
+        raise UserError(f"{path} names no recipe; run the recipe again")
+    return dict(result)
+
+
+def read_scored_result(path: Path) -> dict[str, Any]:
+    """Return the result at `path`. Raises `UserError` if it has no finite score."""
+    result = read_result(path)
+    if not is_finite(result.get("bits_per_byte")):
+        raise UserError(f"{path} holds no score: bits_per_byte must be a finite number; run the recipe again")
+    return result
+
+
+@contextmanager
+def result_errors(path: Path, reader: str) -> Iterator[None]:
+    """Turn errors of the block, which uses the result at `path` for `reader`, into a `UserError`."""
+    from jinja2 import UndefinedError
+
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, UndefinedError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"{path} lacks what {reader} needs ({type(error).__name__}: {error}); run the recipe again"
+        ) from None
+
+
+def read_json(path: Path) -> Any:
+    """Return the value of a small JSON file, or None if it is missing or damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def read_steps(path: Path) -> list[dict[str, Any]]:
+    """Return the `step` events of the log at `path` in order. A resumed run's steps replace its earlier ones."""
+    steps: list[dict[str, Any]] = []
+    if not path.exists():
+        return steps
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for event in _events(lines, json.loads):
+            if event.get("event") == "step" and isinstance(event.get("step"), int):
+                while steps and steps[-1]["step"] >= event["step"]:
+                    steps.pop()
+                steps.append(event)
+    return steps
+
+
+def _events(lines: Iterable[Any], parse: Callable[[Any], Any]) -> Iterator[dict[str, Any]]:
+    """Yield the events in the lines of a log, without those that a killed run left unfinished."""
+    for line in lines:
+        try:
+            event = parse(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(event, dict):
+            yield event
+
+
+class Point(NamedTuple):
+    """Point of a curve: its last step and second, and the mean loss of its `events` logged steps."""
+
+    step: float
+    seconds: float
+    loss: float
+    events: int
+
+
+@dataclass
+class Log:
+    """Log of a run that may still be written to. Each `read` takes only new lines."""
+
+    offset: int = 0
+    inode: int = 0
+    last: dict[str, Any] = field(default_factory=dict)
+    """The latest step."""
+    file_bytes: float | None = None
+    """The latest forecast of the artifact's size."""
+    ended: bool = False
+    points: list[Point] = field(default_factory=list)
+    """Curve of the loss, at most `POINTS` points."""
+    events_per_point: int = 1
+
+    def read(self, path: Path) -> Log:
+        """Return this log with the new lines of the file at `path`, or a new log if it is another file."""
+        with os.fdopen(open_regular(path), "rb") as file:
+            status = os.fstat(file.fileno())
+            if self.inode not in (0, status.st_ino) or status.st_size < self.offset:
+                return Log().read(path)
+            self.inode = status.st_ino
+            file.seek(self.offset)
+            chunk = file.read(LARGEST_BYTES)
+        finished = chunk[: chunk.rfind(b"\n") + 1]
+        if not finished and len(chunk) == LARGEST_BYTES:  # no event has such a line
+            finished = chunk
+        self.offset += len(finished)
+        for event in _events(finished.split(b"\n"), parse_finite):
+            self._add(event)
+        return self
+
+    def _add(self, event: dict[str, Any]) -> None:
+        kind = event.get("event")
+        if kind == "step" and known_number(event.get("step")) is not None:
+            self.last, self.ended = event, False
+            self._draw(*(known_number(event.get(name)) for name in ("step", "seconds", "loss")))
+        elif kind == "forecast":
+            self.file_bytes = known_number(event.get("file_bytes"))
+        elif kind in ("start", "end"):
+            self.ended = kind == "end"
+
+    def _draw(self, step: float | None, seconds: float | None, loss: float | None) -> None:
+        assert step is not None
+        while self.points and self.points[-1].step >= step:  # a resumed run did it again
+            self.points.pop()
+        if seconds is None or loss is None:
+            return
+        point = Point(step, seconds, loss, 1)
+        if self.points and self.points[-1].events < self.events_per_point:
+            point = _joined(self.points.pop(), point)
+        self.points.append(point)
+        if len(self.points) > POINTS:
+            pairs = zip(self.points[::2], self.points[1::2], strict=False)
+            self.points = [_joined(*pair) for pair in pairs] + self.points[len(self.points) // 2 * 2 :]
+            self.events_per_point *= 2
+
+
+def _joined(a: Point, b: Point) -> Point:
+    events = a.events + b.events
+    return Point(b.step, b.seconds, (a.loss * a.events + b.loss * b.events) / events, events)
+
+
+def open_regular(path: Path) -> int:
+    """Return a descriptor of a regular file. Raises `OSError` for a link or anything else, and never waits."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError("not a regular file")
+    return descriptor
+
+
+def read_regular(path: Path) -> bytes:
+    """Return the bytes of a regular file. Raises `OSError` for anything else, and above `LARGEST_BYTES`."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        content = file.read(LARGEST_BYTES + 1)
+    if len(content) > LARGEST_BYTES:
+        raise OSError(f"it has more than {LARGEST_BYTES:,} bytes")
+    return content
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the object in a regular JSON file. Raises `OSError` as `read_regular`, `ValueError` for other content."""
+    found = parse_finite(read_regular(path))
+    if not isinstance(found, dict):
+        raise ValueError(f"{path.name} is no JSON object")
+    return found
+
+
+def parse_finite(content: bytes) -> Any:
+    """Parse JSON; numbers that are not finite become None, so that the value can be written as strict JSON."""
+
+    def finite(digits: str) -> float | None:
+        value = float(digits)
+        return value if math.isfinite(value) else None
+
+    return json.loads(content, parse_float=finite, parse_constant=finite)
+
+
+def known_number(value: object) -> float | None:
+    """Return `value` if it is a number of sensible size, else None."""
+    known = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST_NUMBER
+    return value if known else None  # type: ignore[return-value]
