@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import time
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -179,9 +180,10 @@ def test_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
-    go(tmp_path, ONE_STEP, data="one text")
+    one, another = (replace(DATA, documents_sha256=name) for name in ("one", "another"))
+    train(TINY, ONE_STEP, one, seed=7, folder=tmp_path)
     with pytest.raises(UserError, match="another recipe, text or seed"):
-        go(tmp_path, data="another text")
+        train(TINY, STEPS, another, seed=7, folder=tmp_path)
 
 
 def test_a_finished_run_keeps_its_last_loss(tmp_path: Path) -> None:
