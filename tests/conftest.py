@@ -132,9 +132,9 @@ def caddie() -> Callable[..., Ended]:
     return call
 
 
-def fresh(artifact: Path, corpus: Path, gpus: int = 1) -> dict[str, Any]:
+def fresh(artifact: Path, corpus: Path, world: int = 1) -> dict[str, Any]:
     """Score in this process, for runs whose point is not that the file stands alone."""
-    return dict(json.loads(call("score", artifact, "--data", corpus, "--gpus", gpus, "--quiet", "--json").out))
+    return dict(json.loads(call("score", artifact, "--data", corpus, "--quiet", "--json").out))
 
 
 @pytest.fixture

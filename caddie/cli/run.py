@@ -116,8 +116,8 @@ def train(job: Job) -> tuple[dict[str, Any], str] | None:
     from caddie.run.run_folder import check_folder
 
     check_folder(job.folder)
-    check_settings_matter(job.recipe)
     corpus = open_corpus(job.recipe, job.data, job.display, ranks=job.ranks)
+    check_settings_matter(job.recipe)
     job.display.phase("train")
     trained = train_recipe(job.recipe, corpus, job.folder, job.seed, job.ranks, job.display)
     if not job.ranks.first:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from caddie.config import show
 from caddie.data.corpus import Corpus
-from caddie.errors import CheckFailed, UserError
+from caddie.errors import CheckFailed
 from caddie.model import build
 from caddie.model.parameters import assign
 from caddie.pack.artifact import Artifact, load
@@ -24,12 +24,12 @@ from caddie.pack.calibrate import calibrate
 from caddie.pack.compress import pack
 from caddie.pack.quantize import Calibration
 from caddie.recipes.recipe import Recipe
-from caddie.report.run_files import ARTIFACT, RESULT
+from caddie.report.run_files import ARTIFACT
 from caddie.run.contest_sets import identify
 from caddie.run.dead_settings import check_settings_matter
 from caddie.run.resolve_corpus import describe, held_out_text, open_corpus, training_data
 from caddie.run.result import describe_run, describe_scores, metadata_of, write_result
-from caddie.run.run_folder import begin_run, check_folder, run_folder
+from caddie.run.run_folder import begin_run, check_folder, check_unfinished, run_folder
 from caddie.runtime.distributed import SHARES_CORES, Ranks, local_device
 from caddie.runtime.progress import SILENT, Phases, Progress
 from caddie.score import KINDS, Scoring, Text, check_windows, score, score_kinds, use_quickest_threads
@@ -59,13 +59,17 @@ def run(
     ranks, folder = ranks or Ranks(device=local_device()), folder or run_folder(recipe, seed)
     progress = progress if ranks.first else SILENT
     phases = Phases(progress)
-    check(recipe, folder, ranks, study)
+    if study is None:  # which keeps files of its own in the folder before its runs begin
+        check_folder(folder)
+    check_unfinished(folder)
     with phases("prepare"):
         corpus = open_corpus(recipe, source, progress, ranks=ranks)
         text = held_out_text(corpus)
         check_windows(recipe.score.sequence_length, recipe.score.stride, len(text.tokens) - 1)
         corpus.check_disjoint()
     progress.note(describe(corpus))
+    if ranks.first:
+        check_settings_matter(recipe)
     progress.phase("train")
     trained = train_recipe(recipe, corpus, folder, seed, ranks, progress)
     phases.seconds |= {"train_warmup": trained.warmup_seconds, "train": trained.seconds}
@@ -83,9 +87,7 @@ def run(
     artifact = load(folder / ARTIFACT, ranks.device)
     with phases("score"):
         if study is None:
-            scored = score_in_new_process(
-                artifact.path, corpus.folder, min(ranks.world, max(1, torch.cuda.device_count()))
-            )
+            scored = score_in_new_process(artifact.path, corpus.folder, ranks.world)
         else:
             scored = score_artifact(artifact, corpus, text, progress=progress)
     with phases("verify"):
@@ -94,16 +96,6 @@ def run(
     result |= describe_scores(scores, scored, verdict, phases.seconds)
     result |= {"command": command, "seed": seed, **({"study": dict(study)} if study is not None else {})}
     return write_result(folder, result)
-
-
-def check(recipe: Recipe, folder: Path, ranks: Ranks, study: Mapping[str, Any] | None) -> None:
-    """Raise `UserError` for a folder that no new run can use, and for settings of the recipe that change nothing."""
-    if study is None:  # which keeps files of its own in the folder before its runs begin
-        check_folder(folder)
-    if (folder / RESULT).exists():
-        raise UserError(f"{folder} holds a finished run; name another folder with --out or remove it")
-    if ranks.first:
-        check_settings_matter(recipe)
 
 
 def check_recipe(recipe: Recipe, world: int = 1) -> None:
@@ -202,8 +194,9 @@ def score_artifact(
     }
 
 
-def score_in_new_process(artifact: Path, corpus: Path, gpus: int = 1) -> dict[str, Any]:
+def score_in_new_process(artifact: Path, corpus: Path, world: int = 1) -> dict[str, Any]:
     """Return what `caddie score ARTIFACT --json` prints in a process that knows nothing of this one's weights."""
+    gpus = max(1, min(world, torch.cuda.device_count()))  # of this machine
     hidden = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC"]  # that process starts others of its own, if any
     if SHARES_CORES in os.environ:  # and has all cores for itself
         hidden += [SHARES_CORES, "OMP_NUM_THREADS"]

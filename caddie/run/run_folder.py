@@ -35,6 +35,12 @@ def check_folder(folder: Path) -> None:
         raise UserError(f"{folder} holds other files, such as {min(held)}; name an empty folder, or that of a run")
 
 
+def check_unfinished(folder: Path) -> None:
+    """Refuse the folder of a finished run."""
+    if (folder / RESULT).exists():
+        raise UserError(f"{folder} holds a finished run; name another folder with --out or remove it")
+
+
 def read_run(folder: Path) -> tuple[Recipe, int, Corpus]:
     """Return recipe, seed and corpus of a run folder; `UserError` if it is none."""
     if folder.is_file():

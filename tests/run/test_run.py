@@ -316,7 +316,7 @@ printf '{"asked": "%s", "rank": "%s", "threads": "%s"}' "$*" "$RANK$WORLD_SIZE$L
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    command = "-m caddie score a.caddie --data c --gpus 2 --quiet --json"
+    command = "-m caddie score a.caddie --data c --gpus 1 --quiet --json"
     scored = line.score_in_new_process(Path("a.caddie"), Path("c"), 2)
     assert scored == {"asked": command, "rank": "", "threads": "3"}
     monkeypatch.setenv(SHARES_CORES, "1")
