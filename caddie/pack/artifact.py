@@ -1,4 +1,4 @@
-"""The artifact: one file that holds everything needed to score it."""
+"""The artifact: one file with everything that scoring it needs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SOURCE_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest(Config):
-    """Where an artifact comes from. Hashes are SHA-256 in hexadecimal."""
+    """Origin of an artifact. Hashes are SHA-256 in hexadecimal."""
 
     caddie: str
     """Version of caddie that packed it."""
@@ -112,7 +112,7 @@ class Metadata:
 
 
 def load(path: Path, device: torch.device | str = "cpu") -> Artifact:
-    """The artifact in a file; whatever is wrong with the file is a `UserError`."""
+    """Load the artifact in a file. Raises `UserError` for anything wrong with the file."""
     begin = time.perf_counter()
     if torch.device(device).type == "cpu":
         keep_freed_memory()

@@ -1,4 +1,4 @@
-"""What quantizers are told of the use of each weight, measured by running the model on text."""
+"""Calibrate: run the model on text to measure how it uses each weight."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _PILOT = 1 / 8
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationText(Config):
-    """Socket: the tokens that the model is run on to learn how its weights are used."""
+    """Socket: tokens that the model runs on to calibrate its weights."""
 
     @abstractmethod
     def batches(
         self, model: Model, shards: Sequence[Tokens], *, length: int, bos: int, ranks: Ranks = Ranks()
     ) -> Iterator[Tensor]:
-        """This process's batches of ids, each (rows, length), on the model's device."""
+        """Yield this process's batches of ids, each (rows, length), on the model's device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +46,12 @@ class TrainingText(CalibrationText):
     batch_tokens: Count = 1024
     """Tokens, of one row at least, whose gradients are summed before they are squared; more are quicker, less exact."""
     seed: int = 0
-    """Which rows."""
+    """Random seed of the rows."""
 
     def batches(
         self, model: Model, shards: Sequence[Tokens], *, length: int, bos: int, ranks: Ranks = Ranks()
     ) -> Iterator[Tensor]:
-        """Rows in the order of `ShuffledSequences`; the processes take turns."""
+        """Yield rows in the order of `ShuffledSequences`; the processes take turns."""
         size = max(1, self.batch_tokens // length) * length
         stream = ShuffledSequences().build(shards, tokens=size, sequence_length=length, seed=self.seed, bos=bos)
         for number in range(max(1, self.tokens // (size * ranks.world))):
@@ -61,7 +61,7 @@ class TrainingText(CalibrationText):
 
 @dataclass(frozen=True, kw_only=True)
 class SelfGenerated(CalibrationText):
-    """What the model writes itself, from a first token drawn from the whole vocabulary; no training text is read.
+    """Text sampled from the model, from a first token drawn from the whole vocabulary; no training text is read.
 
     openai/parameter-golf, 2026-03-25_ValCalib_GPTQ_XSA_BigramHash3072.
     """
@@ -76,29 +76,29 @@ class SelfGenerated(CalibrationText):
     sequences: Count = 64
     """Rows of all processes together; at least one batch for each is written."""
     temperature: NonNegative = 0.8
-    """What the logits are divided by before a token is drawn."""
+    """Sampling temperature."""
     batch: Count = 8
-    """Rows that are written at once, and whose gradients are summed."""
+    """Rows that are sampled at once, and whose gradients are summed."""
     seed: int = 42
-    """Which rows."""
+    """Random seed of the rows."""
 
     def batches(
         self, model: Model, shards: Sequence[Tokens], *, length: int, bos: int, ranks: Ranks = Ranks()
     ) -> Iterator[Tensor]:
-        """Rows written token by token; a new document may begin within one."""
+        """Yield rows sampled token by token; a new document may begin within one."""
         for number in range(max(1, self.sequences // (self.batch * ranks.world))):
             generator = torch.Generator().manual_seed(self.seed + number * ranks.world + ranks.rank)
-            yield self._written(model, length, bos, generator)
+            yield self._sampled(model, length, bos, generator)
 
     @torch.no_grad()
-    def _written(self, model: Model, length: int, bos: int, generator: torch.Generator) -> Tensor:
+    def _sampled(self, model: Model, length: int, bos: int, generator: torch.Generator) -> Tensor:
         fresh = torch.randint(model.config.vocabulary, (self.batch, 1), generator=generator)
         rows, cache = [fresh], Cache()
         for _ in range(length - 1):
             ids = fresh.to(_device(model))
             logits = model(ids, ids == bos, last=1, cache=cache)[:, -1].float().cpu()
-            odds = (logits / max(self.temperature, 1e-4)).softmax(-1)
-            fresh = torch.multinomial(odds, 1, generator=generator)
+            probabilities = (logits / max(self.temperature, 1e-4)).softmax(-1)
+            fresh = torch.multinomial(probabilities, 1, generator=generator)
             rows.append(fresh)
         return torch.cat(rows, 1).to(_device(model))
 
@@ -111,7 +111,7 @@ def calibrate(
     ranks: Ranks = Ranks(),
     seed: int = 0,
 ) -> dict[str, Calibration]:
-    """Parameter name to what `batches` of ids (rows, length) tell of its use;
+    """Return the calibration of each parameter by name, measured on `batches` of ids (rows, length).
 
     Vectors have `rows` alone. Both factors come from the gradients of each batch, which also see what one position does
     to others; rows are freed of their unevenness before C is taken. The scale is that of the sum of squares: noise that
@@ -149,7 +149,7 @@ def calibrate(
 
 
 def predicted_loss(calibration: Calibration, weight: Tensor, restored: Tensor) -> float:
-    """Nats per token that `restored` in the place of `weight` is expected to cost: 1/2 tr(R E C E^T).
+    """Return the nats per token that `restored` in place of `weight` is expected to cost: 1/2 tr(R E C E^T).
 
     An unknown factor counts as the identity.
     """
@@ -163,7 +163,7 @@ def predicted_loss(calibration: Calibration, weight: Tensor, restored: Tensor) -
 def _gradients(
     model: Model, weights: dict[str, Tensor], ids: Tensor, bos: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Gradients by name whose squares have the Fisher information, summed over the tokens, as their mean.
+    """Return gradients by name whose squares have the Fisher information, summed over tokens, as their mean.
 
     The Hessian of a softmax loss is S S^T with S = diag(√p) - p √p^T (BackPACK, arXiv 1912.10985), so S z with random
     signs z, in the place of the loss's gradient, has this Hessian as its covariance. Labels drawn from p would have it
@@ -171,10 +171,11 @@ def _gradients(
     """
     logits = functional_call(model, weights, (ids, ids == bos))
     with torch.no_grad():
-        odds = logits.softmax(-1)
-        signs = torch.randint(2, odds.shape, generator=generator, device=odds.device, dtype=odds.dtype) * 2 - 1
-        drawn = odds.sqrt() * signs
-        drawn -= odds * drawn.sum(-1, keepdim=True)
+        probabilities = logits.softmax(-1)
+        shape, kind = probabilities.shape, {"device": probabilities.device, "dtype": probabilities.dtype}
+        signs = torch.randint(2, shape, generator=generator, **kind) * 2 - 1
+        drawn = probabilities.sqrt() * signs
+        drawn -= probabilities * drawn.sum(-1, keepdim=True)
     # Their product, whose gradient they are: with gradients given, autograd imports sympy, half a second.
     product = torch.linalg.vecdot(logits, drawn).sum()
     found = torch.autograd.grad(product, list(weights.values()), allow_unused=True)
@@ -182,7 +183,7 @@ def _gradients(
 
 
 class _Sums:
-    """What is added up of the gradients (rows, columns) of one weight, and of the inputs of its products."""
+    """Running sums of one weight's gradients (rows, columns), and of the inputs of its products."""
 
     def __init__(self, weight: Tensor, used: bool) -> None:
         height, width = _matrix(weight).shape
@@ -212,7 +213,7 @@ class _Sums:
 
     @torch.no_grad()
     def gather(self, module: nn.Module, given: tuple[Tensor, ...]) -> None:
-        """Add x x^T over what a module is given, as a hook of it."""
+        """Add x x^T over a module's inputs; a forward pre-hook."""
         assert self.inputs is not None
         x = given[0]
         if not isinstance(module, Linear):  # a tied head, whose table is no layer of its own
@@ -226,7 +227,7 @@ class _Sums:
         self.count += len(flat)
 
     def mixed(self) -> Tensor | None:
-        """C, with a mean of 1 on the diagonal, or None where there is none.
+        """Return C, with a mean of 1 on the diagonal, or None.
 
         Gradients know more than inputs, but each batch shows only as many directions as it has rows or tokens. With 16
         shown for each column they count as much as the inputs do.
@@ -238,20 +239,20 @@ class _Sums:
         return torch.lerp(inputs, columns, (directions / (directions + _DIRECTIONS)).float())
 
     def calibration(self, tokens: float) -> Calibration:
-        """What the sums say, where weights are quantized: on the CPU."""
+        """Return the calibration on the CPU, where weights are quantized."""
         rows = _floored(self.squares, self.seen) / (tokens * len(self.columns))
         inputs = None if self.inputs is None else self.inputs / self.count.clamp_min(1.0).float()
         return Calibration(*(known if known is None else known.cpu() for known in (inputs, rows, self.mixed())))
 
 
 def _even(square: Tensor) -> Tensor | None:
-    """The matrix with a mean of 1 on the diagonal, or None for zeros."""
+    """Return the matrix scaled to a mean of 1 on the diagonal, or None for zeros."""
     mean = square.diagonal().mean()
     return square / mean if mean > 0.0 else None
 
 
 def _floored(squares: Tensor, seen: Tensor) -> Tensor:
-    """Sums of squares by row, the whole as it was, as if each row had been seen in one batch more (Laplace's rule).
+    """Smooth sums of squares by row as if each row had been seen in one batch more (Laplace's rule); keep their total.
 
     Tokens that the text lacks are used by others, and their rows must not count as free.
     """
@@ -260,7 +261,7 @@ def _floored(squares: Tensor, seen: Tensor) -> Tensor:
 
 
 def _uses(model: Model) -> dict[str, nn.Module]:
-    """Name of each weight that is a matrix product's to the module whose inputs it multiplies."""
+    """Return the module whose inputs each weight of a matrix product multiplies, by name."""
     found: dict[str, nn.Module] = {
         f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, Linear)
     }

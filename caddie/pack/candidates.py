@@ -21,7 +21,7 @@ class StoredWeight:
     quantizer: Quantizer
     arrays: Arrays
     restored: Tensor
-    """What comes back."""
+    """The weight after dequantizing."""
     section: Section
     relative_error: float
     """Of the Frobenius norm."""

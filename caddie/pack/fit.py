@@ -132,7 +132,7 @@ def _cost(candidate: Candidate) -> float:
 
 
 def _too_fine(place: float, seen: Mapping[float, Candidate]) -> bool:
-    """Whether coarser steps cost less: where integers have few bits, ever finer steps clip ever more of them."""
+    """True if coarser steps cost less: where integers have few bits, ever finer steps clip ever more of them."""
     least = min(_cost(one) for where, one in seen.items() if where >= place)
     return _cost(seen[place]) > _AS_GOOD * least
 
@@ -143,9 +143,9 @@ def _buys_nothing(candidate: Candidate) -> bool:
 
 
 def _next(seen: Mapping[float, Candidate], useful: Mapping[float, Candidate], cap_bytes: int) -> float | None:
-    """Where to look next, in octaves: where the line through two neighbours says that the file fills the cap.
+    """Return the octave to try next: the line through two neighbours fills the cap there. None if no finer steps help.
 
-    The logarithm of a file's size falls almost in a straight line. None where no finer steps are useful.
+    The logarithm of a file's size falls almost in a straight line.
     """
     excess = {place: math.log2(one.file_bytes / (_AIM * cap_bytes)) for place, one in seen.items()}
     fine = max((place for place, over in excess.items() if over > 0 or place not in useful), default=None)

@@ -34,19 +34,19 @@ CURRENT = OfficialSet(
     bytes=151_080_000,
     tokens={"SP 1024": 62_021_632, "SP 4096": 45_508_608, "SP 8192": 40_540_160, "CaseOps 8192": 47_851_520},
 )
-"""That of every record but the first. Public counts, not repeated here, agree on 151,080,645 bytes as found (#1578) and
-on 151,080,891 after the normalization of the SentencePiece models (#1314)."""
+"""Validation set of every record but the first. Public counts, not repeated here, agree on 151,080,645 bytes as found
+(#1578) and on 151,080,891 after the normalization of the SentencePiece models (#1314)."""
 FIRST = OfficialSet(
     name="the contest's first validation set, which no later result was scored on",
     documents=None,
     bytes=155_770_000,
     tokens={"SP 1024": 63_779_840},
 )
-"""That of the baseline's published 1.2244 (#837)."""
+"""Validation set of the baseline's published 1.2244 (#837)."""
 
 
 def identify(tokens: int, bytes_: int, documents: int, vocabulary: int) -> str:
-    """One sentence: whether a validation text can be an official set, or a part of one, going by its totals.
+    """Say in one sentence if a validation text can be an official set, or part of one, judging by its totals.
 
     `tokens` include the BOS of every document, `bytes_` are those of the text, and `vocabulary` is the number of ids.
     """

@@ -1,4 +1,4 @@
-"""Policies: what counts, by name. Which bytes are held against the cap, which seconds against which budget.
+"""Policies: which bytes count against the cap, and which seconds against which budget.
 
 Rules of contests are policy and rulings change, so they are data here, and a run states its result under each.
 `docs/policies.md` says where each rule comes from.
@@ -46,20 +46,20 @@ class Allowance(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class Policy(Config):
-    """What counts, under one name."""
+    """A named rule of which bytes and seconds count."""
 
     name: str
     """Short name."""
     why: str
-    """What it is for, in one sentence."""
+    """Its purpose, in one sentence."""
     counts: tuple[Part, ...]
     """Parts whose bytes count; all others do not."""
     cap_bytes: Count | None = None
     """Bytes that the counted parts may have together; none where they are only added up."""
     training: Allowance
-    """What is charged to training."""
+    """Phases charged to training, and their budget."""
     evaluation: Allowance
-    """What is charged to evaluation; phases charged to neither are on no clock."""
+    """Phases charged to evaluation, and their budget; phases charged to neither are free."""
     hardware: str | None = None
     """Machine that the budgets are defined for."""
 
@@ -107,7 +107,7 @@ POLICIES = (CONTEST_2026, STRICT, HUTTER)
 
 
 def state(result: Mapping[str, Any], policies: Sequence[Policy] = POLICIES) -> list[dict[str, Any]]:
-    """What a run's result (the document `result.json`) is under each policy, for `policies` of the same document.
+    """Return the bytes and seconds of a run's result under each policy, as `result.json` keeps them.
 
     A figure that was not measured makes its sum and its verdict None. Seconds are those of the run's own machine,
     whatever machine a budget is defined for.

@@ -40,13 +40,13 @@ _LEAST_ENTROPY = 1 / 16  # of an array's bytes: less is not what decides how man
 _MEMORY = 0.25
 """Part of the run so far that the average of squared gradients goes back to; they fall by much at first."""
 _UNTRAINED_NATS = 5.0
-"""What losing all weights would cost by the second order, as long as no gradient is known: 4.4 to 4.8 nats per token in
+"""Nats per token that losing all weights would cost by the second order, before any gradient is known: 4.4 to 4.8 in
 three of four trained mini models, 24 in one. A half is for tables, a half for all else."""
 _TABLE_BITS, _MATRIX_BITS = 0.1, 0.3
 """Bits a weight saved because later columns take up the errors of those before: 0.03 to 0.18 in tables and 0.2 to 0.5
 in most matrices of these models."""
 _STEP_BITS = 4.0
-"""What the step of a row or column of `Waterfilling` takes in the file, about."""
+"""Bits that the step of a row or column of `Waterfilling` takes in the file, about."""
 _SURELY = 1.02
 """A file is said to be too big from this part of the cap on."""
 _PER_OCTAVE, _LEAST_OCTAVE, _MOST_OCTAVE = 8, -60, 20  # deviations of Gaussian weights
@@ -59,9 +59,9 @@ class _Ratios:
 
     whole: dict[str, float]
     glance: dict[str, float]
-    """Of their first elements alone."""
+    """The same for their first elements alone."""
     seconds: float
-    """What the glance took."""
+    """Seconds of that coding."""
 
 
 @dataclass(frozen=True)
@@ -119,13 +119,13 @@ class Forecaster:
         self._first: dict[str, Tensor] | None = None
         """Gradients that wait for those of the next step."""
         self._gradients = 0.0
-        """How many gradients the average is of, counted by their weight."""
+        """Number of gradients in the average, by weight."""
         self._now = self._observed = 0.0
         self._spent = self._coding = self._observing = self._cost = 0.0
         self._warned = False
 
     def due(self, moment: TrainProgress) -> bool:
-        """Whether another twentieth of the budget has passed and there is time to `observe`, now and once more."""
+        """Return True if another twentieth of the budget has passed, and there is time to `observe` two steps."""
         before, now = int(self._now * _TIMES), int(moment.progress * _TIMES)
         self._now = moment.progress
         if self._first is not None:
@@ -134,7 +134,7 @@ class Forecaster:
         return now > before and (self._observing <= _OBSERVE_SHARE * moment.seconds or now == _TIMES - 1)
 
     def affordable(self, moment: TrainProgress) -> bool:
-        """Whether the clock would hardly notice a forecast."""
+        """Return True if a forecast would take a negligible share of the time so far."""
         return self._first is None and self._spent + self._cost <= _FORECAST_SHARE * moment.seconds
 
     @torch.no_grad()
@@ -164,7 +164,7 @@ class Forecaster:
         self._observing += time.perf_counter() - began
 
     def events(self, weights: Mapping[str, Tensor], moment: TrainProgress, anew: bool = False) -> list[dict[str, Any]]:
-        """The event `forecast`, for the log and the display, and a note the first time that a file would be too big."""
+        """Return a `forecast` event, and a note the first time that the file would be too big."""
         found = self.forecast(weights, moment.seconds, anew)
         cap = self.config.cap_bytes
         events: list[dict[str, Any]] = [
@@ -181,7 +181,7 @@ class Forecaster:
 
     @torch.no_grad()
     def forecast(self, weights: Mapping[str, Tensor], seconds: float = 0.0, anew: bool = False) -> Forecast:
-        """The file that these weights would make, on the clock after so many seconds.
+        """Forecast the file of these weights, on the clock after so many seconds.
 
         With `anew` it is off the clock and codes all that it looks at, which may take seconds.
         """
@@ -203,7 +203,7 @@ class Forecaster:
         return Forecast(size, candidate.predicted_loss or 0.0)
 
     def costs(self, name: str, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Diagonals of R and C (see `Calibration`) of all rows and columns of a weight like `weight`."""
+        """Return the diagonals of R and C (see `Calibration`) of a weight like `weight`."""
         height, width = _matrix(torch.empty(self.shapes[name], device="meta")).shape
         if name not in self.squares:
             alike = sum(
@@ -326,7 +326,7 @@ class _Estimates(Candidates):
         return float(counts @ bits + sides) / 8 + 4 * LENGTH_BYTES + 8, 0.5 * quantizer.step**2 * float(counts @ errors)
 
     def _deviations(self, name: str) -> Floats:
-        """How many weights of the whole tensor have each of `_octaves`, counted so that a step costs 1/2 nat."""
+        """Count the weights of the whole tensor by `_octaves`, such that a step costs 1/2 nat."""
         rows, columns = self.costs[name]
         energy = rows[:, None] * _matrix(self.weights[name]).square() * columns
         over = energy.sum(1).clamp_min(2.0**-100).log2(), energy.sum(0).clamp_min(2.0**-100).log2()

@@ -78,7 +78,7 @@ def test_the_size_is_within_two_percent(settings: Pack) -> None:
     weights = trained_like(SMALL)
     forecaster = Forecaster(SMALL, settings, file_bytes)
     found = compress(SMALL, weights, settings, size=file_bytes)
-    real = file_bytes(found.readers, found.sections)
+    real = file_bytes(found.dequantizers, found.sections)
     exact = forecaster.forecast(weights, anew=True).file_bytes
     by_entropy = forecaster.forecast(weights).file_bytes
     print(f"real {real:,}, coded {exact / real - 1:+.3%}, by entropy {by_entropy / real - 1:+.3%}")
@@ -225,7 +225,7 @@ def test_a_run_says_what_its_file_would_be(tmp_path: Path) -> None:
     forecasts = [event for event in events if event["event"] == "forecast"]
     assert [forecasts[0]["progress"], forecasts[-1]["progress"]] == [0.0, 1.0]
     found = compress(TINY, trained.weights, settings, size=file_bytes)
-    real = file_bytes(found.readers, found.sections)
+    real = file_bytes(found.dequantizers, found.sections)
     assert forecasts[-1]["file_bytes"] == pytest.approx(real, rel=0.02)
     assert forecasts[-1]["gap"] > 0
     (note,) = [event["text"] for event in events if event["event"] == "note"]
@@ -241,6 +241,6 @@ def test_off_a_terminal_three_lines_are_enough() -> None:
     display = Display(stream=stream)
     for twentieth in range(21):
         event = {"file_bytes": 15_860_000, "cap_bytes": 16_000_000, "gap_bits_per_byte": 0.0041}
-        display.forecast({**event, "progress": twentieth / 20})
+        display.step({"event": "forecast", **event, "progress": twentieth / 20})
     lines = stream.getvalue().splitlines()
     assert [line.strip() for line in lines] == ["file about 15.86 of 16.00 MB · quantization about +0.0041 bpb"] * 3
