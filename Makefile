@@ -44,7 +44,8 @@ PIP := $(VENV)/bin/python -m pip $(PIP_INSTALL)
 # missing (without setuptools of their own, which are downloaded anew, if those that are there will do); what is there already
 # is imported meanwhile, on the other core, so that the first run finds it compiled. What only `make test-long` and `make
 # lint` need is left to them: Triton is as large as all but PyTorch together.
-BESIDE := numpy scipy sympy networkx fsspec setuptools brotli click constriction filelock jinja2 python-minifier rich \
+BESIDE := numpy scipy sympy networkx fsspec setuptools brotli click constriction filelock jinja2 nvidia-ml-py psutil \
+	python-minifier rich \
 	safetensors sentencepiece zstandard huggingface_hub optuna
 
 define install

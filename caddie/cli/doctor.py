@@ -1,4 +1,4 @@
-"""The verb that looks at a machine before time or money is spent on it: doctor."""
+"""The verb doctor: check a machine before a run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from caddie.errors import CheckFailed
 @click.argument("recipe", default="tiny")
 @settings_argument
 @options("seconds", "gpus")
-@click.option("--price", type=Finite(0), help="Price of this machine for an hour, to estimate the cost.")
-@click.option("--quick", is_flag=True, help="Time no steps; estimate from the reference rate, if there is one.")
+@click.option("--price", type=Finite(0), help="Price of this machine per hour, to estimate the cost.")
+@click.option("--quick", is_flag=True, help="Time no steps; estimate from a reference rate if there is one.")
 @options("json", "quiet")
 def doctor(
     recipe: str,
@@ -25,10 +25,9 @@ def doctor(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Say what is here, what is wrong, and whether to start RECIPE. RECIPE is tiny unless named.
+    """Check this machine and estimate whether RECIPE (default tiny) fits it.
 
-    Takes a recipe and its settings as `caddie run` does. Nothing is changed. The exit status is 0 for go and
-    1 for no-go.
+    Takes a recipe and its settings as `caddie run` does. Changes nothing. The exit status is 0 for go and 1 for no-go.
     """
     from caddie.doctor import examine
     from caddie.report.display import Display
@@ -39,7 +38,7 @@ def doctor(
         others = (text for text in settings if not text.startswith("train.seconds="))
         settings = (*others, f"train.seconds={seconds!r}")
     with Display(quiet=quiet) as display:
-        found = examine(recipe, settings, world=gpus, price=price, quick=quick, note=display.note)
+        found = examine(recipe, settings, world=gpus, price=price, quick=quick, progress=display)
     tell(found.to_json(), as_json, found.text())
     if not found.go:
         raise CheckFailed(found.verdict())

@@ -1,4 +1,4 @@
-"""The doctor: what is on this machine, what would slow a run down, and whether a recipe is worth starting here."""
+"""Examine a machine before a run: its hardware, what would slow a run down, and an estimate for a recipe."""
 
 from caddie.doctor.examination import Examination, examine
 

@@ -1,4 +1,4 @@
-"""What a run would come to here, and how fast machines of this kind are known to be."""
+"""Steps, tokens and seconds that a run would come to, and reference rates of known machines."""
 
 from __future__ import annotations
 
@@ -13,57 +13,39 @@ from caddie.recipes.recipe import Recipe
 from caddie.train.trainer import Train
 
 _CELLS = 1000
+"""Parts of the budget that an estimate adds up."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A rate that somebody measured."""
+    """A measured training rate."""
 
     device: str
-    """Pattern of the device's name."""
+    """Pattern of the device name."""
     recipe: str
     tokens_per_second: float
-    """Of one process, before layers are looped."""
+    """Rate of one process, before depth recurrence begins."""
     source: str
     date: str
 
 
 _LOGS = "openai/parameter-golf, records/track_10min_16mb/"
+
+
+def _record(device: str, recipe: str, tokens: int, milliseconds: float, folder: str) -> Reference:
+    """Return the rate of one of eight GPUs in a public log, given a step's tokens and milliseconds."""
+    return Reference(device, recipe, tokens / milliseconds * 1e3 / 8, f"{_LOGS}{folder}, 8 GPUs", folder[:10])
+
+
 REFERENCES = (
-    Reference("H100", "baseline", 524_288 / 43.54e-3 / 8, _LOGS + "2026-03-17_NaiveBaseline, 8 GPUs", "2026-03-17"),
-    Reference("H200", "lower_lr", 524_288 / 41.60e-3 / 8, _LOGS + "2026-03-18_LowerLR, 8 GPUs", "2026-03-18"),
-    Reference("H100", "single_gpu", 524_288 / 338e-3, "seed 001, one GPU, FlashAttention 3", "2026-03"),
-    Reference(
-        "H100",
-        "exclusive_everywhere",
-        786_432 / 86.63e-3 / 8,
-        _LOGS + "2026-03-25_ValCalib_GPTQ_XSA_BigramHash3072, 8 GPUs",
-        "2026-03-25",
-    ),
-    Reference(
-        "H100",
-        "three_layer_recurrence",
-        786_432 / 102.0e-3 / 8,
-        _LOGS + "2026-04-09_SP8192_3LayerRecur_ParResid_QK525_LegalTTT, 8 GPUs",
-        "2026-04-09",
-    ),
-    Reference(
-        "H100", "document_attention", 786_432 / 95.8e-3 / 8, _LOGS + "2026-04-10_VarLenAttn, 8 GPUs", "2026-04-10"
-    ),
-    Reference(
-        "H100",
-        "best_record",
-        786_432 / 96.3e-3 / 8,
-        _LOGS + "2026-04-27_SP8192_LQER_SparseGate_BOSSmearFix_9HpStack_1.0611, 8 GPUs",
-        "2026-04-27",
-    ),
-    Reference(
-        "AMD EPYC, 2 cores,.*bf16",
-        "baseline_mini",
-        21_070,
-        "docs/performance.md, two cores, a shared host",
-        "2026-11-22",
-    ),
+    _record("H100", "baseline", 524_288, 43.54, "2026-03-17_NaiveBaseline"),
+    _record("H200", "lower_lr", 524_288, 41.60, "2026-03-18_LowerLR"),
+    Reference("H100", "single_gpu", 524_288 / 338e-3, "public system 001, one GPU, FlashAttention 3", "2026-03"),
+    _record("H100", "exclusive_everywhere", 786_432, 86.63, "2026-03-25_ValCalib_GPTQ_XSA_BigramHash3072"),
+    _record("H100", "three_layer_recurrence", 786_432, 102.0, "2026-04-09_SP8192_3LayerRecur_ParResid_QK525_LegalTTT"),
+    _record("H100", "document_attention", 786_432, 95.8, "2026-04-10_VarLenAttn"),
+    _record("H100", "best_record", 786_432, 96.3, "2026-04-27_SP8192_LQER_SparseGate_BOSSmearFix_9HpStack_1.0611"),
+    Reference("AMD EPYC, 2 cores,.*bf16", "baseline_mini", 21_070, "docs/performance.md, a shared host", "2026-11-22"),
     Reference(
         "AMD EPYC, 2 cores, avx2$",
         "tiny",
@@ -72,24 +54,24 @@ REFERENCES = (
         "2026-11-22",
     ),
 )
-"""Public logs of eight GPUs count what they exchange, so one process alone should be a little faster."""
+"""Public logs of eight GPUs include their exchanges, so one process alone should be a little faster."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a machine of this kind should do."""
+    """The rate to expect of a machine."""
 
     tokens_per_second: float
     reference: Reference
     scaled: bool
-    """Whether the reference is of another model, and its rate was scaled by the arithmetic of a token."""
+    """True if the reference is of another model, scaled by FLOPs per token."""
 
 
 def expected(device: str, recipe: Recipe) -> Expected | None:
-    """The rate of one process of the recipe on a device of this name; None where nobody measured such a device.
+    """Return the rate to expect of one process on a device of this name, or None if there is no reference for it.
 
-    A GPU goes by its name, a CPU by `NAME, N cores, FLAGS`. A rate for the same model is taken as it is; else that of
-    the model whose FLOPs per token are nearest, times the ratio of both, which is good for a factor of two or so.
+    A GPU goes by its name, a CPU by `NAME, N cores, INSTRUCTION SETS`. The rate of the same model is taken as it is.
+    Otherwise that of the model nearest in FLOPs per token is scaled by their ratio, right to a factor of about two.
     """
     known = [(one, find(one.recipe)) for one in REFERENCES if re.search(rf"\b{one.device}\b", device)]
     for reference, other in known:
@@ -97,30 +79,30 @@ def expected(device: str, recipe: Recipe) -> Expected | None:
             return Expected(reference.tokens_per_second, reference, False)
     if not known:
         return None
-    ratios = {reference: _work(other) / _work(recipe) for reference, other in known}
+    ratios = {reference: _flops(other) / _flops(recipe) for reference, other in known}
     nearest = min(ratios, key=lambda reference: max(ratios[reference], 1 / ratios[reference]))
     return Expected(nearest.tokens_per_second * ratios[nearest], nearest, True)
 
 
-def _work(recipe: Recipe) -> float:
+def _flops(recipe: Recipe) -> float:
     return flops_per_token(recipe.model, recipe.train.sequence_length, 0.0)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What training would come to; without the warm-up, packing and scoring."""
+    """Steps, tokens and seconds of training, without warm-up, packing and scoring."""
 
     steps: int
     tokens: int
     seconds: float | None
-    """None for a budget of steps at no known pace."""
+    """None for a budget of steps at an unknown pace."""
 
 
 def estimate(train: Train, processes: int, pace: Sequence[tuple[float, float]] | None) -> Estimate | None:
-    """Steps, tokens and seconds at a pace, which is progress from which on it holds to seconds per token of a process.
+    """Estimate a training run at a pace: pairs of progress, and seconds per token of a process from there on.
 
-    None for a budget with seconds at no known pace. A step at progress p spends max(1 / steps, seconds(p) / budget) of
-    the budget, of which this is the sum.
+    None for a budget of seconds at an unknown pace. A step at progress p uses max(1 / steps, seconds(p) / budget) of
+    the budget, so the steps are the integral of its inverse over progress.
     """
     budget = train.budget
     if pace is None and budget.seconds is not None:
@@ -128,12 +110,12 @@ def estimate(train: Train, processes: int, pace: Sequence[tuple[float, float]] |
     steps = tokens = seconds = 0.0
     for cell in range(_CELLS):
         part = (cell + 0.5) / _CELLS
-        moment = TrainProgress(round(part * (budget.steps or 0)), part * (budget.seconds or 0.0), budget)
-        batch = int_at(train.batch_tokens, moment)
+        progress = TrainProgress(round(part * (budget.steps or 0)), part * (budget.seconds or 0.0), budget)
+        batch = int_at(train.batch_tokens, progress)
         step = 0.0
         if pace is not None:
             step = [each for begin, each in pace if begin <= part][-1] * batch / processes
-        spent = max(1 / budget.steps if budget.steps else 0.0, step / budget.seconds if budget.seconds else 0.0)
-        count = 1 / _CELLS / spent
+        used = max(1 / budget.steps if budget.steps else 0.0, step / budget.seconds if budget.seconds else 0.0)
+        count = 1 / _CELLS / used
         steps, tokens, seconds = steps + count, tokens + count * batch, seconds + count * step
     return Estimate(round(steps), round(tokens), None if pace is None else seconds)

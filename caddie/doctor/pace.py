@@ -1,7 +1,7 @@
-"""How fast training steps of a recipe are here: twenty of them, on random tokens, in a process of their own.
+"""Time twenty training steps of a recipe in a process of their own.
 
-The process may be killed, by the clock or by the system for its memory, and the doctor tells of it. What is timed is
-the trainer of real runs after its own warm-up, with the recipe's loader, on documents of made-up lengths.
+The trainer, warm-up and loader are those of a real run; the documents are random tokens. The process may be killed by
+its time limit, or by the system for its memory, which the doctor reports.
 """
 
 from __future__ import annotations
@@ -40,47 +40,48 @@ from caddie.train.warmup import warm_up
 
 STEPS = 20
 PATIENCE_SECONDS = 120.0
-"""On a CPU, steps that would take longer, the warm-up's among them, are not done; rows are timed in their place."""
+"""On a CPU, if the steps and their warm-up would take longer, single rows are timed in their place."""
 LONGEST_SECONDS = 600.0
-"""After which the process is killed."""
-_LOOK_SECONDS = 1.5
+"""Time limit, after which the process is killed."""
+_POLL_SECONDS = 1.5
 _CHOICES = 9
-"""Steps that the warm-up takes, at most, to choose threads and number format."""
+"""Most steps that the warm-up takes to choose threads and number format."""
 _BOS = 1
 _DOCUMENT_TOKENS = 600
-"""Mean length of the made-up documents, about that of web pages."""
+"""Mean length of the random documents, about that of web pages."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """What one process of a run was timed at."""
+    """Measured speed of one process of a run."""
 
     seconds_per_token: tuple[tuple[float, float], ...]
-    """Progress from which on it holds, and seconds; one pair for each shape that the graph has over the run."""
+    """Progress at which a shape of the graph begins, and seconds per token from there on."""
     steps: int
-    """Timed; 0 where only rows were."""
+    """Steps timed; 0 if only rows were."""
     warmup_seconds: float
     device: str
     precision: str
     threads: int
     attention: str
     peak_bytes: int
-    """Most memory that the process took, of the GPU where there is one."""
+    """Peak memory of the process: GPU memory if it has a GPU."""
     artifact_bytes: int
-    """What weights that have learned nothing would make, without tokenizer and source."""
+    """Packed size of untrained weights, without tokenizer and source."""
 
     @property
     def tokens_per_second(self) -> float:
-        """At the start of the run."""
+        """Rate at the start of the run."""
         return 1.0 / self.seconds_per_token[0][1]
 
 
-def measured(
-    name: str, settings: Sequence[str], processes: int, watch: Callable[[], None] = lambda: None
-) -> Pace | str:
-    """The pace of a recipe here, or why there is none. `watch` is called every other second while it is measured."""
-    asked = json.dumps([name, list(settings), processes])
-    command = [sys.executable, "-c", "from caddie.doctor import pace; pace.answer()", asked]
+def measured(name: str, settings: Sequence[str], processes: int, poll: Callable[[], object]) -> Pace | str:
+    """Return the pace of a recipe on this machine, or the reason why there is none.
+
+    `poll` is called every 1.5 seconds meanwhile.
+    """
+    job = json.dumps([name, list(settings), processes])
+    command = [sys.executable, "-c", "from caddie.doctor import pace; pace.main()", job]
     deadline = time.monotonic() + LONGEST_SECONDS
     pipe = subprocess.PIPE
     with subprocess.Popen(
@@ -89,54 +90,53 @@ def measured(
         try:
             while True:
                 try:
-                    told, noise = process.communicate(timeout=_LOOK_SECONDS)
+                    out, err = process.communicate(timeout=_POLL_SECONDS)
                     break
                 except subprocess.TimeoutExpired:
                     if time.monotonic() > deadline:
                         return f"it took more than {LONGEST_SECONDS:,.0f} seconds"
-                    watch()
+                    poll()
         finally:
             with suppress(OSError):  # it has ended, and with it the processes that compile for it
                 os.killpg(process.pid, signal.SIGKILL)
-    return _read(process.returncode, told, noise)
+    return _read(process.returncode, out, err)
 
 
-def _read(status: int, told: bytes, noise: bytes) -> Pace | str:
-    """What the process said last; libraries may have printed before it."""
+def _read(status: int, out: bytes, err: bytes) -> Pace | str:
+    """Return what the last line of output says; libraries may have printed before it."""
     if status == 0:
         try:
-            found = json.loads(told.splitlines()[-1])
+            found = json.loads(out.splitlines()[-1])
             if isinstance(found, str):
                 return found
             return Pace(**{**found, "seconds_per_token": tuple(map(tuple, found["seconds_per_token"]))})
         except (ValueError, TypeError, KeyError, IndexError):
             pass
     if status < 0:
-        return (
-            f"its process was ended by signal {-status}{', as the system does when memory is short' * (status == -9)}"
-        )
-    last = noise.decode("utf-8", "replace").strip().splitlines()[-1:]
+        cause = ", as the system does when memory is short" * (status == -signal.SIGKILL)
+        return f"its process was ended by signal {-status}{cause}"
+    last = err.decode("utf-8", "replace").strip().splitlines()[-1:]
     return one_line(f"its process failed with status {status}: {' '.join(last)}")
 
 
 def named(name: str, settings: Sequence[str]) -> Recipe:
-    """The recipe of this name with settings of the form PATH=VALUE."""
+    """Return the recipe of this name with settings of the form PATH=VALUE."""
     return find(name).but(assignments(settings))
 
 
-def answer() -> None:
-    """The other process: measure what the command line names, print one line of JSON."""
+def main() -> None:
+    """Run in the other process: measure the recipe that the command line names and print one line of JSON."""
     name, settings, processes = json.loads(sys.argv[1])
-    told: Any
+    result: Any
     try:
-        told = asdict(measure(named(name, settings), processes))
+        result = asdict(measure(named(name, settings), processes))
     except (UserError, CheckFailed, MemoryError, RuntimeError) as error:
-        told = one_line(str(error) or "not enough memory")
-    print(f"\n{json.dumps(told)}")
+        result = one_line(str(error) or "not enough memory")
+    print(f"\n{json.dumps(result)}")
 
 
 def measure(recipe: Recipe, processes: int, steps: int = STEPS) -> Pace:
-    """Time steps of one of so many processes in this one; what they exchange is not in it."""
+    """Time steps of one of `processes` processes, without their exchanges."""
     ranks, train = Ranks(device=local_device()), _share(recipe.train, processes)
     artifact_bytes = _forecast(recipe)
     if ranks.device.type == "cpu":
@@ -152,7 +152,7 @@ def measure(recipe: Recipe, processes: int, steps: int = STEPS) -> Pace:
 
 
 def _timed(gpt: GPT, train: Train, ranks: Ranks, steps: int, artifact_bytes: int) -> Pace:
-    """So many steps, shared by the shapes that the run goes through, each shape once at least."""
+    """Time `steps` steps, divided among the shapes that the run goes through, at least one for each."""
     trainer = Trainer(gpt, train, 0, ranks)
     stream = train.loader.build(
         [_documents(gpt.vocabulary, 8 * trainer.micro_tokens)],
@@ -194,13 +194,13 @@ def _timed(gpt: GPT, train: Train, ranks: Ranks, steps: int, artifact_bytes: int
 
 
 def _wait(ranks: Ranks) -> None:
-    """Until the GPU has done what it was told."""
+    """Wait until the GPU is idle."""
     if ranks.device.type == "cuda":
         torch.cuda.synchronize(ranks.device)
 
 
 def _share(train: Train, processes: int) -> Train:
-    """What one of so many processes does of each step."""
+    """Return the settings of one of `processes` processes."""
     tokens = train.batch_tokens
     part: IntSchedule
     if isinstance(tokens, PiecewiseConstant):
@@ -211,16 +211,16 @@ def _share(train: Train, processes: int) -> Train:
 
 
 def _documents(vocabulary: int, count: int) -> Tokens:
-    """Random tokens, in documents of random lengths."""
-    chance = np.random.default_rng(0)
-    tokens = chance.integers(_BOS + 1, vocabulary, count, dtype=np.uint16)
-    tokens[chance.random(count) < 1 / _DOCUMENT_TOKENS] = _BOS
+    """Return random tokens, in documents of random lengths."""
+    generator = np.random.default_rng(0)
+    tokens = generator.integers(_BOS + 1, vocabulary, count, dtype=np.uint16)
+    tokens[generator.random(count) < 1 / _DOCUMENT_TOKENS] = _BOS
     tokens[0] = _BOS
     return tokens
 
 
 def _forecast(recipe: Recipe) -> int:
-    """Bytes of the weights as they start, packed as the recipe says; a run foretells the same before its first step."""
+    """Return the packed bytes of the initial weights, as a run forecasts them before its first step."""
     forecaster = Forecaster(recipe.model, recipe.pack, lambda readers, sections: len(container.pack(sections)))
     weights = dict(build(recipe.model, 0, torch.device("cpu")).named_parameters())
     return forecaster.forecast(weights, anew=True).file_bytes

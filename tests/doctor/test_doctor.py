@@ -16,6 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
+import pynvml
 import pytest
 import torch
 from click.testing import CliRunner
@@ -24,13 +26,14 @@ from hypothesis import strategies as st
 
 from caddie.cli import app
 from caddie.config.schedules import PiecewiseConstant
-from caddie.doctor import estimates, examination, findings, host, nvidia, pace, processes
-from caddie.doctor.asking import Answer, output, within
+from caddie.doctor import checks, estimates, examination, gpus, host, pace, processes
+from caddie.doctor.checks import Finding, OpenRun
 from caddie.doctor.estimates import REFERENCES, Estimate, estimate, expected
-from caddie.doctor.findings import Accelerators, Finding, OpenRun
+from caddie.doctor.gpus import Accelerators, driver_gpus
 from caddie.doctor.host import Disk, Memory
 from caddie.doctor.pace import Pace
 from caddie.doctor.processes import Activity, Process
+from caddie.doctor.timeout import Answer, call_within
 from caddie.errors import CheckFailed, UserError
 from caddie.model.flops import flops_per_token
 from caddie.recipes.catalog import find
@@ -52,26 +55,12 @@ def test_a_question_is_answered_fails_or_is_left_behind() -> None:
     def fail() -> int:
         raise OSError(5, "Input/output\nerror")
 
-    assert within(5, lambda: 7) == Answer(7)
-    assert within(5, lambda: None) == Answer(None)
-    assert within(5, fail) == Answer(None, "OSError: [Errno 5] Input/output error")
+    assert call_within(5, lambda: 7) == Answer(7)
+    assert call_within(5, lambda: None) == Answer(None)
+    assert call_within(5, fail) == Answer(None, "OSError: [Errno 5] Input/output error")
     began = time.monotonic()
-    assert within(0.05, lambda: time.sleep(0.5)) == Answer(None, "no answer within 0.05 seconds")
+    assert call_within(0.05, lambda: time.sleep(0.5)) == Answer(None, "no answer within 0.05 seconds")
     assert time.monotonic() - began < 0.4
-
-
-def test_a_program_that_hangs_fails_or_floods_is_ended() -> None:
-    assert output(["/bin/sh", "-c", "echo one; echo two >&2"], 5) == "one\n"
-    began = time.monotonic()
-    with pytest.raises(TimeoutError, match=r"/bin/sh gave no answer within 0\.1 seconds"):
-        output(["/bin/sh", "-c", f"{SLEEP} & {SLEEP}"], 0.1)  # the child that holds the pipe is ended too
-    assert time.monotonic() - began < 5
-    with pytest.raises(ValueError, match="failed with status 9"):
-        output(["/bin/sh", "-c", "echo partly; exit 9"], 5)
-    with pytest.raises(ValueError, match="printed more than 4,194,304 bytes"):
-        output([sys.executable, "-S", "-c", "while True: print('y' * 999)"], 20)
-    with pytest.raises(FileNotFoundError):
-        output(["no-such-program"], 5)
 
 
 # The host
@@ -86,9 +75,14 @@ def write(root: Path, **files: str) -> Path:
     return root
 
 
-def test_a_processor_and_its_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+def on_cores(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let psutil say that this process may run on so many cores."""
     monkeypatch.setattr(host.sys, "platform", "linux")
+    monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda self: list(range(cores)), raising=False)
+
+
+def test_a_processor_and_its_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_cores(8, monkeypatch)
     info = "processor\t: 0\nmodel name\t: Xeon (R) 8480+\nflags\t\t: fpu avx2 avx512f amx_bf16 amx_tile\n"
     proc = write(tmp_path / "proc", cpuinfo=info, self__cgroup="0::/jobs/one\n")
     groups = tmp_path / "groups"
@@ -101,34 +95,40 @@ def test_a_processor_and_its_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     write(groups, cpu__old__cpu_dot_cfs_quota_us="-1\n")
     assert host.processor(proc, groups).cores == 8
     write(proc, cpuinfo="Features : asimd bf16 crc32\n")
-    assert host.processor(proc, groups).speedups == ("asimd", "bf16")
-    assert host.processor(tmp_path / "none", groups).speedups is None
+    assert host.processor(proc, groups).instruction_sets == ("asimd", "bf16")
+    assert host.processor(tmp_path / "none", groups).instruction_sets is None
 
 
-def test_memory_and_its_limits(tmp_path: Path) -> None:
-    proc = write(tmp_path / "proc", meminfo="MemTotal: 4000 kB\nMemFree: 10 kB\nMemAvailable:  3000 kB\n")
-    groups = tmp_path / "groups"
+def test_memory_and_its_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = SimpleNamespace(total=4_096_000, available=3_072_000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
+    proc, groups = tmp_path / "proc", tmp_path / "groups"
+    assert host.memory(proc, groups) == Memory(4_096_000, 3_072_000)
     write(proc, self__cgroup="0::/box\n")
     assert host.memory(proc, groups) == Memory(4_096_000, 3_072_000)
     write(groups, box__memory_dot_max="1000000\n", box__memory_dot_current="400000\n")
     assert host.memory(proc, groups) == Memory(1_000_000, 600_000)
-    write(groups, box__memory_dot_max="9223372036854771712\n")
+    write(groups, memory_dot_max="500000\n", memory_dot_current="450000\n")
+    assert host.memory(proc, groups) == Memory(500_000, 50_000), "a group around its own"
+    write(groups, memory_dot_max="max\n", box__memory_dot_max="9223372036854771712\n")
     assert host.memory(proc, groups) == Memory(4_096_000, 3_072_000)
-    write(proc, meminfo="\0garbled")
-    monkeyed = host.memory(proc, groups)
-    assert monkeyed.available is None
+    write(proc, self__cgroup="5:memory:/old\n")
+    write(groups, memory__old__memory_dot_limit_in_bytes="2000000", memory__old__memory_dot_usage_in_bytes="500000")
+    assert host.memory(proc, groups) == Memory(2_000_000, 1_500_000)
 
 
-def test_the_disk_of_a_folder_is_that_of_the_innermost_mount(tmp_path: Path) -> None:
-    spaced = str(tmp_path / "a b").replace(" ", "\\040")
-    mounts = f"/dev/vda / ext4 rw 0 0\nhost:/x {spaced} nfs4 rw 0 0\ngarbled\nnone {tmp_path}/a btrfs rw 0 0\n"
-    proc = write(tmp_path / "proc", self__mounts=mounts)
+def test_the_disk_of_a_folder_is_that_of_the_innermost_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spaced = str(tmp_path / "a b")
+    mounts = [("/", "ext4"), (spaced, "ext3"), (spaced, "nfs4"), (f"{tmp_path}/a", "btrfs")]
+    found = [SimpleNamespace(mountpoint=mountpoint, fstype=kind) for mountpoint, kind in mounts]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: found)
     (tmp_path / "a b").mkdir()
-    found = host.disk(tmp_path / "a b" / "not" / "there", proc)
-    assert (found.kind, found.network) == ("nfs4", True)
-    assert found.free_bytes > 0
-    assert host.disk(tmp_path, proc).kind == "ext4"
-    assert host.disk(tmp_path, tmp_path / "none").kind is None
+    disk = host.disk(tmp_path / "a b" / "not" / "there")
+    assert (disk.kind, disk.network) == ("nfs4", True)
+    assert disk.free_bytes > 0
+    assert host.disk(tmp_path).kind == "ext4"
+    found.clear()
+    assert host.disk(tmp_path).kind is None
 
 
 @pytest.mark.parametrize(
@@ -152,36 +152,36 @@ def test_the_compile_cache_is_where_pytorch_keeps_it() -> None:
 # Processes
 
 
-def stat(pid: int, title: str, parent: int, ticks: int) -> str:
-    return f"{pid} ({title}) S {parent} 1 1 0 -1 4194304 9 0 0 0 {ticks} 0 0 0 20 0 1 0 99 0 0\n"
-
-
-Table = dict[int, tuple[str, int, tuple[int, int], str]]
-"""Process to title, parent, ticks at both looks, and command line."""
+Table = dict[int, tuple[str | None, int | None, float | None, list[str] | None]]
+"""Process to title, parent, percent of a core, and command line, as psutil has them; None for what it may not see."""
 
 
 @pytest.fixture
-def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Activity]:
-    """What is seen of a made-up table during two seconds; each core has so many idle ticks of 200."""
+def look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Activity]:
+    """Returns what is seen of a made-up table of processes on cores that are so many percent busy."""
 
-    def seen(table: Table, idle: tuple[int, ...] = (200, 50), own: int = 10) -> Activity:
-        proc = tmp_path / "proc"
+    def seen(table: Table, busy: tuple[float, ...] = (0.0, 75.0), own: int = 10) -> Activity:
+        calls: list[object] = []
 
-        def write_table(place: int) -> None:
-            for pid, (title, parent, ticks, command) in table.items():
-                name = f"{pid}__"
-                write(proc, **{f"{name}stat": stat(pid, title, parent, ticks[place]), f"{name}cmdline": command})
-            cores = [f"cpu{i} {place * (200 - n)} 0 0 {place * n} 0 0 0 0 0 0" for i, n in enumerate(idle)]
-            write(proc, stat="cpu  1 2 3 4 5\n" + "\n".join(cores) + "\ncpu9\nintr 7\n")
+        def process_iter(names: list[str]) -> Iterator[SimpleNamespace]:
+            calls.append(names)
+            for pid, (title, parent, percent, command) in table.items():
+                known = {"pid": pid, "ppid": parent, "name": title, "cpu_percent": percent, "cmdline": command}
+                yield SimpleNamespace(info={name: known[name] for name in names})
 
-        clock = iter((100.0, 102.0))
-        made_up = SimpleNamespace(sleep=lambda seconds: write_table(1), perf_counter=lambda: next(clock))
-        monkeypatch.setattr(processes, "time", made_up)
-        monkeypatch.setattr(processes.os, "sysconf", lambda name: 100)
-        monkeypatch.setattr(processes, "_allowed", lambda: set(range(len(idle))))
-        write_table(0)
-        found = processes.activity(proc, 2.0, own)
-        assert found is not None
+        def cpu_percent(seconds: float, percpu: bool) -> list[float]:
+            assert percpu
+            calls.append(seconds)
+            return list(busy)
+
+        monkeypatch.setattr(psutil, "process_iter", process_iter)
+        monkeypatch.setattr(psutil, "cpu_percent", cpu_percent)
+        monkeypatch.setattr(processes.os, "getpid", lambda: own)
+        monkeypatch.setattr(processes, "allowed_cores", lambda: {0, 1})
+        found = processes.activity(2.0)
+        assert calls[:2] == [["cpu_percent"], 2.0]
+        assert len(calls) == 3
+        assert "cpu_percent" in calls[2]
         return found
 
     return seen
@@ -190,13 +190,14 @@ def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Activ
 def test_busy_processes_are_those_of_others(look: Callable[..., Activity]) -> None:
     found = look(
         {
-            1: ("init", 0, (5, 5), "/sbin/init\0"),
-            10: ("python", 1, (0, 200), "/usr/bin/python3\0-m\0caddie\0doctor\0"),
-            11: ("child", 10, (0, 200), "child\0"),
-            20: ("a) b (c", 1, (100, 300), "/opt/x/python3.11\0-u\0train.py\0--token\0secret\0"),
-            21: ("kworker/0:1", 2, (0, 50), ""),
-            22: ("idle", 1, (7, 7), "idle\0"),
-        }
+            1: ("init", 0, 0.0, ["/sbin/init"]),
+            10: ("python", 1, 100.0, ["/usr/bin/python3", "-m", "caddie", "doctor"]),
+            11: ("child", 10, 100.0, ["child"]),
+            20: ("a) b (c", 1, 100.0, ["/opt/x/python3.11", "-u", "train.py", "--token", "secret"]),
+            21: ("kworker/0:1", 2, 25.0, []),
+            22: ("idle", 1, 0.0, ["idle"]),
+        },
+        (0.0, 75.0, 0.0, 0.0),  # of which this process may use two
     )
     assert [(process.pid, process.cores, process.name) for process in found.processes] == [
         (20, 1.0, "python3.11 train.py"),
@@ -205,29 +206,39 @@ def test_busy_processes_are_those_of_others(look: Callable[..., Activity]) -> No
         (22, 0.0, "idle"),
     ]
     assert found.idle_cores == 1.25
-    rules = findings.processor_findings(found, 2, 1)
+    rules = checks.check_cores(found, 2, 1)
     assert levels(rules) == ["warning"]
     assert rules[0].what == "python3.11 train.py (process 20) uses 1.0 cores"
-    assert rules[0].mend.endswith("kill 20")
+    assert rules[0].fix.endswith("kill 20")
     assert "secret" not in json.dumps([finding.what for finding in rules])
 
 
-def test_garbled_processes_are_passed_over(look: Callable[..., Activity], tmp_path: Path) -> None:
-    write(
-        tmp_path / "proc", **{"77__stat": "77 (cut", "78__stat": "", "79__stat": "79 (x) S one two", "abc__stat": "1"}
-    )
-    assert [process.pid for process in look({20: ("x", 1, (0, 0), "x\0")}).processes] == [20]
-    assert processes.activity(tmp_path / "none") is None
+def test_what_may_not_be_seen_of_a_process_does_not_stop(look: Callable[..., Activity]) -> None:
+    found = look({10: ("x", 1, 0.0, ["x"]), 77: (None, None, None, None)}, ())
+    assert [(process.pid, process.cores, process.name) for process in found.processes] == [(77, 0.0, "")]
+    assert found.idle_cores is None
+
+
+def test_a_process_at_work_is_seen_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "descendants", lambda parents, pid: set())  # so that a child counts as a stranger
+    with subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) as busy:
+        try:
+            (found,) = [process for process in processes.activity().processes if process.pid == busy.pid]
+        finally:
+            busy.kill()
+    assert 0 < found.cores < 1.5
+    assert (found.parent, found.name) == (os.getpid(), Path(sys.executable).name)
+    assert found.arguments[1:] == ("-S", "-c", "while True: pass")
 
 
 def test_cores_must_be_left_for_every_process() -> None:
     quiet = Activity((), 3.7)
-    assert levels(findings.processor_findings(quiet, 4, 4)) == ["ok"]
-    assert levels(findings.processor_findings(quiet, 4, 5)) == ["problem"]
-    assert levels(findings.processor_findings(quiet, 2, 3)) == ["problem"], "a container with two of the cores"
-    assert levels(findings.processor_findings(Activity((), None), 2, 2)) == ["ok"]
+    assert levels(checks.check_cores(quiet, 4, 4)) == ["ok"]
+    assert levels(checks.check_cores(quiet, 4, 5)) == ["problem"]
+    assert levels(checks.check_cores(quiet, 2, 3)) == ["problem"], "a container with two of the cores"
+    assert levels(checks.check_cores(Activity((), None), 2, 2)) == ["ok"]
     crowd = Activity(tuple(Process(pid, 1, 0.9, ("x",), "x") for pid in range(100, 110)), 50.0)
-    found = findings.processor_findings(crowd, 64, 1)
+    found = checks.check_cores(crowd, 64, 1)
     assert levels(found) == ["warning"] * 6
     assert found[-1].what == "5 more processes use 4.5 cores"
 
@@ -242,6 +253,7 @@ def test_cores_must_be_left_for_every_process() -> None:
         (("/v/bin/caddie", "--help"), None),
         (("vim", "caddie", "x"), None),
         (("grep", "-m", "caddies", "x"), None),
+        (("python", "-c", "import caddie; caddie.run('tiny')"), None),
         ((), None),
     ],
 )
@@ -258,14 +270,14 @@ def test_what_is_left_over_is_idle_and_orphaned() -> None:
     orphan, waits, works = ours(30, 1), ours(40, 1), ours(41, 40, 0.9)
     has_parent, other = ours(50, 7), Process(60, 1, 0.0, ("sleep", "9"), "sleep")
     everybody = [orphan, waits, works, has_parent, other]
-    assert processes.left_over(everybody) == [orphan]
-    found = findings.processor_findings(Activity(tuple(everybody), 8.0), 8, 1)
-    assert [(one.level, one.mend) for one in found][-1] == ("warning", "kill 30")
+    assert processes.orphans(everybody) == [orphan]
+    found = checks.check_cores(Activity(tuple(everybody), 8.0), 8, 1)
+    assert [(one.level, one.fix) for one in found][-1] == ("warning", "kill 30")
 
 
 @given(st.dictionaries(st.integers(1, 30), st.integers(0, 30)), st.integers(1, 30))
 def test_a_family_is_closed_and_ends_even_in_circles(parents: dict[int, int], pid: int) -> None:
-    found = processes.family(parents, pid)
+    found = processes.descendants(parents, pid)
     assert pid in found
     assert all((child in found) == (parent in found) for child, parent in parents.items() if child != pid)
 
@@ -273,7 +285,7 @@ def test_a_family_is_closed_and_ends_even_in_circles(parents: dict[int, int], pi
 def test_runs_are_told_apart_by_who_works_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from run_folder import make_result, write_run
 
-    root, proc = tmp_path / "runs", tmp_path / "proc"
+    root = tmp_path / "runs"
     step = json.dumps({"event": "step", "step": 3, "seconds": 1.0, "loss": 2.0, "progress": 0.5}) + "\n"
     for name in ("trains", "hangs", "ended", "named"):
         write(root / name, **{"log_dot_jsonl": step})
@@ -282,15 +294,17 @@ def test_runs_are_told_apart_by_who_works_in_them(tmp_path: Path, monkeypatch: p
     for path in [root / "hangs", root / "ended", *root.glob("hangs/*"), *root.glob("ended/*")]:
         os.utime(path, (old, old))
     run = ("python", "-m", "caddie", "run", "tiny", "--out", "runs/named")
-    (proc / "5" / "fd").mkdir(parents=True)
-    (proc / "5" / "cwd").symlink_to(tmp_path)
-    (proc / "6" / "fd").mkdir(parents=True)
-    (proc / "6" / "cwd").symlink_to("/")
-    (proc / "6" / "fd" / "3").symlink_to(root / "hangs" / "log.jsonl")
-    (proc / "6" / "fd" / "4").symlink_to(root / "trains" / "log.jsonl")
+    opened = [SimpleNamespace(path=str(root / name / "log.jsonl")) for name in ("hangs", "trains")]
+    handles = {5: ([], tmp_path), 6: (opened, Path("/"))}
+
+    class Handle:
+        def __init__(self, pid: int) -> None:
+            if pid not in handles:
+                raise psutil.NoSuchProcess(pid)
+            self.open_files, self.cwd = (lambda: handles[pid][0]), (lambda: str(handles[pid][1]))
+
+    monkeypatch.setattr(psutil, "Process", Handle)
     ours = [Process(5, 1, 1.0, run, "python"), Process(6, 1, 1.0, run, "python"), Process(7, 1, 1.0, run, "python")]
-    at_work_in = processes.at_work_in
-    monkeypatch.setattr(processes, "at_work_in", lambda folder, found: at_work_in(folder, found, proc))
     found = {one.folder.name: one for one in examination.open_runs(root, Activity(tuple(ours), 1.0))}
     assert {name: ([p.pid for p in one.processes], one.stale) for name, one in found.items()} == {
         "trains": ([6], False),
@@ -298,137 +312,164 @@ def test_runs_are_told_apart_by_who_works_in_them(tmp_path: Path, monkeypatch: p
         "ended": ([], True),
         "named": ([5], False),
     }
-    rules = findings.run_findings(list(found.values()))
+    rules = checks.check_runs(list(found.values()))
     assert sorted((one.level, one.what.split()[0].rpartition("/")[2]) for one in rules) == [
         ("problem", "hangs"),
         ("warning", "1"),
         ("warning", "named"),
         ("warning", "trains"),
     ]
-    assert levels(findings.run_findings([])) == ["ok"]
+    assert levels(checks.check_runs([])) == ["ok"]
     assert examination.open_runs(tmp_path / "none", None) == []
 
 
 def test_many_runs_that_ended_are_one_line() -> None:
-    (found,) = findings.run_findings([OpenRun(Path(f"runs/a b{n}"), True, ()) for n in range(9)])
+    (found,) = checks.check_runs([OpenRun(Path(f"runs/a b{n}"), True, ()) for n in range(9)])
     assert found.what == "9 runs ended without a result: runs/a b0, runs/a b1, runs/a b2, ..."
-    assert "--out 'runs/a b0'" in found.mend
+    assert "--out 'runs/a b0'" in found.fix
 
 
 # GPUs
 
 
-def card(index: int = 0, used: int = 4, reasons: str = "", held: str = "", kind: str = "event") -> str:
-    return f"""<gpu id="00000000:{index:02}:00.0"><product_name>NVIDIA H100 80GB HBM3</product_name>
-    <uuid>GPU-0000-{index}</uuid><clocks_{kind}_reasons>
-    <clocks_{kind}_reason_gpu_idle>Active</clocks_{kind}_reason_gpu_idle>
-    <clocks_{kind}_reason_hw_slowdown>Not Active</clocks_{kind}_reason_hw_slowdown>{reasons}
-    </clocks_{kind}_reasons><fb_memory_usage><total>81559 MiB</total><reserved>551 MiB</reserved>
-    <used>{used} MiB</used></fb_memory_usage><temperature><gpu_temp>88 C</gpu_temp></temperature>
-    <clocks><graphics_clock>1 MHz</graphics_clock><sm_clock>1200 MHz</sm_clock></clocks>
-    <max_clocks><sm_clock>1980 MHz</sm_clock></max_clocks><processes>{held}</processes></gpu>"""
+MIB = 1 << 20
 
 
-def log(*cards: str) -> str:
-    head = '<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">\n'
-    return f"{head}<nvidia_smi_log><driver_version>580.95.05</driver_version>{''.join(cards)}</nvidia_smi_log>"
+def card(index: int = 0, used: int = 4, reasons: int = 0, held: tuple[Any, ...] = (), **other: Any) -> dict[str, Any]:
+    """Answers of NVML about one GPU, by the end of the function's name; functions without an answer are refused."""
+    return {
+        "Name": "NVIDIA H100 80GB HBM3",
+        "UUID": f"GPU-0000-{index}",
+        "MemoryInfo": SimpleNamespace(total=81559 * MIB, used=used * MIB),
+        "Temperature": 88,
+        "ClockInfo": 1200,
+        "MaxClockInfo": 1980,
+        "CurrentClocksEventReasons": reasons | pynvml.nvmlClocksEventReasonGpuIdle,
+        "ComputeRunningProcesses": list(held),
+        "GraphicsRunningProcesses": [],
+        **other,
+    }
 
 
-HELD = """<process_info><gpu_instance_id>N/A</gpu_instance_id><pid>4711</pid><type>C</type>
-<process_name>/v/bin/python</process_name><used_memory>20000 MiB</used_memory></process_info>
-<process_info><pid>12</pid><process_name>[Not Found]</process_name><used_memory>N/A</used_memory></process_info>"""
+def holder(pid: int, mib: int | None) -> SimpleNamespace:
+    return SimpleNamespace(pid=pid, usedGpuMemory=None if mib is None else mib * MIB)
+
+
+HELD = (holder(4711, 20_000), holder(12, None))
+NAMES = {4711: "/v/bin/python --token secret", 5: "/usr/bin/Xorg --key secret"}
+
+
+class Nvml:
+    """NVML with made-up GPUs, in place of the library's functions; constants and exceptions are the library's."""
+
+    def __init__(self, *cards: dict[str, Any]) -> None:
+        self.cards, self.open = cards, 0
+
+    def __getattr__(self, name: str) -> Any:
+        key = name.removeprefix("nvmlDeviceGet")
+        if key == name:
+            return getattr(pynvml, name)
+
+        def ask(card: dict[str, Any], *arguments: object) -> Any:
+            if key not in card:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            return card[key]
+
+        return ask
+
+    def nvmlInit(self) -> None:
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open -= 1
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "580.95.05"
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.cards)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> dict[str, Any]:
+        return self.cards[index]
+
+    def nvmlSystemGetProcessName(self, pid: int) -> str:
+        if pid not in NAMES:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return NAMES[pid]
+
+
+def read(*cards: dict[str, Any]) -> list[gpus.Gpu]:
+    """What the doctor makes of these cards."""
+    nvml = Nvml(*cards)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpus, "pynvml", nvml)
+        found = driver_gpus()
+    assert nvml.open == 0
+    assert found is not None
+    return found
 
 
 def test_cards_are_read_whatever_the_driver_knows() -> None:
-    (one,) = nvidia.parse(log(card()))
+    (one,) = read(card())
     assert (one.name, one.driver, one.memory_mib, one.used_mib) == ("NVIDIA H100 80GB HBM3", "580.95.05", 81559, 4)
     assert (one.celsius, one.clock_mhz, one.fastest_mhz, one.uuid) == (88, 1200, 1980, "GPU-0000-0")
     assert (one.slowdowns, one.holders, one.held_by_setting) == ((), (), False)
-    (bare,) = nvidia.parse(log("<gpu><product_name>Tesla</product_name><fb_memory_usage/></gpu>"))
+    (bare,) = read({"Name": "Tesla"})
     assert (bare.name, bare.memory_mib, bare.clock_mhz, bare.uuid) == ("Tesla", None, None, "")
-    assert nvidia.parse(log()) == []
-    assert len(nvidia.parse("a warning first\n" + log(*(card(n) for n in range(8))))) == 8
-    assert levels(findings.gpu_findings([one])) == ["ok"]
-    assert findings.gpu_findings([]) == []
+    assert (bare.slowdowns, bare.holders, bare.held_by_setting) == ((), (), False)
+    assert read() == []
+    assert [one.index for one in read(*(card(n) for n in range(8)))] == list(range(8))
+    assert levels(checks.check_gpus([one])) == ["ok"]
+    assert checks.check_gpus([]) == []
 
 
-@pytest.mark.parametrize("kind", ["event", "throttle"])
+@pytest.mark.parametrize("kind", ["Event", "Throttle"])
 def test_clocks_held_down_are_a_problem(kind: str) -> None:
-    hot = f"<clocks_{kind}_reason_hw_thermal_slowdown>Active</clocks_{kind}_reason_hw_thermal_slowdown>"
-    (one,) = nvidia.parse(log(card(3, reasons=hot, kind=kind)))
-    (found,) = findings.gpu_findings([replace(one, index=3)])
+    def held(reason: int) -> gpus.Gpu:
+        known = card(reasons=reason)
+        reasons = known.pop("CurrentClocksEventReasons")
+        return read({**known, f"CurrentClocks{kind}Reasons": reasons})[0]
+
+    one = replace(held(pynvml.nvmlClocksEventReasonHwThermalSlowdown), index=3)
+    (found,) = checks.check_gpus([one])
     assert (found.level, one.slowdowns) == ("problem", ("hw_thermal_slowdown",))
     assert found.what == "GPU 3 lowers its clocks to 1200 MHz of 1980 (hw_thermal_slowdown, 88 °C)"
-    assert len(findings.slowdown_findings([one] * 5)) == 1, "of several looks each reason once"
-    setting = (
-        f"<clocks_{kind}_reason_applications_clocks_setting>Active</clocks_{kind}_reason_applications_clocks_setting>"
-    )
-    (found,) = findings.gpu_findings(nvidia.parse(log(card(reasons=setting, kind=kind))))
-    assert (found.level, "nvidia-smi -i 0 -rac" in found.mend) == ("warning", True)
+    assert len(checks.check_clocks([one] * 5)) == 1, "of several looks each reason once"
+    (found,) = checks.check_gpus([held(pynvml.nvmlClocksEventReasonApplicationsClocksSetting)])
+    assert (found.level, "nvidia-smi -i 0 -rac" in found.fix) == ("warning", True)
 
 
 def test_others_on_a_gpu_are_a_problem() -> None:
-    found = findings.gpu_findings(nvidia.parse(log(card(held=HELD, used=20_100))))
+    found = checks.check_gpus(read(card(held=HELD, used=20_100)))
     assert levels(found) == ["problem", "problem"]
     assert found[0].what == "python (process 4711) holds 20,000 MiB of GPU 0"
     assert found[1].what == "[Not Found] (process 12) holds memory of GPU 0"
-    desk = HELD.replace("20000", "300").replace("/v/bin/python", "/usr/bin/Xorg --key secret")
-    found = findings.gpu_findings(nvidia.parse(log(card(held=desk, used=900))))
-    assert (levels(found), found[0].what) == (["warning", "problem"], "Xorg (process 4711) holds 300 MiB of GPU 0")
-    screen = desk.partition("</process_info>")[0].replace("<type>C<", "<type>G<") + "</process_info>"
-    assert levels(findings.gpu_findings(nvidia.parse(log(card(held=screen))))) == ["ok"]
-    (unseen,) = findings.gpu_findings(nvidia.parse(log(card(used=30_000))))
-    assert unseen.what.startswith("30,000 MiB of GPU 0 are held by a program out of sight")
+    desk = (holder(5, 300), holder(12, None))
+    found = checks.check_gpus(read(card(held=desk, used=900)))
+    assert (levels(found), found[0].what) == (["warning", "problem"], "Xorg (process 5) holds 300 MiB of GPU 0")
+    screen = card(GraphicsRunningProcesses=[desk[0]])
+    assert levels(checks.check_gpus(read(screen))) == ["ok"]
+    both = card(GraphicsRunningProcesses=[desk[0]], held=desk[:1])
+    assert levels(checks.check_gpus(read(both))) == ["warning"], "it computes as well"
+    (unseen,) = checks.check_gpus(read(card(used=30_000)))
+    assert unseen.what.startswith("30,000 MiB of GPU 0 are held by an unseen program")
 
 
-@pytest.mark.parametrize(
-    "text", ["", "NVIDIA-SMI has failed because it couldn't communicate", "<a", "<b></b>", log(card())[:-30], "\0" * 99]
-)
-def test_garbled_answers_are_not_known(text: str) -> None:
-    with pytest.raises(ValueError, match="nvidia-smi printed"):
-        nvidia.parse(text)
+def test_without_a_driver_there_are_no_gpus_and_a_broken_one_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(code: int) -> Any:
+        def init() -> None:
+            raise pynvml.NVMLError(code)
 
+        return init
 
-@given(st.text(alphabet="<>/gpu_iduse 0123456789MiB", max_size=200))
-def test_no_answer_of_the_driver_is_too_odd(text: str) -> None:
-    try:
-        found = nvidia.parse(log(f"<gpu>{text}</gpu>"))
-    except ValueError:
-        return
-    assert len(found) >= 1
-
-
-@pytest.fixture
-def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Puts a made-up `nvidia-smi` of this shell script first on the path."""
-
-    def install(script: str) -> None:
-        program = tmp_path / "bin" / "nvidia-smi"
-        program.parent.mkdir(exist_ok=True)
-        program.write_text(f"#!/bin/sh\n{script}\n")
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-
-    return install
-
-
-def test_the_driver_is_asked_and_never_waited_for(
-    driver: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "log.xml").write_text(log(card()))
-    driver(f'[ "$*" = "-q -x" ] && cat {tmp_path}/log.xml')
-    found = nvidia.look()
-    assert found is not None
-    assert [one.name for one in found] == ["NVIDIA H100 80GB HBM3"]
-    driver("exit 9")
-    with pytest.raises(ValueError, match="failed with status 9"):
-        nvidia.look()
-    monkeypatch.setattr(nvidia, "SECONDS", 0.1)
-    driver(SLEEP)
-    with pytest.raises(TimeoutError):
-        nvidia.look()
-    monkeypatch.setattr(nvidia.shutil, "which", lambda name: None)
-    assert nvidia.look() is None
+    nvml = Nvml(card())
+    monkeypatch.setattr(gpus, "pynvml", nvml)
+    nvml.nvmlInit = refuse(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    assert gpus.driver_gpus() is None
+    nvml.nvmlInit = refuse(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+    assert "Driver Not Loaded" in call_within(5, gpus.driver_gpus).error
+    nvml.nvmlInit = lambda: time.sleep(0.5)
+    assert call_within(0.05, gpus.driver_gpus) == Answer(None, "no answer within 0.05 seconds")
 
 
 NONE = Accelerators((), (), (), {"causal": "SDPA"})
@@ -438,23 +479,23 @@ HOPPER = Accelerators(
 
 
 def test_missing_kernels_come_with_what_installs_them() -> None:
-    rule = findings.kernel_findings
+    rule = checks.check_kernels
     assert rule(NONE, None, 1, False, "2.13", None, False) == []
     (found,) = rule(HOPPER, [], 1, True, "2.13", "13.0", True)
     assert (found.level, "FlashAttention 3 is not installed") == ("warning", found.what)
-    assert found.mend.endswith("/whl/cu130")
+    assert found.fix.endswith("/whl/cu130")
     quick = replace(HOPPER, attention={"causal": "FlashAttention 3"})
     assert rule(quick, [], 1, True, "2.13", "13.0", True) == []
     assert [one.what for one in rule(quick, [], 1, False, "2.13", "13.0", True)] == ["no cc, gcc or clang was found"]
     (found,) = rule(quick, [], 8, True, "2.13", "13.0", True)
-    assert (found.level, found.mend) == ("problem", "--gpus 1")
+    assert (found.level, found.fix) == ("problem", "--gpus 1")
     (found,) = rule(quick, [], 1, True, "2.13", "13.0", False)
-    assert (found.what, found.mend) == ("Triton is not installed", "pip install triton")
-    cards = nvidia.parse(log(card()))
+    assert (found.what, found.fix) == ("Triton is not installed", "pip install triton")
+    cards = read(card())
     (found,) = rule(NONE, cards, 1, True, "2.13.0+cpu", None, True)
     assert (found.level, found.what) == ("problem", "the driver has 1 GPU, and PyTorch 2.13.0+cpu sees none")
-    assert "pip install" in found.mend
-    assert "CUDA 13.0" in rule(NONE, cards, 1, True, "2.13.0", "13.0", True)[0].mend
+    assert "pip install" in found.fix
+    assert "CUDA 13.0" in rule(NONE, cards, 1, True, "2.13.0", "13.0", True)[0].fix
 
 
 # Environment, disks, memory
@@ -482,20 +523,19 @@ def test_missing_kernels_come_with_what_installs_them() -> None:
     ],
 )
 def test_variables_that_harm(name: str, value: str, gpu: bool, harm: bool) -> None:
-    (found,) = findings.environment_findings({name: value}, gpu, 4)
+    (found,) = checks.check_environment({name: value}, gpu, 4)
     assert found.level == ("warning" if harm else "ok")
-    assert not harm or (found.mend == f"unset {name}" and found.why)
+    assert not harm or (found.fix == f"unset {name}" and found.why)
 
 
 def test_disks_and_memory_that_are_full() -> None:
-    rule, plenty = findings.disk_findings, Disk("w", 100 * GIB, "ext4")
+    rule, plenty = checks.check_disks, Disk("w", 100 * GIB, "ext4")
     assert levels(rule(plenty, plenty, 10**7)) == ["ok"]
     assert levels(rule(replace(plenty, free_bytes=GIB // 2), plenty, 10**7)) == ["problem"]
     assert levels(rule(plenty, plenty, 4 * 10**9)) == ["problem"]
     assert levels(rule(plenty, replace(plenty, free_bytes=0, kind="nfs4"), 1)) == ["problem", "warning"]
-    assert levels(findings.memory_findings(Memory(8 * GIB, 4 * GIB))) == ["ok"]
-    assert levels(findings.memory_findings(Memory(8 * GIB, GIB // 2))) == ["problem"]
-    assert findings.memory_findings(Memory(8 * GIB, None)) == []
+    assert levels(checks.check_memory(Memory(8 * GIB, 4 * GIB))) == ["ok"]
+    assert levels(checks.check_memory(Memory(8 * GIB, GIB // 2))) == ["problem"]
 
 
 # References and estimates
@@ -553,7 +593,7 @@ PACE = Pace(((0.0, 1e-4),), 20, 3.0, "cpu, 1 thread", "bfloat16", 1, "SDPA", GIB
 
 
 def test_what_a_measurement_says() -> None:
-    rule, reference = findings.pace_findings, REFERENCES[0]
+    rule, reference = checks.check_pace, REFERENCES[0]
 
     def known(rate: float, scaled: bool = False) -> estimates.Expected:
         return estimates.Expected(rate, reference, scaled)
@@ -566,7 +606,7 @@ def test_what_a_measurement_says() -> None:
     assert levels(rule(PACE, known(19_000, True), many, "x")) == ["ok"]
     assert levels(rule(PACE, known(99_000, True), many, "x")) == ["warning"]
     (found,) = rule(PACE, None, many, "GPU of tomorrow")
-    assert found.what == "10,000 tokens per second; no reference for GPU of tomorrow is known"
+    assert found.what == "10,000 tokens per second; no reference for GPU of tomorrow"
     (found,) = rule(None, None, Estimate(19, 1, 60.0), "x")
     assert (found.level, found.what) == ("problem", "the budget ends after about 19 steps")
     (found,) = rule(None, None, Estimate(0, 1, 60.0), "x")
@@ -652,18 +692,18 @@ def test_a_measurement_comes_back_as_it_was(
 
     monkeypatch.setattr(pace, "measure", measure)
     monkeypatch.setattr(sys, "argv", ["-c", json.dumps(["tiny", ["train.seconds=7"], 2])])
-    pace.answer()
+    pace.main()
     assert asked == [("tiny", 7, 2)]
     assert pace._read(0, capsys.readouterr().out.encode(), b"") == PACE
     monkeypatch.setattr(pace, "measure", lambda recipe, world: (_ for _ in ()).throw(UserError("too wide")))
-    pace.answer()
+    pace.main()
     assert pace._read(0, capsys.readouterr().out.encode(), b"") == "too wide"
 
 
 def test_the_process_that_measures_is_watched_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
     popen = subprocess.Popen
-    monkeypatch.setattr(pace, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(pace, "_POLL_SECONDS", 0.05)
     monkeypatch.setattr(pace.subprocess, "Popen", lambda command, **given: popen(shlex.split(SLEEP), **given))
     monkeypatch.setattr(pace, "LONGEST_SECONDS", 0.2)
     began = time.monotonic()
@@ -680,7 +720,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A machine of two cores on which nothing is wrong, and a measurement that takes no time."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(processes, "activity", lambda: Activity((), 2.0))
-    monkeypatch.setattr(nvidia, "look", lambda: None)
+    monkeypatch.setattr(gpus, "driver_gpus", lambda: None)
     monkeypatch.setattr(host, "processor", lambda: host.Processor("AMD EPYC", 2, ("avx2",)))
     monkeypatch.setattr(host, "environment", dict)
     monkeypatch.setattr(host, "disk", lambda folder: Disk(str(folder), 50 * GIB, "ext4"))
@@ -700,7 +740,7 @@ def test_go_with_all_figures() -> None:
     assert found.artifact_bytes == 1000
     text = found.text()
     assert max(map(len, text.splitlines())) <= 79
-    assert text.splitlines()[-1] == "GO: nothing speaks against tiny on this machine"
+    assert text.splitlines()[-1] == "GO: no reason not to start tiny on this machine"
     assert "AMD EPYC, 2 cores, avx2" in text
     assert "29,700 tokens per second, 1.00 of the reference" in " ".join(text.split())
     assert "1.23 for warm-up and training" in text
@@ -708,7 +748,8 @@ def test_go_with_all_figures() -> None:
 
 @pytest.mark.usefixtures("quiet")
 def test_no_go_names_the_first_problem_and_ends_with_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvidia, "look", lambda: nvidia.parse(log(card(held=HELD))))
+    cards = read(card(held=HELD))
+    monkeypatch.setattr(gpus, "driver_gpus", lambda: cards)
     monkeypatch.setattr(pace, "measured", lambda *asked: "its process was ended by signal 9")
     ended = CliRunner().invoke(app, ["doctor", "tiny", "--json", "--quiet", "--price", "2"])
     assert isinstance(ended.exception, CheckFailed)
@@ -716,7 +757,7 @@ def test_no_go_names_the_first_problem_and_ends_with_status_1(monkeypatch: pytes
     assert facts["go"] is False
     assert [facts[key] for key in ("pace", "estimate", "cost")] == [None, None, None]
     assert [one["level"] for one in facts["findings"][:4]] == ["problem"] * 4
-    assert all(one["why"] and one["mend"] for one in facts["findings"] if one["level"] == "problem")
+    assert all(one["why"] and one["fix"] for one in facts["findings"] if one["level"] == "problem")
     assert str(ended.exception).startswith("NO-GO: 4 problems, the first: the driver has 1 GPU")
 
 
@@ -725,13 +766,18 @@ def test_what_is_not_known_is_said_and_does_not_stop(monkeypatch: pytest.MonkeyP
     def broken(*given: object) -> Any:
         raise OSError("stale file handle")
 
-    monkeypatch.setattr(processes, "activity", lambda: None)
-    for module, name in ((nvidia, "look"), (host, "processor"), (host, "disk"), (host, "memory")):
+    for module, name in (
+        (processes, "activity"),
+        (gpus, "driver_gpus"),
+        (host, "processor"),
+        (host, "disk"),
+        (host, "memory"),
+    ):
         monkeypatch.setattr(module, name, broken)
-    monkeypatch.setattr(examination, "accelerators", broken)
+    monkeypatch.setattr(gpus, "torch_gpus", broken)
     found = examination.examine("tiny", quick=True)
     assert found.go
-    assert levels(found.findings).count("warning") == 6
+    assert levels(found.findings).count("warning") == 7
     assert found.expected is None
     assert found.estimate is None
     assert found.artifact_bytes == found.cap_bytes, "it fills its cap"
@@ -745,24 +791,24 @@ def test_what_is_not_known_is_said_and_does_not_stop(monkeypatch: pytest.MonkeyP
 def test_a_disk_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examination, "SECONDS", 0.1)
     monkeypatch.setattr(host, "disk", lambda folder: time.sleep(0.6))
-    monkeypatch.setattr(examination, "accelerators", lambda: NONE)
+    monkeypatch.setattr(gpus, "torch_gpus", lambda: NONE)
     (found,) = [one for one in examination.examine("tiny", quick=True).findings if "working folder" in one.what]
     assert found.what == "disk of the working folder not known: no answer within 0.1 seconds"
 
 
 @pytest.mark.usefixtures("quiet")
 def test_cards_that_the_run_does_not_use_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    cards = nvidia.parse(log(card(0, held=HELD), card(1), card(2, held=HELD)))
-    monkeypatch.setattr(nvidia, "look", lambda: cards)
+    cards = read(card(0, held=HELD), card(1), card(2, held=HELD))
+    monkeypatch.setattr(gpus, "driver_gpus", lambda: cards)
     seen = Accelerators(("NVIDIA H100",) * 2, ("0000-1", "0000-2"), ((9, 0),) * 2, {"causal": "FlashAttention 3"})
-    monkeypatch.setattr(examination, "accelerators", lambda: seen)
+    monkeypatch.setattr(gpus, "torch_gpus", lambda: seen)
     assert examination.examine("baseline", quick=True).go
     found = examination.examine("baseline", world=2, quick=True)
     assert [one.what.split(" holds")[0] for one in found.problems] == [
         "python (process 4711)",
         "[Not Found] (process 12)",
     ]
-    monkeypatch.setattr(examination, "accelerators", lambda: replace(seen, uuids=("", "")))
+    monkeypatch.setattr(gpus, "torch_gpus", lambda: replace(seen, uuids=("", "")))
     assert len(examination.examine("baseline", quick=True).problems) == 4, "all, where the cards have no common name"
 
 
@@ -791,16 +837,16 @@ def test_this_machine_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     began = time.monotonic()
     found = examination.examine("tiny", quick=True)
     assert time.monotonic() - began < 3
-    assert found.here.versions["python"].startswith("3.")
-    assert found.here.accelerators is not None
+    assert found.machine.versions["python"].startswith("3.")
+    assert found.machine.accelerators is not None
     assert found.pace is None
     assert not list(tmp_path.iterdir()), "nothing is written"
     assert not [one for one in found.findings if "not known: " in one.what]
     if sys.platform == "linux":
-        assert found.here.processor is not None
-        assert found.here.memory is not None
-        assert found.here.memory.available
-        assert found.here.work is not None
-        assert found.here.work.kind
+        assert found.machine.processor is not None
+        assert found.machine.memory is not None
+        assert found.machine.memory.available
+        assert found.machine.work is not None
+        assert found.machine.work.kind
     assert json.loads(json.dumps(found.to_json()))["recipe"] == "tiny"
     print(found.text())
