@@ -39,7 +39,7 @@ TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
 ENVIRONMENT = {
     ("run.run", "score_in_new_process"),
     ("data.fineweb", "_contained"),
-    ("runtime.sandbox", "_environment"),
+    ("verify.sandbox", "_environment"),
     ("lab.executors", "Local"),
     ("pack.coding.process_pool", "Coders"),
     ("doctor.host", "environment"),

@@ -24,7 +24,7 @@ def keep_freed_memory(most: int = 1 << 30) -> bool:
     eighth to a fifth of its time (`docs/performance.md`). From now on new threads share one heap, because of each of
     those that glibc makes for them it keeps 64 MiB at most.
     """
-    try:  # by what Python has loaded already: sealed processes are watched for what they load themselves
+    try:  # found in the running interpreter: the audit hook of `verify` reports libraries that are loaded
         mallopt = ctypes.pythonapi.mallopt
     except AttributeError:  # another C library: nothing to be set, nothing lost
         return False

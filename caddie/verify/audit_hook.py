@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from caddie.runtime.sandbox import interior
+from caddie.verify.sandbox import runtime_paths
 
 
 @contextmanager
@@ -26,11 +26,11 @@ def watch_reads(allowed: Iterable[Path] = ()) -> Iterator[list[str]]:
 
     It sees what Python announces (PEP 578). Native code need not: safetensors, SentencePiece and `torch.from_file` open
     files unseen, and so does who goes on reading what was opened before. A clean list is evidence, and no proof; that
-    is what `caddie.runtime.sandbox` is for.
+    is what `caddie.verify.sandbox` is for.
     """
     with suppress(FileNotFoundError):
         tempfile.gettempdir()  # found out once, by opening files; PyTorch asks for it with its first optimizer
-    own = [*interior(), "/proc/self", *map(str, allowed)]
+    own = [*runtime_paths(), "/proc/self", *map(str, allowed)]
     watch = _Watch(tuple(map(os.path.realpath, own)), [])
     watches = _watches()
     watches.append(watch)

@@ -21,12 +21,12 @@ from caddie.errors import UserError
 from caddie.inference.text_codec import measure
 from caddie.pack.artifact import Artifact, load
 from caddie.runtime.autotune import quickest, thread_counts
-from caddie.runtime.sandbox import sealed
 from caddie.score import Scoring, check_windows
 from caddie.verify.checks import Check, file_checks
 from caddie.verify.known_bad import Caught, catch, known_bad
 from caddie.verify.probe_case import excerpts, library, probe_case_of
 from caddie.verify.probes import HELD_OUT, disjoint, examine, unanswered
+from caddie.verify.sandbox import run_in_sandbox
 
 MEMORY_BYTES, SECONDS = 8 << 30, 600.0
 """What the sealed process may take."""
@@ -119,7 +119,7 @@ def _probe_sealed(
     if scorer and not scorer.startswith(_EXAMPLE):
         files.append(Path(scorer.rpartition(":")[0] or scorer))
     begin = time.perf_counter()
-    outcome = sealed(
+    outcome = run_in_sandbox(
         ["-c", _COMMAND],
         readable=files,
         stdin=json.dumps(batches).encode(),
@@ -145,7 +145,7 @@ def _probe_sealed(
     probed = [Check(**check) for check in told.get("checks", [])]
     if not trouble and (silent := unanswered(probed)):
         trouble = f"it has no answer to {len(silent)} probes, such as: {silent[0]}"
-    checks = [Check("runs sealed", not trouble, f"{outcome.seal}; {trouble or used}")]
+    checks = [Check("runs sealed", not trouble, f"{outcome.isolation}; {trouble or used}")]
     return [*checks, *probed], [
         Caught(**{**example, "failed": tuple(example["failed"])}) for example in told.get("caught", [])
     ]

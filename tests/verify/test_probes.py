@@ -24,7 +24,6 @@ from caddie.data.tokenizers import MARK, ByteTokenizer, Ids
 from caddie.errors import UserError
 from caddie.model import build
 from caddie.pack.artifact import Artifact, load
-from caddie.runtime.sandbox import Outcome
 from caddie.score import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Scoring
 from caddie.verify import (
     KNOWN_BAD,
@@ -41,6 +40,7 @@ from caddie.verify import (
 from caddie.verify.checks import Check
 from caddie.verify.probe_case import DOCUMENTS, altered, fitted, probe_text
 from caddie.verify.probes import HELD_OUT, _settled, disjoint
+from caddie.verify.sandbox import Outcome
 
 verification = import_module("caddie.verify.verify")
 
@@ -441,8 +441,8 @@ ENDED = Outcome(
     stderr=b"",
     stopped=None,
     timed_out=False,
-    sealed=True,
-    seal="S",
+    isolated=True,
+    isolation="S",
     peak_bytes=0,
 )
 
@@ -467,7 +467,7 @@ ENDED = Outcome(
 def test_a_sealed_process_that_does_not_end_well_fails(
     outcome: Outcome, says: str | None, tiny_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verification, "sealed", lambda *given, **limits: outcome)
+    monkeypatch.setattr(verification, "run_in_sandbox", lambda *given, **limits: outcome)
     verdict = verification.verify(load(tiny_run.artifact), 16_000_000)
     assert verdict.passed == (says is None)
     (ran,) = (check for check in verdict.checks if check.name == "runs sealed")
@@ -484,7 +484,7 @@ def test_an_artifact_that_changes_meanwhile_fails(
         copy.write_bytes(b"another")
         return ENDED
 
-    monkeypatch.setattr(verification, "sealed", write)
+    monkeypatch.setattr(verification, "run_in_sandbox", write)
     verdict = verification.verify(load(copy), 16_000_000)
     (ran,) = (check for check in verdict.checks if check.name == "runs sealed")
     assert ran.evidence == "S; the artifact is another file now"

@@ -1,4 +1,4 @@
-"""What runs sealed reaches nothing but what it was given, and leaves nothing behind; what is touched here is seen."""
+"""The sandbox gives a program what it was given and nothing else, and the audit hook sees what a process reads."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ import pytest
 import torch
 
 from caddie.errors import UserError
-from caddie.runtime import sandbox as module
-from caddie.runtime.sandbox import Outcome, sealed
+from caddie.verify import sandbox as module
 from caddie.verify.audit_hook import watch_reads
+from caddie.verify.sandbox import Outcome, run_in_sandbox
 
 MIB = 1 << 20
 PACKAGE = Path(module.__file__).parent.parent
 
 
 def run(code: str, *arguments: object, memory: int = 512 * MIB, seconds: float = 20.0, **settings: Any) -> Outcome:
-    """`python -c CODE ARGUMENTS`, sealed."""
+    """`python -c CODE ARGUMENTS`, in the sandbox."""
     command = ["-c", textwrap.dedent(code), *map(str, arguments)]
-    return sealed(command, memory_bytes=memory, seconds=seconds, **settings)
+    return run_in_sandbox(command, memory_bytes=memory, seconds=seconds, **settings)
 
 
 def answer(outcome: Outcome) -> Any:
@@ -46,8 +46,8 @@ def answer(outcome: Outcome) -> Any:
 
 @pytest.fixture(scope="session")
 def namespaces() -> None:
-    if not (outcome := run("")).sealed:
-        pytest.skip(outcome.seal)
+    if not (outcome := run("")).isolated:
+        pytest.skip(outcome.isolation)
 
 
 @pytest.fixture
@@ -68,9 +68,9 @@ def alive(marker: str) -> list[int]:
     return found
 
 
-def soon(condition: Callable[[], bool]) -> bool:
-    """Whether something comes true within five seconds."""
-    end = time.monotonic() + 5.0
+def soon(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    """Whether something comes true within so many seconds."""
+    end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
     return condition()
@@ -140,7 +140,7 @@ def test_only_what_was_named_can_be_read(namespaces: None, tmp_path: Path) -> No
     assert set(beside) <= {"caddie", Path(sys.prefix).name} | around
     assert devices == ["null", "random", "urandom", "zero"]
     assert here == "/"
-    assert outcome.seal == (
+    assert outcome.isolation == (
         "no network, no writable disk, only Python, caddie and 3 named paths readable (Linux namespaces)"
     )
 
@@ -211,7 +211,7 @@ def test_a_signal_ends_it_as_in_a_shell() -> None:
 
 
 def test_what_cannot_be_read_is_named_at_once(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot read .*absent; the sealed process needs it"):
+    with pytest.raises(UserError, match=r"cannot read .*absent; the sandbox needs it"):
         run("", readable=[tmp_path / "absent"])
 
 
@@ -292,12 +292,12 @@ def test_a_plain_one_ends_with_its_children_too(marker: str, monkeypatch: pytest
 
 def test_it_does_not_outlive_who_asked_for_it(marker: str) -> None:
     code = f"""
-        from caddie.runtime.sandbox import sealed
-        sealed(["-c", "import time; time.sleep(60)", "{marker}"], memory_bytes=1 << 30, seconds=60)
+        from caddie.verify.sandbox import run_in_sandbox
+        run_in_sandbox(["-c", "import time; time.sleep(60)", "{marker}"], memory_bytes=1 << 30, seconds=60)
     """
     asked = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
     try:
-        assert soon(lambda: bool(alive(marker)))
+        assert soon(lambda: bool(alive(marker)), 60.0)  # importing caddie.verify alone takes seconds
     finally:
         asked.kill()
         asked.wait()
@@ -344,14 +344,14 @@ def test_what_is_written_last_counts_too(monkeypatch: pytest.MonkeyPatch) -> Non
     assert late == [0]
 
 
-# Where it cannot be sealed
+# Where it cannot be isolated
 
 
 def test_elsewhere_than_on_linux_it_is_plain_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.sys, "platform", "darwin")
     outcome = run("print(1)")
-    assert (outcome.returncode, outcome.stdout, outcome.sealed) == (0, b"1\n", False)
-    assert outcome.seal == (
+    assert (outcome.returncode, outcome.stdout, outcome.isolated) == (0, b"1\n", False)
+    assert outcome.isolation == (
         "plain subprocess, with the network as usual and the disk as usual, but for files that cannot grow: "
         "more needs Linux"
     )
@@ -361,16 +361,16 @@ def test_elsewhere_than_on_linux_it_is_plain_and_says_so(monkeypatch: pytest.Mon
     ("refused", "beginning"),
     [
         ("_unshare", "plain subprocess, with the network as usual and the disk as usual, "),
-        ("_furnish", "no network (Linux namespaces), the disk as usual, "),
+        ("_build_root", "no network (Linux namespaces), the disk as usual, "),
     ],
 )
 def test_what_the_system_refuses_is_said(
     refused: str, beginning: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """Each step is refused inside the launcher itself; the next lower one is taken."""
-    if refused == "_furnish":
+    if refused == "_build_root":
         request.getfixturevalue("namespaces")
-    patch = "from caddie.runtime import sandbox as it\ndef no(*_): raise PermissionError(1, 'Refused', 'step')\n"
+    patch = "import sandbox_launcher as it\ndef no(*_): raise PermissionError(1, 'Refused', 'step')\n"
     patch += f"it.{refused} = no\n"
     before, enter = module._LAUNCHER.split("from ")
     monkeypatch.setattr(module, "_LAUNCHER", f"{before}\n{patch}from {enter}")
@@ -387,13 +387,13 @@ def test_what_the_system_refuses_is_said(
     beside, error, interfaces = answer(outcome)
     assert (beside, error) == ("beside", "File too large")
     assert interfaces == (len(socket.if_nameindex()) if refused == "_unshare" else 1)
-    assert not outcome.sealed
-    assert outcome.seal.startswith(beginning)
-    assert outcome.seal.endswith(": the system refuses more (step: Refused)")
+    assert not outcome.isolated
+    assert outcome.isolation.startswith(beginning)
+    assert outcome.isolation.endswith(": the system refuses more (step: Refused)")
 
 
-def test_a_command_that_cannot_start_is_no_sealed_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    patched = module._LAUNCHER.replace("; _enter(", "; sys.argv[-1] = '[\"/absent\"]'; _enter(")
+def test_a_command_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    patched = module._LAUNCHER.replace("; enter(", "; sys.argv[-1] = '[\"/absent\"]'; enter(")
     monkeypatch.setattr(module, "_LAUNCHER", patched)
     with pytest.raises(UserError, match=r"cannot start .* \(launcher: No such file or directory\)"):
         run("")

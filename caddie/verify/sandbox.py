@@ -1,0 +1,247 @@
+"""A sandbox for a Python program: no network, no writable disk, and nothing to read but what it was given.
+
+On Linux the program runs in fresh user, mount, network, process and IPC namespaces (manual pages namespaces(7),
+user_namespaces(7), pivot_root(2) and mount_setattr(2)), which need neither root nor another program. Its root folder is
+an empty one in memory, into which Python, its packages, caddie and the named files are mounted read-only. It has no GPU
+and no folder for temporary files; PyTorch needs none to load an artifact, score and adapt. Packages installed for one
+user alone, and files that only root's privileges can read, are missing too. This takes Linux 5.12 and the right to make
+namespaces, which many containers and some distributions refuse. Elsewhere the process is a plain one, and says so.
+
+`sandbox_launcher` does what happens inside, before the program starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+from caddie.errors import UserError
+from caddie.verify.sandbox_launcher import CLOSED, OFFLINE, PLAIN, READY
+
+_PACKAGE = Path(__file__).absolute().parent.parent
+_POLL_SECONDS = 0.05
+"""Time between two looks at the clock, the memory and the output."""
+_PIPE_SECONDS = 1.0
+"""Time for which the pipes of a killed process may stay open: in a plain one a grandchild may hold them."""
+_MIB = 1 << 20
+_LAUNCHER = "import sys; sys.path.append(sys.argv[1]); from sandbox_launcher import enter; enter(*sys.argv[2:])"
+"""Imports the launcher alone: of caddie, and of installed packages, nothing is loaded before the program starts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Exit of a sandboxed process, and the isolation that held while it ran."""
+
+    returncode: int
+    """Exit status; 128 plus the signal's number if a signal ended it, as in a shell."""
+    stdout: bytes
+    stderr: bytes
+    stopped: str | None
+    """Sentence that names the limit it was killed at; None if it ended by itself."""
+    timed_out: bool
+    """True if that was the time limit."""
+    isolated: bool
+    """True if it had neither network nor disk."""
+    isolation: str
+    """Sentence that describes the isolation, or what the system refused."""
+    peak_bytes: int
+    """Peak resident memory of it, its children and the launcher (some 25 MiB), measured every 50 ms; 0 if it ended
+    sooner."""
+
+
+def run_in_sandbox(
+    command: Sequence[str],
+    *,
+    readable: Iterable[Path] = (),
+    stdin: bytes = b"",
+    memory_bytes: int,
+    seconds: float,
+    output_bytes: int = 64 * _MIB,
+) -> Outcome:
+    """Run `python COMMAND` (as in `["-m", "caddie", "verify", ...]`) where it can read `readable` and nothing else.
+
+    `readable` are files or folders; the working folder is the root, so `command` names them by absolute paths.
+    `memory_bytes` limits the resident memory of the process and its children together, `seconds` the wall-clock time,
+    and `output_bytes` standard output and standard error each; over a limit, all its processes are killed. Of the
+    environment it gets `PATH`, `LANG` and `OMP_NUM_THREADS` alone. Even a plain process can neither make a file longer
+    nor leave a core dump. Raises `UserError` if a path cannot be read; whatever the process does is an `Outcome`.
+    """
+    paths = [str(path.absolute()) for path in readable]
+    for path in paths:
+        if not os.access(path, os.R_OK):
+            raise UserError(f"cannot read {path}; the sandbox needs it")
+    levels, reason = [CLOSED, OFFLINE, PLAIN], ""
+    if sys.platform != "linux":
+        levels, reason = [PLAIN], "more needs Linux"
+    limits = {
+        "time": f"it was stopped because it ran for more than {seconds:g} seconds",
+        "memory": f"it was stopped because it took more than {memory_bytes / _MIB:,.0f} MiB of memory",
+        "output": f"it was stopped because it wrote more than {output_bytes / _MIB:,.3g} MiB",
+    }
+    others = _processes()  # processes that were there before are none of its children
+    for level in levels:
+        process, report = _launch(level, paths, command)
+        with process:
+            try:
+                ready, _, refusal = report.partition("\n")
+                if refusal or not ready.startswith(READY):
+                    reason = f"the system refuses more ({refusal or 'its launcher failed'})"
+                    continue
+                out, err, limit, peak_bytes = _supervise(process, others, stdin, memory_bytes, seconds, output_bytes)
+            finally:
+                _kill(process)
+        status = process.returncode
+        return Outcome(
+            returncode=status if status >= 0 else 128 - status,
+            stdout=out[:output_bytes],
+            stderr=err[:output_bytes],
+            stopped=limits[limit] if limit else None,
+            timed_out=limit == "time",
+            isolated=level == CLOSED,
+            isolation=_describe(level, len(paths), reason, ready.removeprefix(READY)),
+            peak_bytes=peak_bytes,
+        )
+    raise UserError(f"cannot start a process of its own for {' '.join(command)}: {reason}")
+
+
+def _describe(level: str, count: int, reason: str, missing: str) -> str:
+    """Describe the isolation of a level in one sentence."""
+    if level == CLOSED:
+        named = f"{count} named {'path' if count == 1 else 'paths'}"
+        return f"no network, no writable disk, only Python, caddie and {named} readable (Linux namespaces{missing})"
+    disk = "the disk as usual, but for files that cannot grow"
+    if level == OFFLINE:
+        return f"no network (Linux namespaces), {disk}: {reason}"
+    unlimited = "" if Path("/proc/self/stat").exists() else "; its memory is not limited"
+    return f"plain subprocess, with the network as usual and {disk}: {reason}{unlimited}"
+
+
+def _launch(level: str, readable: Sequence[str], command: Sequence[str]) -> tuple[subprocess.Popen[bytes], str]:
+    """Start the process. Return it and the launcher's report: `READY` as the command begins, or what was refused."""
+    reading, writing = os.pipe()
+    paths = {path: os.path.realpath(path) for path in [*runtime_paths(), *readable]}
+    program = [sys.executable, "-P", "-s", "-B", *command]
+    arguments = [str(Path(__file__).absolute().parent), level, str(writing), json.dumps(paths), json.dumps(program)]
+    with open(reading, encoding="utf-8") as report:
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-B", "-c", _LAUNCHER, *arguments],
+                env=_environment(),
+                cwd="/",
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[writing],
+                start_new_session=True,
+            )
+        finally:
+            os.close(writing)
+        return process, report.read()
+
+
+def _environment() -> dict[str, str]:
+    # With its first optimizer PyTorch wants a folder to exist for compiled code, though nothing is compiled.
+    folder = "/proc" if Path("/proc").exists() else "/"
+    variables = {name: os.environ[name] for name in ("PATH", "LANG", "OMP_NUM_THREADS") if name in os.environ}
+    if str(_PACKAGE.parent) not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        variables["PYTHONPATH"] = str(_PACKAGE.parent)  # a checkout: the program runs the same code
+    return {**variables, "TORCHINDUCTOR_CACHE_DIR": folder, "CUDA_VISIBLE_DEVICES": ""}
+
+
+@cache
+def runtime_paths() -> tuple[str, ...]:
+    """Return the paths that Python, PyTorch and caddie need: interpreter, libraries, packages, devices, processors."""
+    interpreter = Path(sys.executable)
+    paths = [interpreter]
+    while interpreter.is_symlink():  # a virtual environment may lead to its interpreter in several steps
+        interpreter = interpreter.parent / interpreter.readlink()
+        paths.append(interpreter)
+    for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix):
+        paths += [Path(prefix, name) for name in ("bin", "lib", "lib64", "pyvenv.cfg")]
+    paths += [Path(prefix, name) for prefix in ("/", "/usr", "/usr/local") for name in ("lib", "lib64")]
+    paths += [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    paths += [Path("/dev", name) for name in ("null", "zero", "random", "urandom")]
+    paths += [Path("/etc/ld.so.cache"), Path("/sys/devices/system/cpu"), _PACKAGE]
+    return tuple(dict.fromkeys(str(path.absolute()) for path in paths if path.exists()))
+
+
+def _supervise(
+    process: subprocess.Popen[bytes],
+    others: set[str],
+    stdin: bytes,
+    memory_bytes: int,
+    seconds: float,
+    output_bytes: int,
+) -> tuple[bytes, bytes, str | None, int]:
+    """Feed the process and enforce its limits. Return both outputs, the limit it was killed at, and its peak memory."""
+    end, peak_bytes, limit, done = time.monotonic() + seconds, 0, None, False
+    # `communicate` would forget what is still to be sent when its time is over.
+    pipe, process.stdin = process.stdin, None
+    threading.Thread(target=_feed, args=(pipe, stdin), daemon=True).start()
+    while not done:
+        try:
+            out, err = process.communicate(timeout=_POLL_SECONDS)
+            done = True
+        except subprocess.TimeoutExpired as running:
+            out, err = running.stdout or b"", running.stderr or b""
+        peak_bytes = max(peak_bytes, _resident_bytes(process.pid, others))
+        if len(out) > output_bytes or len(err) > output_bytes:
+            limit = "output"
+        elif peak_bytes > memory_bytes:
+            limit = "memory"
+        elif not done and time.monotonic() > end:
+            limit = "time"
+        if not done and (limit or process.poll() is not None):
+            _kill(process)
+            with suppress(subprocess.TimeoutExpired):  # a process outside the group still holds the pipes
+                out, err = process.communicate(timeout=_PIPE_SECONDS)
+            done = True
+    if limit is None and max(len(out), len(err)) > output_bytes:  # it ended before it was looked at
+        limit = "output"
+    return out, err, limit, peak_bytes
+
+
+def _feed(pipe: IO[bytes], data: bytes) -> None:
+    with suppress(BrokenPipeError), pipe:  # the process need not read
+        pipe.write(data)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill the whole group; in a namespace, the death of its first process is the death of all."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _processes() -> set[str]:
+    """Return the numbers of all processes, as /proc names them; none without /proc."""
+    return {name for name in os.listdir("/proc") if name.isdigit()} if os.path.exists("/proc/self/stat") else set()
+
+
+def _resident_bytes(first: int, others: set[str]) -> int:
+    """Return the memory of a process and its descendants, by proc_pid_stat(5); 0 without /proc.
+
+    `others` are not read: the files of a thousand processes would take 30 ms at each look.
+    """
+    parents, pages = {}, {}
+    for name in _processes() - others:
+        with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # it may have ended meanwhile
+            fields = file.read().rpartition(b")")[2].split()
+            parents[int(name)], pages[int(name)] = int(fields[1]), int(fields[21])
+    family, found = set[int](), {first} & set(parents)
+    while found:
+        family |= found
+        found = {number for number, parent in parents.items() if parent in found}
+    return sum(pages[number] for number in family) * resource.getpagesize()

@@ -1,0 +1,124 @@
+"""The inside of the sandbox: close network and disk, then become the sandboxed program.
+
+Runs in a process of its own before any package can be imported, so it needs the standard library alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+CLOSED, OFFLINE, PLAIN = "closed", "offline", "plain"
+"""Levels of isolation: no network and no disk; no network; neither."""
+READY = "ready"
+_OUTSIDE = "/.outside"
+"""Place of the whole disk while the root folder is built from it."""
+
+# Constants of Linux, the same on every processor that PyTorch supports.
+_NEW_MOUNT, _NEW_IPC, _NEW_USER, _NEW_PROCESS, _NEW_NETWORK = 0x20000, 0x08000000, 0x10000000, 0x20000000, 0x40000000
+_NO_SETUID, _NO_DEVICES, _NO_PROGRAMS, _BIND, _RECURSIVE, _PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
+_DETACH = 2
+_DEATH_SIGNAL, _NO_NEW_PRIVILEGES = 1, 38
+_MOUNT_SETATTR, _HERE, _ALL_BELOW, _READ_ONLY = 442, -100, 0x8000, 1
+_NOBODY = 65534
+
+
+def enter(level: str, report: str, paths: str, command: str) -> None:
+    """Close what `level` closes and become the command. Report `READY`, or what the system refused.
+
+    `report` is the number of a pipe, `paths` and `command` are JSON.
+    """
+    pipe, missing = int(report), ""
+    try:
+        if level != PLAIN:
+            _unshare(_NEW_USER | _NEW_NETWORK | _NEW_PROCESS | _NEW_IPC | (_NEW_MOUNT if level == CLOSED else 0))
+            _fork(pipe)
+            if level == CLOSED:
+                missing = _build_root(json.loads(paths))
+            _fork(pipe)  # the first process of a namespace ignores most signals, so the command is the second
+        if sys.platform == "linux":
+            _system("prctl", _DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+            _system("prctl", _NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+        for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
+            resource.setrlimit(limit, (0, 0))
+        os.set_inheritable(pipe, False)
+        os.write(pipe, f"{READY}{missing}".encode())
+        program, *arguments = json.loads(command)
+        os.execv(program, [program, *arguments])
+    except OSError as error:
+        os.write(pipe, f"\n{error.filename or 'launcher'}: {error.strerror}".encode())
+        os._exit(1)
+
+
+def _unshare(namespaces: int) -> None:
+    """Enter new namespaces as user nobody, who keeps this user's files but no capability once the command runs."""
+    user, group = os.getuid(), os.getgid()
+    _system("unshare", namespaces)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{_NOBODY} {user} 1"), ("gid_map", f"{_NOBODY} {group} 1")):
+        Path("/proc/self", name).write_text(text)
+
+
+def _fork(pipe: int) -> None:
+    """Continue in a child, which dies with this process; this process ends with the child's exit status."""
+    _system("prctl", _DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    if child := os.fork():
+        os.close(pipe)
+        while True:
+            ended, status = os.wait()  # orphans come here, too
+            if ended == child:
+                code = os.waitstatus_to_exitcode(status)
+                os._exit(code if code >= 0 else 128 - code)
+
+
+def _build_root(paths: Mapping[str, str]) -> str:
+    """Make a read-only root folder that holds `paths` and nothing else. Return a note of what is missing.
+
+    Each path is mounted at its real place, the value; a link leads there from the name that was given, the key.
+    """
+    _mount(None, "/", None, _PRIVATE | _RECURSIVE)
+    _mount("tmpfs", "/proc", "tmpfs", _NO_SETUID | _NO_DEVICES, "size=1m,mode=755")
+    os.chdir("/proc")  # any folder would do: its contents reappear below `_OUTSIDE`
+    os.mkdir(_OUTSIDE[1:])
+    _system("pivot_root", b".", _OUTSIDE[1:].encode())
+    os.chdir("/")
+    for path in sorted(paths.values()):  # so that a folder comes before what is in it, and is mounted whole
+        if not os.path.lexists(path):
+            os.makedirs(path if os.path.isdir(_OUTSIDE + path) else os.path.dirname(path), exist_ok=True)
+            if not os.path.isdir(path):
+                os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
+            _mount(_OUTSIDE + path, path, None, _BIND | _RECURSIVE)
+    for path in sorted(paths):
+        if not os.path.lexists(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.symlink(paths[path], path)
+    missing = ""
+    try:
+        os.mkdir("/proc")
+        _mount("proc", "/proc", "proc", _NO_SETUID | _NO_DEVICES | _NO_PROGRAMS)  # while the old one can be seen
+    except OSError:
+        missing = "; no /proc"
+    _system("umount2", _OUTSIDE.encode(), _DETACH)
+    os.rmdir(_OUTSIDE)
+    attributes = (ctypes.c_uint64 * 4)(_READ_ONLY | _NO_SETUID)
+    size = ctypes.c_size_t(ctypes.sizeof(attributes))
+    _system("syscall", ctypes.c_long(_MOUNT_SETATTR), _HERE, b"/", _ALL_BELOW, attributes, size)
+    return missing
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    words = [None if word is None else os.fsencode(word) for word in (source, target, kind, options)]
+    _system("mount", *words[:3], ctypes.c_ulong(flags), words[3])
+
+
+def _system(name: str, *arguments: Any) -> None:
+    """Call a function of the C library; `OSError` with its name if the system refuses it."""
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), name)
