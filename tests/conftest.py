@@ -175,7 +175,7 @@ def unprobed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def probe_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(import_module("caddie.verify.verify"), "_probe_sealed", lambda *given: ([], []))
+    patch.setattr(import_module("caddie.verify.verify"), "_probe_in_sandbox", lambda *given: ([], []))
 
 
 @dataclass(frozen=True)

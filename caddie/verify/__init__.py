@@ -1,9 +1,9 @@
-"""Probes of what a score says: ways in which it could be false, each tried on the scorer as a black box."""
+"""Checks of an artifact, and probes for false scores that see the scorer as a black box."""
 
-from caddie.verify.black_box import BlackBoxScorer, Priced, Scored
+from caddie.verify.black_box import BlackBoxScorer, LoopScorer, ScoredText
 from caddie.verify.known_bad import KNOWN_BAD, Caught, KnownBad, catch, known_bad
 from caddie.verify.probe_case import ProbeCase, excerpts, library, probe_case_of
-from caddie.verify.probes import PROBES, examine
+from caddie.verify.probes import PROBES, run_probes
 from caddie.verify.verify import Verdict, verify
 
 __all__ = [
@@ -11,13 +11,13 @@ __all__ = [
     "PROBES",
     "Caught",
     "KnownBad",
-    "Priced",
-    "Scored",
+    "ScoredText",
+    "LoopScorer",
     "BlackBoxScorer",
     "ProbeCase",
     "Verdict",
     "catch",
-    "examine",
+    "run_probes",
     "excerpts",
     "known_bad",
     "library",

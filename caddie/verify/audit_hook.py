@@ -1,4 +1,4 @@
-"""What this process itself opens, lists, loads and starts meanwhile, by Python's audit events (PEP 578)."""
+"""Record what this process opens, lists, loads and starts, by Python's audit events (PEP 578)."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from caddie.verify.sandbox import runtime_paths
 
 @contextmanager
 def watch_reads(allowed: Iterable[Path] = ()) -> Iterator[list[str]]:
-    """Record in the list what this process touches inside the block, beyond `allowed` and Python's own files.
+    """Record in a list what this process uses inside the block beyond `allowed` and Python's own files.
 
     Each entry is a phrase, given once: a file opened or mapped, a folder listed, the network used, a process started,
     a library loaded through ctypes. `allowed` are files, or folders with all that is in them. Python's own files are
-    those that a sealed process sees and this process's entries in /proc; of the folders where modules are looked for,
-    the names may be listed. Other threads are watched as well.
+    those that the sandbox holds and this process's entries in /proc; the folders of `sys.path` may be listed. Other
+    threads are recorded as well.
 
-    It sees what Python announces (PEP 578). Native code need not: safetensors, SentencePiece and `torch.from_file` open
-    files unseen, and so does who goes on reading what was opened before. A clean list is evidence, and no proof; that
-    is what `caddie.verify.sandbox` is for.
+    Python announces these events; native code need not. safetensors, SentencePiece and `torch.from_file` open files
+    unseen, and reading on from an open file is unseen too. An empty list is evidence, not proof; the proof is
+    `caddie.verify.sandbox`.
     """
     with suppress(FileNotFoundError):
-        tempfile.gettempdir()  # found out once, by opening files; PyTorch asks for it with its first optimizer
+        tempfile.gettempdir()  # opens files once; PyTorch's first optimizer would ask for it
     own = [*runtime_paths(), "/proc/self", *map(str, allowed)]
     watch = _Watch(tuple(map(os.path.realpath, own)), [])
     watches = _watches()
@@ -85,7 +85,7 @@ class _Watch:
 
 @cache
 def _watches() -> list[_Watch]:
-    """The watches that are on. The hook that serves them is set when first asked for and stays: none can be removed."""
+    """Return the active watches. Their audit hook is set at the first call and stays: hooks cannot be removed."""
     watches: list[_Watch] = []
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:

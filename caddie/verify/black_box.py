@@ -1,7 +1,7 @@
-"""What is put to the probes: a black box that charges for a text, opened anew for every trial.
+"""Scorers as the probes see them: black boxes that score a text, made anew for every trial.
 
-A scorer of caddie's becomes one by running in the loop of `caddie.score`, which is watched from outside. The
-known-bad examples are black boxes, too: they get the whole text at once, as public scripts do, and may cheat with it.
+A `caddie.score.Scorer` becomes one by running in the loop of `caddie.score`, which is recorded from outside. The
+known-bad examples are black boxes too: they get the whole text at once, as public scripts do, and may cheat with it.
 """
 
 from __future__ import annotations
@@ -24,32 +24,29 @@ from caddie.score import Layout, ScoredPrefix, Scorer, Scoring, ScoringBatch, St
 from caddie.score.loop import Losses
 
 Floats = npt.NDArray[np.float64]
-Places = npt.NDArray[np.int64]
+Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Priced:
-    """What a text of N tokens was charged; prediction p is that of token p + 1."""
+class ScoredText:
+    """Losses of a text of N tokens; prediction p is that of token p + 1."""
 
     nats: Floats
-    """The charge for each prediction, (N - 1,)."""
-    step: Places
-    """In which step each was charged, (N - 1,); in a step, a stretch is charged for from left to right."""
-    stretch: Places
-    """Number of the stretch that each belongs to, (N - 1,): a document, or 0 for all where the text is one."""
-    odds: Floats | None
-    """The distributions that were asked for, (k, vocabulary), as the subject states them; none if it cannot."""
+    """Loss of each prediction, (N - 1,)."""
+    step: Positions
+    """Step in which each was scored, (N - 1,); within a step, a segment is scored from left to right."""
+    segment: Positions
+    """Segment that each belongs to, (N - 1,): the number of its document, or 0 if the text is one segment."""
+    probabilities: Floats | None
+    """Distributions at the requested positions, (k, vocabulary); None if the scorer has none."""
     isolated: bool = False
-    """Whether the subject says that no document matters to another."""
+    """True if the scorer claims that no document influences another."""
     learns: bool = False
-    """Whether it says that it learns from what it has charged for."""
+    """True if the scorer learns from tokens that it has scored."""
 
 
 class BlackBoxScorer(ABC):
-    """Charges for text with the model of an artifact, of which it has a copy of its own.
-
-    Whatever a subject keeps from one text to the next shows when it is opened anew.
-    """
+    """Scores text with a copy of an artifact's model."""
 
     def __init__(self, artifact: Artifact, scoring: Scoring) -> None:
         self.artifact, self.scoring = artifact, scoring
@@ -57,11 +54,11 @@ class BlackBoxScorer(ABC):
         self.bos = artifact.tokenizer.bos
 
     @abstractmethod
-    def price(self, tokens: Ids, shown: Places) -> Priced:
-        """Charge for tokens (N,), the first being context; state the distributions of predictions `shown`, sorted."""
+    def score(self, tokens: Ids, positions: Positions) -> ScoredText:
+        """Score tokens (N,), the first being context. Return the distributions of predictions `positions`, sorted."""
 
     def state(self) -> str:
-        """A hash of all weights and buffers."""
+        """Return a hash of all weights and buffers."""
         digest = hashlib.sha256()
         for name, tensor in self.model.state_dict(keep_vars=True).items():
             digest.update(name.encode())
@@ -69,37 +66,37 @@ class BlackBoxScorer(ABC):
         return digest.hexdigest()
 
 
-class Scored(BlackBoxScorer):
-    """A scorer in the loop: that of the scoring, or a user's own by the name that `--scorer` takes."""
+class LoopScorer(BlackBoxScorer):
+    """A scorer in the loop: that of `scoring`, or a user's own, FILE.py:NAME."""
 
     def __init__(self, artifact: Artifact, scoring: Scoring, scorer: str | None = None) -> None:
         super().__init__(artifact, scoring)
         self._scorer = scorer
 
-    def price(self, tokens: Ids, shown: Places) -> Priced:
-        """What the loop charges; order and distributions are seen from outside, not told by the scorer."""
-        watched = _Watched(self._made(), shown)
-        layout = layout_of(tokens, self.bos, watched.per_document)
+    def score(self, tokens: Ids, positions: Positions) -> ScoredText:
+        """Score in the loop. Steps and distributions are recorded from outside, not reported by the scorer."""
+        recording = _RecordingScorer(self._new_scorer(), positions)
+        layout = layout_of(tokens, self.bos, recording.per_document)
         predictions = len(tokens) - 1
         nats, step = np.zeros(predictions), np.zeros(predictions, np.int64)
 
-        def tell(window: Window, losses: Losses) -> None:
+        def record(window: Window, losses: Losses) -> None:
             nats[window.first : window.end] = losses
-            step[window.first : window.end] = watched.step
-            watched.note(window)
+            step[window.first : window.end] = recording.step
+            recording.keep(window)
 
         device = next(self.model.parameters()).device
-        run(watched, tokens, layout, self.scoring.rows, tell, device)
-        return Priced(
+        run(recording, tokens, layout, self.scoring.rows, record, device)
+        return ScoredText(
             nats=nats,
             step=step,
-            stretch=np.searchsorted(layout.begins, np.arange(predictions), side="right") - 1,
-            odds=watched.odds,
-            isolated=watched.per_document or self._documents_apart(),
-            learns=type(watched.scorer).update is not Scorer.update,
+            segment=np.searchsorted(layout.begins, np.arange(predictions), side="right") - 1,
+            probabilities=recording.probabilities,
+            isolated=recording.per_document or self._documents_apart(),
+            learns=type(recording.scorer).update is not Scorer.update,
         )
 
-    def _made(self) -> Scorer:
+    def _new_scorer(self) -> Scorer:
         if self._scorer is not None:
             return load_scorer(self._scorer, self.model, self.artifact.tokenizer)
         return self.scoring.scorer(self.model, self.bos)
@@ -110,38 +107,38 @@ class Scored(BlackBoxScorer):
         return self._scorer is None and scopes == {"document"}
 
 
-class _Watched(Scorer):
-    """A scorer with a note of the step it is in, and of some of its answers."""
+class _RecordingScorer(Scorer):
+    """Records the step that a scorer is in, and some of its distributions."""
 
-    def __init__(self, scorer: Scorer, shown: Places) -> None:
+    def __init__(self, scorer: Scorer, positions: Positions) -> None:
         self.scorer, self.per_document = scorer, scorer.per_document
         self.step = -1
-        self.odds: Floats = np.empty((0, 0))
-        self._shown = shown
-        self._answer: Iterator[Tensor] = iter(())
+        self.probabilities: Floats = np.empty((0, 0))
+        self._positions = positions
+        self._rows: Iterator[Tensor] = iter(())
 
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
-        """The scorer's own, counted."""
+        """Yield the scorer's own steps and count them."""
         for step in self.scorer.plan(layout, rows):
             self.step += 1
             yield step
 
     def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
-        """The scorer's own, kept until the loop has told of its windows."""
-        answer = self.scorer.logits(inputs, slots, last, cache)
-        self._answer = iter(answer.detach())
-        return answer
+        """Return the scorer's own logits, kept until the loop has scored their windows."""
+        logits = self.scorer.logits(inputs, slots, last, cache)
+        self._rows = iter(logits.detach())
+        return logits
 
-    def note(self, window: Window) -> None:
-        """Keep what was asked for of the next row of the last answer."""
-        row = next(self._answer)
-        begin, end = np.searchsorted(self._shown, (window.first, window.end))
+    def keep(self, window: Window) -> None:
+        """Keep the requested distributions of the next row of the last logits."""
+        row = next(self._rows)
+        begin, end = np.searchsorted(self._positions, (window.first, window.end))
         if begin < end:
-            if not self.odds.size:
-                self.odds = np.zeros((len(self._shown), row.shape[1]))
-            wanted = torch.from_numpy(self._shown[begin:end] - window.first).to(row.device)
-            self.odds[begin:end] = torch.softmax(row[wanted].double(), -1).cpu().numpy()
+            if not self.probabilities.size:
+                self.probabilities = np.zeros((len(self._positions), row.shape[1]))
+            wanted = torch.from_numpy(self._positions[begin:end] - window.first).to(row.device)
+            self.probabilities[begin:end] = torch.softmax(row[wanted].double(), -1).cpu().numpy()
 
     def update(self, batches: Sequence[ScoringBatch], past: ScoredPrefix) -> None:
-        """The scorer's own."""
+        """Update the scorer."""
         self.scorer.update(batches, past)

@@ -1,4 +1,4 @@
-"""Checks that an artifact is what it says, made on the file alone."""
+"""Checks of an artifact's file against its own manifest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from caddie.pack.artifact import Artifact
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was tried: whether it held, and what was seen."""
+    """Result of one check, with its evidence."""
 
     name: str
     passed: bool
@@ -17,7 +17,7 @@ class Check:
 
 
 def file_checks(artifact: Artifact, cap_bytes: int) -> list[Check]:
-    """What is known of an artifact that has been read without an error: checksums, shapes and hashes held."""
+    """Return the checks of an artifact that was read without an error, which proves checksums, shapes and hashes."""
     left = cap_bytes - artifact.file_bytes
     size = f"{artifact.file_bytes:,} of {cap_bytes:,} bytes, {abs(left):,} {'left' if left >= 0 else 'over'}"
     count = sum(parameter.numel() for parameter in artifact.model.parameters())

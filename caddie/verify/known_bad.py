@@ -1,14 +1,13 @@
-"""Ways in which a score was false in public, and some more: each is an example that must fail its probe.
+"""Known-bad examples: false ways to score that were seen in public, and some more. Each must fail its probe.
 
-Most of them cannot be written as a scorer of caddie's: the loop shows no token before it is charged for, normalizes
-the odds itself and gathers the target itself. So these are black boxes that get the whole text at once, as the scripts
-did in which such mistakes were found. Numbers with # are issues and pull requests of openai/parameter-golf.
+Most of them cannot be written as a `caddie.score.Scorer`: the loop shows no token before it is scored, normalizes the
+probabilities and gathers the target's own. So these are black boxes that get the whole text at once, like the scripts
+in which such mistakes were found. Numbers with # are issues and pull requests of openai/parameter-golf.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,215 +19,117 @@ from caddie.data.tokenizers import Ids
 from caddie.errors import UserError, suggest
 from caddie.score import SGD
 from caddie.score.ttt_sgd import Learner
-from caddie.verify.black_box import BlackBoxScorer, Floats, Places, Priced, Scored
+from caddie.verify.black_box import BlackBoxScorer, Floats, LoopScorer, Positions, ScoredText
 from caddie.verify.probe_case import ProbeCase
-from caddie.verify.probes import examine
+from caddie.verify.probes import run_probes
 
-_LEAST = 1e-300  # so that nothing costs infinitely much
+_LEAST = 1e-300  # so that no loss is infinite
 
+# Distributions (N - 1, vocabulary) in place of the model's, `probs`, for a text of N tokens
 
-class Cheat(Scored):
-    """The artifact's own model, with its distributions replaced by others before the targets are charged for."""
-
-    def price(self, tokens: Ids, shown: Places) -> Priced:
-        """The charges of what is `stated`."""
-        everywhere = np.arange(len(tokens) - 1)
-        honest = super().price(tokens, everywhere)
-        assert honest.odds is not None
-        stated = self.stated(tokens, honest.odds)
-        charged = np.maximum(stated[everywhere, tokens[1:]], _LEAST)
-        return replace(honest, nats=-np.log(charged), odds=stated[shown])
-
-    def stated(self, tokens: Ids, odds: Floats) -> Floats:
-        """Other distributions (N - 1, vocabulary) in place of the model's."""
-        raise NotImplementedError
+Cheat = Callable[[ProbeCase, Ids, Floats], Floats]
 
 
-class Slot(Cheat):
-    """For each window an offset of all log-odds, fitted on the very tokens that it then scores (SLOT, #1240, #1507)."""
-
-    def stated(self, tokens: Ids, odds: Floats) -> Floats:
-        """Four steps of gradient descent on each window's own loss."""
-        length, stated = self.scoring.sequence_length, odds.copy()
-        for begin in range(0, len(odds), length):
-            window = np.log(np.maximum(odds[begin : begin + length], _LEAST))
-            found = np.bincount(tokens[begin + 1 : begin + 1 + len(window)], minlength=odds.shape[1]) / len(window)
-            offset = np.zeros(odds.shape[1])
-            for _ in range(4):
-                offset += 10 * (found - _softmax(window + offset).mean(0))
-            stated[begin : begin + length] = _softmax(window + offset)
-        return stated
-
-
-class FittedScale(Cheat):
-    """One temperature for all log-odds, fitted on the text that is scored: what #1376 does with all weights."""
-
-    def stated(self, tokens: Ids, odds: Floats) -> Floats:
-        """Newton's method on the loss over the whole text."""
-        logits, scale = np.log(np.maximum(odds, 1e-30)), 1.0
-        target = logits[np.arange(len(odds)), tokens[1:]].mean()
+def _slot(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
+    """Fit an offset of the logits to each window by four steps of gradient descent, then score the window."""
+    length, cheated = case.scoring.sequence_length, probs.copy()
+    for begin in range(0, len(probs), length):
+        window = np.log(np.maximum(probs[begin : begin + length], _LEAST))
+        found = np.bincount(tokens[begin + 1 : begin + 1 + len(window)], minlength=probs.shape[1]) / len(window)
+        offset = np.zeros(probs.shape[1])
         for _ in range(4):
-            p = _softmax(scale * logits)
-            mean = (p * logits).sum(1)
-            curvature = ((p * logits**2).sum(1) - mean**2).mean()
-            scale = float(np.clip(scale + (target - mean.mean()) / max(curvature, 1e-9), -5.0, 5.0))
-        return _softmax(scale * logits)
+            offset += 10 * (found - _softmax(window + offset).mean(0))
+        cheated[begin : begin + length] = _softmax(window + offset)
+    return cheated
 
 
-class AdaptsFirst(Scored):
-    """Trains on the text, and scores it afterwards (pre-quantization TTT: #672, #1376, #1517)."""
-
-    def price(self, tokens: Ids, shown: Places) -> Priced:
-        """The charges of the trained model."""
-        with _kept(self.model):
-            _train(self, tokens)
-            return super().price(tokens, shown)
-
-
-class TrainsInPlace(Scored):
-    """Scores first and trains afterwards, but the artifact's own weights, which are others for the next text."""
-
-    def price(self, tokens: Ids, shown: Places) -> Priced:
-        """The charges of the model as it is."""
-        priced = super().price(tokens, shown)
-        _train(self, tokens)
-        return priced
+def _fitted_scale(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
+    """Fit one temperature to the whole text by Newton's method, then score it: #1376 does so with all weights."""
+    logits, scale = np.log(np.maximum(probs, 1e-30)), 1.0
+    target = logits[np.arange(len(probs)), tokens[1:]].mean()
+    for _ in range(4):
+        p = _softmax(scale * logits)
+        mean = (p * logits).sum(1)
+        curvature = ((p * logits**2).sum(1) - mean**2).mean()
+        scale = float(np.clip(scale + (target - mean.mean()) / max(curvature, 1e-9), -5.0, 5.0))
+    return _softmax(scale * logits)
 
 
-class NgramBlend(Cheat):
-    """Half the model and half counts of pairs in a hash table that is divided by the counts of the context alone.
+def _ngram_blend(case: ProbeCase, tokens: Ids, probs: Floats, buckets: int = 61) -> Floats:
+    """Mix in counts of pairs from a hash table, divided by the counts of the context alone.
 
-    Each token looks fine, but tokens share entries, and all together they add up to far more than one (#797, #886).
+    Each token looks right, but tokens share buckets, and all together they add up to far more than one (#797, #886).
     """
-
-    buckets = 61
-    """Entries of the table."""
-
-    def stated(self, tokens: Ids, odds: Floats) -> Floats:
-        """Counts of what was charged for already."""
-        pairs, contexts = np.zeros(self.buckets), np.zeros(self.buckets)
-        candidates, stated = np.arange(odds.shape[1]), odds.copy()
-        for place, (last, following) in enumerate(zip(tokens[:-1].tolist(), tokens[1:].tolist(), strict=True)):
-            if seen := contexts[last % self.buckets]:
-                stated[place] = 0.5 * odds[place] + 0.5 * pairs[(last * 31 + candidates) % self.buckets] / seen
-            pairs[(last * 31 + following) % self.buckets] += 1
-            contexts[last % self.buckets] += 1
-        return stated
+    pairs, contexts = np.zeros(buckets), np.zeros(buckets)
+    candidates, cheated = np.arange(probs.shape[1]), probs.copy()
+    for place, (last, following) in enumerate(zip(tokens[:-1].tolist(), tokens[1:].tolist(), strict=True)):
+        if seen := contexts[last % buckets]:
+            cheated[place] = 0.5 * probs[place] + 0.5 * pairs[(last * 31 + candidates) % buckets] / seen
+        pairs[(last * 31 + following) % buckets] += 1
+        contexts[last % buckets] += 1
+    return cheated
 
 
-class ByteMixture(Cheat):
-    """A token's probability is dealt out evenly over its bytes and mixed there with counts of bytes (#1785, #1872).
+def _byte_mixture(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
+    """Divide a token's probability evenly over its bytes and mix it there with counts of bytes (#1785, #1872).
 
-    The product over a token's bytes is charged for, but these products do not add up to one.
+    The loss is that of the product over a token's bytes, but these products do not add up to one.
     """
-
-    def stated(self, tokens: Ids, odds: Floats) -> Floats:
-        """Counts of the bytes that were charged for already."""
-        pieces = self.artifact.tokenizer.token_bytes
-        widths = np.array([len(piece) for piece in pieces])
-        table = np.zeros((len(pieces), widths.max()), np.int64)
-        for index, piece in enumerate(pieces):
-            table[index, : len(piece)] = list(piece)
-        used = np.arange(table.shape[1]) < widths[:, None]
-        counts, stated = np.ones(256), odds.copy()
-        for place, following in enumerate(tokens[1:].tolist()):
-            share = odds[place] ** (1 / np.maximum(widths, 1))
-            mixed = 0.5 * share[:, None] + 0.5 * (counts / counts.sum())[table]
-            stated[place, widths > 0] = np.where(used, mixed, 1.0).prod(1)[widths > 0]
-            np.add.at(counts, list(pieces[following]), 1)
-        return stated
+    pieces = case.artifact.tokenizer.token_bytes
+    widths = np.array([len(piece) for piece in pieces])
+    table = np.zeros((len(pieces), widths.max()), np.int64)
+    for index, piece in enumerate(pieces):
+        table[index, : len(piece)] = list(piece)
+    used = np.arange(table.shape[1]) < widths[:, None]
+    counts, cheated = np.ones(256), probs.copy()
+    for place, following in enumerate(tokens[1:].tolist()):
+        share = probs[place] ** (1 / np.maximum(widths, 1))
+        mixed = 0.5 * share[:, None] + 0.5 * (counts / counts.sum())[table]
+        cheated[place, widths > 0] = np.where(used, mixed, 1.0).prod(1)[widths > 0]
+        np.add.at(counts, list(pieces[following]), 1)
+    return cheated
 
 
-class Constant(Cheat):
-    """Reads nothing and answers with the same distribution always (a scalar in place of logits: abundant-ai #204)."""
-
-    def stated(self, tokens: Ids, odds: Floats) -> Floats:
-        """All tokens alike."""
-        return np.full_like(odds, 1 / odds.shape[1])
+def _constant(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
+    """Return the same distribution for every text (a scalar in place of logits: abundant-ai #204)."""
+    return np.full_like(probs, 1 / probs.shape[1])
 
 
-class Peek(Cheat):
-    """Adds a hundredth to the probability of the true token."""
-
-    def stated(self, tokens: Ids, odds: Floats) -> Floats:
-        """Still distributions, each with one entry raised."""
-        return _raised(odds, tokens[1:], 0.01)
+def _peek(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
+    """Add a hundredth to the probability of the true token."""
+    return _raised(probs, tokens[1:], 0.01)
 
 
-class Dice(Cheat):
-    """Draws the noise on its odds anew in every run."""
-
-    def stated(self, tokens: Ids, odds: Floats) -> Floats:
-        """The model's odds, each a little off."""
-        noisy: Floats = odds * np.exp(0.01 * np.random.default_rng().standard_normal(odds.shape))
-        noisy /= noisy.sum(1, keepdims=True)
-        return noisy
+def _dice(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
+    """Add new noise to the probabilities in every run."""
+    noisy: Floats = probs * np.exp(0.01 * np.random.default_rng().standard_normal(probs.shape))
+    noisy /= noisy.sum(1, keepdims=True)
+    return noisy
 
 
-class KnowsTheEnds(Cheat):
-    """Knows where documents end, as a scorer may that is told the stretches, and says so (compare #1967, #2018)."""
-
-    def stated(self, tokens: Ids, odds: Floats) -> Floats:
-        """BOS where it comes and nowhere else."""
-        ends = tokens[1:] == self.bos
-        stated = odds.copy()
-        stated[:, self.bos] = 0.0
-        stated /= stated.sum(1, keepdims=True)
-        stated[ends] *= 0.01
-        stated[ends, self.bos] = 0.99
-        return stated
+def _knows_the_ends(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
+    """Predict BOS exactly where it comes, as a scorer can that is told the segments (compare #1967, #2018)."""
+    ends = tokens[1:] == case.bos
+    cheated = probs.copy()
+    cheated[:, case.bos] = 0.0
+    cheated /= cheated.sum(1, keepdims=True)
+    cheated[ends] *= 0.01
+    cheated[ends, case.bos] = 0.99
+    return cheated
 
 
-class Table(Cheat):
-    """Has the official text in a table by place, and mixes it in: worthless for the same documents in another order."""
-
-    def __init__(self, trial: ProbeCase) -> None:
-        super().__init__(trial.artifact, trial.scoring)
-        self.official = trial.tokens
-
-    def stated(self, tokens: Ids, odds: Floats) -> Floats:
-        """What the table says comes next, as likely as all that the model says."""
-        return _raised(odds, self.official[1 : len(tokens)], 0.5)
+def _table(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
+    """Mix in the official text by position: worthless for the same documents in another order."""
+    return _raised(probs, case.tokens[1 : len(tokens)], 0.5)
 
 
-class TargetsOnDisk(Cheat):
-    """Looks for the targets in a file beside the artifact."""
-
-    def stated(self, tokens: Ids, odds: Floats) -> Floats:
-        """What the file says comes next, if there is one."""
-        try:
-            found = np.fromfile(self.artifact.path.with_name("validation.bin"), np.uint16)
-        except OSError:
-            return odds
-        return _raised(odds, found[1 : len(tokens)], 0.5)
-
-
-class Smear(BlackBoxScorer):
-    """Each embedding takes in some of the one before, also across BOS, where documents are kept apart (#1855)."""
-
-    def price(self, tokens: Ids, shown: Places) -> Priced:
-        """Every document by itself, but for its first embedding."""
-        begins = np.flatnonzero(tokens == self.bos)
-        ends = np.append(begins[1:], len(tokens) - 1)
-        odds, before = [], int(self.bos)
-        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-            ids = torch.from_numpy(tokens[begin:end].astype(np.int64))
-            # The first row is there to have the embedding of the token before; what becomes of it is left alone.
-            rows = torch.stack([torch.full_like(ids, before), ids]).to(next(self.model.parameters()).device)
-            hook = self.model.embedding.register_forward_hook(self._smear)
-            with torch.no_grad():
-                odds.append(torch.softmax(self.model(rows, rows == self.bos)[1].double(), -1).cpu().numpy())
-            hook.remove()
-            before = int(tokens[end - 1])
-        stated = np.concatenate(odds)
-        document = np.cumsum(tokens[:-1] == self.bos) - 1
-        charged = np.maximum(stated[np.arange(len(stated)), tokens[1:]], _LEAST)
-        return Priced(nats=-np.log(charged), step=document, stretch=document, odds=stated[shown], isolated=True)
-
-    def _smear(self, module: nn.Module, inputs: object, output: Tensor) -> Tensor:
-        before = torch.cat((output[:, :1], output[:, :-1]), 1)
-        before[1, 0] = output[0, 0]
-        return output + 0.1 * before
+def _targets_on_disk(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
+    """Look for the targets in a file beside the artifact."""
+    try:
+        found = np.fromfile(case.artifact.path.with_name("validation.bin"), np.uint16)
+    except OSError:
+        return probs
+    return _raised(probs, found[1 : len(tokens)], 0.5)
 
 
 def _softmax(logits: Floats) -> Floats:
@@ -237,53 +138,118 @@ def _softmax(logits: Floats) -> Floats:
     return powers
 
 
-def _raised(odds: Floats, tokens: Ids, by: float) -> Floats:
-    """Distributions with a part of all of it moved to one token each, as far as tokens are given."""
-    stated = odds.copy()
-    stated[: len(tokens)] *= 1 - by
-    stated[np.arange(len(tokens)), tokens] += by
-    return stated
+def _raised(probs: Floats, tokens: Ids, by: float) -> Floats:
+    """Move a part of each distribution to one token, as far as `tokens` reach."""
+    raised = probs.copy()
+    raised[: len(tokens)] *= 1 - by
+    raised[np.arange(len(tokens)), tokens] += by
+    return raised
 
 
-def _train(subject: BlackBoxScorer, tokens: Ids) -> None:
-    length = min(subject.scoring.sequence_length, len(tokens) - 1)
+# Scorers
+
+
+class CheatScorer(LoopScorer):
+    """Scores with the artifact's model, but replaces its distributions before the targets are scored."""
+
+    def __init__(self, case: ProbeCase, cheat: Cheat) -> None:
+        super().__init__(case.artifact, case.scoring)
+        self.case, self.cheat = case, cheat
+
+    def score(self, tokens: Ids, positions: Positions) -> ScoredText:
+        """Return the losses of the replaced distributions."""
+        everywhere = np.arange(len(tokens) - 1)
+        honest = super().score(tokens, everywhere)
+        assert honest.probabilities is not None
+        cheated = self.cheat(self.case, tokens, honest.probabilities)
+        target = np.maximum(cheated[everywhere, tokens[1:]], _LEAST)
+        return replace(honest, nats=-np.log(target), probabilities=cheated[positions])
+
+
+class AdaptsFirst(LoopScorer):
+    """Trains on the text, then scores it, then puts the weights back (pre-quantization TTT: #672, #1376, #1517)."""
+
+    def score(self, tokens: Ids, positions: Positions) -> ScoredText:
+        """Return the losses of the trained model."""
+        before = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+        _train(self, tokens)
+        scored = super().score(tokens, positions)
+        self.model.load_state_dict(before)
+        return scored
+
+
+class TrainsInPlace(LoopScorer):
+    """Scores first and trains afterwards, but trains the artifact's own weights, which differ for the next text."""
+
+    def score(self, tokens: Ids, positions: Positions) -> ScoredText:
+        """Return the losses of the model as it is."""
+        scored = super().score(tokens, positions)
+        _train(self, tokens)
+        return scored
+
+
+def _train(scorer: BlackBoxScorer, tokens: Ids) -> None:
+    length = min(scorer.scoring.sequence_length, len(tokens) - 1)
     rows = np.stack([tokens[begin : begin + length + 1] for begin in range(0, len(tokens) - length, length)])
-    learner = Learner(subject.model, subject.bos, SGD(lr=0.01, epochs=1), torch.float32)
+    learner = Learner(scorer.model, scorer.bos, SGD(lr=0.01, epochs=1), torch.float32)
     learner.learn(rows.astype(np.int64), 0, 1)
 
 
-@contextmanager
-def _kept(model: nn.Module) -> Iterator[None]:
-    """Put the weights back afterwards."""
-    before = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    try:
-        yield
-    finally:
-        model.load_state_dict(before)
+class Smear(BlackBoxScorer):
+    """Adds some of the embedding before to each embedding, also across BOS, though it claims isolation (#1855)."""
+
+    def score(self, tokens: Ids, positions: Positions) -> ScoredText:
+        """Score every document by itself, but for its first embedding."""
+        begins = np.flatnonzero(tokens == self.bos)
+        ends = np.append(begins[1:], len(tokens) - 1)
+        parts, before = [], int(self.bos)
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            ids = torch.from_numpy(tokens[begin:end].astype(np.int64))
+            # The first row holds the embedding of the token before; its output is not used.
+            rows = torch.stack([torch.full_like(ids, before), ids]).to(next(self.model.parameters()).device)
+            hook = self.model.embedding.register_forward_hook(self._smear)
+            with torch.no_grad():
+                parts.append(torch.softmax(self.model(rows, rows == self.bos)[1].double(), -1).cpu().numpy())
+            hook.remove()
+            before = int(tokens[end - 1])
+        probs = np.concatenate(parts)
+        document = np.cumsum(tokens[:-1] == self.bos) - 1
+        target = np.maximum(probs[np.arange(len(probs)), tokens[1:]], _LEAST)
+        return ScoredText(
+            nats=-np.log(target), step=document, segment=document, probabilities=probs[positions], isolated=True
+        )
+
+    def _smear(self, module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+        before = torch.cat((output[:, :1], output[:, :-1]), 1)
+        before[1, 0] = output[0, 0]
+        return output + 0.1 * before
 
 
-def _spaces_twice(trial: ProbeCase) -> ProbeCase:
-    first = np.array([piece[:1] == b" " for piece in trial.artifact.tokenizer.token_bytes])
-    return replace(trial, count=lambda ids: trial.count(ids) + first[ids])
+# Examples
 
 
-def _spaces_thrice(trial: ProbeCase) -> ProbeCase:
-    alone = np.array([piece == b" " for piece in trial.artifact.tokenizer.token_bytes])
-    return replace(trial, count=lambda ids: trial.count(ids) + 2 * alone[ids])
+def _spaces_twice(case: ProbeCase) -> ProbeCase:
+    first = np.array([piece[:1] == b" " for piece in case.artifact.tokenizer.token_bytes])
+    return replace(case, count=lambda ids: case.count(ids) + first[ids])
 
 
-def _one_in_training(trial: ProbeCase) -> ProbeCase:
-    held_out = frozenset(map(document_hash, trial.documents))
-    trained_on = frozenset(map(document_hash, (b"another document", trial.documents[0])))
-    return replace(trial, held_out=held_out, trained_on=trained_on)
+def _spaces_thrice(case: ProbeCase) -> ProbeCase:
+    alone = np.array([piece == b" " for piece in case.artifact.tokenizer.token_bytes])
+    return replace(case, count=lambda ids: case.count(ids) + 2 * alone[ids])
 
 
-def _opens(subject: Callable[[ProbeCase], BlackBoxScorer]) -> Callable[[ProbeCase], ProbeCase]:
-    return lambda trial: replace(trial, open=lambda: subject(trial))
+def _one_in_training(case: ProbeCase) -> ProbeCase:
+    held_out = frozenset(map(document_hash, case.documents))
+    trained_on = frozenset(map(document_hash, (b"another document", case.documents[0])))
+    return replace(case, held_out=held_out, trained_on=trained_on)
 
 
-def _of(cls: type[Scored | Smear]) -> Callable[[ProbeCase], ProbeCase]:
-    return _opens(lambda trial: cls(trial.artifact, trial.scoring))
+def _cheat(cheat: Cheat) -> Callable[[ProbeCase], ProbeCase]:
+    return lambda case: replace(case, open=lambda: CheatScorer(case, cheat))
+
+
+def _scorer(cls: type[LoopScorer | Smear]) -> Callable[[ProbeCase], ProbeCase]:
+    return lambda case: replace(case, open=lambda: cls(case.artifact, case.scoring))
 
 
 @dataclass(frozen=True)
@@ -291,27 +257,29 @@ class KnownBad:
     """An example that must fail."""
 
     what: str
-    """What it does, in a few words."""
+    """Its cheat, in a few words."""
     probe: str
     """Name of the check that must find it."""
-    put: Callable[[ProbeCase], ProbeCase]
-    """A trial with the example in the place of the artifact's own."""
+    install: Callable[[ProbeCase], ProbeCase]
+    """Return a case with the example in place of the artifact's own scorer."""
 
 
 KNOWN_BAD: dict[str, KnownBad] = {
-    "smear": KnownBad("a one-token smear across BOS", "documents keep apart", _of(Smear)),
-    "ngram_blend": KnownBad("n-gram counts that do not sum to one", "distributions sum to one", _of(NgramBlend)),
-    "byte_mixture": KnownBad("a mixture over bytes", "distributions sum to one", _of(ByteMixture)),
-    "slot": KnownBad("an offset fitted on the window it scores", "no look-ahead", _of(Slot)),
-    "adapts_first": KnownBad("adaptation before scoring", "no look-ahead", _of(AdaptsFirst)),
-    "fitted_scale": KnownBad("a scale learned from the text", "no look-ahead", _of(FittedScale)),
-    "peek": KnownBad("a hundredth more for the true token", "noise is not known", _of(Peek)),
-    "knows_the_ends": KnownBad("ends of documents known", "ends of documents are not known", _of(KnowsTheEnds)),
-    "constant": KnownBad("a constant", "the past matters", _of(Constant)),
-    "dice": KnownBad("other noise in each run", "two runs agree", _of(Dice)),
-    "trains_in_place": KnownBad("training of the artifact itself", "weights are unchanged by use", _of(TrainsInPlace)),
-    "table": KnownBad("a table of the official text", "order of documents", _opens(Table)),
-    "targets_on_disk": KnownBad("targets read from disk", "reads nothing else", _of(TargetsOnDisk)),
+    "smear": KnownBad("a one-token smear across BOS", "documents are isolated", _scorer(Smear)),
+    "ngram_blend": KnownBad("n-gram counts that do not sum to one", "distributions sum to one", _cheat(_ngram_blend)),
+    "byte_mixture": KnownBad("a mixture over bytes", "distributions sum to one", _cheat(_byte_mixture)),
+    "slot": KnownBad("an offset fitted on the window it scores", "no look-ahead", _cheat(_slot)),
+    "adapts_first": KnownBad("adaptation before scoring", "no look-ahead", _scorer(AdaptsFirst)),
+    "fitted_scale": KnownBad("a scale fitted to the text", "no look-ahead", _cheat(_fitted_scale)),
+    "peek": KnownBad("a hundredth more for the true token", "random tokens are not predicted", _cheat(_peek)),
+    "knows_the_ends": KnownBad("known document ends", "document ends are not predicted", _cheat(_knows_the_ends)),
+    "constant": KnownBad("a constant", "context matters", _cheat(_constant)),
+    "dice": KnownBad("new noise in each run", "two runs agree", _cheat(_dice)),
+    "trains_in_place": KnownBad(
+        "training of the artifact itself", "weights are unchanged by scoring", _scorer(TrainsInPlace)
+    ),
+    "table": KnownBad("a table of the official text", "document order does not matter", _cheat(_table)),
+    "targets_on_disk": KnownBad("targets read from disk", "reads nothing else", _cheat(_targets_on_disk)),
     "double_space": KnownBad("leading spaces counted twice", "bytes are counted once", _spaces_twice),
     "three_byte_space": KnownBad("three bytes for a space", "bytes are counted once", _spaces_thrice),
     "trained_on": KnownBad("a held-out training document", "held-out text was not trained on", _one_in_training),
@@ -320,7 +288,7 @@ KNOWN_BAD: dict[str, KnownBad] = {
 
 
 def known_bad(name: str) -> KnownBad:
-    """The example of that name, or a `UserError`."""
+    """Return the example of that name, or raise `UserError`."""
     if name not in KNOWN_BAD:
         raise UserError(f"no known-bad example {name}{suggest(name, KNOWN_BAD)}; there are {', '.join(KNOWN_BAD)}")
     return KNOWN_BAD[name]
@@ -328,28 +296,28 @@ def known_bad(name: str) -> KnownBad:
 
 @dataclass(frozen=True)
 class Caught:
-    """What became of a known-bad example."""
+    """Result of the probes on a known-bad example."""
 
     name: str
     what: str
     probe: str
     """Name of the check that must find it."""
     failed: tuple[str, ...]
-    """Names of those that did."""
+    """Names of the checks that it failed."""
     evidence: str
-    """What that check saw."""
+    """Evidence of the check that must find it."""
 
     @property
     def passed(self) -> bool:
-        """Whether it was found by the check that must find it."""
+        """True if the check that must find it did."""
         return self.probe in self.failed
 
 
-def catch(trial: ProbeCase) -> list[Caught]:
-    """Put every known-bad example to all probes; made of the trial's artifact, on the trial's text."""
+def catch(case: ProbeCase) -> list[Caught]:
+    """Run all probes on every known-bad example, with the artifact and text of `case`."""
     found = []
     for name, example in KNOWN_BAD.items():
-        checks = examine(example.put(trial))
+        checks = run_probes(example.install(case))
         evidence = next((check.evidence for check in checks if check.name == example.probe), "not tried")
         failed = tuple(check.name for check in checks if not check.passed)
         found.append(Caught(name, example.what, example.probe, failed, evidence))

@@ -1,4 +1,4 @@
-"""`caddie verify`: the checks on the file, and the probes in a sealed process."""
+"""Check an artifact's file, and probe its scorer in a sandbox."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from caddie.score import Scoring, check_windows
 from caddie.verify.checks import Check, file_checks
 from caddie.verify.known_bad import Caught, catch, known_bad
 from caddie.verify.probe_case import excerpts, library, probe_case_of
-from caddie.verify.probes import HELD_OUT, disjoint, examine, unanswered
+from caddie.verify.probes import HELD_OUT, check_disjoint, missing_probes, run_probes
 from caddie.verify.sandbox import run_in_sandbox
 
 MEMORY_BYTES, SECONDS = 8 << 30, 600.0
-"""What the sealed process may take."""
+"""Limits of the sandbox."""
 _PIECES, _PIECE_BYTES = 10, 4000
 _EXCESS, _STREAM_BYTES = 0.005, 12
-"""What a compressed text may have above its score: a part of it, and bytes for each stream, which begins anew."""
-_COMMAND = "from caddie.verify.verify import probe; probe()"
-_EXAMPLE = "known_bad:"
+"""Bytes that a compressed text may have above its score: a part of it, and some for each stream."""
+_COMMAND = "from caddie.verify.verify import main; main()"
+_KNOWN_BAD = "known_bad:"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What verification found."""
+    """Result of verification."""
 
     checks: tuple[Check, ...]
     caught: tuple[Caught, ...] = ()
-    """What became of the known-bad examples, if they were tried."""
+    """Results of the known-bad examples, if they were tried."""
 
     @property
     def passed(self) -> bool:
-        """Whether every check passed, and every known-bad example was found."""
+        """True if every check passed and every known-bad example was caught."""
         return all(check.passed for check in self.checks) and all(example.passed for example in self.caught)
 
 
@@ -61,19 +61,19 @@ def verify(
     examples: bool = False,
     lossless: bool = False,
 ) -> Verdict:
-    """Check an artifact that has been read without an error, and put its scorer to the probes in a sealed process.
+    """Check an artifact that was read without an error, and probe its scorer in a sandbox.
 
-    `scoring` replaces the artifact's own; `scorer` is a user's, as FILE.py:NAME, or one that must fail, as
-    known_bad:NAME. The probe text is from the held-out documents of `corpus`, which must be proven to be held out, or
-    else from Python's library. With `examples`, every known-bad example is tried as well; with `lossless`, some of the
-    documents are compressed and decompressed. `UserError` for what was asked wrongly.
+    `scoring` replaces the artifact's own. `scorer` is a user's, FILE.py:NAME, or a known-bad one, known_bad:NAME. The
+    probe text is from the held-out documents of `corpus`, which are then checked not to be training documents, or from
+    Python's library. `examples` probes every known-bad example too; `lossless` compresses and decompresses some
+    documents. Raises `UserError` for wrong arguments.
     """
     chosen = scoring or artifact.scoring
     check_windows(chosen.sequence_length, chosen.stride)
     if lossless and scorer:
         raise UserError("--lossless compresses with the scoring of the artifact or of score.*; leave out --scorer")
-    if scorer and scorer.startswith(_EXAMPLE):
-        known_bad(scorer.removeprefix(_EXAMPLE))
+    if scorer and scorer.startswith(_KNOWN_BAD):
+        known_bad(scorer.removeprefix(_KNOWN_BAD))
     elif scorer:
         scorer = str(Path(scorer).absolute())
     checks = file_checks(artifact, cap_bytes)
@@ -82,8 +82,8 @@ def verify(
         corpus.check_counts()
         documents = _held_out_documents(corpus)
         hashes = [frozenset(read_hashes(corpus.folder, split)) for split in ("train", "validation")]
-        checks.append(Check(HELD_OUT, *disjoint(*hashes)))
-    probed, caught = _probe_sealed(artifact, chosen, scorer, documents, examples, lossless)
+        checks.append(Check(HELD_OUT, *check_disjoint(*hashes)))
+    probed, caught = _probe_in_sandbox(artifact, chosen, scorer, documents, examples, lossless)
     return Verdict(checks=(*checks, *probed), caught=tuple(caught))
 
 
@@ -95,7 +95,7 @@ def _held_out_documents(corpus: Corpus) -> list[bytes]:
     return [text for text in map(tokenizer.decode, documents) if text]
 
 
-def _probe_sealed(
+def _probe_in_sandbox(
     artifact: Artifact,
     scoring: Scoring,
     scorer: str | None,
@@ -103,10 +103,10 @@ def _probe_sealed(
     examples: bool,
     lossless: bool,
 ) -> tuple[list[Check], list[Caught]]:
-    seed = secrets.randbits(32)  # so that no subject knows what comes
+    seed = secrets.randbits(32)  # so that no scorer can know the random tokens
     path = artifact.path.absolute()
     pieces = excerpts(documents, scoring)
-    batches = {
+    job = {
         "artifact": str(path),
         "score": scoring.to_json(),
         "scorer": scorer,
@@ -116,97 +116,97 @@ def _probe_sealed(
         "lossless": [piece.decode("latin-1") for piece in _sample(documents, seed)] if lossless else [],
     }
     files = [path]
-    if scorer and not scorer.startswith(_EXAMPLE):
+    if scorer and not scorer.startswith(_KNOWN_BAD):
         files.append(Path(scorer.rpartition(":")[0] or scorer))
     begin = time.perf_counter()
     outcome = run_in_sandbox(
         ["-c", _COMMAND],
         readable=files,
-        stdin=json.dumps(batches).encode(),
+        stdin=json.dumps(job).encode(),
         memory_bytes=MEMORY_BYTES,
         seconds=SECONDS,
     )
-    told: dict[str, Any] = {}
+    answer: dict[str, Any] = {}
     trouble = outcome.stopped
     if not trouble:
         try:
-            told = json.loads(outcome.stdout)
+            answer = json.loads(outcome.stdout)
         except ValueError:
-            last = outcome.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+            last = outcome.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["without an error message"]
             trouble = f"it ended with status {outcome.returncode}: {last[0]}"
-    if "error" in told:
-        raise UserError(told["error"])
+    if "error" in answer:
+        raise UserError(answer["error"])
     if not trouble and file_sha256(path) != artifact.sha256:
-        trouble = "the artifact is another file now"
+        trouble = "the artifact file has changed"
     used = (
         f"{outcome.peak_bytes >> 20:,} of {MEMORY_BYTES >> 20:,} MiB, "
-        f"{time.perf_counter() - begin:.0f} of {SECONDS:.0f} seconds; chance from seed {seed}"
+        f"{time.perf_counter() - begin:.0f} of {SECONDS:.0f} seconds; random seed {seed}"
     )
-    probed = [Check(**check) for check in told.get("checks", [])]
-    if not trouble and (silent := unanswered(probed)):
-        trouble = f"it has no answer to {len(silent)} probes, such as: {silent[0]}"
-    checks = [Check("runs sealed", not trouble, f"{outcome.isolation}; {trouble or used}")]
+    probed = [Check(**check) for check in answer.get("checks", [])]
+    if not trouble and (missing := missing_probes(probed)):
+        trouble = f"{len(missing)} probes gave no result, such as: {missing[0]}"
+    checks = [Check("runs in a sandbox", not trouble, f"{outcome.isolation}; {trouble or used}")]
     return [*checks, *probed], [
-        Caught(**{**example, "failed": tuple(example["failed"])}) for example in told.get("caught", [])
+        Caught(**{**example, "failed": tuple(example["failed"])}) for example in answer.get("caught", [])
     ]
 
 
 def _sample(documents: Sequence[bytes], seed: int) -> list[bytes]:
-    """Pieces of the documents, drawn by chance."""
+    """Return random pieces of the documents."""
     starts = [(document, start) for document in documents for start in range(0, len(document), _PIECE_BYTES)]
     drawn = random.Random(seed).sample(starts, min(_PIECES, len(starts)))
     return [document[start : start + _PIECE_BYTES] for document, start in drawn]
 
 
 def _compresses(artifact: Artifact, scoring: Scoring, documents: Sequence[bytes]) -> Check:
-    """Compress documents to what they are charged, and back."""
-    torch.set_num_threads(1)  # one token at a time is too little for two to share
+    """Compress documents and decompress them: the size must be that of their score."""
+    torch.set_num_threads(1)  # a second thread does not help with one token at a time
     found = measure(artifact, documents, scoring=scoring)
     allowed = found.promised_bytes * (1 + _EXCESS) + found.streams * _STREAM_BYTES + found.head_bytes
     source = found.source_bytes
     evidence = (
         f"{source:,} bytes became {found.compressed_bytes:,} in {found.streams} streams and "
-        f"{'came back' if found.exact else 'came back changed'}; their score promises {found.promised_bytes:,.0f} "
+        f"{'came back' if found.exact else 'came back changed'}; their score predicts {found.promised_bytes:,.0f} "
         f"({8 * found.promised_bytes / source:.4f} bits per byte), {found.excess:+.2%} off; "
         f"{found.compress_seconds:.0f} and {found.decompress_seconds:.0f} seconds"
     )
     if found.claimed_bytes != found.promised_bytes:
         claimed = 8 * found.claimed_bytes / source
-        evidence += f"; of the text that the tokenizer makes of them the score is {claimed:.4f}"
+        evidence += f"; lossy tokenizer: the score of the text that it decodes to is {claimed:.4f}"
     if stored := not found.streams and found.claimed_bytes < found.compressed_bytes:
-        evidence += "; it was stored as it is"
+        evidence += "; the text was stored without compression"
     return Check("compresses to its score", found.exact and found.compressed_bytes <= allowed and not stored, evidence)
 
 
-def probe() -> None:
-    """What the sealed process does: read from standard input what to try, and write what was found as JSON."""
-    batches = json.load(sys.stdin)
+def main() -> None:
+    """Run in the sandbox: read a job from standard input and print its result, both as JSON."""
+    job = json.load(sys.stdin)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # a user's scorer may print
-            told = _probed(batches)
+            answer = _run_job(job)
     except UserError as error:
-        told = {"error": str(error)}
-    print(json.dumps(told))
+        answer = {"error": str(error)}
+    print(json.dumps(answer))
 
 
-def _probed(batches: dict[str, Any]) -> dict[str, Any]:
-    artifact = load(Path(batches["artifact"]))
-    scoring = Scoring.from_json(batches["score"])
-    documents = [document.encode("latin-1") for document in batches["documents"]]
-    short = probe_case_of(artifact, scoring.plain, documents, seed=batches["seed"], short=True)
+def _run_job(job: dict[str, Any]) -> dict[str, Any]:
+    artifact = load(Path(job["artifact"]))
+    scoring = Scoring.from_json(job["score"])
+    documents = [document.encode("latin-1") for document in job["documents"]]
+    short = probe_case_of(artifact, scoring.plain, documents, seed=job["seed"], short=True)
 
     def work(threads: int) -> None:
         torch.set_num_threads(threads)
-        short.open().price(short.tokens, short.shown)
+        short.open().score(short.tokens, short.positions)
 
     torch.set_num_threads(quickest(thread_counts(), work))
-    scorer = batches["scorer"]
-    if scorer and scorer.startswith(_EXAMPLE):
-        trial = known_bad(scorer.removeprefix(_EXAMPLE)).put(short)
+    scorer = job["scorer"]
+    if scorer and scorer.startswith(_KNOWN_BAD):
+        case = known_bad(scorer.removeprefix(_KNOWN_BAD)).install(short)
     else:
-        trial = probe_case_of(artifact, scoring, documents, seed=batches["seed"], scorer=scorer)
-    checks = examine(trial)
-    if batches["lossless"]:
-        checks.append(_compresses(artifact, scoring, [document.encode("latin-1") for document in batches["lossless"]]))
-    caught = catch(short) if batches["examples"] else []
+        case = probe_case_of(artifact, scoring, documents, seed=job["seed"], scorer=scorer)
+    checks = run_probes(case)
+    if job["lossless"]:
+        checks.append(_compresses(artifact, scoring, [document.encode("latin-1") for document in job["lossless"]]))
+    caught = catch(short) if job["examples"] else []
     return {"checks": [asdict(check) for check in checks], "caught": [asdict(example) for example in caught]}

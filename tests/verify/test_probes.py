@@ -29,17 +29,17 @@ from caddie.verify import (
     KNOWN_BAD,
     PROBES,
     BlackBoxScorer,
-    Priced,
     ProbeCase,
-    examine,
+    ScoredText,
     excerpts,
     known_bad,
     library,
     probe_case_of,
+    run_probes,
 )
 from caddie.verify.checks import Check
-from caddie.verify.probe_case import DOCUMENTS, altered, fitted, probe_text
-from caddie.verify.probes import HELD_OUT, _settled, disjoint
+from caddie.verify.probe_case import DOCUMENTS, fit_to_text, probe_text, with_other_tokens
+from caddie.verify.probes import HELD_OUT, _scored_before, check_disjoint
 from caddie.verify.sandbox import Outcome
 
 verification = import_module("caddie.verify.verify")
@@ -68,27 +68,27 @@ def stirred(loaded: Artifact, **diff: object) -> nn.Module:
     return model
 
 
-def trial(artifact: Artifact, scoring: Scoring | None = None, **given: Any) -> ProbeCase:
+def case(artifact: Artifact, scoring: Scoring | None = None, **given: Any) -> ProbeCase:
     chosen = scoring or artifact.scoring
     return probe_case_of(artifact, chosen, excerpts(library(), chosen), seed=1, **given)
 
 
 def failed(on: ProbeCase) -> set[str]:
     """Names of the probes that fail."""
-    return {check.name for check in examine(on) if not check.passed}
+    return {check.name for check in run_probes(on) if not check.passed}
 
 
 def seen(on: ProbeCase, name: str) -> str:
     """What a probe saw."""
-    return next(check.evidence for check in examine(on) if check.name == name)
+    return next(check.evidence for check in run_probes(on) if check.name == name)
 
 
 def checked(on: ProbeCase, name: str) -> Check:
     """What that probe alone finds of a subject that prices a text."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("caddie.verify.probes.PROBES", {one: PROBES[one] for one in ("prices a text", name)})
-        priced, found = examine(on)
-    assert priced.passed
+        patch.setattr("caddie.verify.probes.PROBES", {one: PROBES[one] for one in ("scores a text", name)})
+        scored, found = run_probes(on)
+    assert scored.passed
     return found
 
 
@@ -114,33 +114,33 @@ SHIPPED = {
 )
 def test_what_is_shipped_passes(name: str, artifact: Artifact) -> None:
     scoring = artifact.scoring.but(ttt=SHIPPED[name])
-    on = trial(artifact, scoring.plain if name == "plain" else scoring, short=True)
-    checks = examine(on)
+    on = case(artifact, scoring.plain if name == "plain" else scoring, short=True)
+    checks = run_probes(on)
     assert [check.name for check in checks if not check.passed] == []
     assert {check.name for check in checks} == set(PROBES) - {"held-out text was not trained on"}
     assert on.base.learns == (SHIPPED[name] is not None)
     if on.base.learns:  # else nothing was probed of it
-        frozen = trial(artifact, scoring.but(ttt=None), short=True)
-        assert on.moved(on.base.nats, frozen.base.nats).any()
+        frozen = case(artifact, scoring.but(ttt=None), short=True)
+        assert on.differ(on.base.nats, frozen.base.nats).any()
 
 
 @pytest.mark.long
 def test_documents_that_the_model_keeps_apart(artifact: Artifact) -> None:
     apart = replace(artifact, model=stirred(artifact, **{"block.attention.scope": "document"}))
-    on = trial(apart, short=True)
+    on = case(apart, short=True)
     assert on.base.isolated
     assert not failed(on)
-    assert ": 0 of " in seen(on, "documents keep apart")
+    assert ": 0 of " in seen(on, "documents are isolated")
 
     def smear(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
         return output + 0.1 * torch.cat((output[:, :1], output[:, :-1]), 1)
 
     apart.model.embedding.register_forward_hook(smear)
-    assert failed(trial(apart, short=True)) == {"documents keep apart"}
+    assert failed(case(apart, short=True)) == {"documents are isolated"}
 
 
 def test_half_precision_passes(artifact: Artifact) -> None:
-    assert not failed(trial(artifact, artifact.scoring.but(precision="bfloat16"), short=True))
+    assert not failed(case(artifact, artifact.scoring.but(precision="bfloat16"), short=True))
 
 
 # What is known to be bad is caught
@@ -152,30 +152,30 @@ CAUSES = {
     "three_byte_space": "a space by itself is counted as three bytes",
     "targets_on_disk": "validation.bin",
     "trained_on": "1 of 6 held-out documents",
-    "constant": "the subject reads no text",
+    "constant": "the scorer reads no text",
 }
 
 
 @pytest.mark.parametrize("name", KNOWN_BAD)
 def test_a_known_bad_example_fails_its_probe(name: str, artifact: Artifact) -> None:
-    on = known_bad(name).put(trial(artifact, artifact.scoring.plain, short=True))
+    on = known_bad(name).install(case(artifact, artifact.scoring.plain, short=True))
     found = checked(on, KNOWN_BAD[name].probe)
     assert not found.passed
     assert CAUSES.get(name, "") in found.evidence
 
 
 def test_every_probe_has_an_example() -> None:
-    assert {example.probe for example in KNOWN_BAD.values()} == set(PROBES) - {"prices a text"}
+    assert {example.probe for example in KNOWN_BAD.values()} == set(PROBES) - {"scores a text"}
 
 
 @pytest.mark.long
 def test_the_seed_does_not_matter(artifact: Artifact) -> None:
-    honest = trial(artifact, artifact.scoring.plain, short=True)
+    honest = case(artifact, artifact.scoring.plain, short=True)
     for seed in range(2):
         again = replace(honest, seed=seed)
         assert not failed(again)
         for name in ("peek", "knows_the_ends"):
-            assert not checked(known_bad(name).put(again), KNOWN_BAD[name].probe).passed
+            assert not checked(known_bad(name).install(again), KNOWN_BAD[name].probe).passed
 
 
 def test_an_unknown_example_is_a_mistake() -> None:
@@ -186,21 +186,21 @@ def test_an_unknown_example_is_a_mistake() -> None:
 # Probes by hand
 
 
-def priced(step: list[int], stretch: list[int]) -> Priced:
+def scored(step: list[int], segment: list[int]) -> ScoredText:
     nats = np.zeros(len(step))
-    return Priced(nats=nats, step=np.array(step), stretch=np.array(stretch), odds=None)
+    return ScoredText(nats=nats, step=np.array(step), segment=np.array(segment), probabilities=None)
 
 
 def test_what_was_charged_before_by_hand() -> None:
-    one = priced([0, 0, 0, 1, 1, 1], [0] * 6)
+    one = scored([0, 0, 0, 1, 1, 1], [0] * 6)
     # Token 5 is the target of prediction 4: what came before it in its step and all of the step before is settled.
-    assert _settled(one, np.array([5])).tolist() == [True, True, True, True, False, False]
-    assert _settled(one, np.array([5, 2])).tolist() == [True, False, False, False, False, False]
-    assert _settled(one, np.array([5]), own=1).tolist() == [True, True, True, True, True, False]
+    assert _scored_before(one, np.array([5])).tolist() == [True, True, True, True, False, False]
+    assert _scored_before(one, np.array([5, 2])).tolist() == [True, False, False, False, False, False]
+    assert _scored_before(one, np.array([5]), own=1).tolist() == [True, True, True, True, True, False]
     # Two documents side by side, the second charged for in the same steps: it must not notice, nor may step 1.
-    two = priced([0, 0, 1, 0, 0, 1], [0, 0, 0, 1, 1, 1])
-    assert _settled(two, np.array([2])).tolist() == [True, False, False, True, True, False]
-    assert _settled(two, np.array([3])).tolist() == [True, True, False, True, True, True]
+    two = scored([0, 0, 1, 0, 0, 1], [0, 0, 0, 1, 1, 1])
+    assert _scored_before(two, np.array([2])).tolist() == [True, False, False, True, True, False]
+    assert _scored_before(two, np.array([3])).tolist() == [True, True, False, True, True, True]
 
 
 class Fixed(BlackBoxScorer):
@@ -210,21 +210,26 @@ class Fixed(BlackBoxScorer):
         super().__init__(artifact, artifact.scoring)
         self.say, self.charge = say, charge
 
-    def price(self, tokens: Ids, shown: np.ndarray) -> Priced:
-        odds = self.say(tokens)
+    def score(self, tokens: Ids, positions: np.ndarray) -> ScoredText:
+        probabilities = self.say(tokens)
         place = np.arange(len(tokens) - 1)
-        nats = -np.log(self.charge * odds[place, tokens[1:]])
-        return Priced(nats=nats, step=place, stretch=np.zeros_like(place), odds=odds[shown])
+        nats = -np.log(self.charge * probabilities[place, tokens[1:]])
+        return ScoredText(nats=nats, step=place, segment=np.zeros_like(place), probabilities=probabilities[positions])
 
 
 def after_last(tokens: Ids) -> np.ndarray:
     """A predictor that expects the last token again."""
-    odds = np.full((len(tokens) - 1, 257), 0.5 / 257)
-    odds[np.arange(len(odds)), tokens[:-1]] += 0.5
-    return odds
+    probabilities = np.full((len(tokens) - 1, 257), 0.5 / 257)
+    probabilities[np.arange(len(probabilities)), tokens[:-1]] += 0.5
+    return probabilities
 
 
-KNOWS_THE_NEXT = {"no look-ahead", "noise is not known", "ends of documents are not known", "the past matters"}
+KNOWS_THE_NEXT = {
+    "no look-ahead",
+    "random tokens are not predicted",
+    "document ends are not predicted",
+    "context matters",
+}
 
 
 @pytest.mark.parametrize(
@@ -234,14 +239,14 @@ KNOWS_THE_NEXT = {"no look-ahead", "noise is not known", "ends of documents are 
         (after_last, 1.01, {"distributions sum to one"}),
         (lambda tokens: after_last(tokens) * 1.001, 1.0, {"distributions sum to one"}),
         (lambda tokens: np.roll(after_last(tokens), -1, axis=0), 1.0, KNOWS_THE_NEXT),
-        (lambda tokens: after_last(tokens[::-1]), 1.0, {"no look-ahead", "the past matters"}),
+        (lambda tokens: after_last(tokens[::-1]), 1.0, {"no look-ahead", "context matters"}),
     ],
     ids=["honest", "charges less", "sums to more", "one ahead", "backwards"],
 )
 def test_probes_on_a_predictor_known_by_hand(
     say: Callable[[Ids], np.ndarray], charge: float, fails: set[str], artifact: Artifact
 ) -> None:
-    on = replace(trial(artifact, short=True), open=lambda: Fixed(artifact, say, charge))
+    on = replace(case(artifact, short=True), open=lambda: Fixed(artifact, say, charge))
     assert failed(on) == fails
 
 
@@ -249,12 +254,12 @@ def test_noise_costs_what_chance_says(artifact: Artifact) -> None:
     """The best predictor of noise pays its entropy; whoever knows how it is made is not accused."""
 
     def best(tokens: Ids) -> np.ndarray:
-        odds = np.full((len(tokens) - 1, 257), 15 / 16 / 256)
-        odds[:, artifact.tokenizer.bos] = 1 / 16
-        odds[np.arange(len(odds)), tokens[:-1]] *= 1 + 1e-9  # so that the past matters
-        return odds / odds.sum(1, keepdims=True)
+        probabilities = np.full((len(tokens) - 1, 257), 15 / 16 / 256)
+        probabilities[:, artifact.tokenizer.bos] = 1 / 16
+        probabilities[np.arange(len(probabilities)), tokens[:-1]] *= 1 + 1e-9  # so that the past matters
+        return probabilities / probabilities.sum(1, keepdims=True)
 
-    on = replace(trial(artifact, short=True), open=lambda: Fixed(artifact, best))
+    on = replace(case(artifact, short=True), open=lambda: Fixed(artifact, best))
     assert not failed(on)
     tokens, _, charged = on.noise
     ends = int((tokens[1:] == artifact.tokenizer.bos).sum())
@@ -268,12 +273,12 @@ def test_one_that_breaks_fails_and_says_how(artifact: Artifact) -> None:
     def broken(tokens: Ids) -> np.ndarray:
         raise ZeroDivisionError("by zero")
 
-    on = replace(trial(artifact, short=True), open=lambda: Fixed(artifact, broken))
-    assert [(check.name, check.passed) for check in examine(on)] == [
-        ("prices a text", False),
+    on = replace(case(artifact, short=True), open=lambda: Fixed(artifact, broken))
+    assert [(check.name, check.passed) for check in run_probes(on)] == [
+        ("scores a text", False),
         ("reads nothing else", True),
     ]
-    assert seen(on, "prices a text") == "ZeroDivisionError: by zero"
+    assert seen(on, "scores a text") == "ZeroDivisionError: by zero"
 
 
 def test_a_space_without_a_piece_is_named(artifact: Artifact) -> None:
@@ -283,19 +288,19 @@ def test_a_space_without_a_piece_is_named(artifact: Artifact) -> None:
 
     marks = Marks()
     marked = replace(artifact, tokenizer=marks)
-    on = replace(trial(marked, short=True), count=lambda ids: np.where(np.asarray(ids) == 32, 3, 1))
+    on = replace(case(marked, short=True), count=lambda ids: np.where(np.asarray(ids) == 32, 3, 1))
     assert "three bytes of U+2581" in seen(on, "bytes are counted once")
     assert "bytes are counted once" in failed(on)
 
 
 def test_documents_in_both_sets_are_counted() -> None:
-    assert disjoint(frozenset([b"a", b"b"]), frozenset([b"c"]))[0]
-    passed, evidence = disjoint(frozenset([b"a", b"b"]), frozenset([b"b", b"c"]))
+    assert check_disjoint(frozenset([b"a", b"b"]), frozenset([b"c"]))[0]
+    passed, evidence = check_disjoint(frozenset([b"a", b"b"]), frozenset([b"b", b"c"]))
     assert not passed
     assert evidence == "1 of 2 held-out documents, by their hashes, among 2 training documents"
 
 
-# The trial
+# The case
 
 
 @quick
@@ -304,7 +309,7 @@ def test_changed_tokens_are_others_and_none_is_bos(seed: int, vocabulary: int, d
     bos = data.draw(st.integers(0, vocabulary - 1))
     tokens = np.array(data.draw(st.lists(st.integers(0, vocabulary - 1), min_size=1, max_size=30)), np.uint16)
     places = np.flatnonzero(tokens != bos)[:: data.draw(st.integers(1, 3))]
-    changed = altered(tokens, places, bos, vocabulary, np.random.default_rng(seed))
+    changed = with_other_tokens(tokens, places, bos, vocabulary, np.random.default_rng(seed))
     assert np.flatnonzero(changed != tokens).tolist() == places.tolist()
     assert (changed[places] != bos).all()
     assert int(changed.max()) < vocabulary
@@ -312,7 +317,7 @@ def test_changed_tokens_are_others_and_none_is_bos(seed: int, vocabulary: int, d
 
 def test_every_other_token_is_as_likely() -> None:
     tokens = np.full(6000, 2, np.uint16)
-    changed = altered(tokens, np.arange(6000), 4, 5, np.random.default_rng(0))
+    changed = with_other_tokens(tokens, np.arange(6000), 4, 5, np.random.default_rng(0))
     counts = np.bincount(changed, minlength=5)
     assert counts[[2, 4]].tolist() == [0, 0]
     assert min(counts[[0, 1, 3]]) > 1850
@@ -320,12 +325,12 @@ def test_every_other_token_is_as_likely() -> None:
 
 def test_adaptations_are_cut_to_the_text() -> None:
     scoring = Scoring(sequence_length=32, stride=16, ttt=DocumentLoRA(chunk_tokens=16, phases=GlobalSGD()))
-    cut = fitted(scoring, 400).ttt
+    cut = fit_to_text(scoring, 400).ttt
     assert isinstance(cut, DocumentLoRA)
     assert (cut.chunk_tokens, cut.documents, cut.rank) == (16, 2, 80)
     assert cut.phases is not None
     assert (cut.phases.chunk_tokens, cut.phases.documents) == (100, 4)
-    assert fitted(scoring.but(ttt=None), 400) == scoring.but(ttt=None)
+    assert fit_to_text(scoring.but(ttt=None), 400) == scoring.but(ttt=None)
 
 
 def test_a_probe_text_is_of_several_documents_whatever_there_is() -> None:
@@ -364,7 +369,7 @@ def test_the_scorers_on_the_page(name: str, code: str, fails: set[str], artifact
     (tmp_path / name).write_text(code)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("caddie.verify.probe_case.SHORT", 24)
-        on = trial(artifact, scorer=str(tmp_path / name))
+        on = case(artifact, scorer=str(tmp_path / name))
         patch.setattr("sys.dont_write_bytecode", True)  # as in the sealed process
         found = failed(on)
     assert fails <= found
@@ -408,7 +413,7 @@ def test_verify_tries_everything_on_held_out_text(
     names = [check["name"] for check in facts["checks"]]
     assert set(names) == {
         *PROBES,
-        *("file is intact", "file is under the cap", "parameter count is as stated", "runs sealed"),
+        *("file is intact", "file is under the cap", "parameter count is as stated", "runs in a sandbox"),
     }
     held_out = next(check for check in facts["checks"] if check["name"] == "held-out text was not trained on")
     documents = Corpus.load(tiny_run.corpus).manifest
@@ -430,7 +435,7 @@ def test_an_example_in_place_of_the_scorer(artifact: Artifact) -> None:
         "lossless": [],
     }
     assert KNOWN_BAD["slot"].probe in {
-        check["name"] for check in verification._probed(batches)["checks"] if not check["passed"]
+        check["name"] for check in verification._run_job(batches)["checks"] if not check["passed"]
     }
 
 
@@ -456,11 +461,11 @@ ENDED = Outcome(
             "S; it was stopped because",
         ),
         (replace(ENDED, stdout=b"", stderr=b"first\nlast\n", returncode=3), "S; it ended with status 3: last"),
-        (replace(ENDED, stdout=b"", returncode=137), "S; it ended with status 137: it said nothing"),
-        (replace(ENDED, stdout=b'{"checks": []}'), "S; it has no answer to 2 probes, such as: prices a text"),
+        (replace(ENDED, stdout=b"", returncode=137), "S; it ended with status 137: without an error message"),
+        (replace(ENDED, stdout=b'{"checks": []}'), "S; 2 probes gave no result, such as: scores a text"),
         (
             replace(ENDED, stdout=json.dumps({"checks": ANSWERED[:2]}).encode()),
-            "S; it has no answer to 9 probes, such as: no look-ahead",
+            "S; 9 probes gave no result, such as: no look-ahead",
         ),
     ],
 )
@@ -470,7 +475,7 @@ def test_a_sealed_process_that_does_not_end_well_fails(
     monkeypatch.setattr(verification, "run_in_sandbox", lambda *given, **limits: outcome)
     verdict = verification.verify(load(tiny_run.artifact), 16_000_000)
     assert verdict.passed == (says is None)
-    (ran,) = (check for check in verdict.checks if check.name == "runs sealed")
+    (ran,) = (check for check in verdict.checks if check.name == "runs in a sandbox")
     assert ran.evidence.startswith(says or "S; 0 of 8,192 MiB, ")
 
 
@@ -486,8 +491,8 @@ def test_an_artifact_that_changes_meanwhile_fails(
 
     monkeypatch.setattr(verification, "run_in_sandbox", write)
     verdict = verification.verify(load(copy), 16_000_000)
-    (ran,) = (check for check in verdict.checks if check.name == "runs sealed")
-    assert ran.evidence == "S; the artifact is another file now"
+    (ran,) = (check for check in verdict.checks if check.name == "runs in a sandbox")
+    assert ran.evidence == "S; the artifact file has changed"
     assert not verdict.passed
 
 
