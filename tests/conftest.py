@@ -144,7 +144,7 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def score_here(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("caddie.run.run.score_in_new_process", fresh)
+    patch.setattr(import_module("caddie.run.run"), "score_in_new_process", fresh)
 
 
 _ALIVE: set[tuple[str, str]] = set()
