@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Atomic writes: a file appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from pathlib import Path
 from caddie.errors import UserError
 
 _UNFINISHED = re.compile(r"\.caddie-(.*)-(\d+)-[0-9a-f]{16}\.tmp")
-"""Hidden names: of the machine, and of the process."""
-_FORSAKEN_SECONDS, _GONE_SECONDS = 3600.0, 60.0
-"""Nobody is at work on what was not written to for so long; and if its process is gone, for so long."""
+"""Name of an unfinished file: machine, process id and a random number."""
+_ABANDONED_SECONDS, _ENDED_SECONDS = 3600.0, 60.0
+"""Age at which an unfinished file is abandoned: in general, and if its process has ended."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path that takes the place of `path` when the block ends well and is removed when it does not.
+    """Yield a temporary path that replaces `path` if the block succeeds and is removed if it fails.
 
-    What the system refuses (no space, no permission) is a `UserError` that names `path`.
+    Raises `UserError` that names `path` if the system refuses to write (no space, no permission).
     """
     temporary = unfinished(path)
     try:
@@ -46,43 +46,43 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a value as JSON, whole or not at all, in a folder that is made if need be."""
+    """Write a value as JSON, complete or not at all; its folder is made if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(value, indent=1) + "\n")
 
 
 def unfinished(path: Path) -> Path:
-    """A new hidden path beside `path` for what this process has not finished.
+    """Return a new hidden path beside `path` for an unfinished file of this process.
 
-    What was left there by a process that was killed is removed, which else would fill the disk.
+    Removes those that killed processes have left there, which would fill the disk.
     """
     for left in path.parent.glob(".caddie-*.tmp"):
-        with suppress(OSError):  # whoever writes it may finish it meanwhile
-            if (named := _UNFINISHED.fullmatch(left.name)) and _forsaken(left, named[1], int(named[2])):
+        with suppress(OSError):  # its process may finish it meanwhile
+            if (named := _UNFINISHED.fullmatch(left.name)) and _abandoned(left, named[1], int(named[2])):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
     return path.parent / f".caddie-{platform.node()}-{os.getpid()}-{secrets.token_hex(8)}.tmp"
 
 
-def _forsaken(left: Path, machine: str, process: int) -> bool:
-    """Whether nobody is at work on it: it was not written to for long, or for a while by a process that is gone.
+def _abandoned(left: Path, machine: str, process: int) -> bool:
+    """True if it was not written to for long, or for a while if its process has ended.
 
-    Containers may share a name and a disk, but not their processes, so that one is gone does not suffice.
+    Containers may share a name and a disk but not process ids, so a missing process alone does not suffice.
     """
     idle_seconds = time.time() - max(one.stat().st_mtime for one in (left, *left.rglob("*")))
-    return idle_seconds > (_FORSAKEN_SECONDS if machine != platform.node() or _runs(process) else _GONE_SECONDS)
+    return idle_seconds > (_ABANDONED_SECONDS if machine != platform.node() or _is_running(process) else _ENDED_SECONDS)
 
 
-def _runs(process: int) -> bool:
+def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # it is there, and another user's
+        pass  # it runs as another user
     return True
 
 
 def reason(error: Exception) -> str:
-    """What the system says, without number and file name."""
+    """Return the system's message, without error number and file name."""
     return (isinstance(error, OSError) and error.strerror) or str(error)

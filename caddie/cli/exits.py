@@ -1,4 +1,4 @@
-"""How a command ends: with its exit status, and with one line on standard error for every mistake."""
+"""Exit status of a command, and one line on standard error for every mistake."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from caddie.report.tables import one_line
 
 
 def end(command: Callable[[], object]) -> NoReturn:
-    """Exit with what the command returns: 0 good, 1 a failed check, 2 a mistake in what was asked."""
+    """Run a command and exit with its status: 0 success, 1 a failed check, 2 a mistake of the user's."""
     try:
         status = command()
     except click.exceptions.Abort:
@@ -52,14 +52,14 @@ def end(command: Callable[[], object]) -> NoReturn:
 
 
 def fail(message: str, status: int) -> int:
-    """Say what is wrong; the status itself."""
-    if sys.stderr is not None:  # as after `2>&-`, where print would take standard output, which carries the result
+    """Print an error message and return `status`."""
+    if sys.stderr is not None:  # None after `2>&-`: print would write to standard output
         print(f"caddie: {one_line(message)}", file=sys.stderr)
     return status
 
 
 def judge(checks: Sequence[Mapping[str, Any]]) -> int:
-    """0 when every check passed; else one line that names those that did not, as a `CheckFailed`."""
+    """Return 0 if every check passed; otherwise raise `CheckFailed` with one line that names those that failed."""
     failed = [f"{check['name']} ({check['evidence']})" for check in checks if not check["passed"]]
     if failed:
         raise CheckFailed(f"verification failed: {'; '.join(failed)}")
@@ -68,7 +68,7 @@ def judge(checks: Sequence[Mapping[str, Any]]) -> int:
 
 @contextmanager
 def resume_hint(command: str, folder: Path, named: bool) -> Iterator[None]:
-    """Turns an interrupted run into its exit status and one line that says how to go on."""
+    """Turn an interrupted run into its exit status and one line that says how to continue it."""
     from caddie.train.loop import Interrupted
 
     try:

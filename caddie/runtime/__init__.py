@@ -1,1 +1,1 @@
-"""The machine: processes, threads, memory."""
+"""The machine: processes, threads, memory, and the progress of long work."""

@@ -1,4 +1,7 @@
-"""What a CPU is given: threads by measurement, since a second on a busy core costs more than it brings; a compiler."""
+"""Choose thread count and compilation for a CPU.
+
+Threads are chosen by measurement, because on a busy core a second thread costs more than it brings.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,15 @@ P = ParamSpec("P")
 
 
 def thread_counts() -> list[int]:
-    """The numbers of threads worth a try: one, and as many as PyTorch takes by itself."""
+    """Return the thread counts worth trying: one, and PyTorch's default."""
     return sorted({1, torch.get_num_threads()})
 
 
 def quickest(choices: Sequence[Choice], work: Callable[[Choice], object], seconds: float = 0.5) -> Choice:
-    """The choice whose best time at `work` is the least, each tried twice and for so many `seconds` in all.
+    """Return the choice with the lowest time for `work`, each tried at least twice and all for `seconds` in total.
 
-    Choices take turns, so that a slow moment of the machine hits all alike. The first runs once before, to warm up. One
-    that was three times as slow as the best is not run again: after two tries, or after one of more than `seconds`.
+    Choices take turns, so that a slow moment of the machine affects all of them. The first runs once before, to warm
+    up. A choice three times slower than the best is dropped after two tries, or after one longer than `seconds`.
     """
     if len(choices) == 1:
         return choices[0]
@@ -42,26 +45,26 @@ def quickest(choices: Sequence[Choice], work: Callable[[Choice], object], second
 
 
 COMPILE_SECONDS = 50.0
-"""What the compiler takes for one shape of a step: 29 to 55 s of two cores for small models, `bench/compiling.py`."""
+"""Compile time for one shape of a step: 29 to 55 s of two cores for small models, `bench/compiling.py`."""
 COMPILED_GAIN = 0.2
-"""So many more steps a compiled run is taken to make, of those that it would make else: 0.17 to 0.43 (there)."""
+"""Assumed gain in steps of a compiled run: 0.17 to 0.43 of the steps without, `bench/compiling.py`."""
 
 
 def worth_compiling(seconds: float, shapes: int) -> bool:
-    """Whether a run of that many seconds could win back the time of compiling so many shapes before its clock."""
+    """True if a run of `seconds` gains more than the time to compile `shapes` shapes."""
     return COMPILED_GAIN * seconds > COMPILE_SECONDS * shapes
 
 
 def allow_graphs(count: int) -> None:
-    """Have PyTorch compile so many graphs of a function; beyond its limit it runs uncompiled, without an error."""
+    """Let PyTorch compile `count` graphs of a function; beyond its limit it silently runs uncompiled code."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, count)
 
 
 def compiled_here(function: Callable[P, T]) -> Callable[P, T]:
-    """The function by `torch.compile`, for fixed shapes; graphs kept from a CPU with other instructions are not taken.
+    """Compile a function with `torch.compile` for fixed shapes, apart from code cached for other instruction sets.
 
-    PyTorch's cache keeps C++ that walks along memory in steps of a vector, but not how long the vectors were. Where
-    folders are shared by machines, or `ATEN_CPU_CAPABILITY` is set once, longer ones would write past the end.
+    PyTorch's cache key lacks the vector width of its C++ code. If machines share the cache folder, or
+    `ATEN_CPU_CAPABILITY` changes, code for longer vectors would write past the end.
     """
     from torch.compiler import config
 

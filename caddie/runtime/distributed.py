@@ -1,7 +1,7 @@
-"""Several processes that train one model: who is who, and the few exchanges they need.
+"""Data-parallel processes: launch, ranks, and the collectives that training needs.
 
-The only environment variables that the program reads are torchrun's, and only here; one that `launch` sets tells
-`line` which others to hand on.
+The only environment variables that the program reads are torchrun's, and only here. `launch` sets one more, so that a
+run knows whether `OMP_NUM_THREADS` is the user's.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from torch import Tensor
 from caddie.errors import UserError
 
 SHARES_CORES = "CADDIE_SHARES_CORES"
-"""Says that `OMP_NUM_THREADS` is a process's share, by `launch`, and no wish of the user's."""
+"""Set if `OMP_NUM_THREADS` is a process's share, made by `launch`, and not the user's setting."""
 _PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 _GRACE_SECONDS = 5.0
-"""When a process has failed: the others may be about to fail for the same reason and say it."""
+"""Time for the other processes to report an error of their own after one has failed."""
 
 
 class _Sum:
-    """Tensors that are replaced by their sums over all processes, as one flat tensor of each dtype."""
+    """An all-reduce of several tensors, as one flat tensor for each dtype."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
-        self._flying: list[tuple[dist.Work, Tensor, list[Tensor]]] = []
+        self._pending: list[tuple[dist.Work, Tensor, list[Tensor]]] = []
 
     def begin(self) -> None:
         for dtype in dict.fromkeys(tensor.dtype for tensor in self.tensors):  # in the same order everywhere
             group = [tensor for tensor in self.tensors if tensor.dtype == dtype]
             flat = torch.cat([tensor.reshape(-1) for tensor in group])
-            self._flying.append((dist.all_reduce(flat, async_op=True), flat, group))
+            self._pending.append((dist.all_reduce(flat, async_op=True), flat, group))
 
     @torch.no_grad()
     def finish(self) -> None:
-        for work, flat, group in self._flying:
+        for work, flat, group in self._pending:
             work.wait()
             parts = flat.split_with_sizes([tensor.numel() for tensor in group])
             torch._foreach_copy_(group, [part.view_as(one) for part, one in zip(parts, group, strict=True)])
-        self._flying.clear()
+        self._pending.clear()
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class Ranks:
     world: int = 1
     device: torch.device = torch.device("cpu")
     _together: list[_Sum] = field(default_factory=list, compare=False, repr=False)
-    """What waits to be summed as one, inside `together`."""
+    """Sums that wait to be exchanged as one, inside `together`."""
 
     @property
     def first(self) -> bool:
-        """Whether this process is the one that writes and reports."""
+        """True for the process that writes and reports."""
         return self.rank == 0
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
@@ -74,7 +74,7 @@ class Ranks:
         self.begin_sum(tensors)()
 
     def begin_sum(self, tensors: Sequence[Tensor]) -> Callable[[], None]:
-        """Begin to replace each tensor by its sum over all processes; calling the answer ends it, in all processes."""
+        """Begin to replace each tensor by its sum over all processes. Every process must call the result, to wait."""
         if self.world == 1:
             return lambda: None
         shared = self._together[-1] if self._together else None
@@ -86,8 +86,8 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Let all sums begun in the block be one exchange per dtype, which begins at its end: many small ones take
-        longer to start than to do."""
+        """Exchange all sums begun in the block as one per dtype, at its end: small exchanges take longer to start than
+        to do."""
         one = _Sum()
         self._together.append(one)
         try:
@@ -97,44 +97,42 @@ class Ranks:
         one.begin()
 
     def share(self, count: int) -> slice:
-        """This process's part of `count` things in equal parts; `count` is a multiple of `world`."""
+        """Return this process's slice of `count` items; `count` is a multiple of `world`."""
         size = count // self.world
         return slice(self.rank * size, (self.rank + 1) * size)
 
     def begin_reduce_scatter(self, stack: Tensor) -> Callable[[], Tensor]:
-        """Begin to sum `stack` (a multiple of `world`, ...) over all processes; the answer waits for this one's share.
-
-        It may be called again. With gloo it costs as much as summing the whole, with NCCL half.
+        """Begin to sum `stack` (a multiple of `world`, ...) over all processes. The result waits and returns the share
+        of this one; it may be called again. With gloo it costs as much as an all-reduce, with NCCL half.
         """
         if self.world == 1:
             return lambda: stack
         mine = torch.empty_like(stack[self.share(len(stack))])
         work = _newest("reduce_scatter_single", "reduce_scatter_tensor")(mine, stack, async_op=True)
 
-        def arrive() -> Tensor:
+        def wait() -> Tensor:
             work.wait()
             return mine
 
-        return arrive
+        return wait
 
     def begin_all_gather(self, mine: Tensor) -> Callable[[], Tensor]:
-        """Begin to bring together the shares of all processes; the answer waits for the stack of them, in their order.
-
-        It may be called again. Shares have one shape in all processes.
+        """Begin to gather the shares of all processes. The result waits and returns them stacked in rank order; it may
+        be called again. Shares have one shape in all processes.
         """
         if self.world == 1:
             return lambda: mine
         stack = mine.new_empty((self.world * len(mine), *mine.shape[1:]))
         work = _newest("all_gather_single", "all_gather_into_tensor")(stack, mine.contiguous(), async_op=True)
 
-        def arrive() -> Tensor:
+        def wait() -> Tensor:
             work.wait()
             return stack
 
-        return arrive
+        return wait
 
     def maximum(self, *values: float) -> list[float]:
-        """The largest of each value over all processes, so that all decide alike; the hosts ask, no GPU waits."""
+        """Return the maximum of each value over all processes, so that all decide the same. Runs on the CPU."""
         if self.world == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
@@ -143,23 +141,23 @@ class Ranks:
         return found
 
     def wait(self) -> None:
-        """Return when every process has come here. Their GPUs do nothing meanwhile, as they would in NCCL's barrier."""
+        """Wait for all processes, on the CPU: GPUs stay idle, which they would not in NCCL's barrier."""
         self.maximum(0.0)
 
 
 def _newest(name: str, older: str) -> Callable[..., dist.Work]:
-    """The exchange by its name, or by that of before torch 2.13, which warns of it."""
+    """Return a collective by its name, or by the one before torch 2.13, where the new one is missing."""
     found: Callable[..., dist.Work] = getattr(dist, name, None) or getattr(dist, older)
     return found
 
 
 def under_torchrun() -> bool:
-    """Whether this process was started as one of several."""
+    """True if this process was started as one of several."""
     return "WORLD_SIZE" in os.environ
 
 
 def local_device() -> torch.device:
-    """The GPU of this process if there is one, else the CPU."""
+    """Return the GPU of this process if there is one, else the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
@@ -167,7 +165,7 @@ def local_device() -> torch.device:
 
 @contextmanager
 def join() -> Iterator[Ranks]:
-    """The ranks of this process, with the exchange between them open as long as the block runs."""
+    """Join the process group for the duration of the block."""
     device = local_device()
     if not under_torchrun():
         yield Ranks(device=device)
@@ -189,8 +187,8 @@ def join() -> Iterator[Ranks]:
 
 
 def lost_another(error: Exception) -> bool:
-    """Whether an exchange failed for want of another process, whose end has a reason of its own."""
-    return isinstance(error, dist.DistError) or "/gloo/" in str(error)  # gloo has no class for it, only its file's name
+    """True if an exchange failed because another process has ended, which reports the reason itself."""
+    return isinstance(error, dist.DistError) or "/gloo/" in str(error)  # gloo has no class for it, only its file name
 
 
 def leave(status: int) -> None:
@@ -207,10 +205,10 @@ def leave(status: int) -> None:
 
 
 def launch(world: int, arguments: Sequence[str]) -> int:
-    """Run `python -m caddie ARGUMENTS` as `world` processes of one machine; the exit status of the first that failed.
+    """Run `python -m caddie ARGUMENTS` as `world` processes of this machine. Return the first failure's exit status.
 
-    Only the first process keeps its standard output; when one fails, the others are ended. On Linux they are told to
-    stop, as by SIGTERM, when this process is killed.
+    Only the first process keeps its standard output. If one fails, the others are killed. On Linux they get SIGTERM if
+    this process is killed. Raises `UserError` for more processes than GPUs.
     """
     if torch.cuda.is_available() and world > torch.cuda.device_count():
         raise UserError(f"--gpus {world} was asked for, and this machine has {torch.cuda.device_count()}")
@@ -220,11 +218,7 @@ def launch(world: int, arguments: Sequence[str]) -> int:
     shared = dict(os.environ)
     if "OMP_NUM_THREADS" not in shared:
         shared |= {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // world)), SHARES_CORES: "1"}
-    shared |= {
-        "WORLD_SIZE": str(world),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+    shared |= {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     end_with_this = None
     if sys.platform == "linux":
         end_with_this = partial(ctypes.CDLL(None).prctl, _PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
@@ -246,24 +240,21 @@ def launch(world: int, arguments: Sequence[str]) -> int:
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        return _watch(processes)
+        status = _first_failure(processes)
+        return 128 - status if status < 0 else status  # a signal, as a shell reports it
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _watch(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    status = _first_failure(processes)
-    return 128 - status if status < 0 else status  # a signal as a shell says it; an exit status has no sign
-
-
 def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+    """Wait for all processes, or kill the others if one fails. Return the first status that is not 0, or 0."""
     while any(process.poll() is None for process in processes):
         failed = [process.returncode for process in processes if process.poll() not in (None, 0)]
         if failed:
             time.sleep(_GRACE_SECONDS)
             for process in processes:
                 process.kill()
-            return min(failed)  # a signal, which is negative, tells more than the failures of those it left alone
+            return min(failed)  # a signal is negative, and the cause of the other failures
         time.sleep(0.05)
     return next((process.returncode for process in processes if process.returncode), 0)
