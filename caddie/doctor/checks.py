@@ -295,7 +295,7 @@ def check_pace(
                 why = "the budget buys fewer steps than such a machine should give"
                 found.append(Finding(level, what, why, "fix the other findings first, then take another machine"))
     if estimate is not None and estimate.steps < STEPS:
-        end = f"after about {estimate.steps} steps" if estimate.steps else "before the first step does"
+        end = f"after about {count(estimate.steps, 'step')}" if estimate.steps else "before the first step does"
         fix = "more train.seconds, a smaller train.batch_tokens, NAME_mini in place of NAME, or a faster machine"
         found.append(Finding("problem", f"the budget ends {end}", "too few to learn anything", fix))
     return found
