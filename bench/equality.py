@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from kernels import REPEATS, error, milliseconds, one_call, operations
+from kernels import REPEATS, error, milliseconds, names, one_call, operations
 from torch import Tensor
 
-from caddie.ops import IMPLEMENTATIONS
 from caddie.ops.attention import BACKENDS, Visibility, segment_bucket
 from caddie.report.tables import one_line, table
 from caddie.runtime.distributed import local_device
@@ -25,7 +24,7 @@ def fused_kernels() -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for operation, size, tensors, settings in [*operations(), *ragged()]:
         exact = one_call(operation, PLAIN, tuple(tensor.float() for tensor in tensors), settings)
-        calls = {name: one_call(operation, name, tensors, settings) for name in IMPLEMENTATIONS[operation]}
+        calls = {name: one_call(operation, name, tensors, settings) for name in names(operation)}
         dtype = str(tensors[0].dtype).removeprefix("torch.")
         for name, call in calls.items():
             if name != PLAIN:

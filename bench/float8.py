@@ -22,7 +22,7 @@ from torch import Tensor
 
 from caddie.cli.exits import end
 from caddie.errors import UserError
-from caddie.ops import asking, float8_linear, linear
+from caddie.ops import float8_linear, linear, use_implementations
 from caddie.runtime.distributed import local_device
 
 SHAPES = {
@@ -53,9 +53,9 @@ def float8_products(toy: bool = False) -> Iterator[dict[str, Any]]:
             for size in ((count, inputs), (outputs, inputs), (count, outputs))
         )
         exact = partial(products, linear, x.float(), weight.float(), slopes.float())
-        with asking(scaled_product="plain"):
+        with use_implementations(scaled_product="plain"):
             of_reference = error(products(float8_linear, x, weight, slopes), exact())
-        with asking(scaled_product="scaled_mm"):
+        with use_implementations(scaled_product="scaled_mm"):
             found = compared(
                 partial(products, _compiled(float8_linear), x, weight, slopes),
                 partial(products, _compiled(linear), x, weight, slopes),

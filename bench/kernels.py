@@ -5,15 +5,19 @@ python bench/kernels.py [RECIPE]
 Operations on random data at the shapes of a run, every implementation in turn, best of several. On a GPU references are
 compiled, as training compiles them, and errors against float32 are shown too, since nothing else there has checked the
 kernels. On a CPU then the products of float32 that scoring makes, beside PyTorch's own choice. Then steps of RECIPE
-(baseline_mini): all references, what the program chooses, and each fused one alone.
+(baseline_mini): all references, what the program chooses, and each fused one alone, those of `mlp_kernels.py` and
+`gram_kernels.py` beside this file included, which the program never takes.
 """
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -21,16 +25,53 @@ from torch import Tensor
 
 from caddie.config.schedules import Budget, TrainProgress
 from caddie.data.loaders import Batch
-from caddie.ops import IMPLEMENTATIONS, asking, choose, linear, plain
+from caddie.model import mlp
+from caddie.ops import IMPLEMENTATIONS, choose, linear, plain, use_implementations
 from caddie.ops.dispatch import implementation
 from caddie.recipes.catalog import find
 from caddie.runtime.distributed import Ranks
+from caddie.train.optim import muon
 from caddie.train.trainer import Trainer
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
 REPEATS = 20 if GPU else 7
 REFERENCES = dict.fromkeys(IMPLEMENTATIONS, "plain")
+
+
+def squared_mlp(x: Tensor, up: Tensor, down: Tensor, slope: float = 0.0) -> Tensor:
+    """Return x (..., width) through `up` (hidden, width), the squared activation and `down` (width, hidden)."""
+    return linear(plain.squared(linear(x, up), slope), down)
+
+
+CANDIDATES: dict[str, tuple[Callable[..., Tensor], str]] = {
+    "squared_mlp": (squared_mlp, "mlp_kernels"),
+    "gram": (muon.gram, "gram_kernels"),
+    "gram_polynomial": (muon.gram_polynomial, "gram_kernels"),
+}
+"""Operations whose Triton kernels the package does not take: reference, and module beside this file."""
+
+
+def names(operation: str) -> list[str]:
+    """Implementations of an operation."""
+    return list(IMPLEMENTATIONS.get(operation, ("plain", "Triton")))
+
+
+def function_of(operation: str, name: str) -> Callable[..., object]:
+    """The implementation of that name."""
+    if operation in IMPLEMENTATIONS:
+        return implementation(operation, name)
+    reference, module = CANDIDATES[operation]
+    return reference if name == "plain" else getattr(importlib.import_module(module), operation)
+
+
+@contextmanager
+def candidate(operation: str) -> Iterator[None]:
+    """Within it, steps take the Triton kernel of that operation."""
+    kernels = importlib.import_module(CANDIDATES[operation][1])
+    target, name = (mlp._Squared, "forward") if operation == "squared_mlp" else (muon, operation)
+    with patch.object(target, name, getattr(kernels, name)):
+        yield
 
 
 def milliseconds(work: Callable[[], object]) -> float:
@@ -66,7 +107,7 @@ def operations() -> list[tuple[str, str, tuple[Tensor, ...], tuple[object, ...]]
         for shape in banks:
             matrices = random(*shape, scale=shape[-1] ** -0.5)
             found.append(("gram", " x ".join(map(str, shape)), (matrices,), ()))
-            found.append(("gram_polynomial", f"{shape[1]} squared", (plain.gram(matrices),), (-4.775, 2.0315)))
+            found.append(("gram_polynomial", f"{shape[1]} squared", (muon.gram(matrices),), (-4.775, 2.0315)))
     return found
 
 
@@ -74,7 +115,7 @@ def one_call(
     operation: str, name: str, tensors: tuple[Tensor, ...], settings: tuple[object, ...]
 ) -> Callable[[], list[Tensor]]:
     """A forward, and where the operation has one a backward; gives result and gradients."""
-    function = implementation(operation, name)
+    function = function_of(operation, name)
     function = torch.compile(function, dynamic=False) if GPU and name == "plain" else function
 
     def call() -> list[Tensor]:
@@ -97,20 +138,19 @@ def error(found: list[Tensor], right: list[Tensor]) -> float:
 def compare() -> None:
     """A line for each operation, size and implementation."""
     for operation, size, tensors, settings in operations():
-        names = list(IMPLEMENTATIONS[operation])
-        names = [name for name in names if name == "plain" or (name == "Triton") == GPU]
-        if len(names) == 1:
+        these = [name for name in names(operation) if name == "plain" or (name == "Triton") == GPU]
+        if len(these) == 1:
             continue
         exact = one_call(operation, "plain", tuple(tensor.float() for tensor in tensors), settings)()
-        calls = {name: one_call(operation, name, tensors, settings) for name in names}
+        calls = {name: one_call(operation, name, tensors, settings) for name in these}
         errors = {name: error(call(), exact) for name, call in calls.items()}
-        best = dict.fromkeys(names, float("inf"))
+        best = dict.fromkeys(these, float("inf"))
         for _ in range(REPEATS):
             for name, call in calls.items():
                 best[name] = min(best[name], milliseconds(call))
         dtype = str(tensors[0].dtype).removeprefix("torch.")
-        chosen = choose(operation, DEVICE, tensors[0].dtype)
-        for name in names:
+        chosen = choose(operation, DEVICE, tensors[0].dtype) if operation in IMPLEMENTATIONS else "plain"
+        for name in these:
             print(
                 f"{operation:16} {dtype:8} {size:22} {name:8} {best[name]:8.3f} ms, {best['plain'] / best[name]:5.2f} "
                 f"times the reference, error {errors[name]:.1e}{', chosen' if name == chosen else ''}",
@@ -139,8 +179,8 @@ def steps(name: str) -> None:
     """Training steps with all references, with what is chosen, and with each kernel alone."""
     recipe = find(name)
     variants: dict[str, dict[str, str]] = {"references": REFERENCES, "chosen": {}}
-    for operation, names in IMPLEMENTATIONS.items():
-        if (fused := "Triton" if GPU else "by hand") in names:
+    for operation in (*IMPLEMENTATIONS, *(CANDIDATES if GPU else ())):
+        if (fused := "Triton" if GPU else "manual") in names(operation):
             variants[f"{operation} alone"] = {**REFERENCES, operation: fused}
     config = recipe.train
     rows = config.micro_tokens(1) // config.longest_row, config.longest_row
@@ -153,7 +193,11 @@ def steps(name: str) -> None:
             trainers[variant].dtype = dtype
         best = dict.fromkeys(variants, float("inf"))
         for repeat, variant in itertools.product(range(REPEATS + 3), variants):
-            with asking(**variants[variant]):
+            forced = {operation: used for operation, used in variants[variant].items() if operation in IMPLEMENTATIONS}
+            with ExitStack() as stack:
+                stack.enter_context(use_implementations(**forced))
+                for operation in variants[variant].keys() - forced:
+                    stack.enter_context(candidate(operation))
                 batches = itertools.repeat(Batch(*ids))
                 spent = milliseconds(lambda: trainers[variant].step(batches, moment, bos=-1))  # noqa: B023
             best[variant] = min(best[variant], spent) if repeat > 2 else best[variant]

@@ -91,10 +91,10 @@ def naive(model: Model, text: Text, length: int, stride: int) -> float:
     import torch
     import torch.nn.functional as F
 
-    from caddie.ops import IMPLEMENTATIONS, asking
+    from caddie.ops import IMPLEMENTATIONS, use_implementations
 
     ids, nats = torch.from_numpy(text.tokens.astype("int64")), 0.0
-    with torch.no_grad(), asking(**dict.fromkeys(IMPLEMENTATIONS, "plain")):
+    with torch.no_grad(), use_implementations(**dict.fromkeys(IMPLEMENTATIONS, "plain")):
         for begin in range(0, len(ids) - 1, stride):
             end = min(begin + length, len(ids) - 1)
             inputs = ids[None, begin:end]

@@ -1,4 +1,4 @@
-"""Attention: where positions of a row exchange information."""
+"""Attention: positions of a row exchange information."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from caddie.ops import normed_rotation, xsa
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(Config):
-    """Socket: how positions of a row see each other."""
+    """Socket: attention of a layer."""
 
     @abstractmethod
     def build(self, width: int, layer: int) -> Part:
-        """The module of `layer`; its forward takes the normed stream (B, T, width) and the context.
+        """Return the module of `layer`; its forward takes the normed stream (B, T, width) and the context.
 
-        It gives back the positions that the context asks for, of the same width.
+        It returns the context's query positions, of the same width.
         """
 
     @abstractmethod
     def value_width(self, width: int) -> int:
-        """Channels of all values of a position."""
+        """Return the channels of all values of a position."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedQueryAttention(Attention):
-    """Causal attention with normed queries and keys and a learned gain per head, as in the contest's baseline.
+    """Causal grouped-query attention with QK norm, RoPE and a learned gain per query head (the contest's baseline).
 
-    Grouped queries: arXiv 2305.13245; query-key norm: arXiv 2010.04245; rotary positions: arXiv 2104.09864.
+    Grouped queries (GQA): arXiv 2305.13245; QK norm: arXiv 2010.04245; rotary positions (RoPE): arXiv 2104.09864.
     """
 
     techniques: ClassVar = {
@@ -83,23 +83,23 @@ class GroupedQueryAttention(Attention):
     query_gain: Positive = 1.5
     """Initial factor on the normed queries; logits are bounded by it times the root of the head's size."""
     rope: RoPE = PlainRoPE()
-    """Positions."""
+    """Rotary position embedding."""
     linear: LinearMap = Dense()
-    """What the matrices are."""
+    """Kind of the projection matrices."""
     fused: bool = False
-    """Whether queries, keys and values come from one matrix."""
+    """True for one matrix that projects to queries, keys and values together."""
     scope: Literal["row", "document"] = "row"
-    """Whether a position sees its whole row's past or its own document's alone."""
+    """Past that a position attends to: all of its row, or its own document alone."""
     longest: Count | None = None
     """With the scope `document`: tokens after which a longer document is cut, or none."""
     window: IntSchedule | None = None
-    """Latest positions that one sees, itself included, or none for all."""
+    """Sliding window: number of latest positions attended to, the own included, or none for all."""
     value_residual: ValueResidual | None = None
-    """How the values of layer 0 return, or none. Layer 0 itself has nothing to add."""
+    """Value residual: mix of the values of layer 0 into this layer's, or none. Layer 0 itself has nothing to mix in."""
     xsa: bool = False
-    """Whether each head's output loses its part along the position's own value."""
+    """True for exclusive self-attention (XSA): each head's output loses its projection on the position's own value."""
     gate: HeadGate | None = None
-    """Factor on each head's output, or none."""
+    """Gate on each head's output, or none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,7 +107,7 @@ class GroupedQueryAttention(Attention):
             check_int_schedule("window", self.window)
 
     def build(self, width: int, layer: int) -> Part:
-        """The module, or a `UserError` when the heads do not divide."""
+        """Return the module; raises `UserError` if the heads do not divide the width or each other."""
         if width % self.heads or (width // self.heads) % 2:
             raise UserError(f"a width of {width} does not divide into {self.heads} heads of even size")
         if self.heads % self.key_value_heads:
@@ -115,7 +115,7 @@ class GroupedQueryAttention(Attention):
         return _GroupedQueryAttention(self, width, layer)
 
     def value_width(self, width: int) -> int:
-        """The key and value heads' channels."""
+        """Return the channels of the key and value heads."""
         return width // self.heads * self.key_value_heads
 
 
@@ -125,7 +125,7 @@ class _GroupedQueryAttention(Part):
         self.config = config
         self.layer = layer
         self.head_size = width // config.heads
-        self.turning = config.rope.turning(self.head_size)
+        self.rope_dims = config.rope.rotated_dims(self.head_size)
         values = config.value_width(width)
         self.sizes = [width, values, values]
         if config.fused:
@@ -140,33 +140,30 @@ class _GroupedQueryAttention(Part):
     def forward(self, h: Tensor, context: Context) -> Tensor:
         config = self.config
         query_positions = context.query_positions(h)
-        q, k, v = self._projected(h, query_positions)
+        q, k, v = self._project(h, query_positions)
         if (added := context.values.get(self.layer)) is not None:
             v = v + added
-        q, k, v = (self._heads(x) for x in (q, k, v))
+        q, k, v = (x.view(*x.shape[:2], -1, self.head_size).transpose(1, 2) for x in (q, k, v))  # (B, heads, T, D)
         if self.value_residual is not None and context.first_values is not None:
             v = self.value_residual(v, context.first_values)
         elif config.value_residual and context.first_values is None:
             context.first_values = v
-        cosine, sine = context.rope(config.rope, self.turning)
-        late = slice(h.shape[1] - query_positions.shape[1], None)  # the places of what is asked for
-        q = normed_rotation(q, cosine[late], sine[late], self.gain)
+        cosine, sine = context.rope(config.rope, self.rope_dims)
+        last = slice(h.shape[1] - query_positions.shape[1], None)  # the query positions
+        q = normed_rotation(q, cosine[last], sine[last], self.gain)
         k = normed_rotation(k, cosine, sine)
         visible = context.visible(config.scope, config.longest, config.window)
         y = context.attention(q, k, v, visible)
         if config.xsa:
-            y = xsa(y, v[:, :, late])
+            y = xsa(y, v[:, :, last])
         if self.gate is not None:
             y = y * self.gate(query_positions).transpose(1, 2)[..., None]
         out: Tensor = self.output(y.transpose(1, 2).reshape(query_positions.shape))
         return out
 
-    def _projected(self, h: Tensor, query_positions: Tensor) -> Sequence[Tensor]:
+    def _project(self, h: Tensor, query_positions: Tensor) -> Sequence[Tensor]:
         if self.config.fused:
-            together: Tensor = self.query_key_value(h)
-            q, k, v = torch.split(together, self.sizes, dim=-1)
+            fused: Tensor = self.query_key_value(h)
+            q, k, v = torch.split(fused, self.sizes, dim=-1)
             return q[:, -query_positions.shape[1] :], k, v
         return self.query(query_positions), self.key(h), self.value(h)
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:2], -1, self.head_size).transpose(1, 2)  # (B, heads, T, head size)

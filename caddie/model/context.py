@@ -1,4 +1,4 @@
-"""All that a part of the model may know besides the stream."""
+"""Context of a forward: positions, documents, visibility and the key/value cache."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from caddie.ops.attention import Visibility, attention, constant_in_graphs
 
 
 class Cache:
-    """What earlier positions of the same rows left behind, so that the next ones need not compute them again.
+    """Keys, values and other state of earlier positions of the same rows, for generation token by token.
 
     Parts reach it through the context alone, and in the same order in every forward.
     """
 
     def __init__(self) -> None:
         self.length = 0
-        """Positions seen."""
+        """Number of cached positions."""
         self.kept: list[tuple[Tensor, ...]] = []
-        """What each call of the context kept, in the order of the calls."""
+        """State kept by each call of the context, in the order of the calls."""
 
 
 class Context:
-    """One forward's surroundings, for ids (B, T).
+    """Shared state of one forward over ids (B, T).
 
-    `starts` (B, T) is true where a document begins, or None when the rows are taken as they come. With a `cache`, the
-    ids go on where those of the forward before ended. Rotary tables and visibilities are made once for all layers.
-    `progress` is how much of the run is over, for what changes with it. There are at most `segments` documents and
-    parts of documents in the rows, or, at 0, nobody has counted.
+    `starts` (B, T) is true where a document begins, or None if rows are not divided into documents. With a `cache` the
+    ids continue those of the forward before. RoPE tables and visibilities are made once for all layers. `progress` is
+    the fraction of the run that is over, for schedules. `segments` is the largest number of documents and parts of
+    documents in the rows, 0 if unknown.
     """
 
     def __init__(
@@ -45,35 +45,35 @@ class Context:
         self.ids = ids
         self.starts = starts
         self.dtype = dtype
-        self.moment = TrainProgress(0, progress, Budget(seconds=1.0))
+        self.progress = progress
         self.first_values: Tensor | None = None
-        """Values (B, K, T, D) of layer 0, once it has run, for layers that take them up."""
+        """Values (B, K, T, D) of layer 0, once it has run, for value residuals."""
         self.values: dict[int, Tensor] = {}
-        """What is added to the values (B, T, K·D) of a layer, by layer."""
+        """Value embeddings (B, T, K·D) to add to a layer's values, by layer."""
         self.pass_index = 0
-        """How often the layer that runs now ran before in this forward."""
+        """Number of earlier passes of the current layer in this forward."""
         self.last: int | None = None
-        """How many last positions are asked of the layer that runs now, or None for all."""
+        """Number of last positions that the current layer must return, or None for all."""
         self._cache = cache
         self._calls = 0
         self._first = 0 if cache is None else cache.length
         self._room = segments
-        self._rotary: dict[tuple[RoPE, int], tuple[Tensor, Tensor]] = {}
+        self._rope_tables: dict[tuple[RoPE, int], tuple[Tensor, Tensor]] = {}
         self._segments: dict[int | None, Tensor] = {}
         self._visible: dict[tuple[str, int | None, int | None, int | None], Visibility] = {}
         if cache is not None:
             cache.length += ids.shape[1]
 
-    def rope(self, positions: RoPE, dims: int) -> tuple[Tensor, Tensor]:
-        """Cosine and sine tables over the positions of a row, each (T, dims/2)."""
-        if (positions, dims) not in self._rotary:
+    def rope(self, rope: RoPE, dims: int) -> tuple[Tensor, Tensor]:
+        """Return cosine and sine tables over the positions of a row, each (T, dims/2)."""
+        if (rope, dims) not in self._rope_tables:
             end = self._first + self.ids.shape[1]
-            cosine, sine = _tables(positions, dims, self._first, end, self.ids.device, self.dtype)
-            self._rotary[positions, dims] = cosine, sine
-        return self._rotary[positions, dims]
+            cosine, sine = _rope_tables(rope, dims, self._first, end, self.ids.device, self.dtype)
+            self._rope_tables[rope, dims] = cosine, sine
+        return self._rope_tables[rope, dims]
 
     def previous(self, x: Tensor) -> Tensor:
-        """x (B, T, ...) shifted by one position: what stood before, zero at the start of a row or a document."""
+        """Return x (B, T, ...) shifted by one position, with zeros at the start of a row or a document."""
         (before,) = self._keep((torch.zeros_like(x[:, :1]),))
         shifted = torch.cat((before, x[:, :-1]), dim=1)
         if self._cache is not None:
@@ -83,7 +83,7 @@ class Context:
         return shifted.masked_fill(self.starts.reshape(*self.starts.shape, *[1] * (x.ndim - 2)), 0)
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:
-        """Attention of q (B, H, T, D) over k, v (B, K, T, D) of these positions and of all positions before."""
+        """Return attention of q (B, H, T, D) over k, v (B, K, T, D) of these positions and of the cached ones."""
         if self._cache is not None:
             before = self._keep((k[:, :, :0], v[:, :, :0]))
             k, v = torch.cat((before[0], k), 2), torch.cat((before[1], v), 2)
@@ -91,13 +91,13 @@ class Context:
         return attention(multiplied(q), multiplied(k), multiplied(v), visible).to(q.dtype)
 
     def query_positions(self, x: Tensor) -> Tensor:
-        """Those positions of x (B, T, ...) that are asked of the layer that runs now."""
+        """Return the positions of x (B, T, ...) that the current layer must return."""
         return x if self.last is None else x[:, x.shape[1] - self.last :]
 
     def visible(self, scope: str, longest: int | None, window: IntSchedule | None) -> Visibility:
-        """What the positions asked for attend to: their `row` or `document`, cut into pieces of `longest`."""
+        """Return the visibility of the query positions: their `row` or `document`, cut into pieces of `longest`."""
         segmented = scope == "document" and self.starts is not None
-        width = reach(longest if segmented else None, window, self.moment.progress, self.ids.device)
+        width = reach(longest if segmented else None, window, self.progress, self.ids.device)
         key = (scope, longest, width, self.last)
         if key not in self._visible:
             segments = self._numbered(self.starts, longest) if segmented and self.starts is not None else None
@@ -108,10 +108,10 @@ class Context:
         return self._visible[key]
 
     def _numbered(self, starts: Tensor, longest: int | None) -> Tensor:
-        """The running number of the segment of every position up to the last of these, (B, S)."""
+        """Return the running segment number of every position, the cached ones included, (B, S)."""
         if longest in self._segments:
             return self._segments[longest]
-        # Number and age of all positions before; the age counts from the start of the document.
+        # Segment number and age of all cached positions; the age counts from the start of the document.
         outside = starts.new_full((len(starts), 1), -1, dtype=torch.long)
         numbers, ages = self._keep((outside, outside))
         place = torch.arange(starts.shape[1], device=starts.device)
@@ -126,7 +126,7 @@ class Context:
         return self._segments[longest]
 
     def _keep(self, first: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """What this call kept in the forward before, or `first` in the first one."""
+        """Return the state that this call kept in the forward before, or `first` in the first one."""
         self._calls += 1
         if self._cache is None:
             return first
@@ -136,28 +136,28 @@ class Context:
 
 
 def reach(longest: int | None, window: IntSchedule | None, progress: float, device: torch.device) -> int | None:
-    """How many positions one sees at most, itself included, or None for all of its row.
+    """Return the most positions that a query attends to, its own included, or None for all of its row.
 
-    No segment is longer than `longest`, and a CPU that is told so need not look at whole rows.
+    No segment is longer than `longest`; on a CPU that bound saves attention over whole rows.
     """
-    bounds = [] if window is None else [_now(window, progress)]
+    bounds = [] if window is None else [_int_at(window, progress)]
     if longest is not None and device.type == "cpu":
         bounds.append(longest)
     return min(bounds) if bounds else None
 
 
 @constant_in_graphs
-def _now(number: IntSchedule, progress: float) -> int:
-    """The number at that progress; PyTorch traces no search for a stair, and a stage of the run is one graph anyway."""
+def _int_at(number: IntSchedule, progress: float) -> int:
+    """Return the number at that progress; PyTorch cannot trace `bisect`, and each stage of a run has its own graph."""
     return int_at(number, TrainProgress(0, progress, Budget(seconds=1.0)))
 
 
 @constant_in_graphs
-def _tables(positions: RoPE, dims: int, first: int, end: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Cosines and sines at these positions, (2, end - first, dims/2).
+def _rope_tables(rope: RoPE, dims: int, first: int, end: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return cosines and sines at positions `first` to `end`, (2, end - first, dims/2).
 
-    Left to the compiler, each of its kernels would find the cosine of each number that it turns anew.
+    Left to the compiler, each of its kernels would compute the cosine of each element anew.
     """
     exact = torch.float64 if dtype == torch.float64 else torch.float32
-    angles = torch.arange(first, end, device=device).to(exact)[:, None] * positions.frequencies(dims, device, exact)
+    angles = torch.arange(first, end, device=device).to(exact)[:, None] * rope.frequencies(dims, device, exact)
     return torch.stack((angles.cos(), angles.sin())).to(dtype)

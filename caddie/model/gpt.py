@@ -1,4 +1,4 @@
-"""The whole model: its settings, its one forward, and how it is made."""
+"""The whole model: settings, construction and the one forward."""
 
 from __future__ import annotations
 
@@ -28,41 +28,41 @@ from caddie.model.skips import Skips, UNet
 from caddie.model.values import ValueEmbedding, ValueTable
 
 MOST_RUNS = 1024
-"""How often layers may run in a forward, all together."""
+"""Largest number of layer passes in a forward."""
 ModelPart = Literal["head", "mlp"]
-"""Where most of a model's products are, beside attention."""
+"""Parts of a model whose linear layers can multiply in float8."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GPT(Config):
-    """A decoder-only transformer. The defaults are the contest's baseline, 17,059,912 parameters."""
+    """Decoder-only transformer. The defaults are the contest's baseline, 17,059,912 parameters."""
 
     vocabulary: Annotated[int, Range(2, 65_536)] = 1024
     """Number of token ids; the tokenizer must have as many."""
     width: Annotated[int, Range(1, 65_536)] = 512
-    """Channels of the stream."""
+    """Channels of the residual stream."""
     depth: Annotated[int, Range(1, 1024)] = 9
     """Number of layers."""
     embedding: Embedding = TokenEmbedding()
-    """How ids enter the stream."""
+    """Embedding of token ids."""
     block: Block = Block()
-    """What every layer is."""
+    """Settings of every layer."""
     layers: Mapping[str, Any] = field(default_factory=dict)
-    """Exceptions: a layer or a range of layers (`3`, `0-6`) to a diff on its block; as a path `layers.0-6.parallel`."""
+    """Exceptions: layer or range of layers (`3`, `0-6`) to a diff on its block; as a path `layers.0-6.parallel`."""
     skips: Skips | None = UNet()
-    """Connections from early to late layers, or none."""
+    """U-Net connections from early to late layers, or none."""
     recurrence: Recurrence | None = None
-    """Layers that run more than once, or none."""
+    """Depth recurrence: layers with several passes, or none."""
     parallel_streams: ParallelStreams | None = None
-    """Two streams from some layer on, or none."""
+    """Two parallel streams from some layer on, or none."""
     value_embedding: ValueEmbedding | None = None
-    """Embeddings of the tokens that some layers' values get, or none."""
+    """Value embeddings: token embeddings added to the values of some layers, or none."""
     head: Head = TiedHead()
-    """How the stream becomes logits."""
+    """Output head: stream to logits."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "layers", _by_layer(plain(self.layers)))  # the same from Python, JSON and paths
+        object.__setattr__(self, "layers", _by_layer(plain(self.layers)))  # equal from Python, JSON and paths
         blocks, last = self.blocks, self.depth - 1
         if self.recurrence:
             if self.recurrence.last > last:
@@ -74,11 +74,13 @@ class GPT(Config):
             if self.parallel_streams.first > last:
                 raise UserError(f"parallel_streams.first must be at most {last}, not {self.parallel_streams.first}")
             if self.recurrence and self.parallel_streams.first <= self.recurrence.last:
-                raise UserError("parallel_streams.first must be behind recurrence.last; layers with two lanes run once")
+                raise UserError(
+                    "parallel_streams.first must be behind recurrence.last; layers with two streams run once"
+                )
             if not all(block.attention for block in blocks[self.parallel_streams.first :]):
                 raise UserError(
                     "parallel_streams need attention in every layer from parallel_streams.first on, "
-                    "where it writes the first lane"
+                    "where it writes the first stream"
                 )
         if self.value_embedding:
             layers = self.value_embedding.layers
@@ -90,19 +92,19 @@ class GPT(Config):
         self._check_value_residuals()
 
     def _check_value_residuals(self) -> None:
-        taking = [
+        layers = [
             (layer, attention.value_width(self.width), getattr(attention, "key_value_heads", None))
             for layer, block in enumerate(self.blocks)
             if (attention := block.attention) is not None and getattr(attention, "value_residual", None) is not None
         ]
-        if taking and (taking[0][0] != 0 or len({one[1:] for one in taking}) > 1):
+        if layers and (layers[0][0] != 0 or len({sizes[1:] for sizes in layers}) > 1):
             raise UserError(
                 "attention.value_residual takes up the values of layer 0: set it there too, with equal heads"
             )
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """The settings of each layer: `block` with every exception that names the layer, in order."""
+        """Settings of each layer: `block` with every exception that names the layer, in order."""
         found = [self.block] * self.depth
         for key, diff in self.layers.items():
             for layer in _layer_range(key, self.depth):
@@ -113,42 +115,42 @@ class GPT(Config):
         return tuple(found)
 
     def block_of(self, layer: int) -> Block:
-        """The settings of one layer."""
+        """Return the settings of one layer."""
         return self.blocks[layer]
 
     def build(self) -> Model:
-        """The model with uninitialized weights, on the default device."""
+        """Return the model with uninitialized weights, on the default device."""
         return Model(self)
 
     @property
     def stages(self) -> tuple[float, ...]:
-        """Progress at which each stage of the run begins, 0 first: between them the graph stays the same."""
-        windows = (getattr(self.block_of(layer).attention, "window", None) for layer in range(self.depth))
-        numbers = [*(window for window in windows if window is not None)]
+        """Progress at which each stage of the run begins, 0 first; within a stage the graph stays the same."""
+        windows = (getattr(block.attention, "window", None) for block in self.blocks)
+        numbers = [window for window in windows if window is not None]
         return (0.0, *changes(numbers + ([self.recurrence.passes] if self.recurrence else [])))
 
     def order(self, progress: float = 1.0) -> list[int]:
-        """Layers in the order in which they run when that much of the run is over."""
+        """Return the layers in the order of their passes at that progress of the run."""
         if self.recurrence is None:
             return list(range(self.depth))
         passes = int_at(self.recurrence.passes, TrainProgress(0, progress, Budget(seconds=1.0)))
         return self.recurrence.order(self.depth, passes)
 
     def own_mlps(self, layer: int) -> int:
-        """MLPs that a layer has for its later runs, beside that of the first."""
+        """Return the number of MLPs that a layer has for its repeated passes, beside that of the first."""
         recurrence = self.recurrence
         if recurrence is None or not recurrence.own_mlps or not recurrence.first <= layer <= recurrence.last:
             return 0
         return recurrence.most - 1
 
     def value_width(self, layer: int) -> int:
-        """Channels of the values of a layer's attention, 0 where it has none."""
-        attention = self.block_of(layer).attention
+        """Return the channels of the values of a layer's attention, 0 if it has none."""
+        attention = self.blocks[layer].attention
         return attention.value_width(self.width) if attention else 0
 
 
 def _by_layer(layers: Any) -> dict[str, dict[str, Any]]:
-    """Exceptions with what stands behind the layer's name in a path moved into that layer's diff."""
+    """Return the exceptions with the rest of a path after the layer's name moved into that layer's diff."""
     found: dict[str, dict[str, Any]] = {}
     for key, value in layers.items():
         layer, dot, path = key.partition(".")
@@ -169,7 +171,7 @@ def _layer_range(key: str, depth: int) -> range:
 
 
 class Model(Part):
-    """ids (B, T) to logits (B, T, vocabulary)."""
+    """GPT that maps ids (B, T) to logits (B, T, vocabulary)."""
 
     def __init__(self, config: GPT) -> None:
         super().__init__()
@@ -179,23 +181,19 @@ class Model(Part):
         width, depth = config.width, config.depth
         self.embedding = config.embedding.build(config.vocabulary, width)
         self.blocks = nn.ModuleList(
-            config.block_of(layer).build(width, layer, depth, config.own_mlps(layer)) for layer in range(depth)
+            block.build(width, layer, depth, config.own_mlps(layer)) for layer, block in enumerate(config.blocks)
         )
         self.connections = max(len(order) // 2 for order in self.orders)
         self.skips = config.skips.build(self.connections, width) if config.skips and self.connections else None
         self.passes = config.recurrence.build(width) if config.recurrence and config.recurrence.embeddings else None
         self.lanes = config.parallel_streams.build(depth) if config.parallel_streams else None
-        self.value_embedding = self._value_embedding()
+        self.value_embedding: ValueTable | None = None
+        if values := config.value_embedding:
+            self.value_embedding = values.build(config.vocabulary, config.value_width(values.layers[0]))
         self.head = config.head.build(self.embedding, config.vocabulary, width)
 
-    def _value_embedding(self) -> ValueTable | None:
-        wanted = self.config.value_embedding
-        if wanted is None:
-            return None
-        return wanted.build(self.config.vocabulary, self.config.value_width(wanted.layers[0]))
-
-    def multiply(self, part: ModelPart, product: Product) -> None:
-        """Have the linear layers of a part multiply by their weights in this way."""
+    def set_product(self, part: ModelPart, product: Product) -> None:
+        """Let the linear layers of a part multiply by their weights with `product`."""
         blocks = [typing.cast(BlockModule, block) for block in self.blocks]
         roots = [self.head] if part == "head" else [mlp for block in blocks for mlp in (block.mlp, *block.later_mlps)]
         for module in (module for root in roots for module in root.modules()):
@@ -203,7 +201,7 @@ class Model(Part):
                 module.product = product
 
     def stage(self, progress: float) -> int:
-        """Number of the stage that a run is in."""
+        """Return the index of the stage of a run at that progress."""
         return bisect_right(self.stages, progress) - 1
 
     def forward(
@@ -218,34 +216,35 @@ class Model(Part):
         capped: bool = True,
         segments: int = 0,
     ) -> Tensor:
-        """Logits in `dtype`; `starts` (B, T) is true where a document begins.
+        """Return logits in `dtype`; `starts` (B, T) is true where a document begins.
 
-        With `last`, logits of that many last positions alone. With a `cache`, which the forward extends, the ids go on
-        where those of the call before ended. `stage` is that of the run; the last one is what is packed and scored.
-        Not `capped`, they are those that `HeadModule.losses` takes. There are at most `segments` documents in the rows,
-        each counted again where it goes on in another; what asks for the number does not run where nobody has counted.
+        With `last`, logits of that many last positions alone. With a `cache`, which the forward extends, the ids
+        continue those of the call before. `stage` is that of the run; the last one is packed and scored. With `capped`
+        False, logits before the softcap, as `HeadModule.losses` takes them. `segments` is the largest number of
+        documents in the rows, counted once for each row that they reach; at 0, unknown, attention that needs the number
+        is not chosen.
         """
         context = Context(ids, starts, dtype, cache, self.stages[stage], segments)
         x = self.embedding(context)
         if self.value_embedding is not None:
             context.values = self.value_embedding(context)
-        x = self._through(x, context, self.orders[stage], last if last and last < ids.shape[1] else None)
+        x = self._run_blocks(x, context, self.orders[stage], last if last and last < ids.shape[1] else None)
         head = self.head if capped else self.head.uncapped
         logits: Tensor = head(x if last is None else x[:, x.shape[1] - last :], self.embedding)
         return logits
 
-    def _through(self, x: Tensor, context: Context, order: Sequence[int], last: int | None) -> Tensor:
-        """The stream behind all layers, in the order in which they run; perhaps its `last` positions alone."""
+    def _run_blocks(self, x: Tensor, context: Context, order: Sequence[int], last: int | None) -> Tensor:
+        """Return the stream after all layers in `order`, or its `last` positions alone."""
         x0, lane1 = x, None
         saved: list[Tensor] = []
-        half, runs = len(order) // 2, [0] * len(self.blocks)
+        half, passes = len(order) // 2, [0] * len(self.blocks)
         for number, layer in enumerate(order):
             if self.lanes is not None and lane1 is None and layer >= self.lanes.first:
                 lane1 = x
             if self.skips is not None and number >= half and saved and number - half < self.connections:
                 x = self.skips(number - half, x, saved.pop())
-            context.pass_index = runs[layer]
-            runs[layer] += 1
+            context.pass_index = passes[layer]
+            passes[layer] += 1
             if self.passes is not None and layer == self.passes.first:
                 x = self.passes(context.pass_index, x)
             block = typing.cast(BlockModule, self.blocks[layer])
@@ -260,7 +259,7 @@ class Model(Part):
 
 
 def build(config: GPT, seed: int, device: torch.device | str = "cpu") -> Model:
-    """The model with its initial weights, the same for a seed on every device."""
+    """Return the model with its initial weights, equal for a seed on every device."""
     with torch.device(device):  # not by way of "meta", whose `empty_like` imports sympy: half a second of each process
         model = config.build()
     initialize(model, seed)
@@ -268,6 +267,6 @@ def build(config: GPT, seed: int, device: torch.device | str = "cpu") -> Model:
 
 
 def parameter_count(config: GPT) -> int:
-    """Number of parameters, by building the model without memory."""
+    """Return the number of parameters, by building the model without memory."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in config.build().parameters())

@@ -1,37 +1,37 @@
-"""The multilayer perceptron: what each position computes alone."""
+"""Multilayer perceptrons (MLPs)."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, TypeGuard
+from typing import Annotated, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from caddie.config import Config, Range, Technique
-from caddie.model.linear import Dense, Linear, LinearMap
+from caddie.model.linear import Dense, LinearMap
 from caddie.model.parameters import Part
-from caddie.ops import choose, linear, squared, squared_mlp
+from caddie.ops import squared
 
 
 @dataclass(frozen=True, kw_only=True)
 class MLP(Config):
-    """Socket: a function of each position."""
+    """Socket: MLP of a layer."""
 
     hidden: Annotated[int, Range(1, 1 << 20)] = 1024
     """Hidden channels."""
     linear: LinearMap = Dense()
-    """What the matrices are."""
+    """Kind of the matrices."""
 
     @abstractmethod
     def build(self, width: int) -> Part:
-        """The module; its forward takes the normed stream (B, T, width) and keeps the shape."""
+        """Return the module; its forward takes the normed stream (B, T, width) and keeps the shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReluSquared(MLP):
-    """W2 relu(W1 x)² (Primer, arXiv 2109.08668)."""
+    """ReLU²: W2 relu(W1 x)² (Primer, arXiv 2109.08668)."""
 
     techniques: ClassVar = {
         "": Technique(
@@ -42,13 +42,13 @@ class ReluSquared(MLP):
     }
 
     def build(self, width: int) -> Part:
-        """The module."""
+        """Return the module."""
         return _Squared(self, width, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeakyReluSquared(MLP):
-    """W2 leaky_relu(W1 x)²: u² above zero and (slope·u)² below."""
+    """LeakyReLU²: W2 leaky_relu(W1 x)², u² above zero and (slope·u)² below."""
 
     techniques: ClassVar = {
         "": Technique(
@@ -62,13 +62,13 @@ class LeakyReluSquared(MLP):
     """Slope below zero, before the square."""
 
     def build(self, width: int) -> Part:
-        """The module."""
+        """Return the module."""
         return _Squared(self, width, self.slope)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SwiGLU(MLP):
-    """W2 (silu(W1 x) · W3 x) (arXiv 2002.05202)."""
+    """SwiGLU: W2 (silu(W1 x) · W3 x) (arXiv 2002.05202)."""
 
     techniques: ClassVar = {
         "": Technique(
@@ -79,7 +79,7 @@ class SwiGLU(MLP):
     }
 
     def build(self, width: int) -> Part:
-        """The module."""
+        """Return the module."""
         return _SwiGLU(self, width)
 
 
@@ -91,22 +91,8 @@ class _Squared(Part):
         self.down = config.linear.build_output(config.hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        if choose("squared_mlp", x.device, x.dtype) != "plain" and _bare(self.up) and _bare(self.down):
-            return squared_mlp(x, _seen(self.up, x), _seen(self.down, x), self.slope)
         y: Tensor = self.down(squared(self.up(x), self.slope))
         return y
-
-
-def _bare(layer: Part) -> TypeGuard[Linear]:
-    """Whether a layer is a plain product with its weight and nothing else, so that no one misses its being called."""
-    if not isinstance(layer, Linear) or layer.normed or layer.delta is not None or layer.product is not linear:
-        return False
-    return not layer._forward_pre_hooks and not layer._forward_hooks
-
-
-def _seen(layer: Linear, x: Tensor) -> Tensor:
-    """The weight that a forward sees."""
-    return (layer.weight if layer.view is None else layer.view(layer.weight)).to(x.dtype)
 
 
 class _SwiGLU(Part):

@@ -1,4 +1,4 @@
-"""Positions, as rotations of queries and keys."""
+"""Rotary position embeddings (RoPE) of queries and keys."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ Dims = Annotated[int, Range(2, 1 << 16)]
 
 @dataclass(frozen=True, kw_only=True)
 class RoPE(Config):
-    """Socket: how fast each pair of channels turns. The frequencies never depend on the row that is read.
+    """Socket: rotation frequencies of the channel pairs. They do not depend on the length of the row at hand.
 
-    So the base of a packed row is that of a short one, and a row may grow while it is generated.
+    So short and long rows rotate equally, and a row may grow while it is generated.
     """
 
     dims: Dims | None = None
-    """Leading channels of a head that turn, an even number, or none for all; the others know no position."""
+    """Leading channels of a head that are rotated, an even number, or none for all (partial RoPE)."""
     base: Positive = 10_000.0
-    """The slowest pair turns by about one over this at each position."""
+    """Base θ; the slowest pair rotates by about 1/θ per position."""
 
     @abstractmethod
     def frequencies(self, dims: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Angle per position of each pair of channels, (dims/2)."""
+        """Return the angle per position of each pair of channels, (dims/2)."""
 
-    def turning(self, head_size: int) -> int:
-        """How many channels of a head turn, or a `UserError` when there are not so many or the number is odd."""
+    def rotated_dims(self, head_size: int) -> int:
+        """Return the number of rotated channels of a head; raises `UserError` if it is odd or above `head_size`."""
         dims = head_size if self.dims is None else self.dims
         if dims > head_size or dims % 2:
-            raise UserError(f"rotary.dims must be even and at most {head_size}, the size of a head, not {dims}")
+            raise UserError(f"rope.dims must be even and at most {head_size}, the size of a head, not {dims}")
         return dims
 
 
@@ -45,7 +45,7 @@ def _powers(base: float, dims: int, device: torch.device, dtype: torch.dtype) ->
 
 @dataclass(frozen=True, kw_only=True)
 class PlainRoPE(RoPE):
-    """Pair i turns by base^(-2i/dims) at each position (RoFormer, arXiv 2104.09864)."""
+    """RoPE: pair i rotates by base^(-2i/dims) per position (RoFormer, arXiv 2104.09864)."""
 
     techniques: ClassVar = {
         "dims": Technique(
@@ -57,16 +57,16 @@ class PlainRoPE(RoPE):
     }
 
     def frequencies(self, dims: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """The powers of the base."""
+        """Return the powers of the base."""
         return _powers(self.base, dims, device, dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NTKRoPE(RoPE):
-    """The base raised for rows longer than those that it was meant for: base · (length/native_length)^(d/(d-2)).
+    """NTK-aware RoPE for rows longer than the native length: the base becomes base · (length/native_length)^(d/(d-2)).
 
-    The "NTK-aware" rule. In seed 002 and the record ARG rows of 2,048 are trained with the native length left at 1,024,
-    so the base is 2.21 times as large in training too.
+    In public system 002 and the record ARG rows of 2,048 are trained with a native length of 1,024, so the base is 2.21
+    times as large in training too (bloc97, 2023).
     """
 
     techniques: ClassVar = {
@@ -78,12 +78,12 @@ class NTKRoPE(RoPE):
     }
 
     native_length: Count = 1024
-    """Positions that the base is meant for."""
+    """Row length for which the base is meant."""
     length: Count = 2048
-    """Positions of a row; up to the native length nothing changes."""
+    """Row length; up to the native length nothing changes."""
 
     def frequencies(self, dims: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """The powers of the raised base."""
+        """Return the powers of the raised base."""
         stretch = max(1.0, self.length / self.native_length)
         base = self.base * stretch ** (dims / (dims - 2)) if dims > 2 else self.base
         return _powers(base, dims, device, dtype)
@@ -91,7 +91,7 @@ class NTKRoPE(RoPE):
 
 @dataclass(frozen=True, kw_only=True)
 class YaRNRoPE(RoPE):
-    """Slow pairs turn slower by length/native_length, fast ones as before, a ramp between (YaRN, arXiv 2309.00071).
+    """YaRN: slow pairs rotate slower by length/native_length, fast ones as before, a ramp between (arXiv 2309.00071).
 
     The ramp is that of openai/parameter-golf, 2026-03-24_74M_Ternary_UNet_FP8_10L_8192BPE_YaRN_NeoMuon: 0 for the first
     quarter of the pairs, then linear to 1. YaRN's factor on the logits is left to the gain of the queries.
@@ -106,12 +106,12 @@ class YaRNRoPE(RoPE):
     }
 
     native_length: Count = 1024
-    """Positions that the frequencies are meant for."""
+    """Row length for which the frequencies are meant."""
     length: Count = 2048
-    """Positions of a row."""
+    """Row length."""
 
     def frequencies(self, dims: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """The powers of the base, divided by what the ramp says."""
+        """Return the powers of the base, divided along the ramp."""
         pair = torch.arange(0, dims, 2, dtype=dtype, device=device) / dims
         ramp = ((pair - 0.25) / 0.75).clamp(0.0, 1.0)
         return _powers(self.base, dims, device, dtype) / (1.0 + ramp * (self.length / self.native_length - 1.0))

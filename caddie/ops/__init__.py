@@ -1,21 +1,18 @@
-"""The few tensor functions that every model shares: plain references, and faster versions of some of them.
+"""Tensor functions that every model shares: plain references, and faster implementations of some of them.
 
-Those with several implementations go through `choice`, which picks one by device and dtype.
+Functions with several implementations go through `dispatch`, which chooses one by device and dtype.
 """
 
 from caddie.ops.dispatch import (
     IMPLEMENTATIONS,
-    asking,
     choose,
     cross_entropy,
-    gram,
-    gram_polynomial,
     normed_rotation,
     rms_norm,
     scaled_product,
     softcap,
     squared,
-    squared_mlp,
+    use_implementations,
 )
 from caddie.ops.float8 import float8_linear
 from caddie.ops.plain import SOFTCAPS, Softcap, polynomial_softcap, rotate, xsa
@@ -25,13 +22,9 @@ __all__ = [
     "IMPLEMENTATIONS",
     "SOFTCAPS",
     "Softcap",
-    "asking",
     "choose",
     "cross_entropy",
-    "xsa",
     "float8_linear",
-    "gram",
-    "gram_polynomial",
     "linear",
     "matmul",
     "multiplied",
@@ -44,5 +37,6 @@ __all__ = [
     "scaled_product",
     "softcap",
     "squared",
-    "squared_mlp",
+    "use_implementations",
+    "xsa",
 ]

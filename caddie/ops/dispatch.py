@@ -1,7 +1,7 @@
-"""Which implementation of an operation runs here: the one place that picks, and the doors that ask it.
+"""Choice of the implementation of each operation by device, dtype and compiler, and the functions that dispatch to it.
 
 All implementations of an operation have one signature and, up to rounding, one result: "plain" in PyTorch's operations,
-"by hand" with a backward of its own, "Triton" as kernels for a GPU, "scaled_mm" by a GPU's products of eight bits.
+"manual" with a hand-written backward, "Triton" as kernels for a GPU, "scaled_mm" by a GPU's float8 matrix products.
 """
 
 from __future__ import annotations
@@ -10,42 +10,38 @@ import importlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
-from typing import Any
+from functools import cache, wraps
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from caddie.errors import UserError
-from caddie.ops import by_hand, norms, plain, products
-from caddie.ops.plain import Softcap
+from caddie.ops import manual_backward, plain, products
 
 IMPLEMENTATIONS: Mapping[str, Mapping[str, str]] = {
-    "cross_entropy": {"plain": "plain", "by hand": "by_hand", "Triton": "loss_kernels"},
-    "softcap": {"plain": "plain", "by hand": "by_hand"},
-    "squared": {"plain": "plain", "by hand": "by_hand"},
-    "rms_norm": {"plain": "plain", "by hand": "norms"},
-    "normed_rotation": {"plain": "plain", "by hand": "norms"},
-    "squared_mlp": {"plain": "plain", "Triton": "mlp_kernels"},
-    "gram": {"plain": "plain", "Triton": "gram_kernels"},
-    "gram_polynomial": {"plain": "plain", "Triton": "gram_kernels"},
+    "cross_entropy": {"plain": "plain", "manual": "manual_backward", "Triton": "loss_kernels"},
+    "softcap": {"plain": "plain", "manual": "manual_backward"},
+    "squared": {"plain": "plain", "manual": "manual_backward"},
+    "rms_norm": {"plain": "plain", "manual": "manual_backward"},
+    "normed_rotation": {"plain": "plain", "manual": "manual_backward"},
     "scaled_product": {"plain": "plain", "scaled_mm": "products"},
 }
 """For each operation, name of implementation to the module of `caddie.ops` that has it."""
 
-_PAYS = {
-    "cpu": dict.fromkeys(("cross_entropy", "softcap", "squared", "rms_norm", "normed_rotation"), "by hand"),
+_FASTEST = {
+    "cpu": dict.fromkeys(("cross_entropy", "softcap", "squared", "rms_norm", "normed_rotation"), "manual"),
     "cuda": {"cross_entropy": "Triton", "scaled_product": "scaled_mm"},
 }
-"""What is taken instead of the reference. On a CPU it was measured; on a GPU the loss pays in the records, which do not
-make its float32 logits, and products written by hand have not paid at these sizes (`bench/kernels.py` tells)."""
+"""Implementations preferred to the reference. On a CPU this was measured. On a GPU the loss pays in the records, which
+do not materialize its float32 logits (`bench/kernels.py` measures it)."""
 _DTYPES = {
-    "by hand": (torch.float32, torch.bfloat16),
+    "manual": (torch.float32, torch.bfloat16),
     "Triton": (torch.float32, torch.bfloat16, torch.float16),
     "scaled_mm": (torch.float8_e4m3fn, torch.float8_e5m2),
 }
-_asked: dict[str, str] = {}
-_MODULES = {"plain": plain, "by_hand": by_hand, "norms": norms, "products": products}
+_forced: dict[str, str] = {}
+_MODULES = {"plain": plain, "manual_backward": manual_backward, "products": products}
 _functions: Mapping[tuple[str, str], Callable[..., Any]] = {
     (operation, name): getattr(_MODULES[module], operation)
     for operation, names in IMPLEMENTATIONS.items()
@@ -53,20 +49,21 @@ _functions: Mapping[tuple[str, str], Callable[..., Any]] = {
     if module in _MODULES
 }
 _kernels: dict[tuple[str, str], Callable[..., Any]] = {}
-"""The same of Triton's, once any of them is wanted."""
+"""The Triton functions, once one of them is needed; a graph that is being compiled reads a dictionary only once."""
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def choose(operation: str, device: torch.device, dtype: torch.dtype, compiling: bool = False) -> str:
-    """Which of `IMPLEMENTATIONS` runs there: the one asked for, else the fastest known that can, else "plain".
+    """Return the name in `IMPLEMENTATIONS` that runs there: the forced one, else the fastest that can, else "plain".
 
-    What a CPU is given as a compiled graph is plain but for the loss, since the compiler fuses it.
+    A compiled graph on a CPU takes the plain ones, which the compiler fuses, except for the loss.
     """
-    if operation in _asked:
-        return _asked[operation]
-    name = _PAYS.get(device.type, {}).get(operation, "plain")
+    if operation in _forced:
+        return _forced[operation]
+    name = _FASTEST.get(device.type, {}).get(operation, "plain")
     if name == "plain" or dtype not in _DTYPES[name]:
         return "plain"
-    if name == "by hand":
+    if name == "manual":
         able = operation == "cross_entropy" or not compiling
     else:
         able = has_triton() if name == "Triton" else products.multiplies_float8(device)
@@ -78,52 +75,52 @@ choose._dynamo_marked_constant = True  # type: ignore[attr-defined]  # compiled 
 
 @cache
 def has_triton() -> bool:
-    """Whether Triton's kernels can be launched on a GPU, for which it needs itself and a C compiler."""
+    """True if Triton kernels can be launched on a GPU, which takes Triton and a C compiler."""
     try:
         importlib.import_module("triton")
-    except Exception:  # what cannot be imported, for whatever reason, is not there
+    except Exception:  # an import may fail in any way; then there is no Triton
         return False
     return any(map(shutil.which, ("cc", "gcc", "clang")))
 
 
 @contextmanager
-def asking(**names: str) -> Iterator[None]:
-    """Within it, operations run as named (`asking(squared_mlp="Triton")`), whether or not that pays or can be.
+def use_implementations(**names: str) -> Iterator[None]:
+    """Force implementations within the context, as in `use_implementations(cross_entropy="plain")`.
 
-    What was compiled before keeps its choice. A name that an operation does not have is a `UserError`.
+    They are used even where they are slower or cannot run. Graphs compiled before keep their choice. Raises `UserError`
+    for a name that an operation does not have.
     """
     for operation, name in names.items():
         if name not in IMPLEMENTATIONS.get(operation, {}):
             known = ", ".join(f"{one}: {'/'.join(have)}" for one, have in IMPLEMENTATIONS.items())
             raise UserError(f"there is no {name} implementation of {operation}; there are {known}")
-    before = dict(_asked)
-    _asked.update(names)
+    before = dict(_forced)
+    _forced.update(names)
     try:
         yield
     finally:
-        _asked.clear()
-        _asked.update(before)
+        _forced.clear()
+        _forced.update(before)
 
 
 def implementation(operation: str, name: str) -> Callable[..., Any]:
-    """The function of that name; Triton's modules are imported only here."""
+    """Return the function of that name; only this imports Triton's modules."""
     if name != "Triton":
         return _functions[operation, name]
-    if not _kernels:  # all at once: a graph that is being compiled looks into what it holds only once
-        for one, names in IMPLEMENTATIONS.items():
-            if name in names:
-                _kernels[one, name] = getattr(importlib.import_module(f"caddie.ops.{names[name]}"), one)
+    if not _kernels:
+        module = importlib.import_module(f"caddie.ops.{IMPLEMENTATIONS[operation][name]}")
+        _kernels[operation, name] = getattr(module, operation)
     return _kernels[operation, name]
 
 
 def _ready(operation: str, device: torch.device, dtype: torch.dtype, compiling: bool) -> str:
-    """The name that `choose` gives, of a function that has been imported."""
+    """Return the name that `choose` gives, its function imported."""
     name = choose(operation, device, dtype, compiling)
     implementation(operation, name)
     return name
 
 
-# A compiled graph keeps the name that this answered; a function it cannot keep, but it can look one up.
+# A compiled graph can keep a name as a constant, but not a function; it looks the function up by the name.
 _ready._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -132,61 +129,29 @@ def _chosen(operation: str, tensor: Tensor) -> Callable[..., Any]:
     return (_kernels if name == "Triton" else _functions)[operation, name]
 
 
-def cross_entropy(
-    logits: Tensor, targets: Tensor, cap: float | None = None, form: Softcap = "tanh", z_loss: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """`plain.cross_entropy`, as chosen; a gradient in bfloat16 differs from its by rounding."""
-    descended, entropies = _chosen("cross_entropy", logits)(logits, targets, cap, form, z_loss)
-    return descended, entropies
+def _dispatched(reference: Function) -> Function:
+    """Return the function that calls the chosen implementation of the reference's operation."""
+    operation = reference.__name__
+
+    @wraps(reference)
+    def call(tensor: Tensor, *arguments: Any, **named: Any) -> Any:
+        return _chosen(operation, tensor)(tensor, *arguments, **named)
+
+    return cast(Function, call)
 
 
-def softcap(logits: Tensor, cap: float) -> Tensor:
-    """`plain.softcap`, as chosen."""
-    y: Tensor = _chosen("softcap", logits)(logits, cap)
-    return y
-
-
-def rms_norm(x: Tensor, epsilon: float | None = None) -> Tensor:
-    """`plain.rms_norm`, as chosen."""
-    y: Tensor = _chosen("rms_norm", x)(x, epsilon)
-    return y
-
-
-def normed_rotation(x: Tensor, cosine: Tensor, sine: Tensor, gain: Tensor | None = None) -> Tensor:
-    """`plain.normed_rotation`, as chosen."""
-    y: Tensor = _chosen("normed_rotation", x)(x, cosine, sine, gain)
-    return y
-
-
-def squared(u: Tensor, slope: float = 0.0) -> Tensor:
-    """`plain.squared`, as chosen."""
-    y: Tensor = _chosen("squared", u)(u, slope)
-    return y
-
-
-def squared_mlp(x: Tensor, up: Tensor, down: Tensor, slope: float = 0.0) -> Tensor:
-    """`plain.squared_mlp`, as chosen."""
-    y: Tensor = _chosen("squared_mlp", x)(x, up, down, slope)
-    return y
-
-
-def gram(x: Tensor) -> Tensor:
-    """`plain.gram`, as chosen."""
-    y: Tensor = _chosen("gram", x)(x)
-    return y
-
-
-def gram_polynomial(symmetric: Tensor, b: float, c: float) -> Tensor:
-    """`plain.gram_polynomial`, as chosen."""
-    y: Tensor = _chosen("gram_polynomial", symmetric)(symmetric, b, c)
-    return y
+cross_entropy = _dispatched(plain.cross_entropy)
+softcap = _dispatched(plain.softcap)
+rms_norm = _dispatched(plain.rms_norm)
+normed_rotation = _dispatched(plain.normed_rotation)
+squared = _dispatched(plain.squared)
 
 
 def scaled_product(
-    left: Tensor, right: Tensor, of_left: Tensor, of_right: Tensor, dtype: torch.dtype, *, hasty: bool = False
+    left: Tensor, right: Tensor, left_scale: Tensor, right_scale: Tensor, dtype: torch.dtype, *, fast: bool = False
 ) -> Tensor:
-    """`plain.scaled_product`, as chosen; the reference where sizes do not fit the instructions, multiples of 16."""
+    """Dispatch `plain.scaled_product`; sizes that are no multiples of 16 do not fit the instructions and take it."""
     fitting = left.shape[1] % 16 == right.shape[1] % 16 == 0
     function = _chosen("scaled_product", left) if fitting else plain.scaled_product
-    y: Tensor = function(left, right, of_left, of_right, dtype, hasty=hasty)
+    y: Tensor = function(left, right, left_scale, right_scale, dtype, fast=fast)
     return y

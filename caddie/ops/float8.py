@@ -1,4 +1,4 @@
-"""Linear layers whose three products are made of numbers of eight bits."""
+"""Linear layers whose three matrix products are of float8 numbers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch.autograd.function import once_differentiable
 
 from caddie.ops.dispatch import scaled_product
 
-FORWARD, SLOPES = torch.float8_e4m3fn, torch.float8_e5m2
-"""What values and weights are rounded to, and what slopes are, which need more range and less precision."""
+FORWARD, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
+"""Formats of activations and weights, and of gradients, which need more range and less precision."""
 
 
 def float8_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """As `linear` but for rounding: x (..., inputs) times the transposed `weight` (outputs, inputs), in the dtype of x.
+    """Multiply x (..., inputs) by the transposed `weight` (outputs, inputs) in float8; the result has the dtype of x.
 
-    Each tensor that is multiplied, forward and backward, is rounded to eight bits over one scale, by its largest number
-    now (arXiv 2209.05433). Products and sums are exact as far as the chosen `scaled_product` is. What is infinite or
-    not a number makes all of a product not a number.
+    Each factor, forward and backward, is rounded to eight bits over one scale, its largest magnitude now (arXiv
+    2209.05433). Products and sums are exact as far as the chosen `scaled_product` is. An infinity or NaN makes the
+    whole product NaN.
     """
     rows = x.reshape(-1, x.shape[-1])
     y: Tensor = _Float8Linear.apply(rows, weight.to(x.dtype))  # type: ignore[no-untyped-call]
@@ -30,27 +30,27 @@ class _Float8Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         dtype = x.dtype
-        x, of_x = rounded(x, FORWARD)
-        weight, of_weight = rounded(weight, FORWARD)
-        ctx.save_for_backward(x, of_x, weight, of_weight)
-        return scaled_product(x, weight.mT, of_x, of_weight, dtype, hasty=True)
+        x, x_scale = rounded(x, FORWARD)
+        weight, weight_scale = rounded(weight, FORWARD)
+        ctx.save_for_backward(x, x_scale, weight, weight_scale)
+        return scaled_product(x, weight.mT, x_scale, weight_scale, dtype, fast=True)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor, Tensor]:
-        x, of_x, weight, of_weight = ctx.saved_tensors
-        dtype = slopes.dtype
-        slopes, of_slopes = rounded(slopes, SLOPES)
-        of_left = scaled_product(slopes, _by_columns(weight), of_slopes, of_weight, dtype)
-        return of_left, scaled_product(slopes.mT.contiguous(), _by_columns(x), of_slopes, of_x, dtype)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, x_scale, weight, weight_scale = ctx.saved_tensors
+        dtype = grad.dtype
+        grad, grad_scale = rounded(grad, GRADIENT)
+        grad_x = scaled_product(grad, _by_columns(weight), grad_scale, weight_scale, dtype)
+        return grad_x, scaled_product(grad.mT.contiguous(), _by_columns(x), grad_scale, x_scale, dtype)
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x over a scale that makes its largest number the largest of the format `dtype`, and that scale, float32."""
+    """Return x over a scale that makes its largest magnitude the largest of `dtype`, and the float32 scale."""
     scale = x.abs().amax().float().clamp(min=1e-30) / torch.finfo(dtype).max
     return (x.float() / scale).to(dtype), scale
 
 
 def _by_columns(x: Tensor) -> Tensor:
-    """The same matrix with its columns one after the other in memory, the only way that the right one may lie."""
+    """Return the matrix laid out by columns, which `scaled_mm` needs of its right factor."""
     return x.mT.contiguous().mT

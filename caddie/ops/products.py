@@ -1,4 +1,4 @@
-"""The number formats that a device multiplies matrices in, and products made in them."""
+"""Number formats of matrix products by device, and products made in them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 
 def _bfloat16_on_cpu() -> bool:
-    """Whether this CPU has instructions for products of bfloat16.
+    """Return True if this CPU has instructions for bfloat16 products.
 
     Without them a product takes 3 to 70 times float32's time, by layout and shape (`docs/log.md`).
     """
     try:
         if platform.machine().lower() in ("x86_64", "amd64") and not torch.cpu._is_avx512_bf16_supported():
-            return False  # with AVX-512 alone the library imitates them
+            return False  # with AVX-512 alone the library emulates them
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     except (AttributeError, RuntimeError):  # a build of PyTorch without that library, which alone has such products
         return False
@@ -27,23 +27,23 @@ BFLOAT16_ON_CPU = _bfloat16_on_cpu()
 
 
 def product_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """What tensors of that dtype are multiplied in: bfloat16 as float32 on a CPU that has no products of it.
+    """Return the dtype in which tensors of `dtype` are multiplied: float32 for bfloat16 on a CPU without its products.
 
-    Products that are rounded to bfloat16 again are its own but for the order of their sums, which are float32's too; a
-    compiled graph may leave out the rounding of what goes into them.
+    Rounded to bfloat16 again, those differ only by the order of their sums, which are float32's too; a compiled graph
+    may leave out the rounding of the factors.
     """
     slow = dtype == torch.bfloat16 and not BFLOAT16_ON_CPU and device.type == "cpu"
     return torch.float32 if slow else dtype
 
 
 def multiplied(tensor: Tensor) -> Tensor:
-    """The tensor in the dtype of `product_dtype`."""
+    """Return the tensor in the dtype of `product_dtype`."""
     dtype = product_dtype(tensor.device, tensor.dtype)
     return tensor if dtype == tensor.dtype else tensor.to(dtype)
 
 
 def _onednn_linear() -> Callable[..., Tensor] | None:
-    """oneDNN's product with a weight, as compiled graphs call it, where this is an x86 processor and it is there."""
+    """Return oneDNN's linear layer, as compiled graphs call it, on an x86 processor with that library, else None."""
     if platform.machine().lower() not in ("x86_64", "amd64") or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
     return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
@@ -55,13 +55,13 @@ _ONEDNN_ROWS = 256
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x (..., inputs) times the transposed `weight` (outputs, inputs), in the dtype of x.
+    """Multiply x (..., inputs) by the transposed `weight` (outputs, inputs), in the dtype of x.
 
     In inference mode many rows of float32 are multiplied by oneDNN on a CPU: 1.0 to 1.4 times as fast as PyTorch's own
     choice on a Zen 4; MKL seems to keep to AVX2 on processors that are not Intel's (`docs/log.md`).
     """
     if (
-        not torch.compiler.is_compiling()  # first, since a graph breaks at asking for the mode
+        not torch.compiler.is_compiling()  # first, since a graph breaks at a question about the mode
         and _ONEDNN_LINEAR is not None
         and x.dtype == torch.float32
         and x.numel() >= _ONEDNN_ROWS * x.shape[-1]
@@ -70,27 +70,27 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     ):
         return _ONEDNN_LINEAR(x, weight.to(torch.float32), None, "none", [], "")
     y = F.linear(multiplied(x), multiplied(weight.to(x.dtype)))
-    return y if y.dtype == x.dtype else y.to(x.dtype)  # asking for the dtype it has would take a microsecond
+    return y if y.dtype == x.dtype else y.to(x.dtype)  # `to` costs a microsecond even where it does nothing
 
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:
-    """x (..., n, k) times y (..., k, m), in the dtype of x."""
+    """Multiply x (..., n, k) by y (..., k, m), in the dtype of x."""
     return (multiplied(x) @ multiplied(y.to(x.dtype))).to(x.dtype)
 
 
 def multiplies_float8(device: torch.device) -> bool:
-    """Whether the device has products of eight-bit floats: of NVIDIA's GPUs those of compute capability 8.9 or more."""
+    """Return True if the device has float8 products: an NVIDIA GPU of compute capability 8.9 or more."""
     return device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def scaled_product(
-    left: Tensor, right: Tensor, of_left: Tensor, of_right: Tensor, dtype: torch.dtype, *, hasty: bool = False
+    left: Tensor, right: Tensor, left_scale: Tensor, right_scale: Tensor, dtype: torch.dtype, *, fast: bool = False
 ) -> Tensor:
-    """As `plain.scaled_product`, by the instructions for it; `left` lies by rows, `right` by columns.
+    """Compute `plain.scaled_product` by the GPU's instructions; `left` lies by rows, `right` by columns.
 
     All sizes but n must be multiples of 16. Not yet measured on a GPU; `bench/float8.py` times it.
     """
     product: Tensor = torch._scaled_mm(
-        left, right, scale_a=of_left, scale_b=of_right, out_dtype=dtype, use_fast_accum=hasty
+        left, right, scale_a=left_scale, scale_b=right_scale, out_dtype=dtype, use_fast_accum=fast
     )
     return product

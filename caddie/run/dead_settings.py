@@ -308,7 +308,7 @@ def _long_average(train: Train, last: TrainProgress) -> object:
     average = train.averaging.build(weight := {"weight": torch.zeros(1)})
     for moment in _spread(last, STEPS):
         weight["weight"].fill_(math.sin(moment.step))
-        average.watch(weight, _at(last, moment.step + 1), value_at(train.lr_schedule, moment))
+        average.update(weight, _at(last, moment.step + 1), value_at(train.lr_schedule, moment))
     return _digest(average.result())
 
 

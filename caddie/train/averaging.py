@@ -1,11 +1,12 @@
-"""Averages of the weights over the run: what is collected is what the run hands on."""
+"""Averages of the weights over the run (EMA, SWA), which the run packs in place of the last weights."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, ClassVar
 
 import torch
@@ -17,49 +18,54 @@ from caddie.config.schedules import TrainProgress
 
 @dataclass(frozen=True, kw_only=True)
 class Averaging(Config):
-    """Socket: which weights a run hands on."""
+    """Socket: average of the weights over the run."""
 
-    @abstractmethod
+    counters: ClassVar[Mapping[str, float]] = {}  # initial values of the numbers that an average keeps beside weights
+
     def build(self, weights: Mapping[str, Tensor]) -> Average:
-        """An average that starts at these weights."""
-
-
-class Average(ABC):
-    """An average at work: one float32 copy of the weights and, where needed, 0-dimensional counters on the CPU."""
-
-    def __init__(self, weights: Mapping[str, Tensor], **counters: float) -> None:
-        self.average = {name: tensor.detach().float().clone() for name, tensor in weights.items()}
-        self.counters = {name: torch.tensor(number, dtype=torch.float64) for name, number in counters.items()}
+        """Return an average that starts at these weights."""
+        return Average(self, weights)
 
     @abstractmethod
-    def watch(self, weights: Mapping[str, Tensor], moment: TrainProgress, lr_scale: float) -> None:
+    def share(self, train_progress: TrainProgress, lr_scale: float, counters: Mapping[str, Tensor]) -> float:
+        """Return the weight of the latest weights in the new average, 0 to 1, and update the counters."""
+
+
+class Average:
+    """Running average: a float32 copy of the weights and 0-dimensional float64 counters on the CPU."""
+
+    def __init__(self, config: Averaging, weights: Mapping[str, Tensor]) -> None:
+        self.config = config
+        self.average = {name: tensor.detach().float().clone() for name, tensor in weights.items()}
+        self.counters = {name: torch.tensor(number, dtype=torch.float64) for name, number in config.counters.items()}
+
+    @torch.no_grad()
+    def update(self, weights: Mapping[str, Tensor], train_progress: TrainProgress, lr_scale: float) -> None:
         """Take in the weights after a step.
 
-        `moment` is that after the step, so its number counts the steps done; `lr_scale` is the factor on the learning
-        rates with which the step was made.
+        `train_progress` is that after the step, so its step number counts the steps done; `lr_scale` is the factor on
+        the learning rates in that step.
         """
+        if share := self.config.share(train_progress, lr_scale, self.counters):
+            new = [weights[name].detach().float() for name in self.average]
+            torch._foreach_lerp_(list(self.average.values()), new, share)
 
     def result(self) -> dict[str, Tensor]:
-        """The weights to hand on, in float32: the average, and the latest weights while nothing was collected."""
+        """Return the average in float32, which is the latest weights while nothing was collected."""
         return self.average
 
     def state(self) -> dict[str, Tensor]:
-        """What must survive a restart; the tensors themselves, to be copied into."""
+        """Return everything that must survive a restart; the tensors themselves, to be copied into."""
         weights = {f"weights/{name}": tensor for name, tensor in self.average.items()}
         return weights | {f"counters/{name}": tensor for name, tensor in self.counters.items()}
-
-    @torch.no_grad()
-    def _take(self, weights: Mapping[str, Tensor], share: float) -> None:
-        """Move the average toward `weights` by `share` of the way."""
-        new = [weights[name].detach().float() for name in self.average]
-        torch._foreach_lerp_(list(self.average.values()), new, share)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EMA(Averaging):
-    """e ← decay·e + (1 - decay)·w after every step, from the initial weights, no bias correction (#287 on).
+    """Exponential moving average (EMA): e ← decay·e + (1 - decay)·w after every step, no bias correction (#287 on).
 
-    It remembers the last 1/(1 - decay) steps, so `decay` must suit the number of steps; `ProgressEMA` suits any.
+    It starts at the initial weights and remembers the last 1/(1 - decay) steps, so `decay` must suit the number of
+    steps; `ProgressEMA` suits any (Polyak and Juditsky 1992).
     """
 
     techniques: ClassVar = {
@@ -72,27 +78,18 @@ class EMA(Averaging):
     }
 
     decay: Fraction = 0.997
-    """Weight of the past."""
+    """Weight of the past in each step."""
 
-    def build(self, weights: Mapping[str, Tensor]) -> Average:
-        """An average that starts at these weights."""
-        return _StepAverage(self.decay, weights)
-
-
-class _StepAverage(Average):
-    def __init__(self, decay: float, weights: Mapping[str, Tensor]) -> None:
-        super().__init__(weights)
-        self.decay = decay
-
-    def watch(self, weights: Mapping[str, Tensor], moment: TrainProgress, lr_scale: float) -> None:
-        self._take(weights, 1.0 - self.decay)
+    def share(self, train_progress: TrainProgress, lr_scale: float, counters: Mapping[str, Tensor]) -> float:
+        """Return 1 - decay."""
+        return 1.0 - self.decay
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressEMA(Averaging):
-    """e ← e + (1 - exp(-d/fraction))·(w - e) after a step that spent d of the budget, from the initial weights.
+    """EMA by progress: e ← e + (1 - exp(-d/fraction))·(w - e) after a step that spent d of the budget.
 
-    The same memory in any run, however many steps its machine makes: with n equal steps this is `EMA` of
+    It starts at the initial weights. The same memory in any run, however many steps its machine makes: with n equal steps this is `EMA` of
     decay exp(-1/(n·fraction)). The best decays known remember 4 to 8 % of the steps (#2005 for short runs).
     """
 
@@ -105,32 +102,25 @@ class ProgressEMA(Averaging):
     }
 
     fraction: Annotated[float, Range(1e-6, 1.0)] = 0.05
-    """Part of the budget that is remembered."""
+    """Fraction of the budget that the average remembers."""
 
-    def build(self, weights: Mapping[str, Tensor]) -> Average:
-        """An average that starts at these weights."""
-        return _ProgressAverage(self.fraction, weights)
+    counters = MappingProxyType({"progress": 0.0})
 
-
-class _ProgressAverage(Average):
-    def __init__(self, fraction: float, weights: Mapping[str, Tensor]) -> None:
-        super().__init__(weights, progress=0.0)
-        self.fraction = fraction
-
-    def watch(self, weights: Mapping[str, Tensor], moment: TrainProgress, lr_scale: float) -> None:
-        spent = max(0.0, moment.progress - float(self.counters["progress"]))  # a run may go on with a larger budget
-        self.counters["progress"].fill_(moment.progress)
-        self._take(weights, -math.expm1(-spent / self.fraction))
+    def share(self, train_progress: TrainProgress, lr_scale: float, counters: Mapping[str, Tensor]) -> float:
+        """Return 1 - exp(-d/fraction)."""
+        spent = train_progress.progress - float(counters["progress"])
+        counters["progress"].fill_(train_progress.progress)
+        return -math.expm1(-max(0.0, spent) / self.fraction)  # progress falls when a run goes on with a larger budget
 
 
 @dataclass(frozen=True, kw_only=True)
 class SWA(Averaging):
-    """Uniform mean of snapshots at equal distances of progress, the last one at the end (Izmailov et al. 2018).
+    """Stochastic weight averaging (SWA): mean of snapshots at equal distances of progress (Izmailov et al. 2018).
 
-    Records take one every 50 steps of the last 40 % of the warm-down (INT5), or only while the learning rate is below
-    0.2 of its height ("tight", `lr_below`). Progress tells beforehand which snapshots will be the last, so this is
-    also the mean of the last k checkpoints (LAWA, Kaddour 2022), without keeping k copies: `snapshots` = k, `fraction`
-    = k times their distance. Where steps are longer than the distance there is one snapshot per step.
+    The last snapshot is at the end. Records take one every 50 steps of the last 40 % of the warm-down (INT5), or only
+    while the learning rate is below 0.2 of its peak ("tight", `lr_below`). Progress says beforehand which snapshots are
+    the last ones, so this is also the mean of the last k checkpoints (LAWA, Kaddour 2022) without k copies: `snapshots`
+    = k, `fraction` = k times their distance. If steps are longer than the distance, each step is a snapshot.
     """
 
     techniques: ClassVar = {
@@ -144,31 +134,26 @@ class SWA(Averaging):
     }
 
     fraction: Annotated[float, Range(1e-6, 1.0)] = 0.2
-    """Part of the budget, at its end, that is averaged."""
+    """Fraction of the budget, at its end, that is averaged."""
     snapshots: Annotated[int, Range(1, 1_000_000)] = 24
-    """Snapshots in that part."""
+    """Number of snapshots in that fraction."""
     lr_below: Positive | None = None
-    """Collect only while the factor on the learning rates is below this, or none for the whole part."""
+    """Collect only while the factor on the learning rates is below this, or none for the whole fraction."""
 
-    def build(self, weights: Mapping[str, Tensor]) -> Average:
-        """An average that starts at these weights."""
-        return _SnapshotAverage(self, weights)
+    counters = MappingProxyType({"collected": 0.0, "place": -math.inf})
 
-
-class _SnapshotAverage(Average):
-    def __init__(self, config: SWA, weights: Mapping[str, Tensor]) -> None:
-        super().__init__(weights, collected=0, place=-math.inf)
-        self.config = config
-
-    def watch(self, weights: Mapping[str, Tensor], moment: TrainProgress, lr_scale: float) -> None:
-        config, collected, before = self.config, self.counters["collected"], float(self.counters["place"])
-        # Distances between snapshots that lie behind the end: 0 at the last snapshot, -1 at the one before.
-        place = math.floor((moment.progress - 1.0) * config.snapshots / config.fraction + 1e-6)
-        self.counters["place"].fill_(place)
-        within = place > -config.snapshots and (config.lr_below is None or lr_scale < config.lr_below)
+    def share(self, train_progress: TrainProgress, lr_scale: float, counters: Mapping[str, Tensor]) -> float:
+        """Return one over the number of snapshots when one is due, 1 before the first snapshot, else 0."""
+        collected, before = counters["collected"], float(counters["place"])
+        # Distances between snapshots relative to the end: 0 at the last snapshot, -1 at the one before.
+        place = math.floor((train_progress.progress - 1.0) * self.snapshots / self.fraction + 1e-6)
+        counters["place"].fill_(place)
+        within = place > -self.snapshots and (self.lr_below is None or lr_scale < self.lr_below)
         if not within:
             collected.zero_()
         due = within and place > before
-        if due or not collected:  # until the first snapshot the average follows the weights
-            self._take(weights, 1.0 / (1.0 + float(collected)))
-            collected += due
+        if not due and collected:
+            return 0.0
+        share = 1.0 / (1.0 + float(collected))
+        collected += due
+        return share

@@ -1,8 +1,8 @@
-"""Quantization-aware training: linear layers that see their weights as the quantizer will leave them."""
+"""Quantization-aware training (QAT): linear layers compute with fake-quantized weights."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -20,45 +20,57 @@ from caddie.pack.quantize import Quantizer, Rows
 
 @dataclass(frozen=True, kw_only=True)
 class QAT(Config):
-    """Socket: what the forward sees of a weight W that will be quantized, W + strength · (Q(W) - W)."""
+    """Socket: fake quantization of a weight W in the forward, W + strength · (Q(W) - W)."""
 
     quantizer: Quantizer = Rows()
-    """Q; should be that of `pack.quantizers`."""
+    """Quantizer Q; should be that of `pack.quantizers`."""
     strength: Annotated[Number, Range(0.0, 1.0)] = Ramp(start=0.0, end=1.0, begin=0.85, finish=0.85)
-    """Between the plain weight, 0, and the quantized, 1. As in #1559 the last 15 % of the budget are quantized."""
+    """From 0, the plain weight, to 1, the quantized. As in #1559 the last 15 % of the budget are quantized."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.quantizer.fake(torch.zeros(1, 1))  # a quantizer that cannot says so
+        self.quantizer.fake(torch.zeros(1, 1))  # raises `UserError` for a quantizer that cannot
 
     @abstractmethod
+    def quantized(self, weight: Tensor, view: View) -> Tensor:
+        """Return the fake-quantized float32 weight of any shape, at the strength of the view."""
+
     def build(self, device: torch.device) -> View:
-        """The view, at strength 0."""
+        """Return a view at strength 0."""
+        return View(self, device)
+
+    def sharpness_at(self, train_progress: TrainProgress) -> float:
+        """Return the sharpness of soft rounding, 1 for kinds that have none."""
+        return 1.0
 
 
-class View(ABC):
-    """What a linear layer sees of its weight.
+class View:
+    """Fake-quantized view that a linear layer has of its weight.
 
-    What changes over the run is held in tensors. A Python number would become a constant of the compiled model, as the
+    Numbers that change over the run are tensors. A Python number would become a constant of the compiled model, as the
     records' switch did, which therefore never acted.
     """
 
     def __init__(self, config: QAT, device: torch.device) -> None:
         self.config = config
         self.strength = torch.zeros((), device=device)
+        self.sharpness = torch.ones((), device=device)
+        self.step = torch.zeros((), device=device, dtype=torch.int64)
 
-    def set(self, moment: TrainProgress) -> None:
-        """Take the numbers of `moment`."""
-        self.strength.fill_(value_at(self.config.strength, moment))
+    def set(self, train_progress: TrainProgress) -> None:
+        """Set the numbers for the step at `train_progress`."""
+        self.strength.fill_(value_at(self.config.strength, train_progress))
+        self.sharpness.fill_(self.config.sharpness_at(train_progress))
+        self.step.fill_(train_progress.step)
 
-    @abstractmethod
     def __call__(self, weight: Tensor) -> Tensor:
-        """The float32 weight of any shape as it is seen."""
+        """Return the fake-quantized weight."""
+        return self.config.quantized(weight, self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StraightThrough(QAT):
-    """Rounded weights forward, the identity backward: the straight-through estimator (arXiv 1308.3432)."""
+    """Straight-through estimator (STE): rounded weights forward, the identity backward (arXiv 1308.3432)."""
 
     techniques: ClassVar = {
         "": Technique(
@@ -68,20 +80,15 @@ class StraightThrough(QAT):
         )
     }
 
-    def build(self, device: torch.device) -> View:
-        """The view, at strength 0."""
-        return _StraightThrough(self, device)
-
-
-class _StraightThrough(View):
-    def __call__(self, weight: Tensor) -> Tensor:
+    def quantized(self, weight: Tensor, view: View) -> Tensor:
+        """Return W plus the rounding error as a constant."""
         plain = weight.detach()
-        return weight + self.strength * (self.config.quantizer.fake(plain) - plain)
+        return weight + view.strength * (self.quantizer.fake(plain) - plain)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SoftRound(QAT):
-    """Rounding by a smooth stair that grows sharper over the run, with its own gradient (arXiv 2006.09952)."""
+    """Soft rounding: a smooth step function that grows sharper over the run, with its gradient (arXiv 2006.09952)."""
 
     techniques: ClassVar = {
         "": Technique(
@@ -92,33 +99,22 @@ class SoftRound(QAT):
     }
 
     sharpness: Annotated[Number, Range(0.01, 1e4)] = Ramp(start=1.0, end=16.0, begin=0.85)
-    """How steep the stair is (see `soft_round`); never below 0.01, where it is a straight line already."""
+    """Sharpness α of `soft_round`; never below 0.01, where the function is a straight line already."""
 
-    def build(self, device: torch.device) -> View:
-        """The view, at strength 0."""
-        return _SoftRound(self, device)
+    def sharpness_at(self, train_progress: TrainProgress) -> float:
+        """Return the scheduled sharpness, at least 0.01."""
+        return max(0.01, value_at(self.sharpness, train_progress))
 
-
-class _SoftRound(View):
-    config: SoftRound
-
-    def __init__(self, config: SoftRound, device: torch.device) -> None:
-        super().__init__(config, device)
-        self.sharpness = torch.ones((), device=device)
-
-    def set(self, moment: TrainProgress) -> None:
-        super().set(moment)
-        self.sharpness.fill_(max(0.01, value_at(self.config.sharpness, moment)))
-
-    def __call__(self, weight: Tensor) -> Tensor:
-        seen = self.config.quantizer.fake(weight, lambda y: soft_round(y, self.sharpness))
-        return weight + self.strength * (seen - weight)
+    def quantized(self, weight: Tensor, view: View) -> Tensor:
+        """Return W moved toward its softly rounded version."""
+        rounded = self.quantizer.fake(weight, lambda y: soft_round(y, view.sharpness))
+        return weight + view.strength * (rounded - weight)
 
 
 def soft_round(y: Tensor, sharpness: Tensor) -> Tensor:
-    """⌊y⌋ + 1/2 + tanh(alpha r) / (2 tanh(alpha/2)) with r = y - ⌊y⌋ - 1/2 and alpha = `sharpness` > 0, 0-dimensional.
+    """Return ⌊y⌋ + 1/2 + tanh(α r) / (2 tanh(α/2)) with r = y - ⌊y⌋ - 1/2 and α = `sharpness` > 0, 0-dimensional.
 
-    Whole and half numbers stay. Toward alpha = 0 this is y, toward infinity it is round(y).
+    Whole and half numbers stay. Toward α = 0 this is y, toward infinity round(y) (arXiv 2006.09952).
     """
     floor = y.floor()
     return floor + 0.5 + 0.5 * torch.tanh(sharpness * (y - floor - 0.5)) / torch.tanh(0.5 * sharpness)
@@ -126,9 +122,9 @@ def soft_round(y: Tensor, sharpness: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Noisy(QAT):
-    """Uniform noise as wide as a step in place of rounding, and the identity backward (arXiv 1611.01704).
+    """Uniform noise as wide as a quantization step in place of rounding, the identity backward (arXiv 1611.01704).
 
-    The noise follows from the step of the run, the weight and its place: a run that repeats meets it again.
+    The noise is a function of the step of the run, the weight and its index, so runs repeat.
     """
 
     techniques: ClassVar = {
@@ -139,32 +135,19 @@ class Noisy(QAT):
         )
     }
 
-    def build(self, device: torch.device) -> View:
-        """The view, at strength 0."""
-        return _Noisy(self, device)
-
-
-class _Noisy(View):
-    def __init__(self, config: Noisy, device: torch.device) -> None:
-        super().__init__(config, device)
-        self.step = torch.zeros((), device=device, dtype=torch.int64)
-
-    def set(self, moment: TrainProgress) -> None:
-        super().set(moment)
-        self.step.fill_(moment.step)
-
-    def __call__(self, weight: Tensor) -> Tensor:
-        seen = self.config.quantizer.fake(weight, lambda y: y + noise(y.detach(), self.step))
-        return weight + self.strength * (seen - weight)
+    def quantized(self, weight: Tensor, view: View) -> Tensor:
+        """Return W with noise."""
+        noisy = self.quantizer.fake(weight, lambda y: y + noise(y.detach(), view.step))
+        return weight + view.strength * (noisy - weight)
 
 
 def noise(y: Tensor, step: Tensor) -> Tensor:
-    """Numbers of the shape of y (float32), uniform from -1/2 to 1/2, that look random but follow from y and `step`.
+    """Return pseudorandom numbers of the shape of y (float32), uniform from -1/2 to 1/2, hashed from y and `step`.
 
-    Value, place and step are mixed by the multiplications and shifts of C. Wellons' lowbias32.
+    Value, index and step are mixed by the multiplications and shifts of C. Wellons' lowbias32.
     """
-    place = torch.arange(y.numel(), device=y.device).reshape(y.shape)
-    mixed = y.float().contiguous().view(torch.int32) + place * 0x9E3779B1 + step * 0x85EBCA77
+    index = torch.arange(y.numel(), device=y.device).reshape(y.shape)
+    mixed = y.float().contiguous().view(torch.int32) + index * 0x9E3779B1 + step * 0x85EBCA77
     for factor, shift in ((1, 16), (0x7FEB352D, 15), (0x846CA68B, 16)):
         mixed = mixed * factor & 0xFFFF_FFFF
         mixed = mixed ^ mixed >> shift
@@ -172,15 +155,16 @@ def noise(y: Tensor, step: Tensor) -> Tensor:
 
 
 class Views:
-    """The views of a model's linear layers, attached only while one of them has strength.
+    """Views of a model's linear layers, attached only while one of them has strength.
 
-    So there are two graphs to compile, with views and without; whatever changes within a graph is a tensor.
+    So there are two graphs to compile, with views and without; numbers that change within a graph are tensors.
     """
 
     def __init__(self, rules: Mapping[str, QAT], model: nn.Module, what: str) -> None:
-        """Views by role or pattern of parameter names, the last match wins; a rule reaches linear weights alone.
+        """Build the views by role or pattern of parameter names; the last match wins.
 
-        A rule that reaches none is a `UserError`: it would do nothing, unnoticed.
+        Only weights of linear layers have views. Raises `UserError`, which begins with `what`, for a rule that matches
+        none of them.
         """
         linears = {f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, Linear)}
         self.by_name: dict[str, View] = {}
@@ -193,17 +177,17 @@ class Views:
             self.by_name.update(dict.fromkeys(reached, config.build(linears[reached[0]].weight.device)))
         self._linears = {name: linears[name] for name in self.by_name}
 
-    def active(self, moment: TrainProgress) -> bool:
-        """Whether any view has strength at `moment`."""
-        return any(value_at(view.config.strength, moment) > 0 for view in self.by_name.values())
+    def active(self, train_progress: TrainProgress) -> bool:
+        """Return True if any view has strength at `train_progress`."""
+        return any(value_at(view.config.strength, train_progress) > 0 for view in self.by_name.values())
 
     def attach(self, on: bool) -> None:
-        """Hang the views into their layers, or take them out."""
+        """Attach the views to their layers, or detach them."""
         for name, linear in self._linears.items():
             linear.view = self.by_name[name] if on else None
 
-    def set(self, moment: TrainProgress) -> None:
-        """Attach the views if they are active at `moment`, with its numbers."""
-        self.attach(self.active(moment))
+    def set(self, train_progress: TrainProgress) -> None:
+        """Attach the views if they are active at `train_progress`, and set their numbers."""
+        self.attach(self.active(train_progress))
         for view in set(self.by_name.values()):
-            view.set(moment)
+            view.set(train_progress)

@@ -228,7 +228,7 @@ class Trainer:
         self.notes: list[str] = []
         """What whoever watches the run should be told of the warmup."""
         for part in config.float8:
-            self.model.multiply(part, float8_linear)
+            self.model.set_product(part, float8_linear)
         if config.float8 and not multiplies_float8(ranks.device):
             self.notes.append("train.float8: there are no such products here, so they are imitated, which takes longer")
         self.recordings: Recordings | None = None
@@ -379,7 +379,7 @@ class Trainer:
     def watch(self, moment: TrainProgress, lr_scale: float) -> None:
         """Let the average see the weights as they are at `moment`, after a step with that factor on its rates."""
         if self.average is not None:
-            self.average.watch(self.parameters, moment, lr_scale)
+            self.average.update(self.parameters, moment, lr_scale)
 
     def _tensors(self, batch: Batch | DeviceBatch, length: int, bos: int) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs, targets and document starts, in rows of `length` where the run's rows may be longer."""

@@ -11,13 +11,17 @@ from inspect import signature
 from itertools import product
 from typing import Any
 
+import gram_kernels
+import mlp_kernels
 import pytest
 import torch
+from kernels import CANDIDATES, candidate, function_of, squared_mlp
 from torch import Tensor
 
 from caddie import ops
-from caddie.ops import IMPLEMENTATIONS, Softcap, asking, plain
+from caddie.ops import IMPLEMENTATIONS, Softcap, plain, use_implementations
 from caddie.ops.dispatch import implementation
+from caddie.train.optim import muon
 
 PRECISE = {"rtol": 1e-5, "atol": 2e-6}
 BRAIN = {"rtol": 2**-7, "atol": 1e-5}
@@ -27,6 +31,11 @@ def test_signatures_are_those_of_the_references() -> None:
     for operation, names in IMPLEMENTATIONS.items():
         if "Triton" in names:
             assert signature(implementation(operation, "Triton")) == signature(getattr(plain, operation))
+
+
+def test_signatures_of_the_bench_are_those_of_the_references() -> None:
+    for operation, (reference, _) in CANDIDATES.items():
+        assert [*signature(function_of(operation, "Triton")).parameters] == [*signature(reference).parameters]
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -60,7 +69,7 @@ def test_cross_entropy(
     targets = torch.arange(rows) * 7 % columns
     targets[-1] = columns - 1
     mine, exact = logits.clone().requires_grad_(), logits.double().requires_grad_()
-    with asking(cross_entropy="Triton"):
+    with use_implementations(cross_entropy="Triton"):
         descended, entropies = ops.cross_entropy(mine, targets, cap, form, z_loss)
     right, right_entropies = plain.cross_entropy(exact, targets, cap, form, z_loss)
     assert not entropies.requires_grad
@@ -75,7 +84,7 @@ def test_cross_entropy(
 
 def test_cross_entropy_at_its_edges() -> None:
     logits = torch.tensor([[1e4, -1e4, 0.0], [0.0, 500.0, 0.0], [0.0, 0.0, 0.0]])
-    with asking(cross_entropy="Triton"):
+    with use_implementations(cross_entropy="Triton"):
         assert ops.cross_entropy(logits, torch.tensor([1, 0, 3]))[0][:2].tolist() == [2e4, 500.0]
         assert ops.cross_entropy(logits, torch.tensor([1, 0, 3]))[0][2].isnan()
         strided = random(6, 10).mT
@@ -93,9 +102,8 @@ def test_squared_mlp(shape: tuple[int, ...], hidden: int, slope: float, dtype: t
     mine = [tensor.to(dtype).requires_grad_() for tensor in tensors]
     exact = [tensor.detach().double().requires_grad_() for tensor in mine]
     slopes = random(*shape, seed=1).to(dtype)
-    with asking(squared_mlp="Triton"):
-        y = ops.squared_mlp(*mine, slope)
-    right = plain.squared_mlp(*exact, slope)
+    y = mlp_kernels.squared_mlp(*mine, slope)
+    right = squared_mlp(*exact, slope)
     y.backward(slopes)
     right.backward(slopes.double())
     assert y.shape == shape
@@ -123,22 +131,19 @@ def test_squared_mlp(shape: tuple[int, ...], hidden: int, slope: float, dtype: t
 )
 def test_symmetric_products(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x = (random(*shape) / shape[-1] ** 0.5).to(dtype)
-    from caddie.ops.gram_kernels import TILE
-
-    with asking(gram="Triton", gram_polynomial="Triton"):
-        for matrices in (x, x.mT):
-            gram = ops.gram(matrices)
-            tile = torch.arange(gram.shape[-1]) // TILE
-            mirrored = tile[:, None] != tile  # a tile on the diagonal is as symmetric as the library's products
-            assert torch.equal(gram[..., mirrored], gram.mT[..., mirrored])
-            agrees(gram, plain.gram(matrices.double()))
-            agrees(ops.gram_polynomial(gram, -4.775, 2.0315), plain.gram_polynomial(gram.double(), -4.775, 2.0315))
+    for matrices in (x, x.mT):
+        gram = gram_kernels.gram(matrices)
+        tile = torch.arange(gram.shape[-1]) // gram_kernels.TILE
+        mirrored = tile[:, None] != tile  # a tile on the diagonal is as symmetric as the library's products
+        assert torch.equal(gram[..., mirrored], gram.mT[..., mirrored])
+        agrees(gram, muon.gram(matrices.double()))
+        exact = gram.double().reshape(-1, *gram.shape[-2:])
+        right = muon.gram_polynomial(exact, -4.775, 2.0315).view(gram.shape)
+        agrees(gram_kernels.gram_polynomial(gram, -4.775, 2.0315), right)
 
 
 def test_newton_schulz_through_the_kernels() -> None:
-    from caddie.train.optim.muon import newton_schulz
-
     for matrices, steps in ((random(3, 10, 6), 5), (random(70, 80), 2)):
-        with asking(gram="Triton", gram_polynomial="Triton"):
-            found = newton_schulz(matrices, steps, "polar_express")
-        torch.testing.assert_close(found, newton_schulz(matrices, steps, "polar_express"), rtol=1e-4, atol=1e-5)
+        with candidate("gram"), candidate("gram_polynomial"):
+            found = muon.newton_schulz(matrices, steps, "polar_express")
+        torch.testing.assert_close(found, muon.newton_schulz(matrices, steps, "polar_express"), rtol=1e-4, atol=1e-5)

@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from caddie.ops import IMPLEMENTATIONS, asking
+from caddie.ops import IMPLEMENTATIONS, use_implementations
 
 GPU = torch.device("cpu", 0)
 _TRANSFERS = ("aten::copy_", "aten::_to_copy")
@@ -81,7 +81,7 @@ def pretended_gpu() -> Iterator[_Pretended]:
     def as_tensor(data: Any, **kwargs: Any) -> Tensor:
         return to(_as_tensor(data), **kwargs)
 
-    with pytest.MonkeyPatch.context() as patch, asking(**dict.fromkeys(IMPLEMENTATIONS, "plain")), mode:
+    with pytest.MonkeyPatch.context() as patch, use_implementations(**dict.fromkeys(IMPLEMENTATIONS, "plain")), mode:
         patch.setattr(Tensor, "device", property(device))
         patch.setattr(Tensor, "to", to)
         patch.setattr(Tensor, "cpu", lambda tensor: to(tensor, "cpu"))

@@ -186,10 +186,10 @@ def test_rows_no_longer_than_native_turn_as_before() -> None:
 
 @pytest.mark.parametrize("dims", [3, 10])
 def test_channels_that_cannot_turn_are_a_mistake(dims: int) -> None:
-    with pytest.raises(UserError, match=f"rotary.dims must be even and at most 8, the size of a head, not {dims}"):
+    with pytest.raises(UserError, match=f"rope.dims must be even and at most 8, the size of a head, not {dims}"):
         BASE.but({"block.attention.rope.dims": dims}).build()
-    assert RoPE.turning(PlainRoPE(dims=6), 8) == 6
-    assert PlainRoPE().turning(8) == 8
+    assert RoPE.rotated_dims(PlainRoPE(dims=6), 8) == 6
+    assert PlainRoPE().rotated_dims(8) == 8
 
 
 # Attention

@@ -7,6 +7,7 @@ import sys
 from inspect import signature
 from types import ModuleType
 
+import kernels
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,8 +18,9 @@ from variations import BASE, VOCABULARY
 from caddie import ops
 from caddie.errors import UserError
 from caddie.model import LeakyReluSquared, build
-from caddie.ops import IMPLEMENTATIONS, Softcap, asking, by_hand, choose, plain, products
+from caddie.ops import IMPLEMENTATIONS, Softcap, choose, manual_backward, plain, products, use_implementations
 from caddie.ops import dispatch as choice
+from caddie.train.optim import muon
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 PRECISE = {"rtol": 2e-5, "atol": 2e-6}
@@ -100,15 +102,15 @@ def test_many_rows_are_multiplied_by_onednn_where_nothing_is_learned(monkeypatch
     brain=st.booleans(),
     chunk=st.sampled_from([1, 64, 1 << 18]),
 )
-def test_the_loss_by_hand_is_the_reference(
+def test_the_manual_loss_is_the_reference(
     rows: int, columns: int, cap: float | None, form: Softcap, z_loss: float, brain: bool, chunk: int
 ) -> None:
     logits, targets = some_logits(rows, columns, torch.bfloat16 if brain else torch.float32)
     slopes = torch.linspace(-1.0, 2.0, rows)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(by_hand, "CHUNK", chunk)
+        patch.setattr(manual_backward, "CHUNK", chunk)
         mine = logits.clone().requires_grad_()
-        descended, entropies = by_hand.cross_entropy(mine, targets, cap, form, z_loss)
+        descended, entropies = manual_backward.cross_entropy(mine, targets, cap, form, z_loss)
         (descended * slopes).sum().backward()
     # A polynomial cap is the reference's own, in the dtype of the logits.
     exact = logits.to(torch.float64 if cap is None or form == "tanh" else logits.dtype).requires_grad_()
@@ -128,10 +130,10 @@ def test_the_loss_by_hand_is_the_reference(
     torch.testing.assert_close((mine.grad / largest).float(), (exact.grad / largest).float(), **near)
 
 
-@pytest.mark.parametrize("implementation", ["plain", "by hand"])
+@pytest.mark.parametrize("implementation", ["plain", "manual"])
 def test_the_loss_in_numbers(implementation: str) -> None:
     logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [1000.0, -1000.0, -1000.0, -1000.0]], requires_grad=True)
-    with asking(cross_entropy=implementation):
+    with use_implementations(cross_entropy=implementation):
         descended, entropies = ops.cross_entropy(logits, torch.tensor([1, 1]), 2.0, z_loss=0.1)
     denominators = torch.tensor([4.0, 2.718281828**2 + 3 / 2.718281828**2]).log()
     right = denominators - torch.tensor([0.0, -2.0])
@@ -147,7 +149,7 @@ def test_the_loss_in_numbers(implementation: str) -> None:
 def test_the_loss_of_hopeless_targets_is_finite() -> None:
     """Where the odds of the target are zero in float32, their logarithm is not what is taken."""
     logits = torch.tensor([[0.0, 500.0], [500.0, 0.0]])
-    with asking(cross_entropy="by hand"):
+    with use_implementations(cross_entropy="manual"):
         assert ops.cross_entropy(logits, torch.tensor([0, 0]))[0].tolist() == [500.0, 0.0]
         with torch.inference_mode():
             assert ops.cross_entropy(logits, torch.tensor([1, 1]))[1].tolist() == [0.0, 500.0]
@@ -155,27 +157,27 @@ def test_the_loss_of_hopeless_targets_is_finite() -> None:
 
 def test_the_gradient_of_the_loss_is_there_once_and_only_where_wanted() -> None:
     logits, targets = some_logits(3, 5)
-    assert not by_hand.cross_entropy(logits, targets, 30.0)[0].requires_grad
+    assert not manual_backward.cross_entropy(logits, targets, 30.0)[0].requires_grad
     with torch.no_grad():
-        assert not by_hand.cross_entropy(logits.requires_grad_(), targets, 30.0)[0].requires_grad
-    losses = by_hand.cross_entropy(logits, targets, 30.0)[0]
+        assert not manual_backward.cross_entropy(logits.requires_grad_(), targets, 30.0)[0].requires_grad
+    losses = manual_backward.cross_entropy(logits, targets, 30.0)[0]
     losses.sum().backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="inplace"):  # rather than a second gradient that is wrong
         losses.sum().backward()
     with pytest.raises(RuntimeError, match="no second derivative"):  # rather than none
-        torch.autograd.grad(by_hand.cross_entropy(logits, targets, 30.0)[0].sum(), logits, create_graph=True)
+        torch.autograd.grad(manual_backward.cross_entropy(logits, targets, 30.0)[0].sum(), logits, create_graph=True)
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")  # which is PyTorch's, too
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("cap", "z_loss"), [(None, 0.0), (30.0, 0.0), (10.0, 0.3)])
-def test_the_loss_by_hand_is_one_operation_of_a_compiled_graph(
+def test_the_manual_loss_is_one_operation_of_a_compiled_graph(
     dtype: torch.dtype, cap: float | None, z_loss: float
 ) -> None:
     torch.compiler.reset()
     logits, targets = some_logits(12, 40, dtype)
-    torch.library.opcheck(by_hand._cross_entropy, (logits, targets, cap, z_loss, True))
+    torch.library.opcheck(manual_backward._cross_entropy, (logits, targets, cap, z_loss, True))
     slopes = torch.linspace(-1.0, 2.0, 12)
 
     def descend(logits: Tensor) -> Tensor:
@@ -193,7 +195,7 @@ def test_the_loss_by_hand_is_one_operation_of_a_compiled_graph(
         found.append((value.detach(), leaf.grad))
         with torch.no_grad():
             torch.testing.assert_close(function(logits), value.detach())
-    assert "caddie.cross_entropy_by_hand" in kept.fw_graphs[0].code
+    assert "caddie.cross_entropy_manual" in kept.fw_graphs[0].code
     torch.testing.assert_close(found[1][0], found[0][0])
     torch.testing.assert_close(found[1][1], found[0][1], **BRAIN if dtype == torch.bfloat16 else PRECISE)
 
@@ -203,12 +205,12 @@ def test_the_loss_by_hand_is_one_operation_of_a_compiled_graph(
 
 @pytest.mark.parametrize("slope", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_activation_by_hand_is_the_reference_to_the_bit(slope: float, dtype: torch.dtype) -> None:
+def test_the_manual_activation_is_the_reference_to_the_bit(slope: float, dtype: torch.dtype) -> None:
     u = torch.tensor([[-3.0, -0.0, 0.0, 0.7, 2.0, torch.inf]]).to(dtype)
     u = torch.cat((u, torch.randn(5, 6, generator=torch.Generator().manual_seed(0)).to(dtype)))
     weight = torch.linspace(-1, 1, u.numel()).view_as(u).to(dtype)
     found = []
-    for function in (plain.squared, by_hand.squared):
+    for function in (plain.squared, manual_backward.squared):
         leaf = u.clone().requires_grad_()
         y = function(leaf, slope)
         (y * weight).sum().backward()
@@ -216,18 +218,17 @@ def test_the_activation_by_hand_is_the_reference_to_the_bit(slope: float, dtype:
     assert torch.equal(found[0][0], found[1][0])
     assert torch.equal(found[0][1], found[1][1])  # type: ignore[arg-type]
     assert found[1][0][0, :5].tolist() == plain.squared(u[0, :5], slope).tolist()
-    assert by_hand.squared(torch.tensor([-2.0, 3.0]), 0.5).tolist() == [1.0, 9.0]
+    assert manual_backward.squared(torch.tensor([-2.0, 3.0]), 0.5).tolist() == [1.0, 9.0]
 
 
-def test_references_of_the_products_by_hand() -> None:
+def test_references_of_the_kernels_in_the_bench_by_hand() -> None:
     x, up, down = torch.tensor([[1.0, -2.0]]), torch.eye(2), torch.tensor([[1.0, 1.0], [0.0, 1.0]])
-    assert ops.squared_mlp(x, up, down, 0.5).tolist() == [[2.0, 1.0]]
-    assert ops.squared_mlp(x, up, down).tolist() == [[1.0, 0.0]]
+    assert kernels.squared_mlp(x, up, down, 0.5).tolist() == [[2.0, 1.0]]
+    assert kernels.squared_mlp(x, up, down).tolist() == [[1.0, 0.0]]
     matrix = torch.tensor([[1.0, 2.0], [0.0, 3.0]])
-    assert ops.gram(matrix).tolist() == [[5.0, 6.0], [6.0, 9.0]]
-    assert ops.gram_polynomial(torch.tensor([[1.0, 2.0], [2.0, 0.0]]), 10.0, -1.0).tolist() == [
-        [5.0, 18.0],
-        [18.0, -4.0],
+    assert muon.gram(matrix).tolist() == [[5.0, 6.0], [6.0, 9.0]]
+    assert muon.gram_polynomial(torch.tensor([[[1.0, 2.0], [2.0, 0.0]]]), 10.0, -1.0).tolist() == [
+        [[5.0, 18.0], [18.0, -4.0]]
     ]
 
 
@@ -237,13 +238,12 @@ def test_references_of_the_products_by_hand() -> None:
 def test_the_choice_by_device_dtype_and_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "has_triton", lambda: True)
     for dtype in (torch.float32, torch.bfloat16):
-        assert choose("cross_entropy", CPU, dtype) == choose("squared", CPU, dtype) == "by hand"
-        assert choose("cross_entropy", CPU, dtype, compiling=True) == "by hand"
+        assert choose("cross_entropy", CPU, dtype) == choose("squared", CPU, dtype) == "manual"
+        assert choose("cross_entropy", CPU, dtype, compiling=True) == "manual"
         assert choose("squared", CPU, dtype, compiling=True) == "plain"
         assert choose("cross_entropy", CUDA, dtype) == "Triton"
         assert choose("cross_entropy", CUDA, dtype, compiling=True) == "Triton"
-    for operation in ("squared", "squared_mlp", "gram", "gram_polynomial"):
-        assert choose(operation, CUDA, torch.bfloat16) == "plain"
+    assert choose("squared", CUDA, torch.bfloat16) == "plain"
     assert choose("cross_entropy", CPU, torch.float64) == choose("cross_entropy", CUDA, torch.float64) == "plain"
     assert choose("cross_entropy", torch.device("mps"), torch.float32) == "plain"
 
@@ -260,28 +260,28 @@ def test_without_triton_or_a_c_compiler_the_reference_is_picked(monkeypatch: pyt
 
 
 def test_an_implementation_is_asked_for_by_name() -> None:
-    with asking(cross_entropy="plain", gram="Triton"):
+    with use_implementations(cross_entropy="plain", scaled_product="scaled_mm"):
         assert choose("cross_entropy", CPU, torch.float32) == "plain"
-        with asking(cross_entropy="by hand"):
-            assert choose("cross_entropy", CPU, torch.float64) == "by hand"
-            assert choose("gram", CPU, torch.float32) == "Triton"
+        with use_implementations(cross_entropy="manual"):
+            assert choose("cross_entropy", CPU, torch.float64) == "manual"
+            assert choose("scaled_product", CPU, torch.float32) == "scaled_mm"
         assert choose("cross_entropy", CPU, torch.float32) == "plain"
-    assert choose("cross_entropy", CPU, torch.float32) == "by hand"
+    assert choose("cross_entropy", CPU, torch.float32) == "manual"
     for wrong in ({"squared": "Triton"}, {"nothing": "plain"}):
-        with pytest.raises(UserError, match="there is no"), asking(**wrong):
+        with pytest.raises(UserError, match="there is no"), use_implementations(**wrong):
             pass
 
 
-def test_the_cap_by_hand_is_the_reference() -> None:
+def test_the_manual_cap_is_the_reference() -> None:
     logits, _ = some_logits(7, 33)
-    assert torch.equal(by_hand.softcap(logits, 30.0), plain.softcap(logits, 30.0)), "not in inference mode"
+    assert torch.equal(manual_backward.softcap(logits, 30.0), plain.softcap(logits, 30.0)), "not in inference mode"
     with torch.inference_mode():
-        kept, found = logits.clone(), by_hand.softcap(logits, 30.0)
+        kept, found = logits.clone(), manual_backward.softcap(logits, 30.0)
         torch.testing.assert_close(found, plain.softcap(logits, 30.0), rtol=0, atol=8e-6)
         assert not torch.equal(found, plain.softcap(logits, 30.0)), "another way"
         assert torch.equal(logits, kept), "the caller's logits stay as they are"
         for exact in (logits.double(), logits.bfloat16()):
-            assert torch.equal(by_hand.softcap(exact, 30.0), plain.softcap(exact, 30.0))
+            assert torch.equal(manual_backward.softcap(exact, 30.0), plain.softcap(exact, 30.0))
 
 
 def test_every_implementation_has_the_signature_of_its_reference() -> None:
@@ -306,9 +306,9 @@ def test_a_training_loss_through_the_head_is_that_of_its_capped_logits(batch: tu
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     found = []
-    for name in ("plain", "by hand"):
+    for name in ("plain", "manual"):
         twin = copy.deepcopy(model)
-        with asking(cross_entropy=name, squared=name):
+        with use_implementations(cross_entropy=name, squared=name):
             descended, entropies = twin.head.losses(twin(inputs, capped=False), targets, 0.01)
             descended.mean().backward()
         found.append((descended, entropies, [parameter.grad for parameter in twin.parameters()]))

@@ -13,10 +13,15 @@ from processes import CONTEXT
 
 HERE = Path(__file__).resolve().parent.parent
 COMPILE = """
+import sys
+
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from caddie.ops import gram_kernels, loss_kernels, mlp_kernels
+from caddie.ops import loss_kernels
+
+sys.path.append("bench")
+import gram_kernels, mlp_kernels
 
 vectors, settings = ["*i64", *["*fp32"] * 3], [30.0, 0.0001, 1, 1024]
 products = [*["*bf16"] * 4, *["i32"] * 5, 0.5]
@@ -42,11 +47,16 @@ for kernel, arguments in (
 """
 """Compiles every kernel for an H100 with the types that a run gives it."""
 TRACE = """
+import sys
+
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from caddie.ops import gram_kernels, loss_kernels, mlp_kernels
+from caddie.ops import loss_kernels
+
+sys.path.append("bench")
+import gram_kernels, mlp_kernels
 
 
 def everything(x, targets, slopes, up, down):
@@ -92,7 +102,7 @@ def interpreted(out: Path, chosen: str) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     given = ["-p", "no:cacheprovider", "-m", chosen, "--rootdir", str(HERE.parent)]
-    sys.exit(pytest.main([*given, str(HERE / "interpreted_kernels.py")]))
+    sys.exit(pytest.main([*given, str(HERE / "helpers" / "interpreted_kernels.py")]))
 
 
 @pytest.mark.long

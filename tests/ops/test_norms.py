@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from caddie import ops
-from caddie.ops import asking, choose
+from caddie.ops import choose, use_implementations
 
 CPU = torch.device("cpu")
 SHAPES = [(2, 5, 3, 8, 4), (1, 1, 1, 2, 1), (3, 17, 2, 12, 3), (2, 7, 4, 6, 3)]
@@ -17,9 +17,9 @@ SHAPES = [(2, 5, 3, 8, 4), (1, 1, 1, 2, 1), (3, 17, 2, 12, 3), (2, 7, 4, 6, 3)]
 def both(function: str, arguments: tuple[Tensor | None, ...], slopes: Tensor) -> list[list[Tensor]]:
     """Result and gradients of the reference, in float64, and of the version by hand."""
     found = []
-    for name, dtype in (("plain", torch.float64), ("by hand", None)):
+    for name, dtype in (("plain", torch.float64), ("manual", None)):
         given = [a if a is None else (a if dtype is None else a.to(dtype)).clone().requires_grad_() for a in arguments]
-        with asking(**{function: name}):
+        with use_implementations(**{function: name}):
             y = getattr(ops, function)(*given)
         if function == "normed_rotation":
             given = [given[0], given[3]]
@@ -57,7 +57,7 @@ def test_rotation(
 
 def test_small_rows_and_epsilon() -> None:
     zeros = torch.zeros(2, 4, requires_grad=True)
-    with asking(rms_norm="by hand"):
+    with use_implementations(rms_norm="manual"):
         y = ops.rms_norm(zeros)
         (y.sum()).backward()
         assert not y.any()
@@ -66,15 +66,15 @@ def test_small_rows_and_epsilon() -> None:
         assert ops.rms_norm(torch.tensor([3.0, 4.0]), 12.0).tolist() == pytest.approx([3 / 24.5**0.5, 4 / 24.5**0.5])
     for dtype in (torch.float32, torch.bfloat16):  # PyTorch's own epsilon is that of float32 for both
         small = torch.full((4,), 1e-3, dtype=dtype)
-        with asking(rms_norm="plain"):
+        with use_implementations(rms_norm="plain"):
             expected = ops.rms_norm(small)
-        with asking(rms_norm="by hand"):
+        with use_implementations(rms_norm="manual"):
             assert torch.equal(ops.rms_norm(small), expected)
 
 
 @pytest.mark.parametrize("operation", ["rms_norm", "normed_rotation"])
 def test_choice(operation: str) -> None:
-    assert choose(operation, CPU, torch.bfloat16) == choose(operation, CPU, torch.float32) == "by hand"
+    assert choose(operation, CPU, torch.bfloat16) == choose(operation, CPU, torch.float32) == "manual"
     assert choose(operation, CPU, torch.float64) == "plain"
     assert choose(operation, CPU, torch.bfloat16, compiling=True) == "plain"
     assert choose(operation, torch.device("cuda"), torch.bfloat16) == "plain"

@@ -39,7 +39,7 @@ def follow(averaging: Averaging, values: dict[int, float], of: int, lr_scale: di
     """The average at the end of a run from 0 whose weight after each step is given."""
     average = averaging.build(one(0.0))
     for step, value in values.items():
-        average.watch(one(value), at(step, of), (lr_scale or {}).get(step, 1.0))
+        average.update(one(value), at(step, of), (lr_scale or {}).get(step, 1.0))
     return average.result()["w"].item()
 
 
@@ -58,8 +58,8 @@ def test_the_average_agrees_with_the_scripts(parity: Path, decay: float) -> None
     # Memory of the same number of steps in a run of 400, of which these are the first 20.
     in_progress = ProgressEMA(fraction=-1 / (400 * math.log(decay))).build({"w": weights[0]})
     for step, weight in enumerate(weights[1:], 1):
-        average.watch({"w": weight}, at(step, 400), 1.0)
-        in_progress.watch({"w": weight}, at(step, 400), 1.0)
+        average.update({"w": weight}, at(step, 400), 1.0)
+        in_progress.update({"w": weight}, at(step, 400), 1.0)
     expected = data[f"ema_decay_{decay}.after_step20"]
     torch.testing.assert_close(average.result()["w"], expected, rtol=2e-6, atol=1e-6)
     torch.testing.assert_close(in_progress.result()["w"], expected, rtol=2e-6, atol=2e-6)
@@ -68,22 +68,22 @@ def test_the_average_agrees_with_the_scripts(parity: Path, decay: float) -> None
 
 def test_the_exponential_average_by_hand() -> None:
     average = EMA(decay=0.75).build(one(8.0))
-    average.watch(one(0.0), at(1), 1.0)
+    average.update(one(0.0), at(1), 1.0)
     assert average.result()["w"].item() == 6.0
-    average.watch(one(2.0), at(2), 1.0)
+    average.update(one(2.0), at(2), 1.0)
     assert average.result()["w"].item() == 5.0
 
 
 def test_the_average_of_progress_forgets_by_what_was_spent() -> None:
     fraction = 0.25 / math.log(2)  # half of what was is forgotten in a quarter of the budget
     average = ProgressEMA(fraction=fraction).build(one(8.0))
-    average.watch(one(0.0), at(1, 4), 1.0)
+    average.update(one(0.0), at(1, 4), 1.0)
     assert average.result()["w"].item() == pytest.approx(4.0)
-    average.watch(one(2.0), at(3, 4), 1.0)  # half of the budget: 3/4 of the way
+    average.update(one(2.0), at(3, 4), 1.0)  # half of the budget: 3/4 of the way
     assert average.result()["w"].item() == pytest.approx(2.5)
-    average.watch(one(100.0), at(2, 4), 1.0)  # a larger budget takes progress back
+    average.update(one(100.0), at(2, 4), 1.0)  # a larger budget takes progress back
     assert average.result()["w"].item() == pytest.approx(2.5)
-    average.watch(one(4.5), at(3, 4), 1.0)
+    average.update(one(4.5), at(3, 4), 1.0)
     assert average.result()["w"].item() == pytest.approx(3.5)
 
 
@@ -93,7 +93,7 @@ def test_the_average_of_progress_means_the_same_on_every_machine() -> None:
     for steps in (100, 10_000):
         average = ProgressEMA(fraction=0.05).build({"w": torch.zeros(1)})
         for step in range(1, steps + 1):
-            average.watch(one(step / steps), at(step, steps), 1.0)
+            average.update(one(step / steps), at(step, steps), 1.0)
         found.append(average.result()["w"].item())
     # ∫ p·exp((p - 1)/f)/f dp = 1 - f + f·exp(-1/f) in the limit of many steps
     assert found[1] == pytest.approx(0.95, abs=2e-4)
@@ -136,17 +136,17 @@ def test_before_the_first_snapshot_the_weights_are_handed_on(averaging: Averagin
     average = averaging.build(one(7.0))
     assert average.result()["w"].item() == 7.0
     for step in range(1, 7):
-        average.watch(one(float(step)), at(step), 1.0)
+        average.update(one(float(step)), at(step), 1.0)
         assert average.result()["w"].item() == step
 
 
 def test_a_larger_budget_starts_the_snapshots_anew() -> None:
     average = SWA(fraction=0.5, snapshots=2).build(one(0.0))
     for step in range(1, 11):
-        average.watch(one(float(step)), at(step, 10), 1.0)
+        average.update(one(float(step)), at(step, 10), 1.0)
     assert average.result()["w"].item() == (8 + 10) / 2  # 0.75 is crossed at step 8
     for step in range(11, 41):
-        average.watch(one(float(step)), at(step, 40), 1.0)
+        average.update(one(float(step)), at(step, 40), 1.0)
     assert average.result()["w"].item() == (30 + 40) / 2
 
 
@@ -172,7 +172,7 @@ def test_every_average_of_a_constant_is_the_constant(name: str) -> None:
     for step in range(51):
         for key, value in constant.items():
             assert torch.allclose(average.result()[key], value, rtol=1e-6)
-        average.watch(constant, at(step + 1, 51), 1.0)
+        average.update(constant, at(step + 1, 51), 1.0)
 
 
 @pytest.mark.parametrize("name", sorted(variants(Averaging)))
@@ -180,7 +180,7 @@ def test_every_average_is_applied(name: str) -> None:
     seen = rows(0, 11)
     average = AVERAGES[name].build(seen[0])
     for step, weights in enumerate(seen[1:], 1):
-        average.watch(weights, at(step), 1.0)
+        average.update(weights, at(step), 1.0)
     for key, last in seen[-1].items():
         assert (average.result()[key] - last.float()).abs().max() > 0.05
         stacked = torch.stack([weights[key].float() for weights in seen])
@@ -197,17 +197,17 @@ def test_every_average_keeps_its_own_numbers_and_resumes_to_the_bit(name: str, s
     first["w"].fill_(100.0)
     assert torch.equal(average.result()["w"], seen[0]["w"]), "not a view of the weights"
     for step in range(1, stop + 1):
-        average.watch(seen[step], at(step), 1.0)
+        average.update(seen[step], at(step), 1.0)
     saved = copied(average)
     resumed = AVERAGES[name].build(seen[5])
     held = resumed.state()
-    resumed.watch(seen[7], at(1, 1), 0.0)  # as a warm-up may
+    resumed.update(seen[7], at(1, 1), 0.0)  # as a warm-up may
     assert held.keys() == saved.keys()
     for key, tensor in held.items():
         tensor.copy_(saved[key])
     for step in range(stop + 1, 11):
-        average.watch(seen[step], at(step), 1.0)
-        resumed.watch(seen[step], at(step), 1.0)
+        average.update(seen[step], at(step), 1.0)
+        resumed.update(seen[step], at(step), 1.0)
     for key, tensor in average.state().items():
         assert torch.equal(tensor, resumed.state()[key])
         assert isinstance(tensor, Tensor)

@@ -20,7 +20,7 @@ from torch import nn
 from caddie.config.schedules import Budget, PiecewiseConstant, Ramp, TrainProgress
 from caddie.errors import UserError
 from caddie.model import GPT, Recurrence
-from caddie.ops import IMPLEMENTATIONS, asking
+from caddie.ops import IMPLEMENTATIONS, use_implementations
 from caddie.report.display import start_line
 from caddie.runtime.distributed import Ranks
 from caddie.train import warmup as warmup
@@ -28,7 +28,7 @@ from caddie.train.averaging import ProgressEMA
 from caddie.train.cuda_graphs import Recordings, recorder
 from caddie.train.loop import Event, Trained, train
 from caddie.train.optim import AdamW
-from caddie.train.qat import Noisy, StraightThrough, _Noisy
+from caddie.train.qat import Noisy, StraightThrough, View
 from caddie.train.trainer import Train, Trainer
 
 CHANGING = GROWING.but(
@@ -58,7 +58,7 @@ LOOPED = TINY.but(
 
 @pytest.fixture(autouse=True)
 def plain() -> Iterator[None]:
-    with asking(**dict.fromkeys(IMPLEMENTATIONS, "plain")):
+    with use_implementations(**dict.fromkeys(IMPLEMENTATIONS, "plain")):
         yield
 
 
@@ -164,10 +164,13 @@ def test_what_cannot_be_recorded_ends_the_run_before_its_clock(asked: str, monke
     monkeypatch.setattr(warmup, "recorder", lambda device: taped.record)
     why = "operation not permitted when stream is capturing"
     message = rf"^train\.cuda_graphs={asked}: recording failed; set never: {why}$"
-    with asking(cross_entropy="by hand"), pytest.raises(UserError, match=message):  # whose backward reads a number
+    with (
+        use_implementations(cross_entropy="manual"),
+        pytest.raises(UserError, match=message),
+    ):  # whose backward reads a number
         warmed(STEPS.but(cuda_graphs=asked))
 
-    class Reading(_Noisy):
+    class Reading(View):
         def __call__(self, weight: torch.Tensor) -> torch.Tensor:
             return weight * float(self.strength)
 
@@ -183,7 +186,10 @@ def test_a_rank_whose_recording_failed_ends_all(here: bool, record: Counted) -> 
     ranks = Pair(other=1.0)
     trainer = Trainer(TINY, STEPS.but(cuda_graphs="auto"), 7, ranks)
     why = "operation not permitted when stream is capturing" if here else "in another process"
-    with asking(cross_entropy="by hand" if here else "plain"), pytest.raises(UserError, match=f"set never: {why}$"):
+    with (
+        use_implementations(cross_entropy="manual" if here else "plain"),
+        pytest.raises(UserError, match=f"set never: {why}$"),
+    ):
         warmup._choose_recording(trainer, [TrainProgress(0, 0.0, STEPS.budget)], (4, 32))
     assert ranks.told == [float(here)]
 

@@ -14,9 +14,9 @@ from test_loop import DATA, STEPS, TINY, made
 from torch import Tensor
 
 from caddie.model import GPT, ModelPart, Recurrence, SwiGLU, UntiedHead, build
-from caddie.ops import asking, choose, float8_linear, linear, multiplies_float8, plain
+from caddie.ops import choose, float8_linear, linear, multiplies_float8, plain, use_implementations
 from caddie.ops import dispatch as choice
-from caddie.ops.float8 import FORWARD, SLOPES, rounded
+from caddie.ops.float8 import FORWARD, GRADIENT, rounded
 from caddie.train.loop import Event, train
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -43,7 +43,7 @@ def far(found: Tensor, right: Tensor) -> float:
 # The operation
 
 
-@pytest.mark.parametrize(("dtype", "largest"), [(FORWARD, 448.0), (SLOPES, 57344.0)])
+@pytest.mark.parametrize(("dtype", "largest"), [(FORWARD, 448.0), (GRADIENT, 57344.0)])
 def test_the_largest_number_becomes_the_largest_of_the_format(dtype: torch.dtype, largest: float) -> None:
     x = torch.tensor([[3.0, -1.5], [0.75, 0.0]])
     eight, scale = rounded(x, dtype)
@@ -65,7 +65,7 @@ def test_the_reference_is_a_linear_layer_of_rounded_numbers(dtype: torch.dtype, 
     slopes = random(count, outputs, scale=1e-9, dtype=dtype)
     found = both_ways(x, weight, slopes)
     (x8, of_x), (w8, of_w) = rounded(x, FORWARD), rounded(weight.to(dtype), FORWARD)
-    (s8, of_s) = rounded(slopes, SLOPES)
+    (s8, of_s) = rounded(slopes, GRADIENT)
     x64, w64, s64 = (eight.double() * scale.double() for eight, scale in ((x8, of_x), (w8, of_w), (s8, of_s)))
     near = 2**-7 if dtype == torch.bfloat16 else 1e-6
     for one, right in zip(found, (x64 @ w64.mT, s64 @ w64, s64.mT @ x64), strict=True):
@@ -88,7 +88,7 @@ def test_the_instructions_for_it_give_what_the_reference_gives(
     given = random(2, rows, inputs, dtype=dtype), random(outputs, inputs), random(2, rows, outputs, dtype=dtype)
     found = []
     for name in ("plain", "scaled_mm"):
-        with asking(scaled_product=name):
+        with use_implementations(scaled_product=name):
             found.append(both_ways(*given))
     for one, right in zip(*reversed(found), strict=True):
         assert one.shape == right.shape
@@ -103,7 +103,7 @@ def test_sizes_that_do_not_fit_the_instructions_go_to_the_reference(monkeypatch:
         return plain.scaled_product(left, right, *rest, **named)
 
     monkeypatch.setitem(choice._functions, ("scaled_product", "scaled_mm"), instructions)
-    with asking(scaled_product="scaled_mm"):
+    with use_implementations(scaled_product="scaled_mm"):
         for size, expected in (
             ((8, 16, 32), [(8, 16, 32), (8, 32, 16)]),
             ((16, 16, 24), [(24, 16, 16)]),
@@ -130,7 +130,7 @@ def test_who_multiplies_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     for capability, able in (((8, 0), False), ((8, 9), True), ((9, 0), True), ((12, 0), True)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
         assert multiplies_float8(CUDA) is able
-        for dtype in (FORWARD, SLOPES):
+        for dtype in (FORWARD, GRADIENT):
             assert choose("scaled_product", CUDA, dtype) == ("scaled_mm" if able else "plain")
     assert choose("scaled_product", CUDA, torch.bfloat16) == "plain"
     monkeypatch.setattr(torch.version, "hip", "7.0")
@@ -164,9 +164,8 @@ def test_parts_are_the_layers_of_their_names(part: ModelPart, gpt: GPT, expected
         seen.append(names[weight.data_ptr()])
         return linear(x, weight)
 
-    model.multiply(part, spy)
-    with asking(squared_mlp="Triton" if part == "mlp" else "plain"):  # a fused product would pass the spy by
-        model(torch.zeros(1, 4, dtype=torch.long))
+    model.set_product(part, spy)
+    model(torch.zeros(1, 4, dtype=torch.long))
     assert set(seen) == expected
     assert len(seen) == len(expected)
 

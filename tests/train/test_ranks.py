@@ -22,7 +22,7 @@ from test_loop import RANKS, SHARDS, TINY, go
 from caddie.config.schedules import TrainProgress
 from caddie.data.loaders import SequentialStream
 from caddie.model import build
-from caddie.ops import IMPLEMENTATIONS, asking
+from caddie.ops import IMPLEMENTATIONS, use_implementations
 from caddie.runtime.distributed import SHARES_CORES, Ranks, launch
 from caddie.score import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Score, Scoring, Text, score
 from caddie.train import warmup as warmup
@@ -67,7 +67,7 @@ def trains(ranks: Ranks, folder: Path) -> list[Any]:
 def replays(ranks: Ranks, folder: Path) -> list[dict[str, torch.Tensor]]:
     """Weights of a run whose micro-batches are replayed, and of the same run without."""
     found = []
-    with pytest.MonkeyPatch.context() as patch, asking(**dict.fromkeys(IMPLEMENTATIONS, "plain")):
+    with pytest.MonkeyPatch.context() as patch, use_implementations(**dict.fromkeys(IMPLEMENTATIONS, "plain")):
         patch.setattr(warmup, "recorder", lambda device: taped.record)
         patch.setattr(warmup, "quickest", lambda choices, work, *seconds: choices[0])
         for name in ("auto", "never"):

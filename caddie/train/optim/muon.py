@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from caddie.config import Fraction, Range, Technique
 from caddie.config.schedules import NonNegativeNumber, TrainProgress, value_at
 from caddie.errors import UserError
-from caddie.ops import gram, gram_polynomial, multiplied
+from caddie.ops import multiplied
 from caddie.runtime.distributed import Ranks
 from caddie.train.optim.optimizer import Optimizer, Updater, sum_of_squares
 
@@ -33,6 +33,16 @@ COEFFICIENTS: dict[Coefficients, tuple[tuple[float, float, float], ...]] = {
 The classic ones drive small singular values toward 1 fastest and leave all between 0.7 and 1.2 (Jordan et al., Muon,
 2024). Polar Express takes for each iteration those that are best after the ones before (arXiv 2505.16932).
 """
+
+
+def gram(x: Tensor) -> Tensor:
+    """Return X Xᵀ of matrices (count, rows, columns)."""
+    return x @ x.mT
+
+
+def gram_polynomial(symmetric: Tensor, b: float, c: float) -> Tensor:
+    """Return bA + cA² of symmetric matrices A (count, rows, rows)."""
+    return torch.baddbmm(symmetric, symmetric, symmetric, beta=b, alpha=c)
 
 
 def newton_schulz(matrices: Tensor, steps: int, coefficients: Coefficients = "classic") -> Tensor:

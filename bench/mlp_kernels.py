@@ -2,7 +2,8 @@
 
 Forward, one kernel multiplies and writes the hidden channels before and after the activation; backward, the same kernel
 multiplies by the other matrix and writes the gradient before the activation, so no pass over the hidden channels is the
-activation's own (modded-nanogpt; openai/parameter-golf, 2026-03-23 on). The other four products are PyTorch's.
+activation's own (modded-nanogpt; openai/parameter-golf, 2026-03-23 on). The other four products are PyTorch's. Nothing
+in the package takes it until `bench/kernels.py` shows a gain on a GPU.
 """
 
 from __future__ import annotations
@@ -98,7 +99,12 @@ class _SquaredMLP(torch.autograd.Function):
 
 
 def squared_mlp(x: Tensor, up: Tensor, down: Tensor, slope: float = 0.0) -> Tensor:
-    """As `plain.squared_mlp`."""
+    """Return x (..., width) through `up` (hidden, width), the squared activation and `down` (width, hidden)."""
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     y: Tensor = _SquaredMLP.apply(rows, up, down, slope)  # type: ignore[no-untyped-call]
     return y.view(*x.shape[:-1], -1)
+
+
+def forward(mlp: Any, x: Tensor) -> Tensor:
+    """Forward of the package's squared MLPs through the kernels, for whole steps."""
+    return squared_mlp(x, mlp.up.weight.to(x.dtype), mlp.down.weight.to(x.dtype), mlp.slope)

@@ -1,6 +1,7 @@
 """Symmetric products in Triton for Newton-Schulz: tiles above the diagonal are computed, those below are copies.
 
 Half the multiplications of a plain product, for a whole bank of matrices at once (modded-nanogpt; cf. BLAS's syrk).
+Nothing in the package takes it until `bench/kernels.py` shows a gain on a GPU.
 """
 
 from __future__ import annotations
@@ -64,12 +65,12 @@ def _symmetric_product(x: Tensor, b: float, c: float, polynomial: bool) -> Tenso
 
 
 def gram(x: Tensor) -> Tensor:
-    """As `plain.gram`."""
+    """Compute `caddie.train.optim.muon.gram`."""
     return _product_of(x, 0.0, 1.0, polynomial=False)
 
 
 def gram_polynomial(symmetric: Tensor, b: float, c: float) -> Tensor:
-    """As `plain.gram_polynomial`, with one rounding at the end."""
+    """Compute `caddie.train.optim.muon.gram_polynomial`, with one rounding at the end."""
     return _product_of(symmetric, b, c, polynomial=True)
 
 
