@@ -1,4 +1,4 @@
-"""One layer of the residual stream."""
+"""Transformer block: one layer of the residual stream."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from caddie.model.parameters import Constant, Part
 
 @dataclass(frozen=True, kw_only=True)
 class Block(Config):
-    """The embedded input mixed in, then attention and MLP, each on the normed stream and scaled per channel."""
+    """Transformer block: input mixed in, then attention and MLP, each on the normed stream and scaled per channel."""
 
     techniques: ClassVar = {
         "parallel": Technique(
@@ -31,27 +31,27 @@ class Block(Config):
     }
 
     residual_mix: ResidualMix | None = StreamMix()
-    """How the embedded input enters, or none."""
+    """Mix of the embedded input into the stream, or none."""
     attention: Attention | None = GroupedQueryAttention()
-    """The attention of the layer, or none."""
+    """Attention of the layer, or none."""
     attention_norm: Norm = RMSNorm()
-    """How attention reads the stream."""
+    """Norm before attention."""
     mlp: MLP = ReluSquared()
-    """The MLP of the layer."""
+    """MLP of the layer."""
     mlp_norm: Norm = RMSNorm()
-    """How the MLP reads the stream."""
+    """Norm before the MLP."""
     parallel: bool = False
-    """Whether attention and MLP read the same stream, or the MLP the one that attention wrote."""
+    """Parallel residual: True if the MLP reads the same stream as attention, not the one that attention wrote."""
 
     def build(self, width: int, layer: int = 0, depth: int = 1, own_mlps: int = 0) -> BlockModule:
-        """The module of `layer` of `depth`, with that many MLPs for later runs of it in one forward."""
+        """Return the module of `layer` of `depth`, with `own_mlps` further MLPs for its repeated passes."""
         return BlockModule(self, width, layer, depth, own_mlps)
 
 
 class BlockModule(Part):
-    """The layer: the stream (B, T, width) and the embedded input x0 of the same shape to the stream.
+    """Block that maps the stream (B, T, width) and the embedded input x0 of the same shape to the next stream.
 
-    The deltas add to the outputs of attention and MLP what they compute from the normed stream.
+    The deltas, of test-time training, read the normed stream and add to the outputs of attention and MLP.
     """
 
     def __init__(self, config: Block, width: int, layer: int, depth: int, own_mlps: int) -> None:
@@ -74,7 +74,7 @@ class BlockModule(Part):
         self.mlp_delta: Delta | None = None
 
     def forward(self, x: Tensor, x0: Tensor, context: Context) -> Tensor:
-        """One layer of the stream, at the positions asked for."""
+        """Return the stream after this layer, at the context's query positions."""
         x = self.mixed(x, x0)
         if self.parallel:
             query_positions = context.query_positions(x)
@@ -83,14 +83,14 @@ class BlockModule(Part):
         return x + self.mlp_output(x, context)
 
     def mixed(self, x: Tensor, x0: Tensor) -> Tensor:
-        """a·x + b·x0."""
+        """Return a·x + b·x0."""
         if self.mix is None:
             return x
         mix = self.mix.to(x.dtype)
         return torch.addcmul(mix[0] * x, mix[1], x0)
 
     def attention_output(self, x: Tensor, context: Context) -> Tensor:
-        """What attention adds to the stream; zero where the layer has none."""
+        """Return the output of attention for the stream, scaled; zero if the layer has none."""
         if self.attention is None:
             return x.new_zeros(())
         h = self.attention_norm(x)
@@ -98,7 +98,7 @@ class BlockModule(Part):
         return self.attention_scale.to(x.dtype) * y
 
     def mlp_output(self, x: Tensor, context: Context) -> Tensor:
-        """What the MLP adds to the stream."""
+        """Return the output of the MLP for the stream, scaled."""
         h = self.mlp_norm(x)
         mlp = self.later_mlps[context.pass_index - 1] if context.pass_index and self.later_mlps else self.mlp
         return self.mlp_scale.to(x.dtype) * adapted(mlp(h), self.mlp_delta, h)

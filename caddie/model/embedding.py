@@ -1,4 +1,4 @@
-"""From ids to the stream."""
+"""Embeddings: token ids to the residual stream."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from caddie.ops import rms_norm
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding(Config):
-    """Socket: how ids enter the stream."""
+    """Socket: embedding of token ids."""
 
     @abstractmethod
     def build(self, vocabulary: int, width: int) -> TokenTable:
-        """The module; its forward takes a context and returns the stream (B, T, width)."""
+        """Return the module; its forward takes a context and returns the stream (B, T, width)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenEmbedding(Embedding):
-    """One row for each id, normed. The small start keeps the first logits of a tied head near zero."""
+    """Table with a row for each id, normed. Small initial values keep the first logits of a tied head near zero."""
 
     techniques: ClassVar = {
         "initial": Technique(
@@ -56,23 +56,23 @@ class TokenEmbedding(Embedding):
     }
 
     initial: Initial = Normal(std=0.005)
-    """Where the rows start."""
+    """Initial values of the rows."""
     dims: Channels | None = None
-    """Channels of a row, projected to the stream and, for a tied head, back; or none for rows as wide as the stream."""
+    """Channels of a row, projected to the stream and, for a tied head, back; none for rows as wide as the stream."""
     bigrams: HashedNGrams | None = None
-    """Rows of the last two tokens, added before the norm, or none."""
+    """BigramHash: hashed rows of the last two tokens, added before the norm, or none."""
     trigrams: HashedNGrams | None = None
-    """Rows of the last three tokens, added before the norm, or none."""
+    """Hashed rows of the last three tokens, added before the norm, or none."""
     smear: Smear | None = None
-    """How the token before enters, or none."""
+    """SmearGate: mix of the previous token into each token, or none."""
 
     def build(self, vocabulary: int, width: int) -> TokenTable:
-        """The module."""
+        """Return the module."""
         return TokenTable(self, vocabulary, width)
 
 
 class TokenTable(Part):
-    """A table (vocabulary, dims), which a tied head shares, and what is added to its rows."""
+    """Table (vocabulary, dims), which a tied head shares, with the optional n-grams and smear."""
 
     def __init__(self, config: TokenEmbedding, vocabulary: int, width: int) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class TokenTable(Part):
         self.smear = config.smear.build(width) if config.smear else None
 
     def forward(self, context: Context) -> Tensor:
-        """The normed stream, (B, T, width)."""
+        """Return the normed stream, (B, T, width)."""
         x = F.embedding(context.ids, self.weight).to(context.dtype)
         if self.projection is not None:
             x = self.projection(x)

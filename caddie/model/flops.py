@@ -20,12 +20,12 @@ TRAINING = 3
 
 @dataclass(frozen=True)
 class Flops:
-    """What a token of a training step costs: 6 for each element of a product, 12 for each channel and position seen."""
+    """FLOPs of a training step per token: 6 for each weight, 12 for each channel and position attended to."""
 
     products: int
-    """Elements of the matrices that a token is multiplied by, those of a layer as often as it runs."""
+    """Elements of the matrices that a token is multiplied by, those of a layer once for each pass."""
     attention: float
-    """Width times the positions that a query sees on average, summed over the attentions that run."""
+    """Width times the mean number of positions that a query attends to, summed over all passes of attention."""
 
     @property
     def per_token(self) -> float:
@@ -34,69 +34,67 @@ class Flops:
 
     @property
     def formula(self) -> str:
-        """How the sum comes about."""
+        """Formula of the sum, for people."""
         return f"6 x {self.products:,} + 12 x {self.attention:,.0f} = {self.per_token / 1e6:,.2f} MFLOP per token"
 
 
 def flops_per_token(gpt: GPT, sequence_length: IntSchedule, progress: float = 1.0) -> float:
-    """FLOPs per token of a training step, forward and backward, when that much of the run is over; see `count`."""
+    """Return FLOPs per token of a training step, forward and backward, at that progress of the run; see `count`."""
     return count(gpt, sequence_length, progress).per_token
 
 
 def count(gpt: GPT, sequence_length: IntSchedule, progress: float = 1.0, documents: float | None = None) -> Flops:
-    """What a token of a training step costs when that much of the run is over.
+    """Count the FLOPs of a training step per token at that progress of the run.
 
-    Matrix products, as often as their layer runs, and the two products of attention over the positions that a query
-    sees on average; norms, rotations, gates' elementwise part and the optimizer are left out. Where documents bound
-    attention, `documents` is the mean number of positions that a query sees in the text at hand; unknown, rows count in
-    full; pieces of `longest` tokens and windows count exactly. The convention of PaLM (arXiv 2204.02311, appendix B),
-    with causality.
+    Counted are matrix products, once for each pass of their layer, and the two products of attention over the mean
+    number of positions that a query attends to; norms, rotations, elementwise work and the optimizer are left out.
+    Where documents bound attention, `documents` is that mean in the text at hand; if None, rows count in full. Windows
+    and pieces of `longest` tokens count exactly. The convention is that of PaLM (arXiv 2204.02311, appendix B), with
+    causality.
     """
-    moment = TrainProgress(0, progress, Budget(seconds=1.0))
-    length = int_at(sequence_length, moment)
+    train_progress = TrainProgress(0, progress, Budget(seconds=1.0))
+    length = int_at(sequence_length, train_progress)
     with torch.device("meta"):
         model = gpt.build()
-    once = _outside(model)
-    runs = Counter(gpt.order(progress))
-    looped = sum(_block(model.blocks[layer], number) for layer, number in runs.items())
-    seen = 0.0
-    for layer, number in runs.items():
-        if (attention := gpt.block_of(layer).attention) is not None:
-            visible = mean_visible(attention, length, moment)
+    products, attended = _outside_blocks(model), 0.0
+    for layer, passes in Counter(gpt.order(progress)).items():
+        products += _block(model.blocks[layer], passes)
+        if (attention := gpt.blocks[layer].attention) is not None:
+            visible = mean_visible(attention, length, train_progress)
             if documents is not None and getattr(attention, "scope", "row") == "document":
                 visible = min(visible, documents)
-            seen += number * gpt.width * visible
-    return Flops(once + looped, seen)
+            attended += passes * gpt.width * visible
+    return Flops(products, attended)
 
 
-def mean_visible(attention: Attention, length: int, moment: TrainProgress) -> float:
-    """Positions that a query of a row of `length` tokens sees on average, itself included."""
+def mean_visible(attention: Attention, length: int, train_progress: TrainProgress) -> float:
+    """Return the mean number of positions that a query of a row of `length` tokens attends to, its own included."""
     longest = getattr(attention, "longest", None)
     if getattr(attention, "scope", "row") == "document" and longest is not None:
         length = min(length, longest)
     window = getattr(attention, "window", None)
-    width = length if window is None else min(length, int_at(window, moment))
+    width = length if window is None else min(length, int_at(window, train_progress))
     return width - width * (width - 1) / (2 * length)  # the first `width` queries see 1, 2, ... positions
 
 
-def _block(block: nn.Module, runs: int) -> int:
-    """Multiply-adds per token of a layer that runs so often in one forward."""
+def _block(block: nn.Module, passes: int) -> int:
+    """Return multiply-adds per token of a layer with that many passes in one forward."""
     assert isinstance(block, BlockModule)
     own = [_products(mlp) for mlp in block.later_mlps]
     mlp = _products(block.mlp)
-    pass_index = sum(own[: runs - 1]) if own else mlp * (runs - 1)
-    return (_products(block) - mlp - sum(own)) * runs + mlp + pass_index
+    later_mlps = sum(own[: passes - 1]) if own else mlp * (passes - 1)
+    return (_products(block) - mlp - sum(own)) * passes + mlp + later_mlps
 
 
-def _outside(model: Model) -> int:
-    """Multiply-adds per token of everything but the layers; a shared table is a product where the head reads it."""
+def _outside_blocks(model: Model) -> int:
+    """Return multiply-adds per token of all but the layers; a tied table is a product where the head reads it."""
     maps = [part.weight for part in model.head.modules() if isinstance(part, Linear)]
     untied = any(len(weight) == model.config.vocabulary for weight in maps)
     return _products(model) - _products(model.blocks) + (0 if untied else model.embedding.weight.numel())
 
 
 def _products(module: nn.Module) -> int:
-    """Elements of all matrices in a module that a token is multiplied by once, learned or fixed."""
+    """Return the elements of all matrices in a module, learned or fixed, that a token is multiplied by."""
     elements = 0
     for part in module.modules():
         if isinstance(part, Linear):

@@ -16,16 +16,16 @@ from caddie.model.parameters import Constant, Normal, Part
 
 @dataclass(frozen=True, kw_only=True)
 class HeadGate(Config):
-    """Socket: a factor for each head and position, from what attention reads."""
+    """Socket: gate for each head and position, computed from the input of attention."""
 
     @abstractmethod
     def build(self, width: int, heads: int) -> Part:
-        """The module; its forward takes the normed stream (B, T, width) and returns factors (B, T, heads)."""
+        """Return the module; its forward takes the normed stream (B, T, width) and returns factors (B, T, heads)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DenseGate(HeadGate):
-    """σ(W h + b), W (heads, width) (arXiv 2505.06708)."""
+    """Gated attention: σ(W h + b), W (heads, width) (arXiv 2505.06708)."""
 
     techniques: ClassVar = {
         "": Technique(
@@ -36,20 +36,20 @@ class DenseGate(HeadGate):
     }
 
     bias: float | None = 4.0
-    """Start of b, which leaves heads at σ(4) = 0.98, or none for no bias and heads at one half."""
+    """Initial b, which leaves heads at σ(4) = 0.98; none for no bias and heads at one half."""
     std: NonNegative = 0.0
-    """Standard deviation of the weights at the start; 0.005 in the record without bias."""
+    """Standard deviation of the initial weights; 0.005 in the record without bias."""
 
     def build(self, width: int, heads: int) -> Part:
-        """The module."""
+        """Return the module."""
         return _Gate(width, heads, self.std, self.bias)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NarrowGate(HeadGate):
-    """height · σ(W h[:channels]), W (heads, channels) zero at the start, so every head starts at height/2.
+    """Attention output gate: height · σ(W h[:channels]), W (heads, channels) initially 0, so heads start at height/2.
 
-    Height 2 is the records' attention output gate, an identity at the start.
+    Height 2, an identity at the start, is the records'.
     """
 
     techniques: ClassVar = {
@@ -63,16 +63,16 @@ class NarrowGate(HeadGate):
     channels: Count = 12
     """Leading channels of the stream that decide."""
     height: Positive = 2.0
-    """Largest factor."""
+    """Largest factor on a head."""
 
     def build(self, width: int, heads: int) -> Part:
-        """The module."""
+        """Return the module."""
         return _Gate(min(self.channels, width), heads, 0.0, None, height=self.height)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparseGate(HeadGate):
-    """σ(scale · W h[:channels]), W (heads, channels) zero at the start: heads start at one half."""
+    """Sparse attention gate: σ(scale · W h[:channels]), W (heads, channels) initially 0, so heads start at one half."""
 
     techniques: ClassVar = {
         "": Technique(
@@ -88,7 +88,7 @@ class SparseGate(HeadGate):
     """Factor on the logits of the gate."""
 
     def build(self, width: int, heads: int) -> Part:
-        """The module."""
+        """Return the module."""
         return _Gate(min(self.channels, width), heads, 0.0, None, slope=self.scale)
 
 

@@ -1,4 +1,4 @@
-"""From the stream to log-odds over the vocabulary."""
+"""Output head: stream to logits over the vocabulary, and the training loss."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from caddie.ops import SOFTCAPS, Softcap, cross_entropy, linear, rms_norm, softc
 
 @dataclass(frozen=True, kw_only=True)
 class Head(Config):
-    """Socket: how the stream becomes logits."""
+    """Socket: output head, stream to logits."""
 
     techniques: ClassVar = {
         "softcap": Technique(
@@ -29,22 +29,22 @@ class Head(Config):
     }
 
     softcap: Positive | None = 30.0
-    """Bound of the logits, or none."""
+    """Largest magnitude of the logits (logit softcapping), or none."""
     softcap_form: Softcap = "tanh"
-    """What the bound is approached along."""
+    """Function that approaches the cap."""
     bias: bool = False
-    """Whether each id has a learned offset, as in the ternary record."""
+    """True for a learned bias for each id, as in the ternary record."""
 
     @abstractmethod
     def build(self, embedding: TokenTable, vocabulary: int, width: int) -> HeadModule:
-        """The module."""
+        """Return the module."""
 
 
 class HeadModule(Part):
-    """Takes the stream (B, T, width) and the embedding, and returns logits (B, T, vocabulary).
+    """Head that maps the stream (B, T, width) and the embedding to logits (B, T, vocabulary).
 
-    The delta adds to the logits, before they are capped, what it computes from the normed stream. `product` multiplies
-    by a table that is no layer of the head's own.
+    The delta, of test-time training, reads the normed stream and adds to the logits before the softcap. `product`
+    multiplies by a table that is shared with the embedding.
     """
 
     def __init__(self, config: Head, vocabulary: int) -> None:
@@ -56,16 +56,16 @@ class HeadModule(Part):
 
     @abstractmethod
     def logits(self, h: Tensor, embedding: TokenTable) -> Tensor:
-        """Logits of the normed stream h (B, T, width), not yet capped."""
+        """Return logits of the normed stream h (B, T, width), before the softcap."""
 
     def uncapped(self, x: Tensor, embedding: TokenTable) -> Tensor:
-        """Norm, logits, delta."""
+        """Return logits of the stream before the softcap: norm, product, delta, bias."""
         h = rms_norm(x)
         logits = adapted(self.logits(h, embedding), self.delta, h)
         return logits if self.bias is None else logits + self.bias.to(logits.dtype)
 
     def forward(self, x: Tensor, embedding: TokenTable) -> Tensor:
-        """Norm, logits, delta, cap."""
+        """Return the logits of the stream."""
         logits, cap = self.uncapped(x, embedding), self.config.softcap
         if cap is None:
             return logits
@@ -73,10 +73,10 @@ class HeadModule(Part):
         return softcap(logits, cap) if form == "tanh" else SOFTCAPS[form](logits, cap)
 
     def losses(self, logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
-        """What is descended and the cross-entropy in it, (B · T,) in float32, from uncapped logits and ids (B, T).
+        """Return the training objective and the cross-entropy in it, (B · T,) in float32, of uncapped logits and ids.
 
-        The cap, the loss and their gradient are one operation (`caddie.ops.cross_entropy`), which is why training does
-        not go through capped logits.
+        The targets are (B, T). The softcap, the loss and their gradient are one operation
+        (`caddie.ops.cross_entropy`), so training never computes capped logits.
         """
         logits, targets, cap = logits.flatten(0, 1), targets.flatten(), self.config.softcap
         if cap is None:
@@ -86,9 +86,9 @@ class HeadModule(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class TiedHead(Head):
-    """The embedding's own table read the other way (arXiv 1608.05859).
+    """Head that shares the embedding's table (weight tying, arXiv 1608.05859).
 
-    A table with rows narrower than the stream is reached by a projection of the head's own.
+    If the table's rows are narrower than the stream, the head has a projection of its own before it.
     """
 
     techniques: ClassVar = {
@@ -97,13 +97,13 @@ class TiedHead(Head):
     }
 
     def build(self, embedding: TokenTable, vocabulary: int, width: int) -> HeadModule:
-        """The module."""
+        """Return the module."""
         return _TiedHead(self, embedding, width)
 
 
 @dataclass(frozen=True, kw_only=True)
 class UntiedHead(Head):
-    """A table of its own, zero at the start, so that the first guess is uniform."""
+    """Head with a table of its own, initially zero, so that the first predictions are uniform."""
 
     techniques: ClassVar = {
         **Head.techniques,
@@ -115,7 +115,7 @@ class UntiedHead(Head):
     }
 
     def build(self, embedding: TokenTable, vocabulary: int, width: int) -> HeadModule:
-        """The module."""
+        """Return the module."""
         return _UntiedHead(self, vocabulary, width)
 
 

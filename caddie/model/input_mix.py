@@ -1,4 +1,4 @@
-"""How a layer mixes the embedded input into the stream."""
+"""Mix of the embedded input into the stream before each layer (residual mixing)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from caddie.model.parameters import Initial, RowConstants
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualMix(Config):
-    """Socket: where a and b of x ← a·x + b·x0 start; both are learned, by channel."""
+    """Socket: initial a and b of x ← a·x + b·x0; both are learned, by channel."""
 
     @abstractmethod
     def initial(self, layer: int, depth: int) -> Initial:
-        """Values of a and b, the rows of (2, width), in `layer` of `depth`."""
+        """Return the initial a and b, the rows of (2, width), in `layer` of `depth`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamMix(ResidualMix):
-    """Layers start by reading the stream alone: a = 1, b = 0 (the contest's baseline)."""
+    """Start from the stream alone: a = 1, b = 0 (the contest's baseline)."""
 
     techniques: ClassVar = {
         "": Technique(
@@ -33,13 +33,13 @@ class StreamMix(ResidualMix):
     }
 
     def initial(self, layer: int, depth: int) -> Initial:
-        """One and zero."""
+        """Return one and zero."""
         return RowConstants(values=(1.0, 0.0))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseMix(ResidualMix):
-    """Early layers start by reading the input, late ones the stream: a = σ(3(l/(depth - 1) - ½)), b = 1 - a."""
+    """Start from the input in early layers, from the stream in late ones: a = σ(3(l/(depth - 1) - ½)), b = 1 - a."""
 
     techniques: ClassVar = {
         "": Technique(
@@ -50,6 +50,6 @@ class PhaseMix(ResidualMix):
     }
 
     def initial(self, layer: int, depth: int) -> Initial:
-        """The phase of `layer`."""
+        """Return the phase of `layer` and its complement."""
         a = 1.0 / (1.0 + math.exp(-3.0 * (layer / max(depth - 1, 1) - 0.5)))
         return RowConstants(values=(a, 1.0 - a))

@@ -1,4 +1,4 @@
-"""The one linear layer, and what its weight may be."""
+"""Linear layers: learned, or random with a learned low-rank part."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from caddie.model.parameters import Constant, FanIn, Initial, Overtone, Part, Ro
 from caddie.ops import linear, matmul, rms_norm
 
 Delta = Callable[[Tensor], Tensor]
-"""What test-time training adds to the output of a part, computed from the part's input."""
+"""Addition of test-time training to the output of a part, computed from the part's input."""
 
 Product = Callable[[Tensor, Tensor], Tensor]
-"""x (..., inputs) and a weight (outputs, inputs) to (..., outputs): `caddie.ops.linear`, or one that rounds."""
+"""Product of x (..., inputs) and a weight (outputs, inputs): `caddie.ops.linear`, or one in float8."""
 
 
 class LowRankDelta:
-    """An addition x Aᵀ Bᵀ · scale to a part's output (LoRA, arXiv 2106.09685), kept outside its parameters.
+    """LoRA: an addition x Aᵀ Bᵀ · scale to a part's output (arXiv 2106.09685), kept outside its parameters.
 
     A is (rank, inputs) and B (outputs, rank) for all rows of x (B, T, inputs), or there is one of each for every row.
     """
@@ -33,20 +33,20 @@ class LowRankDelta:
         self.scale = scale
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x (B, T, inputs) to (B, T, outputs)."""
+        """Return the addition for x (B, T, inputs), (B, T, outputs)."""
         return matmul(matmul(x, self.a.mT), self.b.mT) * self.scale
 
 
 def adapted(y: Tensor, delta: Delta | None, x: Tensor) -> Tensor:
-    """The output y of a part on x, with what the delta adds."""
+    """Return the output y of a part on x plus the delta."""
     return y if delta is None else y + delta(x)
 
 
 class Linear(Part):
-    """y = x Wᵀ with W (outputs, inputs) kept in float32 and cast to the stream's dtype; no bias. Or n(x) Wᵀ, `normed`.
+    """Linear layer y = x Wᵀ without bias, W (outputs, inputs) kept in float32 and cast to the stream's dtype.
 
-    `view` replaces the weight by what the forward should see of it (quantization-aware training); `delta` adds to the
-    output (test-time training); `product` multiplies. As made, the identity case, this is a plain linear layer.
+    With `normed`, x is RMS-normed first. `view` replaces the weight in the forward (quantization-aware training);
+    `delta` adds to the output (test-time training); `product` multiplies (float8). None of them is set at first.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Linear(Part):
         self.product: Product = linear
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (..., inputs) to (..., outputs)."""
+        """Map x (..., inputs) to (..., outputs)."""
         if self.normed:
             x = rms_norm(x)
         weight: Tensor = self.weight if self.view is None else self.view(self.weight)
@@ -69,20 +69,20 @@ class Linear(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class LinearMap(Config):
-    """Socket: what the matrices of attention and MLP are."""
+    """Socket: kind of the matrices of attention and MLP."""
 
     @abstractmethod
     def build(self, inputs: int, outputs: int) -> Part:
-        """A map that reads the stream."""
+        """Return a map that reads the stream."""
 
     @abstractmethod
     def build_output(self, inputs: int, outputs: int) -> Part:
-        """A map that writes to the stream."""
+        """Return a map that writes to the stream."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dense(LinearMap):
-    """A learned matrix. What writes to the stream starts at zero, so that a new layer is the identity."""
+    """Learned matrix. Matrices that write to the stream start at zero, so that a new layer is the identity."""
 
     techniques: ClassVar = {
         "initial": Technique(
@@ -93,24 +93,24 @@ class Dense(LinearMap):
     }
 
     initial: Initial = FanIn()
-    """Where matrices that read the stream start."""
+    """Initial values of matrices that read the stream."""
     normed: bool = False
-    """Whether matrices that write to the stream norm what they read, as in the ternary record."""
+    """True if matrices that write to the stream norm their input, as in the ternary record."""
 
     def build(self, inputs: int, outputs: int) -> Part:
-        """The linear layer."""
+        """Return the linear layer."""
         return Linear(inputs, outputs, self.initial)
 
     def build_output(self, inputs: int, outputs: int) -> Part:
-        """The linear layer, zero at the start."""
+        """Return the linear layer, initially zero."""
         return Linear(inputs, outputs, Constant(value=0.0), normed=self.normed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandomMap(LinearMap):
-    """A fixed random matrix plus a learned one of low rank: R + B A.
+    """Fixed random matrix plus a learned one of low rank: R + B A.
 
-    R is drawn again from its name wherever the model is made and takes no bytes.
+    R is drawn from its name whenever the model is made, so it takes no bytes.
     openai/parameter-golf #2058 (MLPs, rank 160) and #1113 (all maps, orthogonal, rank 32).
     """
 
@@ -123,9 +123,9 @@ class RandomMap(LinearMap):
     }
 
     rank: Channels = 160
-    """Rank of what is learned."""
+    """Rank of the learned part."""
     initial: Initial = FanIn()
-    """What the fixed matrix is drawn from."""
+    """Distribution of the fixed matrix."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,16 +133,16 @@ class RandomMap(LinearMap):
             raise UserError("a RandomMap is drawn anew whenever the model is opened; Overtone takes too long for that")
 
     def build(self, inputs: int, outputs: int) -> Part:
-        """The map."""
+        """Return the map."""
         return RandomLinear(inputs, outputs, self.rank, self.initial)
 
     def build_output(self, inputs: int, outputs: int) -> Part:
-        """The same."""
+        """Return the same map."""
         return self.build(inputs, outputs)
 
 
 class RandomLinear(Part):
-    """y = x Rᵀ + x Aᵀ Bᵀ with R (outputs, inputs) fixed, A (rank, inputs) and B (outputs, rank), zero at the start."""
+    """Linear layer y = x Rᵀ + x Aᵀ Bᵀ, R (outputs, inputs) fixed, A (rank, inputs), B (outputs, rank) initially 0."""
 
     def __init__(self, inputs: int, outputs: int, rank: int, initial: Initial) -> None:
         super().__init__()
@@ -151,6 +151,6 @@ class RandomLinear(Part):
         self.up = Linear(rank, outputs, Constant(value=0.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (..., inputs) to (..., outputs)."""
+        """Map x (..., inputs) to (..., outputs)."""
         learned: Tensor = self.up(self.down(x))
         return linear(x, self.fixed) + learned

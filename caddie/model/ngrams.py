@@ -1,4 +1,4 @@
-"""A row for every run of tokens, found by a hash."""
+"""Hashed n-gram embeddings."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from caddie.model.linear import Linear
 from caddie.model.parameters import Constant, FanIn, Initial, Part
 
 FACTORS = (36_313, 27_191, 51_497)
-"""What a token's id, the one before it and the one before that are multiplied by."""
+"""Hash factors of a token's id, of the one before it and of the one before that."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HashedNGrams(Config):
-    """Rows that runs of tokens share by hash, projected to the stream and scaled.
+    """BigramHash: hashed n-gram embeddings, projected to the stream and scaled.
 
-    BigramHash of openai/parameter-golf, 2026-03-20_Int6_MLP3x_SmearGate_BigramHash_MuonWD_SWA; the idea: hash
-    embeddings, arXiv 1709.03933. The rows start at zero, so the projection and the scale, which do not, get their first
-    gradient at step 2; a run that was never seen keeps adding nothing.
+    openai/parameter-golf, 2026-03-20_Int6_MLP3x_SmearGate_BigramHash_MuonWD_SWA; the idea: hash embeddings, arXiv
+    1709.03933. The rows start at zero, so projection and scale, which do not, get their first gradient at step 2; an
+    n-gram that never occurs in training keeps adding nothing.
     """
 
     techniques: ClassVar = {
@@ -41,20 +41,20 @@ class HashedNGrams(Config):
     }
 
     buckets: Annotated[int, Range(2, 1 << 24)] = 16_384
-    """Number of rows; the last is that of positions with too few tokens before them."""
+    """Number of rows; the last is for positions with too few tokens before them."""
     dims: Channels | None = None
-    """Channels of a row, or none for rows as wide as the stream that are not projected."""
+    """Channels of a row; none for rows as wide as the stream, without projection."""
     initial: Initial = FanIn()
-    """Where the projection starts. At zero it would never learn, nor would the rows. The scripts' code reads as if it
-    did; a later pass makes it orthogonal, by 1/√(2·layers) in seed 002 and by 1 in seed 000 and ARG."""
+    """Initial values of the projection. At zero neither it nor the rows would ever learn. The scripts' code reads as if
+    it were; a later pass makes it orthogonal, times 1/√(2·layers) in public system 002 and 1 in 000 and ARG."""
 
     def build(self, order: int, width: int) -> NGramTable:
-        """The module for runs of `order` tokens, two or three."""
+        """Return the module for n-grams of `order` tokens, two or three."""
         return NGramTable(self, order, width)
 
 
 class NGramTable(Part):
-    """A table (buckets, dims) and its way into the stream."""
+    """Table (buckets, dims) of n-grams with its projection and scale."""
 
     def __init__(self, config: HashedNGrams, order: int, width: int) -> None:
         super().__init__()
@@ -64,16 +64,16 @@ class NGramTable(Part):
         self.scale = self.declare("scale", (), "scalar", Constant(value=0.05))
 
     def forward(self, context: Context) -> Tensor:
-        """What each run adds to the stream, (B, T, width)."""
+        """Return the embedding of the n-gram that ends at each position, (B, T, width)."""
         rows = F.embedding(buckets(context, self.order, len(self.weight)), self.weight).to(context.dtype)
         return self.scale.to(context.dtype) * (rows if self.projection is None else self.projection(rows))
 
 
 def buckets(context: Context, order: int, count: int) -> Tensor:
-    """Bucket of the run of `order` tokens that ends at each position, (B, T).
+    """Return the bucket of the n-gram of `order` tokens that ends at each position, (B, T).
 
-    Ids times factors, combined by exclusive or in 32-bit integers that wrap around, modulo count - 1. A run that would
-    reach beyond the start of its row or document goes to the last bucket.
+    Ids times factors, combined by exclusive or in 32-bit integers that wrap around, modulo count - 1. An n-gram that
+    would reach beyond the start of its row or document goes to the last bucket.
     """
     token = context.ids.int() + 1  # so that 0, which stands before a start, is no token
     hashed = FACTORS[0] * (token - 1)

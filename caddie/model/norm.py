@@ -1,11 +1,11 @@
-"""Norms of the stream, as attention and MLP read it."""
+"""Norms of the stream before attention and MLP."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 from torch import Tensor
@@ -16,44 +16,35 @@ from caddie.ops import rms_norm
 
 @dataclass(frozen=True, kw_only=True)
 class Norm(Config):
-    """Socket: how a layer reads the stream."""
+    """Socket: norm before attention or MLP."""
 
     epsilon: Positive | None = None
-    """Added to the mean square, or none for the machine epsilon of the dtype. Seed 001's attention has 1e-6."""
+    """Added to the mean square; none for the machine epsilon of the dtype. Public system 001's attention has 1e-6."""
 
     @abstractmethod
     def scale(self, layer: int) -> float:
-        """Factor on the normed stream in `layer`."""
+        """Return the factor on the normed stream in `layer`."""
 
-    def build(self, layer: int) -> NormOf:
-        """The norm of `layer`."""
-        return NormOf(partial(rms_norm, epsilon=self.epsilon), self.scale(layer))
-
-
-class NormOf:
-    """x (..., width) to its norm, times a constant."""
-
-    def __init__(self, norm: partial[Tensor], scale: float) -> None:
-        self.norm = norm
-        self.scale = scale
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """The scaled norm."""
-        return self.norm(x) if self.scale == 1.0 else self.norm(x) * self.scale
+    def build(self, layer: int) -> Callable[[Tensor], Tensor]:
+        """Return the norm of `layer`, a function of the stream (..., width)."""
+        epsilon, scale = self.epsilon, self.scale(layer)
+        if scale == 1.0:
+            return lambda x: rms_norm(x, epsilon)
+        return lambda x: rms_norm(x, epsilon) * scale
 
 
 @dataclass(frozen=True, kw_only=True)
 class RMSNorm(Norm):
-    """x over its root mean square, with no learned gain (arXiv 1910.07467)."""
+    """RMSNorm: x over its root mean square, without a learned gain (arXiv 1910.07467)."""
 
     def scale(self, layer: int) -> float:
-        """1."""
+        """Return 1."""
         return 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class DepthScaledNorm(Norm):
-    """The same over the root of the layer's number, from 1: deep layers start with smaller inputs ("LN scale")."""
+    """RMSNorm over the root of the layer's number, from 1: deep layers start with smaller inputs ("LN scale")."""
 
     techniques: ClassVar = {
         "": Technique(
@@ -64,5 +55,5 @@ class DepthScaledNorm(Norm):
     }
 
     def scale(self, layer: int) -> float:
-        """1/√(layer + 1), layers counted from 0."""
+        """Return 1/√(layer + 1), layers counted from 0."""
         return 1.0 / math.sqrt(layer + 1)

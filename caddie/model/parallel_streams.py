@@ -1,4 +1,4 @@
-"""Two streams beside each other: one that attention writes, one that the MLP writes."""
+"""Parallel residual streams: one that attention writes, one that the MLP writes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from caddie.model.parameters import Constant, Part
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelStreams(Config):
-    """Socket: from which layer on there are two streams, who writes where, and how they end."""
+    """Socket: two residual streams from layer `first` on, and their merge at the end."""
 
     first: Annotated[int, Range(0, 1023)] = 8
-    """First layer with two lanes, which both start as the stream. Connections from before enter lane 0 alone."""
+    """First layer with two streams, both initially the one before. Skip connections enter stream 0 alone."""
 
     @abstractmethod
     def build(self, depth: int) -> ParallelStreamsModule:
-        """The module."""
+        """Return the module."""
 
 
 class ParallelStreamsModule(Part):
-    """Steps two lanes (B, T, width) through a block, and merges them at the end."""
+    """Module that runs a block on two streams (B, T, width), and merges them at the end."""
 
     def __init__(self, first: int) -> None:
         super().__init__()
@@ -36,18 +36,18 @@ class ParallelStreamsModule(Part):
 
     @abstractmethod
     def step(
-        self, layer: int, block: BlockModule, lanes: tuple[Tensor, Tensor], x0: Tensor, context: Context
+        self, layer: int, block: BlockModule, streams: tuple[Tensor, Tensor], x0: Tensor, context: Context
     ) -> tuple[Tensor, Tensor]:
-        """The lanes behind `block`, which stands in `layer`: attention reads lane 0 and x0, the MLP lane 1."""
+        """Return the streams after `block` of `layer`: attention reads stream 0 and x0, the MLP stream 1."""
 
-    def merge(self, lanes: tuple[Tensor, Tensor]) -> Tensor:
-        """One stream of two."""
-        return (lanes[0] + lanes[1]) * 0.5
+    def merge(self, streams: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the two streams merged into one."""
+        return (streams[0] + streams[1]) * 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoutedStreams(ParallelStreams):
-    """lane_j ← r_j lane_j + p_0j·attention + p_1j·MLP, all learned in each layer; the end is the mean.
+    """Routed streams: s_j ← r_j s_j + p_0j·attention + p_1j·MLP, r and p learned in each layer; merged by their mean.
 
     Parallel residuals as in openai/parameter-golf #1204, #1529 and the record at 1.0611. As there, the tensors have
     rows for all layers, those before the first included, which nothing reads.
@@ -62,20 +62,20 @@ class RoutedStreams(ParallelStreams):
     }
 
     gain: Positive = 1.1
-    """Start of r, the factor on the lane itself."""
+    """Initial r, the factor on the stream itself."""
     sequential: bool = False
-    """Whether the MLP reads lane 1 after attention wrote to it, each with a factor of its own (#1204, gain √1.1)."""
+    """True if the MLP reads stream 1 after attention wrote to it, each with a factor of its own (#1204, gain √1.1)."""
 
     def build(self, depth: int) -> ParallelStreamsModule:
-        """The module."""
+        """Return the module."""
         return _RoutedStreams(self, depth)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeparateStreams(ParallelStreams):
-    """Attention writes lane 0 alone and the MLP lane 1; the end is m·lane₀ + (1 - m)·lane₁, m learned, ½ at the start.
+    """Separate streams: attention writes s₀ alone, the MLP s₁; merged as m·s₀ + (1 - m)·s₁, m learned from ½.
 
-    As in openai/parameter-golf #1334 and #1477. Lane 0 keeps what was mixed into it; lane 1 gets nothing mixed in.
+    As in openai/parameter-golf #1334 and #1477. The embedded input is mixed into stream 0 alone.
     """
 
     techniques: ClassVar = {
@@ -87,7 +87,7 @@ class SeparateStreams(ParallelStreams):
     }
 
     def build(self, depth: int) -> ParallelStreamsModule:
-        """The module."""
+        """Return the module."""
         return _SeparateStreams(self)
 
 
@@ -95,25 +95,25 @@ class _RoutedStreams(ParallelStreamsModule):
     def __init__(self, config: RoutedStreams, depth: int) -> None:
         super().__init__(config.first)
         self.sequential = config.sequential
-        self.routes = self.declare("routes", (depth, 2, 2), "scalar", Constant(value=1.0))  # layer, source, lane
+        self.routes = self.declare("routes", (depth, 2, 2), "scalar", Constant(value=1.0))  # layer, source, stream
         self.gains = self.declare("gains", (depth, 2), "scalar", Constant(value=config.gain))
 
     def step(
-        self, layer: int, block: BlockModule, lanes: tuple[Tensor, Tensor], x0: Tensor, context: Context
+        self, layer: int, block: BlockModule, streams: tuple[Tensor, Tensor], x0: Tensor, context: Context
     ) -> tuple[Tensor, Tensor]:
         dtype = x0.dtype
         from_attention, from_mlp = self.routes[layer].to(dtype)
         gains = self.gains[layer].to(dtype)
-        attended = block.attention_output(block.mixed(lanes[0], x0), context)
+        attention = block.attention_output(block.mixed(streams[0], x0), context)
         if self.sequential:
-            lane0, lane1 = (gains[0] * lane + from_attention[j] * attended for j, lane in enumerate(lanes))
-            thought = block.mlp_output(block.mixed(lane1, x0), context)
-            return gains[1] * lane0 + from_mlp[0] * thought, gains[1] * lane1 + from_mlp[1] * thought
-        thought = block.mlp_output(lanes[1], context)
-        lane0, lane1 = (
-            gains[j] * lane + from_attention[j] * attended + from_mlp[j] * thought for j, lane in enumerate(lanes)
+            s0, s1 = (gains[0] * stream + from_attention[j] * attention for j, stream in enumerate(streams))
+            mlp = block.mlp_output(block.mixed(s1, x0), context)
+            return gains[1] * s0 + from_mlp[0] * mlp, gains[1] * s1 + from_mlp[1] * mlp
+        mlp = block.mlp_output(streams[1], context)
+        s0, s1 = (
+            gains[j] * stream + from_attention[j] * attention + from_mlp[j] * mlp for j, stream in enumerate(streams)
         )
-        return lane0, lane1
+        return s0, s1
 
 
 class _SeparateStreams(ParallelStreamsModule):
@@ -122,10 +122,10 @@ class _SeparateStreams(ParallelStreamsModule):
         self.share = self.declare("share", (), "scalar", Constant(value=0.5))
 
     def step(
-        self, layer: int, block: BlockModule, lanes: tuple[Tensor, Tensor], x0: Tensor, context: Context
+        self, layer: int, block: BlockModule, streams: tuple[Tensor, Tensor], x0: Tensor, context: Context
     ) -> tuple[Tensor, Tensor]:
-        x = block.mixed(lanes[0], x0)
-        return x + block.attention_output(x, context), lanes[1] + block.mlp_output(lanes[1], context)
+        x = block.mixed(streams[0], x0)
+        return x + block.attention_output(x, context), streams[1] + block.mlp_output(streams[1], context)
 
-    def merge(self, lanes: tuple[Tensor, Tensor]) -> Tensor:
-        return torch.lerp(lanes[1], lanes[0], self.share.to(lanes[0].dtype))
+    def merge(self, streams: tuple[Tensor, Tensor]) -> Tensor:
+        return torch.lerp(streams[1], streams[0], self.share.to(streams[0].dtype))

@@ -1,4 +1,4 @@
-"""Parameters declare what they are where they are born: name, shape, role and initial value.
+"""Parameters with declared name, shape, role and initial values, and rules that match them.
 
 Rules in a recipe map a role or a name pattern to an optimizer or a quantizer. Roles live in the module that declares
 the parameter, because attributes set on an `nn.Parameter` do not survive `deepcopy` or `to_empty`.
@@ -27,19 +27,19 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, kw_only=True)
 class Initial(Config):
-    """Where a parameter starts."""
+    """Socket: initial values of a parameter."""
 
     @abstractmethod
     def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
-        """Set `tensor` (float32, on the CPU) in place."""
+        """Fill `tensor` (float32, on the CPU) in place."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Constant(Initial):
-    """The same value everywhere."""
+    """One value for all elements."""
 
     value: Annotated[float, Range(-1e30, 1e30)]
-    """The value."""
+    """Value of every element."""
 
     def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
         """Set every element."""
@@ -51,10 +51,10 @@ class RowConstants(Initial):
     """One value for each row."""
 
     values: tuple[float, ...]
-    """The rows' values, in order."""
+    """Values of the rows, in order."""
 
     def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
-        """Set every row, of which there must be as many as values."""
+        """Set every row; raises `UserError` unless there are as many rows as values."""
         if len(self.values) != len(tensor):
             raise UserError(f"RowConstants has {len(self.values)} values for {len(tensor)} rows")
         tensor.copy_(torch.tensor(self.values).reshape(-1, *[1] * (tensor.ndim - 1)).expand_as(tensor))
@@ -93,7 +93,7 @@ class FanInNormal(Initial):
 
 @dataclass(frozen=True, kw_only=True)
 class Orthogonal(Initial):
-    """Rows, or columns where there are fewer, that are orthogonal and `gain` long (arXiv 1312.6120)."""
+    """Orthogonal rows, or columns if there are fewer, of length `gain` (arXiv 1312.6120)."""
 
     techniques: ClassVar = {
         "": Technique(
@@ -113,7 +113,7 @@ class Orthogonal(Initial):
 
 @dataclass(frozen=True, kw_only=True)
 class Overtone(Initial):
-    """Normal values whose singular values then fall like one over the root of their number.
+    """Normal values, with singular values replaced by ones that fall like one over the root of their number.
 
     openai/parameter-golf, 2026-03-19_SlidingWindow_FP16Emb_10L_MuonWD_OvertoneInit.
     """
@@ -127,10 +127,10 @@ class Overtone(Initial):
     }
 
     std: NonNegative = 0.005
-    """Standard deviation of the values before their spectrum is shaped."""
+    """Standard deviation of the values before the spectrum is shaped."""
 
     def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
-        """Draw, and put S₀ k^(-1/2) in the place of singular value number k, from 1."""
+        """Draw, and replace singular value number k, from 1, by S₀ k^(-1/2)."""
         u, s, v = torch.linalg.svd(tensor.normal_(0.0, self.std, generator=generator), full_matrices=False)
         falling = s[0] * torch.arange(1, len(s) + 1, dtype=s.dtype).rsqrt()
         tensor.copy_((u * falling) @ v)
@@ -138,14 +138,14 @@ class Overtone(Initial):
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a module says of one of its parameters."""
+    """Role and initial values of a parameter."""
 
     role: Role
     initial: Initial
 
 
 class Part(nn.Module):
-    """A module that declares its parameters."""
+    """Module that declares its parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,12 +153,12 @@ class Part(nn.Module):
         self.constants: dict[str, Initial] = {}
 
     def declare(self, name: str, shape: tuple[int, ...], role: Role, initial: Initial) -> nn.Parameter:
-        """An uninitialized parameter of this module; `initialize` gives it its value."""
+        """Return an uninitialized parameter of this module; `initialize` fills it."""
         self.declarations[name] = Declaration(role, initial)
         return nn.Parameter(torch.empty(shape))
 
     def constant(self, name: str, shape: tuple[int, ...], initial: Initial) -> Tensor:
-        """A random tensor that is never learned nor stored: `draw_constants` makes it again from its name."""
+        """Return a random buffer that is neither learned nor stored; `draw_constants` draws it from its name."""
         self.constants[name] = initial
         self.register_buffer(name, torch.empty(shape), persistent=False)
         tensor: Tensor = getattr(self, name)
@@ -166,7 +166,7 @@ class Part(nn.Module):
 
 
 def declarations(model: nn.Module) -> dict[str, Declaration]:
-    """Full parameter name to declaration, in the model's order; a parameter nobody declared is our mistake."""
+    """Return full parameter name to declaration, in the model's order; an undeclared parameter is a bug."""
     found: dict[str, Declaration] = {}
     for prefix, module in model.named_modules():
         for name, _ in module.named_parameters(recurse=False):
@@ -177,10 +177,10 @@ def declarations(model: nn.Module) -> dict[str, Declaration]:
 
 
 def initialize(model: nn.Module, seed: int) -> None:
-    """Give every parameter its initial value, and every constant its value.
+    """Fill every parameter with its initial values, and draw every constant.
 
-    Each is drawn from its own generator, seeded by run seed and name: the values do not depend on the device, nor on
-    which other parameters the model has, so two recipes that share a parameter start it alike.
+    Each has a generator of its own, seeded by run seed and name: values depend neither on the device nor on the model's
+    other parameters, so two recipes that share a parameter start it equally.
     """
     declared = declarations(model)
     for name, parameter in model.named_parameters():
@@ -190,12 +190,12 @@ def initialize(model: nn.Module, seed: int) -> None:
 
 
 def draw_constants(model: nn.Module) -> None:
-    """Give every constant its value, which depends on its name alone, on the device of the model's parameters."""
+    """Draw every constant from its name, on the device of the model's parameters."""
     for prefix, module in model.named_modules():
         for name, initial in module.constants.items() if isinstance(module, Part) else ():
-            held: Tensor = getattr(module, name)
+            buffer: Tensor = getattr(module, name)
             device = next(model.parameters()).device
-            setattr(module, name, _drawn(initial, held.shape, f"constant:{prefix}.{name}").to(device, held.dtype))
+            setattr(module, name, _drawn(initial, buffer.shape, f"constant:{prefix}.{name}").to(device, buffer.dtype))
 
 
 def _drawn(initial: Initial, shape: torch.Size, name: str) -> Tensor:
@@ -207,10 +207,10 @@ def _drawn(initial: Initial, shape: torch.Size, name: str) -> Tensor:
 
 
 def assign(rules: Mapping[str, Value], model: nn.Module, what: str) -> dict[str, Value]:
-    """Parameter name to the value of the last rule that matches its role or its name.
+    """Return parameter name to the value of the last rule that matches its role or its name.
 
-    A rule's key is a role (`matrix`) or a pattern of names (`blocks.0.*`). A parameter without a rule and a pattern
-    that matches nothing are errors; a role that this model happens not to use is not.
+    A rule's key is a role (`matrix`) or a pattern of names (`blocks.0.*`). Raises `UserError`, which begins with
+    `what`, for a parameter without a rule and for a pattern that matches nothing; an unused role is no error.
     """
     declared = declarations(model)
     chosen: dict[str, Value] = {}

@@ -1,4 +1,4 @@
-"""Layers that run more than once."""
+"""Depth recurrence: layers with several passes in a forward."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from caddie.errors import UserError
 from caddie.model.parameters import Constant, Part
 
 MOST_PASSES = 64
-"""How often a layer may run."""
+"""Largest number of passes of a layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recurrence(Config):
-    """Layers first to last run several times in a row with the same weights (Universal Transformer, arXiv 1807.03819).
+    """Depth recurrence: layers first to last run several times with the same weights (arXiv 1807.03819).
 
-    `passes` may change over the run. Connections between layers follow the order in which layers run, so they are split
-    anew with it. Both orders are warmed up before the clock starts. What is packed runs as at the end of the run.
+    `passes` may change over the run. U-Net connections follow the order of the passes, so they change with it. All
+    orders are warmed up before the clock starts. The packed model runs as at the end of the run.
     """
 
     techniques: ClassVar = {
@@ -44,15 +44,15 @@ class Recurrence(Config):
     }
 
     first: Annotated[int, Range(0, 1023)] = 3
-    """First layer that runs again."""
+    """First repeated layer."""
     last: Annotated[int, Range(0, 1023)] = 5
-    """Last layer that runs again."""
+    """Last repeated layer."""
     passes: IntSchedule = PiecewiseConstant(values=(1, 3), begins=(0.35,))
-    """How often these layers run."""
+    """Passes of these layers in a forward."""
     embeddings: bool = False
-    """Whether a learned vector for each pass is added to the stream before it."""
+    """True for a learned vector for each pass, added to the stream before it."""
     own_mlps: bool = False
-    """Whether the later runs of a layer have MLPs of their own, and share its attention alone (#1204)."""
+    """True if repeated passes of a layer have MLPs of their own, and share its attention alone (#1204)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,11 +64,11 @@ class Recurrence(Config):
 
     @property
     def most(self) -> int:
-        """The largest number of passes of the run."""
+        """Largest number of passes over the run."""
         return max(all_values(self.passes))
 
     def order(self, depth: int, passes: int) -> list[int]:
-        """Layers in the order in which they run."""
+        """Return the layers in the order of their passes."""
         return [
             *range(self.first),
             *list(range(self.first, self.last + 1)) * passes,
@@ -76,12 +76,12 @@ class Recurrence(Config):
         ]
 
     def build(self, width: int) -> PassEmbeddings:
-        """The vectors of the passes."""
+        """Return the module of the pass embeddings."""
         return PassEmbeddings(self, width)
 
 
 class PassEmbeddings(Part):
-    """One vector for each pass, zero at the start."""
+    """One vector for each pass, initially zero."""
 
     def __init__(self, config: Recurrence, width: int) -> None:
         super().__init__()
@@ -89,5 +89,5 @@ class PassEmbeddings(Part):
         self.weight = self.declare("weight", (config.most, width), "scalar", Constant(value=0.0))
 
     def forward(self, number: int, x: Tensor) -> Tensor:
-        """The stream (B, T, width) as it enters pass `number`, from 0."""
+        """Return the stream (B, T, width) plus the vector of pass `number`, from 0."""
         return x + self.weight[number].to(x.dtype)

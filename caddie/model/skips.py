@@ -1,4 +1,4 @@
-"""Connections from early layers to late ones."""
+"""U-Net connections from early layers to late ones."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from caddie.model.parameters import Constant, Part
 
 @dataclass(frozen=True, kw_only=True)
 class Skips(Config):
-    """Socket: how the saved output of an early layer returns.
+    """Socket: connection from an early layer's output to a late layer's input.
 
-    The first half of the layers, in the order in which they run, save their outputs; each later one first takes the
-    last one left. With depth recurrence a layer saves and takes as often as it runs.
+    The first half of the passes save their outputs; each later pass first takes the latest saved one that is left. With
+    depth recurrence a layer saves and takes once for each pass.
     """
 
     @abstractmethod
     def build(self, count: int, width: int) -> Part:
-        """The module for `count` connections; forward(number, x, saved) is the stream with saved output `number`."""
+        """Return the module of `count` connections; forward(number, x, saved) adds the saved output to the stream x."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UNet(Skips):
-    """x ← x + w·saved, w by channel, 1 at the start (U-Net, arXiv 1505.04597, as in the contest's baseline)."""
+    """U-Net: x ← x + w·saved, w by channel, initially 1 (arXiv 1505.04597, as in the contest's baseline)."""
 
     techniques: ClassVar = {
         "": Technique(
@@ -38,13 +38,13 @@ class UNet(Skips):
     }
 
     def build(self, count: int, width: int) -> Part:
-        """The module."""
+        """Return the module."""
         return _UNet(count, width)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatedUNet(Skips):
-    """x ← σ(γ)·x + (1 - σ(γ))·w·saved, γ by channel, 0 at the start, so the two begin half and half."""
+    """Gated U-Net: x ← σ(γ)·x + (1 - σ(γ))·w·saved, γ by channel, initially 0, so the two start half and half."""
 
     techniques: ClassVar = {
         "": Technique(
@@ -55,7 +55,7 @@ class GatedUNet(Skips):
     }
 
     def build(self, count: int, width: int) -> Part:
-        """The module."""
+        """Return the module."""
         return _GatedUNet(count, width)
 
 

@@ -1,4 +1,4 @@
-"""A share of the token before in every token."""
+"""SmearGate: a share of the previous token in every token."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from caddie.model.parameters import Constant, Part
 from caddie.ops import rms_norm
 
 GATE_CHANNELS = 12
-"""Leading channels of a token that decide its share in `TokenSmear`."""
+"""Leading channels of a token that gate `TokenSmear`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Smear(Config):
-    """Socket: how the token before enters a token. The first of a row or a document has none before it."""
+    """Socket: mix of the previous token into each token. The first of a row or a document has none."""
 
     @abstractmethod
     def build(self, width: int) -> Part:
-        """The module; its forward takes tokens (B, T, width) and a context and returns them smeared and normed."""
+        """Return the module; its forward takes tokens (B, T, width) and a context and returns them smeared, normed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelSmear(Smear):
-    """Norm, then x_t ← (1 - σ(γ)) x_t + σ(γ) x_{t-1}, γ one number for each channel that starts at 0.
+    """SmearGate by channel: norm, then x_t ← (1 - σ(γ)) x_t + σ(γ) x_{t-1}, γ learned for each channel from 0.
 
-    SmearGate as in openai/parameter-golf, 2026-03-20_Int6_MLP3x_SmearGate_BigramHash_MuonWD_SWA, which smears across
+    As in openai/parameter-golf, 2026-03-20_Int6_MLP3x_SmearGate_BigramHash_MuonWD_SWA, which smears across
     documents too.
     """
 
@@ -45,15 +45,16 @@ class ChannelSmear(Smear):
     }
 
     def build(self, width: int) -> Part:
-        """The module."""
+        """Return the module."""
         return _ChannelSmear(width)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenSmear(Smear):
-    """x_t ← x_t + λ σ(w · x_t[:12]) x_{t-1}, then norm; λ and w start at 0, so w gets its first gradient at step 2.
+    """SmearGate by token: x_t ← x_t + λ σ(w · x_t[:12]) x_{t-1}, then norm; λ and w start at 0.
 
-    SmearGate as in openai/parameter-golf, 2026-04-27_SP8192_LQER_SparseGate_BOSSmearFix_9HpStack_1.0611.
+    w gets its first gradient at step 2. As in openai/parameter-golf,
+    2026-04-27_SP8192_LQER_SparseGate_BOSSmearFix_9HpStack_1.0611.
     """
 
     techniques: ClassVar = {
@@ -65,7 +66,7 @@ class TokenSmear(Smear):
     }
 
     def build(self, width: int) -> Part:
-        """The module."""
+        """Return the module."""
         return _TokenSmear(width)
 
 

@@ -1,4 +1,4 @@
-"""What attention's values are besides a map of the stream: those of the first layer, and embeddings of the tokens."""
+"""Value residuals (VRL) and value embeddings: additions to the values of attention."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from caddie.model.parameters import Constant, FanIn, Initial, Normal, Part
 
 @dataclass(frozen=True, kw_only=True)
 class ValueResidual(Config):
-    """Socket: how the values of the first layer return in later ones (ResFormer, arXiv 2410.17897)."""
+    """Socket: value residual, the values of the first layer mixed into later ones (ResFormer, arXiv 2410.17897)."""
 
     @abstractmethod
     def build(self) -> Part:
-        """The module of a later layer: forward(values, first), both (B, K, T, D), to the values that are used."""
+        """Return the module of a later layer: forward(values, first), both (B, K, T, D), gives the mixed values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixedValueResidual(ValueResidual):
-    """v ← a·v₀ + b·v, both learned in each layer, both ½ at the start (openai/parameter-golf #670, ARG's flag)."""
+    """Value residual v ← a·v₀ + b·v, both learned in each layer from ½ (openai/parameter-golf #670, ARG's flag)."""
 
     techniques: ClassVar = {
         "": Technique(
@@ -38,13 +38,13 @@ class MixedValueResidual(ValueResidual):
     }
 
     def build(self) -> Part:
-        """The module."""
+        """Return the module."""
         return _MixedValues()
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatedValueResidual(ValueResidual):
-    """v ← v + σ(α)·v₀, α learned in each layer, 0 at the start (openai/parameter-golf #569)."""
+    """Value residual v ← v + σ(α)·v₀, α learned in each layer from 0 (openai/parameter-golf #569)."""
 
     techniques: ClassVar = {
         "": Technique(
@@ -55,7 +55,7 @@ class GatedValueResidual(ValueResidual):
     }
 
     def build(self) -> Part:
-        """The module."""
+        """Return the module."""
         return _GatedValues()
 
 
@@ -80,9 +80,9 @@ class _GatedValues(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class ValueEmbedding(Config):
-    """A second table, whose rows are added to the values of some layers: v ← v + c_l · s · P U[token].
+    """Value embedding: a second token table added to the values of some layers, v ← v + c_l · s · P U[token].
 
-    Value embeddings as in seeds 000 and 002 and the records from #374 to #1334 ("VE128"); after modded-nanogpt.
+    As in public systems 000 and 002 and the records from #374 to #1334 ("VE128"); after modded-nanogpt.
     """
 
     techniques: ClassVar = {
@@ -94,19 +94,19 @@ class ValueEmbedding(Config):
     }
 
     layers: tuple[int, ...] = (9, 10)
-    """Layers that get them."""
+    """Layers whose values it is added to."""
     dims: Channels = 128
     """Channels of a row."""
     initial: Initial = FanIn()
-    """Where the projection starts. The scripts' starts orthogonal, though their code reads as if it were zero."""
+    """Initial values of the projection; orthogonal in the scripts, though their code reads as if it were zero."""
 
     def build(self, vocabulary: int, values: int) -> ValueTable:
-        """The module, for values of that many channels."""
+        """Return the module, for values of that many channels."""
         return ValueTable(self, vocabulary, values)
 
 
 class ValueTable(Part):
-    """The table (vocabulary, dims), its projection to the values, and a scale for each layer."""
+    """Table (vocabulary, dims), its projection to the values, and a scale for each layer."""
 
     def __init__(self, config: ValueEmbedding, vocabulary: int, values: int) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class ValueTable(Part):
         self.layer_scales = self.declare("layer_scales", (len(config.layers),), "scalar", Constant(value=1.0))
 
     def forward(self, context: Context) -> dict[int, Tensor]:
-        """Layer to what is added to its values, (B, T, values)."""
+        """Return layer to the addition to its values, (B, T, values)."""
         rows = self.projection(F.embedding(context.ids, self.weight).to(context.dtype)) * self.scale.to(context.dtype)
         scales = self.layer_scales.to(context.dtype).unbind()
         return {layer: scale * rows for layer, scale in zip(self.layers, scales, strict=True)}
