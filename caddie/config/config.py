@@ -39,15 +39,15 @@ class Range:
 
 
 Count = Annotated[int, Range(1, 1 << 40)]
-"""A whole number of at least one."""
+"""Integer of at least one."""
 Channels = Annotated[int, Range(1, 65_536)]
-"""A whole number of channels."""
+"""Number of channels."""
 Fraction = Annotated[float, Range(0.0, 1.0)]
-"""A number from 0 to 1."""
+"""Number from 0 to 1."""
 Positive = Annotated[float, Range(1e-30, 1e30)]
-"""A number above 0."""
+"""Number above 0."""
 NonNegative = Annotated[float, Range(0.0, 1e30)]
-"""A number of at least 0."""
+"""Number of at least 0."""
 
 
 class Technique(NamedTuple):
@@ -66,14 +66,14 @@ class Config(ABC):
     """Base of all settings. Subclasses are frozen, keyword-only dataclasses; a socket is an abstract subclass."""
 
     techniques: ClassVar[Mapping[str, Technique]] = {}
-    """What is known of the class, under an empty key, and of its settings, each under its name."""
+    """Facts about the class, under an empty key, and about its settings, under their names."""
 
     def __post_init__(self) -> None:
         for name, annotation in field_types(type(self)).items():
             object.__setattr__(self, name, coerce(getattr(self, name), annotation, name))
 
     def but(self, diff: Diff | None = None, **settings: Any) -> Self:
-        """A copy with the paths of `diff` (and whole fields by keyword) set; a misspelt path is a `UserError`."""
+        """Return a copy with the paths of `diff` (and fields by keyword) set; raises `UserError` for unknown paths."""
         changes = {**(diff or {}), **settings}
         try:
             return typing.cast(Self, _changed(self, [(path.split("."), value) for path, value in changes.items()], ""))
@@ -86,25 +86,25 @@ class Config(ABC):
             raise UserError("a value is nested too deeply") from None
 
     def diff(self, other: Config) -> dict[str, Any]:
-        """What turns this value into `other`: `self.but(self.diff(other)) == other`."""
+        """Return the diff that turns this value into `other`: `self.but(self.diff(other)) == other`."""
         if type(self) is not type(other):
             raise TypeError(f"{type(self).__name__} and {type(other).__name__} have no diff")
         return dict(_differences(self, other, ""))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, with the class of every node under `kind`."""
+        """Return plain JSON values, with the class of every node under `kind`."""
         return typing.cast(dict[str, Any], plain(self))
 
     @classmethod
     def from_json(cls, value: object) -> Self:
-        """The config that `to_json` described, or a `UserError`; only subclasses of `cls` can be named."""
+        """Return the config that `to_json` described; raises `UserError` for anything but `cls` and its subclasses."""
         try:
             return typing.cast(Self, coerce(modernized(value), cls, ""))
         except RecursionError:
             raise UserError("the settings are nested too deeply") from None
 
     def key(self) -> str:
-        """Eight hexadecimal digits that name this value."""
+        """Return eight hexadecimal digits of a hash of this value."""
         return hashlib.sha256(json.dumps(self.to_json()).encode()).hexdigest()[:8]
 
 
@@ -114,13 +114,13 @@ class _NoSuchPath(UserError):
 
 @cache
 def field_types(cls: type[Config]) -> dict[str, Any]:
-    """Field name to resolved type of a config class."""
+    """Return field name to resolved type of a config class."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in fields(cls)}
 
 
 def variants(socket: type[Config]) -> dict[str, type[Config]]:
-    """Name to class of everything that fits a socket: the class itself if concrete, and its subclasses."""
+    """Return name to class of all that fit a socket: the class itself if concrete, and its subclasses."""
     found = {} if inspect.isabstract(socket) else {socket.__name__: socket}
     for subclass in socket.__subclasses__():
         found.update(variants(subclass))
@@ -128,7 +128,7 @@ def variants(socket: type[Config]) -> dict[str, type[Config]]:
 
 
 def paths(node: object, prefix: str = "") -> Iterator[str]:
-    """Every dotted path that `but` accepts on this value."""
+    """Yield every dotted path that `but` accepts on this value."""
     children: list[tuple[str, object]] = []
     if isinstance(node, Config):
         children = [(field.name, getattr(node, field.name)) for field in fields(node)]
@@ -140,7 +140,7 @@ def paths(node: object, prefix: str = "") -> Iterator[str]:
 
 
 def plain(value: object) -> object:
-    """JSON form of a config, or of anything a config can hold."""
+    """Return the JSON form of a config, or of any value that a config can hold."""
     if isinstance(value, Config):
         pairs = ((field.name, plain(getattr(value, field.name))) for field in fields(value))
         return {"kind": type(value).__name__, **dict(pairs)}
@@ -152,12 +152,12 @@ def plain(value: object) -> object:
 
 
 def show(value: object) -> str:
-    """One line for people: what could be typed after `PATH=`."""
+    """Return one line for people, as it could be typed after `PATH=`."""
     if isinstance(value, Config):
         shown = ", ".join(
-            f"{field.name}={_show_inside(getattr(value, field.name))}"
+            f"{field.name}={json.dumps(item) if isinstance(item, str) else show(item)}"
             for field in fields(value)
-            if getattr(value, field.name) != field.default
+            if (item := getattr(value, field.name)) != field.default
         )
         return f"{type(value).__name__}({shown})" if shown else type(value).__name__
     if value is None:
@@ -165,12 +165,8 @@ def show(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(plain(value), default=str)
 
 
-def _show_inside(value: object) -> str:
-    return json.dumps(value) if isinstance(value, str) else show(value)
-
-
-def _seen(value: object) -> str:
-    """What a message says of a wrong value: one line of bounded length."""
+def _shortened(value: object) -> str:
+    """Return a wrong value for a message, on one line of bounded length."""
     try:
         text = " ".join(show(value).split())
     except (TypeError, ValueError, RecursionError):
@@ -179,7 +175,7 @@ def _seen(value: object) -> str:
 
 
 def parse_assignment(text: str) -> tuple[str, object]:
-    """`PATH=VALUE` from a command line: JSON, a variant as `Name(setting=value)`, or a plain word."""
+    """Parse `PATH=VALUE` of a command line: JSON, a variant as `Name(setting=value)`, or a plain word."""
     path, sign, value = text.partition("=")
     if not sign or not path:
         raise UserError(f"{text!r} is not a setting; write PATH=VALUE, as in train.seconds=60")
@@ -198,7 +194,7 @@ def parse_assignment(text: str) -> tuple[str, object]:
 
 
 def assignments(texts: Iterable[str], parse: Callable[[str], tuple[str, Any]] = parse_assignment) -> dict[str, Any]:
-    """Path to value of what a command line sets. The same path twice is a `UserError`: which was meant is unknown."""
+    """Return path to value of a command line's settings; raises `UserError` if a path is set twice."""
     found: dict[str, Any] = {}
     for path, value in map(parse, texts):
         if path in found:
@@ -208,7 +204,7 @@ def assignments(texts: Iterable[str], parse: Callable[[str], tuple[str, Any]] = 
 
 
 def _parse_variant(node: ast.expr) -> object:
-    """The value of `Name(setting=value)`, settings in turn being variants, words or Python constants."""
+    """Return the value of `Name(setting=value)`, whose settings may be variants, words or Python constants."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
         return {"kind": node.func.id, **{word.arg or "": _parse_variant(word.value) for word in node.keywords}}
     if isinstance(node, ast.Name):
@@ -222,7 +218,7 @@ def _parse_variant(node: ast.expr) -> object:
 
 
 def coerce(value: object, annotation: Any, name: str) -> Any:
-    """`value` as the type `annotation` asks for, or a `UserError` that names the field."""
+    """Return `value` as the type `annotation`; raises `UserError`, which names the field, if it does not fit."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         result = coerce(value, arguments[0], name)
@@ -232,16 +228,16 @@ def coerce(value: object, annotation: Any, name: str) -> Any:
         return _coerce_union(value, arguments, name)
     if origin is Literal:
         if value not in arguments:
-            raise UserError(f"{name} must be one of {', '.join(map(str, arguments))}, not {_seen(value)}")
+            raise UserError(f"{name} must be one of {', '.join(map(str, arguments))}, not {_shortened(value)}")
         return value
     if origin is tuple:
         if not isinstance(value, (tuple, list)):
-            hint = f"; write [{_seen(value)}]" if isinstance(value, str | int | float) else ""
-            raise UserError(f"{name} must be a list, not {_seen(value)}{hint}")
+            hint = f"; write [{_shortened(value)}]" if isinstance(value, str | int | float) else ""
+            raise UserError(f"{name} must be a list, not {_shortened(value)}{hint}")
         return tuple(coerce(item, arguments[0], f"{name}.{index}") for index, item in enumerate(value))
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, Mapping):
-            raise UserError(f"{name} must be a mapping, not {_seen(value)}")
+            raise UserError(f"{name} must be a mapping, not {_shortened(value)}")
         return {str(key): coerce(item, arguments[1], f"{name}.{key}") for key, item in value.items()}
     if annotation is Any:
         return value
@@ -279,28 +275,27 @@ def _coerce_config(value: object, socket: type[Config], name: str) -> Config:
         kind = value
     if not isinstance(kind, str) or kind not in known:
         if isinstance(kind, str) and (meant := kind.partition("(")[0]) in known:
-            raise UserError(f'{name}: {_seen(value)} is no {meant}(setting=value); quote text, as in path="a file"')
+            raise UserError(
+                f'{name}: {_shortened(value)} is no {meant}(setting=value); quote text, as in path="a file"'
+            )
         hint = ""
         if isinstance(kind, str):
             hint = f"; it is now {KINDS[kind]}" if KINDS.get(kind) in known else suggest(kind[:100], known)
         readers = [each for each, cls in known.items() if "path" in field_types(cls)]
         if isinstance(kind, str) and not hint and readers and {".", "/"} & set(kind):
             hint = f'; for a file write {" or ".join(readers)}(path="FILE")'
-        raise UserError(f"{name or 'config'} must be one of {', '.join(sorted(known))}, not {_seen(value)}{hint}")
+        raise UserError(f"{name or 'config'} must be one of {', '.join(sorted(known))}, not {_shortened(value)}{hint}")
     cls, where = known[kind], f"{name}: " if name else ""
     for setting in settings:
         if setting not in field_types(cls):
             now = SETTINGS.get(kind, {}).get(setting)
             hint = f"; it is now {now}" if now else suggest(setting[:100], field_types(cls))
-            raise UserError(f"{where}{kind} has no setting {_seen(setting)}{hint}")
-    missing = [field.name for field in fields(cls) if _required(field) and field.name not in settings]
+            raise UserError(f"{where}{kind} has no setting {_shortened(setting)}{hint}")
+    required = [field.name for field in fields(cls) if field.default is field.default_factory is MISSING]
+    missing = [setting for setting in required if setting not in settings]
     if missing:
         raise UserError(f"{where}{kind} needs {', '.join(missing)}")
     return cls(**settings)
-
-
-def _required(field: Any) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
 
 
 def _coerce_scalar(value: object, annotation: type, name: str) -> Any:
@@ -313,21 +308,21 @@ def _coerce_scalar(value: object, annotation: type, name: str) -> Any:
         if annotation is int and float(value).is_integer():
             return int(value)
     nouns = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    raise UserError(f"{name} must be {nouns.get(annotation, annotation.__name__)}, not {_seen(value)}")
+    raise UserError(f"{name} must be {nouns.get(annotation, annotation.__name__)}, not {_shortened(value)}")
 
 
 def _check_range(value: Any, bounds: Range, name: str) -> None:
     if isinstance(value, (int, float)) and not bounds.low <= value <= bounds.high:
-        raise UserError(f"{name} must be from {_bound(bounds.low)} to {_bound(bounds.high)}, not {_seen(value)}")
+        raise UserError(f"{name} must be from {_bound(bounds.low)} to {_bound(bounds.high)}, not {_shortened(value)}")
 
 
 def _bound(value: float) -> str:
-    """Whole numbers are written out, for who is told of 1.04858e+06 knows neither that nor the next."""
+    """Write whole numbers out: 1.04858e+06 would name neither the bound nor the next number."""
     return f"{value:,.0f}" if value % 1 == 0 and abs(value) < 1e15 else f"{value:,g}"
 
 
 def _changed(node: Any, changes: Changes, path: str) -> Any:
-    """`node` with all changes made at once, so that settings that only fit each other can change together."""
+    """Return `node` with all changes made at once, so that settings that depend on each other can change together."""
     if isinstance(node, Mapping):
         for parts, value in changes:
             node = _changed_mapping(node, parts, value, path)

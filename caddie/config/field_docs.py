@@ -1,4 +1,4 @@
-"""What the source says of a config's fields: the string below each, for tables, pages and tests."""
+"""Documentation of a config's fields: the string below each in the source, for tables, pages and tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from caddie.config import Config
 
 @cache
 def descriptions(cls: type[Config]) -> dict[str, str]:
-    """Field name to the string written under the field, its documentation."""
+    """Return field name to the string written below the field."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if isinstance(base, type) and issubclass(base, Config) and base is not Config:
@@ -27,7 +27,7 @@ def descriptions(cls: type[Config]) -> dict[str, str]:
 
 @cache
 def _written(cls: type[Config]) -> ast.ClassDef:
-    """The class as it is written."""
+    """Return the syntax tree of the class."""
     if written := _classes(cls.__module__).get(cls.__qualname__):
         return written
     body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls))).body[0]
@@ -37,7 +37,7 @@ def _written(cls: type[Config]) -> ast.ClassDef:
 
 @cache
 def _classes(module: str) -> dict[str, ast.ClassDef]:
-    """Name to class of what a module of this package defines, all at once: `inspect` reads the file anew for each."""
+    """Return name to syntax tree of a module's classes, all at once: `inspect` would read the file for each."""
     if module.partition(".")[0] != __package__:
         return {}
     body = ast.parse(inspect.getsource(sys.modules[module])).body

@@ -1,7 +1,7 @@
-"""Names that settings had before version 0.2.
+"""Names of settings before version 0.2.
 
-Files written with them still load, and whoever types one is told the new one. To be removed one release later;
-nothing else in the package knows an old name.
+Files with old names still load, and an old name on a command line is an error that gives the new one. To be removed one
+release later; nothing else in the package knows an old name.
 """
 
 from __future__ import annotations

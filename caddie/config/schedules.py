@@ -1,4 +1,4 @@
-"""The budget, the moment a run is at, and numbers that change with it.
+"""Budget and progress of a run, and schedules of numbers over it.
 
 Progress is the fraction of the budget spent, so one recipe means the same on a laptop and on eight GPUs. The two
 schedules that count steps exist to reproduce the contest's scripts and say so.
@@ -19,7 +19,7 @@ from caddie.errors import UserError
 
 @dataclass(frozen=True)
 class Budget:
-    """What training may spend: wall-clock seconds, optimizer steps, or whichever of both runs out first."""
+    """Budget of training: wall-clock seconds, optimizer steps, or whichever of both runs out first."""
 
     seconds: float | None = None
     steps: int | None = None
@@ -29,7 +29,7 @@ class Budget:
             raise UserError("training needs a budget; set train.seconds or train.steps")
 
     def progress(self, step: int, seconds: float) -> float:
-        """Fraction spent, from 0 to 1, after `step` steps that took `seconds`."""
+        """Return the fraction spent, from 0 to 1, after `step` steps that took `seconds`."""
         by_time = seconds / self.seconds if self.seconds else 0.0
         by_steps = step / self.steps if self.steps else 0.0
         return min(1.0, max(by_time, by_steps))
@@ -37,7 +37,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class TrainProgress:
-    """Where a run is: before step number `step`, after `seconds` of training."""
+    """Progress of a run: before step number `step`, from 0, after `seconds` of training."""
 
     step: int
     seconds: float
@@ -51,27 +51,27 @@ class TrainProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(Config):
-    """A value over the run."""
+    """Socket: schedule of a value over the run."""
 
     @abstractmethod
-    def at(self, moment: TrainProgress) -> float:
-        """The value at `moment`."""
+    def at(self, train_progress: TrainProgress) -> float:
+        """Return the value at `train_progress`."""
 
 
 Number = float | Schedule
-"""A number, or a schedule in its place."""
+"""Number, or a schedule in its place."""
 NonNegativeNumber = Annotated[Number, Range(0.0, 1e30)]
-"""A number of at least 0, or a schedule."""
+"""Number of at least 0, or a schedule."""
 
 
-def value_at(number: Number, moment: TrainProgress) -> float:
-    """The number itself, or what the schedule says at `moment`."""
-    return number.at(moment) if isinstance(number, Schedule) else number
+def value_at(number: Number, train_progress: TrainProgress) -> float:
+    """Return the number itself, or the schedule's value at `train_progress`."""
+    return number.at(train_progress) if isinstance(number, Schedule) else number
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ramp(Schedule):
-    """A straight line over progress, constant before and after."""
+    """Linear ramp over progress, constant before and after."""
 
     techniques: ClassVar = {
         "": Technique(
@@ -90,16 +90,16 @@ class Ramp(Schedule):
     finish: Fraction = 1.0
     """Progress at which the line reaches `end`."""
 
-    def at(self, moment: TrainProgress) -> float:
-        """The value at `moment`."""
-        length = self.finish - self.begin
-        fraction = (moment.progress - self.begin) / length if length > 0 else float(moment.progress >= self.finish)
+    def at(self, train_progress: TrainProgress) -> float:
+        """Return the value at `train_progress`."""
+        progress, length = train_progress.progress, self.finish - self.begin
+        fraction = (progress - self.begin) / length if length > 0 else float(progress >= self.finish)
         return self.start + (self.end - self.start) * min(1.0, max(0.0, fraction))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Warmdown(Schedule):
-    """1, then a straight line toward 0 over the last `fraction` of the budget, never below `floor` (#1493 on)."""
+    """Warm-down: 1, then a line toward 0 over the last `fraction` of the budget, never below `floor` (#1493 on)."""
 
     techniques: ClassVar = {
         "": Technique(
@@ -115,21 +115,21 @@ class Warmdown(Schedule):
     }
 
     fraction: Fraction
-    """Part of the budget over which the value falls."""
+    """Fraction of the budget over which the value falls."""
     floor: Fraction = 0.0
-    """The least value."""
+    """Lowest value."""
 
-    def at(self, moment: TrainProgress) -> float:
-        """The value at `moment`."""
-        left = 1.0 - moment.progress
+    def at(self, train_progress: TrainProgress) -> float:
+        """Return the value at `train_progress`."""
+        left = 1.0 - train_progress.progress
         return max(left / self.fraction, self.floor) if left <= self.fraction and self.fraction > 0 else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class IterationWarmdown(Schedule):
-    """The contest baseline's warm-down: the last `steps` steps, their length foretold from the mean step time so far.
+    """Warm-down of the contest's baseline over the last `steps` steps, estimated from the mean step time so far.
 
-    On a slow machine this decays from almost the first step; `Warmdown` is the cure. Kept to reproduce public runs.
+    On a slow machine it decays from almost the first step; `Warmdown` does not. Kept to reproduce public runs.
     """
 
     techniques: ClassVar = {
@@ -143,20 +143,20 @@ class IterationWarmdown(Schedule):
     steps: Count
     """Steps over which the value falls to zero."""
 
-    def at(self, moment: TrainProgress) -> float:
-        """The value at `moment`."""
-        budget = moment.budget
+    def at(self, train_progress: TrainProgress) -> float:
+        """Return the value at `train_progress`."""
+        budget = train_progress.budget
         if budget.seconds is None:
             assert budget.steps is not None
-            return min(1.0, max(0.0, (budget.steps - moment.step) / self.steps))
-        length = self.steps * moment.seconds / max(moment.step, 1)
-        left = max(budget.seconds - moment.seconds, 0.0)
+            return min(1.0, max(0.0, (budget.steps - train_progress.step) / self.steps))
+        length = self.steps * train_progress.seconds / max(train_progress.step, 1)
+        left = max(budget.seconds - train_progress.seconds, 0.0)
         return left / length if left <= length and length > 0 else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepRamp(Schedule):
-    """A straight line over the first `steps` steps, as the contest's momentum warm-up counts them."""
+    """Linear ramp over the first `steps` steps: the contest's warm-up of momentum."""
 
     techniques: ClassVar = {
         "": Technique(
@@ -172,19 +172,19 @@ class StepRamp(Schedule):
     steps: Annotated[int, Range(0, 1 << 40)]
     """Length in steps."""
 
-    def at(self, moment: TrainProgress) -> float:
-        """The value at `moment`."""
-        fraction = min(1.0, moment.step / self.steps) if self.steps else 1.0
+    def at(self, train_progress: TrainProgress) -> float:
+        """Return the value at `train_progress`."""
+        fraction = min(1.0, train_progress.step / self.steps) if self.steps else 1.0
         return (1.0 - fraction) * self.start + fraction * self.end
 
 
 MOST_PIECES = 64
-"""Values that `PiecewiseConstant` may have, each of which may be a graph of its own."""
+"""Largest number of pieces, each of which may be a graph of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PiecewiseConstant(Schedule):
-    """Constant pieces over progress: layers repeated from 35 % of the run on (L3), longer rows, a larger batch."""
+    """Piecewise constant over progress: depth recurrence from 35 % of the run on (L3), longer rows, a larger batch."""
 
     techniques: ClassVar = {
         "": Technique(
@@ -202,21 +202,21 @@ class PiecewiseConstant(Schedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.values) > MOST_PIECES:
-            raise UserError(f"Stairs has {len(self.values):,} values, over the limit of {MOST_PIECES}")
+            raise UserError(f"PiecewiseConstant has {len(self.values):,} values, over the limit of {MOST_PIECES}")
         bounds = (0.0, *self.begins, 1.0)
         if len(self.values) != len(self.begins) + 1 or any(a >= b for a, b in pairwise(bounds)):
             raise UserError(
-                f"Stairs has {len(self.values)} values and begins {list(self.begins)}; give one begin fewer than "
-                "values, rising between 0 and 1, as in PiecewiseConstant(values=[1, 2, 4], begins=[0.3, 0.6])"
+                f"PiecewiseConstant has {len(self.values)} values and begins {list(self.begins)}; give one begin fewer "
+                "than values, rising between 0 and 1, as in PiecewiseConstant(values=[1, 2, 4], begins=[0.3, 0.6])"
             )
 
-    def at(self, moment: TrainProgress) -> float:
-        """The value at `moment`."""
-        return self.values[bisect_right(self.begins, moment.progress)]
+    def at(self, train_progress: TrainProgress) -> float:
+        """Return the value at `train_progress`."""
+        return self.values[bisect_right(self.begins, train_progress.progress)]
 
 
 IntSchedule = Annotated[int | PiecewiseConstant, Range(1, 1 << 40)]
-"""A whole number of at least one, or one in pieces; the owner of such a field calls `check_int_schedule`."""
+"""Integer of at least one, or one in pieces; the owner of such a field calls `check_int_schedule`."""
 
 
 def check_int_schedule(name: str, number: IntSchedule) -> None:
@@ -225,18 +225,18 @@ def check_int_schedule(name: str, number: IntSchedule) -> None:
         coerce(value, Count, f"{name}.values")
 
 
-def int_at(number: IntSchedule, moment: TrainProgress) -> int:
-    """The number itself, or its value at `moment`."""
-    return int(number.at(moment)) if isinstance(number, PiecewiseConstant) else number
+def int_at(number: IntSchedule, train_progress: TrainProgress) -> int:
+    """Return the number itself, or its value at `train_progress`."""
+    return int(number.at(train_progress)) if isinstance(number, PiecewiseConstant) else number
 
 
 def all_values(number: IntSchedule) -> tuple[int, ...]:
-    """Every value in the order of the run; one that comes back stands twice."""
+    """Return every value in the order of the run, repeated ones included."""
     return tuple(int(value) for value in number.values) if isinstance(number, PiecewiseConstant) else (number,)
 
 
 def changes(numbers: Iterable[IntSchedule]) -> tuple[float, ...]:
-    """Progress at which any of the numbers may change, rising."""
+    """Return the progress values at which any of the numbers may change, rising."""
     return tuple(
         sorted({begin for number in numbers if isinstance(number, PiecewiseConstant) for begin in number.begins})
     )

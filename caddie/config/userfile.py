@@ -1,4 +1,4 @@
-"""A user's own Python file, named on the command line as FILE.py or FILE.py:NAME."""
+"""User's own Python file, named on the command line as FILE.py or FILE.py:NAME."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from caddie.errors import UserError
 
 
 def execute(path: Path) -> dict[str, object]:
-    """Run a file and give back what it defines; whatever goes wrong is a `UserError`."""
+    """Run a file and return the names that it defines; raises `UserError` for any failure."""
     if not path.is_file():
         raise UserError(f"no file {path}; write FILE.py:NAME")
-    place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]  # files of one name must not be taken for one
+    place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]  # files of one name are different modules
     spec = importlib.util.spec_from_file_location(f"caddie_user_{path.stem}_{place}", path)
     if spec is None or spec.loader is None:
         raise UserError(f"{path} is not a Python file")

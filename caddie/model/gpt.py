@@ -186,7 +186,7 @@ class Model(Part):
         self.connections = max(len(order) // 2 for order in self.orders)
         self.skips = config.skips.build(self.connections, width) if config.skips and self.connections else None
         self.passes = config.recurrence.build(width) if config.recurrence and config.recurrence.embeddings else None
-        self.lanes = config.parallel_streams.build(depth) if config.parallel_streams else None
+        self.lanes = config.parallel_streams.build(depth) if config.parallel_streams else None  # named as in files
         self.value_embedding: ValueTable | None = None
         if values := config.value_embedding:
             self.value_embedding = values.build(config.vocabulary, config.value_width(values.layers[0]))
@@ -235,12 +235,12 @@ class Model(Part):
 
     def _run_blocks(self, x: Tensor, context: Context, order: Sequence[int], last: int | None) -> Tensor:
         """Return the stream after all layers in `order`, or its `last` positions alone."""
-        x0, lane1 = x, None
+        x0, stream1 = x, None
         saved: list[Tensor] = []
         half, passes = len(order) // 2, [0] * len(self.blocks)
         for number, layer in enumerate(order):
-            if self.lanes is not None and lane1 is None and layer >= self.lanes.first:
-                lane1 = x
+            if self.lanes is not None and stream1 is None and layer >= self.lanes.first:
+                stream1 = x
             if self.skips is not None and number >= half and saved and number - half < self.connections:
                 x = self.skips(number - half, x, saved.pop())
             context.pass_index = passes[layer]
@@ -248,14 +248,14 @@ class Model(Part):
             if self.passes is not None and layer == self.passes.first:
                 x = self.passes(context.pass_index, x)
             block = typing.cast(BlockModule, self.blocks[layer])
-            if self.lanes is None or lane1 is None:
+            if self.lanes is None or stream1 is None:
                 context.last = last if number == len(order) - 1 else None
                 x = block(x, x0, context)
             else:
-                x, lane1 = self.lanes.step(layer, block, (x, lane1), x0, context)
+                x, stream1 = self.lanes.step(layer, block, (x, stream1), x0, context)
             if number < half:
                 saved.append(x)
-        return x if lane1 is None or self.lanes is None else self.lanes.merge((x, lane1))
+        return x if stream1 is None or self.lanes is None else self.lanes.merge((x, stream1))
 
 
 def build(config: GPT, seed: int, device: torch.device | str = "cpu") -> Model:

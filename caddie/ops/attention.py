@@ -1,8 +1,8 @@
-"""Attention behind one door: which positions a query may look at, and which implementation computes it here.
+"""Attention backends: SDPA, plain products, FlexAttention and FlashAttention, chosen by device, dtype and shape.
 
-`Visibility` says who sees whom; `choose` names the implementation for a device, dtype and shape; `attention` uses it.
-All of them give the same numbers, up to rounding, and none is needed but PyTorch itself. What runs on a GPU alone has
-been tested against stand-ins that keep the documented signatures, and is not yet measured on a GPU.
+`Visibility` is the mask in all its forms; `choose` names the backend; `attention` computes with it. All backends give
+the same numbers up to rounding, and only PyTorch itself is required. Backends for GPUs alone have been tested against
+stand-ins with the documented signatures, and are not yet measured on a GPU.
 """
 
 from __future__ import annotations
@@ -22,28 +22,27 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 SHORT_ROW = 512
-"""On a CPU that multiplies bfloat16, its queries of up to this many keys attend by plain products: 1.2 to 4.7 times
-faster, forward and backward, than the fused kernel (`bench/attention.py`, 2026-11-21). In float32 they would gain a few
-per cent of a step on two threads, and lose them in short rows on one (`docs/log.md`)."""
-
+"""Keys up to which bfloat16 attention on a CPU that has its products takes plain products: 1.2 to 4.7 times faster,
+forward and backward, than the fused kernel (`bench/attention.py`, 2026-11-21). In float32 they would gain a few per
+cent of a step on two threads, and lose them in short rows on one (`docs/log.md`)."""
 
 QUERIES = 128
-"""So many queries go through plain products at a time, with the keys up to the last of them: in rows of 256 and 512 a
-quarter faster, forward and backward, than all at once; 64 at a time are no faster (`docs/performance.md`)."""
+"""Queries of plain products at a time, with the keys up to the last of them: in rows of 256 and 512 a quarter faster,
+forward and backward, than all at once; 64 at a time are no faster (`docs/performance.md`)."""
 
 
 class Visibility:
-    """Which positions a query may look at: itself and earlier ones, of its own segment, within the window.
+    """Causal mask of a batch: a query attends to itself and earlier positions of its segment, within the window.
 
-    The T `queries` are the last of the S `keys`; T < S only with a cache. `segments` (B, S) is a number for each
-    position that rises along a row where a document begins; None: a row is one segment. `window` counts the positions
-    seen, the query's own included; None: all. Masks are made once, when first asked for, for all layers of a forward.
+    The T `queries` are the last of the S `keys`; T < S only with a cache. `segments` (B, S) numbers the segment of each
+    position, rising along a row; None: a row is one segment. `window` is the number of positions attended to, the
+    query's own included; None: all. Masks are made once, on first use, for all layers of a forward.
 
-    FlashAttention wants the places where segments begin, in a number that is data; a compiled graph wants fixed shapes.
-    So there is `room` for so many segments in the whole batch, filled up with empty ones, as in the contest's records,
+    FlashAttention takes the starts of segments, whose number depends on the data, but a compiled graph needs fixed
+    shapes. So there is `room` for that many segments in the batch, padded with empty ones, as in the contest's records,
     which count them outside of the graph. Training counts them while the batch is in host memory (`segment_bucket`).
-    Without room no such kernel is chosen, as each empty segment takes it time, and 65,535 are the most that one can
-    take. More segments than room are an error, never a wrong number.
+    Without room no such kernel is chosen: each empty segment takes time, and 65,535 are the most for one kernel. More
+    segments than room are an error, never a wrong number.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Visibility:
         self._bounds: Tensor | None = None
 
     def sees(self, row: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Whether the position `query` of a row sees the position `key`; tensors of indices that broadcast."""
+        """Return True where position `query` of a row attends to position `key`; the index tensors broadcast."""
         seen = key <= query
         if self.window is not None:
             seen = seen & (query - key < self.window)
@@ -68,7 +67,7 @@ class Visibility:
         return seen
 
     def mask(self, device: torch.device) -> Tensor:
-        """True where a query sees a key, (B or 1, 1, T, S)."""
+        """Return the dense mask, True where a query attends to a key, (B or 1, 1, T, S)."""
         if self._mask is None:
             rows, positions = self._rows(device), torch.arange(self.keys, device=device)
             seen = self.sees(rows, positions[self.keys - self.queries :, None], positions)
@@ -76,18 +75,18 @@ class Visibility:
         return self._mask
 
     def band(self, rows: int, device: torch.device) -> Tensor:
-        """The same for chunks of a window each and the keys of two, (rows · chunks, 1, window, 2 · window)."""
+        """Return the mask of chunks of a window each and the keys of two, (rows · chunks, 1, window, 2 · window)."""
         if self._band is None:
             width = self.window or self.keys
             first = torch.arange(0, self.keys, width, device=device)[:, None, None]
             query = first + torch.arange(width, device=device)[:, None]
-            key = first + torch.arange(-width, width, device=device)  # below zero: before the row, seen by none
+            key = first + torch.arange(-width, width, device=device)  # below zero: before the row, masked
             seen = self.sees(self._rows(device), query, key) & (key >= 0)
             self._band = seen.expand(rows, *seen.shape[-3:]).flatten(0, 1)[:, None]
         return self._band
 
     def blocks(self, device: torch.device) -> BlockMask:
-        """The same as a `BlockMask` for FlexAttention."""
+        """Return the `BlockMask` for FlexAttention."""
         if self._blocks is None:
             rows = len(self._rows(device))
             from torch.nn.attention.flex_attention import create_block_mask  # imports the compiler, a second
@@ -98,7 +97,7 @@ class Visibility:
         return self._blocks
 
     def bounds(self, rows: int, device: torch.device) -> Tensor:
-        """Where segments begin in the rows laid end to end, then the end, over and over: cu_seqlens, int32."""
+        """Return cu_seqlens, int32: starts of segments in the concatenated rows, then the end, repeated as padding."""
         if self._bounds is None:
             end = rows * self.keys
             if self.segments is None:
@@ -120,7 +119,7 @@ Marked = TypeVar("Marked", bound=Callable[..., Any])
 
 
 def constant_in_graphs(function: Marked) -> Marked:
-    """Let compiled graphs keep what the function answered, as `torch.compiler.assume_constant_result` does.
+    """Mark a function whose result compiled graphs keep, as `torch.compiler.assume_constant_result` does.
 
     That would import the compiler, which takes a second in every process, for this one mark.
     """
@@ -129,15 +128,16 @@ def constant_in_graphs(function: Marked) -> Marked:
 
 
 def segment_bucket(count: int, positions: int) -> int:
-    """Room for `count` segments in a batch of so many positions: a power of two, so that few graphs are compiled.
+    """Round the number of segments in a batch of `positions` up to a power of two, so that few graphs are compiled.
 
-    At least 64, and one for each 256 positions, four times what web text has: the batches of a run share a graph.
+    The result is at least 64, and one for each 256 positions, four times the number in web text, so that the batches of
+    a run share a graph.
     """
     return 1 << (max(64, count, positions // 256) - 1).bit_length()
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:
-    """Attention of q (B, H, T, D) over k, v (B, K, S, D); query head h reads key/value head h // (H/K)."""
+    """Return attention of q (B, H, T, D) over k, v (B, K, S, D); query head h reads key/value head h // (H/K)."""
     documents = visible.segments is not None
     counted = visible.room > 0
     name = choose(q.device, q.dtype, q.shape[-1], visible.queries, visible.keys, documents, visible.window, counted)
@@ -155,9 +155,9 @@ def choose(
     window: int | None,
     counted: bool = True,
 ) -> str:
-    """Which of `BACKENDS` attends here, by the size of a head and what bounds the past; the same all process long.
+    """Return the name in `BACKENDS` for heads of that `size`; the answer is constant in a process.
 
-    `counted`: whether somebody made room for the `documents`, of which there are any.
+    `documents` is True if segments bound attention, and `counted` if there is room for their number.
     """
     windowed = window is not None and window < keys
     if device.type == "cuda" and queries == keys:
@@ -170,10 +170,10 @@ def choose(
 
 
 def _on_cuda(device: torch.device, dtype: torch.dtype, size: int, kind: str, counted: bool) -> str:
-    """`kind`: what bounds the past besides the row, "causal" (nothing), "window" or "documents" (and perhaps both).
+    """Return the backend on a GPU; `kind` is the bound besides the row: "causal" (none), "window" or "documents".
 
-    An installed FlashAttention is meant to be used. Without one, SDPA's own flash kernel: the records measured cuDNN's
-    6 % slower on an H100. On data centre Blackwell PyTorch itself prefers cuDNN's from 9.15.1 on, and so does this.
+    An installed FlashAttention is used. Without one, SDPA's own flash kernel: the records measured cuDNN's 6 % slower
+    on an H100. On data centre Blackwell PyTorch itself prefers cuDNN's from 9.15.1 on, and so does this.
     """
     major = torch.cuda.get_device_capability(device)[0]
     half = dtype in (torch.float16, torch.bfloat16) and size % 8 == 0 and size <= 256
@@ -189,7 +189,7 @@ def _on_cuda(device: torch.device, dtype: torch.dtype, size: int, kind: str, cou
 
 @cache
 def _flash_attention(major: int) -> dict[str, str]:
-    """What attends to each kind at this compute capability; PyTorch's own varlen does it all from 2.12 on."""
+    """Return kind to FlashAttention backend at this compute capability; PyTorch's own varlen has all from 2.12 on."""
     functions = "flash_attn_func", "flash_attn_varlen_func"
     varlen = major >= 8 and torch.__version__ >= "2.12" and _has("torch.nn.attention.varlen", "varlen_attn")
     if major == 9 and _has("flash_attn_interface", *functions):
@@ -204,7 +204,7 @@ def _flash_attention(major: int) -> dict[str, str]:
 
 
 def _has(module: str, *names: str) -> bool:
-    """Whether a module has these functions; what cannot be imported, for whatever reason, is not there."""
+    """Return True if a module can be imported and has these functions."""
     try:
         return set(names) <= set(dir(importlib.import_module(module)))
     except Exception:
@@ -212,7 +212,7 @@ def _has(module: str, *names: str) -> bool:
 
 
 def _activated(package: str) -> bool:
-    """Have PyTorch's flash operators call an installed FlashAttention, which has no operators to compile by itself."""
+    """Let PyTorch's flash operators call an installed FlashAttention 4, which has no operators of its own."""
     try:
         torch.nn.attention.activate_flash_attention_impl(package)
     except Exception:
@@ -225,19 +225,19 @@ def _short(device: torch.device, dtype: torch.dtype, keys: int) -> bool:
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, visible: Visibility, kernel: SDPBackend | None = None) -> Tensor:
-    """PyTorch's fused attention where all that is past is seen, by this kernel if it can, or by the one it prefers."""
+    """Compute causal attention by PyTorch's SDPA, with `kernel` if it can, else with the one it prefers."""
     with nullcontext() if kernel is None else sdpa_kernel([kernel, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
         causal, grouped = visible.queries == visible.keys, q.shape[1] != k.shape[1]
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:
-    """With a mask over all pairs."""
+    """Compute attention with a mask over all pairs."""
     return _masked(q, k, v, visible.mask(q.device))
 
 
 def _banded(q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:
-    """Chunks as long as the window, each attending to itself and the chunk before, as rows of their own: exact.
+    """Compute sliding-window attention exactly: chunks of a window each attend to themselves and the chunk before.
 
     2 · T · window pairs instead of T²: 3.6 to 5 times faster with 128 in 1,024 (`bench/attention.py`, 2026-11-21).
     """
@@ -256,8 +256,8 @@ def _banded(q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:
 
 
 def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Where a mask (B or 1, 1, T, S) is true, by SDPA or by two products with a group's heads stacked along the row."""
-    heads, length, size = q.shape[1:]
+    """Compute attention under a mask (B or 1, 1, T, S), by SDPA or by plain products with a group's heads stacked."""
+    shape, (heads, length, size) = q.shape, q.shape[1:]
     shared, keys = k.shape[1:3]
     if not _short(q.device, q.dtype, keys):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=heads != shared)
@@ -267,16 +267,16 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     k, v = k.reshape(-1, keys, size), v.reshape(-1, keys, size)
     parts = []
     for first in range(0, length, QUERIES):
-        some = slice(first, min(first + QUERIES, length))
-        past = slice(keys - length + some.stop)  # what comes later, none of these queries sees
-        asking = queries[:, :, some].flatten(1, 2)
-        weights = torch.baddbmm(bias[:, some, past].repeat(1, heads // shared, 1), asking, k[:, past].mT).softmax(-1)
+        chunk = slice(first, min(first + QUERIES, length))
+        past = slice(keys - length + chunk.stop)  # later keys are masked for all these queries
+        q = queries[:, :, chunk].flatten(1, 2)
+        weights = torch.baddbmm(bias[:, chunk, past].repeat(1, heads // shared, 1), q, k[:, past].mT).softmax(-1)
         parts.append((weights @ v[:, past]).view(len(k), heads // shared, -1, size))
-    return (parts[0] if len(parts) == 1 else torch.cat(parts, 2)).view(q.shape)
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, 2)).view(shape)
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:
-    """PyTorch's FlexAttention: a kernel generated for the mask, which skips blocks that nobody sees."""
+    """Compute attention by FlexAttention: a kernel generated for the mask, which skips masked blocks."""
     from torch.nn.attention.flex_attention import flex_attention
 
     attend: Any = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
@@ -292,13 +292,13 @@ def _compiled_flex() -> Any:
 
 
 def _flash(generation: int, q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:
-    """FlashAttention over whole rows, (B, T, heads, D) (arXiv 2307.08691, 2407.08608)."""
+    """Compute FlashAttention over whole rows, (B, T, heads, D) (arXiv 2307.08691, 2407.08608)."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return _call(_package(generation).flash_attn_func, visible, q, k, v, causal=True).transpose(1, 2)
 
 
 def _varlen(generation: int | None, q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:
-    """FlashAttention over segments laid end to end, (positions, heads, D); without a generation, by PyTorch's own."""
+    """Compute FlashAttention over concatenated segments, (positions, heads, D); PyTorch's own if generation is None."""
     rows, heads, length, size = q.shape
     bounds = visible.bounds(rows, q.device)
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
@@ -321,7 +321,7 @@ def _package(generation: int) -> Any:
 
 
 def _call(function: Callable[..., Any], visible: Visibility, *arguments: Tensor | int, **switch: bool) -> Tensor:
-    """For the output alone, beside which some releases of FlashAttention 3 hand back the logarithms of the sums."""
+    """Call a FlashAttention function and return its output; some releases also return the log-sum-exp."""
     y = function(*arguments, window_size=(-1 if visible.window is None else visible.window - 1, 0), **switch)
     output: Tensor = y[0] if isinstance(y, tuple) else y
     return output
@@ -344,4 +344,4 @@ BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, Visibility], Tensor]] = {
     "FlashAttention 4": partial(_sdpa, kernel=SDPBackend.FLASH_ATTENTION),  # which PyTorch's operators then call
     "FlashAttention 4 varlen": partial(_varlen, None),
 }
-"""The implementations by name; all take q (B, H, T, D), k, v (B, K, S, D) and who sees whom, and keep q's shape."""
+"""Backends by name; all take q (B, H, T, D), k, v (B, K, S, D) and the visibility, and return the shape of q."""

@@ -1,4 +1,4 @@
-"""The loss in Triton: cap, cross-entropy and their gradient, without a float32 copy of the logits.
+"""Loss in Triton: softcap, cross-entropy and their gradient, without a float32 copy of the logits.
 
 The forward reads the logits once and keeps the log of the denominator; the backward reads them once more and writes
 their gradient in their own dtype (cf. Liger Kernel, arXiv 2410.10989; openai/parameter-golf, 2026-04-27).
@@ -26,7 +26,7 @@ BLOCK = 4096
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _cap(x, cap, form: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What `x` is capped to."""
+    """Return the softcap of `x`."""
     y = x
     if form == 1:
         y = cap * (1.0 - 2.0 / (tl.exp(2.0 * x / cap) + 1.0))
@@ -38,7 +38,7 @@ def _cap(x, cap, form: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _slope(x, y, cap, form: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The derivative of `y`, what `x` is capped to."""
+    """Return the derivative of `y`, the softcap of `x`."""
     slope = tl.full(x.shape, 1.0, tl.float32)
     if form == 1:
         slope = 1.0 - (y / cap) * (y / cap)
@@ -51,7 +51,7 @@ def _slope(x, y, cap, form: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _forward(  # type: ignore[no-untyped-def]
-    logits, targets, descended, entropies, denominators, columns,
+    logits, targets, objective, entropies, denominators, columns,
     cap: tl.constexpr, z_loss: tl.constexpr, form: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -71,12 +71,12 @@ def _forward(  # type: ignore[no-untyped-def]
     right = _cap(tl.load(logits + target, mask=known, other=float("nan")).to(tl.float32), cap, form)
     tl.store(denominators + row, denominator)
     tl.store(entropies + row, denominator - right)
-    tl.store(descended + row, denominator - right + z_loss * denominator * denominator)
+    tl.store(objective + row, denominator - right + z_loss * denominator * denominator)
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _backward(  # type: ignore[no-untyped-def]
-    logits, targets, denominators, slopes, gradient, columns,
+    logits, targets, denominators, grad, gradient, columns,
     cap: tl.constexpr, z_loss: tl.constexpr, form: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -87,12 +87,12 @@ def _backward(  # type: ignore[no-untyped-def]
     denominator = tl.load(denominators + row)
     change = tl.exp(y - denominator) * (1.0 + 2.0 * z_loss * denominator)
     change = tl.where(column == tl.load(targets + row), change - 1.0, change)
-    change = change * _slope(x, y, cap, form) * tl.load(slopes + row)
+    change = change * _slope(x, y, cap, form) * tl.load(grad + row)
     tl.store(gradient + row * columns + column, change.to(gradient.dtype.element_ty), mask=inside)
 
 
 def _traceable(kernel: Any, tensor: Tensor) -> Any:
-    """The kernel as compiled graphs can see it; the interpreter's, which works on a CPU's tensors, needs nothing."""
+    """Return the kernel as compiled graphs can see it; the interpreter's, on CPU tensors, needs no wrapper."""
     return wrap_triton(kernel) if tensor.is_cuda else kernel
 
 
@@ -106,24 +106,24 @@ def _cross_entropy(
 ) -> tuple[Tensor, Tensor, Tensor]:
     logits = logits.contiguous()
     rows, columns = logits.shape
-    descended, entropies, denominators = (logits.new_empty(rows, dtype=torch.float32) for _ in range(3))
+    objective, entropies, denominators = (logits.new_empty(rows, dtype=torch.float32) for _ in range(3))
     block = _block(columns)
     _traceable(_forward, logits)[(rows,)](
-        logits, targets, descended, entropies, denominators, columns, cap, z_loss, form, block, num_warps=8
+        logits, targets, objective, entropies, denominators, columns, cap, z_loss, form, block, num_warps=8
     )
-    return descended, entropies, denominators
+    return objective, entropies, denominators
 
 
 @triton_op("caddie::cross_entropy_backward", mutates_args={})
 def _cross_entropy_backward(
-    logits: Tensor, targets: Tensor, denominators: Tensor, slopes: Tensor, cap: float, form: int, z_loss: float
+    logits: Tensor, targets: Tensor, denominators: Tensor, grad: Tensor, cap: float, form: int, z_loss: float
 ) -> Tensor:
     logits = logits.contiguous()
     rows, columns = logits.shape
     gradient = torch.empty_like(logits)
     block = _block(columns)
     _traceable(_backward, logits)[(rows, triton.cdiv(columns, block))](
-        logits, targets, denominators, slopes.contiguous(), gradient, columns, cap, z_loss, form, block, num_warps=8
+        logits, targets, denominators, grad.contiguous(), gradient, columns, cap, z_loss, form, block, num_warps=8
     )
     return gradient
 
@@ -133,24 +133,24 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, cap: float, form: int, z_loss: float
     ) -> tuple[Tensor, Tensor]:
-        descended, entropies, denominators = _cross_entropy(logits, targets, cap, form, z_loss)
+        objective, entropies, denominators = _cross_entropy(logits, targets, cap, form, z_loss)
         ctx.save_for_backward(logits, targets, denominators)
         ctx.settings = cap, form, z_loss
         ctx.mark_non_differentiable(entropies)
-        return descended, entropies
+        return objective, entropies
 
     @staticmethod
-    def backward(ctx: Any, slopes: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        return _cross_entropy_backward(*ctx.saved_tensors, slopes, *ctx.settings), None, None, None, None
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        return _cross_entropy_backward(*ctx.saved_tensors, grad, *ctx.settings), None, None, None, None
 
 
 def cross_entropy(
     logits: Tensor, targets: Tensor, cap: float | None = None, form: Softcap = "tanh", z_loss: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """As `plain.cross_entropy`; between the logits' dtype and the gradient's, arithmetic is in float32.
+    """Compute `plain.cross_entropy`, with arithmetic in float32 between the logits and their gradient.
 
-    A target that is no id gives NaN, where the reference raises.
+    A target that is no id gives NaN; the reference raises.
     """
     number = FORMS[None if cap is None else form]
-    descended, entropies = _CrossEntropy.apply(logits, targets, cap or 1.0, number, z_loss)  # type: ignore[no-untyped-call]
-    return descended, entropies
+    objective, entropies = _CrossEntropy.apply(logits, targets, cap or 1.0, number, z_loss)  # type: ignore[no-untyped-call]
+    return objective, entropies

@@ -89,8 +89,9 @@ class EMA(Averaging):
 class ProgressEMA(Averaging):
     """EMA by progress: e ← e + (1 - exp(-d/fraction))·(w - e) after a step that spent d of the budget.
 
-    It starts at the initial weights. The same memory in any run, however many steps its machine makes: with n equal steps this is `EMA` of
-    decay exp(-1/(n·fraction)). The best decays known remember 4 to 8 % of the steps (#2005 for short runs).
+    It starts at the initial weights. Its memory is the same in any run, however many steps the machine makes: with n
+    equal steps this is `EMA` of decay exp(-1/(n·fraction)). The best decays known remember 4 to 8 % of the steps (#2005
+    for short runs).
     """
 
     techniques: ClassVar = {

@@ -1,8 +1,8 @@
-"""The work of a micro-batch recorded once as a CUDA graph and replayed: one launch instead of one for each kernel.
+"""CUDA graphs: the work of a micro-batch is recorded once and replayed by one launch instead of one for each kernel.
 
-That pays where kernels are shorter than their launches, as in small models. A replay reads and writes the memory that
-the recording met: so inputs are copied there, gradients are added up in memory of their own, and whatever else changes
-over a run stands in tensors. Not yet measured on a GPU; `bench/gpu.py` times it.
+That pays if kernels are shorter than their launches, as in small models. A replay reads and writes the memory of the
+recording: so inputs are copied there, gradients accumulate in fixed memory, and all else that changes over a run is in
+tensors. Not yet measured on a GPU; `bench/gpu.py` times it.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from torch import Tensor, nn
 
 Replay = Callable[[], object]
 Recorder = Callable[[Callable[[], object]], Replay]
-"""Takes down what the given work does, without any effect of it, and gives what does it again."""
+"""Records the given work without doing it, and returns the function that replays it."""
 
 
 def recorder(device: torch.device) -> Recorder | None:
-    """The recorder of a GPU, or none on a CPU, which waits for each of its kernels anyway."""
+    """Return the recorder of a GPU, or None on a CPU, which has no launches to save."""
     if device.type != "cuda":
         return None
-    pool = torch.cuda.graph_pool_handle()  # one for all: no recording leaves anything in it that another may not use
+    pool = torch.cuda.graph_pool_handle()  # shared: no recording keeps anything in it
 
     def record(work: Callable[[], object]) -> Replay:
         graph = torch.cuda.CUDAGraph()
         try:
-            # Other threads go on copying batches, which is nothing to this one's recording.
+            # Other threads go on copying batches, outside of the recording.
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 work()
-        except Exception as error:  # that the recording could not be ended either says less than why
+        except Exception as error:  # the error of ending the recording says less than its cause
             raise error.__context__ or error from None
         return graph.replay
 
@@ -38,15 +38,15 @@ def recorder(device: torch.device) -> Recorder | None:
 
 
 class _Recording(NamedTuple):
-    held: tuple[Tensor, ...]
-    """Where it reads what it is given."""
+    inputs: tuple[Tensor, ...]
+    """Tensors that the replay reads."""
     reached: Sequence[nn.Parameter]
-    """Parameters that get a gradient from it; which these are depends on the shape of the step."""
+    """Parameters that get a gradient from it, which depends on the shape of the step."""
     replay: Replay
 
 
 class Recordings:
-    """Recorded work by key. It adds to the gradients of parameters and gives back nothing."""
+    """Recordings by key, of work that adds to the gradients of parameters and returns nothing."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], record: Recorder) -> None:
         self._parameters = list(parameters)
@@ -54,26 +54,26 @@ class Recordings:
         self._gradients: dict[nn.Parameter, Tensor] = {}
         self._recordings: dict[Hashable, _Recording] = {}
 
-    def run(self, key: Hashable, given: tuple[Tensor, ...], work: Callable[..., None]) -> None:
-        """Do `work(*given)`, whose tensors have the same shapes for the same key; replayed from the second time on.
+    def run(self, key: Hashable, inputs: tuple[Tensor, ...], work: Callable[..., None]) -> None:
+        """Do `work(*inputs)`, replayed from the second call of a key on; the shapes of a key's inputs are fixed.
 
-        The first time it is done and then recorded: kernels have been compiled and tables made by then.
+        The first call does the work and then records it: kernels have been compiled and tables made by then.
         """
         recording = self._recordings.get(key)
         if recording is None:
-            work(*given)
+            work(*inputs)
             reached = [parameter for parameter in self._parameters if parameter.grad is not None]
             self._place(reached)
-            held = tuple(tensor.clone() for tensor in given)
-            self._recordings[key] = _Recording(held, reached, self._record(lambda: work(*held)))
+            fixed = tuple(tensor.clone() for tensor in inputs)
+            self._recordings[key] = _Recording(fixed, reached, self._record(lambda: work(*fixed)))
             return
         self._place(recording.reached)
-        for mine, tensor in zip(recording.held, given, strict=True):
-            mine.copy_(tensor)
+        for fixed_input, tensor in zip(recording.inputs, inputs, strict=True):
+            fixed_input.copy_(tensor)
         recording.replay()
 
     def _place(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Have these gradients lie where recordings add to them; those that were forgotten begin at zero."""
+        """Move these gradients to the memory that recordings add to; gradients that are None begin at zero."""
         begun = []
         for parameter in parameters:
             if (place := self._gradients.get(parameter)) is None:

@@ -1,4 +1,4 @@
-"""Between the host and a device that works on its own, without either waiting for the other."""
+"""Asynchronous transfers between host and device: batches ahead of use, losses back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from caddie.data.loaders import Batch, Prefetch, Stream
 
 
 class AsyncScalar:
-    """A number that the device will have computed. Its copy to the host is behind all that was launched before it.
+    """Number that is copied to the host asynchronously, after all that was launched before it.
 
     On a CPU it is there at once.
     """
@@ -29,7 +29,7 @@ class AsyncScalar:
             self._event.record()
 
     def read(self) -> float:
-        """The number, and with it the end of all that was launched before it."""
+        """Wait for the number, and so for all that was launched before it, and return it."""
         if self._event is not None:
             self._event.synchronize()
         return float(self._number)
@@ -37,7 +37,7 @@ class AsyncScalar:
 
 @dataclass(frozen=True)
 class DeviceBatch:
-    """A `Batch` on the device: inputs, and the targets one token later, both (rows, sequence length)."""
+    """`Batch` on the device: inputs, and the targets one token later, both (rows, sequence length)."""
 
     inputs: Tensor
     targets: Tensor
@@ -45,50 +45,50 @@ class DeviceBatch:
     """Documents that begin in the inputs, counted on the host."""
 
 
-class Sent(NamedTuple):
-    """A batch on its way, and what tells that it has come."""
+class Upload(NamedTuple):
+    """Batch that is being copied to the device, and the event that ends the copy."""
 
     batch: DeviceBatch
     event: torch.cuda.Event | None
 
 
 class Uploads:
-    """Brings batches to a device ahead of their use, on a stream of their own; on a CPU they are where they are."""
+    """Copies of batches to a device ahead of use, on a stream of their own; on a CPU nothing is copied."""
 
     def __init__(self, device: torch.device, bos: int) -> None:
         self._device, self._bos = device, bos
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def send(self, batch: Batch) -> Sent:
-        """Begin to copy a batch, from any thread."""
+    def send(self, batch: Batch) -> Upload:
+        """Start to copy a batch, from any thread."""
         inputs, targets = torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets)
         begun = batch.begun(self._bos)
         if self._stream is None:
-            return Sent(DeviceBatch(inputs, targets, begun), None)
+            return Upload(DeviceBatch(inputs, targets, begun), None)
         with torch.cuda.stream(self._stream):  # which is this thread's alone
             inputs, targets = (t.pin_memory().to(self._device, non_blocking=True) for t in (inputs, targets))
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
-        return Sent(DeviceBatch(inputs, targets, begun), event)
+        return Upload(DeviceBatch(inputs, targets, begun), event)
 
-    def take(self, sent: Sent) -> DeviceBatch:
-        """The batch, for what is launched from now on by this thread; the device waits for it, this thread does not."""
-        if sent.event is not None:
+    def take(self, upload: Upload) -> DeviceBatch:
+        """Return the batch for later launches of this thread; the device waits for the copy, this thread does not."""
+        if upload.event is not None:
             stream = torch.cuda.current_stream(self._device)
-            stream.wait_event(sent.event)
-            for tensor in (sent.batch.inputs, sent.batch.targets):
-                tensor.record_stream(stream)  # its memory is not given to another batch before this one was used
-        return sent.batch
+            stream.wait_event(upload.event)
+            for tensor in (upload.batch.inputs, upload.batch.targets):
+                tensor.record_stream(stream)  # its memory goes to no other batch before this one was used
+        return upload.batch
 
 
 @contextmanager
 def prefetch(
     stream: Stream, indices: Iterable[int], device: torch.device, bos: int, ready: int = 4
 ) -> Iterator[Iterator[DeviceBatch]]:
-    """The stream's micro-batches of these indices, on the device, made and sent by a thread `ready` ahead of use.
+    """Yield the stream's micro-batches of these indices on the device, made and copied by a thread `ready` ahead.
 
     `bos` is the id that begins every document.
     """
     uploads = Uploads(device, bos)
-    with Prefetch(lambda index: uploads.send(stream.micro_batch(index)), indices, ready) as sent:
-        yield map(uploads.take, sent)
+    with Prefetch(lambda index: uploads.send(stream.micro_batch(index)), indices, ready) as uploading:
+        yield map(uploads.take, uploading)

@@ -1,4 +1,4 @@
-"""The model, its optimizers and its average at work: everything a step needs."""
+"""Settings of training, and the trainer: model, optimizers and average, and the steps on them."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ from caddie.train.prefetch import AsyncScalar, DeviceBatch
 from caddie.train.qat import QAT, Views
 
 Batches = Iterator[Batch | DeviceBatch]
-"""What steps read, micro-batch after micro-batch."""
+"""Micro-batches in the order of the steps that read them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Train(Config):
-    """How a model is trained."""
+    """Settings of training."""
 
     techniques: ClassVar = {
         "batch_tokens": Technique(
@@ -85,11 +85,11 @@ class Train(Config):
     steps: Count | None = None
     """Budget in optimizer steps."""
     batch_tokens: IntSchedule = 524_288
-    """Tokens of one optimizer step; may grow over the run."""
+    """Tokens per optimizer step; may change over the run."""
     micro_batches: Count = 8
-    """Parts into which the largest step is cut, shared equally by the processes; smaller steps have fewer."""
+    """Micro-batches of the largest step, shared equally by the processes; smaller steps have fewer."""
     sequence_length: IntSchedule = 1024
-    """Tokens of a row; may grow over the run."""
+    """Tokens per row; may change over the run."""
     loader: Loader = SequentialStream()
     """Order of the data."""
     optimizers: Mapping[str, Optimizer] = field(
@@ -109,23 +109,23 @@ class Train(Config):
     z_loss: NonNegative = 0.0
     """Factor on the mean squared log of the softmax's denominator, added to the loss (PaLM, arXiv 2204.02311)."""
     qat: Mapping[str, QAT] = field(default_factory=dict)
-    """Role or name pattern to how linear layers see weights that will be quantized; the last match wins."""
+    """Role or name pattern to quantization-aware training (QAT) of linear weights; the last match wins."""
     averaging: Averaging | None = None
-    """Average of the weights that the run hands on, or none for the last weights."""
+    """Average of the weights that the run packs, or none for the last weights."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format of the stream; auto takes bfloat16 on a GPU, and the faster on a CPU that has products of both."""
+    """Number format of the forward; auto is bfloat16 on a GPU, the faster on a CPU that has bfloat16 products."""
     float8: tuple[ModelPart, ...] = ()
-    """Parts whose linear layers multiply numbers of eight bits, forward and backward, while the model is trained.
+    """Parts whose linear layers multiply in float8, forward and backward, in training alone.
 
-    Values and weights are rounded as e4m3 and slopes as e5m2, each tensor over one scale. Where the device has no such
-    products the rounding is imitated, which shows what it does to the model and takes longer. Scoring does without.
+    Activations and weights are rounded to e4m3 and gradients to e5m2, each tensor over one scale. On a device without
+    float8 products the rounding is emulated, which shows its effect on the model and takes longer.
     """
     compile: Literal["auto", "always", "never"] = "auto"
-    """Whether to compile the model; auto compiles on a GPU, and on a CPU where it wins back its time in `seconds`."""
+    """Use of torch.compile; auto compiles on a GPU, and on a CPU if that wins back its time within `seconds`."""
     cuda_graphs: Literal["auto", "always", "never"] = "never"
-    """Whether a GPU replays the recorded kernels of a micro-batch instead of being told each; auto takes the faster.
+    """Use of CUDA graphs, which replay the recorded kernels of a micro-batch; auto takes the faster.
 
-    That saves the launches, which small models wait for, and takes up to twice the memory of a micro-batch. Until it
+    That saves kernel launches, which small models wait for, and takes up to twice the memory of a micro-batch. Until it
     has been measured on a GPU, never is the default.
     """
     warmup_steps: Annotated[int, Range(0, 1000)] = 3
@@ -140,7 +140,7 @@ class Train(Config):
 
     @property
     def budget(self) -> Budget:
-        """What may be spent, or a `UserError` when nothing is said."""
+        """Budget of the run; raises `UserError` if neither seconds nor steps are set."""
         return Budget(self.seconds, self.steps)
 
     @property
@@ -149,7 +149,7 @@ class Train(Config):
         return max(all_values(self.sequence_length))
 
     def micro_tokens(self, world: int) -> int:
-        """Tokens of a micro-batch when `world` processes share a step; parts that are not equal are a `UserError`."""
+        """Return the tokens of a micro-batch of `world` processes; raises `UserError` if the parts are not equal."""
         batches, lengths = all_values(self.batch_tokens), all_values(self.sequence_length)
         tokens, rest = divmod(max(batches), self.micro_batches)
         if any(self.longest_row % length for length in lengths):
@@ -169,33 +169,40 @@ class Train(Config):
                 )
         return tokens
 
-    def micro_batches_at(self, moment: TrainProgress) -> int:
-        """Micro-batches of the step at `moment`, of all processes together."""
-        return int_at(self.batch_tokens, moment) * self.micro_batches // max(all_values(self.batch_tokens))
+    def micro_batches_at(self, train_progress: TrainProgress) -> int:
+        """Return the micro-batches of the step at `train_progress`, of all processes together."""
+        return int_at(self.batch_tokens, train_progress) * self.micro_batches // max(all_values(self.batch_tokens))
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What decides the graph of a forward: a run goes through a few of these, all of which are warmed up."""
+    """Shape of a step, which decides its compiled graph; a run has a few, all of which are warmed up."""
 
     stage: int
-    """That of the model: how often layers run, and how far attention looks."""
+    """Stage of the model: passes of each layer, and window of attention."""
     sequence_length: int
-    """Tokens of a row."""
+    """Tokens per row."""
     quantized: bool
-    """Whether weights are seen as the quantizer will leave them."""
+    """True while weights are fake-quantized."""
+
+
+def progress_at(fraction: float, budget: Budget) -> TrainProgress:
+    """Return the first progress at which that fraction of the budget is spent."""
+    step = math.ceil(fraction * budget.steps) if budget.steps else 0
+    return TrainProgress(step, fraction * (budget.seconds or 0.0), budget)
 
 
 class Execution(NamedTuple):
-    """How steps are computed."""
+    """Precision and thread count of the steps."""
 
     precision: str
-    """Number format of the stream."""
+    """Number format of the forward."""
     threads: int
+    """Threads of PyTorch's operations."""
 
 
 class Trainer:
-    """All that a step changes and a checkpoint holds."""
+    """Model, optimizers, average and QAT views, with the steps that change them."""
 
     def __init__(self, gpt: GPT, config: Train, seed: int, ranks: Ranks) -> None:
         self.micro_tokens = config.micro_tokens(ranks.world)
@@ -217,7 +224,7 @@ class Trainer:
         self.views = Views(config.qat, self.model, "train.qat")
         self.dtype = torch.float32
         self.asynchronous = ranks.device.type == "cuda"
-        """Whether the device works on its own, so that what a step gives is known only after it."""
+        """True if the device runs asynchronously, so that the loss of a step is known only after it."""
         # Triton needs a C compiler to launch its kernels; on a CPU the kernels are C++.
         compilers = ("cc", "gcc", "clang") if ranks.device.type == "cuda" else ("c++", "g++", "clang++")
         compiler = any(map(shutil.which, compilers))
@@ -226,83 +233,81 @@ class Trainer:
         self.compilable = config.compile != "never" and compiler
         self.compiled = config.compile == "always" or (self.compilable and ranks.device.type == "cuda")
         self.notes: list[str] = []
-        """What whoever watches the run should be told of the warmup."""
+        """Notes of the warm-up for the log and the display."""
         for part in config.float8:
             self.model.set_product(part, float8_linear)
         if config.float8 and not multiplies_float8(ranks.device):
-            self.notes.append("train.float8: there are no such products here, so they are imitated, which takes longer")
+            self.notes.append(
+                "train.float8: this device has no float8 products, so they are emulated, which takes longer"
+            )
         self.recordings: Recordings | None = None
-        """What replays a micro-batch, or none where each of its kernels is launched."""
+        """CUDA graphs that replay micro-batches, or None if each kernel is launched."""
         self.count, self.losses = torch.ones((), device=ranks.device), torch.zeros((), device=ranks.device)
-        """Micro-batches of the step, and this rank's part of their mean loss: tensors, as recordings need."""
+        """Micro-batches of the step, and this rank's part of their mean loss; tensors, as CUDA graphs need."""
         self.observe: Callable[[Mapping[str, Tensor], float], None] | None = None
-        """Told once of the parameters after the next micro-batch, with the gradients of its own tokens alone, and of
+        """Called once after the next micro-batch with the parameters, which hold the gradients of its tokens alone, and
         the factor that makes their squares the Fisher information per token."""
         self.forward: Callable[..., tuple[Tensor, Tensor]] = self._losses
         self.compile(self.compiled)
 
     def use(self, execution: Execution) -> None:
-        """Compute steps in this way from now on."""
+        """Compute all further steps in this precision and with these threads."""
         self.dtype = getattr(torch, execution.precision)
         torch.set_num_threads(execution.threads)
 
     def compile(self, compiled: bool, forward: Callable[..., tuple[Tensor, Tensor]] | None = None) -> None:
-        """Run the model compiled from now on, as `forward` if that was done already, or uncompiled."""
+        """Run the model compiled from now on, as `forward` if it was compiled before, or uncompiled."""
         self.compiled = compiled
         self.forward = (forward or compiled_here(self._losses)) if compiled else self._losses
 
     def _losses(
         self, inputs: Tensor, targets: Tensor, starts: Tensor, stage: int, segments: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """What is descended, and the mean cross-entropy in it."""
+        """Return the mean training objective, and the mean cross-entropy in it."""
         logits = self.model(inputs, starts, self.dtype, stage=stage, capped=False, segments=segments)
-        descended, entropies = self.model.head.losses(logits, targets, self.config.z_loss)
-        return descended.mean(), entropies.mean()
+        objective, entropies = self.model.head.losses(logits, targets, self.config.z_loss)
+        return objective.mean(), entropies.mean()
 
-    def shape(self, moment: TrainProgress) -> Shape:
-        """The shape of the step at `moment`."""
-        length = int_at(self.config.sequence_length, moment)
-        return Shape(self.model.stage(moment.progress), length, self.views.active(moment))
+    def shape(self, train_progress: TrainProgress) -> Shape:
+        """Return the shape of the step at `train_progress`."""
+        length = int_at(self.config.sequence_length, train_progress)
+        return Shape(self.model.stage(train_progress.progress), length, self.views.active(train_progress))
 
     def shapes(self, budget: Budget) -> dict[Shape, TrainProgress]:
-        """Every shape of the run, each with a moment at which it comes, in order."""
+        """Return every shape of the run with the progress at which it first occurs, in order."""
         found: dict[Shape, TrainProgress] = {}
         strengths = [view.strength for view in self.config.qat.values()]
         numbers = (self.config.batch_tokens, self.config.sequence_length, *strengths)
         begins = changes(number for number in numbers if isinstance(number, PiecewiseConstant))
-        for part in sorted({*np.linspace(0.0, 1.0, 1000, endpoint=False).tolist(), *self.model.stages, *begins}):
-            moment = self.moment(part, budget)
-            if moment.progress < 1.0:  # else no step begins there
-                found.setdefault(self.shape(moment), moment)
+        for fraction in sorted({*np.linspace(0.0, 1.0, 1000, endpoint=False).tolist(), *self.model.stages, *begins}):
+            train_progress = progress_at(fraction, budget)
+            if train_progress.progress < 1.0:  # else no step begins there
+                found.setdefault(self.shape(train_progress), train_progress)
         return found
 
-    @staticmethod
-    def moment(part: float, budget: Budget) -> TrainProgress:
-        """The first moment at which that part of the budget is spent."""
-        step = math.ceil(part * budget.steps) if budget.steps else 0
-        return TrainProgress(step, part * (budget.seconds or 0.0), budget)
-
     def indices(self, position: int) -> Iterator[int]:
-        """This rank's micro-batches from `position` on, without end."""
+        """Yield the indices of this rank's micro-batches from `position` on, without end."""
         index = position + self.ranks.rank
         while True:
             yield index
             index += self.ranks.world
 
-    def step(self, batches: Batches, moment: TrainProgress, bos: int, lr_scale: float | None = None) -> float:
-        """One optimizer step, waited for; the mean loss, which is NaN where it or the gradient is not finite.
+    def step(self, batches: Batches, train_progress: TrainProgress, bos: int, lr_scale: float | None = None) -> float:
+        """Make one optimizer step and return its mean loss, NaN if the loss or the gradient is not finite.
 
         `lr_scale` takes the place of the learning-rate schedule.
         """
-        return self.launch(batches, moment, bos, lr_scale).read()
+        return self.launch(batches, train_progress, bos, lr_scale).read()
 
-    def launch(self, batches: Batches, moment: TrainProgress, bos: int, lr_scale: float | None = None) -> AsyncScalar:
-        """Begin one optimizer step; what it gives is the loss of `step`, and reading it waits for all of the step.
+    def launch(
+        self, batches: Batches, train_progress: TrainProgress, bos: int, lr_scale: float | None = None
+    ) -> AsyncScalar:
+        """Launch one optimizer step and return the loss of `step`; reading it waits for the whole step.
 
-        A loss that is not finite changes nothing, except where steps are `late`: there it is known only when all has
-        been changed, so whoever saves anything reads it first.
+        A loss that is not finite changes nothing, except on an asynchronous device: there the weights have changed when
+        it becomes known, so read it before saving anything.
         """
-        losses = self.gradients(batches, moment, bos)
+        losses = self.gradients(batches, train_progress, bos)
         with self.ranks.together():
             for updater in self.updaters.values():
                 updater.launch()
@@ -314,16 +319,16 @@ class Trainer:
             clip = self.config.clip_norm
             scale = None if clip is None else (clip / (norm + 1e-6)).clamp(max=1.0)
             if lr_scale is None:
-                lr_scale = value_at(self.config.lr_schedule, moment)
+                lr_scale = value_at(self.config.lr_schedule, train_progress)
             for updater in self.updaters.values():
-                updater.step(moment, lr_scale, scale)
+                updater.step(train_progress, lr_scale, scale)
         return AsyncScalar(mean)
 
-    def gradients(self, batches: Batches, moment: TrainProgress, bos: int) -> Tensor:
-        """Add up this rank's gradients of one step, without a word to the others; its part of the mean loss."""
-        shape = self.shape(moment)
-        self.views.set(moment)
-        count = self.config.micro_batches_at(moment)
+    def gradients(self, batches: Batches, train_progress: TrainProgress, bos: int) -> Tensor:
+        """Accumulate this rank's gradients of one step, without communication, and return its part of the mean loss."""
+        shape = self.shape(train_progress)
+        self.views.set(train_progress)
+        count = self.config.micro_batches_at(train_progress)
         self.count.fill_(count)
         self.losses.zero_()
         counts = self.counts_segments(shape.sequence_length)
@@ -336,39 +341,39 @@ class Trainer:
                 work(*tensors)
             else:
                 self.recordings.run((shape, segments), tensors, work)
-            if self.observe is not None:  # the loss is a mean over these tokens, of which only their sum tells
+            if self.observe is not None:  # the loss is a mean over the tokens; the Fisher information needs their sum
                 self.observe(self.parameters, float(count**2 * self.micro_tokens))
                 self.observe = None
         return self.losses
 
     def counts_segments(self, length: int) -> bool:
-        """Whether what attends over rows of `length` is told how many documents there are."""
+        """Return True if attention over rows of `length` needs the number of documents."""
         return "varlen" in self.attention(length)
 
     def _segments(self, batch: Batch | DeviceBatch, inputs: Tensor, bos: int) -> int:
-        """Room for the documents of a batch and for those that go on in its rows."""
+        """Return the rounded-up number of segments: documents that begin in the batch, and one more for each row."""
         begun = batch.begun if isinstance(batch, DeviceBatch) else batch.begun(bos)
         return segment_bucket(begun + len(inputs), inputs.numel())
 
     def _micro_batch(self, stage: int, segments: int, inputs: Tensor, targets: Tensor, starts: Tensor) -> None:
-        """Add its share to the gradients and to the step's loss."""
+        """Accumulate the gradients and the loss of one micro-batch."""
         loss, entropy = self.forward(inputs, targets, starts, stage, segments)
         (loss / self.count).backward()  # type: ignore[no-untyped-call]
         self.losses += entropy / self.count
 
     def attention(self, length: int) -> str:
-        """How attention over rows of `length` is computed here at the end of the run: names of the implementations."""
+        """Return the names of the implementations of attention over rows of `length` here, at the end of the run."""
         device, names = self.ranks.device, []
         for block in self.model.config.blocks:
             if isinstance(attention := block.attention, GroupedQueryAttention):
                 documents = attention.scope == "document"
-                seen = reach(attention.longest if documents else None, attention.window, 1.0, device)
+                window = reach(attention.longest if documents else None, attention.window, 1.0, device)
                 size = self.model.config.width // attention.heads
-                names.append(choose(device, product_dtype(device, self.dtype), size, length, length, documents, seen))
+                names.append(choose(device, product_dtype(device, self.dtype), size, length, length, documents, window))
         return ", ".join(dict.fromkeys(names))
 
     def graphs(self) -> int:
-        """How many graphs were compiled so far."""
+        """Return the number of graphs compiled so far."""
         return int(torch._dynamo.utils.counters["stats"]["unique_graphs"]) if self.compiled else 0
 
     def forget_gradients(self) -> None:
@@ -376,13 +381,13 @@ class Trainer:
         for parameter in self.parameters.values():
             parameter.grad = None
 
-    def watch(self, moment: TrainProgress, lr_scale: float) -> None:
-        """Let the average see the weights as they are at `moment`, after a step with that factor on its rates."""
+    def watch(self, train_progress: TrainProgress, lr_scale: float) -> None:
+        """Update the average, after a step with that factor on its learning rates."""
         if self.average is not None:
-            self.average.update(self.parameters, moment, lr_scale)
+            self.average.update(self.parameters, train_progress, lr_scale)
 
     def _tensors(self, batch: Batch | DeviceBatch, length: int, bos: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs, targets and document starts, in rows of `length` where the run's rows may be longer."""
+        """Return inputs, targets and document starts on the device, cut into rows of `length`."""
         longest = self.config.longest_row
         inputs, targets = (torch.as_tensor(ids, device=self.ranks.device) for ids in (batch.inputs, batch.targets))
         if length < longest:
@@ -390,7 +395,7 @@ class Trainer:
         return inputs, targets, inputs == bos
 
     def state(self) -> dict[str, Tensor]:
-        """Every tensor that a step changes, by name; the tensors themselves. All ranks call it together."""
+        """Return every tensor that a step changes, by name; the tensors themselves. All ranks call it together."""
         found: dict[str, Tensor] = {f"weights/{name}": tensor for name, tensor in self.parameters.items()}
         for rule, updater in self.updaters.items():
             found.update({f"optimizers/{rule}/{name}": tensor for name, tensor in updater.state().items()})

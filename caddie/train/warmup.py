@@ -1,8 +1,8 @@
-"""The warm-up before the clock starts: every kind of step once, the quickest way to compute it, and all undone."""
+"""Warm-up before the clock starts: every shape of a step runs once, the fastest execution is chosen, all is undone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product, repeat
 
 import numpy as np
@@ -15,196 +15,200 @@ from caddie.errors import UserError, first_line
 from caddie.ops import product_dtype
 from caddie.runtime.autotune import allow_graphs, quickest, thread_counts, worth_compiling
 from caddie.train.cuda_graphs import Recordings, recorder
-from caddie.train.trainer import Execution, Trainer
+from caddie.train.trainer import Execution, Trainer, progress_at
 
-_WILD = 1e4
-"""A weight of this size means that the learning rates are far too high."""
+_DIVERGED = 1e4
+"""Magnitude of a weight that shows that the learning rates are far too high."""
 
 
 def warm_up(trainer: Trainer, budget: Budget, rows: tuple[int, int]) -> Execution:
-    """Run every shape on random tokens (`rows` of micro-batches), choose how to compute by measurement, undo the rest.
+    """Run every shape on random tokens, choose precision, threads, compilation and CUDA graphs, and undo the steps.
 
-    With a budget of steps alone nothing that changes a bit is chosen by the clock, so such a run repeats. A parameter
-    that no gradient reaches in any shape is a `UserError`; three steps are enough for it to come.
+    `rows` is the shape of micro-batches. With a budget of steps alone, no choice that changes a bit depends on the
+    clock, so such a run repeats. Raises `UserError` for a parameter that no gradient reaches in any shape or that never
+    moves; three steps are enough for both.
     """
-    timed = budget.seconds is not None and trainer.ranks.device.type == "cpu" and trainer.ranks.world == 1
-    saved = {name: tensor.clone() for name, tensor in trainer.state().items()}
-    moments = list(trainer.shapes(budget).values())
-    if trainer.compiled:
-        allow_graphs(4 * len(moments))
-    still = set(trainer.parameters)
+    return _WarmUp(trainer, budget, rows).run()
 
-    def step(moment: TrainProgress) -> None:
-        _step(trainer, moment, rows, still)
 
-    def run(execution: Execution) -> None:
-        trainer.use(execution)
-        step(moments[0])
+class _WarmUp:
+    def __init__(self, trainer: Trainer, budget: Budget, rows: tuple[int, int]) -> None:
+        self.trainer = trainer
+        self.budget = budget
+        self.rows = rows
+        self.timed = budget.seconds is not None and trainer.ranks.device.type == "cpu" and trainer.ranks.world == 1
+        self.seconds = _patience(budget)
+        self.points = list(trainer.shapes(budget).values())
+        self.unreached = set(trainer.parameters)
+        """Parameters that no gradient has reached so far."""
 
-    compiled, forward = trainer.compiled, trainer.forward
-    if timed:  # a graph is compiled anew for each number of threads, which would count as the time of the step
-        trainer.compile(False)
-    chosen = quickest(_executions(trainer, timed), run, _patience(budget))
-    trainer.use(chosen)
-    trainer.compile(compiled, forward)
-    _choose_compiling(trainer, timed, budget, moments, rows, lambda: step(moments[0]))
-    _choose_recording(trainer, moments, rows)
-    for moment in moments:
-        for _ in range(trainer.config.warmup_steps):
-            step(moment)
-    checked = trainer.config.warmup_steps >= 3
-    for part in (0.25, 0.5, 0.75):  # at the moments above an optimizer's own rate may be zero
-        for _ in range(3 if checked and (still or _unmoved(trainer, saved)) else 0):
-            step(trainer.moment(part, budget))
-    # A run that diverges has dead channels too, and says so itself when it does.
-    tame = all(bool((parameter.abs() < _WILD).all()) for parameter in trainer.parameters.values())
-    unmoved = _unmoved(trainer, saved)
-    for name, tensor in trainer.state().items():
-        tensor.data.copy_(saved[name])
-    if checked and tame and still:
-        raise UserError(
-            f"no gradient reaches {_some(still)}: nothing that the loss depends on reads it, or two factors start"
-            " at zero; train.warmup_steps=0 trains it anyway"
-        )
-    if checked and tame and unmoved:
-        raise UserError(
-            f"{_some(unmoved)} never move: look at the rates of train.optimizers, or set train.warmup_steps=0"
-        )
-    return chosen
+    def run(self) -> Execution:
+        trainer, steps = self.trainer, self.trainer.config.warmup_steps
+        saved = {name: tensor.clone() for name, tensor in trainer.state().items()}
+        if trainer.compiled:
+            allow_graphs(4 * len(self.points))
+        chosen = self.choose_execution()
+        self.choose_compiling()
+        self.choose_recording()
+        for train_progress in self.points:
+            for _ in range(steps):
+                self.step(train_progress)
+        for fraction in (0.25, 0.5, 0.75):  # at the points above an optimizer's own rate may be zero
+            for _ in range(3 if steps >= 3 and (self.unreached or self.unmoved(saved)) else 0):
+                self.step(progress_at(fraction, self.budget))
+        # A run that diverges has dead channels too, and reports that itself.
+        tame = all(bool((parameter.abs() < _DIVERGED).all()) for parameter in trainer.parameters.values())
+        unmoved = self.unmoved(saved)
+        for name, tensor in trainer.state().items():
+            tensor.data.copy_(saved[name])
+        if steps >= 3 and tame and self.unreached:
+            raise UserError(
+                f"no gradient reaches {_some(self.unreached)}: nothing that the loss depends on reads it, or two"
+                " factors start at zero; train.warmup_steps=0 trains it anyway"
+            )
+        if steps >= 3 and tame and unmoved:
+            raise UserError(
+                f"{_some(unmoved)} never move: look at the rates of train.optimizers, or set train.warmup_steps=0"
+            )
+        return chosen
+
+    def choose_execution(self) -> Execution:
+        """Choose precision and threads, measured on uncompiled steps if anything is timed."""
+        trainer = self.trainer
+        compiled, forward = trainer.compiled, trainer.forward
+        if self.timed:  # a graph is compiled anew for each number of threads, which would count as the time of the step
+            trainer.compile(False)
+
+        def run(execution: Execution) -> None:
+            trainer.use(execution)
+            self.step(self.points[0])
+
+        chosen = quickest(self.executions(), run, self.seconds)
+        trainer.use(chosen)
+        trainer.compile(compiled, forward)
+        return chosen
+
+    def executions(self) -> list[Execution]:
+        """Return the executions to try; one if nothing is timed."""
+        precision, device = self.trainer.config.precision, self.trainer.ranks.device
+        if not self.timed:
+            auto = "bfloat16" if device.type == "cuda" else "float32"
+            return [Execution(auto if precision == "auto" else precision, torch.get_num_threads())]
+        has_bfloat16 = product_dtype(device, torch.bfloat16) == torch.bfloat16
+        auto_precisions = ["bfloat16", "float32"] if has_bfloat16 else ["float32"]
+        precisions = auto_precisions if precision == "auto" else [precision]
+        return [Execution(*choice) for choice in product(precisions, thread_counts())]
+
+    def choose_compiling(self) -> None:
+        """With compile=auto, check that compiling works on all ranks, and on a CPU that it pays.
+
+        A CPU waits for its compiler before the first step. So compiling is tried only if that time could be won back
+        within the budget, and kept only if it is faster. Nothing is compiled on a CPU if nothing is timed.
+        """
+        trainer = self.trainer
+        if trainer.config.compile != "auto" or not (trainer.compiled or (trainer.compilable and self.timed)):
+            return
+        choose = not trainer.compiled
+        if choose and not worth_compiling(self.budget.seconds or 0.0, len(self.points)):
+            return
+        trainer.compile(True)
+        allow_graphs(4 * len(self.points))
+        if self.compiling_fails(self.points[:1]):
+            return
+        if choose:
+            forward = trainer.forward
+
+            def run(compiled: bool) -> None:
+                trainer.compile(compiled, forward)
+                self.step(self.points[0])
+
+            trainer.compile(quickest([True, False], run, self.seconds), forward)
+        if trainer.compiled:
+            self.compiling_fails(self.points[1:])
+
+    def compiling_fails(self, points: Sequence[TrainProgress]) -> bool:
+        """Return True if compiling fails at one of the points; then the model runs uncompiled, with a note."""
+        for train_progress in points:
+            if failure := self.failure(train_progress):
+                self.trainer.compile(False)
+                self.trainer.notes.append(f"compiling failed, so the model runs uncompiled: {failure}")
+                return True
+        return False
+
+    def choose_recording(self) -> None:
+        """On a GPU, record every shape as a CUDA graph on all ranks unless never; with auto, check that it pays.
+
+        Raises `UserError` if a recording fails: the driver breaks off, and PyTorch's memory is in no state to go on.
+        """
+        trainer = self.trainer
+        setting, record = trainer.config.cuda_graphs, recorder(trainer.ranks.device)
+        if setting == "always" and record is None:
+            raise UserError("train.cuda_graphs=always needs a GPU; auto takes them where there is one")
+        if setting == "never" or record is None:
+            return
+        recordings = trainer.recordings = Recordings(trainer.parameters.values(), record)
+        for train_progress in self.points:  # the first time records, if a step is one micro-batch; the second replays
+            if failure := self.failure(train_progress) or self.failure(train_progress):
+                raise UserError(f"train.cuda_graphs={setting}: recording failed; set never: {failure}")
+        if setting == "auto":
+
+            def run(choice: Recordings | None) -> None:
+                trainer.recordings = choice
+                self.gradients(self.points[0])
+
+            try:
+                trainer.recordings = quickest([recordings, None], run)
+            except torch.OutOfMemoryError:
+                raise UserError("train.cuda_graphs=auto: no memory to try both ways; set always or never") from None
+
+    def failure(self, train_progress: TrainProgress) -> str:
+        """Compute the gradients of a step and return the error of any rank in a line, empty if there is none.
+
+        It makes no step: a rank that failed within one would leave the others waiting for what it sends.
+        """
+        failure = ""
+        try:
+            self.gradients(train_progress)
+        except UserError:
+            raise
+        except Exception as error:  # compilers and drivers may fail in any way
+            failure = first_line(error)
+        anywhere = self.trainer.ranks.maximum(float(bool(failure)))[0]  # a collective: every rank calls it
+        return failure or ("in another process" if anywhere else "")
+
+    def gradients(self, train_progress: TrainProgress) -> None:
+        """Compute the gradients of a step on random tokens, wait for them and free them."""
+        try:
+            self.trainer.gradients(self.batches(), train_progress, bos=-1).item()
+        finally:
+            self.trainer.forget_gradients()
+
+    def step(self, train_progress: TrainProgress) -> None:
+        """Make a step on random tokens, and note the parameters that a gradient reached."""
+        trainer = self.trainer
+        trainer.step(self.batches(), train_progress, bos=-1, lr_scale=1.0)  # at rate 0 nothing would move
+        trainer.watch(train_progress, 1.0)
+        for name in list(self.unreached):
+            gradient = trainer.parameters[name].grad
+            if gradient is not None and bool(gradient.any()):
+                self.unreached.discard(name)
+        trainer.forget_gradients()
+
+    def unmoved(self, saved: Mapping[str, Tensor]) -> set[str]:
+        """Return the parameters that are, bit for bit, as saved."""
+        return {name for name, now in self.trainer.parameters.items() if torch.equal(now, saved[f"weights/{name}"])}
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield random tokens without end."""
+        ids = np.random.default_rng(self.trainer.seed).integers(0, self.trainer.vocabulary, (2, *self.rows))
+        return repeat(Batch(ids[0], ids[1]))
 
 
 def _patience(budget: Budget) -> float:
-    """Seconds for a choice that the whole run will be computed by: a fiftieth of it, half a second to three."""
+    """Return the seconds for a choice that the whole run depends on: a fiftieth of it, half a second to three."""
     return min(max(0.5, 0.02 * (budget.seconds or 0.0)), 3.0)
 
 
-def _executions(trainer: Trainer, timed: bool) -> list[Execution]:
-    """The ways to compute a step that are worth a try; one where nothing is timed."""
-    asked, on_gpu = trainer.config.precision, trainer.ranks.device.type == "cuda"
-    if not timed:
-        return [Execution(asked if asked != "auto" else "bfloat16" if on_gpu else "float32", torch.get_num_threads())]
-    has_brain_products = product_dtype(trainer.ranks.device, torch.bfloat16) == torch.bfloat16
-    precisions = [asked] if asked != "auto" else ["bfloat16", "float32"] if has_brain_products else ["float32"]
-    return [Execution(*choice) for choice in product(precisions, thread_counts())]
-
-
-def _choose_compiling(
-    trainer: Trainer,
-    timed: bool,
-    budget: Budget,
-    moments: Sequence[TrainProgress],
-    rows: tuple[int, int],
-    step: Callable[[], None],
-) -> None:
-    """Where compiling is left to the program, see that it works on all ranks, and on a CPU that it pays.
-
-    A CPU waits for its compiler before the first step, so it is asked only where that much could be won back in the
-    budget, and what it made is kept only if it is the faster. Nothing is compiled where nothing is timed.
-    """
-    if trainer.config.compile != "auto" or not (trainer.compiled or (trainer.compilable and timed)):
-        return
-    choose = not trainer.compiled
-    if choose and not worth_compiling(budget.seconds or 0.0, len(moments)):
-        return
-    trainer.compile(True)
-    allow_graphs(4 * len(moments))
-    if _fails_compiled(trainer, moments[:1], rows):
-        return
-    if choose:
-        forward = trainer.forward
-
-        def run(compiled: bool) -> None:
-            trainer.compile(compiled, forward)
-            step()
-
-        trainer.compile(quickest([True, False], run, _patience(budget)), forward)
-    if trainer.compiled:
-        _fails_compiled(trainer, moments[1:], rows)
-
-
-def _fails_compiled(trainer: Trainer, moments: Sequence[TrainProgress], rows: tuple[int, int]) -> bool:
-    """Whether the compiler is broken at one of the moments, in which case the model runs without it, and says so."""
-    for moment in moments:
-        if failure := _failure(trainer, moment, rows):
-            trainer.compile(False)
-            trainer.notes.append(f"compiling failed, so the model runs uncompiled: {failure}")
-            return True
-    return False
-
-
-def _choose_recording(trainer: Trainer, moments: Sequence[TrainProgress], rows: tuple[int, int]) -> None:
-    """Where a GPU may replay what it is told, record every shape on all ranks; where it may choose, see that it pays.
-
-    A recording that fails is a `UserError`: the driver breaks off what was recorded, and PyTorch's memory is then in no
-    state to go on in.
-    """
-    asked, record = trainer.config.cuda_graphs, recorder(trainer.ranks.device)
-    if asked == "always" and record is None:
-        raise UserError("train.cuda_graphs=always needs a GPU; auto takes them where there is one")
-    if asked == "never" or record is None:
-        return
-    recordings = trainer.recordings = Recordings(trainer.parameters.values(), record)
-    for moment in moments:  # the first time records, if a step is one micro-batch, and the second replays
-        if failure := _failure(trainer, moment, rows) or _failure(trainer, moment, rows):
-            raise UserError(f"train.cuda_graphs={asked}: recording failed; set never: {failure}")
-    if asked == "auto":
-
-        def run(choice: Recordings | None) -> None:
-            trainer.recordings = choice
-            _gradients(trainer, moments[0], rows)
-
-        try:
-            trainer.recordings = quickest([recordings, None], run)
-        except torch.OutOfMemoryError:
-            raise UserError("train.cuda_graphs=auto: no memory to try both ways; set always or never") from None
-
-
-def _failure(trainer: Trainer, moment: TrainProgress, rows: tuple[int, int]) -> str:
-    """What was wrong with the gradients of a step on any rank, in a line; empty where nothing was.
-
-    It makes no step: a rank that failed within one would leave the others waiting for what it sends.
-    """
-    failure = ""
-    try:
-        _gradients(trainer, moment, rows)
-    except UserError:
-        raise
-    except Exception as error:  # compilers and drivers may fail in any way
-        failure = first_line(error)
-    anywhere = trainer.ranks.maximum(float(bool(failure)))[0]  # all are asked, whatever happened here
-    return failure or ("in another process" if anywhere else "")
-
-
-def _gradients(trainer: Trainer, moment: TrainProgress, rows: tuple[int, int]) -> None:
-    """Those of a step on random tokens, waited for and forgotten."""
-    try:
-        trainer.gradients(_batches(trainer, rows), moment, bos=-1).item()
-    finally:
-        trainer.forget_gradients()
-
-
-def _unmoved(trainer: Trainer, saved: Mapping[str, Tensor]) -> set[str]:
-    """Parameters that are to the bit what was saved."""
-    return {name for name, now in trainer.parameters.items() if torch.equal(now, saved[f"weights/{name}"])}
-
-
-def _step(trainer: Trainer, moment: TrainProgress, rows: tuple[int, int], still: set[str]) -> None:
-    """One step on random tokens; parameters that a gradient reached are no longer `still`."""
-    trainer.step(_batches(trainer, rows), moment, bos=-1, lr_scale=1.0)  # at rate 0 nothing would move
-    trainer.watch(moment, 1.0)
-    for name in list(still):
-        gradient = trainer.parameters[name].grad
-        if gradient is not None and bool(gradient.any()):
-            still.discard(name)
-    trainer.forget_gradients()
-
-
-def _batches(trainer: Trainer, rows: tuple[int, int]) -> Iterator[Batch]:
-    """Random tokens without end."""
-    ids = np.random.default_rng(trainer.seed).integers(0, trainer.vocabulary, (2, *rows))
-    return repeat(Batch(ids[0], ids[1]))
-
-
 def _some(names: set[str]) -> str:
-    """The first of the names, and how many there are."""
+    """Return the first of the names, and their number."""
     return f"{', '.join(sorted(names)[:3])} ({len(names)} in all)"

@@ -144,7 +144,7 @@ def test_every_path_can_be_read_back_and_set(recipe: Recipe) -> None:
 
 
 def value_at_path(config: Config, path: str) -> Any:
-    """What stands at a path; the longest key of a mapping that fits."""
+    """Return the value at a path; of a mapping, that of the longest key that fits."""
     value: Any = config
     rest = path.split(".")
     while rest:

@@ -1,4 +1,4 @@
-"""What parts may know besides the stream: shifts, segments, earlier positions, and how a cache carries them on."""
+"""Context of a forward: shifts, segments, earlier positions, and their state in a cache."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_window_is_that_of_the_moment() -> None:
 def through(
     ids: Tensor, starts: Tensor | None, cuts: Sequence[int], longest: int | None, window: int | None
 ) -> list[Tensor]:
-    """What every call of a context gives, piece by piece with a cache."""
+    """Return the results of every call of a context, piece by piece with a cache."""
     cache, found = Cache(), []
     q, k, v = torch.randn(3, 2, 1, LENGTH, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for begin, end in pairwise([0, *cuts, LENGTH]):

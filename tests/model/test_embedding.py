@@ -1,4 +1,4 @@
-"""How ids enter the stream: the hash, the tables, the smear, and what none of them may see."""
+"""Embeddings: hash, tables, smear, and the positions that none of them may read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WAYS = {
     "everything, token smear": EVERYTHING.but(smear="TokenSmear"),
 }
 REACH = {"trigrams": 2, "everything": 3, "everything, token smear": 3}
-"""How many positions back each way looks; one where nothing is said. A smear adds one to what it smears."""
+"""Positions that each kind looks back, one by default. A smear adds one to its input's."""
 every_way = pytest.mark.parametrize("way", WAYS)
 
 

@@ -1,4 +1,4 @@
-"""What every model keeps, whatever it is made of: what it may see, what it learns, in which ways it can be run.
+"""Contract of every model, whatever its parts: visibility, learning, and the ways to run it.
 
 The models are all one-step variations of a small one, all of them packed into a few, and every shipped recipe's.
 """

@@ -167,7 +167,7 @@ SETTINGS: dict[str, dict[str, object]] = {
     "Normal": {"std": 0.02},
     "RowConstants": {"values": tuple(range(300))},
 }
-"""What a way to start needs to be told."""
+"""Required settings of a kind of initial values."""
 OURS = [name for name, cls in variants(Initial).items() if cls.__module__.startswith("caddie.")]
 
 
@@ -322,7 +322,7 @@ SIX_LAYERS: dict[str, dict[str, Any]] = {
     "L3": {"layers": {}, "recurrence.first": 2, "recurrence.last": 4},
     "TOP": {"recurrence.first": 2, "recurrence.last": 4, "parallel_streams.first": 5},
 }
-"""What a recipe's model needs to have the six layers of the statistics."""
+"""Settings that give a recipe's model the six layers of the statistics."""
 
 
 @cache

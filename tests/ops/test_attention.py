@@ -221,14 +221,14 @@ def machine(
 
 PACKAGE = {"flash_attn_func": fake_rows, "flash_attn_varlen_func": fake_varlen}
 PAIRS = {name: lambda *a, f=function, **k: (f(*a, **k), None) for name, function in PACKAGE.items()}
-"""As in the first releases of FlashAttention 3, which hand back a pair."""
+"""Return a pair, as the first releases of FlashAttention 3 do."""
 OWN = {"varlen_attn": own_varlen}
 TRITON = {"jit": None}
 OWN_NAME, DENSE = "PyTorch's varlen", "SDPA with a dense mask"
 
 
 def names(dtype: torch.dtype = torch.bfloat16, head_size: int = 64) -> tuple[str, str, str]:
-    """What plain rows, a window and documents are attended with."""
+    """Return the backends of plain rows, of a window and of documents."""
     ask = partial(choose, CUDA, dtype, head_size, 256, 256)
     return ask(False, None), ask(False, 32), ask(True, None)
 

@@ -59,7 +59,7 @@ def test_products_are_those_of_the_dtype(dtype: torch.dtype) -> None:
 
 
 def test_many_rows_are_multiplied_by_onednn_where_nothing_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which changes no more than the order of sums, whatever the layout; all else is PyTorch's own product."""
+    """Only the order of sums changes, whatever the layout; all else is PyTorch's own product."""
     calls = []
 
     def counted(x: Tensor, weight: Tensor, *rest: object) -> Tensor:
@@ -147,7 +147,7 @@ def test_the_loss_in_numbers(implementation: str) -> None:
 
 
 def test_the_loss_of_hopeless_targets_is_finite() -> None:
-    """Where the odds of the target are zero in float32, their logarithm is not what is taken."""
+    """The loss takes no logarithm of the target's probability, which may be zero in float32."""
     logits = torch.tensor([[0.0, 500.0], [500.0, 0.0]])
     with use_implementations(cross_entropy="manual"):
         assert ops.cross_entropy(logits, torch.tensor([0, 0]))[0].tolist() == [500.0, 0.0]

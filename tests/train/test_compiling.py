@@ -1,4 +1,4 @@
-"""Whether a model is compiled: as asked, or where it wins back its time; never in the way of a run."""
+"""Compiling: as set, or if it wins back its time; a failure never stops a run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ STEPS = LONG.but(seconds=None, steps=1_000_000)
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Callable[..., Any]]:
-    """What was given to the compiler, which changes nothing; and there is one, whatever this machine has."""
+    """Functions given to the compiler, which changes nothing; it exists whatever this machine has."""
     given: list[Callable[..., Any]] = []
 
     def compile_(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -95,7 +95,7 @@ def test_kept_graphs_are_told_apart_by_the_instructions_of_the_cpu(
 
 @pytest.mark.long
 def test_an_uncompiled_step_leaves_the_compiler_alone() -> None:
-    """Which takes a second and 150 MiB to import."""
+    """Importing the compiler takes a second and 150 MiB."""
     program = (
         "import sys; from caddie.recipes.catalog import find; from caddie.runtime.distributed import Ranks\n"
         "from caddie.train.warmup import warm_up; from caddie.train.trainer import Trainer\n"
@@ -110,7 +110,7 @@ def test_an_uncompiled_step_leaves_the_compiler_alone() -> None:
 
 @pytest.mark.long
 def test_a_graph_has_the_cosines_of_its_own_positions() -> None:
-    """As numbers, not to be found anew by each kernel; other positions are another graph."""
+    """Tables are constants, not computed anew by each kernel; other positions are another graph."""
     torch.compiler.reset()
     graphs: list[torch.fx.GraphModule] = []
 
@@ -240,7 +240,7 @@ class Pair(Ranks):
     world: int = 2
     other: float = 0.0
     told: list[float] = field(default_factory=list)
-    """What this process said; the other waits until it has said something."""
+    """Return the value of this process; the other waits until there is one."""
 
     def maximum(self, *values: float) -> list[float]:
         self.told.extend(values)
@@ -262,7 +262,10 @@ def test_a_compiler_that_is_broken_on_one_rank_is_left_on_all_before_they_exchan
     ranks = Pair(other=other)
     trainer = Trainer(TINY, STEPS.but(micro_batches=2), 7, ranks)
     trainer.compile(True)  # as on a GPU, where nothing is timed
-    module._choose_compiling(trainer, False, STEPS.budget, [TrainProgress(0, 0.0, STEPS.budget)], (1, 32), lambda: None)
+    warming = module._WarmUp(trainer, STEPS.budget, (1, 32))
+    assert not warming.timed
+    warming.points = [TrainProgress(0, 0.0, STEPS.budget)]
+    warming.choose_compiling()
     assert ranks.told == [float(here)]
     assert not trainer.compiled
     assert trainer.forward == trainer._losses
@@ -291,7 +294,9 @@ def test_a_compiler_that_is_broken_at_a_later_shape_is_left_too(
     early, late = TrainProgress(0, 0.0, STEPS.budget), TrainProgress(1, 0.5, STEPS.budget)
     monkeypatch.setattr(module, "worth_compiling", lambda seconds, shapes: True)
     trainer.compilable = True
-    module._choose_compiling(trainer, True, STEPS.budget, [early, late], (2, 32), lambda: None)
+    warming = module._WarmUp(trainer, STEPS.budget, (2, 32))
+    warming.timed, warming.points = True, [early, late]
+    warming.choose_compiling()
     assert trained == ([early, late] if chosen else [early])
     assert not trainer.compiled
     assert trainer.forward == trainer._losses

@@ -186,11 +186,11 @@ def test_a_rank_whose_recording_failed_ends_all(here: bool, record: Counted) -> 
     ranks = Pair(other=1.0)
     trainer = Trainer(TINY, STEPS.but(cuda_graphs="auto"), 7, ranks)
     why = "operation not permitted when stream is capturing" if here else "in another process"
-    with (
-        use_implementations(cross_entropy="manual" if here else "plain"),
-        pytest.raises(UserError, match=f"set never: {why}$"),
-    ):
-        warmup._choose_recording(trainer, [TrainProgress(0, 0.0, STEPS.budget)], (4, 32))
+    warming = warmup._WarmUp(trainer, STEPS.budget, (4, 32))
+    warming.points = [TrainProgress(0, 0.0, STEPS.budget)]
+    loss = "manual" if here else "plain"
+    with use_implementations(cross_entropy=loss), pytest.raises(UserError, match=f"set never: {why}$"):
+        warming.choose_recording()
     assert ranks.told == [float(here)]
 
 

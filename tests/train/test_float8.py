@@ -190,4 +190,4 @@ def test_a_run_is_trained_in_eight_bits_and_says_what_they_cost(tmp_path: Path) 
     eight, scale = rounded(weight, FORWARD)
     assert not torch.equal(weight, eight.float() * scale), "eight bits are how products are made, not what is kept"
     notes = [event["text"] for event in events if event["event"] == "note"]
-    assert notes == ["train.float8: there are no such products here, so they are imitated, which takes longer"] * 2
+    assert notes == ["train.float8: this device has no float8 products, so they are emulated, which takes longer"] * 2

@@ -144,7 +144,7 @@ def test_time_before_a_resume_counts(tmp_path: Path) -> None:
 
 
 def slowly(folder: Path, steps: Connection) -> None:
-    """What the process that is killed does; it tells its steps."""
+    """Work of the process that is killed; it prints its steps."""
 
     def tell(event: dict[str, Any]) -> None:
         steps.send(event.get("step"))
@@ -226,7 +226,7 @@ def test_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(tmp_path: P
 
 def test_clipping_is_of_the_whole_gradient() -> None:
     def scale(clip: float | None) -> tuple[float, float]:
-        """What the optimizers are told to multiply the gradient by, and the norm of the whole gradient."""
+        """Return the factor of gradient clipping, and the norm of the whole gradient."""
         trainer = Trainer(TINY, STEPS.but(clip_norm=clip), 7, Ranks())
         told: list[Any] = []
         for updater in trainer.updaters.values():

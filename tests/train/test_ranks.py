@@ -77,7 +77,7 @@ def replays(ranks: Ranks, folder: Path) -> list[dict[str, torch.Tensor]]:
 
 
 def counts(ranks: Ranks, muon: Muon) -> list[tuple[str, int]]:
-    """What a step really exchanges: kinds, and bytes of the whole tensors."""
+    """Collectives of a step: kinds, and bytes of the whole tensors."""
     seen: list[tuple[str, int]] = []
     trainer = Trainer(TINY, _with(muon), 7, ranks)
     stream = SequentialStream().build(SHARDS, tokens=64, sequence_length=32, seed=0, bos=1)
@@ -290,7 +290,7 @@ def _numbers(path: Path) -> list[int]:
 
 
 def _runs(number: int) -> bool:
-    """Whether a process is there and no mere entry that nobody has asked for."""
+    """Return True if a process runs and is no zombie."""
     try:
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

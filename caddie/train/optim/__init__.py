@@ -1,4 +1,4 @@
-"""Optimizers, each one config that builds an updater for the parameters it is given."""
+"""Optimizers: settings that build an updater of parameters."""
 
 from caddie.train.optim.adamw import AdamW
 from caddie.train.optim.muon import Muon, newton_schulz

@@ -18,7 +18,7 @@ from caddie.train.optim.optimizer import Optimizer, Updater, sum_of_squares
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW(Optimizer):
-    """Adam with decoupled weight decay (arXiv 1412.6980, 1711.05101)."""
+    """AdamW: Adam with decoupled weight decay (arXiv 1412.6980, 1711.05101)."""
 
     techniques: ClassVar = {
         "": Technique(
@@ -37,16 +37,16 @@ class AdamW(Optimizer):
     }
 
     beta1: Fraction = 0.9
-    """Decay of the mean gradient."""
+    """Decay of the running mean of the gradient."""
     beta2: Fraction = 0.95
-    """Decay of the mean squared gradient."""
+    """Decay of the running mean of the squared gradient."""
     epsilon: Positive = 1e-8
     """Added to the root of the mean squared gradient."""
     weight_decay: NonNegativeNumber = 0.0
-    """Fraction of the weight, times the learning rate, taken off at each step."""
+    """Weight decay: fraction of the weight, times the learning rate, taken off at each step."""
 
     def build(self, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> Updater:
-        """The updater of these parameters."""
+        """Return the updater of these parameters."""
         return _AdamWUpdater(self, parameters, ranks)
 
 
@@ -55,7 +55,7 @@ class _AdamWUpdater(Updater):
         self.config = config
         self.parameters = dict(parameters)
         self.ranks = ranks
-        self.arrive: Callable[[], None] | None = None
+        self.finish_sum: Callable[[], None] | None = None
         self.moments = {
             name: {
                 "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
@@ -66,15 +66,15 @@ class _AdamWUpdater(Updater):
         }
 
     def launch(self) -> None:
-        self.arrive = self.ranks.begin_sum(self._gradients())
+        self.finish_sum = self.ranks.begin_sum(self._gradients())
 
     def squares(self) -> Tensor:
-        self._arrive()
+        self._wait()
         return sum_of_squares(self._gradients()).to(self.ranks.device)
 
     @torch.no_grad()
-    def step(self, moment: TrainProgress, lr_scale: float, gradient_scale: Tensor | None = None) -> None:
-        self._arrive()
+    def step(self, train_progress: TrainProgress, lr_scale: float, gradient_scale: Tensor | None = None) -> None:
+        self._wait()
         if gradient_scale is not None and (gradients := self._gradients()):
             torch._foreach_mul_(gradients, gradient_scale)
         moving = [name for name, parameter in self.parameters.items() if parameter.grad is not None]
@@ -94,12 +94,12 @@ class _AdamWUpdater(Updater):
                 amsgrad=False,
                 beta1=self.config.beta1,
                 beta2=self.config.beta2,
-                lr=value_at(self.config.lr, moment) * lr_scale,
-                weight_decay=value_at(self.config.weight_decay, moment),
+                lr=value_at(self.config.lr, train_progress) * lr_scale,
+                weight_decay=value_at(self.config.weight_decay, train_progress),
                 eps=self.config.epsilon,
                 maximize=False,
             )
-        self.arrive = None
+        self.finish_sum = None
 
     def state(self) -> dict[str, Tensor]:
         return {f"{name}/{key}": tensor for name, kept in self.moments.items() for key, tensor in kept.items()}
@@ -107,8 +107,8 @@ class _AdamWUpdater(Updater):
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
 
-    def _arrive(self) -> None:
-        if self.arrive is None:
+    def _wait(self) -> None:
+        if self.finish_sum is None:
             self.launch()
-        assert self.arrive is not None
-        self.arrive()
+        assert self.finish_sum is not None
+        self.finish_sum()

@@ -1,4 +1,4 @@
-"""Muon: momentum, orthogonalized, for matrices; its variants, and Parallel Muon."""
+"""Muon: orthogonalized momentum for matrices, with MuonEq-R, Polar Express, NorMuon and Parallel Muon."""
 
 from __future__ import annotations
 
@@ -46,10 +46,11 @@ def gram_polynomial(symmetric: Tensor, b: float, c: float) -> Tensor:
 
 
 def newton_schulz(matrices: Tensor, steps: int, coefficients: Coefficients = "classic") -> Tensor:
-    """Near-orthogonal versions of matrices (..., rows, columns), in their dtype; singular values end near 1.
+    """Orthogonalize matrices (..., rows, columns) approximately, in their dtype; singular values end near 1.
 
-    Per step X ← aX + (bA + cA²)X with A = XXᵀ, on the wide orientation, after division by the Frobenius norm. On a
-    CPU that cannot multiply their dtype, iterations are float32's: rounding each product would take a quarter longer.
+    Per step X ← aX + (bA + cA²)X with A = XXᵀ, on the wide orientation, after division by the Frobenius norm (Jordan et
+    al., Muon, 2024). On a CPU without products of their dtype the iterations are in float32: rounding each product
+    would take a quarter longer.
     """
     triples = COEFFICIENTS[coefficients]
     tall = matrices.shape[-2] > matrices.shape[-1]
@@ -65,16 +66,16 @@ def newton_schulz(matrices: Tensor, steps: int, coefficients: Coefficients = "cl
 
 
 def equalize_rows(matrices: Tensor) -> Tensor:
-    """Matrices (..., rows, columns) whose rows are divided by their norms; rows of zeros stay."""
+    """Divide the rows of matrices (..., rows, columns) by their norms (MuonEq-R, arXiv 2603.28254); zero rows stay."""
     norms: Tensor = torch.linalg.vector_norm(matrices, dim=-1, keepdim=True)
     return matrices / norms.clamp_min(1e-7)
 
 
 def adapt_rows(updates: Tensor, mean_squares: Tensor, beta2: float) -> Tensor:
-    """NorMuon (arXiv 2510.05491): orthogonalized updates divided, row by row, by the root of their mean square so far.
+    """Divide orthogonalized updates, row by row, by the root of their running mean square (NorMuon, arXiv 2510.05491).
 
-    `updates` are (..., rows, columns); `mean_squares` (..., rows, 1) take in this step's. Each matrix keeps its
-    Frobenius norm, as in the authors' code, so Muon's learning rates stay right; rows of zeros stay.
+    `updates` are (..., rows, columns); `mean_squares` (..., rows, 1) are updated in place. Each matrix keeps its
+    Frobenius norm, as in the authors' code, so Muon's learning rates stay right; zero rows stay.
     """
     rows = updates.float()
     mean_squares.lerp_(rows.square().mean(-1, keepdim=True), 1.0 - beta2)
@@ -86,9 +87,9 @@ def adapt_rows(updates: Tensor, mean_squares: Tensor, beta2: float) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Muon(Optimizer):
-    """Nesterov momentum whose update is orthogonalized (Jordan et al. 2024), scaled by sqrt(max(1, rows/columns)).
+    """Muon: orthogonalized Nesterov momentum (Jordan et al. 2024), scaled by sqrt(max(1, rows/columns)).
 
-    Every direction of a matrix moves equally far, also those that few examples ask for; in all the records known here.
+    Every direction of a matrix moves equally far, also those that few examples need; in all the records known here.
     Matrices of equal shape are one bank, orthogonalized as one batch; several ranks share each bank.
     """
 
@@ -131,44 +132,44 @@ class Muon(Optimizer):
     }
 
     momentum: NonNegativeNumber = 0.95
-    """Decay of the momentum buffer; a ramp from 0.85 or 0.92 is the records' warm-up."""
+    """Decay of the momentum buffer; the records' warm-up is a ramp from 0.85 or 0.92."""
     steps: Annotated[int, Range(1, 100)] = 5
     """Newton-Schulz iterations."""
     coefficients: Coefficients = "classic"
-    """Those of the iterations: Jordan's, or Polar Express, nearer to orthogonal in as many (arXiv 2505.16932, #1787).
+    """Newton-Schulz coefficients: Jordan's, or Polar Express, nearer to orthogonal in as many steps (arXiv 2505.16932).
 
     Polar Express has 5 triples; the last serves all further iterations.
     """
     normalize_rows: bool = False
     """Divide each row by its norm before the iterations (MuonEq-R, arXiv 2603.28254, #1285 on).
 
-    They start nearer to orthogonal, so fewer suffice: NeoMuon of the ternary record makes 3. It divides by the root
-    mean square, which comes to the same, since the iterations begin by dividing any common factor out.
+    The iterations start nearer to orthogonal, so fewer suffice: NeoMuon of the ternary record makes 3. It divides by
+    the root mean square, which is equivalent, since the iterations begin by dividing any common factor out.
     """
     beta2: Fraction | None = None
     """Decay of the mean squared update of each row, by whose root the row is divided (NorMuon, arXiv 2510.05491).
 
-    None leaves it out. Rows of an orthogonalized update still differ in length; this evens them out over time. The
-    paper takes 0.95. It needs no exchange, since a rank holds whole matrices.
+    None is plain Muon. Rows of an orthogonalized update still differ in length; this evens them out over time. The
+    paper takes 0.95. It needs no communication, since a rank holds whole matrices.
     """
     weight_decay: NonNegativeNumber = 0.0
-    """Fraction of the weight, times the learning rate, taken off at each step.
+    """Weight decay: fraction of the weight, times the learning rate, taken off at each step.
 
     It makes matrices small and so the artifact; 0.01 to 0.04 in records up to #1204, then 0.085 to 0.095. A ramp is
     the taper of #1729: constant until 0.7 of the run, then to half at its end.
     """
     precision: Literal["float32", "bfloat16"] = "bfloat16"
-    """Number format of the iterations and of the updates that ranks exchange."""
+    """Number format of the iterations and of the exchanged updates."""
     communication: Literal["all_reduce", "reduce_scatter"] = "reduce_scatter"
-    """How several ranks exchange gradients and updates; with one it does nothing.
+    """Collective for gradients and updates of several ranks; with one rank it does nothing.
 
     With reduce_scatter (Parallel Muon, #549) each rank receives the gradient of its share of a bank alone, and its
-    updates go out while it works on the next bank. With all_reduce, as in the contest's baseline, whole banks are
-    added up both times, which moves twice as much. The results differ by rounding.
+    updates are gathered while it works on the next bank. With all_reduce, as in the contest's baseline, whole banks are
+    summed both times, which moves twice as much. The results differ by rounding.
     """
 
     def build(self, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> Updater:
-        """The updater of these matrices; anything but a matrix is a `UserError`."""
+        """Return the updater of these matrices; raises `UserError` for a parameter that is no matrix."""
         for name, parameter in parameters.items():
             if parameter.ndim != 2:
                 raise UserError(f"Muon updates matrices; give {name}, of shape {list(parameter.shape)}, to AdamW")
@@ -176,25 +177,25 @@ class Muon(Optimizer):
 
 
 class _Bank:
-    """Matrices of one shape in one stack, filled up with zeros so that all ranks have equally many.
+    """Stack of matrices of one shape, padded with zeros so that all ranks have equally many.
 
-    Its buffers have room for the whole stack on every rank; between calls of `state` only the rank's share is current.
+    Its buffers hold the whole stack on every rank; between calls of `state` only the rank's share is current.
     """
 
     def __init__(self, config: Muon, parameters: list[nn.Parameter], ranks: Ranks) -> None:
         self.parameters = parameters
         first = parameters[0].detach()
-        self.filling = [torch.zeros_like(first)] * (-len(parameters) % ranks.world)
-        self.size = len(parameters) + len(self.filling)
+        self.padding = [torch.zeros_like(first)] * (-len(parameters) % ranks.world)
+        self.size = len(parameters) + len(self.padding)
         self.share = ranks.share(self.size)
         self.buffers = {"momentum": first.new_zeros(self.size, *first.shape)}
         if config.beta2 is not None:
             self.buffers["mean_squares"] = first.new_zeros(self.size, len(first), 1, dtype=torch.float32)
 
     def gradients(self) -> Tensor:
-        """A new stack of them; zeros where there is none."""
+        """Return a new stack of the gradients, with zeros for missing ones."""
         found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        return torch.stack(found + self.filling)
+        return torch.stack(found + self.padding)
 
 
 class _MuonUpdater(Updater):
@@ -207,7 +208,7 @@ class _MuonUpdater(Updater):
         largest_first = sorted(groups.values(), key=lambda group: -len(group) * group[0].numel())
         self.banks = [_Bank(config, group, ranks) for group in largest_first]
         self.gradients: list[Callable[[], Tensor]] = []
-        """What waits for the summed gradient of this rank's share, for each bank; empty before `launch`."""
+        """For each bank, a function that waits for the summed gradient of this rank's share; empty before `launch`."""
 
     def launch(self) -> None:
         self.gradients = [self._begin_sum(bank, bank.gradients()) for bank in self.banks]
@@ -220,12 +221,12 @@ class _MuonUpdater(Updater):
         return total
 
     @torch.no_grad()
-    def step(self, moment: TrainProgress, lr_scale: float, gradient_scale: Tensor | None = None) -> None:
+    def step(self, train_progress: TrainProgress, lr_scale: float, gradient_scale: Tensor | None = None) -> None:
         if not self.gradients:
             self.launch()
-        lr = value_at(self.config.lr, moment) * lr_scale
-        decay = 1.0 - lr * value_at(self.config.weight_decay, moment)
-        momentum = value_at(self.config.momentum, moment)
+        lr = value_at(self.config.lr, train_progress) * lr_scale
+        decay = 1.0 - lr * value_at(self.config.weight_decay, train_progress)
+        momentum = value_at(self.config.momentum, train_progress)
         updates = []
         for bank, gradient in zip(self.banks, self.gradients, strict=True):
             share = gradient()
@@ -239,11 +240,11 @@ class _MuonUpdater(Updater):
             weights: list[Tensor] = [*bank.parameters]
             if decay != 1.0:
                 torch._foreach_mul_(weights, decay)
-            steps = update()[: len(weights)].to(weights[0].dtype)  # without the filling
+            steps = update()[: len(weights)].to(weights[0].dtype)  # without the padding
             torch._foreach_add_(weights, steps.unbind(), alpha=-scale)
 
     def _update(self, bank: _Bank, gradient: Tensor, momentum: float) -> Tensor:
-        """Orthogonalized updates of this rank's share; the gradient is used up."""
+        """Return orthogonalized updates of this rank's share; overwrites the gradient."""
         buffer = bank.buffers["momentum"][bank.share].mul_(momentum).add_(gradient)
         nesterov = gradient.add_(buffer, alpha=momentum)
         if self.config.normalize_rows:
@@ -255,30 +256,30 @@ class _MuonUpdater(Updater):
         return update
 
     def _begin_sum(self, bank: _Bank, stack: Tensor) -> Callable[[], Tensor]:
-        """Begin to add a whole stack up over the ranks; the answer waits for this rank's share of the sum."""
+        """Start to sum a stack over the ranks; the returned function waits for this rank's share of the sum."""
         if self.config.communication == "reduce_scatter":
             return self.ranks.begin_reduce_scatter(stack)
         finish = self.ranks.begin_sum([stack])
 
-        def arrive() -> Tensor:
+        def wait() -> Tensor:
             finish()
             return stack[bank.share]
 
-        return arrive
+        return wait
 
     def _begin_gather(self, bank: _Bank, share: Tensor) -> Callable[[], Tensor]:
-        """Begin to send this rank's share to all; the answer waits for the whole stack."""
+        """Start to send this rank's share to all; the returned function waits for the whole stack."""
         if self.config.communication == "reduce_scatter" or self.ranks.world == 1:
             return self.ranks.begin_all_gather(share)
         stack = share.new_zeros(bank.size, *share.shape[1:])
         stack[bank.share] = share
         finish = self.ranks.begin_sum([stack])
 
-        def arrive() -> Tensor:
+        def wait() -> Tensor:
             finish()
             return stack
 
-        return arrive
+        return wait
 
     def state(self) -> dict[str, Tensor]:
         found = {}

@@ -265,7 +265,7 @@ def test_the_gradient_is_scaled_first(optimizer: Optimizer) -> None:
 
 @every_optimizer
 def test_a_step_may_be_left_out(optimizer: Optimizer) -> None:
-    """As the trainer does when the gradient is not finite."""
+    """The trainer leaves steps out when the gradient is not finite."""
     parameters, undisturbed = some_parameters(), some_parameters()
     updater, other = optimizer.build(parameters, Ranks()), optimizer.build(undisturbed, Ranks())
     run(updater, parameters, range(2))
@@ -287,7 +287,7 @@ def test_a_step_may_be_left_out(optimizer: Optimizer) -> None:
 
 
 class Exchange:
-    """Where several ranks of one process leave what they exchange."""
+    """Exchange between several ranks of one process."""
 
     def __init__(self, world: int) -> None:
         self.barrier = threading.Barrier(world, timeout=30)
@@ -301,7 +301,7 @@ class ThreadRanks(Ranks):
     exchange: Exchange = field(default_factory=lambda: Exchange(1))
 
     def everybodys(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-        """What each rank gave, in the order of the ranks."""
+        """Tensors of each rank, in the order of the ranks."""
         self.exchange.left[self.rank] = [tensor.clone() for tensor in tensors]
         self.exchange.barrier.wait()
         found = [self.exchange.left[rank] for rank in range(self.world)]

@@ -22,7 +22,7 @@ OPTIMIZERS: list[Optimizer] = [
 
 
 def journeys(ranks: Ranks, folder: Path) -> None:
-    """What one process does; all that it saw goes into a file for each optimizer."""
+    """Work of one process, which writes its results to a file for each optimizer."""
     rank, world = ranks.rank, ranks.world
     for number, optimizer in enumerate(OPTIMIZERS):
         save_file(journey(optimizer, ranks), folder / f"{number}.{rank}.safetensors")
