@@ -178,9 +178,11 @@ def test_the_overview_has_a_line_for_each_and_fits_a_terminal() -> None:
     lines = overview(sockets()).splitlines()
     assert max(map(columns, lines)) <= WIDTH
     assert "HeadGate  model.block.attention.gate" in lines
-    assert "  DenseGate: σ(W h + b), W (heads, width) (arXiv 2505.06708)." in lines
-    assert "  ReluSquared (base): W2 relu(W1 x)² (Primer, arXiv 2109.08668)." in lines
-    assert "    xsa: Whether each head's output loses its part along the position's own value." in lines
+    assert "  DenseGate: Gated attention: σ(W h + b), W (heads, width) (arXiv 2505.06708)." in lines
+    assert "  ReluSquared (base): ReLU²: W2 relu(W1 x)² (Primer, arXiv 2109.08668)." in lines
+    assert (
+        "    xsa: True for exclusive self-attention (XSA): each head's output loses its projection on the..." in lines
+    )
     for socket in sockets():
         for variant in socket.variants:
             mark = " (base)" if variant.base else ""
