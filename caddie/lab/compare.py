@@ -1,7 +1,7 @@
-"""Whether one recipe is better than another, from finished runs of several seeds each.
+"""Compare two recipes by finished runs of several seeds each.
 
-A seed is one observation: its initial weights, and with a shuffling loader its data order, are drawn anew. The same
-seed run again is no further observation, so it is refused, as are groups of mixed settings or texts.
+A seed is one observation: it draws initial weights and, with a shuffling loader, data order. The same seed run again is
+no further observation, so it is refused, as are groups of mixed settings or texts.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from statistics import fmean, stdev
 from typing import Any
 
 from caddie.errors import UserError
-from caddie.lab.stats import LEVEL, MOST_SEEDS, POWER, mean, paired, seeds_needed, welch
+from caddie.lab.stats import LEVEL, MOST_SEEDS, POWER, mean, seeds_needed, welch
+from caddie.lab.verdicts import measure
 from caddie.report.read import read_scored_result, result_errors
 from caddie.report.run_files import RESULT
 from caddie.report.tables import crop, printable, table
 from caddie.report.units import Unit, convert
 
-_ALIKE = {
+_COMMON = {
     "recipe": "settings",
     "train_documents": "training texts",
     "validation_documents": "held-out texts",
     "tokenizer": "tokenizers",
 }
-"""Hashes that a group has in common, and of what they are."""
+"""Hashes that the runs of a group have in common, and their names."""
 _SURROUNDINGS = {"device": "device", "world": "number of processes", "precision": "number format", "code": "code"}
-"""Where and with what a run ran; a difference is worth a note."""
+"""Fields of a result whose differences are worth a note."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """What a comparison takes from one finished run."""
+class ScoredRun:
+    """Fields of one finished run that a comparison needs."""
 
     place: Path
     recipe: str
@@ -49,19 +50,19 @@ class Run:
     surroundings: Mapping[str, str]
 
     def cost(self, unit: Unit) -> float:
-        """The score in a unit."""
+        """Return the score in a unit."""
         return convert(self.bits_per_byte, "bits-per-byte", unit, tokens=self.tokens, source_bytes=self.source_bytes)
 
 
-def read(place: Path) -> Run:
-    """The run of a run folder or of its `result.json`; `UserError` if it is not finished or cannot be compared."""
+def read(place: Path) -> ScoredRun:
+    """Read a run folder or its `result.json`. Raises `UserError` if it is not finished or cannot be compared."""
     path = place / RESULT if place.is_dir() else place
     if not path.exists():
         raise UserError(f"{place} holds no result.json, so it is no finished run; finish it or leave it out")
     with result_errors(path, "a comparison"):
         result = read_scored_result(path)
         score = result["scores"]["quantized_plain"]
-        run = Run(
+        run = ScoredRun(
             place=place,
             recipe=result["recipe"],
             seed=int(result["seed"]),
@@ -69,7 +70,7 @@ def read(place: Path) -> Run:
             tokens=int(score["tokens"]),
             source_bytes=int(score["source_bytes"]),
             byte_source=str(result["byte_source"]),
-            sha256={name: str(result["sha256"][name]) for name in (*_ALIKE, "artifact")},
+            sha256={name: str(result["sha256"][name]) for name in (*_COMMON, "artifact")},
             under_cap=bool(result["under_cap"]),
             verified=bool(result["verified"]),
             surroundings={field: str(result[field]) for field in _SURROUNDINGS},
@@ -82,10 +83,10 @@ def read(place: Path) -> Run:
 def compare(
     places: Sequence[Path], against: Sequence[Path], *, by: float = 0.0, unit: Unit = "bits-per-byte"
 ) -> dict[str, Any]:
-    """Whether the runs at `places` cost less than those at `against`, by at least `by` in `unit`.
+    """Test if the runs at `places` (B) cost less than those `against` (A), by at least `by` in `unit`.
 
-    The facts that `caddie compare --json` prints. The test is paired where both groups have the same seeds, else
-    Welch's; `None` stands where there are too few seeds to say. Raises `UserError` for runs that must not be compared.
+    Returns the facts that `caddie compare --json` prints. The test is paired where both groups have the same seeds,
+    else Welch's; None stands where there are too few seeds. Raises `UserError` for runs that must not be compared.
     """
     if not math.isfinite(by):
         raise UserError(f"--by must be a finite number, not {by}")
@@ -93,14 +94,14 @@ def compare(
     _check_group(b)
     _check_group(a)
     _check_both(b, a, unit)
-    costs_b, costs_a = ([run.cost(unit) for run in group] for group in (b, a))
+    costs_b, costs_a = ({run.seed: run.cost(unit) for run in group} for group in (b, a))
     facts: dict[str, Any] = {
         "unit": unit,
         "by": by,
         "by_bits_per_byte": convert(by, unit, "bits-per-byte", tokens=b[0].tokens, source_bytes=b[0].source_bytes),
-        "runs": _group(b, costs_b),
-        "against": _group(a, costs_a),
-        "difference": fmean(costs_a) - fmean(costs_b),
+        "runs": _group(b, list(costs_b.values())),
+        "against": _group(a, list(costs_a.values())),
+        "difference": fmean(costs_a.values()) - fmean(costs_b.values()),
         "interval": None,
         "test": None,
         "why": "a test needs two seeds a side",
@@ -111,33 +112,28 @@ def compare(
         "seeds_to_show_difference": None,
         "notes": _notes(b, a),
     }
-    if min(len(b), len(a)) > 1:
-        facts |= _tested(costs_b, costs_a, by, same_seeds=[run.seed for run in b] == [run.seed for run in a])
-    return facts
+    return facts | _tested(costs_b, costs_a, by) if min(len(b), len(a)) > 1 else facts
 
 
-def _tested(b: Sequence[float], a: Sequence[float], by: float, same_seeds: bool) -> dict[str, Any]:
-    """What the tests say of the costs of two groups, sorted by seed."""
-    tests = {"welch": welch(a, b)}
-    test, why, deviations = "welch", "the groups have different seeds", [stdev(a), stdev(b)]
-    if same_seeds:
-        tests["paired"] = paired(a, b)
-        test, why = "paired", "both groups have the same seeds"
-        deviations = [stdev(x - y for x, y in zip(a, b, strict=True))]
-    facts: dict[str, Any] = {"test": test, "why": why}
-    if not any(deviations):
+def _tested(b: Mapping[int, float], a: Mapping[int, float], by: float) -> dict[str, Any]:
+    """Return the facts of a test of two groups of costs by seed."""
+    same = b.keys() == a.keys()
+    why = "both groups have the same seeds" if same else "the groups have different seeds"
+    facts: dict[str, Any] = {"test": "paired" if same else "welch", "why": why}
+    found = measure(b, a, list(b) if same else ())  # A less B, which is positive where B is better
+    if found.estimate is None:
         return facts | {"why": f"{why}, but nothing varies from seed to seed, so there is no p"}
-    chosen = tests[test]
-    facts |= {f"p_{name}": estimate.p_above(by) for name, estimate in tests.items() if estimate.standard_error}
-    facts |= {"p": facts[f"p_{test}"], "interval": chosen.interval()}
+    p = found.estimate.p_above(by)
+    facts |= {"p_welch": welch(list(a.values()), list(b.values())).p_above(by)}
+    facts |= {f"p_{found.test}": p, "p": p, "interval": found.estimate.interval()}
     if by > 0:
-        facts["seeds_to_show_by"] = seeds_needed(by, deviations)
-    if chosen.value > by:
-        facts["seeds_to_show_difference"] = seeds_needed(chosen.value - by, deviations)
+        facts["seeds_to_show_by"] = seeds_needed(by, found.deviations)
+    if found.value > by:
+        facts["seeds_to_show_difference"] = seeds_needed(found.value - by, found.deviations)
     return facts
 
 
-def _group(runs: Sequence[Run], costs: Sequence[float]) -> dict[str, Any]:
+def _group(runs: Sequence[ScoredRun], costs: Sequence[float]) -> dict[str, Any]:
     deviation = stdev(costs) if len(costs) > 1 else None
     return {
         "recipe": runs[0].recipe,
@@ -150,11 +146,11 @@ def _group(runs: Sequence[Run], costs: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def _check_group(runs: Sequence[Run]) -> None:
-    """Refuse what is not a group of independent observations of one thing."""
+def _check_group(runs: Sequence[ScoredRun]) -> None:
+    """Refuse runs of different recipes or texts, and repeated seeds."""
     first = runs[0]
     for run in runs[1:]:
-        for name, what in _ALIKE.items():
+        for name, what in _COMMON.items():
             if run.sha256[name] != first.sha256[name]:
                 raise UserError(
                     f"{first.place} and {run.place} stand in one group but have different {what} "
@@ -168,8 +164,8 @@ def _check_group(runs: Sequence[Run]) -> None:
         )
 
 
-def _check_both(b: Sequence[Run], a: Sequence[Run], unit: Unit) -> None:
-    """Refuse costs of different texts or in different units, and a run that is set against itself."""
+def _check_both(b: Sequence[ScoredRun], a: Sequence[ScoredRun], unit: Unit) -> None:
+    """Refuse costs of different texts or in different units, and an artifact on both sides."""
     places = f"{b[0].place} and {a[0].place}"
     for run in (*b, *a):
         if run.sha256["validation_documents"] != a[0].sha256["validation_documents"]:
@@ -189,14 +185,14 @@ def _check_both(b: Sequence[Run], a: Sequence[Run], unit: Unit) -> None:
             raise UserError(f"the artifact of {run.place} stands on both sides; leave it out of one")
 
 
-def _notes(b: Sequence[Run], a: Sequence[Run]) -> list[str]:
-    """What does not forbid the comparison but belongs beside it."""
+def _notes(b: Sequence[ScoredRun], a: Sequence[ScoredRun]) -> list[str]:
+    """Return notes on what may limit the comparison."""
     notes = [f"{run.place} is over its cap" for run in (*b, *a) if not run.under_cap]
     notes += [f"{run.place} did not pass verification" for run in (*b, *a) if not run.verified]
     if b[0].sha256["recipe"] == a[0].sha256["recipe"]:
         notes.append("both groups have the same settings")
     notes += [
-        f"the groups have different {_ALIKE[name]}"
+        f"the groups have different {_COMMON[name]}"
         for name in ("train_documents", "tokenizer")
         if b[0].sha256[name] != a[0].sha256[name]
     ]
@@ -211,7 +207,7 @@ def _notes(b: Sequence[Run], a: Sequence[Run]) -> list[str]:
 
 
 def summary(facts: Mapping[str, Any]) -> str:
-    """What `compare` found, for people."""
+    """Format the facts of `compare` for a terminal."""
     unit, difference = facts["unit"].replace("-", " "), facts["difference"]
     rows = [
         (
@@ -239,11 +235,11 @@ def summary(facts: Mapping[str, Any]) -> str:
 
 
 def _verdict(facts: Mapping[str, Any], unit: str) -> list[tuple[str, str]]:
-    """What was asked, the answer, and the seeds that an answer takes, each with its label."""
+    """Return the question, its answer, the test and the seeds that an answer takes, each with its label."""
     by, p, level = facts["by"], facts["p"], facts["level"]
-    asked = f"is B better by at least {by:g} {unit}" if by else "is B better"
+    question = f"is B better by at least {by:g} {unit}" if by else "is B better"
     if by and facts["unit"] != "bits-per-byte":
-        asked += f", {facts['by_bits_per_byte']:.6f} bits per byte"
+        question += f", {facts['by_bits_per_byte']:.6f} bits per byte"
     test = f"one-sided {'paired test' if facts['test'] == 'paired' else 'Welch test'}, as {facts['why']}"
     if facts["test"] == "paired":
         test += f" (Welch: p = {_p(facts['p_welch'])})"
@@ -253,8 +249,8 @@ def _verdict(facts: Mapping[str, Any], unit: str) -> list[tuple[str, str]]:
         seeds = f"{_seeds(facts['seeds_to_show_difference'])} a side {power}, if the difference is {difference}"
     else:
         seeds = f"no number gives a yes, if the difference is {difference}"
-    lines = [("asked", f"{asked}?"), ("answer", f"{'yes' if p < level else 'not shown'}, p = {_p(p)}"), ("test", test)]
-    lines.append(("seeds", seeds))
+    answer = f"{'yes' if p < level else 'not shown'}, p = {_p(p)}"
+    lines = [("question", f"{question}?"), ("answer", answer), ("test", test), ("seeds", seeds)]
     if by:
         lines.append(("", f"{_seeds(facts['seeds_to_show_by'])} a side to tell a difference of {by:g} from none"))
     return lines

@@ -1,11 +1,13 @@
-"""Student's and Welch's tests and adjusted p by their formulas, for what the package's own are held against."""
+"""Tests, adjusted p, ranks and intervals of shares by their formulas, against which those of the package are held."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
-from scipy.special import stdtr, stdtrit
+import numpy as np
+from scipy.special import betaincinv, stdtr, stdtrit
 
 
 def two_sided(differences: Sequence[float], margin: float = 0.0) -> float:
@@ -28,3 +30,32 @@ def adjusted(p: Sequence[float]) -> list[float]:
     ordered = sorted(p)
     scaled = [value * len(p) / rank for rank, value in enumerate(ordered, 1)]
     return [min(1.0, *scaled[ordered.index(value) :]) for value in p]
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float:
+    """Daniels's coefficient (Biometrika 33, 1944) of the differences of ranks."""
+    return _daniels(_rank_steps(a), _rank_steps(b))
+
+
+def kendall(a: Sequence[float], b: Sequence[float]) -> float:
+    """The same of their signs."""
+    return _daniels(np.sign(_rank_steps(a)), np.sign(_rank_steps(b)))
+
+
+def _rank_steps(values: Sequence[float]) -> np.ndarray:
+    """(n, n): by how many ranks each of n values is above each other."""
+    _, place, count = np.unique(np.array(values, dtype=np.float64), return_inverse=True, return_counts=True)
+    rank = (np.cumsum(count) - (count - 1) / 2)[place]
+    return rank[:, None] - rank
+
+
+def _daniels(a: np.ndarray, b: np.ndarray) -> float:
+    return float((a * b).sum()) / math.sqrt(float((a * a).sum()) * float((b * b).sum()))
+
+
+def exact_interval(count: int, of: int, confidence: float) -> tuple[float, float]:
+    """Bounds of a share by quantiles of the beta distribution (Clopper and Pearson)."""
+    tail, missed = (1.0 - confidence) / 2, of - count
+    low = float(betaincinv(count, missed + 1, tail)) if count else 0.0
+    high = float(betaincinv(count + 1, missed, 1.0 - tail)) if missed else 1.0
+    return low, high
