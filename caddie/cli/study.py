@@ -109,8 +109,7 @@ def _last_look(study: Study, results: Path, holdout: str, **how: Any) -> int:
             how["data"],
             holdout,
             results=place,
-            note=display.note,
-            done=lambda label, bits, over, total: display.runs(over, total, f"{label}  {bits:.4f} bpb"),
+            progress=display,
         )
     found = Results(study, rows, place, how["price"])
     found.write()
@@ -207,7 +206,7 @@ def _run(
     quiet: bool,
     price: float | None,
 ) -> int:
-    from caddie.lab.results import run_study, told
+    from caddie.lab.results import run_study
     from caddie.report.display import Display
 
     with Display(quiet=quiet) as display:
@@ -219,8 +218,7 @@ def _run(
             retry=retry,
             price=price,
             command=shlex.join(["caddie", *sys.argv[1:]]),
-            note=display.note,
-            done=lambda row, over, total: display.runs(over, total, told(row)),
+            progress=display,
         )
     return _say(found, as_json)
 

@@ -1,4 +1,4 @@
-"""The last look: a study's artifacts scored on text that no run and no choice among runs has seen.
+"""Score a study's artifacts on text that no run and no choice among runs has seen.
 
 Whoever tries many things and keeps what scores best on the held-out text has fitted that text a little. So an automated
 search is judged on other documents, once, when all its runs are over.
@@ -6,7 +6,6 @@ search is judged on other documents, once, when all its runs are over.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from caddie.data.corpus import Corpus
@@ -14,12 +13,13 @@ from caddie.data.prepare import prepare_validation
 from caddie.errors import UserError
 from caddie.lab.job import finished, write_json
 from caddie.lab.rows import Row, read_holdout
-from caddie.lab.runner import Report, keep, plan
+from caddie.lab.runner import keep, plan
 from caddie.lab.study import Study
 from caddie.pack import artifact as artifacts
 from caddie.report.run_files import ARTIFACT, HOLDOUT
 from caddie.run.resolve_corpus import held_out_text
 from caddie.runtime.distributed import local_device
+from caddie.runtime.progress import SILENT, Progress
 from caddie.score import score, use_quickest_threads
 
 
@@ -30,15 +30,14 @@ def score_holdout(
     *,
     results: Path,
     runs: Path = Path("runs"),
-    note: Report = lambda line: None,
-    done: Callable[[str, float, int, int], None] = lambda label, bits_per_byte, over, total: None,
+    progress: Progress = SILENT,
 ) -> list[Row]:
     """Score every finished run of a study on the documents of `text` that its own text does not have.
 
-    Gives the study's rows with `holdout` in bits per byte. `done` is told of each run. Raises `UserError` while runs
-    are left to do, and where `text` has no document that is new.
+    Returns the study's rows with `holdout` in bits per byte. `progress` gets a `runs` event for each run. Raises
+    `UserError` while runs are left to do, and if `text` has no new document.
     """
-    planned = plan(study, data, runs, note)
+    planned = plan(study, data, runs, progress)
     left = sum(not run.over for run in planned)
     if left:
         raise UserError(
@@ -48,7 +47,7 @@ def score_holdout(
     chosen = [run for run in planned if finished(run.folder)]
     for number, run in enumerate(chosen, 1):
         if run.corpus not in corpora:
-            corpora[run.corpus] = _unseen(Corpus.load(run.corpus), text, note)
+            corpora[run.corpus] = _unseen(Corpus.load(run.corpus), text, progress)
         corpus = corpora[run.corpus]
         documents = corpus.manifest.validation.document_set_sha256
         bits = read_holdout(run.folder, documents)
@@ -58,12 +57,13 @@ def score_holdout(
             use_quickest_threads(artifact.model, held_out, artifact.scoring)
             bits = score(artifact.model, held_out, artifact.scoring).bits_per_byte
             write_json(run.folder / HOLDOUT, {"bits_per_byte": bits, "documents": documents})
-        done(f"{run.label}, seed {run.seed}", bits, number, len(chosen))
+        line = f"{run.label}, seed {run.seed}  {bits:.4f} bpb"
+        progress.step({"event": "runs", "done": number, "total": len(chosen), "text": line})
     return keep(study, planned, results)
 
 
-def _unseen(corpus: Corpus, text: str, note: Report) -> Corpus:
+def _unseen(corpus: Corpus, text: str, progress: Progress) -> Corpus:
     folder = corpus.folder.with_name(f"{corpus.folder.name}-holdout")
     return prepare_validation(
-        text, folder=folder, tokenizer=corpus.tokenizer(), against=corpus, unseen=True, report=note
+        text, folder=folder, tokenizer=corpus.tokenizer(), against=corpus, unseen=True, progress=progress
     )

@@ -9,7 +9,8 @@ conduct(study, "text.jsonl", workers=2)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +22,9 @@ from caddie.lab.report import chance, signed, verdict_html, write_study_report
 from caddie.lab.rows import Row
 from caddie.lab.runner import run_jobs
 from caddie.lab.study import Study
+from caddie.report.display import Display
 from caddie.report.tables import crop, printable, table
+from caddie.runtime.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -62,18 +65,14 @@ def run_study(
     retry: bool = False,
     command: str = "",
     price: float | None = None,
-    note: Callable[[str], None] = print,
-    done: Callable[[Row, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Results:
-    """Run what is left of a study on the text at `data`, write its reports, and say what was found.
+    """Do the runs of a study that are not over on the text at `data`, write its reports, and return the results.
 
     `workers` runs go on at once on this machine, unless an `executor` is given. The other arguments are those of
-    `caddie.lab.runner.run_jobs`; `folder` is its `results`. Raises `UserError` for what cannot run.
+    `caddie.lab.runner.run_jobs`; `folder` is its `results`. `progress` prints plain lines unless given. Raises
+    `UserError` for a study that cannot run.
     """
-
-    def tell(row: Row, over: int, total: int) -> None:
-        note(f"{over} of {total} runs  {told(row)}")
-
     place = folder or Path("runs") / study.name
     rows = run_jobs(
         study,
@@ -82,18 +81,11 @@ def run_study(
         executor=executor or Local(workers),
         retry=retry,
         command=command,
-        note=note,
-        done=done or tell,
+        progress=progress or Display(stream=sys.stdout),
     )
     results = Results(study, rows, place, price)
     results.write()
     return results
-
-
-def told(row: Row) -> str:
-    """What came of a run, in one line."""
-    came = f"{row['bits_per_byte']:.4f} bpb" if row["state"] == "finished" else f"{row['state']}: {row['error']}"
-    return f"{row['label']}, seed {row['seed']}  {came}"
 
 
 def summary(facts: Mapping[str, Any]) -> str:

@@ -38,6 +38,12 @@ def row(study: Study, run: Run) -> Row | None:
     return facts | measured(run.folder, read_result(run.folder / RESULT))
 
 
+def outcome(row: Row) -> str:
+    """Format the end of a run: its label, seed and score or reason."""
+    end = f"{row['bits_per_byte']:.4f} bpb" if row["state"] == "finished" else f"{row['state']}: {row['error']}"
+    return f"{row['label']}, seed {row['seed']}  {end}"
+
+
 def measured(folder: Path, result: Mapping[str, Any]) -> Row:
     """What a row takes from a run folder and its result; None for what an older version did not write."""
 

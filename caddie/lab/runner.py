@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -19,17 +19,17 @@ from caddie.data.corpus import Corpus, file_sha256
 from caddie.errors import UserError
 from caddie.lab.executors import Executor
 from caddie.lab.job import Run, adoptable, definitions, fail, finished, write_job, write_json
-from caddie.lab.rows import RESULTS, STUDY, Row, read_study, row, write_rows
+from caddie.lab.rows import RESULTS, STUDY, Row, outcome, read_study, row, write_rows
 from caddie.lab.study import Study
 from caddie.recipes.recipe import Recipe
 from caddie.report.read import pick, read_json
 from caddie.report.run_files import ERROR, STOP, TASK
 from caddie.run.resolve_corpus import open_corpus
 from caddie.run.run import check_recipe
+from caddie.runtime.progress import SILENT, Progress
 
 ATTEMPTS = 3
 """Times that a job is begun before its runs count as failed."""
-Report = Callable[[str], None]
 
 
 def run_jobs(
@@ -41,17 +41,16 @@ def run_jobs(
     runs: Path = Path("runs"),
     retry: bool = False,
     command: str = "",
-    note: Report = lambda line: None,
-    done: Callable[[Row, int, int], None] = lambda row, over, total: None,
+    progress: Progress = SILENT,
 ) -> list[Row]:
-    """Do what is left of a study, and give a row for every run.
+    """Do the runs of a study that are not over, and return a row for every run.
 
     `results` is the folder of `results.jsonl`, `runs` that of the folders of all studies; a run of another study with
-    the same settings, seed and texts is taken from there. `retry` runs again what failed; `command` is what the report
-    says was typed. `done` is told of each run that ends, and how many of how many are over. What can be known before
-    the first run is a `UserError` before it.
+    the same settings, seed and texts is taken from there. `retry` repeats failed runs; the report shows `command` as
+    the one that was typed. `progress` gets a `runs` event for each run that ends. Raises `UserError` before the first
+    run for all that can be known by then.
     """
-    planned = plan(study, data, runs, note)
+    planned = plan(study, data, runs, progress)
     if (results / STUDY).exists() and read_study(results / STUDY)["name"] != study.name:
         raise UserError(f"{results} holds the results of another study; name another folder with --out")
     place = runs / study.name
@@ -63,13 +62,13 @@ def run_jobs(
                 for run in planned:
                     for name in (STOP, ERROR):  # in this order, for without its error a run is not over
                         (run.folder / name).unlink(missing_ok=True)
-            return _drive(study, planned, results, executor, command, done)
+            return _drive(study, planned, results, executor, command, progress)
     except Timeout:
         raise UserError(f"the study {study.name} is being run by another process; wait for it or stop it") from None
 
 
-def plan(study: Study, data: str | None, runs: Path, note: Report = lambda line: None) -> list[Run]:
-    """Every run of a study, seeds last, so that what disturbs the machine for a while falls on all labels alike."""
+def plan(study: Study, data: str | None, runs: Path, progress: Progress = SILENT) -> list[Run]:
+    """Return every run of a study, seeds last, so that a disturbance of the machine falls on all labels."""
     recipes = {label: study.recipe(label) for label in study.labels}
     for label, recipe in recipes.items():
         try:
@@ -79,7 +78,7 @@ def plan(study: Study, data: str | None, runs: Path, note: Report = lambda line:
     corpora: dict[str, Corpus] = {}
     for recipe in recipes.values():
         if _text(recipe) not in corpora:
-            corpora[_text(recipe)] = open_corpus(recipe, data, note)
+            corpora[_text(recipe)] = open_corpus(recipe, data, progress)
     found = _finished(runs)
     planned, places = [], dict[str, Path]()
     for seed in study.seeds:
@@ -121,7 +120,7 @@ def _drive(
     results: Path,
     executor: Executor,
     command: str,
-    done: Callable[[Row, int, int], None],
+    progress: Progress,
 ) -> list[Row]:
     told = {"study": study.name, "workers": executor.workers}
     begun: Counter[Path] = Counter()
@@ -142,7 +141,8 @@ def _drive(
                 if run.over and run.folder not in over:
                     over.add(run.folder)
                     if (facts := row(study, run)) is not None:
-                        done(facts, sum(other.over for other in planned), len(planned))
+                        done = sum(other.over for other in planned)
+                        progress.step({"event": "runs", "done": done, "total": len(planned), "text": outcome(facts)})
     return rows
 
 

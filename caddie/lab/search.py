@@ -13,7 +13,8 @@ import math
 import os
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -35,9 +36,12 @@ from caddie.lab.runner import plan
 from caddie.lab.study import BASE, Entry, Study, labelled, read_values
 from caddie.recipes.recipe import Recipe
 from caddie.report.charts import is_finite
+from caddie.report.display import Display
 from caddie.report.read import read_steps
 from caddie.report.run_files import LOG, STOP
 from caddie.run.run import check_recipe
+from caddie.runtime.progress import Event as ProgressEvent
+from caddie.runtime.progress import Progress
 
 if TYPE_CHECKING:
     import optuna
@@ -149,8 +153,7 @@ def search(
     seed: int = 0,
     folder: Path | None = None,
     retry: bool = False,
-    note: Callable[[str], None] = print,
-    done: Callable[[Row, int, int], None] | None = None,
+    progress: Progress | None = None,
     **how: Any,
 ) -> Results:
     """Run trials of a study's base, each proposed in view of those before, as entries of the study.
@@ -168,24 +171,40 @@ def search(
     drawn = draw(study.base, space, 1)  # a misspelt path is an error now
     replace(study, entries=drawn).recipe(next(iter(drawn)))
     folder = folder or Path("runs") / study.name
-    if done is not None:
-        total = (len(study.labels) + trials) * len(study.seeds)
-        how["done"] = lambda row, over, _: done(row, over, total)
+    total = (len(study.labels) + trials) * len(study.seeds)
+    progress = _WholeSearch(progress or Display(stream=sys.stdout), total)
     with _alone(folder):
         proposals = _Proposals(study, space, data, folder, sampler, pruner, seed)
         entries, batch = proposals.earlier(), list[_Trial]()
         while True:
             grown = replace(study, entries={**study.entries, **entries})
             with _watched(batch, plan(grown, data, Path("runs")) if pruner != "none" else []):
-                found = run_study(grown, data, executor=executor, folder=folder, retry=retry, note=note, **how)
+                found = run_study(grown, data, executor=executor, folder=folder, retry=retry, progress=progress, **how)
             for trial in batch:
                 proposals.tell(trial, [row for row in found.rows if row["label"] == trial.label])
             if proposals.told >= trials:
                 return found
-            asked = [proposals.ask(note) for _ in range(min(executor.workers, trials - proposals.told))]
+            asked = [proposals.ask(progress) for _ in range(min(executor.workers, trials - proposals.told))]
             batch = [trial for trial in asked if trial is not None]
             entries |= {trial.label: trial.entry for trial in batch}
             retry = False
+
+
+@dataclass(frozen=True)
+class _WholeSearch:
+    """Progress of a study that grows, counted against the runs of the whole search."""
+
+    progress: Progress
+    total: int
+
+    def phase(self, name: str) -> None:
+        self.progress.phase(name)
+
+    def step(self, event: ProgressEvent) -> None:
+        self.progress.step({**event, "total": self.total} if event["event"] == "runs" else event)
+
+    def note(self, text: str) -> None:
+        self.progress.note(text)
 
 
 @dataclass(frozen=True)
@@ -239,7 +258,7 @@ class _Proposals:
         diffs = [self._diff(trial.params) for trial in self._finished()]
         return {labelled(diff): Entry(diff=diff) for diff in diffs if not invalid_reason(self._recipe, diff)}
 
-    def ask(self, note: Callable[[str], None]) -> _Trial | None:
+    def ask(self, progress: Progress) -> _Trial | None:
         """The next trial, or None for one that is not possible."""
         known = [trial for trial in self._journal.get_trials() if trial.state != self._states.FAIL]
         seed = self._seed + len(known)  # a sampler made anew would repeat its first draws
@@ -247,7 +266,7 @@ class _Proposals:
         trial = self._journal.ask({path: self._distribution(values) for path, values in self._space.items()})
         diff = self._diff(trial.params)
         if why := invalid_reason(self._recipe, diff):
-            note(f"left out  {labelled(diff)}: {why}")
+            progress.note(f"left out  {labelled(diff)}: {why}")
             self._journal.tell(trial, state=self._states.PRUNED)
             return None
         return _Trial(trial, labelled(diff), Entry(diff=diff))

@@ -6,7 +6,8 @@ So a record of the contest found nine settings that it overrode, each kept becau
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,9 @@ from caddie.lab.results import Results, run_study
 from caddie.lab.search import invalid_reason
 from caddie.lab.study import BASE, Study
 from caddie.recipes.recipe import Recipe
+from caddie.report.display import Display
 from caddie.report.tables import crop, printable, table
+from caddie.runtime.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def select(
     data: str | None = None,
     *,
     folder: Path | None = None,
-    note: Callable[[str], None] = print,
+    progress: Progress | None = None,
     **how: Any,
 ) -> Selection:
     """Greedy forward selection: add the best of the entries that are better than what is chosen so far, until none is.
@@ -73,11 +76,11 @@ def select(
     is left out. `how` is what else `run_study` takes.
     """
     folder, recipe, left = folder or Path("runs") / study.name, study.recipe(BASE), dict(study.entries)
-    rounds, chosen = list[Results](), list[str]()
+    progress, rounds, chosen = progress or Display(stream=sys.stdout), list[Results](), list[str]()
     while True:
         for label in list(left):
             if why := invalid_reason(recipe, left[label].diff):
-                note(f"left out  {label}: {why}")
+                progress.note(f"left out  {label}: {why}")
                 del left[label]
         if not left:
             return Selection(study, rounds, chosen, recipe)
@@ -90,7 +93,7 @@ def select(
             entries={label: replace(entry, against=BASE, claim=None) for label, entry in left.items()},
             scales={},
         )
-        rounds.append(run_study(this, data, folder=folder / f"round{number}", note=note, **how))
+        rounds.append(run_study(this, data, folder=folder / f"round{number}", progress=progress, **how))
         better = [one for one in rounds[-1].facts["verdicts"] if one["word"] == "better"]
         if not better:
             return Selection(study, rounds, chosen, recipe)

@@ -1,6 +1,6 @@
-"""What a run shows on a terminal while it works.
+"""Show progress on a terminal.
 
-Nothing here goes to standard output, which carries the result.
+Unless another stream is named it goes to standard error, as standard output carries the result.
 """
 
 from __future__ import annotations
@@ -8,23 +8,25 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
 from caddie.report.tables import number, printable
+from caddie.runtime.progress import Event
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress as LiveBars
+    from rich.progress import TaskID
 
 SHORTEST_GAP = 2.0
-"""Least seconds between two plain lines, but for the last."""
+"""Least seconds between two plain lines, except before the last."""
 LONGEST_GAP = 60.0
-"""Seconds after which a plain line comes even if progress has not reached the next tenth."""
+"""Most seconds between two plain lines of a phase."""
 
 
 def clock(seconds: float) -> str:
-    """`0:35`, `12:05` or `3:10:00`."""
+    """Format a duration as `0:35`, `12:05` or `3:10:00`."""
     if not math.isfinite(seconds):
         return "-:--"
     minutes, rest = divmod(round(max(seconds, 0.0)), 60)
@@ -32,8 +34,8 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def start_line(event: Mapping[str, Any]) -> str:
-    """What the warm-up chose, from the `start` event of the log."""
+def start_line(event: Event) -> str:
+    """Format the choices of the warm-up, from a `start` event of the log."""
     threads = "1 thread" if event["threads"] == 1 else f"{event['threads']} threads"
     compiled = "compiled" if event["compiled"] else "not compiled"
     graphs = ", CUDA graphs" if event.get("cuda_graphs") else ""
@@ -41,8 +43,8 @@ def start_line(event: Mapping[str, Any]) -> str:
     return f"{event['precision']}, {threads}, {compiled}{graphs}{attention}"
 
 
-def step_line(event: Mapping[str, Any]) -> str:
-    """Step, loss, bits per byte if the event has an estimate, speed and time left, from a `step` event of the log."""
+def step_line(event: Event) -> str:
+    """Format step, loss, bits per byte if there is an estimate, speed and time left, from a `step` event of the log."""
     progress, seconds = event["progress"], event["seconds"]
     left = seconds * (1.0 - progress) / progress if progress > 0 else math.nan
     fields = [f"step {event['step']:,}", f"loss {number(event['loss'], '.4f')}"]
@@ -53,16 +55,16 @@ def step_line(event: Mapping[str, Any]) -> str:
 
 
 def tokens_line(done: int, total: int, seconds: float) -> str:
-    """Tokens done, speed and time left."""
+    """Format tokens done, speed and time left."""
     speed = done / seconds if seconds > 0 else math.nan
     left = (total - done) / speed if done and speed > 0 else math.nan
     return f"{done:,} of {total:,} tokens  {number(speed, ',.0f')} tokens/s  {clock(left)} left"
 
 
 class Display:
-    """The running commentary: a live bar on a terminal, a few plain lines elsewhere, nothing if quiet.
+    """A `Progress` for people: a live bar on a terminal, a few plain lines elsewhere, nothing if quiet.
 
-    A context manager, so that an exception or Ctrl-C gives the terminal its cursor back.
+    The bar needs the context manager, which gives the terminal its cursor back after an exception or Ctrl-C.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Display:
         self.stream = stream if stream is not None else sys.stderr
         self.quiet = quiet or self.stream is None  # as after `2>&-`, where print would take standard output
         self.now = now
-        self._live: Progress | None = None
+        self._live: LiveBars | None = None
         self._task: TaskID | None = None
         self._file: TaskID | None = None
         self._last_half = -1
@@ -99,7 +101,7 @@ class Display:
             self._live = None
 
     def note(self, text: str) -> None:
-        """One line that stays."""
+        """Show one line that stays."""
         line = printable(text)
         if self._live is not None:
             self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -107,7 +109,7 @@ class Display:
             print(line, file=self.stream, flush=True)
 
     def phase(self, name: str) -> None:
-        """Say that the work called `name` begins."""
+        """Begin the phase `name` and end the one before."""
         if self._live is not None:
             self._end_phase()
             self._task = self._live.add_task(printable(name), total=None, text="")
@@ -116,7 +118,7 @@ class Display:
         self._phase, self._began, self._last_step = name, self.now(), ""
         self._last_line, self._last_tenth = -math.inf, -1
 
-    def step(self, event: Mapping[str, Any]) -> None:
+    def step(self, event: Event) -> None:
         """Show an event of the current phase (see `Progress`)."""
         if self.quiet:
             return
@@ -142,7 +144,7 @@ class Display:
         elif kind == "doing":
             self._doing(event["text"])
 
-    def _forecast(self, event: Mapping[str, Any]) -> None:
+    def _forecast(self, event: Event) -> None:
         """Show the forecast size; off a terminal at the beginning, in the middle and at the end."""
         size, cap, half = event["file_bytes"], event["cap_bytes"], int(2 * event["progress"])
         line = f"file about {size / 1e6:.2f} of {cap / 1e6:.2f} MB"
@@ -195,7 +197,7 @@ class Display:
         self.note(f"{line}   {self._last_step.rpartition('  ')[0]}".rstrip())
 
 
-def _live(stream: TextIO) -> Progress | None:
+def _live(stream: TextIO) -> LiveBars | None:
     if not stream.isatty():
         return None
     from rich.console import Console

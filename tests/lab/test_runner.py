@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 from filelock import FileLock
 from processes import together
+from recorded_progress import RecordedProgress
 from run_folder import make_result
 from tiny_study import SETTINGS, write_text
 from torch.distributed import DistBackendError
@@ -97,13 +98,14 @@ ALL = [(label, seed) for label in ("base", "low rate", "halves") for seed in (1,
 
 
 def test_every_run_once_and_those_of_one_training_together(text: str, folders: dict[str, Path]) -> None:
-    executor, told = Pretended(), []
-    rows = run_jobs(
-        study(), text, executor=executor, done=lambda row, over, total: told.append((over, total)), **folders
-    )
+    executor, progress = Pretended(), RecordedProgress()
+    rows = run_jobs(study(), text, executor=executor, progress=progress, **folders)
     assert [(row["label"], row["seed"]) for row in rows] == ALL
     assert executor.jobs == [["base", "halves"], ["low rate"]] * 2, "seeds last"
-    assert told[-1] == (6, 6)
+    assert {event["event"] for event in progress.events} == {"runs"}
+    last = progress.events[-1]
+    assert (last["done"], last["total"]) == (6, 6)
+    assert last["text"].endswith(" bpb")
     assert read_rows(folders["results"] / RESULTS) == rows
     again = Pretended()
     assert run_jobs(study(), text, executor=again, **folders) == rows
@@ -286,14 +288,15 @@ def test_the_last_look_is_at_documents_that_nothing_has_seen(
     assert before[0]["holdout"] is None
     with pytest.raises(UserError, match="every document is in the training or the held-out text"):
         score_holdout(one, text, str(tmp_path / "seen.jsonl"), **how)
-    first, told = score_holdout(one, text, str(tmp_path / "first.jsonl"), **how)[0], []
+    first, progress = score_holdout(one, text, str(tmp_path / "first.jsonl"), **how)[0], RecordedProgress()
     assert 0 < first["holdout"] < 20
     assert first["holdout"] != first["bits_per_byte"] == before[0]["bits_per_byte"]
     kept = next(folders["runs"].glob("tiny/*/holdout.json"))
     written = kept.stat().st_mtime_ns
-    again = score_holdout(one, text, str(tmp_path / "first.jsonl"), done=lambda *given: told.append(given), **how)[0]
+    again = score_holdout(one, text, str(tmp_path / "first.jsonl"), progress=progress, **how)[0]
     assert (again, kept.stat().st_mtime_ns) == (first, written), "looked at once"
-    assert told == [("base, seed 1", first["holdout"], 1, 1)]
+    line = f"base, seed 1  {first['holdout']:.4f} bpb"
+    assert progress.events == [{"event": "runs", "done": 1, "total": 1, "text": line}]
     second = score_holdout(one, text, str(tmp_path / "second.jsonl"), **how)[0]
     assert second["holdout_documents"] != first["holdout_documents"]
 

@@ -16,6 +16,7 @@ from conftest import call
 from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded_progress import RecordedProgress
 from run_folder import make_result
 from tiny_study import SETTINGS as TINY
 
@@ -192,10 +193,9 @@ def optuna() -> Any:
 
 @pytest.mark.long
 def test_a_sampler_finds_what_is_best(text: str, quick: None, optuna: Any) -> None:
-    executor, told = Scored(bowl), []
-    found = search(
-        small(), SPACE, text, trials=20, executor=executor, done=lambda row, over, total: told.append((over, total))
-    )
+    executor, progress = Scored(bowl), RecordedProgress()
+    found = search(small(), SPACE, text, trials=20, executor=executor, progress=progress)
+    told = [(event["done"], event["total"]) for event in progress.events]
     board = found.facts["board"]
     assert abs(math.log10(found.study.entries[board[0]["label"]].diff[RATE] / 0.02)) < 0.2
     assert found.study.entries[board[0]["label"]].diff[STRIDE] == 16
@@ -270,10 +270,10 @@ def test_what_fails_and_what_is_not_possible_counts_as_bad(text: str, quick: Non
     def fails(recipe: Mapping[str, Any], seed: int) -> float | None:
         return None if setting(recipe, RATE) > 0.02 and seed == 2 else bowl(recipe, seed)
 
-    notes: list[str] = []
+    progress = RecordedProgress()
     space = {RATE: Between(0.0002, 2.0), STRIDE: [32, 64]}  # a stride of 64 is longer than the windows
-    found = search(small(seeds=(1, 2)), space, text, trials=8, executor=Scored(fails), note=notes.append)
-    left_out = [note for note in notes if note.startswith("left out")]
+    found = search(small(seeds=(1, 2)), space, text, trials=8, executor=Scored(fails), progress=progress)
+    left_out = [note for note in progress.notes if note.startswith("left out")]
     assert left_out
     assert all("stride=64: " in note for note in left_out)
     assert len(found.study.entries) + len(left_out) == 8
@@ -390,11 +390,11 @@ def test_selection_adds_the_best_until_nothing_is_better(text: str, quick: None)
 
 
 def test_selection_leaves_out_what_does_not_fit(text: str, quick: None) -> None:
-    notes: list[str] = []
+    progress = RecordedProgress()
     wide = Entry(diff={STRIDE: 64})
-    found = select(choices(wide=wide), text, executor=Scored(additive), note=notes.append)
+    found = select(choices(wide=wide), text, executor=Scored(additive), progress=progress)
     assert found.chosen == ["rate", "stride"]
-    assert [note for note in notes if note.startswith("left out  wide: ")]
+    assert [note for note in progress.notes if note.startswith("left out  wide: ")]
 
 
 def test_selection_of_everything_and_of_nothing(text: str, quick: None) -> None:

@@ -133,13 +133,33 @@ def test_what_a_phase_is_at_is_told_every_two_seconds() -> None:
     hands, stream = Hands(), io.StringIO()
     with Display(stream=stream, now=hands) as display:
         display.phase("fit")
-        for hands.time, line in ((0.0, "draft 1"), (1.9, "draft 2"), (2.0, "draft\x1b3"), (3.0, "draft 4")):
-            display.doing(line)
-    assert stream.getvalue().splitlines() == ["fit", "      draft 1", "      draft\ufffd3"]
+        for hands.time, text in ((0.0, "part 1"), (1.9, "part 2"), (2.0, "part\x1b3"), (3.0, "part 4")):
+            display.step({"event": "doing", "text": text})
+    assert stream.getvalue().splitlines() == ["fit", "      part 1", "      part\ufffd3"]
     quiet = io.StringIO()
     with Display(stream=quiet, quiet=True) as display:
-        display.doing("draft 1")
+        display.step({"event": "doing", "text": "part 1"})
     assert quiet.getvalue() == ""
+
+
+def test_every_kind_of_event_has_its_line() -> None:
+    lines = {
+        "start": {"precision": "float32", "threads": 2, "compiled": False, "attention": None},
+        "candidate": {"number": 3, "file_bytes": 999_219, "cap_bytes": 1_000_000},
+        "runs": {"done": 2, "total": 6, "text": "base, seed 1  2.0001 bpb"},
+        "tokens": {"done": 50, "total": 100},
+        "end": {"step": 812, "seconds": 60.0, "loss": 2.5},
+    }
+    shown = {}
+    for kind, event in lines.items():
+        stream = io.StringIO()
+        Display(stream=stream, now=Hands()).step({**event, "event": kind})
+        shown[kind] = stream.getvalue()
+    assert shown["start"].startswith("float32, 2 threads")
+    assert shown["candidate"] == "      candidate 3: 999,219 bytes of 1,000,000\n"
+    assert shown["runs"] == "2 of 6 runs  base, seed 1  2.0001 bpb\n"
+    assert shown["tokens"] == " 50%  50 of 100 tokens  nan tokens/s  -:-- left\n"
+    assert shown["end"] == ""
 
 
 def test_result_table_says_what_is_wrong() -> None:

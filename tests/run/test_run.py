@@ -344,7 +344,7 @@ def test_terminated_run_says_how_to_go_on_and_does(
     arguments = ["run", "tiny", *longer, "model.vocabulary=400", "--data", corpus, "--out", "killed"]
 
     def terminate(display: Display, event: Mapping[str, Any]) -> None:
-        if event["step"] == 3:
+        if event["event"] == "step" and event["step"] == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
