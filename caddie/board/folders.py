@@ -20,23 +20,23 @@ from caddie.report.read import Log, known_number, pick, read_object, read_regula
 from caddie.report.run_files import ERROR, LOG, RECIPE, REPORT, RESULT, TASK
 
 DEPTH = 4
-"""How many folders below the root a run may lie."""
+"""Folder levels below the root that are searched."""
 MOST_FOLDERS = 10_000
-"""Folders looked into at most, should somebody serve a whole disk."""
+"""Most folders searched, should somebody serve a whole disk."""
 TRAINING_QUIET_SECONDS = 300.0
-"""A run that trains and writes nothing for so long is called stale."""
+"""A training run that writes nothing for this time is stale."""
 QUIET_SECONDS = 1800.0
-"""The same for one that prepares or scores, which writes nothing to its folder for a while."""
+"""The same for a run that prepares or scores, which writes less often."""
 LONGEST_TEXT = 300
-"""Characters of a text that are shown."""
+"""Most characters of a text."""
 
 _LABELS = ("kind", "name", "why", "base", "public")
-"""Fields of a recipe that decide nothing."""
+"""Fields of a recipe that are no settings."""
 _KEPT = (
     *("recipe", "seed", "bits_per_byte", "artifact_bytes", "cap_bytes", "under_cap", "verified"),
     *("scores", "compression", "training", "seconds", "device", "precision", "world", "versions"),
 )
-"""Fields of a result that are held; its long lists are not."""
+"""Fields of a result that stay in memory; its long lists do not."""
 _MOST_FIELDS = 4000
 
 
@@ -47,10 +47,10 @@ class Run:
     folder: Path
     files: dict[str, os.stat_result] = field(default_factory=dict)
     changed: float = 0.0
-    """When the folder or a file of the run in it last changed, seconds since 1970."""
+    """Time of the last change to the folder or its files, in seconds since 1970."""
     documents: dict[str, dict[str, Any]] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
-    """File name to why it cannot be read."""
+    """File name to the reason why it cannot be read."""
     log: Log = field(default_factory=Log)
 
     def look(self, files: dict[str, os.stat_result], changed: float) -> None:
@@ -97,7 +97,7 @@ class Run:
         return "stale" if time.time() - self.changed > quiet else "running"
 
     def reason(self, state: str) -> str:
-        """Why the run is not as it should be, or an empty text."""
+        """Return what is wrong with the run, or an empty text."""
         result = self.documents.get(RESULT)
         told = text(pick(self.documents.get(ERROR), "error")) if state == "failed" else ""
         reasons = [*([told] if told else []), *self.faults.values()]
@@ -112,7 +112,7 @@ class Run:
         return "; ".join(reasons)
 
     def row(self, name: str) -> dict[str, Any]:
-        """What the table shows; null for what is not known."""
+        """Return the run's row of the table. None stands for unknown values."""
         told, task, result = (self.documents.get(file) for file in (RECIPE, TASK, RESULT))
         last, state = self.log.last, self.state
         recipe = text(pick(told, "recipe", "name")) or text(pick(result, "recipe"))
@@ -144,7 +144,7 @@ class Run:
         }
 
     def details(self, name: str) -> dict[str, Any]:
-        """The row, the curve as three lists of equal length, and settings and result as dotted path to value."""
+        """Return the row, the curve as three lists of equal length, and settings and result by dotted path."""
         told, result = self.documents.get(RECIPE), self.documents.get(RESULT)
         recipe = pick(told, "recipe")
         known = recipe if isinstance(recipe, dict) else {}
@@ -168,20 +168,20 @@ class Folders:
         self._lock = threading.Lock()
 
     def rows(self) -> dict[str, Any]:
-        """`folder`, `runs` with one row each, and `complete`: whether every folder was looked into."""
+        """Return `folder`, `runs` (a row each) and `complete` (True if every folder was searched)."""
         with self._lock:
             complete = self._look()
             runs = [run.row(name) for name, run in self._by_name.items()]
         return {"folder": shown(self.root.name or str(self.root)), "complete": complete, "runs": runs}
 
     def details(self, name: str) -> dict[str, Any] | None:
-        """More of one run, by the name in its row; `None` if there is none of that name."""
+        """Return the details of the run with this name, or None."""
         with self._lock:
             run = self._find(name)
             return run.details(name) if run else None
 
     def report(self, name: str) -> bytes | None:
-        """The report page of a run, or `None`."""
+        """Return the report page of a run, or None."""
         with self._lock:
             run = self._find(name)
         try:
@@ -190,7 +190,7 @@ class Folders:
             return None
 
     def _find(self, name: str) -> Run | None:
-        """A run by its name. What was asked for is only compared with names, never made into a path."""
+        """Return a run by its name, which is only compared with known names, never made into a path."""
         if name not in self._by_name:
             self._look()
         return self._by_name.get(name)
@@ -216,7 +216,7 @@ class Folders:
 
 
 def _list(folder: Path) -> tuple[list[Path], dict[str, os.stat_result], float]:
-    """Folders in a folder, the files of a run in it, and when something in it was made, renamed or removed."""
+    """Return the folders in a folder, the run files in it, and the time of its last change."""
     below, files = [], {}
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -232,18 +232,18 @@ def _signature(status: os.stat_result) -> tuple[int, int, int]:
 
 
 def text(value: object) -> str:
-    """`value` if it is text, of bounded length."""
+    """Return `value` if it is text, cut to a bounded length."""
     value = value if isinstance(value, str) else ""
     return value if len(value) <= LONGEST_TEXT else value[:LONGEST_TEXT] + "…"
 
 
 def shown(name: str) -> str:
-    """A file name as text that can be encoded."""
+    """Return a file name as text that can be encoded."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def flat(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted path to number, text, truth value or null; the class of a setting stands at its own path."""
+    """Flatten to dotted path and value; the class of a setting stands at its own path."""
     try:
         return dict(islice(_leaves(value, ""), _MOST_FIELDS))
     except RecursionError:

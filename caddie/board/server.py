@@ -30,7 +30,7 @@ REPORT_POLICY = (
     "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""A report is a file of a run folder: it is shown without scripts and as of no origin."""
+"""Policy for reports, which come from run folders: no scripts and no origin."""
 _ASSETS = {
     "/": ("page.html", "text/html; charset=utf-8"),
     "/board.js": ("board.js", "text/javascript; charset=utf-8"),
@@ -40,7 +40,7 @@ _HOST = re.compile(r"(localhost|127\.0\.0\.1)(:[0-9]{1,5})?", re.IGNORECASE)
 
 
 class Board(ThreadingHTTPServer):
-    """A server of the run folders below `folder`; `serve_forever` answers until it is told to `shutdown`.
+    """Server of the run folders below `folder`. `serve_forever` answers until `shutdown`.
 
     Port 0 takes any free one. Raises `UserError` if there is no such folder or the port cannot be had.
     """
@@ -62,16 +62,16 @@ class Board(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where a browser finds the page."""
+        """Address of the page."""
         return f"http://{ADDRESS}:{self.server_address[1]}/"
 
     def server_bind(self) -> None:
-        """Bind without asking a name server what this machine is called."""
+        """Bind without a name server's answer."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = ADDRESS, int(self.server_address[1])
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of a browser that went away."""
+        """Ignore a browser that went away."""
         if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -101,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the base class refuses, as plain text; a method that it does not find is not allowed."""
+        """Send an error of the base class as plain text, and 405 for a method that it lacks."""
         allowed = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else HTTPStatus(code)
         self._send(allowed, f"{allowed.phrase}\n".encode())
 
@@ -130,11 +130,11 @@ class _Handler(BaseHTTPRequestHandler):
         return "caddie"
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """A page that asks every two seconds is not worth a line each time."""
+        """Log nothing: the page asks every two seconds."""
 
 
 def _name(query: str) -> str:
-    """The one `name` in a query, or an empty text, which is the name of no run."""
+    """Return the one `name` in a query, or an empty text, which no run has."""
     try:
         names = parse_qs(query, keep_blank_values=True, errors="strict", max_num_fields=4).get("name", [])
     except ValueError:

@@ -13,10 +13,10 @@ from caddie.report.units import UNITS, Unit
 
 @click.command()
 @click.argument("places", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--price", type=Finite(0), help="Money for an hour of one GPU, to count the cost of a study.")
+@click.option("--price", type=Finite(0), help="Price of an hour of one GPU, to count the cost of a study.")
 @options("out", "json")
 def report(places: tuple[Path, ...], price: float | None, out: str | None, as_json: bool) -> int:
-    """Write anew the report of a run, of several, or of a study.
+    """Regenerate the report of a run, of several, or of a study.
 
     RUN is a run folder, or the folder of a study's results. Several runs are reported to the folder --out.
     """
@@ -65,7 +65,7 @@ class TwoGroups(click.Command):
 )
 @options("json")
 def compare(runs: tuple[Path, ...], against: tuple[Path, ...], by: float, unit: Unit, as_json: bool) -> int:
-    """Tell whether recipe B beats A, by runs of several seeds each.
+    """Test if recipe B beats A, by runs of several seeds each.
 
     RUN is a run folder or its result.json, as in: caddie compare runs/b-* --against runs/a-*
 

@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from caddie.lab.study import Study
 
 
-def _runs(verb: Verb) -> Verb:
-    """Options of everything that runs a study."""
+def _run_options(verb: Verb) -> Verb:
+    """Add the options of all verbs that run a study."""
     for option in (
         click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Runs at once."),
         click.option("--gpus", type=click.IntRange(0), default=0, help="GPUs of each run; 0 takes what there is."),
         click.option("--cores", type=click.IntRange(0), default=0, help="Cores of each run on a cluster."),
         click.option("--on", metavar="WHERE", default="local", help="local, ray[:ADDRESS] or slurm[:PARTITION]."),
         click.option("--retry", is_flag=True, help="Run again what failed."),
-        click.option("--price", type=Finite(0), help="Money for an hour of one GPU, to count the cost."),
+        click.option("--price", type=Finite(0), help="Price of an hour of one GPU, to count the cost."),
     ):
         verb = option(verb)
     return options("data", "out", "json", "quiet")(verb)
 
 
-def _equal(verb: Verb) -> Verb:
-    """Options of a study that is made on the command line."""
+def _budget_options(verb: Verb) -> Verb:
+    """Add the options of a study that the command line defines."""
     for option in (
         click.option(
             "--seeds", type=click.IntRange(1, 1000), default=3, show_default=True, help="Seeds of each label."
@@ -52,7 +52,8 @@ def _equal(verb: Verb) -> Verb:
     return verb
 
 
-def _settings(seeds: int, **budgets: Any) -> dict[str, Any]:
+def _budget(seeds: int, **budgets: Any) -> dict[str, Any]:
+    """Return the study settings of these options."""
     from caddie.lab.study import EqualBudget, Seconds, Steps, Tokens
 
     made: dict[str, Callable[[Any], EqualBudget]] = {
@@ -68,12 +69,12 @@ def _settings(seeds: int, **budgets: Any) -> dict[str, Any]:
 
 @click.command()
 @click.argument("definition", metavar="FILE.py[:NAME]")
-@click.option("--holdout", metavar="TEXT", help="When all runs are over: score them on TEXT, which none has seen.")
-@click.option("--select", "greedy", is_flag=True, help="Add the best entry that is better, and again, until none is.")
-@click.option("--ladder", "climb", is_flag=True, help="Run it at each of its scales: what do small runs tell?")
-@_runs
-def study(definition: str, holdout: str | None, greedy: bool, climb: bool, **how: Any) -> int:
-    """Run what is left of the study in FILE.py, and judge it.
+@click.option("--holdout", metavar="TEXT", help="Score the finished runs on TEXT, which none has seen.")
+@click.option("--select", "greedy", is_flag=True, help="Greedy selection: add the best entry until none is better.")
+@click.option("--ladder", "as_ladder", is_flag=True, help="Run it at each of its scales and compare them.")
+@_run_options
+def study(definition: str, holdout: str | None, greedy: bool, as_ladder: bool, **how: Any) -> int:
+    """Run the study in FILE.py and judge its entries. Finished runs are kept.
 
     Results go beside FILE.py, or to --out; run folders to runs/.
     """
@@ -82,22 +83,18 @@ def study(definition: str, holdout: str | None, greedy: bool, climb: bool, **how
     path, _, name = definition.rpartition(":") if ".py:" in definition else (definition, "", "study")
     place = Path(path).parent
     results = place if name == "study" else place / name
-    if (holdout is not None) + greedy + climb > 1:
+    if (holdout is not None) + greedy + as_ladder > 1:
         raise UserError("--holdout, --select and --ladder are done one at a time")
-    if greedy:
-        from caddie.lab.selection import select
+    found = find_study(definition)
+    if holdout is not None:
+        return _score_holdout(found, results, holdout, **how)
+    from caddie.lab.ladder import ladder
+    from caddie.lab.selection import select
 
-        return _run(find_study(definition), results, way=select, **how)
-    if climb:
-        from caddie.lab.ladder import ladder
-
-        return _run(find_study(definition), results, way=ladder, **how)
-    if holdout is None:
-        return _run(find_study(definition), results, **how)
-    return _last_look(find_study(definition), results, holdout, **how)
+    return _run(found, results, method=select if greedy else ladder if as_ladder else None, **how)
 
 
-def _last_look(study: Study, results: Path, holdout: str, **how: Any) -> int:
+def _score_holdout(study: Study, results: Path, holdout: str, **how: Any) -> int:
     from caddie.lab.holdout import score_holdout
     from caddie.lab.results import Results
     from caddie.report.display import Display
@@ -113,31 +110,35 @@ def _last_look(study: Study, results: Path, holdout: str, **how: Any) -> int:
         )
     found = Results(study, rows, place, how["price"])
     found.write()
-    return _say(found, how["as_json"])
+    return _print(found, how["as_json"])
 
 
 @click.command()
 @click.argument("recipe")
 @settings_argument
-@_equal
-@_runs
+@_budget_options
+@_run_options
 def ablate(recipe: str, settings: tuple[str, ...], **how: Any) -> int:
-    """Judge each line of RECIPE's diff: take it back to the base."""
+    """Ablate RECIPE: revert each of its changes in turn."""
     from caddie.lab.study import ablate as ablation
 
-    asked = _settings(**{name: how.pop(name) for name in ("seeds", "seconds", "steps", "tokens")})
-    return _run(ablation(named_recipe(recipe, settings), **asked), None, **how)
+    equal = _budget(**{name: how.pop(name) for name in ("seeds", "seconds", "steps", "tokens")})
+    return _run(ablation(named_recipe(recipe, settings), **equal), None, **how)
 
 
 @click.command()
 @click.argument("recipe")
 @click.argument("values", metavar="PATH=V1,V2...", nargs=-1, required=True)
-@click.option("--random", "drawn", type=click.IntRange(1), metavar="N", help="Try N random ones; PATH=LOW..HIGH too.")
-@click.option("--search", "sampler", metavar="SAMPLER", help="Let tpe, gp, nsgaii or random (of Optuna) propose.")
-@click.option("--trials", type=click.IntRange(1), help="Proposals of --search.")
-@click.option("--pruner", metavar="PRUNER", help="End bad runs of --search early, by median or hyperband.")
-@_equal
-@_runs
+@click.option(
+    "--random", "drawn", type=click.IntRange(1), metavar="N", help="Draw N random combinations; PATH=LOW..HIGH too."
+)
+@click.option(
+    "--search", "sampler", metavar="SAMPLER", help="Search with a sampler of Optuna: tpe, gp, nsgaii or random."
+)
+@click.option("--trials", type=click.IntRange(1), help="Trials of --search.")
+@click.option("--pruner", metavar="PRUNER", help="Stop bad runs of --search early: median or hyperband.")
+@_budget_options
+@_run_options
 def sweep(
     recipe: str,
     values: tuple[str, ...],
@@ -147,25 +148,25 @@ def sweep(
     pruner: str | None,
     **how: Any,
 ) -> int:
-    """Run RECIPE with every combination of the values. Or with those of a search; each is judged against RECIPE."""
+    """Run RECIPE with every combination of the values, or search them. Each is judged against RECIPE."""
     from caddie.lab.search import Between, draw, read_space, search
     from caddie.lab.study import Study
     from caddie.lab.study import sweep as grid
 
-    asked = _settings(**{name: how.pop(name) for name in ("seeds", "seconds", "steps", "tokens")})
+    equal = _budget(**{name: how.pop(name) for name in ("seeds", "seconds", "steps", "tokens")})
     base, space = named_recipe(recipe, ()), assignments(values, read_space)
     if (sampler is None) != (trials is None) or (pruner and sampler is None) or (drawn and sampler):
         raise UserError("a search is --search SAMPLER --trials N, with --pruner PRUNER if wanted and without --random")
     if sampler is not None and trials is not None:
-        way = partial(search, space=space, trials=trials, sampler=sampler, pruner=pruner or "none")
-        return _run(Study(name=f"search-{base.name}", base=base, **asked), None, way=way, **how)
+        method = partial(search, space=space, trials=trials, sampler=sampler, pruner=pruner or "none")
+        return _run(Study(name=f"search-{base.name}", base=base, **equal), None, method=method, **how)
     if drawn is not None:
         entries = draw(base, space, drawn)
-        return _run(Study(name=f"random-{base.name}", base=base, entries=entries, **asked), None, **how)
+        return _run(Study(name=f"random-{base.name}", base=base, entries=entries, **equal), None, **how)
     listed = {path: held for path, held in space.items() if not isinstance(held, Between)}
     if len(listed) < len(space):
         raise UserError("LOW..HIGH has no end of combinations; write values, or add --random N or --search SAMPLER")
-    return _run(grid(base, listed, **asked), None, **how)
+    return _run(grid(base, listed, **equal), None, **how)
 
 
 @click.command(hidden=True)
@@ -173,7 +174,7 @@ def sweep(
 @click.option("--with-parent", is_flag=True, help="End when standard input does.")
 @options("gpus")
 def trial(job: Path, with_parent: bool, gpus: int) -> int:
-    """Do the JOB of a study, as one of its processes or on another machine."""
+    """Run the JOB of a study, as one of its processes or on another machine."""
     from caddie.lab.executors import end_with_parent
     from caddie.lab.job import run_job
     from caddie.runtime import distributed
@@ -194,7 +195,7 @@ def _run(
     study: Study,
     results: Path | None,
     *,
-    way: Callable[..., Results | Selection | Ladder] | None = None,
+    method: Callable[..., Results | Selection | Ladder] | None = None,
     data: str | None,
     out: str | None,
     workers: int,
@@ -210,7 +211,7 @@ def _run(
     from caddie.report.display import Display
 
     with Display(quiet=quiet) as display:
-        found = (way or run_study)(
+        found = (method or run_study)(
             study,
             data=data,
             executor=_executor(on, workers, gpus, cores),
@@ -220,11 +221,11 @@ def _run(
             command=shlex.join(["caddie", *sys.argv[1:]]),
             progress=display,
         )
-    return _say(found, as_json)
+    return _print(found, as_json)
 
 
 def _executor(on: str, workers: int, gpus: int, cores: int) -> Executor:
-    """Where runs execute, by the words of the command line (docs/clusters.md)."""
+    """Return the executor of `--on` (docs/clusters.md)."""
     engine, _, place = on.partition(":")
     if engine == "slurm":
         from caddie.lab.slurm import Slurm
@@ -243,8 +244,8 @@ def _executor(on: str, workers: int, gpus: int, cores: int) -> Executor:
     return Local(workers, gpus)
 
 
-def _say(found: Results | Selection | Ladder, as_json: bool) -> int:
-    """Print what a study found."""
+def _print(found: Results | Selection | Ladder, as_json: bool) -> int:
+    """Print the results of a study."""
     from caddie.lab.results import Results
     from caddie.lab.rows import RESULTS
 

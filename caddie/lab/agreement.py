@@ -1,4 +1,4 @@
-"""How far a cheaper look agrees with the full one: early losses with final ones, small runs with large ones.
+"""Agreement of cheap measurements with full ones: early losses with final ones, small runs with large ones.
 
 Stopping the worse half of the runs early is successive halving (Jamieson and Talwalkar, "Non-stochastic best arm
 identification and hyperparameter optimization", AISTATS 2016). Whether it is safe is a property of the runs, and so is
@@ -27,26 +27,26 @@ final losses are ranked apart.
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyAgreement:
-    """What the ranks at one progress told of the final ranks."""
+    """Agreement of the ranks at one progress with the final ranks."""
 
     progress: float
     spearman: float | None
     """Rank correlation of early and final loss, its mean over the groups; None where the losses do not vary."""
     best_kept: Proportion
-    """In how many groups the run that ended best was in the better half (an odd one belongs to it)."""
+    """Groups whose best run was in the better half early (which has the odd one)."""
     order_held: float | None
-    """The share of pairs of runs of a group that ended in their early order."""
+    """Share of the pairs of runs of a group that ended in their early order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """What differences at a small scale told of those at a large one, for one kind of change."""
+    """Agreement of differences at a small scale with those at a large one, for one kind of change."""
 
     kind: str
     labels: tuple[str, ...]
     """Entries that were measured at both scales."""
     signs: Proportion
-    """In how many of them the difference has the same sign. Noise alone turns signs, so see `decided` too."""
+    """Entries whose difference has the same sign. Noise alone turns signs, so see `decided` too."""
     decided: Proportion
     """The same of those that are better or worse, not unclear, at both scales."""
     spearman: float | None
@@ -55,7 +55,7 @@ class Transfer:
 
 
 def early_agreement(*groups: Mapping[str, Curve], at: Sequence[float] = (0.1, 0.25, 0.5, 0.75)) -> list[EarlyAgreement]:
-    """How well the losses at each progress of `at` foretold the final ones.
+    """Compare the losses at each progress of `at` with the final ones.
 
     A group holds the curves, by label, that would have competed: those of a study with one seed. Several groups give a
     frequency; a single one tells only whether the best was kept that once. An early loss is the last one known by that
@@ -79,7 +79,7 @@ def early_agreement(*groups: Mapping[str, Curve], at: Sequence[float] = (0.1, 0.
 
 
 def safe_stop(*groups: Mapping[str, Curve], regret: float = 0.0, frequency: float = 1.0) -> float:
-    """The earliest progress, in hundredths, from which on stopping the worse half of the runs would have been safe.
+    """Return the earliest progress, in hundredths, from which on stopping the worse half would have been safe.
 
     Safe: in at least the share `frequency` of the groups (see `early_agreement`) a run was kept whose final loss is
     within `regret` of the best. It is so at all later hundredths too: one lucky moment does not count. As it was found
@@ -98,7 +98,7 @@ def safe_stop(*groups: Mapping[str, Curve], regret: float = 0.0, frequency: floa
 
 
 def transfer(small: Mapping[str, Verdict], large: Mapping[str, Verdict], kinds: Mapping[str, str]) -> list[Transfer]:
-    """For each kind of change, how far its differences from the base at a small scale hold at a large one.
+    """Compare differences from the base at a small scale with those at a large one, by kind of change.
 
     `kinds` names the kind of each label. An entry without a verdict at both scales is left out. Raises `UserError` for
     one without a kind.
@@ -132,7 +132,7 @@ def _differences(pairs: Iterable[tuple[Verdict, Verdict]]) -> tuple[list[float],
 
 
 def _losses(group: Mapping[str, Curve], progress: float) -> tuple[list[float], list[float]]:
-    """Early and final loss of each run of a group; one that is not a number is the worst."""
+    """Return early and final losses of a group; NaN ranks as the worst."""
     if len(group) < 2:
         raise UserError(f"ranks need at least two finished runs in a group, not {len(group)}")
     early, final = [], []
@@ -150,7 +150,7 @@ def _rankable(loss: float) -> float:
 
 
 def _regret(early: Sequence[float], final: Sequence[float]) -> float:
-    """How far above the best the best of those ended that were in the better half early; ties by order."""
+    """Return the final loss above the best of the best run in the early better half; ties go by order."""
     better = sorted(range(len(early)), key=early.__getitem__)[: (len(early) + 1) // 2]
     kept, best = min(final[place] for place in better), min(final)
     return 0.0 if kept == best else kept - best

@@ -1,4 +1,4 @@
-"""A job on a machine of a cluster: in a process of its own, which is gone when the one that started it is.
+"""Run a job of a cluster in a process of its own, which ends when the one that started it does.
 
 The worker of an engine has the engine's libraries and signals, and a run has neither. So what ends a run ends no
 worker, which can say why; and what ends a worker is the end of a machine.
@@ -14,7 +14,7 @@ from caddie.lab.executors import GRACE_SECONDS, command, death
 from caddie.report.run_files import OUTPUT
 
 POLL_SECONDS = 0.2
-"""Between two looks at whether a job has ended; a system call that waits would keep an engine from interrupting it."""
+"""Seconds between two checks of a job; a waiting system call would keep an engine from interrupting it."""
 
 
 def start(job: Path, folder: Path, threads: int, gpus: int) -> subprocess.Popen[bytes]:
@@ -26,7 +26,7 @@ def start(job: Path, folder: Path, threads: int, gpus: int) -> subprocess.Popen[
 
 
 def finish(process: subprocess.Popen[bytes]) -> int:
-    """Wait for a job; its exit status. What ends the waiting stops the job first."""
+    """Wait for a job and return its exit status. An exception that ends the waiting stops the job first."""
     try:
         while process.poll() is None:
             time.sleep(POLL_SECONDS)
@@ -36,7 +36,7 @@ def finish(process: subprocess.Popen[bytes]) -> int:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask a job to write its checkpoint and end, and see to it that it ends."""
+    """Let a job write its checkpoint and end; kill it if it does not."""
     process.terminate()
     try:
         process.wait(GRACE_SECONDS)
@@ -48,5 +48,5 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def stopped(status: int) -> bool:
-    """Whether an exit status says that the process was asked to stop."""
+    """True if the exit status is that of a process that was ended by a signal to stop."""
     return status != 0 and death(status) is None

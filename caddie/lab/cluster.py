@@ -1,4 +1,4 @@
-"""Runs on the machines of a Ray cluster (https://docs.ray.io), which the user starts."""
+"""Run jobs on the machines of a Ray cluster (https://docs.ray.io), which the user starts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from caddie.lab.child_process import finish, start, stopped
 from caddie.lab.executors import GRACE_SECONDS, death
 
 RETRIES = 5
-"""Times that a job is begun again because its machine was lost."""
+"""Most restarts of a job after its machine was lost."""
 
 
 ANSWER_SECONDS = 5.0
-"""What a cluster is given to answer at all."""
+"""Seconds that a cluster has to answer."""
 
 
 class Stopped(Exception):
@@ -61,7 +61,7 @@ class Cluster:
         return self._workers
 
     def run(self, jobs: Sequence[Path]) -> Iterator[tuple[Path, str | None]]:
-        """Each job as it ends, with why its process died before it did, or None."""
+        """Yield each job as it ends, with the reason why its process died early, or None."""
         task = self._ray.remote(_do).options(
             num_cpus=self._cores_each,
             num_gpus=self._gpus_each,
@@ -95,7 +95,7 @@ class Cluster:
 
 
 def share(nodes: Sequence[dict[str, float]], gpus_each: int, cores_each: int) -> tuple[int, int, int]:
-    """GPUs and cores of a run, and runs at once, on machines with these resources, as Ray names them."""
+    """Return GPUs and cores of a run, and runs at once, on machines with these resources of Ray."""
     able = [node for node in nodes if node.get("CPU", 0) >= max(1, cores_each) and node.get("GPU", 0) >= gpus_each]
     if not able:
         raise UserError(
@@ -117,7 +117,7 @@ def _unreachable(address: str, error: Exception) -> str:
 
 
 def _do(job: str, folder: str, threads: int, gpus: int) -> str | None:
-    """Do a job on whatever machine this is; why its process died, or None."""
+    """Run a job on this machine. Returns the reason why its process died, or None."""
     if not Path(job).exists():
         raise UserError(f"{socket.gethostname()} does not see {job}; all machines must share this folder")
     status = finish(start(Path(job), Path(folder), threads, gpus))

@@ -1,4 +1,4 @@
-"""Where the jobs of a study run: in processes of this machine, each on cores or GPUs of its own."""
+"""Run the jobs of a study in processes of this machine, each on cores or GPUs of its own."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from caddie.errors import UserError
 from caddie.report.run_files import OUTPUT
 
 GRACE_SECONDS = 20.0
-"""What a run is given to write its checkpoint when it is asked to stop."""
+"""Seconds that a run has to write its checkpoint when it must stop."""
 
 
 class Executor(Protocol):
-    """Does jobs; what comes of them is in their runs' folders, which all machines see."""
+    """Runs jobs, whose results are in the run folders, which all machines see."""
 
     @property
     def workers(self) -> int:
         """Jobs at once."""
 
     def run(self, jobs: Sequence[Path]) -> Iterator[tuple[Path, str | None]]:
-        """Each job as it ends, with why its process died before it did, or None."""
+        """Yield each job as it ends, with the reason why its process died early, or None."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Local:
         return self._workers
 
     def run(self, jobs: Sequence[Path]) -> Iterator[tuple[Path, str | None]]:
-        """Each job as it ends, with why its process died before it did, or None."""
+        """Yield each job as it ends, with the reason why its process died early, or None."""
         waiting, slots = list(reversed(jobs)), list(range(self._workers))
         busy: list[_Busy] = []
         try:
@@ -105,7 +105,7 @@ class Local:
 
 
 def command(job: Path, gpus: int = 0) -> list[str]:
-    """What does a job, here or on another machine."""
+    """Return the command line that runs a job, here or on another machine."""
     return [sys.executable, "-m", "caddie", "trial", str(job), *(["--gpus", str(gpus)] if gpus > 1 else [])]
 
 
@@ -116,13 +116,13 @@ def _end(one: _Busy) -> None:
 
 
 def _cores() -> list[int]:
-    """The cores that this process may use."""
+    """Return the cores that this process may use."""
     allowed = getattr(os, "sched_getaffinity", None)
     return sorted(allowed(0)) if allowed else list(range(os.cpu_count() or 1))
 
 
 def end_with_parent() -> None:
-    """Stop this process soon after the one that holds the other end of its standard input, as if it was asked to."""
+    """End this process, by SIGTERM, soon after the one that holds the other end of its standard input."""
 
     def wait() -> None:
         with suppress(OSError):
@@ -136,7 +136,7 @@ def end_with_parent() -> None:
 
 
 def death(status: int | None) -> str | None:
-    """Why a process died, from its exit status; None where it ended well or was asked to stop."""
+    """Return the reason why a process died, from its exit status; None if it ended well or was stopped."""
     if not status:
         return None
     number = -status if status < 0 else status - 128  # of a signal: as Python says it, or as a launcher or shell does

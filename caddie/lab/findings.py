@@ -1,4 +1,4 @@
-"""What a study found, as plain data: verdicts, ranks, the frontier of size and score, curves, and what to mind.
+"""Findings of a study as plain data: verdicts, ranks, the frontier of size and score, curves and notes.
 
 It takes a study's description (`Study.to_json`, kept as `study.json`) and one row per run, not the study's own code, so
 what was measured long ago can still be read.
@@ -24,11 +24,11 @@ Row = Mapping[str, Any]
 POINTS = 60
 """Points of a curve that is the mean over seeds."""
 EARLY = (0.1, 0.25, 0.5, 0.75)
-"""Parts of a run at which its rank is compared with the final one."""
+"""Progress at which ranks are compared with the final ones."""
 ALONE = 0.9
-"""Share of its threads' time below which a run was not alone."""
+"""Least share of its threads' time of a run that was alone on the machine."""
 STEADY = 1.1
-"""Ratio of the speeds of two seeds above which the machine was not the same for both."""
+"""Largest ratio of the speeds of two seeds on an undisturbed machine."""
 BASE = "base"
 """Label of the base, unless the description has another."""
 WORDS = ("better", "worse", "same", "unclear")
@@ -46,7 +46,7 @@ _TEXTS = {"validation_documents": "held-out text", "train_documents": "training 
 
 
 def findings(described: Mapping[str, Any], rows: Sequence[Row], price: float | None = None) -> dict[str, Any]:
-    """Everything that a report of a study says, as JSON values; None stands for what is not known.
+    """Return everything that a study's report shows, as JSON values. None stands for unknown values.
 
     `price` is the money for an hour of one GPU, or of the machine where there is none. Rows of labels that the study
     does not have are left out, and of two rows with one label and seed the later one counts.
@@ -80,7 +80,7 @@ def findings(described: Mapping[str, Any], rows: Sequence[Row], price: float | N
 
 
 def _study(described: Mapping[str, Any]) -> dict[str, Any]:
-    """The description with its entries by label, the base among them as the first, and the budget in words."""
+    """Return the description with its entries by label, the base first, and the budget in words."""
     base = {"label": described.get("label", BASE), "against": None, "kind": "", "why": "", "claim": None, "diff": {}}
     amount = re.fullmatch(r"\w+\(\w+=([\d.e+]+)\)", described["budget"])
     words = f"{float(amount[1]):,.10g} {described['equal']} each" if amount else f"{described['budget']} budget"
@@ -95,7 +95,7 @@ def _scored(row: Row) -> bool:
 def _verdicts(
     study: Mapping[str, Any], groups: Mapping[str, Sequence[Row]], price: float | None
 ) -> list[dict[str, Any]]:
-    """One for each entry that has a finished run, best first; entries without what they are compared with come last."""
+    """Return a verdict for each entry that has a finished run, best first; entries without a rival come last."""
     scores = {label: {row["seed"]: row["bits_per_byte"] for row in group} for label, group in groups.items() if group}
     against = {label: entry["against"] for label, entry in study["entries"].items() if entry["against"] is not None}
     judged = judge_pairs(
@@ -131,7 +131,7 @@ def _verdicts(
 
 
 def _more_bytes(group: Sequence[Row], rival: Sequence[Row]) -> float | None:
-    """Bytes of the artifact above the rival's: means over the seeds that both have, or over all if they share none."""
+    """Return bytes of the artifact above the rival's: means over common seeds, or over all if there are none."""
     sizes, others = (
         {row["seed"]: row["artifact_bytes"] for row in rows if is_finite(row.get("artifact_bytes"))}
         for rows in (group, rival)
@@ -143,7 +143,7 @@ def _more_bytes(group: Sequence[Row], rival: Sequence[Row]) -> float | None:
 
 
 def _agrees(claim: Mapping[str, Any] | None, verdict: Verdict | None) -> str | None:
-    """Whether the verdict is what a source claims; open where nothing was decided."""
+    """Compare the verdict with a source's claim: agrees, disagrees or open."""
     if claim is None:
         return None
     if verdict is None or verdict.word == "unclear":
@@ -152,7 +152,7 @@ def _agrees(claim: Mapping[str, Any] | None, verdict: Verdict | None) -> str | N
 
 
 def _found(study: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[Row]]) -> str:
-    """One sentence or two that count."""
+    """Return the summary in one or two sentences."""
     entries = len(study["entries"]) - 1
     counts = [f"{sum(one['word'] == word for one in verdicts)} {word}" for word in WORDS]
     without = sum(not group for label, group in groups.items() if study["entries"][label]["against"] is not None)
@@ -168,7 +168,7 @@ def _found(study: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]], grou
 
 
 def _standing(label: str, group: Sequence[Row]) -> dict[str, Any]:
-    """A label's line of the leaderboard: means over its seeds."""
+    """Return a label's row of the leaderboard: means over its seeds."""
     scores = [row["bits_per_byte"] for row in group]
     means = ("artifact_bytes", "parameters", "steps", "tokens", "tokens_per_second", "train_seconds", "total_seconds")
     stages = ("trained", "averaged", "packed", "quantization_loss", "holdout")
@@ -188,7 +188,7 @@ def _mean(values: Iterable[Any]) -> float | None:
 
 
 def _mark_frontier(board: Sequence[dict[str, Any]]) -> None:
-    """Mark what nothing beats in size without losing in score, nor in score without losing in size (Pareto)."""
+    """Mark the Pareto frontier of size and score."""
     sized = [one for one in board if one["artifact_bytes"] is not None]
     for one in sized:
         here = one["artifact_bytes"], one["mean"]
@@ -201,12 +201,12 @@ def _mark_frontier(board: Sequence[dict[str, Any]]) -> None:
 
 
 def _points(row: Row, place: int) -> list[tuple[float, float]]:
-    """A run's curve of training loss in bits per byte, against steps (place 0) or seconds (1)."""
+    """Return a run's training loss in bits per byte, against steps (`axis` 0) or seconds (1)."""
     return [(point[place], point[3]) for point in row.get("curve") or [] if all(map(is_finite, point[:4]))]
 
 
 def _mean_curve(group: Sequence[Row], place: int) -> list[tuple[float, float, float, float]]:
-    """Mean, lowest and highest over seeds at evenly spaced places that all runs have reached, lightly smoothed."""
+    """Return mean, lowest and highest over seeds at even spacing up to where all runs got, lightly smoothed."""
     curves = [points for row in group if len(points := _points(row, place)) > 1]
     if not curves:
         return []
@@ -220,7 +220,7 @@ def _mean_curve(group: Sequence[Row], place: int) -> list[tuple[float, float, fl
 
 
 def _early(groups: Mapping[str, Sequence[Row]]) -> dict[str, Any] | None:
-    """How early ranks agreed with final ones among the runs of each seed; None where there is nothing to rank.
+    """Compare early ranks with final ones among the runs of each seed; None if there is nothing to rank.
 
     Early is the training loss by then, final the score of the artifact; a training that several share counts once.
     """
@@ -248,7 +248,7 @@ def _early(groups: Mapping[str, Sequence[Row]]) -> dict[str, Any] | None:
 
 
 def _failures(failed: Sequence[Row]) -> list[dict[str, Any]]:
-    """Runs without a score, those of one label and reason together."""
+    """Return the runs without a score, by label and reason."""
     seeds: dict[tuple[str, str], list[Any]] = {}
     for row in failed:
         reason = row.get("error") or ("no finite score" if row.get("state") == "finished" else "not finished")
@@ -259,7 +259,7 @@ def _failures(failed: Sequence[Row]) -> list[dict[str, Any]]:
 def _notes(
     study: Mapping[str, Any], rows: Sequence[Row], done: Sequence[Row], groups: Mapping[str, Sequence[Row]]
 ) -> list[str]:
-    """What must be minded when the figures are compared."""
+    """Return notes on what limits a comparison of the figures."""
     notes = []
     planned = {(label, seed) for label in study["entries"] for seed in study["seeds"]}
     missing = planned - {(row.get("label"), row.get("seed")) for row in rows}
@@ -298,7 +298,7 @@ def _notes(
 
 
 def _uneven(groups: Mapping[str, Sequence[Row]]) -> list[str]:
-    """A note if seeds of a label, which do the same work, did not go at the same speed."""
+    """Return a note if seeds of a label, which do the same work, ran at different speeds."""
     ratios: dict[str, float] = {}
     for label, group in groups.items():
         speeds: list[float] = [row["tokens_per_second"] for row in group if is_finite(row.get("tokens_per_second"))]
@@ -315,7 +315,7 @@ def _uneven(groups: Mapping[str, Sequence[Row]]) -> list[str]:
 
 
 def _mixed(what: str, values: Sequence[tuple[Row, object]]) -> list[str]:
-    """A note if runs differ: the most usual value, and which labels have another."""
+    """Return a note if runs differ: the usual value, and the labels that have another."""
     labels: dict[str, list[str]] = {}
     for row, value in values:
         labels.setdefault("unknown" if value is None else str(value), []).append(row["label"])
@@ -337,13 +337,13 @@ def _seconds(row: Row) -> float:
 
 
 def _spent(row: Row) -> float:
-    """Seconds that a run took itself: a training that several share is counted once."""
+    """Return the seconds of a run itself; training that several runs share counts once."""
     shared = row.get("trained_with") not in (None, row["label"])
     return _seconds(row) - (row["train_seconds"] if shared and is_finite(row.get("train_seconds")) else 0.0)
 
 
 def _money(row: Row, price: float, seconds: float) -> float:
-    """What so many seconds of a run cost; runs that share a machine without a GPU share its price."""
+    """Return the price of these seconds of a run; runs that share a machine without a GPU share its price."""
     workers = row.get("workers")
     beside = workers if isinstance(workers, int) and str(row.get("device")).startswith("cpu") else 1
     return cost(seconds, row.get("world") or 1, price / max(1, beside))
@@ -355,7 +355,7 @@ def _costs(done: Sequence[Row], price: float | None) -> dict[str, Any]:
 
 
 def _measured(study: Mapping[str, Any], done: Sequence[Row]) -> list[tuple[str, str]]:
-    """How it was measured, line by line; several values of one thing stand side by side."""
+    """Return the lines on how it was measured; several values of one thing stand side by side."""
 
     def all_of(values: Iterable[object]) -> str:
         return _listed(list(dict.fromkeys(str(value) for value in values if value is not None))) or "not known"

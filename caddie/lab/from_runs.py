@@ -1,4 +1,4 @@
-"""Run folders that belong to no study, told as if they were one: runs of one recipe are seeds of one label."""
+"""Turn run folders into a study: runs of one recipe are the seeds of one label."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from caddie.report.run_files import RECIPE, RESULT, TASK
 
 
 def from_runs(folders: Sequence[Path]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A study's description and rows, from the folders of finished runs; the recipe of the first is the base.
+    """Return a study's description and rows for finished runs; the recipe of the first is the base.
 
     Raises `UserError` for a folder without a result, and where one recipe has a seed twice.
     """
@@ -62,13 +62,13 @@ def _name(folder: Path, result: Mapping[str, Any]) -> str:
 
 
 def _settings(folder: Path) -> Any:
-    """The recipe of a run without its labels, as JSON, so that those of other versions can be read too."""
+    """Return the settings of a run as JSON, which recipes of other versions can be too."""
     recipe = pick(read_json(folder / RECIPE), "recipe") or {}
     return {name: value for name, value in recipe.items() if name not in ("kind", "name", "why", "base", "public")}
 
 
 def _changes(base: Any, other: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted paths at which two recipes in JSON differ, and what the other has there."""
+    """Yield the dotted paths at which two recipes in JSON differ, with the value of the other."""
     if isinstance(base, Mapping) and isinstance(other, Mapping) and base.get("kind") == other.get("kind"):
         for name in {**base, **other}:
             below = f"{path}.{name}" if path else str(name)

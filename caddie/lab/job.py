@@ -1,4 +1,4 @@
-"""One job of a study: the runs of one training, each in a folder of its own, in a process of its own.
+"""Run a job of a study: the runs of one training, each in a folder of its own.
 
 A job is a file, and so is all that comes of it, so it can be done anywhere the folders are seen, and twice without
 harm: a finished run is not run again, and while one process is at a job, another waits for it.
@@ -59,30 +59,30 @@ class _StopFile:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a study: a label, a seed, and where it goes."""
+    """One run of a study: label, seed and folder."""
 
     study: str
     label: str
     seed: int
     key: str
-    """What its settings, seed and texts make it: runs with the same key are the same run."""
+    """Hash of settings, seed and texts: runs with the same key are the same run."""
     folder: Path
     recipe: Recipe
     corpus: Path
 
     @property
     def over(self) -> bool:
-        """Whether it is finished or has failed."""
+        """True if it is finished or has failed."""
         return finished(self.folder) or (self.folder / ERROR).exists()
 
 
 def finished(folder: Path) -> bool:
-    """Whether a run folder holds a result."""
+    """True if a run folder holds a result."""
     return (folder / RESULT).exists()
 
 
 def definitions(node: object) -> Iterator[Path]:
-    """The files, some perhaps several times, of the classes in a recipe that are not caddie's."""
+    """Yield the files, perhaps repeatedly, of the classes in a recipe that are not caddie's."""
     left = [node]
     while left:
         node = left.pop()
@@ -104,7 +104,7 @@ def definitions(node: object) -> Iterator[Path]:
 
 
 def write_job(runs: list[Run], study: Mapping[str, Any], trained: Run | None = None) -> Path:
-    """The file of a job: runs of one seed and training, in the folder of the first; `study` goes into each result.
+    """Write and return the file of a job: runs of one seed and training. `study` goes into each result.
 
     `trained` is a run that has done the training already.
     """
@@ -132,7 +132,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def run_job(job: Path) -> None:
-    """Do every run of a job that is not over; one that fails leaves its reason in `error.json`.
+    """Do every run of a job that is not over. A run that fails leaves its reason in `error.json`.
 
     A run with `stop.json` in its folder ends as pruned, for the reason given there.
 
@@ -154,7 +154,7 @@ def run_job(job: Path) -> None:
 
 
 def _do(one: Mapping[str, Any], folder: Path, told: Mapping[str, Any], ranks: Ranks) -> None:
-    """One run of a job."""
+    """Do one run of a job."""
     trained = Path(told["trained"])
     if folder != trained and ranks.first:
         _adopt(trained, folder)
@@ -184,7 +184,7 @@ def _do(one: Mapping[str, Any], folder: Path, told: Mapping[str, Any], ranks: Ra
 
 
 def _fail_run(folder: Path, reason: str, ranks: Ranks, state: str = "failed") -> None:
-    """Note a failure; one of several processes ends with it, for the others may wait for it in vain.
+    """Record a failure. One of several processes ends with it, as the others may wait for it in vain.
 
     The first reason stays: what other processes meet after it may come of it.
     """
@@ -195,7 +195,7 @@ def _fail_run(folder: Path, reason: str, ranks: Ranks, state: str = "failed") ->
 
 
 def adoptable(folder: Path) -> bool:
-    """Whether a finished run still has what another with the same training begins with."""
+    """True if a finished run still has the files with which another of the same training begins."""
     return finished(folder) and (folder / CHECKPOINT).exists() and (folder / LOG).exists()
 
 
@@ -209,5 +209,5 @@ def _adopt(source: Path, folder: Path) -> None:
 
 
 def fail(folder: Path, reason: str, state: str = "failed") -> None:
-    """Say in a run's folder why there is no result: it has failed, or was pruned by a search."""
+    """Write the reason why a run has no result: it failed, or a search pruned it."""
     write_json(folder / ERROR, {"state": state, "error": one_line(reason)})

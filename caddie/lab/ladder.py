@@ -1,4 +1,4 @@
-"""The proxy ladder: what the differences of small runs told of those of large ones, for each kind of change.
+"""Proxy ladder: compare differences between small runs with those between large ones, by kind of change.
 
 Small runs stand for large ones only where that was measured. So the same study runs at several scales, and each smaller
 one is compared with the largest: how often a difference has the same sign, and whether the ranks agree.
@@ -39,11 +39,11 @@ class Ladder:
     scales: Mapping[str, Results]
     """Smallest first."""
     folder: Path
-    """Where `ladder.md` stands."""
+    """Folder of `ladder.md`."""
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """As JSON values: each smaller scale against the largest by kind of change, and every entry at every scale."""
+        """Results as JSON values: each smaller scale against the largest, and every entry at every scale."""
         verdicts = {scale: judged(found.study, found.rows) for scale, found in self.scales.items()}
         *smaller, largest = verdicts
         return {
@@ -69,7 +69,7 @@ class Ladder:
         }
 
     def _kinds(self, small: Mapping[str, Verdict], large: Mapping[str, Verdict]) -> list[dict[str, Any]]:
-        """One for each kind of change, and one for all together where there are several."""
+        """Return facts for each kind of change, and for all together where there are several."""
         kinds = {label: entry.kind or NO_KIND for label, entry in self.study.entries.items()}
         found = transfer(small, large, kinds)
         if len(found) > 1:
@@ -77,7 +77,7 @@ class Ladder:
         return [_facts(one) for one in found]
 
     def markdown(self) -> str:
-        """The same as a page."""
+        """Return the results as Markdown."""
         facts = self.facts
         parts = [f"# {facts['study']} at {len(facts['scales'])} scales"]
         for step in facts["steps"]:
@@ -123,7 +123,7 @@ def ladder(study: Study, data: str | None = None, *, folder: Path | None = None,
 
 
 def judged(study: Study, rows: Sequence[Row]) -> dict[str, Verdict]:
-    """The verdict on each entry against what it is set against, where both have a score."""
+    """Return the verdict on each entry that has a score and a rival with one."""
     scores: dict[str, dict[int, float]] = {}
     for row in rows:
         if row["state"] == "finished" and is_finite(row["bits_per_byte"]):

@@ -1,4 +1,4 @@
-"""The drawings of a lab report: differences with intervals, sweeps, standings, loss curves, and size against score.
+"""Charts of a lab report: differences with intervals, sweeps, standings, loss curves, and size against score.
 
 What comes out are percentages of a strip, and paths in a box of 1,000 by 1,000 (see `caddie.report.charts`), so a page
 may be as wide as it likes. Findings are as `caddie.lab.findings` has them.
@@ -17,7 +17,7 @@ from caddie.report.charts import Tick, dots, is_finite, log_ticks, nice_ticks, p
 COLORS = 5
 """Colours of lines; further lines are grey."""
 STRAY = 6.0
-"""How many times the usual reach of intervals a picture of differences shows; what is further off leaves it."""
+"""Range of a chart of differences, in multiples of the usual interval; points beyond leave it."""
 SETTLED = 0.25
 """Part of a run after which its loss counts for the height of the picture."""
 WIDE = 3.0
@@ -55,7 +55,7 @@ class Forest:
     """Begin and width of what lies within the margin."""
     ticks: list[Tick]
     strays: bool
-    """Whether something leaves the picture."""
+    """True if something leaves the picture."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Sizes:
 
 
 def forest(verdicts: Sequence[Mapping[str, Any]], margin: float) -> Forest | None:
-    """The differences of `verdicts`, or None where there are none."""
+    """Draw the differences of `verdicts`; None if there are none."""
     known = [one for one in verdicts if is_finite(one["difference"])]
     if not known:
         return None
@@ -156,7 +156,7 @@ def _plain(ticks: Sequence[float]) -> list[Tick]:
 
 
 def standings(board: Sequence[Mapping[str, Any]], public: Sequence[Mapping[str, Any]]) -> Standings | None:
-    """The leaderboard; a public figure is drawn unless it lies further off than the scores are wide."""
+    """Draw the leaderboard. Public figures are drawn if they are no further away than the scores' own range."""
     if not board:
         return None
     scores = sorted(score for one in board for score in one["seeds"].values())
@@ -182,14 +182,14 @@ def standings(board: Sequence[Mapping[str, Any]], public: Sequence[Mapping[str, 
 
 
 def marked(board: Sequence[Mapping[str, Any]], base: str) -> list[str]:
-    """Labels whose lines are coloured, base first: all if they are few, else the best and the worst."""
+    """Return the labels with coloured lines, base first: all if they are few, else the best and the worst."""
     labels = [one["label"] for one in board if one["label"] != base]
     chosen = labels if len(labels) < COLORS else [*labels[: COLORS - 2], labels[-1]]
     return [base, *chosen] if len(labels) < len(board) else chosen
 
 
 def curves(found: Mapping[str, Mean], colored: Sequence[str], unit: str) -> Curves | None:
-    """Loss against steps or seconds; the first steep part may leave the picture at the top."""
+    """Draw loss against steps or seconds. The first steep part may leave the picture at the top."""
     if not found:
         return None
     last = max(curve[-1][0] for curve in found.values())
@@ -227,7 +227,7 @@ def _lines(heights: Sequence[Tick]) -> str:
 
 
 def sweep_lines(found: Mapping[str, Any]) -> Curves:
-    """The score over swept numbers: a line for each value of the second axis, with the best point of each.
+    """Draw the score over swept numbers: a line for each value of the second axis, with its best point.
 
     The first axis is logarithmic where its values are above 0 and span more than a factor of 3; its ticks are the
     values. What is far above the others leaves the picture.
@@ -280,7 +280,7 @@ def sweep_lines(found: Mapping[str, Any]) -> Curves:
 
 
 def _best(axes: Sequence[Sequence[str]], line: Mapping[str, Any]) -> str:
-    """Which line it is and where it is best, the paths by their last words."""
+    """Return the label of a line and its best point, with the last words of the paths."""
     paths = [axis[0].split(".") for axis in axes]
     words = 1 if len({path[-1] for path in paths}) == len(paths) else 2
     first, *second = (".".join(path[-words:]) for path in paths)
@@ -289,12 +289,12 @@ def _best(axes: Sequence[Sequence[str]], line: Mapping[str, Any]) -> str:
 
 
 def written(value: float) -> str:
-    """A swept number as one would write it: `0.02`, `1048576`."""
+    """Format a swept number: `0.02`, `1048576`."""
     return f"{value:.10g}"
 
 
 def _apart(ticks: Sequence[Tick]) -> list[Tick]:
-    """Those ticks whose labels do not run into one another on a phone, the first and the last among them."""
+    """Return the ticks whose labels do not overlap on a phone, with the first and the last."""
     last, kept = ticks[-1], list(ticks[:1])
     for tick in ticks[1:-1]:
         if all(abs(tick.at - other.at) > LETTER * max(len(tick.label), len(other.label)) for other in (kept[-1], last)):
@@ -303,7 +303,7 @@ def _apart(ticks: Sequence[Tick]) -> list[Tick]:
 
 
 def sizes(board: Sequence[Mapping[str, Any]]) -> Sizes | None:
-    """Bytes of the artifact against the score, both means over seeds; None unless sizes differ.
+    """Draw bytes of the artifact against the score, both means over seeds; None unless sizes differ.
 
     Sizes are on a logarithmic scale where the largest is more than ten times the smallest.
     """

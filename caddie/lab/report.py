@@ -1,4 +1,4 @@
-"""The report of a study, or of any finished runs: one page that needs no network, a Markdown file and a table."""
+"""Write the report of a study, or of any finished runs: a page without network, Markdown and CSV."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def write_study_report(folder: Path, *, price: float | None = None) -> list[Path
 
 
 def write_runs_report(folders: Sequence[Path], out: Path, *, price: float | None = None) -> list[Path]:
-    """The same of finished run folders, in the folder `out`: runs of one recipe are one label, the first the base."""
+    """Write the same for finished runs to `out`: runs of one recipe are one label, the first the base."""
     study, rows = from_runs(folders)
     Path(out).mkdir(parents=True, exist_ok=True)
     return _write(Path(out), study, rows, price)
@@ -57,7 +57,7 @@ def _write(folder: Path, study: Mapping[str, Any], rows: Sequence[Row], price: f
 
 
 def page(facts: Mapping[str, Any]) -> str:
-    """The page of what `findings` gave."""
+    """Return the HTML page of the findings."""
     board, base = facts["board"], facts["study"]["label"]
     colored = marked(board, base)
     return template("lab/report.html.jinja").render(
@@ -75,7 +75,7 @@ def page(facts: Mapping[str, Any]) -> str:
 
 
 def verdict_html(facts: Mapping[str, Any]) -> str:
-    """What was found and the differences with their intervals, for a notebook: it brings its own style."""
+    """Return the summary and the differences with their intervals as HTML for a notebook."""
     return template("lab/verdicts.html.jinja").render(**_context(facts))
 
 
@@ -97,7 +97,7 @@ def _context(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def signed(value: float | None) -> str | None:
-    """A difference in bits per byte: `−0.0012`."""
+    """Format a difference in bits per byte: `−0.0012`."""
     if not is_finite(value):
         return None
     text = f"{value:+.4f}"
@@ -105,41 +105,41 @@ def signed(value: float | None) -> str | None:
 
 
 def bits(value: float | None) -> str | None:
-    """Bits per byte: `2.8312`."""
+    """Format bits per byte: `2.8312`."""
     return f"{value:.4f}".replace("-", MINUS) if is_finite(value) else None
 
 
 def whole(value: float | None) -> str | None:
-    """A count: `1,234`."""
+    """Format a count: `1,234`."""
     return f"{value:,.0f}" if is_finite(value) else None
 
 
 def more(value: float | None) -> str | None:
-    """A difference of counts: `+1,234`."""
+    """Format a difference of counts: `+1,234`."""
     return (f"{round(value):+,}" if round(value) else "0").replace("-", MINUS) if is_finite(value) else None
 
 
 def chance(value: float | None) -> str | None:
-    """A p or q."""
+    """Format a p or q."""
     if not is_finite(value):
         return None
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def duration(seconds: float) -> str:
-    """A time in the unit that suits it."""
+    """Format a duration in the unit that suits it."""
     if seconds < 100:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:,.1f} min" if seconds < 6000 else f"{seconds / 3600:,.1f} h"
 
 
 def money(value: float) -> str:
-    """An amount in the currency of the price."""
+    """Format an amount of money."""
     return f"{value:,.2f}" if value >= 1 or not value else f"{value:.2g}"
 
 
 def markdown(facts: Mapping[str, Any]) -> str:
-    """The report as Markdown: the sentence that counts, verdicts, leaderboard, and how it was measured."""
+    """Return the report as Markdown: summary, verdicts, leaderboard, and how it was measured."""
     study = facts["study"]
     parts = [f"# {_cell(study['name'])}"]
     parts += [_cell(study["why"])] if study["why"] else []
@@ -170,7 +170,7 @@ def markdown(facts: Mapping[str, Any]) -> str:
 
 
 def sweep_words(found: Mapping[str, Any]) -> str:
-    """What a sweep's figures are."""
+    """Describe the figures of a sweep."""
     first, *second = (axis[0] + (f" (with it {', '.join(axis[1:])})" if axis[1:] else "") for axis in found["axes"])
     seeds = f"seed{'s' * (len(found['seeds']) > 1)} {', '.join(map(str, found['seeds']))}"
     words = f"Bits per byte over {first}" + (f", for each {second[0]}" if second else "")
@@ -180,7 +180,7 @@ def sweep_words(found: Mapping[str, Any]) -> str:
 
 
 def _sweep_table(found: Mapping[str, Any]) -> list[str]:
-    """Its words, and a table: the first axis downwards, the second across, the best of each column in bold."""
+    """Return description and table: the first axis downwards, the second across, the best of each column in bold."""
     first, *second = (axis[0] for axis in found["axes"])
     names = [_cell(f"{first} \N{DOWNWARDS ARROW}, {second[0]} \N{RIGHTWARDS ARROW}" if second else first)]
     names += [written(line["value"]) if second else "bits per byte" for line in found["lines"]]
@@ -233,18 +233,18 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _lines(rows: Sequence[Sequence[str]]) -> str:
-    """A table of cells that are Markdown already, the first row its head."""
+    """Return a Markdown table; the first row is its head."""
     return "\n".join(f"| {' | '.join(row)} |" for row in (rows[0], ["---"] * len(rows[0]), *rows[1:]))
 
 
 def _cell(value: object) -> str:
-    """Text that stays inside a cell of a table and is no HTML."""
+    """Escape text for a cell of a Markdown table."""
     text = " ".join(str(value).split())
     return re.sub(r"([|\\`*_\[\]])", r"\\\1", text).replace("<", "&lt;")
 
 
 def _csv(rows: Sequence[Row]) -> str:
-    """One line per run, without curves."""
+    """Return a CSV line per run, without curves."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow([*_COLUMNS, *(f"sha256_{name}" for name in _HASHES), "diff"])

@@ -1,4 +1,4 @@
-"""Conducting a study from Python, and what comes of it as a value that shows itself.
+"""Run a study from Python; its results show themselves as a table or a plot.
 
 from caddie import Entry, Steps, Study, conduct, find
 
@@ -29,13 +29,13 @@ from caddie.runtime.progress import Progress
 
 @dataclass(frozen=True)
 class Results:
-    """What a study found: a table as text, a table and a plot in a notebook."""
+    """Results of a study: a table as text, a table and a plot in a notebook."""
 
     study: Study
     rows: Sequence[Row]
     """One for each run that is over."""
     folder: Path
-    """Where `results.jsonl` and the reports stand."""
+    """Folder of `results.jsonl` and the reports."""
     price: float | None = None
     """Money for an hour of one GPU."""
 
@@ -89,7 +89,7 @@ def run_study(
 
 
 def summary(facts: Mapping[str, Any]) -> str:
-    """What `findings` gave, for a terminal."""
+    """Format findings for a terminal."""
     study, rows = facts["study"], []
     for one in facts["verdicts"]:
         reach = one["interval"] and (one["interval"][1] - one["interval"][0]) / 2

@@ -1,4 +1,4 @@
-"""What is kept of a study's runs: one JSON row for each, small enough to commit (`docs/studies.md`)."""
+"""Rows of a study's runs: one JSON object for each, small enough to commit (`docs/studies.md`)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from caddie.report.run_files import ERROR, HOLDOUT, LOG, RESULT
 Row = dict[str, Any]
 STUDY, RESULTS = "study.json", "results.jsonl"
 CURVE_POINTS = 60
-"""Of a loss curve that a row keeps, at most."""
+"""Most points of the loss curve in a row."""
 _TRAINING = ("parameters", "steps", "tokens", "tokens_per_second", "threads", "cpu_share")
 
 
 def row(study: Study, run: Run) -> Row | None:
-    """The row of a run that is over, or None."""
+    """Return the row of a run that is over, or None."""
     entry = study.entries.get(run.label)
     facts: Row = {
         "study": study.name,
@@ -45,7 +45,7 @@ def outcome(row: Row) -> str:
 
 
 def measured(folder: Path, result: Mapping[str, Any]) -> Row:
-    """What a row takes from a run folder and its result; None for what an older version did not write."""
+    """Return the part of a row that comes from a run folder. None stands for what an older version did not write."""
 
     def score(stage: str) -> float | None:
         value = pick(result, "scores", stage, "bits_per_byte")
@@ -75,7 +75,7 @@ def measured(folder: Path, result: Mapping[str, Any]) -> Row:
 
 
 def failure(folder: Path) -> Row:
-    """Whether a run failed or was pruned by a search, and why, with paths as they are in its folder."""
+    """Return the state (failed or pruned) and reason of a run without result, with paths relative to its folder."""
     found = read_json(folder / ERROR)
     if (reason := pick(found, "error")) is None:
         return {"state": "failed", "error": f"{folder / ERROR} cannot be read"}
@@ -92,13 +92,13 @@ def _holdout(folder: Path) -> Row:
 
 
 def read_holdout(folder: Path, documents: str) -> float | None:
-    """The bits per byte that a run's last look at these documents gave, or None."""
+    """Return the bits per byte of a run on these holdout documents, or None."""
     kept = _holdout(folder)
     return kept["holdout"] if kept["holdout_documents"] == documents else None
 
 
 def curve(steps: Sequence[Mapping[str, Any]]) -> list[list[float]]:
-    """Step, seconds, tokens and training bits per byte, each point the mean over its share of the logged steps."""
+    """Return points of step, seconds, tokens and training bits per byte, each the mean over its share of the steps."""
     points: list[list[float]] = []
     count = min(CURVE_POINTS, len(steps))
     for index in range(count):
@@ -110,7 +110,7 @@ def curve(steps: Sequence[Mapping[str, Any]]) -> list[list[float]]:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a file; a `UserError` names a line that is none."""
+    """Return the rows of a file. Raises `UserError` for a line that is none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -134,7 +134,7 @@ def _is_row(found: Mapping[str, Any]) -> bool:
 
 
 def read_study(path: Path) -> dict[str, Any]:
-    """The description of a study at `path`, or a `UserError`."""
+    """Return the description of a study at `path`. Raises `UserError` if there is none."""
     study = read_json(path)
     if not isinstance(study, dict) or not {"name", "base", "budget", "entries", "margin", "seeds"} <= study.keys():
         raise UserError(f"{path} describes no study; run the study, finished runs are kept: caddie study FILE.py")

@@ -1,4 +1,4 @@
-"""Runs a study: what is finished is not run again, whatever ended the last attempt.
+"""Run a study; finished runs are not run again, whatever ended the last attempt.
 
 A run is over when its folder holds `result.json` or `error.json`, both of which appear whole; so nothing that is killed
 can lose a finished run or count one twice. `results.jsonl` is made anew from the folders after every job.
@@ -29,7 +29,7 @@ from caddie.run.run import check_recipe
 from caddie.runtime.progress import SILENT, Progress
 
 ATTEMPTS = 3
-"""Times that a job is begun before its runs count as failed."""
+"""Starts of a job before its runs count as failed."""
 
 
 def run_jobs(
@@ -93,7 +93,7 @@ def plan(study: Study, data: str | None, runs: Path, progress: Progress = SILENT
 
 
 def _text(recipe: Recipe) -> str:
-    """What decides the corpus of a recipe, apart from the text."""
+    """Return the key of all settings that decide a recipe's corpus."""
     return f"{recipe.data.key()}-{recipe.model.vocabulary}"
 
 
@@ -106,7 +106,7 @@ def _key(recipe: Recipe, seed: int, corpus: Corpus) -> str:
 
 
 def _finished(runs: Path) -> dict[str, Path]:
-    """Key to folder of every finished run of any study."""
+    """Return key to folder of every finished run of any study."""
     found = {}
     for task in sorted(runs.glob(f"*/*/{TASK}")):
         if finished(task.parent) and (key := pick(read_json(task), "key")):
@@ -147,7 +147,7 @@ def _drive(
 
 
 def _groups(left: Iterable[Run]) -> list[list[Run]]:
-    """Runs of one seed that differ only after training, together; runs that are the same once."""
+    """Group the runs of the same training and seed; the same run comes once."""
     groups: dict[object, list[Run]] = {}
     for run in left:
         group = groups.setdefault(_training(run), [])
@@ -157,7 +157,7 @@ def _groups(left: Iterable[Run]) -> list[list[Run]]:
 
 
 def _training(run: Run) -> object:
-    """What runs of the same training have in common."""
+    """Return the key of a run's training."""
     return run.seed, run.corpus, run.recipe.model.key(), run.recipe.train.key()
 
 

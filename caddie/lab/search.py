@@ -48,21 +48,21 @@ if TYPE_CHECKING:
 
 JOURNAL = "search.jsonl"
 SAMPLERS = {"tpe": "TPESampler", "gp": "GPSampler", "nsgaii": "NSGAIISampler", "random": "RandomSampler"}
-"""What proposes the next trial, by Optuna's names; tpe learns from as few as ten trials."""
+"""Samplers and their classes in Optuna; tpe learns from as few as ten trials."""
 PRUNERS = ("none", "median", "hyperband")
 LOG_FROM = 10
-"""A range of positive numbers is drawn from by factors if its ends are this factor apart."""
+"""Least factor between the ends of a positive range that is drawn from on a logarithmic scale."""
 ATTEMPTS = 100
-"""Draws for each trial that is wanted, before a space counts as too small."""
+"""Draws for each trial before a space counts as too small."""
 PARTS = 10
 """Parts of a run at whose ends a pruner may stop it."""
 LOOK_SECONDS = 1.0
-"""Between two looks at the logs of the runs that go on."""
+"""Seconds between two readings of the logs."""
 
 
 @dataclass(frozen=True)
 class Between:
-    """All numbers of a range, whole ones where both ends are; `LOW..HIGH` on the command line."""
+    """Range of numbers, integers if both ends are; `LOW..HIGH` on the command line."""
 
     low: float
     high: float
@@ -76,32 +76,32 @@ class Between:
 
     @property
     def whole(self) -> bool:
-        """Whether these are whole numbers."""
+        """True for a range of integers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     @property
     def log(self) -> bool:
-        """Whether equal factors are equally likely, not equal steps."""
+        """True for a logarithmic scale."""
         return 0 < LOG_FROM * self.low <= self.high
 
     def at(self, part: float) -> float:
-        """The number that this part of the range lies below."""
+        """Return the quantile `part` of the range."""
         low, high = (self.low - 0.5, self.high + 0.5) if self.whole else (self.low, self.high)
         return self.near(low * (high / low) ** part if self.log else low + part * (high - low))
 
     def near(self, number: float) -> float:
-        """The number of the range to use for this one: four digits are enough to tell trials apart."""
+        """Round a number to four digits, which are enough to tell trials apart, within the range."""
         return min(self.high, max(self.low, round(number) if self.whole else float(f"{number:.4g}")))
 
 
 Values = Between | Sequence[object]
 """A range, or a list of anything."""
 Space = Mapping[str, Values]
-"""Path to the values that it may have."""
+"""Path to its possible values."""
 
 
 def read_space(text: str) -> tuple[str, Values]:
-    """`PATH=LOW..HIGH` or `PATH=V1,V2,...` from a command line."""
+    """Parse `PATH=LOW..HIGH` or `PATH=V1,V2,...` from a command line."""
     path, _, values = text.partition("=")
     low, _, high = values.partition("..")
     try:
@@ -112,7 +112,7 @@ def read_space(text: str) -> tuple[str, Values]:
 
 
 def draw(recipe: Recipe, space: Space, trials: int, seed: int = 0) -> dict[str, Entry]:
-    """Label to entry of so many different draws from a space; more trials with the same seed begin with the fewer.
+    """Return label to entry of `trials` different draws. More trials with the same seed begin with the same draws.
 
     A draw that is no possible recipe, or the recipe itself, is drawn again. Raises `UserError` where that does not end.
     """
@@ -156,7 +156,7 @@ def search(
     progress: Progress | None = None,
     **how: Any,
 ) -> Results:
-    """Run trials of a study's base, each proposed in view of those before, as entries of the study.
+    """Run trials of a study's base as its entries, each proposed in view of those before.
 
     As many are proposed at once as `executor` runs at once. Each has all seeds of the study, and their mean bits per
     byte is minimized; one that fails or is not possible counts as bad. Proposals stand in `search.jsonl`, an Optuna
@@ -209,7 +209,7 @@ class _WholeSearch:
 
 @dataclass(frozen=True)
 class _Trial:
-    """A proposal: Optuna's, and ours."""
+    """A trial of Optuna and the entry that it stands for."""
 
     asked: optuna.Trial
     label: str
@@ -218,7 +218,7 @@ class _Trial:
 
 
 class _Proposals:
-    """What was proposed, what came of it, and what to try next: an Optuna study in the journal of a folder.
+    """Trials so far and the sampler of the next ones: an Optuna study in the journal of a folder.
 
     Its name stands for all that makes scores comparable: recipe, seeds, texts and space.
     """
@@ -244,14 +244,14 @@ class _Proposals:
 
     @property
     def told(self) -> int:
-        """Trials that something has come of."""
+        """Number of trials that are over."""
         return len(self._finished())
 
     def _finished(self) -> Sequence[Any]:
         return [*self._journal.get_trials(states=(self._states.COMPLETE, self._states.PRUNED))]
 
     def earlier(self) -> dict[str, Entry]:
-        """Label to entry of the trials that are over; those that were stopped are put back, to be asked for first."""
+        """Return label to entry of the trials that are over; stopped ones are queued to come first."""
         for trial in self._journal.get_trials(states=(self._states.RUNNING,)):
             self._journal.enqueue_trial(trial.params)
             self._journal.tell(trial.number, state=self._states.FAIL)
@@ -259,7 +259,7 @@ class _Proposals:
         return {labelled(diff): Entry(diff=diff) for diff in diffs if not invalid_reason(self._recipe, diff)}
 
     def ask(self, progress: Progress) -> _Trial | None:
-        """The next trial, or None for one that is not possible."""
+        """Return the next trial, or None for one that is not possible."""
         known = [trial for trial in self._journal.get_trials() if trial.state != self._states.FAIL]
         seed = self._seed + len(known)  # a sampler made anew would repeat its first draws
         self._journal.sampler = getattr(self._optuna.samplers, self._sampler)(seed=seed)
@@ -272,7 +272,7 @@ class _Proposals:
         return _Trial(trial, labelled(diff), Entry(diff=diff))
 
     def tell(self, trial: _Trial, rows: Sequence[Row]) -> None:
-        """What came of a trial; one without a score on every seed is told as pruned, which samplers take for bad."""
+        """Record the scores of a trial. Without a score on every seed it is pruned, which samplers take for bad."""
         scores = [row["bits_per_byte"] for row in rows if is_finite(row.get("bits_per_byte"))]
         if len(scores) == self._seeds:
             self._journal.tell(trial.asked, fmean(scores))
@@ -280,7 +280,7 @@ class _Proposals:
             self._journal.tell(trial.asked, state=self._states.PRUNED)
 
     def _diff(self, chosen: Mapping[str, Any]) -> dict[str, object]:
-        """The diff that Optuna's values stand for: numbers of a range, or values of a list as they are shown."""
+        """Return the diff of Optuna's values: numbers of a range, or values of a list by their text."""
         diff: dict[str, object] = {}
         for path, value in chosen.items():
             values = self._space[path]
@@ -298,7 +298,7 @@ class _Proposals:
 
 
 def invalid_reason(recipe: Recipe, diff: Diff) -> str:
-    """Why no run can come of a diff, or nothing."""
+    """Return the reason why a diff makes no valid recipe, or an empty text."""
     try:
         check_recipe(recipe.but(diff))
     except UserError as error:
@@ -334,7 +334,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _watched(batch: Sequence[_Trial], planned: Sequence[Run]) -> Iterator[None]:
-    """Tell Optuna how the planned runs of the batch train while the block goes on, and stop what it would prune."""
+    """Report the training of the planned runs to Optuna while the block runs, and stop what it prunes."""
 
     def look() -> None:
         for trial in batch:
@@ -356,7 +356,7 @@ def _watched(batch: Sequence[_Trial], planned: Sequence[Run]) -> Iterator[None]:
 
 
 def _look(trial: _Trial, runs: Sequence[Run]) -> None:
-    """Report what a trial's runs have logged, and ask those that are not over to stop if it is to be pruned."""
+    """Report a trial's logged losses to Optuna, and stop its runs if it is pruned."""
     for place, run in enumerate(runs):
         for part, cost in parts(read_steps(run.folder / LOG)).items():
             if PARTS * place + part in trial.reported:
@@ -371,7 +371,7 @@ def _look(trial: _Trial, runs: Sequence[Run]) -> None:
 
 
 def parts(steps: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-    """The tenths of a run that are over, without the last, and the mean training bits per byte of each."""
+    """Return the finished tenths of a run, without the last, and the mean training bits per byte of each."""
     costs: dict[int, list[float]] = {}
     for step in steps:
         costs.setdefault(math.ceil(PARTS * step["progress"]), []).append(step["bits_per_byte"])

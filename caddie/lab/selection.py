@@ -26,7 +26,7 @@ from caddie.runtime.progress import Progress
 
 @dataclass(frozen=True)
 class Selection:
-    """What greedy forward selection chose; as `str`, a table for a terminal."""
+    """Result of greedy forward selection; as `str`, a table for a terminal."""
 
     study: Study
     rounds: Sequence[Results]
@@ -38,7 +38,7 @@ class Selection:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """As JSON values: the verdict that chose each, what the last round says of those left, and the whole diff."""
+        """Result as JSON values: the verdict that chose each, the last verdicts on those left, and the whole diff."""
         verdicts = [{one["label"]: one for one in found.facts["verdicts"]} for found in self.rounds]
         diff = self.study.recipe(BASE).settings.diff(self.recipe.settings)
         return {

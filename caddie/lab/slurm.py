@@ -1,4 +1,4 @@
-"""Runs as jobs of a Slurm cluster, through submitit (https://github.com/facebookincubator/submitit)."""
+"""Run jobs on a Slurm cluster through submitit (https://github.com/facebookincubator/submitit)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from caddie.lab.child_process import finish, start, stop
 from caddie.lab.executors import death
 
 POLL_SECONDS = 10.0
-"""Between two looks at what has ended."""
+"""Seconds between two checks of the jobs."""
 LOST = ("NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "REQUEUED", "REVOKED")
-"""How Slurm ends a job for reasons of its own; such a job is begun again."""
+"""States of jobs that Slurm ended for its own reasons; they are begun again."""
 
 
 class Slurm:
@@ -66,7 +66,7 @@ class Slurm:
         return self._workers
 
     def run(self, jobs: Sequence[Path]) -> Iterator[tuple[Path, str | None]]:
-        """Each job as it ends, with why its process died before it did, or None."""
+        """Yield each job as it ends, with the reason why its process died early, or None."""
         from submitit.helpers import as_completed
 
         submitted = self._executor.map_array(self._task, [str(job.resolve()) for job in jobs])
@@ -91,7 +91,7 @@ def _outcome(ended: Any) -> str | None:
 
 @dataclass
 class _Task:
-    """What a Slurm job calls."""
+    """Callable of a Slurm job."""
 
     folder: str
     threads: int
@@ -99,7 +99,7 @@ class _Task:
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def __call__(self, job: str) -> str | None:
-        """Do a job; why its process died, or None."""
+        """Run a job. Returns the reason why its process died, or None."""
         # Slurm warns every process of a job; this one alone answers, by `checkpoint`.
         before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         self.process = start(Path(job), Path(self.folder), self.threads, self.gpus)
@@ -107,7 +107,7 @@ class _Task:
         return death(finish(self.process))
 
     def checkpoint(self, job: str) -> Any:
-        """What to begin again after a warning, once what was trained is saved."""
+        """Stop the job, which saves its training, and return the submission that goes on with it."""
         from submitit.helpers import DelayedSubmission
 
         if self.process:

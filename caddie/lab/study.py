@@ -40,11 +40,11 @@ _LABEL = re.compile(r"[^\x00-\x1f\x7f]{1,100}")
 
 @dataclass(frozen=True, kw_only=True)
 class EqualBudget(Config):
-    """What all runs of a study have the same amount of."""
+    """Budget that is equal for all runs of a study."""
 
     @abstractmethod
     def give(self, recipe: Recipe) -> Recipe:
-        """The recipe with this budget."""
+        """Return the recipe with this budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Seconds(EqualBudget):
     """Training time of each run."""
 
     def give(self, recipe: Recipe) -> Recipe:
-        """The recipe with this budget."""
+        """Return the recipe with this budget."""
         return recipe.but({"train.seconds": self.seconds, "train.steps": None})
 
 
@@ -67,7 +67,7 @@ class Steps(EqualBudget):
     """Optimizer steps of each run."""
 
     def give(self, recipe: Recipe) -> Recipe:
-        """The recipe with this budget."""
+        """Return the recipe with this budget."""
         return recipe.but({"train.seconds": None, "train.steps": self.steps})
 
 
@@ -79,13 +79,13 @@ class Tokens(EqualBudget):
     """Training tokens of each run."""
 
     def give(self, recipe: Recipe) -> Recipe:
-        """The recipe with this budget, in whole steps of its own batch."""
+        """Return the recipe with this budget, in whole steps of its own batch."""
         steps = max(1, round(self.tokens / _mean(recipe.train.batch_tokens)))
         return recipe.but({"train.seconds": None, "train.steps": steps})
 
 
 def _mean(number: int | PiecewiseConstant) -> float:
-    """The mean over progress."""
+    """Return the mean over progress."""
     if not isinstance(number, PiecewiseConstant):
         return float(number)
     bounds = [0.0, *number.begins, 1.0]
@@ -94,16 +94,16 @@ def _mean(number: int | PiecewiseConstant) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What a source says came of a change."""
+    """Effect of a change by a source."""
 
     word: Literal["better", "worse", "same"]
     """Its verdict."""
     difference: float | None = None
     """Bits per byte against its base, negative where better, if it says so."""
     source: str
-    """Where it stands."""
+    """Place of the source."""
     note: str = ""
-    """What must be known to compare."""
+    """Difference of the source's setting from ours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,13 +113,13 @@ class Entry:
     diff: Diff
     """Dotted path to value."""
     against: str = BASE
-    """Label of what it is compared with."""
+    """Label of its rival."""
     kind: str = ""
-    """What sort of change it is, as in architecture, optimizer, schedule, quantization, data, scoring."""
+    """Kind of change: architecture, optimizer, schedule, quantization, data, scoring and others."""
     why: str = ""
-    """What is hoped of it, in one sentence."""
+    """Hypothesis, in one sentence."""
     claim: Claim | None = None
-    """What a source says of it."""
+    """Claim of a source."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,15 +129,15 @@ class Study:
     name: str
     """Short name; the runs stand in a folder of that name."""
     why: str = ""
-    """What is asked, in one sentence."""
+    """Question, in one sentence."""
     base: Recipe
-    """What everything is a diff of."""
+    """Recipe of which all entries are diffs."""
     entries: Mapping[str, Entry] = field(default_factory=dict)
     """Label to diff."""
     seeds: tuple[int, ...] = (1, 2, 3)
     """Seeds of each label; verdicts need two, and the same for all."""
     budget: EqualBudget | None = None
-    """What all runs have the same amount of; none leaves each recipe its own budget."""
+    """Equal budget of all runs; none leaves each recipe its own."""
     margin: float = 0.0
     """Bits per byte that a difference must exceed to matter."""
     scales: Mapping[str, Diff] = field(default_factory=dict)
@@ -163,11 +163,11 @@ class Study:
 
     @property
     def labels(self) -> list[str]:
-        """The base's and those of all entries."""
+        """Labels of the base and all entries."""
         return [BASE, *self.entries]
 
     def recipe(self, label: str) -> Recipe:
-        """The recipe of a label, with the budget; what does not fit is a `UserError` that names the label."""
+        """Return the recipe of a label, with the budget. Raises `UserError`, with the label, if it does not fit."""
         entry = Entry(diff={}) if label == BASE else self.entries[label]
         try:
             recipe = self.base.but(entry.diff)
@@ -181,7 +181,7 @@ class Study:
             raise UserError(f"{label}: {error}") from None
 
     def shown(self, label: str) -> dict[str, str]:
-        """Path to value of what a label changes in that which it is compared with, as it could be typed."""
+        """Return the changes of a label to its rival: path to value as it could be typed."""
         if label == BASE:
             return {}
         entry = self.entries[label]
@@ -192,7 +192,7 @@ class Study:
         return {path: show(value) for path, value in diff.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """What a report needs to know of the study besides its runs."""
+        """Return the description of the study that its report needs."""
         return {
             "name": self.name,
             "why": self.why,
@@ -217,23 +217,23 @@ class Study:
         }
 
     def _base_values(self) -> dict[str, str]:
-        """Path to what the base has wherever an entry differs from it, as it could be typed."""
+        """Return the base's values, as they could be typed, of all paths that an entry changes."""
         base = self.base.settings
         back = (self.base.but(entry.diff).settings.diff(base) for entry in self.entries.values())
         return {path: show(value) for diff in back for path, value in diff.items()}
 
     def _public(self) -> tuple[Figure, ...]:
-        """Public results of the base, or of the recipe that it is the twin of."""
+        """Return the public results of the base, or of the recipe whose mini it is."""
         twin_of = shipped().get(self.base.name.removesuffix("_mini"))
         return self.base.public or (twin_of.public if twin_of else ())
 
     def at(self, scale: str) -> Study:
-        """This study at one of its scales."""
+        """Return this study at one of its scales."""
         return replace(self, name=f"{self.name}-{scale}", base=self.base.but(self.scales[scale]), scales={})
 
 
 def find_study(name: str) -> Study:
-    """The study that a Python file defines, as FILE.py (its `study`) or FILE.py:NAME."""
+    """Load the study that a Python file defines, as FILE.py (its `study`) or FILE.py:NAME."""
     path, colon, attribute = name.rpartition(":")
     if not colon or not path.endswith(".py"):
         path, attribute = name, "study"
@@ -244,7 +244,7 @@ def find_study(name: str) -> Study:
 
 
 def ablate(recipe: Recipe, **settings: Any) -> Study:
-    """The study that takes back each line of the recipe's diff to its own base in turn; `settings` are a study's.
+    """Return the study that reverts each of the recipe's changes to its base in turn; `settings` are a study's.
 
     Lines that only fit one another go together. Raises `UserError` for a recipe without a base or a difference to it.
     """
@@ -261,7 +261,7 @@ def ablate(recipe: Recipe, **settings: Any) -> Study:
 
 
 def _taken_back(recipe: Recipe, lines: Diff, path: str) -> Diff:
-    """The fewest lines, this one among them, without which the recipe is still possible."""
+    """Return the fewest changes, this one among them, without which the recipe is still valid."""
     others = [other for other in lines if other != path]
     for chosen in [(), *((other,) for other in others), tuple(others)]:
         back = {line: lines[line] for line in lines if line == path or line in chosen}
@@ -272,12 +272,12 @@ def _taken_back(recipe: Recipe, lines: Diff, path: str) -> Diff:
 
 
 def sweep(recipe: Recipe, values: Mapping[str, Sequence[object]], **settings: Any) -> Study:
-    """The study of a grid: every combination of a value for each path; `settings` are a study's."""
+    """Return the study of every combination of a value for each path; `settings` are a study's."""
     return _study(recipe, grid(recipe, values), {"name": f"sweep-{recipe.name}", **settings})
 
 
 def grid(recipe: Recipe, values: Mapping[str, Sequence[object]]) -> dict[str, Entry]:
-    """Label to entry of every combination that is not the recipe itself."""
+    """Return label to entry of every combination that is not the recipe itself."""
     if not values or not all(values.values()):
         raise UserError("a sweep needs a path and values for it, as in train.optimizers.matrix.lr=0.02,0.04")
     entries = {}
@@ -289,14 +289,14 @@ def grid(recipe: Recipe, values: Mapping[str, Sequence[object]]) -> dict[str, En
 
 
 def labelled(diff: Mapping[str, object]) -> str:
-    """A label that says what a diff sets, its paths by their last words."""
+    """Return the label of a diff: its values and the last words of their paths."""
     return _cut(
         ", ".join(f"{name}={show(value)}" for name, value in zip(_last_words(diff), diff.values(), strict=True))
     )
 
 
 def _last_words(paths: Iterable[str]) -> list[str]:
-    """The last word of each path, or as many as it takes to tell them apart."""
+    """Return the last word of each path, or as many as tell them apart."""
     names = [path.split(".") for path in paths]
     words = next(
         n for n in itertools.count(1) if n >= max(map(len, names)) or len({*(str(p[-n:]) for p in names)}) == len(names)
@@ -315,7 +315,7 @@ def _study(recipe: Recipe, entries: Mapping[str, Entry], settings: Mapping[str, 
 
 
 def read_values(text: str) -> tuple[str, list[object]]:
-    """`PATH=V1,V2,...` from a command line; commas inside brackets and quotes belong to a value."""
+    """Parse `PATH=V1,V2,...` from a command line; commas inside brackets and quotes belong to a value."""
     path, sign, rest = text.partition("=")
     pieces = list(_pieces(rest))
     if not sign or not path or not all(pieces):
@@ -324,7 +324,7 @@ def read_values(text: str) -> tuple[str, list[object]]:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """What stands between the commas that are not inside brackets or quotes."""
+    """Yield the pieces between the commas that are not inside brackets or quotes."""
     depth, quote, begin = 0, "", 0
     for index, letter in enumerate(text):
         if quote:

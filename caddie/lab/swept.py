@@ -1,4 +1,4 @@
-"""Whether a study is a sweep: labels that differ in one or two numbers, and what each of them scored."""
+"""Find the sweep in a study: labels that differ in one or two numbers, with their scores."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from caddie.report.charts import is_finite
 
 Row = Mapping[str, Any]
 Changes = Mapping[str, float | None]
-"""Path to number of what a label changes in the base; None where it is no number."""
+"""Path to the number that a label changes in the base; None for other values."""
 FEWEST = 3
-"""Values of the first axis that make a picture."""
+"""Fewest values of the first axis for a chart."""
 
 
 def swept(study: Mapping[str, Any], groups: Mapping[str, Sequence[Row]]) -> dict[str, Any] | None:
-    """The score over the numbers that most labels of a study differ in, or None where these are not one or two.
+    """Return the scores over the one or two numbers in which most labels of a study differ, else None.
 
     Settings that change together are one axis. The axis with more values comes first; the other has a line for each of
     its values. Labels that change anything else are left out. What the base has is in the study's `base_values`.
@@ -52,7 +52,7 @@ def swept(study: Mapping[str, Any], groups: Mapping[str, Sequence[Row]]) -> dict
 
 
 def _changes(study: Mapping[str, Any], label: str) -> dict[str, float | None]:
-    """What a label changes in the base, by way of all that it is set against."""
+    """Return the changes of a label to the base, through all its rivals."""
     entries = study["entries"]
     diffs: list[Mapping[str, str]] = []
     while entries[label]["against"] is not None and len(diffs) < len(entries):
@@ -72,7 +72,7 @@ def _number(text: str) -> float | None:
 
 
 def _chosen(changes: Mapping[str, Changes]) -> tuple[list[str], list[list[str]]]:
-    """The labels that fit into two axes, and these. Labels that change the same paths fit together; most go first."""
+    """Return the labels that fit into two axes, and these; the largest groups of equal paths go first."""
     kinds: dict[frozenset[str], list[str]] = {}
     for label, found in changes.items():
         kinds.setdefault(frozenset(found), []).append(label)
@@ -86,7 +86,7 @@ def _chosen(changes: Mapping[str, Changes]) -> tuple[list[str], list[list[str]]]
 
 
 def _axes(changes: Sequence[Changes]) -> list[list[str]]:
-    """Paths, those together that change together: each value of one goes with one value of the other."""
+    """Group the paths that change together: each value of one goes with one value of the other."""
     axes: list[list[str]] = []
     for path in dict.fromkeys(path for one in changes for path in one):
         pairs = [{(one.get(path), one.get(axis[0])) for one in changes} for axis in axes]

@@ -89,7 +89,7 @@ class Verdict:
     """Adjusted p of the difference lying within the margin (`Estimate.p_within`); None without a margin."""
     word: Word
     reason: str
-    """Why nothing was tested; empty where something was."""
+    """Reason why nothing was tested; empty after a test."""
     seeds_needed: int | None
     """Seeds that decide with 80 % power, by p of this entry alone, if difference and spread are as seen."""
 

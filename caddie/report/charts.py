@@ -1,4 +1,4 @@
-"""The geometry of a report's charts: round ticks, smoothed lines and SVG paths in a box of 1,000 by 1,000.
+"""Geometry of a report's charts: round ticks, smoothed lines and SVG paths in a box of 1,000 by 1,000.
 
 Every length is a percentage from 0 to 100, or a coordinate in the box, whatever the numbers are.
 """
@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 POINTS = 400
 """Most points of a line; more would not be visible."""
 SPLIT = 800.0
-"""Where the chart's upper band ends, of 1,000; the learning rate has what is below `SPLIT_END`."""
+"""End of the chart's upper band, of 1,000; the learning rate is drawn below `SPLIT_END`."""
 SPLIT_END = 880.0
 
 _TIME_STEPS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 86400)
@@ -59,24 +59,24 @@ class CurveChart:
 
 
 def is_finite(value: object) -> TypeGuard[float]:
-    """Whether `value` is a number that can be drawn."""
+    """True if `value` is a number that is neither infinite nor NaN."""
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def percent(value: float | None, low: float, high: float) -> float:
-    """How far `value` lies from `low` to `high`, kept from 0 to 100; 0 for what is missing or not finite."""
+    """Return the place of `value` from `low` to `high` in percent, clipped to 0 and 100; 0 if missing or not finite."""
     if value is None or not math.isfinite(value) or not high > low:
         return 0.0
     return round(min(100.0, max(0.0, 100.0 * (value - low) / (high - low))), 3)
 
 
 def decimal(value: float) -> str:
-    """Two digits of `value`, written out: `0.000052`."""
+    """Format two digits of `value`: `0.000052`."""
     return f"{float(f'{value:.2g}'):.15f}".rstrip("0").rstrip(".")
 
 
 def nice_ticks(low: float, high: float, count: int) -> list[float]:
-    """About `count` round numbers whose ends enclose `low` to `high`."""
+    """Return about `count` round numbers whose ends enclose `low` to `high`."""
     if not high - low > 1e-9 * max(abs(low), abs(high)):
         spread = abs(low) * 0.01 or 1.0
         low, high = low - spread, high + spread
@@ -89,7 +89,7 @@ def nice_ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten that enclose `low` to `high`, both above 0; within two decades also 2 and 5 times them."""
+    """Return powers of ten that enclose `low` to `high`, both above 0; within two decades also 2 and 5 times them."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     sizes = (1, 2, 5) if last - first <= 2 else (1,)
     ticks = [size * 10.0**power for power in range(first, last + 1) for size in sizes]
@@ -99,7 +99,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def time_ticks(seconds: float, count: int = 6) -> list[tuple[float, str]]:
-    """At most `count` round times after 0, up to `seconds`, in the unit that suits them."""
+    """Return at most `count` round times after 0, up to `seconds`, in the unit that suits them."""
     step: float = next((size for size in _TIME_STEPS if size * count >= seconds), seconds / count)
     unit, name = (1, "s") if step < 60 else (60, "min") if step < 3600 else (3600, "h")
     marks = [step * index for index in range(int(seconds / step + 1e-9) + 1)]
@@ -107,7 +107,7 @@ def time_ticks(seconds: float, count: int = 6) -> list[tuple[float, str]]:
 
 
 def smooth(values: Sequence[float], reach: int, at: Iterable[int]) -> list[float]:
-    """At each index the mean of the middle half of up to `reach` values to each side, so that no lone spike drags it.
+    """Return at each index the mean of the middle half of up to `reach` values to each side, which resists spikes.
 
     Windows shrink near the ends and stay centred, so that no end is dragged either.
     """
@@ -121,24 +121,24 @@ def smooth(values: Sequence[float], reach: int, at: Iterable[int]) -> list[float
 
 
 def thin(count: int, limit: int) -> list[int]:
-    """At most `limit` evenly spaced indices below `count`, the first and the last among them."""
+    """Return at most `limit` evenly spaced indices below `count`, with the first and the last."""
     if count <= limit:
         return list(range(count))
     return [round(index * (count - 1) / (limit - 1)) for index in range(limit)]
 
 
 def polyline(points: Iterable[tuple[float, float]]) -> str:
-    """An SVG path through `points`."""
+    """Return an SVG path through `points`."""
     return "M" + " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
 def dots(points: Iterable[tuple[float, float]]) -> str:
-    """An SVG path of lines without length, which round caps show as dots however the box is stretched."""
+    """Return an SVG path of lines without length, which round caps show as dots however the box is stretched."""
     return " ".join(f"M{x:.1f},{y:.1f}h0" for x, y in points)
 
 
 def loss_chart(steps: Sequence[Mapping[str, Any]]) -> LossChart | None:
-    """Loss against time, raw and smoothed, above the learning-rate multiplier; `None` with fewer than two points.
+    """Draw loss against time, raw and smoothed, above the learning-rate multiplier; None with fewer than two points.
 
     The first steep twentieth of the run may leave the picture at the top, so that the rest has room.
     """
@@ -184,7 +184,7 @@ def loss_chart(steps: Sequence[Mapping[str, Any]]) -> LossChart | None:
 
 
 def curve_chart(compression: Mapping[str, Any], file_bytes: float | None, cap_bytes: float | None) -> CurveChart | None:
-    """What the fit tried, losses on a logarithmic scale, along which they fall in nearly a straight line.
+    """Draw the sizes and losses that the fit tried, losses on a logarithmic scale.
 
     `None` with fewer than two points. The cap is a line where it is in the picture.
     """

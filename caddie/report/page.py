@@ -1,4 +1,4 @@
-"""The page of a run: `result.json` and `log.jsonl` turned into one HTML file that needs no network and no script.
+"""Write the page of a run: one HTML file of `result.json` and `log.jsonl` that needs no network and no script.
 
 Every value a page shows passes through the template's escaping, and every length is a percentage from 0 to 100, so
 no content of a run folder can break the page out of its layout.
@@ -44,7 +44,7 @@ _PHASE_COLORS = (5, 1, 0, 3, 4, 2)
 
 @dataclass(frozen=True)
 class Bar:
-    """One line of a bar list: a label, a figure as text, and a length in percent."""
+    """Line of a bar list: a label, a figure as text, and a length in percent."""
 
     label: str
     text: str | None
@@ -65,7 +65,7 @@ def write_report(folder: Path) -> Path:
 
 
 def render(result: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> str:
-    """The page as text."""
+    """Return the page as HTML."""
     return template("report/report.html.jinja").render(
         result=result,
         head=_head(result),
@@ -90,7 +90,7 @@ def render(result: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> str
 
 
 def template(name: str) -> Template:
-    """One of the package's templates: it escapes every value, and a variable that is not given is an error."""
+    """Return a template of the package. It escapes every value; a missing variable is an error."""
     return _environment().get_template(name)
 
 
@@ -109,14 +109,14 @@ def _environment() -> Environment:
 
 
 def number(value: float | None, form: str) -> str | None:
-    """`value` in a format, `None` if it was not measured; what is not finite says so."""
+    """Format `value`; None if it was not measured, and `not finite` for infinities and NaN."""
     if value is None:
         return None
     return format(int(value) if form.endswith("d") else value, form) if math.isfinite(value) else "not finite"
 
 
 def setting(value: object) -> str:
-    """A value of a diff for people: `Warmdown(fraction=0.5)` where JSON has a mapping with a `kind`."""
+    """Format a value of a diff: `Warmdown(fraction=0.5)` where JSON has a mapping with a `kind`."""
     if isinstance(value, Mapping) and "kind" in value:
         inside = ", ".join(f"{name}={setting(held)}" for name, held in value.items() if name != "kind")
         return f"{value['kind']}({inside})"
@@ -237,7 +237,7 @@ def _per_weight(entry: Mapping[str, Any]) -> str:
 
 
 def _compression(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What rounding costs, by prediction and by measurement, and what other sizes would cost."""
+    """Return the predicted and measured loss by rounding, and the effect of other sizes."""
     found = result.get("compression") or {}
     step, more, fewer = (found.get(f"step_{name}") for name in ("bytes", "more_bits_per_byte", "fewer_bits_per_byte"))
     worth = None
@@ -269,7 +269,7 @@ def _policies(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _held(value: float | None, limit: float | None, form: str) -> dict[str, Any]:
-    """A figure, what it is held against, and whether it is over that."""
+    """Return a figure, its limit, and if it is over."""
     if limit is None:
         return {"figure": number(value, form), "limit": "no limit", "over": False}
     over = value is not None and value > limit

@@ -1,4 +1,4 @@
-"""Text for a terminal: tables, and the short one that a run ends with.
+"""Text for a terminal: tables and summaries.
 
 The caller prints what these return. Text that a model or a file name supplies is stripped of control characters first,
 so it cannot steer the terminal.
@@ -35,11 +35,11 @@ _STAGES = {
 
 
 LONGEST_LINE = 600
-"""Characters that a line about a mistake may have; what was given may be longer."""
+"""Most characters of an error's line."""
 
 
 def one_line(message: str) -> str:
-    """A message about a mistake as one line of bounded length."""
+    """Return an error message as one line of bounded length."""
     line = printable(" ".join(message.split()))
     if len(line) > LONGEST_LINE:  # what is wrong stands at the beginning, what to do at the end
         line = f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 2 :]}"
@@ -47,18 +47,18 @@ def one_line(message: str) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` on one line, with every character that could steer a terminal replaced."""
+    """Return `text` as one line, with every character that could steer a terminal replaced."""
     line = text.expandtabs(4).replace("\r\n", " ").replace("\n", " ")
     return "".join(character if character.isprintable() else "\ufffd" for character in line)
 
 
 def columns(text: str) -> int:
-    """Terminal columns that `text` takes: two for wide East Asian characters, none for combining ones."""
+    """Return the terminal columns of `text`: two for wide East Asian characters, none for combining ones."""
     return sum(_columns(character) for character in text)
 
 
 def crop(text: str, width: int) -> str:
-    """`text`, shortened to `width` columns with `...` at the end if it is longer."""
+    """Shorten `text` to `width` columns, with `...` at its end, if it is longer."""
     if columns(text) <= width:
         return text
     kept, used = [], 3
@@ -71,7 +71,7 @@ def crop(text: str, width: int) -> str:
 
 
 def table(rows: Iterable[Sequence[object]], header: Sequence[str], width: int = WIDTH) -> str:
-    """A plain-text table: figures to the right with thousands separators, the last column wrapped at `width`.
+    """Format a plain-text table: figures to the right with thousands separators, the last column wrapped at `width`.
 
     Text that is a figure already, such as `1.530120`, is kept as it is. No line end follows the last line.
     """
@@ -93,7 +93,7 @@ def table(rows: Iterable[Sequence[object]], header: Sequence[str], width: int = 
 
 
 def result_table(result: Mapping[str, Any], report: Path | str | None = None) -> str:
-    """The end of a run in about 30 lines of at most 79 columns, from what `result.json` holds."""
+    """Format a result in about 30 lines of at most 79 columns."""
     blocks = [
         _headline(result),
         _beside(_scores(result), _seconds(result)),
@@ -106,7 +106,7 @@ def result_table(result: Mapping[str, Any], report: Path | str | None = None) ->
 
 
 def pack_table(facts: Mapping[str, Any]) -> str:
-    """What `caddie pack` made: its bytes by part, how full it is, what it is expected to cost, and what comes next."""
+    """Format the facts of `caddie pack`: bytes by part, share of the cap, expected loss and the next commands."""
     size, cap, found = facts["artifact_bytes"], facts["cap_bytes"], facts["compression"]
     rows = [*facts["ledger"].items(), ("file", size), ("cap", cap)]
     loss = found["predicted_bits_per_byte"]
@@ -118,7 +118,7 @@ def pack_table(facts: Mapping[str, Any]) -> str:
 
 
 def score_table(result: Mapping[str, Any]) -> str:
-    """What `caddie score` found: a column for each kind of scoring, and what must be known to read it."""
+    """Format the scores of `caddie score`: a column for each kind of scoring, and notes."""
     columns = ("bits_per_byte", "bits_per_normalized_byte", "bits_per_table_byte", "nats_per_token")
     counts = ("tokens", "source_bytes", "normalized_bytes", "table_bytes")
     scores = [(kind, result[kind]) for kind in ("plain", "sliding", "adaptive", "user") if result.get(kind)]
@@ -173,7 +173,7 @@ def _pad(text: str, width: int, right: bool) -> str:
 
 
 def number(value: float | None, form: str) -> str:
-    """The value in a format, or `-` where there is none."""
+    """Format the value, or return `-` for None."""
     return "-" if value is None else format(value, form)
 
 
@@ -199,7 +199,7 @@ def _headline(result: Mapping[str, Any]) -> list[str]:
 
 
 def _lost(changed_documents: int | None) -> list[str]:
-    """What must be known where the tokenizer does not keep the text."""
+    """Return a note if the tokenizer does not round-trip."""
     if not changed_documents:
         return []
     documents = "a document" if changed_documents == 1 else f"{changed_documents:,} documents"
@@ -225,7 +225,7 @@ def _scores(result: Mapping[str, Any]) -> list[str]:
 
 
 def _worth(compression: Mapping[str, Any]) -> list[str]:
-    """Bits for each weight, and what more or fewer bytes are expected to change, on a line."""
+    """Format bits per weight, and the expected effect of more or fewer bytes."""
     bits = compression.get("bits_per_weight")
     step, more, fewer = (compression.get(name) for name in ("step_bytes", *_STEPS))
     if bits is None:

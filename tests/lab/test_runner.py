@@ -29,6 +29,7 @@ from caddie.recipes.catalog import find
 from caddie.report.run_files import ERROR, JOB, STOP
 from caddie.run.run import Watch
 from caddie.runtime.distributed import Ranks
+from caddie.runtime.progress import SILENT
 
 
 @pytest.fixture
@@ -322,7 +323,7 @@ def test_the_reason_is_that_of_the_process_that_failed_first(
 def one_of(ranks: Ranks, folder: Path) -> None:
     """What one of several processes does with a run."""
     one = {"label": "base", "recipe": find("tiny").to_json()}
-    trial._do(one, folder, {"trained": str(folder), "corpus": "", "seed": 1, "study": {}}, ranks, lambda event: None)
+    trial._do(one, folder, {"trained": str(folder), "corpus": "", "seed": 1, "study": {}}, ranks, SILENT)
 
 
 def pruned(ranks: Ranks, folder: Path) -> None:
