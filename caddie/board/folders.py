@@ -41,7 +41,7 @@ _MOST_FIELDS = 4000
 
 
 @dataclass
-class Run:
+class RunFolder:
     """One run folder as it was at the last look."""
 
     folder: Path
@@ -99,8 +99,8 @@ class Run:
     def reason(self, state: str) -> str:
         """Return what is wrong with the run, or an empty text."""
         result = self.documents.get(RESULT)
-        told = text(pick(self.documents.get(ERROR), "error")) if state == "failed" else ""
-        reasons = [*([told] if told else []), *self.faults.values()]
+        error = text(pick(self.documents.get(ERROR), "error")) if state == "failed" else ""
+        reasons = [*([error] if error else []), *self.faults.values()]
         if state == "failed" and not reasons:
             reasons.append("no reason was written down")
         if pick(result, "verified") is False:
@@ -113,10 +113,10 @@ class Run:
 
     def row(self, name: str) -> dict[str, Any]:
         """Return the run's row of the table. None stands for unknown values."""
-        told, task, result = (self.documents.get(file) for file in (RECIPE, TASK, RESULT))
+        written, task, result = (self.documents.get(file) for file in (RECIPE, TASK, RESULT))
         last, state = self.log.last, self.state
-        recipe = text(pick(told, "recipe", "name")) or text(pick(result, "recipe"))
-        seeds = (known_number(pick(source, "seed")) for source in (task, told, result))
+        recipe = text(pick(written, "recipe", "name")) or text(pick(result, "recipe"))
+        seeds = (known_number(pick(source, "seed")) for source in (task, written, result))
         progress = 1.0 if state == "finished" else known_number(last.get("progress"))
         speed = known_number(pick(result, "training", "tokens_per_second"))
         seconds = known_number(pick(result, "seconds", "train"))
@@ -145,11 +145,11 @@ class Run:
 
     def details(self, name: str) -> dict[str, Any]:
         """Return the row, the curve as three lists of equal length, and settings and result by dotted path."""
-        told, result = self.documents.get(RECIPE), self.documents.get(RESULT)
-        recipe = pick(told, "recipe")
+        written, result = self.documents.get(RECIPE), self.documents.get(RESULT)
+        recipe = pick(written, "recipe")
         known = recipe if isinstance(recipe, dict) else {}
         settings = {key: value for key, value in known.items() if key not in _LABELS}
-        settings |= {key: pick(told, key) for key in ("seed", "corpus")}
+        settings |= {key: pick(written, key) for key in ("seed", "corpus")}
         return {
             "row": self.row(name),
             "curve": {key: [getattr(point, key) for point in self.log.points] for key in ("step", "seconds", "loss")},
@@ -163,8 +163,8 @@ class Folders:
 
     def __init__(self, root: Path) -> None:
         self.root = Path(os.path.realpath(root))
-        self._runs: dict[Path, Run] = {}
-        self._by_name: dict[str, Run] = {}
+        self._runs: dict[Path, RunFolder] = {}
+        self._by_name: dict[str, RunFolder] = {}
         self._lock = threading.Lock()
 
     def rows(self) -> dict[str, Any]:
@@ -189,14 +189,14 @@ class Folders:
         except OSError:
             return None
 
-    def _find(self, name: str) -> Run | None:
+    def _find(self, name: str) -> RunFolder | None:
         """Return a run by its name, which is only compared with known names, never made into a path."""
         if name not in self._by_name:
             self._look()
         return self._by_name.get(name)
 
     def _look(self) -> bool:
-        found: dict[Path, Run] = {}
+        found: dict[Path, RunFolder] = {}
         folders, waiting = 0, [(self.root, 0)]
         while waiting and folders < MOST_FOLDERS:
             folder, depth = waiting.pop()
@@ -208,7 +208,7 @@ class Folders:
             if depth < DEPTH:
                 waiting += [(path, depth + 1) for path in below]
             if set(files) - {REPORT}:
-                found[folder] = self._runs.get(folder) or Run(folder)
+                found[folder] = self._runs.get(folder) or RunFolder(folder)
                 found[folder].look(files, changed)
         self._runs = found
         self._by_name = {shown(str(folder.relative_to(self.root).as_posix())): run for folder, run in found.items()}

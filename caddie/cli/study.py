@@ -56,12 +56,8 @@ def _budget(seeds: int, **budgets: Any) -> dict[str, Any]:
     """Return the study settings of these options."""
     from caddie.lab.study import EqualBudget, Seconds, Steps, Tokens
 
-    made: dict[str, Callable[[Any], EqualBudget]] = {
-        "seconds": lambda value: Seconds(seconds=value),
-        "steps": lambda value: Steps(steps=value),
-        "tokens": lambda value: Tokens(tokens=value),
-    }
-    given = [made[name](value) for name, value in budgets.items() if value is not None]
+    kinds: dict[str, Callable[..., EqualBudget]] = {"seconds": Seconds, "steps": Steps, "tokens": Tokens}
+    given = [kinds[name](**{name: value}) for name, value in budgets.items() if value is not None]
     if len(given) > 1:
         raise UserError("runs have equal seconds, equal steps or equal tokens; give one of them")
     return {"seeds": tuple(range(1, seeds + 1)), "budget": given[0] if given else None}
@@ -101,13 +97,7 @@ def _score_holdout(study: Study, results: Path, holdout: str, **how: Any) -> int
 
     place = Path(how["out"]) if how["out"] else results
     with Display(quiet=how["quiet"]) as display:
-        rows = score_holdout(
-            study,
-            how["data"],
-            holdout,
-            results=place,
-            progress=display,
-        )
+        rows = score_holdout(study, how["data"], holdout, results=place, progress=display)
     found = Results(study, rows, place, how["price"])
     found.write()
     return _print(found, how["as_json"])
@@ -196,31 +186,23 @@ def _run(
     results: Path | None,
     *,
     method: Callable[..., Results | Selection | Ladder] | None = None,
-    data: str | None,
     out: str | None,
     workers: int,
     gpus: int,
     cores: int,
     on: str,
-    retry: bool,
     as_json: bool,
     quiet: bool,
-    price: float | None,
+    **how: Any,
 ) -> int:
+    """Run a study by `method` (`run_study` unless named) and print its results."""
     from caddie.lab.results import run_study
     from caddie.report.display import Display
 
+    how |= {"executor": _executor(on, workers, gpus, cores), "folder": Path(out) if out else results}
     with Display(quiet=quiet) as display:
-        found = (method or run_study)(
-            study,
-            data=data,
-            executor=_executor(on, workers, gpus, cores),
-            folder=Path(out) if out else results,
-            retry=retry,
-            price=price,
-            command=shlex.join(["caddie", *sys.argv[1:]]),
-            progress=display,
-        )
+        typed = shlex.join(["caddie", *sys.argv[1:]])
+        found = (method or run_study)(study, command=typed, progress=display, **how)
     return _print(found, as_json)
 
 

@@ -110,7 +110,7 @@ def transfer(small: Mapping[str, Verdict], large: Mapping[str, Verdict], kinds: 
         if label not in kinds:
             raise UserError(f"{label} has no kind of change; name one")
         labels.setdefault(kinds[label], []).append(label)
-    return [_transfer(kind, [(label, small[label], large[label]) for label in of]) for kind, of in labels.items()]
+    return [_transfer(kind, [(label, small[label], large[label]) for label in group]) for kind, group in labels.items()]
 
 
 def _transfer(kind: str, entries: Sequence[tuple[str, Verdict, Verdict]]) -> Transfer:

@@ -53,12 +53,7 @@ class Cluster:
                 raise UserError(_unreachable(address, error)) from None
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         gpus_each = gpus_each or int(any(node.get("GPU", 0) for node in nodes))
-        self._gpus_each, self._cores_each, self._workers = share(nodes, gpus_each, cores_each)
-
-    @property
-    def workers(self) -> int:
-        """Jobs at once, of the machines there were at the beginning."""
-        return self._workers
+        self._gpus_each, self._cores_each, self.workers = share(nodes, gpus_each, cores_each)
 
     def run(self, jobs: Sequence[Path]) -> Iterator[tuple[Path, str | None]]:
         """Yield each job as it ends, with the reason why its process died early, or None."""

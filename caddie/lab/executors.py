@@ -48,22 +48,19 @@ class Local:
 
         gpus, cores = torch.cuda.device_count(), _cores()
         self._gpus_each = gpus_each or min(gpus, 1)
-        self._workers = workers
+        self.workers = workers
         if gpus and workers * self._gpus_each > gpus:
-            raise UserError(f"{workers} workers of {self._gpus_each} GPUs were asked for, and this machine has {gpus}")
+            raise UserError(
+                f"{workers} workers of {self._gpus_each} GPUs need more than {gpus} GPUs; lower --workers or --gpus"
+            )
         if workers > len(cores):
             raise UserError(f"{workers} workers on {len(cores)} cores would disturb one another; ask for fewer")
         threads = len(cores) // workers
         self._cores = [cores[slot * threads : (slot + 1) * threads] for slot in range(workers)]
 
-    @property
-    def workers(self) -> int:
-        """Jobs at once."""
-        return self._workers
-
     def run(self, jobs: Sequence[Path]) -> Iterator[tuple[Path, str | None]]:
         """Yield each job as it ends, with the reason why its process died early, or None."""
-        waiting, slots = list(reversed(jobs)), list(range(self._workers))
+        waiting, slots = list(reversed(jobs)), list(range(self.workers))
         busy: list[_Busy] = []
         try:
             while waiting or busy:

@@ -200,9 +200,9 @@ def _mark_frontier(board: Sequence[dict[str, Any]]) -> None:
         )
 
 
-def _points(row: Row, place: int) -> list[tuple[float, float]]:
+def _points(row: Row, axis: int) -> list[tuple[float, float]]:
     """Return a run's training loss in bits per byte, against steps (`axis` 0) or seconds (1)."""
-    return [(point[place], point[3]) for point in row.get("curve") or [] if all(map(is_finite, point[:4]))]
+    return [(point[axis], point[3]) for point in row.get("curve") or [] if all(map(is_finite, point[:4]))]
 
 
 def _mean_curve(group: Sequence[Row], place: int) -> list[tuple[float, float, float, float]]:

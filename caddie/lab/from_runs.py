@@ -38,8 +38,8 @@ def from_runs(folders: Sequence[Path]) -> tuple[dict[str, Any], list[dict[str, A
             other = seeds.setdefault(result.get("seed"), folder)
             if other != folder:
                 raise UserError(f"{other} and {folder} are the same recipe and seed; leave one out")
-            told = {"label": label, "kind": "", "seed": result.get("seed"), "key": result.get("key"), "diff": diff}
-            rows.append({"study": pick(result, "study", "study"), **told, **measured(folder, result)})
+            facts = {"label": label, "kind": "", "seed": result.get("seed"), "key": result.get("key"), "diff": diff}
+            rows.append({"study": pick(result, "study", "study"), **facts, **measured(folder, result)})
     first = results[0][1]
     study = {
         "name": "Runs",

@@ -36,7 +36,7 @@ _LOCK = ".lock"
 
 
 class _Stopped(Exception):
-    """A run was asked to end before its budget, by `stop.json` in its folder."""
+    """`stop.json` in the folder of a run ends it before its budget."""
 
 
 class _StopFile:
@@ -108,7 +108,7 @@ def write_job(runs: list[Run], study: Mapping[str, Any], trained: Run | None = N
 
     `trained` is a run that has done the training already.
     """
-    told = {
+    spec = {
         "corpus": str(runs[0].corpus.resolve()),
         "definitions": sorted({str(file) for run in runs for file in definitions(run.recipe)}),
         "seed": runs[0].seed,
@@ -120,7 +120,7 @@ def write_job(runs: list[Run], study: Mapping[str, Any], trained: Run | None = N
     }
     for one in runs:
         write_json(one.folder / TASK, {"study": one.study, "label": one.label, "seed": one.seed, "key": one.key})
-    write_json(runs[0].folder / JOB, told)
+    write_json(runs[0].folder / JOB, spec)
     return runs[0].folder / JOB
 
 
@@ -136,38 +136,38 @@ def run_job(job: Path) -> None:
 
     A run with `stop.json` in its folder ends as pruned, for the reason given there.
 
-    Raises `Interrupted` when it was asked to stop; what was trained until then is kept, and the job can go on.
+    Raises `Interrupted` after a signal to stop. The checkpoint is kept, so the job can go on.
     """
-    told = json.loads(job.read_text())
+    spec = json.loads(job.read_text())
     threads = torch.get_num_threads()
     with distributed.join() as ranks:
-        for file in told["definitions"]:
+        for file in spec["definitions"]:
             execute(Path(file))
-        for one in told["runs"]:
+        for one in spec["runs"]:
             folder = Path(one["folder"])
             folder.mkdir(parents=True, exist_ok=True)
             with FileLock(folder / _LOCK) if ranks.first else nullcontext():
                 ranks.wait()
                 if not (finished(folder) or (folder / ERROR).exists()):
                     torch.set_num_threads(threads)  # the run before may have chosen fewer
-                    _do(one, folder, told, ranks)
+                    _do(one, folder, spec, ranks)
 
 
-def _do(one: Mapping[str, Any], folder: Path, told: Mapping[str, Any], ranks: Ranks) -> None:
+def _do(one: Mapping[str, Any], folder: Path, spec: Mapping[str, Any], ranks: Ranks) -> None:
     """Do one run of a job."""
-    trained = Path(told["trained"])
+    trained = Path(spec["trained"])
     if folder != trained and ranks.first:
         _adopt(trained, folder)
     ranks.wait()
     try:
         run(
             Recipe.from_json(one["recipe"]),
-            told["corpus"],
-            seed=told["seed"],
+            spec["corpus"],
+            seed=spec["seed"],
             folder=folder,
             ranks=ranks,
             progress=_StopFile(folder),
-            study={**told["study"], "label": one["label"]},
+            study={**spec["study"], "label": one["label"]},
         )
     except (Interrupted, KeyboardInterrupt):
         raise

@@ -44,7 +44,7 @@ class Ladder:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """Results as JSON values: each smaller scale against the largest, and every entry at every scale."""
-        verdicts = {scale: judged(found.study, found.rows) for scale, found in self.scales.items()}
+        verdicts = {scale: judge_study(found.study, found.rows) for scale, found in self.scales.items()}
         *smaller, largest = verdicts
         return {
             "study": self.study.name,
@@ -59,9 +59,9 @@ class Ladder:
                     "label": label,
                     "kind": entry.kind or NO_KIND,
                     "at": {
-                        scale: {"difference": of[label].difference, "word": of[label].word}
-                        for scale, of in verdicts.items()
-                        if label in of
+                        scale: {"difference": judged[label].difference, "word": judged[label].word}
+                        for scale, judged in verdicts.items()
+                        if label in judged
                     },
                 }
                 for label, entry in self.study.entries.items()
@@ -122,7 +122,7 @@ def ladder(study: Study, data: str | None = None, *, folder: Path | None = None,
     return climbed
 
 
-def judged(study: Study, rows: Sequence[Row]) -> dict[str, Verdict]:
+def judge_study(study: Study, rows: Sequence[Row]) -> dict[str, Verdict]:
     """Return the verdict on each entry that has a score and a rival with one."""
     scores: dict[str, dict[int, float]] = {}
     for row in rows:

@@ -265,10 +265,7 @@ def sweep_lines(found: Mapping[str, Any]) -> Curves:
                 best=dots(place(point) for point in line["points"] if point["value"] == line["best"]),
             )
         )
-    heights = [
-        Tick(round(100 - percent(value, up[0], up[-1]), 3), tick.label)
-        for value, tick in zip(up, _plain(up), strict=True)
-    ]
+    heights = [Tick(round(100 - tick.at, 3), tick.label) for tick in _plain(up)]
     return Curves(
         lines=sorted(lines, key=lambda line: line.color is not None),
         grid=_lines(heights),
@@ -326,10 +323,7 @@ def sizes(board: Sequence[Mapping[str, Any]]) -> Sizes | None:
 
     best = sorted((one for one in known if one["frontier"]), key=lambda one: one["artifact_bytes"])
     unit, name = (1e6, "MB") if across[-1] >= 1e6 else (1e3, "kB")
-    heights = [
-        Tick(round(100 - percent(value, up[0], up[-1]), 3), tick.label)
-        for value, tick in zip(up, _plain(up), strict=True)
-    ]
+    heights = [Tick(round(100 - tick.at, 3), tick.label) for tick in _plain(up)]
     return Sizes(
         points=dots(place(one) for one in known if not one["frontier"]),
         best=dots(map(place, best)),

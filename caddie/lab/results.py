@@ -66,6 +66,7 @@ def run_study(
     command: str = "",
     price: float | None = None,
     progress: Progress | None = None,
+    total: int | None = None,
 ) -> Results:
     """Do the runs of a study that are not over on the text at `data`, write its reports, and return the results.
 
@@ -82,6 +83,7 @@ def run_study(
         retry=retry,
         command=command,
         progress=progress or Display(stream=sys.stdout),
+        total=total,
     )
     results = Results(study, rows, place, price)
     results.write()

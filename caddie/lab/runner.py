@@ -42,13 +42,14 @@ def run_jobs(
     retry: bool = False,
     command: str = "",
     progress: Progress = SILENT,
+    total: int | None = None,
 ) -> list[Row]:
     """Do the runs of a study that are not over, and return a row for every run.
 
     `results` is the folder of `results.jsonl`, `runs` that of the folders of all studies; a run of another study with
     the same settings, seed and texts is taken from there. `retry` repeats failed runs; the report shows `command` as
-    the one that was typed. `progress` gets a `runs` event for each run that ends. Raises `UserError` before the first
-    run for all that can be known by then.
+    the one that was typed. `progress` gets a `runs` event for each run that ends, out of `total` or of all runs of the
+    study. Raises `UserError` before the first run for all that can be known by then.
     """
     planned = plan(study, data, runs, progress)
     if (results / STUDY).exists() and read_study(results / STUDY)["name"] != study.name:
@@ -62,7 +63,7 @@ def run_jobs(
                 for run in planned:
                     for name in (STOP, ERROR):  # in this order, for without its error a run is not over
                         (run.folder / name).unlink(missing_ok=True)
-            return _drive(study, planned, results, executor, command, progress)
+            return _drive(study, planned, results, executor, command, progress, total or len(planned))
     except Timeout:
         raise UserError(f"the study {study.name} is being run by another process; wait for it or stop it") from None
 
@@ -121,15 +122,16 @@ def _drive(
     executor: Executor,
     command: str,
     progress: Progress,
+    total: int,
 ) -> list[Row]:
-    told = {"study": study.name, "workers": executor.workers}
+    context = {"study": study.name, "workers": executor.workers}
     begun: Counter[Path] = Counter()
     over = {run.folder for run in planned if run.over}
     write_json(results / STUDY, {**study.to_json(), "command": command})
     rows = keep(study, planned, results)
     while groups := _groups([run for run in planned if not run.over]):
         trained = {_training(run): run for run in reversed(planned) if adoptable(run.folder)}
-        jobs = {write_job(group, told, trained.get(_training(group[0]))): group for group in groups}
+        jobs = {write_job(group, context, trained.get(_training(group[0]))): group for group in groups}
         for job, death in executor.run(list(jobs)):
             begun[job] += 1
             left = [run for run in jobs[job] if not run.over]
@@ -142,7 +144,7 @@ def _drive(
                     over.add(run.folder)
                     if (facts := row(study, run)) is not None:
                         done = sum(other.over for other in planned)
-                        progress.step({"event": "runs", "done": done, "total": len(planned), "text": outcome(facts)})
+                        progress.step({"event": "runs", "done": done, "total": total, "text": outcome(facts)})
     return rows
 
 

@@ -40,7 +40,6 @@ from caddie.report.display import Display
 from caddie.report.read import read_steps
 from caddie.report.run_files import LOG, STOP
 from caddie.run.run import check_recipe
-from caddie.runtime.progress import Event as ProgressEvent
 from caddie.runtime.progress import Progress
 
 if TYPE_CHECKING:
@@ -171,47 +170,30 @@ def search(
     drawn = draw(study.base, space, 1)  # a misspelt path is an error now
     replace(study, entries=drawn).recipe(next(iter(drawn)))
     folder = folder or Path("runs") / study.name
-    total = (len(study.labels) + trials) * len(study.seeds)
-    progress = _WholeSearch(progress or Display(stream=sys.stdout), total)
+    progress = progress or Display(stream=sys.stdout)
+    how |= {"progress": progress, "total": (len(study.labels) + trials) * len(study.seeds)}
     with _alone(folder):
         proposals = _Proposals(study, space, data, folder, sampler, pruner, seed)
         entries, batch = proposals.earlier(), list[_Trial]()
         while True:
             grown = replace(study, entries={**study.entries, **entries})
             with _watched(batch, plan(grown, data, Path("runs")) if pruner != "none" else []):
-                found = run_study(grown, data, executor=executor, folder=folder, retry=retry, progress=progress, **how)
+                found = run_study(grown, data, executor=executor, folder=folder, retry=retry, **how)
             for trial in batch:
                 proposals.tell(trial, [row for row in found.rows if row["label"] == trial.label])
-            if proposals.told >= trials:
+            if proposals.over >= trials:
                 return found
-            asked = [proposals.ask(progress) for _ in range(min(executor.workers, trials - proposals.told))]
-            batch = [trial for trial in asked if trial is not None]
+            proposed = [proposals.ask(progress) for _ in range(min(executor.workers, trials - proposals.over))]
+            batch = [trial for trial in proposed if trial is not None]
             entries |= {trial.label: trial.entry for trial in batch}
             retry = False
-
-
-@dataclass(frozen=True)
-class _WholeSearch:
-    """Progress of a study that grows, counted against the runs of the whole search."""
-
-    progress: Progress
-    total: int
-
-    def phase(self, name: str) -> None:
-        self.progress.phase(name)
-
-    def step(self, event: ProgressEvent) -> None:
-        self.progress.step({**event, "total": self.total} if event["event"] == "runs" else event)
-
-    def note(self, text: str) -> None:
-        self.progress.note(text)
 
 
 @dataclass(frozen=True)
 class _Trial:
     """A trial of Optuna and the entry that it stands for."""
 
-    asked: optuna.Trial
+    trial: optuna.Trial
     label: str
     entry: Entry
     reported: set[int] = field(default_factory=set)
@@ -243,7 +225,7 @@ class _Proposals:
         self._states = optuna.trial.TrialState
 
     @property
-    def told(self) -> int:
+    def over(self) -> int:
         """Number of trials that are over."""
         return len(self._finished())
 
@@ -275,9 +257,9 @@ class _Proposals:
         """Record the scores of a trial. Without a score on every seed it is pruned, which samplers take for bad."""
         scores = [row["bits_per_byte"] for row in rows if is_finite(row.get("bits_per_byte"))]
         if len(scores) == self._seeds:
-            self._journal.tell(trial.asked, fmean(scores))
+            self._journal.tell(trial.trial, fmean(scores))
         else:
-            self._journal.tell(trial.asked, state=self._states.PRUNED)
+            self._journal.tell(trial.trial, state=self._states.PRUNED)
 
     def _diff(self, chosen: Mapping[str, Any]) -> dict[str, object]:
         """Return the diff of Optuna's values: numbers of a range, or values of a list by their text."""
@@ -362,8 +344,8 @@ def _look(trial: _Trial, runs: Sequence[Run]) -> None:
             if PARTS * place + part in trial.reported:
                 continue
             trial.reported.add(PARTS * place + part)
-            trial.asked.report(cost, PARTS * place + part)
-            if trial.asked.should_prune():
+            trial.trial.report(cost, PARTS * place + part)
+            if trial.trial.should_prune():
                 reason = f"its training loss was {cost:.4f} bits per byte at {part / PARTS:.0%} of seed {run.seed}"
                 for one in runs:
                     if not one.over and not (one.folder / STOP).exists():

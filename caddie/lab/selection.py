@@ -43,8 +43,8 @@ class Selection:
         diff = self.study.recipe(BASE).settings.diff(self.recipe.settings)
         return {
             "study": self.study.name,
-            "chosen": [of[label] for label, of in zip(self.chosen, verdicts, strict=False)],
-            "left": [one for of in verdicts[len(self.chosen) :] for one in of.values()],
+            "chosen": [found[label] for label, found in zip(self.chosen, verdicts, strict=False)],
+            "left": [one for found in verdicts[len(self.chosen) :] for one in found.values()],
             "diff": {path: show(value) for path, value in diff.items()},
             "rounds": [str(found.folder) for found in self.rounds],
         }

@@ -58,12 +58,7 @@ class Slurm:
             slurm_array_parallelism=workers,
         )
         self._task = _Task(str(Path.cwd()), cores_each, gpus_each)
-        self._workers = workers
-
-    @property
-    def workers(self) -> int:
-        """Jobs at once, at most."""
-        return self._workers
+        self.workers = workers
 
     def run(self, jobs: Sequence[Path]) -> Iterator[tuple[Path, str | None]]:
         """Yield each job as it ends, with the reason why its process died early, or None."""

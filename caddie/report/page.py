@@ -72,9 +72,17 @@ def render(result: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> str
         line=_line(result),
         beside=_beside(result),
         chart=loss_chart(steps),
-        parts=_shares({_PARTS.get(k, k): v for k, v in (pick(result, "ledger", "parts") or {}).items()}, ",d"),
+        parts=_shares(
+            {_PARTS.get(name, name): size for name, size in (pick(result, "ledger", "parts") or {}).items()}, ",d"
+        ),
         phases=_shares(
-            {k.replace("_", " ").capitalize(): v for k, v in _phases(result).items()}, ",.1f", _PHASE_COLORS
+            {
+                name.replace("_", " ").capitalize(): value
+                for name, value in (result.get("seconds") or {}).items()
+                if name != "total"
+            },
+            ",.1f",
+            _PHASE_COLORS,
         ),
         by_bytes=_tensors(result, "bytes", ",d"),
         by_error=_tensors(result, "relative_error", ".5f"),
@@ -196,23 +204,15 @@ def _beside(result: Mapping[str, Any]) -> list[Bar]:
     return [Bar(name, number(value, ".4f"), percent(value, 0.0, longest), mark=mark) for value, name, mark in known]
 
 
-def _phases(result: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in (result.get("seconds") or {}).items() if name != "total"}
-
-
 def _shares(values: Mapping[str, Any], form: str, colors: Sequence[int] = range(6)) -> list[Bar]:
+    """Return bars of the parts of a whole."""
     total = math.fsum(value for value in values.values() if is_finite(value))
-    shares = {name: percent(value, 0, total) for name, value in values.items()}
-    return [
-        Bar(
-            name, number(value, form), shares[name], _share(shares[name]) if is_finite(value) else "", colors[index % 6]
-        )
-        for index, (name, value) in enumerate(values.items())
-    ]
-
-
-def _share(share: float) -> str:
-    return f"{share:.1f} %" if share >= 0.05 or share == 0 else "< 0.1 %"
+    bars = []
+    for index, (name, value) in enumerate(values.items()):
+        share = percent(value, 0, total)
+        text = f"{share:.1f} %" if share >= 0.05 or share == 0 else "< 0.1 %"
+        bars.append(Bar(name, number(value, form), share, text if is_finite(value) else "", colors[index % 6]))
+    return bars
 
 
 def _tensors(result: Mapping[str, Any], key: str, form: str) -> list[Bar]:

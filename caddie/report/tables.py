@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import textwrap
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,9 @@ def printable(text: str) -> str:
 
 def columns(text: str) -> int:
     """Return the terminal columns of `text`: two for wide East Asian characters, none for combining ones."""
-    return sum(_columns(character) for character in text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
 def crop(text: str, width: int) -> str:
@@ -63,7 +64,7 @@ def crop(text: str, width: int) -> str:
         return text
     kept, used = [], 3
     for character in text:
-        used += _columns(character)
+        used += columns(character)
         if used > width:
             break
         kept.append(character)
@@ -138,12 +139,6 @@ def score_table(result: Mapping[str, Any]) -> str:
             f"{plain['normalized_bytes']:,}: its figure is wrong for this tokenizer."
         )
     return "\n".join(lines)
-
-
-def _columns(character: str) -> int:
-    if unicodedata.combining(character):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
 def _isnumber(value: object) -> bool:

@@ -13,7 +13,7 @@ from test_search import DEPTH, RATE, STRIDE, Scored, quick, setting, text
 from tiny_study import SETTINGS as TINY
 
 from caddie.errors import UserError
-from caddie.lab.ladder import ALL_KINDS, NO_KIND, judged, ladder
+from caddie.lab.ladder import ALL_KINDS, NO_KIND, judge_study, ladder
 from caddie.lab.study import Entry, Steps, Study
 from caddie.recipes.catalog import find
 
@@ -110,6 +110,6 @@ def test_entries_without_a_score_or_a_rival_have_no_verdict() -> None:
     rows = [row("base", seed, 2.0 + 0.01 * seed) for seed in (1, 2, 3)]
     rows += [row("deeper", seed, 1.9 + 0.011 * seed) for seed in (1, 2, 3)]
     rows += [row("deepest", 1, math.nan), row("slower", 1, 1.0), {"label": "slow", "seed": 1, "state": "failed"}]
-    verdicts = judged(climb(), rows)
+    verdicts = judge_study(climb(), rows)
     assert list(verdicts) == ["deeper"]
     assert verdicts["deeper"].difference == pytest.approx(-0.098)

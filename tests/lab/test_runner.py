@@ -27,9 +27,8 @@ from caddie.lab.study import Entry, Steps, Study
 from caddie.pack.quantize import Float16
 from caddie.recipes.catalog import find
 from caddie.report.run_files import ERROR, JOB, STOP
-from caddie.run.run import Watch
 from caddie.runtime.distributed import Ranks
-from caddie.runtime.progress import SILENT
+from caddie.runtime.progress import Progress
 
 
 @pytest.fixture
@@ -323,17 +322,17 @@ def test_the_reason_is_that_of_the_process_that_failed_first(
 def one_of(ranks: Ranks, folder: Path) -> None:
     """What one of several processes does with a run."""
     one = {"label": "base", "recipe": find("tiny").to_json()}
-    trial._do(one, folder, {"trained": str(folder), "corpus": "", "seed": 1, "study": {}}, ranks, SILENT)
+    trial._do(one, folder, {"trained": str(folder), "corpus": "", "seed": 1, "study": {}}, ranks)
 
 
 def pruned(ranks: Ranks, folder: Path) -> None:
     """The first of two processes is asked to end a run that both are at."""
     trial.write_json(folder / STOP, {"reason": "its training loss was 9"})
 
-    def run(*given: object, watch: Watch, **settings: object) -> None:
+    def run(*given: object, progress: Progress, **settings: object) -> None:
         ranks.wait()
         if ranks.first:
-            watch({"event": "step"})
+            progress.step({"event": "step"})
         ranks.wait()
 
     with pytest.MonkeyPatch.context() as patch:
