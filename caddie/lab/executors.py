@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -30,13 +29,6 @@ class Executor(Protocol):
 
     def run(self, jobs: Sequence[Path]) -> Iterator[tuple[Path, str | None]]:
         """Yield each job as it ends, with the reason why its process died early, or None."""
-
-
-@dataclass(frozen=True)
-class _Busy:
-    process: subprocess.Popen[bytes]
-    job: Path
-    slot: int
 
 
 class Local:
@@ -60,24 +52,24 @@ class Local:
 
     def run(self, jobs: Sequence[Path]) -> Iterator[tuple[Path, str | None]]:
         """Yield each job as it ends, with the reason why its process died early, or None."""
-        waiting, slots = list(reversed(jobs)), list(range(self.workers))
-        busy: list[_Busy] = []
+        waiting, busy = list(reversed(jobs)), dict[int, tuple[subprocess.Popen[bytes], Path]]()
         try:
             while waiting or busy:
-                while waiting and slots:
-                    job, slot = waiting.pop(), slots.pop()
-                    busy.append(_Busy(self._begin(job, slot), job, slot))
-                for one in [one for one in busy if one.process.poll() is not None]:
-                    busy.remove(one)
-                    _end(one)
-                    slots.append(one.slot)
-                    yield one.job, death(one.process.returncode)
+                for slot in range(self.workers):
+                    if waiting and slot not in busy:
+                        job = waiting.pop()
+                        busy[slot] = self._begin(job, slot), job
+                for slot, (process, job) in list(busy.items()):
+                    if process.poll() is not None:
+                        del busy[slot]
+                        _end(process)
+                        yield job, death(process.returncode)
                 time.sleep(0.05)
         finally:
-            for one in busy:
-                one.process.terminate()
-            for one in busy:
-                _end(one)
+            for process, _ in busy.values():
+                process.terminate()
+            for process, _ in busy.values():
+                _end(process)
 
     def _begin(self, job: Path, slot: int) -> subprocess.Popen[bytes]:
         cores, gpus = self._cores[slot], range(slot * self._gpus_each, (slot + 1) * self._gpus_each)
@@ -106,10 +98,10 @@ def command(job: Path, gpus: int = 0) -> list[str]:
     return [sys.executable, "-m", "caddie", "trial", str(job), *(["--gpus", str(gpus)] if gpus > 1 else [])]
 
 
-def _end(one: _Busy) -> None:
-    one.process.wait()
-    assert one.process.stdin is not None
-    one.process.stdin.close()
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.wait()
+    assert process.stdin is not None
+    process.stdin.close()
 
 
 def _cores() -> list[int]:

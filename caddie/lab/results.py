@@ -1,16 +1,16 @@
 """Run a study from Python; its results show themselves as a table or a plot.
 
-from caddie import Entry, Steps, Study, conduct, find
+from caddie import Entry, Steps, Study, find, run_study
 
 study = Study(name="depth", base=find("baseline_mini"), budget=Steps(steps=200),
               entries={"deeper": Entry(diff={"model.depth": 6})})
-conduct(study, "text.jsonl", workers=2)
+run_study(study, "text.jsonl", workers=2)
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -37,7 +37,7 @@ class Results:
     folder: Path
     """Folder of `results.jsonl` and the reports."""
     price: float | None = None
-    """Money for an hour of one GPU."""
+    """Price of an hour of one GPU."""
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -45,14 +45,34 @@ class Results:
         return findings(self.study.to_json(), self.rows, self.price)
 
     def write(self) -> list[Path]:
-        """Write the report as a page, as Markdown and as CSV; their paths."""
+        """Write the report as a page, as Markdown and as CSV, and return their paths."""
         return write_study_report(self.folder, price=self.price)
 
     def _repr_html_(self) -> str:
         return verdict_html(self.facts)
 
     def __str__(self) -> str:
-        return summary(self.facts)
+        facts, rows = self.facts, []
+        study = facts["study"]
+        for one in facts["verdicts"]:
+            reach = one["interval"] and (one["interval"][1] - one["interval"][0]) / 2
+            difference = (signed(one["difference"]) or "-") + (f" ±{reach:.4f}" if reach else "")
+            figures = [
+                len(one["seeds"]),
+                f"{one['mean']:.4f}",
+                difference,
+                chance(one["q_same" if one["word"] == "same" else "q"]) or "-",
+            ]
+            says = one["claim"]["word"] if one["claim"] else ""
+            rows.append([crop(one["label"], 24), *figures, one["word"], says])
+        lines = [f"{study['name']}: {study['why']}" if study["why"] else study["name"], facts["found"]]
+        if rows:
+            names = ["entry", "seeds", "mean", "difference", "q", "verdict", "claimed"]
+            lines += ["", *table(rows, names).split("\n"), ""]
+            lines.append("differences in bits per byte, negative is better; q is p adjusted for the number of entries")
+        lines += [f"failed  {one['label']}: {one['error']}" for one in facts["failed"]]
+        lines += [f"note    {one}" for one in facts["notes"]]
+        return "\n".join(map(printable, lines))
 
 
 def run_study(
@@ -88,27 +108,3 @@ def run_study(
     results = Results(study, rows, place, price)
     results.write()
     return results
-
-
-def summary(facts: Mapping[str, Any]) -> str:
-    """Format findings for a terminal."""
-    study, rows = facts["study"], []
-    for one in facts["verdicts"]:
-        reach = one["interval"] and (one["interval"][1] - one["interval"][0]) / 2
-        difference = (signed(one["difference"]) or "-") + (f" ±{reach:.4f}" if reach else "")
-        figures = [
-            len(one["seeds"]),
-            f"{one['mean']:.4f}",
-            difference,
-            chance(one["q_same" if one["word"] == "same" else "q"]) or "-",
-        ]
-        says = one["claim"]["word"] if one["claim"] else ""
-        rows.append([crop(one["label"], 24), *figures, one["word"], says])
-    lines = [f"{study['name']}: {study['why']}" if study["why"] else study["name"], facts["found"]]
-    if rows:
-        names = ["entry", "seeds", "mean", "difference", "q", "verdict", "claimed"]
-        lines += ["", *table(rows, names).split("\n"), ""]
-        lines.append("differences in bits per byte, negative is better; q is p adjusted for the number of entries")
-    lines += [f"failed  {one['label']}: {one['error']}" for one in facts["failed"]]
-    lines += [f"note    {one}" for one in facts["notes"]]
-    return "\n".join(map(printable, lines))
