@@ -5,158 +5,56 @@ The models are the shipped recipes' own, made small; so what agrees here is what
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
-from script_names import load_script_weights, script_view
+from parity import SYSTEMS, Case, Golden, cases, matches, recorded, trained_case
+from script_names import script_view
 from torch import Tensor
 
 from caddie.config.schedules import Budget, StepRamp, TrainProgress
-from caddie.model import GPT, Model, build
+from caddie.model import Model
 from caddie.model.parameters import assign
 from caddie.pack.quantize import Percentile, Rows
-from caddie.recipes.catalog import shipped
-from caddie.recipes.recipe import Recipe
 from caddie.runtime.distributed import Ranks
 from caddie.train.qat import StraightThrough, Views
 
-EXCLUSIVE = {"attention.xsa": True}
-SMALL: dict[str, dict[str, Any]] = {
-    "baseline": {},
-    "fp16_embedding": {},
-    "single_gpu": {"block.attention.rope.dims": 8, "layers": {"3-4": EXCLUSIVE}},
-    "gold6": {"layers": {"3-5": EXCLUSIVE}, "block.attention.rope.native_length": 32},
-    "parallel_muon": {"layers": {"4-5": EXCLUSIVE}, "block.attention.rope.native_length": 24},
-    "exclusive_everywhere": {"block.attention.rope.native_length": 32},
-    "three_layer_recurrence": {
-        "layers": {"5-6": {"parallel": True}},
-        "recurrence.first": 2,
-        "recurrence.last": 3,
-        "block.attention.rope.dims": 4,
-    },
-    "best_record": {
-        "parallel_streams.first": 5,
-        "recurrence.first": 2,
-        "recurrence.last": 3,
-        "block.attention.rope.dims": 4,
-    },
-}
-FOLDERS = {
-    "BASE": "baseline",
-    "S003": "fp16_embedding",
-    "S001": "single_gpu",
-    "S002": "gold6",
-    "S000": "parallel_muon",
-    "ARG": "exclusive_everywhere",
-    "L3": "three_layer_recurrence",
-    "TOP": "best_record",
-}
-"""Folder of the parity data to recipe."""
 EVERY_TIME = ("BASE", "S003")
 """Folders whose short training is repeated in every run of the tests; of the others, logits and gradients are."""
 
 
-class Golden:
-    """One folder of the parity data, and our recipe at its size."""
-
-    def __init__(self, folder: Path, recipe: str) -> None:
-        self.config = json.loads((folder / "config.json").read_text())
-        self.tokens = load_file(folder / "tokens.safetensors")
-        self.expected = load_file(folder / "expected.safetensors")
-        self.weights = load_file(folder / "weights.safetensors")
-        self.recipe: Recipe = shipped()[recipe]
-        tiny = self.config["settings_tiny_model_that_differ"]
-        settings = {**self.config["settings_full_recipe"], **tiny}
-        self.settings = settings
-        hidden = settings.get("mlp hidden") or int(settings["mlp mult"] * settings["model dim"])
-        diff: dict[str, Any] = {
-            "vocabulary": settings["vocab size"],
-            "width": settings["model dim"],
-            "depth": settings["num layers"],
-            "block.attention.heads": settings["num heads"],
-            "block.attention.key_value_heads": settings["num kv heads"],
-            "block.mlp.hidden": hidden,
-            **SMALL[recipe],
-        }
-        if "bigram dim" in tiny:
-            diff["embedding.bigrams.buckets"] = tiny["bigram vocab size"]
-            diff["embedding.bigrams.dims"] = tiny["bigram dim"]
-            diff["value_embedding.dims"] = tiny["ve dim"]
-            diff["value_embedding.layers"] = [int(layer) for layer in tiny["ve layers"].split(",")]
-            diff["block.attention.rope.dims"] = tiny["rope dims"]
-            diff["block.attention.rope.length"] = tiny["train seq len"]
-        self.gpt: GPT = self.recipe.model.but(diff)
-
-    def model(self, diff: tuple[tuple[str, Any], ...] = ()) -> Model:
-        model = build(self.gpt.but(dict(diff)), seed=0)
-        load_script_weights(dict(model.named_parameters()), {n: w.float() for n, w in self.weights.items()})
-        return model
-
-
-@dataclass(frozen=True)
-class Case:
-    """One forward that the parity data recorded."""
-
-    name: str = "plain"
-    prefix: str = ""
-    tokens: str = ""
-    stage: int = -1
-    starts: bool = False
-    diff: tuple[tuple[str, Any], ...] = ()
-
-
-WHOLE_ROW = (("block.attention.scope", "row"), ("block.attention.longest", None))
-PACKED = (("block.attention.longest", 24),)
-LONG = (("block.attention.rope", "NTKRoPE"), ("block.attention.rope.dims", 4))
-LENGTHS = (("block.attention.rope.native_length", 64), ("block.attention.rope.length", 96))
-CASES = {
-    "L3": [
-        Case("loop_off", "loop_off.", stage=0),
-        Case("loop_on", "loop_on."),
-        Case("long_row_with_rotary_rescaling", "long_row_with_rotary_rescaling.", "long_", diff=(*LONG, *LENGTHS)),
-    ],
-    "TOP": [
-        Case("loop_off", "loop_off.", stage=0, starts=True, diff=WHOLE_ROW),
-        Case("loop_on", "loop_on.", starts=True, diff=WHOLE_ROW),
-        Case("packed_loop_off", "packed_loop_off.", "packed_", stage=0, starts=True, diff=PACKED),
-        Case("packed_loop_on", "packed_loop_on.", "packed_", starts=True, diff=PACKED),
-    ],
-}
-EVERY_CASE = [(folder, case) for folder in FOLDERS for case in CASES.get(folder, [Case()])]
+EVERY_CASE = [(system, case) for system in SYSTEMS for case in cases(system)]
 
 
 @pytest.fixture(scope="module")
 def goldens(parity: Path) -> dict[str, Golden]:
-    return {folder: Golden(parity / folder, recipe) for folder, recipe in FOLDERS.items()}
+    return {system: Golden(parity / system) for system in SYSTEMS}
 
 
-def losses_of(model: Model, inputs: Tensor, targets: Tensor, case: Case) -> tuple[Tensor, Tensor]:
+def losses_of(golden: Golden, model: Model, inputs: Tensor, targets: Tensor, case: Case) -> tuple[Tensor, Tensor]:
     """Logits and the loss of each position."""
     ids = inputs.long()
-    logits = model(ids, ids == 1 if case.starts else None, stage=case.stage).float()
+    logits = model(ids, golden.starts(ids), stage=case.stage).float()
     return logits, F.cross_entropy(logits.flatten(0, 1), targets.long().flatten(), reduction="none")
 
 
 @pytest.mark.parametrize(("folder", "case"), EVERY_CASE, ids=lambda value: getattr(value, "name", value))
 def test_logits_and_gradients(folder: str, case: Case, goldens: dict[str, Golden]) -> None:
     golden = goldens[folder]
-    model, expected = golden.model(case.diff), golden.expected
+    model, expected = golden.model(case), golden.expected
     results = golden.config["results"][case.name]
     stage = model.stages[case.stage]
     assert model.config.order(stage) == results["layer_execution_order"]
     inputs, targets = golden.tokens[case.tokens + "inputs"], golden.tokens[case.tokens + "targets"]
     seen: dict[str, Tensor] = {}
     model.embedding.register_forward_hook(lambda module, arguments, output: seen.update(x0=output))
-    logits, losses = losses_of(model, inputs, targets, case)
-    assert (seen["x0"] - expected[case.prefix + "x0"]).abs().max() < 1e-5
-    assert (logits - expected[case.prefix + "logits"]).abs().max() < 5e-4
-    assert (losses - expected[case.prefix + "nll"].flatten()).abs().max() < 5e-4
+    logits, losses = losses_of(golden, model, inputs, targets, case)
+    for name, found, tolerance in (("x0", seen["x0"], 1e-5), ("logits", logits, 5e-4), ("nll", losses, 5e-4)):
+        ours, script = recorded(expected, case.prefix + name, found)
+        assert (ours - script).abs().max() < tolerance, name
     assert abs(losses.mean().item() - results["mean_loss"]) < 1e-4
     if "gradient_summary_of_mean_loss" in results:
         losses.mean().backward()
@@ -185,12 +83,12 @@ def compare_gradients(model: Model, summary: dict[str, Any], expected: dict[str,
     [
         *(
             pytest.param(folder, "float32", 1e-3, marks=() if folder in EVERY_TIME else pytest.mark.long)
-            for folder in FOLDERS
+            for folder in SYSTEMS
         ),
         *(pytest.param(folder, "bfloat16", 5e-2, marks=pytest.mark.long) for folder in ("S000", "TOP")),
         *(
             pytest.param(folder, "bfloat16", 5e-2, marks=pytest.mark.slow)
-            for folder in FOLDERS
+            for folder in SYSTEMS
             if folder not in ("S000", "TOP")
         ),
     ],
@@ -200,11 +98,12 @@ def test_short_training(folder: str, precision: str, tolerance: float, goldens: 
     golden = goldens[folder]
     short = {"float32": "fp32", "bfloat16": "bf16"}[precision]
     variant = golden.config["training_trajectory"][f"newton_schulz_in_{short}"]
-    case = next((c for c in CASES.get(folder, []) if c.name == "loop_on"), Case())
-    model = golden.model(case.diff)
+    case = trained_case(folder)
+    model = golden.model(case)
     momentum = golden.recipe.train.optimizers["matrix"].momentum  # type: ignore[attr-defined]
     assert isinstance(momentum, StepRamp)
-    muon = {"matrix.precision": precision, "matrix.momentum": momentum.but(steps=2)}
+    warmup = golden.config["training_trajectory"]["muon momentum warm-up length used here (steps)"]
+    muon = {"matrix.precision": precision, "matrix.momentum": momentum.but(steps=warmup)}
     rules = golden.recipe.train.but({f"optimizers.{path}": value for path, value in muon.items()}).optimizers
     chosen = assign({rule: rule for rule in rules}, model, "optimizers")
     parameters = dict(model.named_parameters())
@@ -215,26 +114,27 @@ def test_short_training(folder: str, precision: str, tolerance: float, goldens: 
     ]
     clip = golden.recipe.train.clip_norm
     assert (clip or 0.0) == golden.settings["grad clip norm"]
+    budget = Budget(steps=len(variant["steps"]))
+    inputs, targets = golden.tokens["train_inputs"], golden.tokens["train_targets"]
     for step, figures in enumerate(variant["steps"]):
-        _, losses = losses_of(model, golden.tokens["train_inputs"][step], golden.tokens["train_targets"][step], case)
+        _, losses = losses_of(golden, model, inputs[step], targets[step], case)
         assert losses.mean().item() == pytest.approx(figures["loss_before_update"], abs=tolerance)
         losses.mean().backward()
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters.values() if p.grad is not None])
         assert norm.item() == pytest.approx(figures["gradient_norm_before_clip"], rel=tolerance)
         scale = None if clip is None else (clip / (norm + 1e-6)).clamp(max=1.0)
         for updater in updaters:
-            updater.step(TrainProgress(step, 0.0, Budget(steps=4)), figures["learning_rate_multiplier"], scale)
+            updater.step(TrainProgress(step, 0.0, budget), figures["learning_rate_multiplier"], scale)
         model.zero_grad()
-    _, losses = losses_of(model, golden.tokens["train_inputs"][0], golden.tokens["train_targets"][0], case)
+    _, losses = losses_of(golden, model, inputs[0], targets[0], case)
     assert losses.mean().item() == pytest.approx(variant["loss_on_batch_0_after_all_steps"], abs=tolerance)
     final = {name: parameter.detach() for name, parameter in parameters.items()}
     for name, norm in variant["final_parameter_norms"].items():
         assert script_view(name, final).norm().item() == pytest.approx(norm, rel=tolerance)
-    after = f"train4_{short}.after."
-    compared = [name for name in golden.expected if name.startswith(after)]
+    compared = matches(golden.expected, rf"train\d+_{short}\.after\.(.+)")
     assert len(compared) == len(variant["final_parameter_norms"])
-    for name in compared:
-        weight, expected = script_view(name.removeprefix(after), final).flatten(), golden.expected[name].flatten()
+    for match in compared:
+        weight, expected = script_view(match[1], final).flatten(), golden.expected[match[0]].flatten()
         sample = weight[:: max(1, weight.numel() // 64)][: expected.numel()]
         assert (sample - expected).norm() < (1e-3 if precision == "float32" else 0.1) * expected.norm()
 
@@ -261,9 +161,11 @@ def test_quantized_weights(
     model = golden.model()
     chosen = rules or golden.recipe.train.qat
     Views(chosen, model, "rules").set(TrainProgress(1, 1.0, Budget(seconds=1.0)))
-    logits, losses = losses_of(model, golden.tokens["inputs"], golden.tokens["targets"], Case())
-    assert (logits - golden.expected[f"{case}.logits"]).abs().max() < 5e-4
-    assert (logits - golden.expected["logits"]).abs().max() > 1e-2, "the switch does something"
+    logits, losses = losses_of(golden, model, golden.tokens["inputs"], golden.tokens["targets"], Case())
+    ours, script = recorded(golden.expected, f"{case}.logits", logits)
+    assert (ours - script).abs().max() < 5e-4
+    ours, plain = recorded(golden.expected, "logits", logits)
+    assert (ours - plain).abs().max() > 1e-2, "the switch does something"
     results = golden.config["results"][case]
     assert losses.mean().item() == pytest.approx(results["mean_loss"], abs=1e-4)
     if "gradient_summary_of_mean_loss" in results:

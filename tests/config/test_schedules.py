@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parity import facts as read_facts
 
 from caddie.config import coerce, parse_assignment, variants
 from caddie.config.schedules import (
@@ -259,9 +259,7 @@ def test_schedules_of_progress_mean_the_same_on_every_machine(name: str) -> None
 
 @pytest.fixture(scope="module")
 def scripts(parity: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(
-        (parity / "components" / "schedules" / "learning_rate_momentum_loops.json").read_text()
-    )
+    found: dict[str, Any] = read_facts(parity / "components" / "schedules" / "learning_rate_momentum_loops")
     return found
 
 
@@ -273,7 +271,7 @@ def test_iteration_warmdown_agrees_with_the_scripts(scripts: dict[str, Any], nam
     capped = Budget(given_settings["max wallclock seconds"], given_settings["iterations"])
     grids = [rows for key, rows in facts.items() if key.startswith("grid at about")]
     rows = [row for grid in grids for row in grid]
-    assert len(rows) > 40
+    assert rows
     assert any(0 < multiplier < 1 for _, _, multiplier in rows)
     for step, milliseconds, multiplier in rows:
         assert schedule.at(TrainProgress(step, milliseconds / 1000, capped)) == pytest.approx(multiplier, abs=1e-9)
@@ -287,7 +285,6 @@ def test_iteration_warmdown_agrees_with_the_scripts(scripts: dict[str, Any], nam
 def test_warmdown_agrees_with_the_script_of_a_fraction(scripts: dict[str, Any]) -> None:
     facts = scripts["S001"]
     schedule = Warmdown(fraction=facts["settings"]["warmdown last frac"])
-    assert schedule.fraction == 0.2
     by_time = Budget(facts["settings"]["max wallclock seconds"])
     rows = [row for key, grid in facts.items() if key.startswith("grid at about") for row in grid]
     assert any(0 < multiplier < 1 for _, _, multiplier in rows)
@@ -303,8 +300,7 @@ def test_quantization_joins_when_the_script_of_a_fraction_says(scripts: dict[str
     chosen = facts["settings"]
     joined = PiecewiseConstant(values=(0, 1), begins=(1 - chosen["qat last frac"],))
     start = facts["late quantisation-aware training starts at elapsed ms"]
-    assert start == 510_000
-    for milliseconds in (0.0, start - 0.01, start, start + 0.01, 600_000.0):
+    for milliseconds in (0.0, start - 0.01, start, start + 0.01, 1000 * chosen["max wallclock seconds"]):
         moment = TrainProgress(1, milliseconds / 1000, Budget(chosen["max wallclock seconds"]))
         assert joined.at(moment) == (milliseconds >= start)
 
@@ -318,13 +314,12 @@ def test_warmdown_agrees_with_the_scripts_that_reserve_time(scripts: dict[str, A
     assert budget.seconds == facts["effective cap ms"] / 1000
     passes = PiecewiseConstant(values=(1, 1 + chosen["num loops"]), begins=(chosen["enable looping at"],))
     assert facts["columns"] == ["elapsed ms", "training fraction", "learning-rate multiplier", "looping on"]
-    assert len(facts["grid"]) > 40
     assert {looping for *_, looping in facts["grid"]} == {False, True}
     for milliseconds, fraction, multiplier, looping in facts["grid"]:
         moment = TrainProgress(1, milliseconds / 1000, budget)
         assert moment.progress == pytest.approx(min(fraction, 1.0), abs=1e-12)
         assert schedule.at(moment) == pytest.approx(multiplier, abs=1e-9)
-        assert int_at(passes, moment) == (3 if looping else 1)
+        assert int_at(passes, moment) == (1 + chosen["num loops"] if looping else 1)
     uncapped = Budget(None, chosen["iterations"])
     for step, fraction in facts["fraction without a wallclock cap"]:
         assert uncapped.progress(step, 1e9) == pytest.approx(fraction, abs=1e-15)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from itertools import pairwise
@@ -13,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import load_file
+from parity import facts, matches, tensors
 
 from caddie.data.loaders import (
     HEADER_BYTES,
@@ -99,43 +98,42 @@ def test_a_file_that_is_no_shard_is_one_line(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def reference(parity: Path) -> tuple[dict[str, np.ndarray], dict[str, dict[str, int]]]:
     folder = parity / "components" / "loaders"
-    return load_file(folder / "loaders.safetensors"), json.loads((folder / "info.json").read_text())
+    arrays = {name: tensor.numpy() for name, tensor in tensors(folder / "loaders").items()}
+    return arrays, facts(folder / "info")
 
 
 def shards_of(arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
-    return [arrays[f"shard{number}"].astype(np.uint16) for number in range(3)]
+    numbers = sorted(int(match[1]) for match in matches(arrays, r"shard(\d+)"))
+    return [arrays[f"shard{number}"].astype(np.uint16) for number in numbers]
 
 
-@pytest.mark.parametrize(
-    ("case", "world", "rank"),
-    [
-        ("sequential.world1.rank0.T32", 1, 0),
-        ("sequential.world2.rank1.T32", 2, 1),
-        ("sequential.world1.rank0.T16", 1, 0),
-    ],
-)
-def test_sequential_parity(reference, case: str, world: int, rank: int) -> None:  # type: ignore[no-untyped-def]
-    arrays, info = reference[0], reference[1][case]
-    tokens = info["global_tokens"] // (world * info["accumulation"])
-    stream = build(SequentialStream(begin="first shard"), shards_of(arrays), tokens, info["row_length"])
-    for number in range(info["batches"]):
-        batch = stream.micro_batch(number * world + rank)
-        np.testing.assert_array_equal(batch.inputs, arrays[f"{case}.batch{number}.x"])
-        np.testing.assert_array_equal(batch.targets, arrays[f"{case}.batch{number}.y"])
+def test_sequential_parity(reference) -> None:  # type: ignore[no-untyped-def]
+    arrays = reference[0]
+    for match in matches(reference[1], r"sequential\.world(\d+)\.rank(\d+)\..+"):
+        case, world, rank = match[0], int(match[1]), int(match[2])
+        info = reference[1][case]
+        tokens = info["global_tokens"] // (world * info["accumulation"])
+        stream = build(SequentialStream(begin="first shard"), shards_of(arrays), tokens, info["row_length"])
+        for number in range(info["batches"]):
+            batch = stream.micro_batch(number * world + rank)
+            np.testing.assert_array_equal(batch.inputs, arrays[f"{case}.batch{number}.x"])
+            np.testing.assert_array_equal(batch.targets, arrays[f"{case}.batch{number}.y"])
 
 
-@pytest.mark.parametrize(("case", "world", "rank"), [("packed.world1.rank0", 1, 0), ("packed.world2.rank1", 2, 1)])
-def test_packed_parity(reference, case: str, world: int, rank: int) -> None:  # type: ignore[no-untyped-def]
-    arrays, info = reference[0], reference[1][case]
-    tokens = info["global_tokens"] // (world * info["accumulation"])
-    stream = build(PackedDocuments(group=world, begin="first shard"), shards_of(arrays), tokens, info["cut_length"])
-    for number in range(info["batches"]):
-        batch = stream.micro_batch(number * world + rank)
-        np.testing.assert_array_equal(batch.inputs, arrays[f"{case}.batch{number}.x"])
-        np.testing.assert_array_equal(batch.targets, arrays[f"{case}.batch{number}.y"])
-        ends = np.append(segments(batch.inputs, info["cut_length"]), tokens)
-        assert ends.tolist() == sorted(set(arrays[f"{case}.batch{number}.boundaries"].tolist()))
-        assert int(np.diff(ends).max()) == info["longest"][number]
+def test_packed_parity(reference) -> None:  # type: ignore[no-untyped-def]
+    arrays = reference[0]
+    for match in matches(reference[1], r"packed\.world(\d+)\.rank(\d+)"):
+        case, world, rank = match[0], int(match[1]), int(match[2])
+        info = reference[1][case]
+        tokens = info["global_tokens"] // (world * info["accumulation"])
+        stream = build(PackedDocuments(group=world, begin="first shard"), shards_of(arrays), tokens, info["cut_length"])
+        for number in range(info["batches"]):
+            batch = stream.micro_batch(number * world + rank)
+            np.testing.assert_array_equal(batch.inputs, arrays[f"{case}.batch{number}.x"])
+            np.testing.assert_array_equal(batch.targets, arrays[f"{case}.batch{number}.y"])
+            ends = np.append(segments(batch.inputs, info["cut_length"]), tokens)
+            assert ends.tolist() == sorted(set(arrays[f"{case}.batch{number}.boundaries"].tolist()))
+            assert int(np.diff(ends).max()) == info["longest"][number]
 
 
 def segments(inputs: np.ndarray, longest: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import inspect
 import json
 import random
@@ -10,12 +11,13 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import load_file
+from parity import facts, matches, tensors
 
 from caddie.config import Config
 from caddie.data.tokenizers import (
@@ -30,6 +32,7 @@ from caddie.data.tokenizers import (
     deserialize,
 )
 from caddie.data.tokenizers.caseops import SYMBOLS
+from caddie.data.tokenizers.tokenizers import ByteTable
 from caddie.errors import UserError
 
 TEXT = [inspect.getsource(textwrap).encode(), inspect.getsource(argparse)[:40_000].encode()]
@@ -48,6 +51,7 @@ HARD = [
 
 piecewise = st.lists(st.one_of(st.binary(max_size=4), st.sampled_from(HARD), st.text(max_size=8).map(str.encode)))
 anything = st.one_of(st.binary(), st.text().map(str.encode), piecewise.map(b"".join))
+TABLES = "tables_and_sequences"
 LOSSLESS = ["bytes", "trained", "spaceless", "caseops"]
 ALL = [*LOSSLESS, "contest 1024", "contest 8192", "caseops 1024"]
 
@@ -183,25 +187,31 @@ def test_the_contest_shard_is_reproduced(real_data: Path) -> None:
     assert np.array_equal(tokenizer.byte_lengths(stream)[1:], by_table), "token by token"
 
 
-@pytest.mark.parametrize("vocabulary", [1024, 8192])
-def test_the_byte_table_is_the_contests(parity: Path, real_data: Path, vocabulary: int) -> None:
-    folder = parity / "components" / "bytes"
-    arrays = load_file(folder / "tables_and_sequences.safetensors")
-    table = contest(real_data, vocabulary).table
-    assert np.array_equal(table.base_bytes, arrays[f"sp{vocabulary}.base_bytes"])
-    assert np.array_equal(table.has_leading_space, arrays[f"sp{vocabulary}.has_leading_space"])
-    assert np.array_equal(table.is_boundary, arrays[f"sp{vocabulary}.is_boundary"])
+def contest_tables(parity: Path) -> dict[int, ByteTable]:
+    """Each vocabulary's table of the contest."""
+    arrays = {name: tensor.numpy() for name, tensor in tensors(parity / "components" / "bytes" / TABLES).items()}
+    columns = [field.name for field in dataclasses.fields(ByteTable)]
+    found = [int(match[1]) for match in matches(arrays, rf"sp(\d+)\.{columns[0]}")]
+    return {size: ByteTable(**{name: arrays[f"sp{size}.{name}"] for name in columns}) for size in found}
 
 
-@pytest.mark.parametrize("vocabulary", [1024, 8192])
-def test_the_byte_totals_are_the_contests(parity: Path, real_data: Path, vocabulary: int) -> None:
+def test_the_byte_tables_are_the_contests(parity: Path, real_data: Path) -> None:
+    for vocabulary, expected in contest_tables(parity).items():
+        table = contest(real_data, vocabulary).table
+        for field in dataclasses.fields(ByteTable):
+            assert np.array_equal(getattr(table, field.name), getattr(expected, field.name)), field.name
+
+
+def test_the_byte_totals_are_the_contests(parity: Path) -> None:
+    """By the contest's own tables, which need no tokenizer."""
     folder = parity / "components" / "bytes"
-    arrays = load_file(folder / "tables_and_sequences.safetensors")
-    tokenizer = contest(real_data, vocabulary)
-    for expected in json.loads((folder / "info.json").read_text())[f"sp{vocabulary}"]:
-        ids = arrays[f"sp{vocabulary}.sequence{expected['sequence']}"]
-        assert len(ids) - 1 == expected["tokens scored"]
-        assert tokenizer.table_bytes(ids) == expected["bytes"], expected["what"]
+    arrays, totals = tensors(folder / TABLES), facts(folder / "info")
+    for vocabulary, table in contest_tables(parity).items():
+        for expected in totals[f"sp{vocabulary}"]:
+            ids = arrays[f"sp{vocabulary}.sequence{expected['sequence']}"].numpy()
+            assert len(ids) - 1 == expected["tokens scored"]
+            counted = Tokenizer.table_bytes(SimpleNamespace(table=table), ids)  # type: ignore[arg-type]
+            assert counted == expected["bytes"], expected["what"]
 
 
 # The byte table without outside files.

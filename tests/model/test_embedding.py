@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from parity import Golden, matches, recorded, tensors
 from torch import Tensor
 
 from caddie.errors import UserError
@@ -68,18 +68,21 @@ def some_starts() -> Tensor:
 # The hash
 
 
-@pytest.mark.parametrize("count", [97, 151, 1536, 2048, 3072])
-def test_buckets_are_those_of_the_scripts(count: int, parity: Path) -> None:
-    data = load_file(parity / "components" / "functions" / "functions.safetensors")
-    assert torch.equal(buckets(context(data["bigram.tokens"]), 2, count), data[f"bigram.buckets_{count}"])
+def test_buckets_are_those_of_the_scripts(parity: Path) -> None:
+    data = tensors(parity / "components" / "functions" / "functions")
+    for match in matches(data, r"bigram\.buckets_(\d+)"):
+        assert torch.equal(buckets(context(data["bigram.tokens"]), 2, int(match[1])), data[match[0]]), match[0]
 
 
 def test_products_wrap_around_and_three_tokens_have_a_third_factor(parity: Path) -> None:
-    data = load_file(parity / "components" / "functions" / "functions.safetensors")
-    large = data["bigram.tokens_above_50000_int32_wraps"]
+    data = tensors(parity / "components" / "functions" / "functions")
+    (name,) = matches(data, r"bigram\.tokens_above_\d+_int32_wraps")
+    large = data[name[0]]
     assert (36_313 * large.long()).max() >= 1 << 31
-    assert torch.equal(buckets(context(large), 2, 2048), data["bigram.wrapped_buckets_2048"])
-    assert torch.equal(buckets(context(data["bigram.tokens"]), 3, 2048), data["trigram.buckets_2048"])
+    for match in matches(data, r"bigram\.wrapped_buckets_(\d+)"):
+        assert torch.equal(buckets(context(large), 2, int(match[1])), data[match[0]]), match[0]
+    for match in matches(data, r"trigram\.buckets_(\d+)"):
+        assert torch.equal(buckets(context(data["bigram.tokens"]), 3, int(match[1])), data[match[0]]), match[0]
 
 
 def test_buckets_by_hand() -> None:
@@ -98,9 +101,8 @@ def test_buckets_by_hand() -> None:
 
 def test_what_enters_is_that_of_the_script_with_bigrams_and_channel_smear(parity: Path) -> None:
     """That script smears across documents too: no starts are given."""
-    folder = parity / "S002"
-    weights, tokens = load_file(folder / "weights.safetensors"), load_file(folder / "tokens.safetensors")
-    expected = load_file(folder / "expected.safetensors")
+    golden = Golden(parity / "S002")
+    weights, tokens, expected = golden.weights, golden.tokens, golden.expected
     rows, dims = weights["bigram.embed.weight"].shape
     embedding = TokenEmbedding(bigrams=HashedNGrams(buckets=rows, dims=dims), smear=ChannelSmear())
     module = embedding.build(*weights["tok_emb.weight"].shape)
@@ -114,21 +116,24 @@ def test_what_enters_is_that_of_the_script_with_bigrams_and_channel_smear(parity
     module.load_state_dict({ours: weights[theirs].float() for ours, theirs in names.items()})
     surroundings = context(tokens["inputs"])
     assert torch.equal(buckets(surroundings, 2, rows), expected["bigram_bucket_ids"])
-    assert (module(surroundings) - expected["x0"]).abs().max() < 1e-5
+    ours, script = recorded(expected, "x0", module(surroundings))
+    assert (ours - script).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize(("inputs", "x0"), [("inputs", "loop_on.x0"), ("packed_inputs", "packed_loop_on.x0")])
 def test_what_enters_is_that_of_the_script_with_token_smear(inputs: str, x0: str, parity: Path) -> None:
-    folder = parity / "TOP"
-    weights, tokens = load_file(folder / "weights.safetensors"), load_file(folder / "tokens.safetensors")
+    golden = Golden(parity / "TOP")
+    weights, tokens = golden.weights, golden.tokens
     module = TokenEmbedding(smear=TokenSmear()).build(*weights["tok_emb.weight"].shape)
     names = {"weight": "tok_emb.weight", "smear.gate.weight": "smear_gate.weight", "smear.scale": "smear_lambda"}
     state = {ours: weights[theirs].float() for ours, theirs in names.items()}
     module.load_state_dict({**state, "smear.scale": state["smear.scale"].squeeze()})
     ids = tokens[inputs]
-    assert (ids == 1).any()
-    stream = module(context(ids, ids == 1))
-    assert (stream - load_file(folder / "expected.safetensors")[x0]).abs().max() < 1e-5
+    starts = golden.starts(ids)
+    assert starts is not None
+    assert starts.any()
+    ours, script = recorded(golden.expected, x0, module(context(ids, starts)))
+    assert (ours - script).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("dims", [None, 2])
@@ -171,11 +176,12 @@ def test_smears_by_hand() -> None:
 
 def test_channels_smear_like_the_scripts(parity: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose function takes what is normed already."""
-    data = load_file(parity / "components" / "functions" / "functions.safetensors")
+    data = tensors(parity / "components" / "functions" / "functions")
     monkeypatch.setattr("caddie.model.smear.rms_norm", lambda x: x)
-    module = ChannelSmear().build(6)
-    module.load_state_dict({"gate": data["smear_v1.gate"]})
-    smeared = module(data["smear_v1.in"], context(torch.zeros(2, 5)))
+    gate, before = data["smear_v1.gate"], data["smear_v1.in"]
+    module = ChannelSmear().build(len(gate))
+    module.load_state_dict({"gate": gate})
+    smeared = module(before, context(torch.zeros(before.shape[:2])))
     torch.testing.assert_close(smeared, data["smear_v1.out"], rtol=0, atol=1e-6)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from functools import cache
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from parity import SYSTEMS, facts
 from script_names import NAMES
-from test_parity import FOLDERS
 from torch import nn
 
 from caddie.config import variants
@@ -307,22 +306,33 @@ def test_a_start_in_half_precision_is_the_rounded_one() -> None:
 
 # The public scripts
 
-SIX_LAYERS: dict[str, dict[str, Any]] = {
-    "BASE": {},
-    "S003": {},
-    "S001": {"layers": {"4-5": {"attention.xsa": True}}},
-    "S002": {
-        "layers": {},
-        "value_embedding.layers": (4, 5),
-        "embedding.bigrams.initial.gain": 12**-0.5,  # one over the root of twice the layers
-        "value_embedding.initial.gain": 12**-0.5,
-    },
-    "S000": {"layers": {}, "value_embedding.layers": (4, 5)},
-    "ARG": {"value_embedding.layers": (4, 5)},
-    "L3": {"layers": {}, "recurrence.first": 2, "recurrence.last": 4},
-    "TOP": {"recurrence.first": 2, "recurrence.last": 4, "parallel_streams.first": 5},
-}
-"""Settings that give a recipe's model the six layers of the statistics."""
+
+def sized(full: GPT, figures: dict[str, Any]) -> dict[str, Any]:
+    """Return what makes a recipe's model as deep as that of the statistics.
+
+    Where exceptions stand and which layers are repeated changes no parameter but the number of skips, so the
+    exceptions are dropped and as many layers are repeated as the skips that the script had say.
+    """
+    depth = figures["layers used here"]
+    shapes = {entry["name"]: entry["shape"] for entry in figures["parameters"]}
+    diff: dict[str, Any] = {"depth": depth, "vocabulary": figures["vocabulary used here"], "layers": {}}
+    embedded = sum(name.startswith("ve_layer_scales.") for name in shapes)
+    if embedded:
+        diff["value_embedding.layers"] = list(range(depth - embedded, depth))
+    for path, initial in (
+        ("embedding.bigrams.initial", full.embedding.bigrams and full.embedding.bigrams.initial),
+        ("value_embedding.initial", full.value_embedding and full.value_embedding.initial),
+    ):
+        if isinstance(initial, Orthogonal) and initial.gain == (2 * full.depth) ** -0.5:
+            diff[f"{path}.gain"] = (2 * depth) ** -0.5
+    if full.recurrence is not None:
+        extra = int(full.recurrence.passes.values[-1]) - 1  # type: ignore[union-attr]
+        repeated = -(-(2 * shapes["skip_weights"][0] - depth) // extra)
+        first = (depth - repeated) // 2
+        diff["recurrence.first"], diff["recurrence.last"] = first, first + repeated - 1
+    if full.parallel_streams is not None:
+        diff["parallel_streams.first"] = depth - 1
+    return diff
 
 
 @cache
@@ -331,17 +341,18 @@ def first_values(initial: Initial, shape: tuple[int, ...]) -> torch.Tensor:
     return drawn(initial, *shape)
 
 
-@pytest.mark.parametrize("folder", SIX_LAYERS)
-def test_recipes_start_like_the_public_scripts(folder: str, parity: Path) -> None:
-    facts = json.loads((parity / "components" / "initialisation" / "initial_statistics.json").read_text())[folder]
-    sizes = {"depth": facts["layers used here"], "vocabulary": facts["vocabulary used here"]}
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_recipes_start_like_the_public_scripts(system: str, parity: Path) -> None:
+    statistics = facts(parity / "components" / "initialisation" / "initial_statistics")[system]
+    full = shipped()[SYSTEMS[system]].model
     with torch.device("meta"):
-        model = shipped()[FOLDERS[folder]].model.but({**SIX_LAYERS[folder], **sizes}).build()
+        model = full.but(sized(full, statistics)).build()
     declared, compared = declarations(model), set()
-    for figures in facts["parameters"]:
+    for figures in statistics["parameters"]:
         name, shape = figures["name"].removeprefix("blocks.*."), tuple(figures["shape"])
         if name.startswith("ve_layer_scales."):
-            ours, shape = "value_embedding.layer_scales", (2,)
+            ours = "value_embedding.layer_scales"
+            shape = (sum(other["name"].startswith("ve_layer_scales.") for other in statistics["parameters"]),)
         else:
             ours = NAMES[name]
         shape = () if name == "smear_lambda" else shape

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
+from parity import facts, matches, tensors
 from torch import Tensor
 from variations import BASE, VOCABULARY
 
@@ -60,7 +59,7 @@ from caddie.pack.compress import Pack, pack
 from caddie.pack.quantize import Float32
 from caddie.score import Scoring
 
-FUNCTIONS = Path("components") / "functions" / "functions.safetensors"
+FUNCTIONS = Path("components") / "functions" / "functions"
 
 
 def made(part: Part, **values: object) -> Part:
@@ -84,53 +83,56 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
 
 
 def test_functions_agree_with_the_public_scripts(parity: Path) -> None:
-    data = load_file(parity / FUNCTIONS)
+    data = tensors(parity / FUNCTIONS)
     near = {"rtol": 0, "atol": 1e-5}
     torch.testing.assert_close(ops.rms_norm(data["rmsnorm.in"]), data["rmsnorm.default_eps"], **near)
-    torch.testing.assert_close(ops.rms_norm(data["rmsnorm.in"], 1e-6), data["rmsnorm.eps_1e-6"], **near)
-    assert (data["rmsnorm.default_eps"] - data["rmsnorm.eps_1e-6"]).abs().max() > 1e-4
-    torch.testing.assert_close(ops.softcap(data["softcap.in"], 30.0), data["softcap.tanh30"], **near)
-    torch.testing.assert_close(ops.polynomial_softcap(data["softcap.in"], 10.0), data["softcap.tern_poly10"], **near)
+    for match in matches(data, r"rmsnorm\.eps_(.+)"):
+        torch.testing.assert_close(ops.rms_norm(data["rmsnorm.in"], float(match[1])), data[match[0]], **near)
+        assert (data["rmsnorm.default_eps"] - data[match[0]]).abs().max() > 1e-4
+    for softcap, name in ((ops.softcap, "tanh"), (ops.polynomial_softcap, "tern_poly")):
+        for match in matches(data, rf"softcap\.{name}(\d+)"):
+            torch.testing.assert_close(softcap(data["softcap.in"], float(match[1])), data[match[0]], **near)
     logits = data["fused_ce.logits_before_cap"].requires_grad_()
     losses = F.cross_entropy(ops.softcap(logits, 30.0), data["fused_ce.targets"].long(), reduction="none")
     torch.testing.assert_close(losses, data["fused_ce.loss"], **near)
     (gradient,) = torch.autograd.grad(losses.mean(), logits)
     torch.testing.assert_close(gradient, data["fused_ce.grad_of_mean"], **near)
-    for case in ("h4k2d16", "h6k2d12", "h8k4d64"):
-        y, v, out = (data[f"xsa.{case}.{name}"].transpose(1, 2) for name in ("y", "v", "out"))
+    for match in matches(data, r"xsa\.(.+)\.y"):
+        y, v, out = (data[f"xsa.{match[1]}.{name}"].transpose(1, 2) for name in ("y", "v", "out"))
         torch.testing.assert_close(ops.xsa(y.contiguous(), v), out, **near)
-    for kind, dims in (("full_16", 16), ("partial_4", 4), ("partial_6", 6), ("partial_8", 8)):
-        tables = Context(torch.zeros(1, 11), None, torch.float32).rope(PlainRoPE(), dims)
+    for match in matches(data, r"rope\.(?:full|partial)_(\d+)_of_\d+"):
+        positions = torch.zeros(1, data["rope.x"].shape[1])
+        tables = Context(positions, None, torch.float32).rope(PlainRoPE(), int(match[1]))
         turned = ops.rotate(data["rope.x"].transpose(1, 2), *tables).transpose(1, 2)
-        torch.testing.assert_close(turned, data[f"rope.{kind}_of_16"], **near)
+        torch.testing.assert_close(turned, data[match[0]], **near)
 
 
-@pytest.mark.parametrize(("dims", "native", "length"), [(16, 1024, 2048), (4, 32, 64)])
-def test_raised_bases_turn_like_those_of_the_scripts(dims: int, native: int, length: int, parity: Path) -> None:
-    data = load_file(parity / FUNCTIONS)
-    tables = Context(torch.zeros(1, length), None, torch.float32).rope(
-        NTKRoPE(native_length=native, length=length), dims
-    )
-    for table, name in zip(tables, ("cos", "sin"), strict=True):
-        expected = data[f"ntk.{name}.r{dims}.L{native}.T{length}.last_row"]
-        torch.testing.assert_close(table[-1], expected, rtol=0, atol=2e-4)  # 2,047 turns in float32
+def test_raised_bases_turn_like_those_of_the_scripts(parity: Path) -> None:
+    data = tensors(parity / FUNCTIONS)
+    for match in matches(data, r"ntk\.cos\.(r(\d+)\.L(\d+)\.T(\d+)\.last_row)"):
+        dims, native, length = map(int, match.groups()[1:])
+        rope = NTKRoPE(native_length=native, length=length)
+        tables = Context(torch.zeros(1, length), None, torch.float32).rope(rope, dims)
+        for table, name in zip(tables, ("cos", "sin"), strict=True):
+            expected = data[f"ntk.{name}.{match[1]}"]
+            torch.testing.assert_close(table[-1], expected, rtol=0, atol=2e-4)  # 2,047 turns in float32
 
 
 def test_frequencies_are_those_of_the_scripts(parity: Path) -> None:
-    facts = json.loads((parity / "components" / "functions" / "rotary_bases.json").read_text())
+    bases = facts(parity / "components" / "functions" / "rotary_bases")
     cpu = torch.device("cpu")
-    for case in facts["base rescaling"]:
+    for case in bases["base rescaling"]:
         rope = NTKRoPE(native_length=case["length_constant"], length=case["length"])
         expected = torch.tensor(case["angle_per_position"])
         torch.testing.assert_close(rope.frequencies(case["rotary_dims"], cpu, torch.float32), expected)
-    for case in facts["per-frequency interpolation (ternary record)"]:
+    for case in bases["per-frequency interpolation (ternary record)"]:
         yarn = YaRNRoPE(base=case["base"], native_length=case["training_length"], length=case["maximum_length"])
         expected = torch.tensor(case["inverse_frequencies"])
         torch.testing.assert_close(yarn.frequencies(case["head_dim"], cpu, torch.float32), expected)
 
 
 def test_activations_are_those_of_the_scripts(parity: Path) -> None:
-    data = load_file(parity / FUNCTIONS)
+    data = tensors(parity / FUNCTIONS)
     for mlp, name in ((ReluSquared(hidden=1), "relu2"), (LeakyReluSquared(hidden=1), "leaky_half_squared")):
         part = made(mlp.build(1), up__weight=1.0, down__weight=1.0)
         x = data["act.in"].reshape(-1, 1).requires_grad_()
@@ -467,9 +469,9 @@ def test_lanes_by_hand() -> None:
 
 
 def test_layers_run_in_the_order_of_the_scripts(parity: Path) -> None:
-    facts = json.loads((parity / "components" / "schedules" / "learning_rate_momentum_loops.json").read_text())
-    assert facts["loop order"]
-    for case in facts["loop order"]:
+    orders = facts(parity / "components" / "schedules" / "learning_rate_momentum_loops")["loop order"]
+    assert orders
+    for case in orders:
         passes = case["extra_passes"] + 1
         recurrence = Recurrence(first=case["loop_start"], last=case["loop_end"], passes=passes)
         gpt = BASE.but({"depth": case["layers"], "recurrence": recurrence})

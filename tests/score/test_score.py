@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parity import facts
 from recording import Recorder
 from torch import Tensor, nn
 
@@ -173,7 +174,7 @@ def test_windows_agree_with_the_public_scripts(parity: Path) -> None:
     S001 and its like score the same positions from the same windows, then the tail again and again; leaving out what
     was scored before gives our list. TERN leaves the tail out; ours begins with its list.
     """
-    cases = json.loads((parity / "components" / "evaluation" / "sliding_windows.json").read_text())["cases"]
+    cases = facts(parity / "components" / "evaluation" / "sliding_windows")["cases"]
     compared = 0
     for case in cases["L3"]:
         expected = [tuple(window) for window in case["windows"]]
@@ -183,7 +184,7 @@ def test_windows_agree_with_the_public_scripts(parity: Path) -> None:
             continue
         assert plan_of(case["predictable_tokens"], case["window"], case["stride"]) == expected
         compared += 1
-    assert compared >= 10
+    assert compared == sum(bool(case["windows"]) for case in cases["L3"]) > 0
     for name in ("S001", "S002", "ARG"):
         for case in cases[name]:
             if case["predictable_tokens"] < case["window"]:

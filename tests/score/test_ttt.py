@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from parity import Golden, facts, matches, tensors, trained_case
 from rich_models import RICH, TINY
-from safetensors.torch import load_file
-from test_parity import CASES, Golden
 from torch import Tensor, nn
 
 from caddie.config.schedules import PiecewiseConstant
@@ -204,10 +202,9 @@ def test_chunks_are_scored_and_learnt_in_the_order_of_the_public_script(
     same. In the case of two processes, the second is given the same rows to learn from, but other windows to score:
     ours are dealt out one batch each, the script's in halves.
     """
-    cases = json.loads((parity / "components" / "evaluation" / "l3_score_first_training.json").read_text())["cases"]
-    compared = 0
+    cases = facts(parity / "components" / "evaluation" / "l3_score_first_training")["cases"]
+    assert cases
     for case in cases:
-        compared += 1
         steps.clear()
         length, rows = case["window"], case["rows_per_batch"]
         sgd = SGD(rows=rows)
@@ -251,7 +248,6 @@ def test_chunks_are_scored_and_learnt_in_the_order_of_the_public_script(
         assert found == expected
         assert next(made, None) is None
         assert next(scored, None) is None
-    assert compared == 5
 
 
 def begun(ids: Tensor) -> list[int]:
@@ -260,7 +256,7 @@ def begun(ids: Tensor) -> list[int]:
 
 
 def public_documents(parity: Path) -> tuple[dict[str, Any], np.ndarray, Layout]:
-    case = json.loads((parity / "components" / "evaluation" / "top_documents.json").read_text())
+    case = facts(parity / "components" / "evaluation" / "top_documents")
     tokens = np.array(case["tokens"], np.uint16)
     return case, tokens, layout_of(tokens, 1, per_document=True)
 
@@ -270,15 +266,17 @@ def test_documents_come_in_the_groups_of_the_public_script(parity: Path) -> None
     stretches = list(zip(layout.begins.tolist(), layout.ends.tolist(), strict=True))
     # the scripts count the tokens, of which the last is the first of the next document; we count predictions
     assert stretches == [(start, start + length - 1) for start, length in case["documents [start, length]"]]
-    expected = [[number for number, _ in group] for _, group in case["batches of 5 (longest first)"]]
-    assert groups(layout, 5) == expected
-    assert len(expected[0]) == 3, "the group of the longest is the one that is not full"
+    (match,) = matches(case, r"batches of (\d+) \(longest first\)")
+    size = int(match[1])
+    expected = [[number for number, _ in group] for _, group in case[match[0]]]
+    assert groups(layout, size) == expected
+    assert len(expected[0]) == (len(stretches) - 1) % size + 1, "the group of the longest may be not full"
 
 
 def test_chunks_of_a_document_have_the_windows_of_the_public_script(parity: Path) -> None:
     case, _, _ = public_documents(parity)
     listed = case["chunk windows [window start, window length, offset of the scored part, scored length]"]
-    assert len(listed) > 30
+    assert listed
     for entry in listed:
         chosen = DocumentLoRA(rank=1, documents=1, chunk_tokens=entry["chunk"])
         scorer = chosen.build(tiny_model(), BOS, entry["context_limit"], 1, torch.float64)
@@ -296,7 +294,6 @@ def test_phases_end_where_those_of_the_public_script_do(parity: Path, monkeypatc
     for entry in case["phase boundaries"]:
         phases = GlobalSGD(documents=entry["prefix"], phases=entry["phases"])
         assert phases.boundaries(entry["documents"]) == entry["boundaries"]
-    # Groups of 3, 5, 5, 5 and 5 documents, and boundaries at 3, 6 and 10: after the first, the second and the third.
     trained: list[list[int]] = []
 
     def note(tokens: np.ndarray, chunk_tokens: int, length: int) -> Iterator[Any]:
@@ -304,12 +301,18 @@ def test_phases_end_where_those_of_the_public_script_do(parity: Path, monkeypatc
         yield from ()
 
     monkeypatch.setattr(adapters, "global_rows", note)
-    chosen = DocumentLoRA(rank=1, documents=5, chunk_tokens=40, phases=GlobalSGD(documents=10, phases=3))
-    scorer = chosen.build(build(TINY.but({"vocabulary": 100}), 0), 1, 64, 64, torch.float32)
+    phases = GlobalSGD(documents=10, phases=3)
+    chosen = DocumentLoRA(rank=1, documents=5, chunk_tokens=40, phases=phases)
+    scorer = chosen.build(build(TINY.but({"vocabulary": int(tokens.max()) + 1}), 0), 1, 64, 64, torch.float32)
     charged: list[int] = []
     run(scorer, tokens, layout, 5, lambda window, _: charged.append(window.first))
-    ascending = [number for group in reversed(groups(layout, 5)) for number in group]
-    for count, scored, found in zip((3, 6, 10), (3, 8, 13), trained, strict=True):
+    scored_first = groups(layout, 5)
+    ascending = [number for group in reversed(scored_first) for number in group]
+    ends = list(accumulate(len(group) for group in scored_first))
+    # a phase ends with the group that reaches its boundary
+    boundaries = [(count, next(end for end in ends if end >= count)) for count in phases.boundaries(len(ascending))]
+    assert len({end for _, end in boundaries}) == len(boundaries), "no two phases end with one group"
+    for (count, scored), found in zip(boundaries, trained, strict=True):
         due = ascending[-scored:][:count]
         assert found == [token for d in due for token in tokens[layout.begins[d] : layout.ends[d]].tolist()]
 
@@ -317,8 +320,8 @@ def test_phases_end_where_those_of_the_public_script_do(parity: Path, monkeypatc
 def test_all_weights_learn_from_the_rows_of_the_public_script(
     parity: Path, steps: list[tuple[float, float, Tensor]]
 ) -> None:
-    cases = json.loads((parity / "components" / "evaluation" / "top_global_training.json").read_text())["cases"]
-    assert len(cases) == 2
+    cases = facts(parity / "components" / "evaluation" / "top_global_training")["cases"]
+    assert cases
     for case in cases:
         steps.clear()
         tokens = np.arange(1000, 1000 + case["tokens"])
@@ -663,11 +666,10 @@ def test_a_forward_that_was_interrupted_leaves_the_runs_in_turn(monkeypatch: pyt
 
 def test_adapters_of_the_best_record_are_those_of_its_script(parity: Path) -> None:
     """What it charges with given factors, and one step on one chunk of two documents, of which one is over."""
-    golden = Golden(parity / "TOP", "best_record")
-    case = next(case for case in CASES["TOP"] if case.name == "loop_on")
+    golden = Golden(parity / "TOP")
     setup, step = golden.config["results"]["ttt_setup"], golden.config["results"]["ttt_step"]
     size, begin = step["chunk_size"], step["chunk_offset"]
-    model = golden.model(case.diff)
+    model = golden.model(trained_case("TOP"))
     order = model.orders[-1]
     inputs, targets = (golden.tokens[name].long() for name in ("inputs", "targets"))
     rows, length = inputs.shape
@@ -686,7 +688,7 @@ def test_adapters_of_the_best_record_are_those_of_its_script(parity: Path) -> No
         for name, *pair in zip(names, made._first, made._second, strict=True)
         for factor, tensor in zip("AB", pair, strict=True)
     }
-    given = load_file(parity / "TOP" / "lora_weights.safetensors")
+    given = tensors(parity / "TOP" / "lora_weights")
     assert given.keys() == ours.keys()
     with torch.no_grad():
         for name, tensor in ours.items():
@@ -708,11 +710,12 @@ def test_adapters_of_the_best_record_are_those_of_its_script(parity: Path) -> No
     for window in windows:
         stream.mark(Window(window.start, window.start, window.first))
         stream.mark(window)
-    assert [not stream.past.over(window) for window in windows] == going == [True, False]
+    assert [not stream.past.over(window) for window in windows] == going
+    assert set(going) == {True, False}
     made._used = None
     scorer.update([ScoringBatch(windows, range(rows), stream.inputs(windows), begin)], stream.past)
     recorded = {name.removeprefix("ttt_loop_on.") for name in golden.expected if name.startswith("ttt_loop_on.")}
-    assert len(recorded) == 11
+    assert {name.partition(".")[0] for name in recorded} >= {"grad", "after_step"}
     for name in sorted(recorded - {"per_token_loss_before_step", "per_token_loss_after_step"}):
         kind, _, factor = name.partition(".")
         if kind == "grad":

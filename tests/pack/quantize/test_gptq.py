@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from parity import facts, matches, tensors
 from samples import quick, sample
 from torch import Tensor
 
@@ -163,29 +162,23 @@ def test_what_cannot_be_is_said_in_one_line() -> None:
 
 # The public scripts
 
-CASES = ["arg_gptq_raw_H", "arg_gptq_as_used", "l3_matrix_k12.85_int6", "l3_embed_k20_int8", "top_mlp_k11.5_int6"]
-CASES += ["top_attn_k13_int6", "top_embed_k14_int7", "l3_small_block_32_k12.85"]
-
 
 def of_the_script(case: str) -> Gptq:
     if case.startswith("arg"):
         return Gptq(of=Rows(bits=6, scale=BestPercentile(floor="absolute")))
-    match = re.search(r"k([\d.]+)(?:_int(\d))?$", case)
+    match = re.search(r"(?:block_(\d+)_)?k([\d.]+)(?:_int(\d))?$", case)
     assert match
-    return Gptq(
-        of=Rows(bits=int(match[2] or 6), scale=SigmaClip(k=float(match[1]))), block=32 if "block_32" in case else 128
-    )
+    return Gptq(of=Rows(bits=int(match[3] or 6), scale=SigmaClip(k=float(match[2]))), block=int(match[1] or 128))
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_integers_are_those_of_the_public_scripts(parity: Path, case: str) -> None:
+def test_integers_are_those_of_the_public_scripts(parity: Path) -> None:
     folder = parity / "components" / "quantisation"
-    golden = load_file(folder / "gptq.safetensors")
-    info = json.loads((folder / "info.json").read_text())["gptq"]
-    quantizer, inputs = of_the_script(case), golden["H_after_arg_collector_damping" if "as_used" in case else "H"]
-    matrices = [name.split(".")[1] for name in golden if name.startswith("W.") and f"{case}.{name[2:]}.q" in golden]
-    assert len(matrices) == (1 if "small" in case else 3)
-    for matrix in matrices:
+    golden = tensors(folder / "gptq")
+    info = facts(folder / "info")["gptq"]
+    matrices = [match[1] for match in matches(golden, r"W\.(.+)")]
+    for match in matches(golden, rf"(.+)\.({'|'.join(map(re.escape, matrices))})\.q"):
+        case, matrix = match.groups()
+        quantizer, inputs = of_the_script(case), golden["H_after_arg_collector_damping" if "as_used" in case else "H"]
         weight, expected = golden[f"W.{matrix}"], golden[f"{case}.{matrix}.q"].numpy()
         arrays = quantizer.quantize(weight, Calibration(inputs=inputs))
         assert arrays["steps"].tobytes() == golden[f"{case}.{matrix}.scale"].numpy().tobytes()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,8 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from parity import facts as read_facts
+from parity import matches, tensors
 from torch import Tensor, nn
 
 from caddie.config import field_types, variants
@@ -427,17 +427,14 @@ def test_each_rank_works_on_its_share(
 
 @pytest.fixture(scope="module")
 def matrices(parity: Path) -> dict[str, Tensor]:
-    return load_file(parity / "components" / "optimiser" / "newton_schulz.safetensors")
-
-
-MATRICES = ["m12x20", "m16x16", "m20x12", "lowrank12x20", "lowrank16x16", "lowrank20x12"]
+    return tensors(parity / "components" / "optimiser" / "newton_schulz")
 
 
 @pytest.mark.parametrize("result", ["classic5", "classic3", "batched_classic5", "polar_express5", "polar_express3"])
 @pytest.mark.usefixtures("brain_products")
 def test_newton_schulz_agrees_with_the_scripts(matrices: dict[str, Tensor], result: str) -> None:
     coefficients: Coefficients = "polar_express" if "polar" in result else "classic"
-    for name in MATRICES:
+    for name in (match[1] for match in matches(matrices, rf"{result}\.fp32\.(.+)") if matrices[match[0]].ndim == 2):
         matrix, steps = matrices[f"in.{name}"], int(result[-1])
         exact = newton_schulz(matrix, steps, coefficients)
         assert (exact - matrices[f"{result}.fp32.{name}"]).abs().max() < 1e-4, name
@@ -576,7 +573,7 @@ def test_the_taper_of_weight_decay(cls: type[Muon | AdamW]) -> None:
 
 @pytest.fixture(scope="module")
 def facts(parity: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((parity / "components" / "optimiser" / "info.json").read_text())
+    found: dict[str, Any] = read_facts(parity / "components" / "optimiser" / "info")
     return found
 
 
@@ -586,10 +583,6 @@ def constants(facts: dict[str, Any], name: str) -> dict[str, Any]:
         if isinstance(value, dict) and name in value:
             return dict(value[name]) if isinstance(value[name], dict) else {"rows": value[name]}
     raise AssertionError(f"no {name}")
-
-
-WARMUP_STEPS = {"BASE": 500, "S001": 500, "TERN": 500}
-"""Steps of the momentum warm-up; 1,500 in the other recipes."""
 
 
 @pytest.mark.parametrize("recipe", ["BASE", "S001", "S002", "L3", "TERN", "ARG_banks", "TOP_banks"])
@@ -604,12 +597,13 @@ def test_muon_agrees_with_the_scripts(
     tolerance: float,
 ) -> None:
     """The tolerance is in units of the learning rate, about that of an element of the update."""
-    data = load_file(parity / "components" / "optimiser" / "muon_steps.safetensors")
+    data = tensors(parity / "components" / "optimiser" / "muon_steps")
     chosen, rows = constants(facts, recipe), constants(facts, f"{recipe}.{warmup}")["rows"]
-    steps = 2 if warmup == "short_warmup" else WARMUP_STEPS.get(recipe, 1500)
+    first, second = rows[0]["momentum"], rows[1]["momentum"]
+    steps = round((chosen["momentum"] - first) / (second - first))  # of the momentum's linear warm-up
     optimizer = Muon(
         lr=chosen["lr"],
-        momentum=StepRamp(start=rows[0]["momentum"], end=chosen["momentum"], steps=steps),
+        momentum=StepRamp(start=first, end=chosen["momentum"], steps=steps),
         steps=chosen["backend steps"],
         coefficients="polar_express" if recipe == "TOP_banks" else "classic",
         normalize_rows=chosen.get("row normalize", recipe == "TERN"),
@@ -643,7 +637,7 @@ def test_muon_agrees_with_the_scripts(
     # the scripts with banks keep gradients and momentum in bfloat16, we in float32
     rounding = 2**-7 if bank and precision == "bfloat16" else 1e-6
     largest = max(tensor.abs().max().item() for tensor in buffers.values())
-    compare(f"{named}.momentum_buffer_after_step2", buffers, rounding * largest)
+    compare(f"{named}.momentum_buffer_after_step{len(rows) - 1}", buffers, rounding * largest)
 
 
 @pytest.mark.parametrize(
@@ -661,7 +655,7 @@ def test_muon_agrees_with_the_scripts(
     ],
 )
 def test_adamw_agrees_with_the_scripts(parity: Path, facts: dict[str, Any], name: str) -> None:
-    data = load_file(parity / "components" / "optimiser" / "adam_sgd_steps.safetensors")
+    data = tensors(parity / "components" / "optimiser" / "adam_sgd_steps")
     chosen = constants(facts, name)
     optimizer = AdamW(
         lr=chosen["lr"],
@@ -681,7 +675,7 @@ def test_adamw_agrees_with_the_scripts(parity: Path, facts: dict[str, Any], name
 
 
 def test_adamw_agrees_with_the_scripts_in_half_precision(parity: Path, facts: dict[str, Any]) -> None:
-    data = load_file(parity / "components" / "optimiser" / "adam_sgd_steps.safetensors")
+    data = tensors(parity / "components" / "optimiser" / "adam_sgd_steps")
     chosen = constants(facts, "BASE_tied_embedding")
     parameter = nn.Parameter(data["start"].bfloat16())
     updater = AdamW(lr=chosen["lr"]).build({"w": parameter}, Ranks())
