@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     shared = ROOT.parent / "shared"
-    parser.addoption("--parity", default=str(shared / "reference" / "parity"), help="folder of the parity data")
+    parser.addoption("--parity", help="folder of a set of the public scripts' numbers, for those that are there")
     parser.addoption("--data", default=str(shared / "data"), help="folder of real text and tokenizers")
     parser.addoption("--update-golden", action="store_true", help="write golden files anew instead of comparing")
 
@@ -76,10 +76,23 @@ def brain_products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     return bool(request.param)
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests that need the public scripts' numbers take the full set where there is one, and the compact one."""
+    if "parity" in metafunc.fixturenames:
+        full, compact = ROOT.parent / "shared" / "reference" / "parity", ROOT / "tests" / "golden" / "parity"
+        if given := metafunc.config.getoption("--parity"):
+            sets = [pytest.param(Path(given).absolute(), id=Path(given).name)]
+        elif full.is_dir():
+            sets = [pytest.param(full, id="full"), pytest.param(compact, id="compact", marks=pytest.mark.long)]
+        else:
+            sets = [pytest.param(compact, id="compact")]
+        metafunc.parametrize("parity", sets, indirect=True, scope="session")
+
+
 @pytest.fixture(scope="session")
 def parity(request: pytest.FixtureRequest) -> Path:
     """Folder with inputs and outputs of the public scripts."""
-    return _folder(request, "--parity")
+    return Path(request.param)
 
 
 @pytest.fixture(scope="session")
