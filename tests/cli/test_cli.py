@@ -239,7 +239,7 @@ def test_pack_at_another_cap_keeps_the_artifact_that_was_scored(copy: Path, cadd
 def test_run_prints_the_result_and_keeps_it(tiny_run: Any) -> None:
     kept = json.loads((tiny_run.folder / "result.json").read_text())
     assert tiny_run.printed == kept
-    assert 0 < kept["bits_per_byte"] < 9
+    assert kept["bits_per_byte"] < 6, "two steps of learning the eleven letters; without a model a byte has 8 bits"
     assert kept["artifact_bytes"] == tiny_run.artifact.stat().st_size
 
 

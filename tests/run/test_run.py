@@ -168,8 +168,8 @@ def check_run_folder(run: Path, result: dict[str, Any]) -> None:
     assert result["artifact_bytes"] == (run / "artifact.caddie").stat().st_size
     assert result["artifact_bytes"] == sum(result["ledger"]["parts"].values())
     assert result["corpus"]["lossless"] is True
-    assert 0 < result["scores"]["quantized_sliding"]["bits_per_byte"] < 9
     assert result["bits_per_byte"] == result["scores"]["quantized_sliding"]["bits_per_byte"]
+    assert result["bits_per_byte"] < 7, "four steps; `test_quality.py` asks more of more steps"
     assert result["scores"]["quantized_adaptive"] is None
     assert result["policies"] == state(result)
     assert result["evaluation"]["load"] > 0
