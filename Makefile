@@ -24,7 +24,9 @@ test: $(TESTS)
 	$(PYTEST)
 
 test-long: $(CHECKS)
-	$(PYTEST) -m "long and not slow"
+	$(PYTEST) -m "long and not slow" --cov --cov-report=
+	@echo "coverage by the long tests, least first; what they start in other processes is not counted"
+	@$(VENV)/bin/python -m coverage report | sed -n '1,17p; /^TOTAL/p'
 
 lint: $(CHECKS)
 	$(VENV)/bin/ruff check .
@@ -67,7 +69,7 @@ $(TESTS): pyproject.toml constraints.txt
 	touch $(PROGRAM) $@
 
 $(CHECKS): pyproject.toml constraints.txt
-	$(call install,dev,hypothesis pytest-xdist mypy triton ruff)
+	$(call install,dev,hypothesis pytest-xdist pytest-cov mypy triton ruff)
 	touch $(PROGRAM) $(TESTS) $@
 
 clean:
