@@ -16,7 +16,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recording import Notes
+from recording import RecordedProgress
 
 from caddie.data import corpus, prepare
 from caddie.data import documents as sources
@@ -716,10 +716,10 @@ def test_a_held_out_document_twice_is_refused(tmp_path: Path) -> None:
 
 def test_a_leak_in_published_shards_is_told(shards: Path, tmp_path: Path) -> None:
     write_shard(shards / "fineweb_train_000002.bin", open_shard(shards / "fineweb_val_000000.bin").copy())
-    told = Notes()
+    told = RecordedProgress()
     found = make(shards, shards.parent, progress=told)
     assert found.manifest.overlap == 12
-    assert any("12 validation documents are training documents too" in line for line in told.lines)
+    assert any("12 validation documents are training documents too" in line for line in told.notes)
     with pytest.raises(UserError, match="12 of 12 validation documents"):
         found.check_disjoint()
     assert found.manifest.validation.shards[0].file == "fineweb10B_bytes/fineweb_val_000000.bin"

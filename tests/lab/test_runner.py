@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 from filelock import FileLock
 from processes import together
-from recorded_progress import RecordedProgress
+from recording import RecordedProgress
 from run_folder import make_result
 from tiny_study import SETTINGS, write_text
 from torch.distributed import DistBackendError

@@ -16,7 +16,7 @@ from conftest import call
 from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded_progress import RecordedProgress
+from recording import RecordedProgress
 from run_folder import make_result
 from tiny_study import SETTINGS as TINY
 
