@@ -1,18 +1,22 @@
-"""Arrays coded side by side: the same bytes as by one process, whatever becomes of the others."""
+"""The process pool: the same bytes as by one process, whatever becomes of the others."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from caddie.errors import UserError
 from caddie.pack.codecs import Stored
-from caddie.pack.coding import ArrayCodec, Coded, Coders, Packed, Plain, Smallest, decode
-from caddie.pack.coding import process_pool as side_by_side
+from caddie.pack.coding import ArrayCodec, Coded, Coders, Packed, Plain, Smallest, decode, process_pool
 from caddie.pack.coding.array_codec import Array
 
 CHANCE = np.random.default_rng(0)
@@ -31,7 +35,7 @@ CODED = [Coded(stream, array.dtype, array.shape) for stream, array in zip(STREAM
 
 @pytest.fixture(autouse=True)
 def worthwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_by_side, "_WORTH", 1)
+    monkeypatch.setattr(process_pool, "_WORTH", 1)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +49,7 @@ def two() -> Iterator[Coders]:
 def idle_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is coded in this process."""
     monkeypatch.setattr(Smallest, "encode", lambda *given: pytest.fail("encoded here"))
-    monkeypatch.setattr(side_by_side, "decode", lambda *given: pytest.fail("decoded here"))
+    monkeypatch.setattr(process_pool, "decode", lambda *given: pytest.fail("decoded here"))
 
 
 @pytest.mark.long
@@ -89,7 +93,7 @@ def test_few_are_coded_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Coders(2).encode(Smallest(), JOBS[:1]) == STREAMS[:1]
     # Whoever is started could take over all but the largest, or half.
     saved = sum(job.elements for job in JOBS[1:4])
-    monkeypatch.setattr(side_by_side, "_WORTH", saved + 1)
+    monkeypatch.setattr(process_pool, "_WORTH", saved + 1)
     assert Coders(2).encode(Smallest(), JOBS[:4]) == STREAMS[:4]
 
 
@@ -125,3 +129,39 @@ def test_where_no_process_can_be_started_one_does_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with Coders(2) as coders:
         assert coders.encode(Smallest(), JOBS) == STREAMS
+
+
+USES = """
+import numpy as np
+from caddie.pack.coding import Coders, Plain, Smallest, process_pool
+
+process_pool._WORTH = 1
+coders = Coders(2)
+coders.encode(Smallest(), [Plain(np.zeros((8, 8), np.int8))] * 2)
+print(*(process.pid for process in coders._started), flush=True)
+coders.encode(Smallest(), [Plain(np.random.default_rng(0).integers(-90, 90, (2000, 2000)))] * 8)
+"""
+
+
+@pytest.mark.long
+def test_no_process_outlives_the_one_that_started_it() -> None:
+    with subprocess.Popen([sys.executable, "-c", USES], stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None
+        pids = [int(word) for word in started.stdout.readline().split()]
+        assert len(pids) == 2
+        for pid in pids:
+            os.kill(pid, 0)
+        started.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while any(_lives(pid) for pid in pids):
+        assert time.monotonic() < deadline, "still there"
+        time.sleep(0.05)
+
+
+def _lives(pid: int) -> bool:
+    """True unless the process has ended; whoever adopts it may not have waited for it yet."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
