@@ -1,8 +1,7 @@
 """General-purpose compressors of bytes, safe to run on a file from a stranger.
 
-Only the length of the original is kept beside a stream, so `decode` reads none of a codec's settings: whatever level
-wrote the stream, the codec with its defaults reads it. Streams carry no header, checksum or magic that the container
-has already.
+`decode` needs the length of the original and none of a codec's settings: a codec with its defaults reads a stream of
+any level. Streams have no header, checksum or magic number, for the container has them already.
 """
 
 from __future__ import annotations
@@ -20,50 +19,50 @@ from caddie.config import Config, Range, Technique
 from caddie.errors import UserError
 
 _DICTIONARY_BYTES = 64 << 20
-"""The furthest that Lzma looks back: what its highest preset uses."""
+"""Largest dictionary of Lzma, that of its highest preset."""
 _WINDOW_BYTES = 128 << 20
-"""The furthest that Zstd looks back: what its highest level uses."""
+"""Largest window of Zstd, that of its highest level."""
 _ZSTD_RATIO = 1 << 15
-"""Nothing in Zstd is denser than a block of 128 KiB in four bytes."""
+"""Highest ratio of Zstd: a block of 128 KiB in four bytes."""
 _PIECE_BYTES = 1 << 16
-"""How much Brotli is asked for at a time: its decoder overshoots a limit in proportion."""
+"""Bytes of Brotli's output at a time: its decoder overshoots a limit in proportion."""
 _RAW_DEFLATE = -15
 _MAGICLESS = zstandard.FORMAT_ZSTD1_MAGICLESS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Codec(Config):
-    """A reversible compressor of bytes. Every setting has a default and matters to `encode` only."""
+    """A lossless compressor of bytes. Every setting has a default and matters to `encode` only."""
 
     @abstractmethod
     def encode(self, data: bytes) -> bytes:
-        """`data`, compressed; the same bytes each time."""
+        """Return `data` compressed; the same bytes each time."""
 
     @abstractmethod
     def decode(self, data: bytes, size: int) -> bytes:
-        """The `size` bytes that `encode` was given, in memory of that order; a `UserError` for any other stream."""
+        """Return the original of `size` bytes, in memory proportional to it; `UserError` for any other stream."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stored(Codec):
-    """The bytes as they are, for what is compressed already."""
+    """The bytes as they are, for data that is compressed already."""
 
     def encode(self, data: bytes) -> bytes:
-        """`data` itself."""
+        """Return `data`."""
         return data
 
     def decode(self, data: bytes, size: int) -> bytes:
-        """`data` itself, if it is `size` bytes long."""
+        """Return `data` if it is `size` bytes long."""
         return _whole(self, data, size, True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Zlib(Codec):
-    """Raw deflate (RFC 1951): quick, and least overhead on a few bytes."""
+    """Raw deflate (RFC 1951): quick, with the least overhead on a few bytes."""
 
     techniques: ClassVar = {
         "": Technique(
-            "What every Python has; for int8 weights it was better than lzma.",
+            "Part of every Python; for int8 weights it was better than lzma.",
             "openai/parameter-golf, the baseline; seed 003",
             "lzma for zlib: a larger file (seed 003)",
         ),
@@ -73,14 +72,14 @@ class Zlib(Codec):
     """Effort, from 0 (none) to 9."""
 
     def encode(self, data: bytes) -> bytes:
-        """`data`, deflated."""
+        """Return `data` deflated."""
         return zlib.compress(data, self.level, wbits=_RAW_DEFLATE)
 
     def decode(self, data: bytes, size: int) -> bytes:
-        """The `size` bytes that were deflated."""
+        """Return the original of `size` bytes."""
         stream = zlib.decompressobj(wbits=_RAW_DEFLATE)
         try:
-            # One byte more than is wanted, here and below: it is what tells a longer stream from a whole one.
+            # One byte more than `size`, here and below, tells a longer stream from a whole one.
             result = stream.decompress(data, size + 1)
         except zlib.error as error:
             raise _damaged(self, size) from error
@@ -89,7 +88,7 @@ class Zlib(Codec):
 
 @dataclass(frozen=True, kw_only=True)
 class Lzma(Codec):
-    """Raw LZMA2, the coder inside xz: it stores what it cannot compress, where LZMA1 would grow it by 1.4%."""
+    """Raw LZMA2, the coder inside xz: it stores incompressible data, which LZMA1 would grow by 1.4 %."""
 
     techniques: ClassVar = {
         "": Technique(
@@ -101,15 +100,15 @@ class Lzma(Codec):
     preset: Annotated[int, Range(0, 9)] = 9
     """Effort, from 0 to 9."""
     extreme: bool = True
-    """Whether to search harder at the same preset; decoding is as quick."""
+    """Search harder at the same preset; decoding is as quick."""
 
     def encode(self, data: bytes) -> bytes:
-        """`data`, compressed."""
+        """Return `data` compressed."""
         effort = self.preset | (lzma.PRESET_EXTREME if self.extreme else 0)
         return lzma.compress(data, lzma.FORMAT_RAW, filters=_lzma_filters(len(data), preset=effort))
 
     def decode(self, data: bytes, size: int) -> bytes:
-        """The `size` bytes that were compressed."""
+        """Return the original of `size` bytes."""
         stream = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_lzma_filters(size))
         try:
             result = stream.decompress(data, size + 1)
@@ -133,7 +132,7 @@ class Zstd(Codec):
     """Effort, from 1 to 22."""
 
     def encode(self, data: bytes) -> bytes:
-        """`data`, compressed; nothing stays nothing."""
+        """Return `data` compressed; no bytes stay no bytes."""
         if not data:
             return b""
         parameters = zstandard.ZstdCompressionParameters.from_level(
@@ -142,13 +141,13 @@ class Zstd(Codec):
         return zstandard.ZstdCompressor(compression_params=parameters).compress(data)
 
     def decode(self, data: bytes, size: int) -> bytes:
-        """The `size` bytes that were compressed."""
+        """Return the original of `size` bytes."""
         if not size:
-            # The library does not look past the header of an empty frame.
+            # The library reads no further than the header of an empty frame.
             return _whole(self, data, 0, True)
         window = min(max(size, 1024), _WINDOW_BYTES)
         try:
-            # The decoder allocates what the frame claims, so the claim is checked first.
+            # The decoder allocates the size that the frame claims, so the claim is checked first.
             claim = zstandard.get_frame_parameters(data, format=_MAGICLESS).content_size
             if claim != size or claim > len(data) * _ZSTD_RATIO:
                 raise _damaged(self, size)
@@ -161,7 +160,7 @@ class Zstd(Codec):
 
 @dataclass(frozen=True, kw_only=True)
 class Brotli(Codec):
-    """Brotli (RFC 7932), which is best on short text."""
+    """Brotli (RFC 7932), the best on short text."""
 
     techniques: ClassVar = {
         "": Technique(
@@ -175,11 +174,11 @@ class Brotli(Codec):
     """Effort, from 0 to 11."""
 
     def encode(self, data: bytes) -> bytes:
-        """`data`, compressed."""
+        """Return `data` compressed."""
         return bytes(brotli.compress(data, quality=self.quality, lgwin=24))
 
     def decode(self, data: bytes, size: int) -> bytes:
-        """The `size` bytes that were compressed."""
+        """Return the original of `size` bytes."""
         stream = brotli.Decompressor()
         result = bytearray()
         try:

@@ -1,4 +1,4 @@
-"""The file of an artifact: named sections, each with its own codec, in one file that is checked to the last byte.
+"""The file format of artifacts: named sections, each with its own codec, with checksums over every byte.
 
 Layout, integers little-endian::
 
@@ -12,11 +12,11 @@ Layout, integers little-endian::
         .   the sections' stored bytes, one after the other, in the order of the table
        32   SHA-256 of everything before
 
-The table is written by column, because that packs best: the count of sections (4 bytes); their stored lengths, their
+The table is written by column, which compresses best: the count of sections (4 bytes); their stored lengths, their
 raw lengths and the CRC-32s of their raw bytes (4 bytes each); their names, then the names of their codecs, in UTF-8
 with a line feed after each.
 
-A file from a stranger is refused or read within `Limits`; nothing in it is executed. The checksums find damage, not
+A file from a stranger is refused or read within `Limits`; nothing in it is executed. Checksums find damage, not
 forgery.
 """
 
@@ -49,7 +49,7 @@ _DAMAGED = "the file is damaged; copy or make it again"
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that a file may hold or ask for."""
+    """Upper limits on a file's size and on the memory that reading it takes."""
 
     file_bytes: int = 1 << 30
     raw_bytes: int = 2 << 30
@@ -62,7 +62,7 @@ LIMITS = Limits()
 
 @dataclass(frozen=True)
 class Section:
-    """Bytes to store under a name, and how."""
+    """Bytes to store under a name, and their codec."""
 
     name: str
     data: bytes
@@ -71,7 +71,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Entry:
-    """What a file says of one section."""
+    """One section's row of a file's table."""
 
     name: str
     codec: str
@@ -81,24 +81,24 @@ class Entry:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a file holds. Its size less the sum of `stored_bytes` is what the format itself costs."""
+    """Contents of a file. Its size less the sum of `stored_bytes` is the overhead of the format."""
 
     sections: dict[str, bytes]
     entries: list[Entry]
 
 
 def pack(sections: Sequence[Section]) -> bytes:
-    """The bytes of a file that holds `sections`; the same sections give the same bytes."""
+    """Return the bytes of a file with `sections`; the same sections give the same bytes."""
     return _pack(sections)[0]
 
 
 def unpack(blob: bytes, limits: Limits = LIMITS) -> dict[str, bytes]:
-    """Name to bytes of the sections in the bytes of a file, or a `UserError` that says what is wrong with it."""
+    """Return the sections, by name, in the bytes of a file; `UserError` says what is wrong with it."""
     return _unpack(blob, limits).sections
 
 
 def write(path: str | os.PathLike[str], sections: Sequence[Section]) -> list[Entry]:
-    """Write `sections` to `path`: all of the file or, after a `UserError`, none of it and no trace."""
+    """Write `sections` to `path`: the whole file or, after a `UserError`, nothing."""
     blob, entries = _pack(sections)
     with replacing(Path(path)) as temporary:
         temporary.write_bytes(blob)
@@ -106,7 +106,7 @@ def write(path: str | os.PathLike[str], sections: Sequence[Section]) -> list[Ent
 
 
 def read(path: str | os.PathLike[str], limits: Limits = LIMITS) -> Contents:
-    """The sections of the file at `path`, or a `UserError` that says what is wrong with it."""
+    """Return the contents of the file at `path`; `UserError` says what is wrong with it."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
@@ -126,7 +126,7 @@ def read(path: str | os.PathLike[str], limits: Limits = LIMITS) -> Contents:
 
 @lru_cache(maxsize=64)
 def _encoded(section: Section) -> bytes:
-    """Kept, for the size of a file is asked for again and again while it is fitted to a budget."""
+    """Compress a section; kept, because fitting a file to its cap sizes the same sections many times."""
     return section.codec.encode(section.data)
 
 

@@ -1,4 +1,4 @@
-"""From the sections of an artifact to weights; `compress` is the way there."""
+"""Weights from the sections of an artifact, the inverse of `compress`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from caddie.pack.coding import Coded, Coders
 from caddie.pack.quantize import Quantizer
 
 PREFIX = "weights/"
-"""Sections of weights are named by this and the parameter's name."""
+"""Prefix of the names of sections with weights; the parameter's name follows."""
 LENGTH_BYTES = 4
-"""Size of the little-endian length that stands before each array of a section."""
+"""Bytes of the little-endian length before each array of a section."""
 
 
 def decompress(gpt: GPT, quantizers: Mapping[str, Quantizer], sections: Mapping[str, bytes]) -> dict[str, Tensor]:
-    """The weights that `compress` stored; missing, spare or wrongly sized sections are a `UserError`."""
+    """Return the weights that `compress` stored, float32; `UserError` for missing, extra or wrongly sized sections."""
     with torch.device("meta"):
         model = gpt.build()
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
@@ -33,7 +33,6 @@ def decompress(gpt: GPT, quantizers: Mapping[str, Quantizer], sections: Mapping[
         )
     chosen = assign(quantizers, model, "quantizers")
     streams: dict[str, dict[str, Coded]] = {}
-    spare = {}
     for name, quantizer in chosen.items():
         streams[name], data = {}, sections[PREFIX + name]
         for key, (dtype, shape) in quantizer.layout(shapes[name]).items():
@@ -41,7 +40,8 @@ def decompress(gpt: GPT, quantizers: Mapping[str, Quantizer], sections: Mapping[
             if length > len(data):
                 raise UserError(f"the artifact's weights do not fit its model: {name} ends within its {key}")
             streams[name][key], data = Coded(data[:length], dtype, shape), data[length:]
-        spare[name] = len(data)
+        if data:
+            raise UserError(f"the artifact's weights do not fit its model: {name} has {len(data):,} bytes too many")
     weights = {}
     with (
         Coders(torch.get_num_threads()) as coders,
@@ -54,10 +54,6 @@ def decompress(gpt: GPT, quantizers: Mapping[str, Quantizer], sections: Mapping[
                     arrays[key] = next(decoded)
                 except UserError as error:
                     raise UserError(f"the {key} of the artifact's {name}: {error}") from None
-            if spare[name]:
-                raise UserError(
-                    f"the artifact's weights do not fit its model: {name} has {spare[name]:,} bytes too many"
-                )
             weights[name] = quantizer.dequantize(arrays, shapes[name])
             if not bool(torch.isfinite(weights[name]).all()):
                 raise UserError(f"the artifact's {name} has values that are not finite")

@@ -1,8 +1,7 @@
-"""The source that an artifact needs to be scored, stripped and compressed, so that the bytes of code are measured.
+"""The source that scores an artifact, minified and compressed, so that the bytes of code are measured.
 
-What is needed follows from the imports alone. Docstrings, comments, names of local variables and the annotations of
-functions go; assertions stay, and so do names and annotations of classes and their fields, since those are what
-settings are read by.
+Modules are found by their imports alone. Docstrings, comments, names of local variables and annotations of functions
+are removed; assertions stay, and so do names and annotations of classes and their fields, by which settings are read.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from caddie.pack.codecs import Brotli, Codec, Lzma
 from caddie.pack.container import Section
 
 SCORING = ("caddie.pack.artifact", "caddie.score")
-"""Modules that score an artifact: one reads it, the other takes the tokens of a text and gives bits per byte."""
+"""Modules that score an artifact: one reads it, the other turns the tokens of a text into bits per byte."""
 TRAINING = (*SCORING, "caddie.train.loop")
-"""The same and those that make one."""
+"""Modules that train and score a model."""
 
 _PACKAGE = Path(__file__).parent.parent
 _PATH = re.compile(r"caddie(/[a-z_][a-z0-9_]*)+\.py")
@@ -38,18 +37,18 @@ _PATH = re.compile(r"caddie(/[a-z_][a-z0-9_]*)+\.py")
 
 @dataclass(frozen=True)
 class Bundle:
-    """Modules of caddie that work without the others."""
+    """A set of caddie's modules that works without the others."""
 
     files: dict[str, str]
-    """Path, with slashes, to stripped source."""
+    """Path, with slashes, to minified source."""
     libraries: tuple[str, ...]
-    """Other libraries that they import, in alphabetical order; those of Python itself are not named."""
+    """Libraries outside Python's own that they import, in alphabetical order."""
     data: bytes
     """The files as one JSON object, for `unpack`."""
 
     @property
     def codec(self) -> Codec:
-        """What makes `data` smallest: Brotli or LZMA."""
+        """Codec that makes `data` smallest: Brotli or LZMA."""
         return self._smallest[0]
 
     @property
@@ -58,19 +57,20 @@ class Bundle:
         return self._smallest[1]
 
     @cached_property
-    def _smallest(self) -> tuple[Codec, int]:  # when asked for: it takes a second
+    def _smallest(self) -> tuple[Codec, int]:  # on first use: it takes a second
         return min(((codec, len(codec.encode(self.data))) for codec in (Brotli(), Lzma())), key=lambda each: each[1])
 
     def section(self, name: str) -> Section:
-        """The bundle as a section of an artifact."""
+        """Return the bundle as a section of an artifact."""
         return Section(name, self.data, self.codec)
 
 
 @cache
 def source_needed(roots: tuple[str, ...] = SCORING) -> Bundle:
-    """The bundle of these modules and of all that they import; computed once in a process.
+    """Return the bundle of these modules and of all that they import; computed once in a process.
 
-    The `__init__` of a folder is left empty unless something is imported from it: exports lead to all of the folder.
+    A folder's `__init__` is left empty unless something is imported from it, because its exports import the whole
+    folder.
     """
     modules = _modules(_PACKAGE)
     wanted, files, libraries = list(roots), {}, set()
@@ -97,7 +97,7 @@ def source_needed(roots: tuple[str, ...] = SCORING) -> Bundle:
 def unpack(data: bytes, folder: Path) -> None:
     """Write the files of a bundle, such as the section `source` of an artifact, into a new or empty folder.
 
-    Nothing is run. Data that is not a bundle, names that lead elsewhere and a folder in use are a `UserError`.
+    Nothing is run. `UserError` for data that is not a bundle, names that lead elsewhere, and a folder in use.
     """
     try:
         files = json.loads(data)
@@ -118,10 +118,7 @@ def unpack(data: bytes, folder: Path) -> None:
 
 
 def installed_bytes(library: str) -> int | None:
-    """Bytes of the files that the distribution of this name brought, by its own list; None where there is no list.
-
-    What the library requires in turn is not among them.
-    """
+    """Return the bytes of a distribution's files by its own list, without its dependencies; None without a list."""
     try:
         files = metadata.files(library)
     except metadata.PackageNotFoundError:
@@ -130,46 +127,36 @@ def installed_bytes(library: str) -> int | None:
 
 
 def describe_source() -> dict[str, Any]:
-    """What `result.json` says of the source: bytes to score and beyond that to train, modules, libraries.
+    """Return the source facts of `result.json`: hashes, bytes to score and beyond that to train, modules, libraries.
 
-    As Python keeps what it compiled, the answer is kept beside the source until that changes: it takes two seconds.
+    Measuring takes two seconds, so the answer is kept in `__pycache__` until the source changes.
     """
-    program = _program()
-    digest = hashlib.sha256(f"{sys.version} {metadata.version('python-minifier')} {program}".encode())
+    program = hashlib.sha256()
+    for name, (_, content) in _modules(_PACKAGE).items():
+        program.update(name.encode() + hashlib.sha256(content).digest())
+    digest = hashlib.sha256(f"{sys.version} {metadata.version('python-minifier')} {program.hexdigest()}".encode())
     kept = _PACKAGE / "__pycache__" / f"source-{digest.hexdigest()[:16]}.json"
     with suppress(OSError, ValueError):
         return dict(json.loads(kept.read_text()))
-    described = {"program_sha256": program, **_describe_source()}
-    with suppress(UserError), replacing(kept) as temporary:  # where nothing can be written, it is measured again
-        temporary.write_text(json.dumps(described))
-    return described
-
-
-def _program() -> str:
-    """Hash of all modules of caddie."""
-    digest = hashlib.sha256()
-    for name, (_, content) in _modules(_PACKAGE).items():
-        digest.update(name.encode() + hashlib.sha256(content).digest())
-    return digest.hexdigest()
-
-
-def _describe_source() -> dict[str, Any]:
     scoring, training = source_needed(SCORING), source_needed(TRAINING)
-    contents = json.dumps(sorted(scoring.files.items()))
-    return {
-        "sha256": hashlib.sha256(contents.encode()).hexdigest(),
+    described = {
+        "program_sha256": program.hexdigest(),
+        "sha256": hashlib.sha256(json.dumps(sorted(scoring.files.items())).encode()).hexdigest(),
         "needed_bytes": scoring.bytes,
         "training_bytes": training.bytes - scoring.bytes,
         "modules": {path: len(text.encode()) for path, text in sorted(scoring.files.items())},
         "decoders": {library: installed_bytes(library) for library in scoring.libraries},
     }
+    with suppress(UserError), replacing(kept) as temporary:  # in a read-only folder it is measured each time
+        temporary.write_text(json.dumps(described))
+    return described
 
 
 @cache
 def _modules(package: Path) -> dict[str, tuple[str, bytes]]:
-    """Dotted name of every module of a package to its path, with slashes, and its source.
+    """Return each module's path, with slashes, and source by its dotted name.
 
-    Read once in a process, so that all that is said of them is of one program, whoever edits them meanwhile.
+    They are read once in a process, so that all facts are of one program even if files are edited meanwhile.
     """
     found = {}
     for path in sorted(package.rglob("*.py")):
@@ -181,12 +168,12 @@ def _modules(package: Path) -> dict[str, tuple[str, bytes]]:
 
 @cache
 def _imported(text: str) -> tuple[str, ...]:
-    """What a module imports, once for all bundles."""
+    """Return the dotted names that a module imports; kept for other bundles."""
     return tuple(_imports(ast.parse(text)))
 
 
 def _imports(node: ast.AST) -> Iterator[str]:
-    """Dotted names imported anywhere below `node`, but for those that only a type checker imports."""
+    """Yield the dotted names imported anywhere below `node`, except for type checkers alone."""
     if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
         return
     if isinstance(node, ast.Import):
@@ -194,19 +181,20 @@ def _imports(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.ImportFrom):
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
     for child in ast.iter_child_nodes(node):
-        if not isinstance(child, ast.expr):  # in which nothing is imported
+        if not isinstance(child, ast.expr):  # expressions import nothing
             yield from _imports(child)
 
 
 @cache
 def _strip(text: str) -> str:
+    """Return minified source."""
     annotations = python_minifier.RemoveAnnotationsOptions(
         remove_variable_annotations=True,
         remove_return_annotations=True,
         remove_argument_annotations=True,
         remove_class_attribute_annotations=False,
     )
-    # Literals are not gathered into names: that is shorter, but longer after compression.
+    # Hoisting literals into names would make the source shorter, but longer after compression.
     return python_minifier.minify(
         text, remove_annotations=annotations, remove_literal_statements=True, hoist_literals=False
     )

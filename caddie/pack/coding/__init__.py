@@ -1,4 +1,4 @@
-"""Arrays of numbers to bytes and back, in as few bytes as will do."""
+"""Lossless coding of arrays of numbers in few bytes."""
 
 from caddie.pack.coding.array_codec import ArrayCodec
 from caddie.pack.coding.entropy_model import EntropyModel

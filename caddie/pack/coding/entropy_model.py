@@ -1,13 +1,13 @@
-"""Integers under odds that follow what was decoded before, by an entropy coder.
+"""Adaptive entropy coding of integer matrices by row and column scale.
 
-Quantized weights are close to independent Gaussians: between neighbours there is nothing to find. What is to be found
-is scale: columns differ (each step of a good quantizer is its own), rows differ somewhat. So the magnitude expected of
-an integer is (magnitude of its row so far) x (ratio of its column to the rows above, so far), each drawn to what is
-usual for want of data. It is one of 64 contexts; each has the counts of what was seen under it, on top of a
-prior (`priors`). Beside the integers three bytes of settings are sent.
+Quantized weights are close to independent Gaussians, so neighbours say nothing of one another. Scales do: columns
+differ (a good quantizer gives each its own step), rows differ somewhat. So the expected magnitude of an integer is
+(mean magnitude of its row so far) x (ratio of its column to the rows above, so far), each shrunk to the usual value
+while there are few data. It is rounded to one of 64 contexts; each has the counts of the integers seen in it, on top of
+a prior (`priors`). Three bytes of settings are stored beside the integers.
 
-The integers are coded in tiles, small ones at first, so that the odds follow soon, and then ever larger ones: inside
-a tile the odds stand still, and the integers of a context are one call of the coder.
+Integers are coded in tiles that grow from small to large, so that probabilities adapt soon. Within a tile they are
+constant, and the integers of a context are one call of the coder.
 """
 
 from __future__ import annotations
@@ -20,11 +20,19 @@ from math import isqrt, prod
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from caddie.config import Technique
 from caddie.pack.codecs import Brotli
-from caddie.pack.coding.array_codec import CHECKSUM_BITS, ENTROPY_MODEL, Array, ArrayCodec, Shape, checksum, damaged
+from caddie.pack.coding.array_codec import (
+    CHECKSUM_BITS,
+    ENTROPY_MODEL,
+    Array,
+    ArrayCodec,
+    Shape,
+    checksum,
+    damaged,
+    rows_and_columns,
+)
 from caddie.pack.coding.packed import Packed
 from caddie.pack.coding.priors import (
     CONTEXTS,
@@ -41,31 +49,31 @@ from caddie.pack.coding.priors import (
 from caddie.pack.coding.symbols import BYTES, PRECISION_BITS, Damaged, Meter, Reader, SymbolCoder, Symbols, Writer
 
 _PRIOR_COUNT = 200
-"""How many integers a context has to see before its counts weigh as much as the prior."""
+"""Weight of the prior, in integers seen."""
 _MOST_COUNT = 1 << 16
-"""Counts are halved from here on."""
+"""Sum of a context's counts above which they are halved."""
 _LEAST_TILE, _LARGEST_TILE = 64, 1 << 15  # elements
 _GROWTH = 4  # a tile is as high and wide as a quarter of what is above and left of it
-_LEAST_COLUMNS = 4
-_RECENT_ROWS = 16
+_LEAST_COLUMNS = 4  # of a tile
+_RECENT_ROWS = 16  # rows that the usual magnitude is the mean of, about
 _TRIAL = 1 << 15  # elements on which settings are chosen
 _MOST_ELEMENTS = 1 << 31
-_MOST_COUNTED = 1 << 16
+_MOST_COUNTED = 1 << 16  # range up to which a median is found by counting
 
 
 class _Settings(NamedTuple):
-    """What the encoder chooses for an array; all combinations in a byte."""
+    """Settings that the encoder chooses for an array; all combinations fit in a byte."""
 
     layout: int = 0
-    """0: as it is; 1: columns as rows; 2: differences to the row before."""
+    """0: as it is; 1: transposed; 2: differences from the row before."""
     columns: int = 1
-    """Which of `_TRUST` is the number of rows that what is usual for a column weighs as much as."""
+    """Index in `_TRUST`: weight of the usual magnitude in a column's estimate, in rows."""
     rows: int = 1
-    """Which of `_TRUST` is the number of columns that what is usual for a row weighs as much as."""
+    """Index in `_TRUST`: weight of the usual magnitude in a row's estimate, in columns."""
     skewed: int = 0
-    """Whether an integer and its negative are counted apart."""
+    """1 if an integer and its negative are counted apart."""
     centered: int = 0
-    """Whether the median was subtracted."""
+    """1 if the median was subtracted."""
 
 
 _TRUST = (1, 4, 16, 64)
@@ -74,10 +82,9 @@ _CHOICES = [_Settings(*choice) for choice in product(range(3), range(4), range(4
 
 @dataclass(frozen=True, kw_only=True)
 class EntropyModel(ArrayCodec):
-    """Adaptive contexts of row and column scale under an ANS coder, for integers of up to 32 bits.
+    """Adaptive contexts of row and column scale with an ANS coder, for integers of up to 32 bits.
 
-    Floating-point numbers and integers of 64 bits are written by `Packed`. A damaged stream is taken for whole
-    once in 2**24 times.
+    Floating-point numbers and integers of 64 bits are written by `Packed`. One damaged stream in 2^24 is not noticed.
     """
 
     techniques: ClassVar[dict[str, Technique]] = {
@@ -88,17 +95,17 @@ class EntropyModel(ArrayCodec):
     }
 
     def encode(self, array: Array, like: bytes = b"") -> bytes:
-        """The array under the settings that suit its first rows best, or under those of the stream `like`."""
+        """Return the stream with the settings that suit the array's first rows best, or with those of `like`."""
         if array.dtype.kind not in "biu" or array.dtype.itemsize > 4 or array.size >= _MOST_ELEMENTS:
             return Packed(codec=Brotli(), columns=True, shuffle=True).encode(array)
-        matrix = array.astype(np.int64).reshape(_matrix(array.shape))
+        matrix = array.astype(np.int64).reshape(rows_and_columns(array.shape))
         writer = Writer()
         _write(matrix, _settings_of(like) or self._best(matrix, array.itemsize), writer, array.itemsize + 1)
         return bytes([ENTROPY_MODEL]) + writer.finish(_seal(array))
 
     @staticmethod
     def _best(matrix: Integers, item_bytes: int) -> _Settings:
-        """Settings that no neighbour of theirs is better than."""
+        """Return settings by local search: no neighbour makes the first rows shorter."""
         head = matrix[: max(1, _TRIAL // max(1, matrix.shape[1]))]
 
         @cache
@@ -119,26 +126,22 @@ class EntropyModel(ArrayCodec):
 
 
 def _settings_of(stream: bytes) -> _Settings | None:
-    """The settings of a stream, but for the median; None for one of another kind."""
+    """Return the settings of a stream, without `centered`; None for a stream of another codec."""
     if len(stream) < 2 or stream[0] != ENTROPY_MODEL:
         return None
     return _CHOICES[Reader(stream[1:]).byte()]._replace(centered=0)
 
 
-def _matrix(shape: Shape) -> tuple[int, int]:
-    return (shape[0] if shape else 1), prod(shape[1:])
-
-
 def _seal(array: Array) -> int:
-    """The state in which the coder starts to write: a checksum of the array, which the reader finds at the end.
+    """Return the coder's initial state: a checksum of the array, which the reader finds at the end.
 
-    Its highest bit is what tells a stream from one that ended too early.
+    Its highest bit tells a whole stream from one that ended too early.
     """
     return 1 << CHECKSUM_BITS | checksum(array)
 
 
 def _write(values: Integers, settings: _Settings, coder: SymbolCoder, center_bytes: int) -> None:
-    """Write a matrix."""
+    """Write a matrix (rows, columns)."""
     if not values.size:
         return
     if settings.layout == 2:
@@ -164,10 +167,10 @@ def _write(values: Integers, settings: _Settings, coder: SymbolCoder, center_byt
 
 
 def read(data: bytes, dtype: np.dtype[Any], shape: Shape) -> Array:
-    """The array whose `EntropyModel` stream is `data`; `UserError` for any other."""
+    """Return the array of an `EntropyModel` stream; `UserError` for any other."""
     reader = Reader(data[1:])
     try:
-        result = _read(_matrix(shape), reader, dtype.itemsize + 1).astype(dtype, order="C").reshape(shape)
+        result = _read(rows_and_columns(shape), reader, dtype.itemsize + 1).astype(dtype, order="C").reshape(shape)
         reader.finish(_seal(result))
     except Damaged:
         raise damaged(dtype, shape) from None
@@ -175,7 +178,7 @@ def read(data: bytes, dtype: np.dtype[Any], shape: Shape) -> Array:
 
 
 def _read(shape: tuple[int, int], coder: Reader, center_bytes: int) -> Array:
-    """Read what `_write` wrote."""
+    """Read a matrix that `_write` wrote."""
     if not prod(shape):
         return np.zeros(shape, np.int32)
     number = coder.byte()
@@ -206,7 +209,7 @@ def _read(shape: tuple[int, int], coder: Reader, center_bytes: int) -> Array:
 
 
 def _median(values: Integers) -> int:
-    """The integer that has half of the others below it, or one more."""
+    """Return the median, the upper one of an even number of values."""
     least, half = int(values.min()), values.size // 2
     if int(values.max()) - least < _MOST_COUNTED:  # counting is many times as fast
         return least + int(np.searchsorted(np.bincount((values - least).reshape(-1)).cumsum(), half, side="right"))
@@ -214,7 +217,7 @@ def _median(values: Integers) -> int:
 
 
 def _mean_code(values: Symbols) -> int:
-    """The mean magnitude in half octaves from the least context on."""
+    """Return the mean magnitude as a byte: half octaves above that of the first context."""
     mean = int(np.abs(values).sum(dtype=np.int64)) << FRACTION_BITS
     steps = int(log2(np.array(mean // values.size))) - (FRACTION_BITS - 8) * PER_OCTAVE
     return max(0, 2 * steps // PER_OCTAVE)
@@ -225,7 +228,7 @@ def _mean(code: int) -> int:
 
 
 def _tiles(rows: int, columns: int) -> Iterator[tuple[int, int, list[int]]]:
-    """Blocks of rows, each from the first to the last but one, and the borders of tiles in them."""
+    """Yield blocks of rows, [top, bottom), and the column borders of their tiles."""
     top = 0
     while top < rows:
         height = max(1, min(top // _GROWTH, 4 * _LARGEST_TILE // max(columns, 1)))
@@ -240,20 +243,20 @@ def _tiles(rows: int, columns: int) -> Iterator[tuple[int, int, list[int]]]:
         top = bottom
 
 
-@lru_cache(maxsize=8)  # one array is gone through many times, and arrays of few bits are many
+@lru_cache(maxsize=8)  # many trials for each array, and many arrays of the same few bits
 def _prior(most: int) -> Integers:
-    """What integers from -most to most start with, by width and context: (widths, contexts, integers)."""
+    """Return prior counts of the integers from -most to most: (widths, contexts, integers)."""
     return np.concatenate([priors()[..., most:0:-1], priors()[..., : most + 1]], axis=2) * _PRIOR_COUNT
 
 
 def _code(values: Symbols, most: int, mean: int, settings: _Settings, coder: SymbolCoder) -> None:
-    """Write a matrix of integers from -most to most, or fill it in."""
+    """Write a matrix of integers from -most to most, or fill it in; `mean` is the first guess of their magnitude."""
     rows, columns = values.shape
     symbols = 2 * most + 1
     prior = _prior(most)
     column_trust, row_trust = _TRUST[settings.columns], _TRUST[settings.rows]
     counts, totals = np.zeros((CONTEXTS, symbols), np.int64), np.zeros(CONTEXTS, np.int64)
-    # Fixed-point numbers are those named `mean`, `usual`, `ratio`, `scale`; the sums are of magnitudes.
+    # `mean`, `usual`, `ratios` and `scales` are fixed-point numbers; sums are of magnitudes.
     column_sums = np.zeros(columns, np.int64)
     above = 0  # sum of the means of all rows so far
     recent, recent_rows = 4 * mean, 4
@@ -278,7 +281,7 @@ def _code(values: Symbols, most: int, mean: int, settings: _Settings, coder: Sym
             weights = _weights(prior[spread, used], counts[used], settings.skewed)
             flat = tile.reshape(-1)[order] + np.int32(most)
             coder.code(flat, weights, present[used])
-            _count(counts, places[order], flat)
+            np.add.at(counts.reshape(-1), places[order] * np.int64(symbols) + flat, 1)
             if coder.fills_in:
                 back = np.empty_like(flat)
                 back[order] = flat
@@ -296,13 +299,8 @@ def _code(values: Symbols, most: int, mean: int, settings: _Settings, coder: Sym
             recent, recent_rows = recent * _RECENT_ROWS // recent_rows, _RECENT_ROWS
 
 
-def _count(counts: Integers, places: npt.NDArray[np.uint8], symbols: Symbols) -> None:
-    """Add one for each symbol in its context."""
-    np.add.at(counts.reshape(-1), places * np.int64(counts.shape[1]) + symbols, 1)
-
-
 def _weights(prior: Integers, counts: Integers, skewed: int) -> Integers:
-    """Weights for the coder by context, (contexts, symbols), that sum to 2**24 less the symbols."""
+    """Return weights for the coder, (contexts, symbols), that sum to 2^24 - symbols in each context."""
     seen = 2 * counts if skewed else counts + counts[:, ::-1]
     shares = prior + (seen << PRIOR_BITS - 1)
     free = (1 << PRECISION_BITS) - shares.shape[1]

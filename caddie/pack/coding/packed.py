@@ -1,4 +1,4 @@
-"""Arrays through a compressor of bytes, laid out so that it finds more."""
+"""Arrays through a general-purpose compressor, in a layout that suits it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,20 @@ import numpy.typing as npt
 from caddie.config import Technique
 from caddie.errors import UserError
 from caddie.pack.codecs import Brotli, Codec, Lzma, Stored, Zlib, Zstd
-from caddie.pack.coding.array_codec import CHECKSUM_BITS, PACKED, Array, ArrayCodec, Shape, checked, checksum, damaged
+from caddie.pack.coding.array_codec import (
+    CHECKSUM_BITS,
+    PACKED,
+    Array,
+    ArrayCodec,
+    Shape,
+    checked,
+    checksum,
+    damaged,
+    rows_and_columns,
+)
 
 _CODECS: tuple[type[Codec], ...] = (Stored, Zlib, Lzma, Zstd, Brotli)
-"""The place of a class is in the streams."""
+"""The index of a class is part of its streams' first byte."""
 _CHECKSUM_BYTES = CHECKSUM_BITS // 8
 _COLUMNS, _SHUFFLE, _SORT_ROWS, _LAYOUTS = 1, 2, 4, 8
 STREAMS = range(PACKED, PACKED + _LAYOUTS * len(_CODECS))
@@ -28,14 +38,14 @@ class Packed(ArrayCodec):
     """The array's bytes through a `Codec`, with a checksum of the array before them."""
 
     codec: Codec = Brotli()
-    """What compresses the bytes; one of those in `caddie.pack.codecs`."""
+    """Compressor of the bytes, one of those in `caddie.pack.codecs`."""
     columns: bool = False
-    """Whether columns are written one after another instead of rows; the rows are what the first axis counts."""
+    """Write column after column instead of row after row; rows lie along the first axis."""
     shuffle: bool = False
-    """Whether the first bytes of all elements are written first, then all second bytes and so on."""
+    """Write the first bytes of all elements first, then all second bytes and so on (byte shuffle)."""
     sort_rows: bool = False
-    """Whether each row is followed by the one nearest to it of those that are left; the order is stored, 2 or 4 bytes
-    a row. Takes time with the square of the rows."""
+    """Follow each row by the nearest of those that are left; the order is stored, 2 or 4 bytes a row. Takes time with
+    the square of the rows."""
 
     techniques: ClassVar[Mapping[str, Technique]] = {
         "": Technique(
@@ -53,12 +63,12 @@ class Packed(ArrayCodec):
     }
 
     def encode(self, array: Array, like: bytes = b"") -> bytes:
-        """The bytes of the array, laid out and compressed."""
+        """Return the bytes of the array, laid out and compressed."""
         dtype = checked(array.dtype)
         if type(self.codec) not in _CODECS:
             raise UserError(f"{type(self.codec).__name__} is not one of {', '.join(c.__name__ for c in _CODECS)}")
         layout = _COLUMNS * self.columns + _SHUFFLE * self.shuffle + _SORT_ROWS * self.sort_rows
-        matrix = np.ascontiguousarray(array, dtype).reshape(_matrix(array.shape))
+        matrix = np.ascontiguousarray(array, dtype).reshape(rows_and_columns(array.shape))
         order = b""
         if self.sort_rows:
             places = nearest_rows(matrix)
@@ -71,12 +81,12 @@ class Packed(ArrayCodec):
 
 
 def unpack(data: bytes, dtype: np.dtype[Any], shape: Shape) -> Array:
-    """The array whose `Packed` stream is `data`; `UserError` for any other."""
+    """Return the array of a `Packed` stream; `UserError` for any other."""
     number, layout = divmod(data[0] - PACKED, _LAYOUTS)
-    rows, columns = _matrix(shape)
+    rows, columns = rows_and_columns(shape)
     order_dtype = _order_dtype(rows)
     order_bytes = rows * order_dtype.itemsize if layout & _SORT_ROWS else 0
-    # Of the settings of a codec none is needed to decode.
+    # Decoding needs none of a codec's settings.
     found = _CODECS[number]().decode(data[1 + _CHECKSUM_BYTES :], order_bytes + math.prod(shape) * dtype.itemsize)
     flat = np.frombuffer(found, np.uint8, offset=order_bytes)
     if layout & _SHUFFLE:
@@ -97,9 +107,9 @@ def unpack(data: bytes, dtype: np.dtype[Any], shape: Shape) -> Array:
 
 
 def nearest_rows(matrix: Array) -> npt.NDArray[np.int64]:
-    """Places of the rows of a matrix: the first row, then always the one left with the least L1 distance to the last.
+    """Return an order of rows, (rows,): the first row, then each time the nearest to the last of those left (L1).
 
-    Of several as near as one another it is the first.
+    Of several at the same distance it is the first.
     """
     rows = len(matrix)
     # Sums of small integers are exact, so that the order is the same everywhere.
@@ -116,11 +126,6 @@ def nearest_rows(matrix: Array) -> npt.NDArray[np.int64]:
             with np.errstate(invalid="ignore", over="ignore"):
                 at = int(np.abs(values - last).sum(axis=1).argmin())
     return order
-
-
-def _matrix(shape: Shape) -> tuple[int, int]:
-    """Rows and columns of an array as a matrix; a row has one element where there is no second axis."""
-    return (shape[0] if shape else 1), math.prod(shape[1:])
 
 
 def _order_dtype(rows: int) -> np.dtype[Any]:

@@ -1,9 +1,9 @@
-"""What integers are expected before any was seen, by integer arithmetic alone, so that it is the same everywhere.
+"""Prior distributions of integers, by integer arithmetic alone, so that they are the same on every machine.
 
-A context is an expected magnitude E|q|, a quarter of an octave from the next. For each there is a discrete Gaussian of
-that magnitude, and, as the magnitude is itself an estimate, mixtures of its neighbours at several widths: an estimate
-from n magnitudes is off by about 1 / sqrt(2 n) of itself, which is less than what a wrong scale would cost
-(Student's t is such a mixture).
+A context is an expected magnitude E|q|, a quarter of an octave from the next. Its prior is a discrete Gaussian of that
+magnitude or, because the magnitude is an estimate, a mixture with its neighbours, at one of several widths: an estimate
+from n magnitudes has a relative error of about 1 / sqrt(2 n), and a mixture costs less than a wrong scale (Student's t
+is such a mixture).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Integers = npt.NDArray[np.int64]
 PER_OCTAVE = 64
 """Steps of `log2`."""
 FRACTION_BITS = 12
-"""Of the fixed-point numbers that magnitudes and their ratios are."""
+"""Fraction bits of magnitudes and their ratios, which are fixed-point numbers."""
 LARGEST = 255
-"""The largest magnitude that has a probability of its own."""
+"""Largest magnitude with a probability of its own."""
 CONTEXTS = 64
-"""Expected magnitudes from 2**-8 on."""
+"""Number of contexts; the first expects a magnitude of 2^-8."""
 PRIOR_BITS = 20
-"""Probabilities are counted in 2**-PRIOR_BITS."""
+"""Prior probabilities are multiples of 2^-PRIOR_BITS."""
 
 _LEAST_OCTAVE = -8
 _CONTEXT_STEPS = PER_OCTAVE // 4
@@ -35,7 +35,7 @@ _MANTISSAS = 1 << 10
 _BITS_IGNORED = 53 - _MANTISSAS.bit_length()  # of those of a double's mantissa
 _BITS_OF_ONE = int(np.float64(1).view(np.int64))
 _BITS = 30
-_DEVIATIONS = 16 * 12  # a sixteenth of an octave apart
+_DEVIATIONS = 16 * 12  # standard deviations, a sixteenth of an octave apart
 # Neighbours at these distances are mixed, one after another.
 _MIXED = (4, 4, 6, 8, 12, 16)
 # Variances of ln E|q| after each: a half of ln(2)**2 times the square of the distance in octaves.
@@ -44,7 +44,7 @@ _BORDERS = [1.5 * variance for variance in _VARIANCES_PER_THOUSAND[:-1]]
 
 
 def log2(numbers: npt.NDArray[Any]) -> Integers:
-    """Logarithms to the base of two of integers below 2**53, in steps of 1 / PER_OCTAVE, rounded down; 0 of 0."""
+    """Return base-2 logarithms of integers below 2^53, in units of 1 / PER_OCTAVE, rounded down; 0 for 0."""
     bits = np.maximum(numbers, 1).astype(np.float64).view(np.int64)  # exact
     # The exponent and the first bits of the mantissa.
     logs: Integers = _logs()[(bits - _BITS_OF_ONE) >> _BITS_IGNORED]
@@ -52,20 +52,20 @@ def log2(numbers: npt.NDArray[Any]) -> Integers:
 
 
 def contexts(logs: Integers) -> npt.NDArray[np.uint8]:
-    """Numbers of the contexts nearest to logarithms of fixed-point magnitudes."""
+    """Return the contexts nearest to `log2` of fixed-point magnitudes."""
     steps = logs - (FRACTION_BITS + _LEAST_OCTAVE) * PER_OCTAVE + _CONTEXT_STEPS // 2
     return np.minimum(np.maximum(steps // _CONTEXT_STEPS, 0), CONTEXTS - 1).astype(np.uint8)  # np.clip is slower
 
 
 def width(rows: int, columns: int) -> int:
-    """Which of the mixtures is for a magnitude estimated from so many rows of its column and columns of its row."""
+    """Return the mixture for a magnitude estimated from so many rows of its column and columns of its row."""
     variance = 60 + 800 // rows + 800 // columns
     return bisect_left(_BORDERS, variance)
 
 
 @cache
 def priors() -> Integers:
-    """Probability of each integer from 0 up, alike for those below, by width and context: (widths, contexts, 256)."""
+    """Return the prior of each magnitude, the same for both signs, by width and context: (widths, contexts, 256)."""
     with localcontext(Context(prec=40)):
         exponentials = [int((1 << _BITS) * (Decimal(-step) / 64).exp()) for step in range(64 * 22)]
         # 64 / (2 s**2) in 2**-16, for s = 2**(place / 16 - 3)
@@ -80,20 +80,20 @@ def priors() -> Integers:
         mixture = (padded[: -2 * distance] + 2 * mixture + padded[2 * distance :]) >> 2
         means = log2(2 * (mixture * magnitudes).sum(axis=1))
         nearest = np.abs(means - wanted[:, None]).argmin(axis=1)
-        # Nothing is ruled out.
+        # No integer has probability 0.
         result.append(_normalized(mixture[nearest], PRIOR_BITS) + 1)
     return np.stack(result)
 
 
 def _normalized(weights: Integers, bits: int) -> Integers:
-    """Weights of 0, 1, ..., below 2**30, so that both signs together make 2**bits."""
+    """Scale weights of 0, 1, ..., below 2^30, so that those of both signs sum to 2^bits."""
     shares: Integers = (weights << bits) // (2 * weights.sum(axis=1, keepdims=True) - weights[:, :1])
     return shares
 
 
 @cache
 def _logs() -> Integers:
-    """Of numbers from 1 up, by exponent and mantissa."""
+    """Return logarithms of numbers from 1 up, by exponent and mantissa."""
     # The bits of number**64 are 64 times those of the number.
     logs = [(number**PER_OCTAVE).bit_length() - 1 for number in range(_MANTISSAS, 2 * _MANTISSAS)]
     octaves = np.arange(64) - (_MANTISSAS.bit_length() - 1)

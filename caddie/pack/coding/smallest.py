@@ -1,4 +1,4 @@
-"""The codec of an array by trial, and the way back from any of them."""
+"""Choice of an array's codec by trial, and decoding of any codec's stream."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from caddie.pack.coding.packed import STREAMS, Packed, unpack
 
 @dataclass(frozen=True, kw_only=True)
 class Smallest(ArrayCodec):
-    """The shortest of several streams, the first of those that are as short."""
+    """The shortest of several codecs' streams, the first of equals."""
 
     of: tuple[ArrayCodec, ...] = (EntropyModel(), Packed(codec=Zstd(level=3), shuffle=True))
-    """What is tried."""
+    """Codecs to try."""
     also: tuple[ArrayCodec, ...] = (Packed(codec=Zlib()), Packed(codec=Brotli(), shuffle=True), Packed(columns=True))
-    """What is tried too for arrays of at most `small_bytes`, as it takes longer."""
+    """Codecs to try as well for arrays of at most `small_bytes`, for they take longer."""
     small_bytes: int = 1 << 12
-    """Bytes of the largest array that `also` is for."""
+    """Bytes of the largest array that `also` is tried for."""
 
     def encode(self, array: Array, like: bytes = b"") -> bytes:
-        """The shortest stream."""
+        """Return the shortest stream."""
         codecs = self.of + (self.also if array.nbytes <= self.small_bytes else ())
         return min((codec.encode(array, like) for codec in codecs), key=len)
 
 
 def decode(data: bytes, dtype: npt.DTypeLike, shape: Sequence[int]) -> Array:
-    """The array whose stream any `ArrayCodec` wrote, in memory of the order of the array.
+    """Return the array whose stream any `ArrayCodec` wrote, in memory proportional to the array.
 
-    What is no such stream, or a damaged one, is a `UserError`.
+    `UserError` for a damaged stream or other bytes.
     """
     dtype, shape = np.dtype(dtype), tuple(shape)
     checked(dtype)

@@ -1,8 +1,7 @@
-"""Symbols under given odds as one stream, by an entropy coder from a library.
+"""Symbols under given probabilities as one stream, by constriction's entropy coder.
 
-The coder is constriction's ANS (J. Duda, arXiv 0902.0271; R. Bamler, arXiv 2201.01741). Its `Categorical` computes
-odds by a factor (2**24 - symbols) / (sum of weights), which is 1 here: weights are integers with that sum, so that
-all it computes is exact.
+The coder is ANS (J. Duda, arXiv 0902.0271; R. Bamler, arXiv 2201.01741). Its `Categorical` scales weights by
+(2^24 - symbols) / (sum of weights), which is 1 here: weights are integers with that sum, so all arithmetic is exact.
 """
 
 from __future__ import annotations
@@ -20,33 +19,33 @@ from caddie.pack.coding.priors import PER_OCTAVE, Integers, log2
 Symbols = npt.NDArray[np.int32]
 
 PRECISION_BITS = 24
-"""Of the coder's probabilities."""
+"""Bits of the coder's probabilities."""
 BYTES = np.full((1, 256), ((1 << PRECISION_BITS) - 256) // 256, np.int64)
-"""Weights under which all bytes are alike."""
+"""Weights under which all bytes have the same probability."""
 _ONE = np.ones(1, np.int64)
 
 
 class SymbolCoder(ABC):
-    """Writes or reads: the same program runs through both."""
+    """Interface of writer, reader and meter, so that one function encodes, decodes and measures."""
 
     fills_in: ClassVar[bool] = False
-    """Whether it changes the symbols that it is given."""
+    """True if `code` fills its symbols in."""
 
     @abstractmethod
     def code(self, symbols: Symbols, weights: Integers, counts: Integers) -> None:
-        """Write the symbols, or fill them in: counts[0] of them under weights[0], and so on.
+        """Write the symbols (n,), or fill them in: counts[0] of them under weights[0], and so on.
 
-        Symbol i has odds of weights[., i] + 1 in 2**24.
+        `weights` are (groups, symbols); symbol i has the probability (weights[., i] + 1) / 2^24.
         """
 
     def byte(self, value: int = 0) -> int:
-        """Write a byte, or read it and give it back."""
+        """Write a byte, or read it; return it."""
         symbol = np.array([value], np.int32)
         self.code(symbol, BYTES, _ONE)
         return int(symbol[0])
 
     def number(self, size: int, value: int = 0) -> int:
-        """A number of that many bytes."""
+        """Write or read a signed integer of `size` bytes; return it."""
         parts = value.to_bytes(size, "little", signed=True)
         return int.from_bytes(bytes([self.byte(part) for part in parts]), "little", signed=True)
 
@@ -56,17 +55,17 @@ def _model(weights: Integers) -> Any:
 
 
 class Writer(SymbolCoder):
-    """Keeps what it is given until `finish`: the coder starts with the last symbol, so that a reader gets the first."""
+    """Keeps symbols until `finish`: ANS is a stack, so the last symbol is coded first, and a reader gets the first."""
 
     def __init__(self) -> None:
         self._groups: list[tuple[Symbols, Integers]] = []
 
     def code(self, symbols: Symbols, weights: Integers, counts: Integers) -> None:
-        """Keep them."""
+        """Keep the symbols."""
         self._groups += zip(np.split(symbols, counts[:-1].cumsum()), weights, strict=True)
 
     def finish(self, seal: int) -> bytes:
-        """The stream; the coder starts in the state `seal`, which a reader finds at the end."""
+        """Return the stream; the coder starts in the state `seal`, which a reader finds at the end."""
         coder = constriction.stream.stack.AnsCoder(np.array([seal], np.uint32))
         for symbols, weights in reversed(self._groups):
             coder.encode_reverse(symbols, _model(weights))
@@ -75,7 +74,7 @@ class Writer(SymbolCoder):
 
 
 class Reader(SymbolCoder):
-    """Reads what a `Writer` wrote, under the same weights; `Damaged` where the stream ends too early."""
+    """Reads the stream of a `Writer` under the same weights; raises `Damaged` if it ends too early."""
 
     fills_in = True
 
@@ -86,10 +85,10 @@ class Reader(SymbolCoder):
         self._coder = constriction.stream.stack.AnsCoder(words[:0] if self.damaged else words)
 
     def code(self, symbols: Symbols, weights: Integers, counts: Integers) -> None:
-        """Fill them in."""
+        """Fill the symbols in."""
         start = 0
         for each, count in zip(weights, counts.tolist(), strict=True):
-            # What is left of a stream is never less than its seal.
+            # The rest of a whole stream is never shorter than its seal.
             self.damaged |= self._coder.num_valid_bits() < CHECKSUM_BITS
             if self.damaged:
                 raise Damaged
@@ -97,22 +96,22 @@ class Reader(SymbolCoder):
             start += count
 
     def finish(self, seal: int) -> None:
-        """`Damaged` unless nothing is left but the state in which the writer started."""
+        """Raise `Damaged` unless only the state in which the writer started is left."""
         if self._coder.get_compressed().tolist() != [seal]:
             raise Damaged
 
 
 class Meter(SymbolCoder):
-    """Counts what a stream would take, in 1 / PER_OCTAVE bits."""
+    """Measures the length of a stream, in 1 / PER_OCTAVE bits, without coding."""
 
     def __init__(self) -> None:
         self.size = 0
 
     def code(self, symbols: Symbols, weights: Integers, counts: Integers) -> None:
-        """Add up what they take."""
+        """Add the symbols' code lengths."""
         logs = log2(weights[np.arange(len(counts)).repeat(counts), symbols] + 1)
         self.size += len(symbols) * PRECISION_BITS * PER_OCTAVE - int(logs.sum())
 
 
 class Damaged(Exception):
-    """A stream that nothing wrote, or that is not whole."""
+    """A stream is damaged or not whole."""

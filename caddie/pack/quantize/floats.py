@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,8 +14,33 @@ from caddie.config import Technique
 from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, Rounding, plain
 
 
+class _Floats:
+    """Mixin: one array, `values`, with every weight rounded to the nearest number of a format."""
+
+    _format: ClassVar[torch.dtype]
+    _stored: ClassVar[np.dtype[Any]]
+    """Dtype of the array, which has the format's bits."""
+
+    def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
+        """Return `values`, of the weight's shape; numbers beyond the format's largest are clipped to it."""
+        largest = torch.finfo(self._format).max
+        values = plain(weight).clamp(-largest, largest).to(self._format)
+        if self._stored.kind == "u":  # a format that NumPy does not know
+            values = values.view(torch.uint8)
+        return {"values": values.numpy().astype(self._stored)}
+
+    def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
+        """Return the values in float32."""
+        values = torch.from_numpy(arrays["values"].astype(self._stored.newbyteorder("=")))
+        return values.view(self._format).float().reshape(shape)
+
+    def layout(self, shape: tuple[int, ...]) -> Layout:
+        """Return one array of the weight's shape."""
+        return {"values": (self._stored, shape)}
+
+
 @dataclass(frozen=True, kw_only=True)
-class Float16(Quantizer):
+class Float16(_Floats, Quantizer):
     """Half precision, for what is small or sensitive."""
 
     techniques: ClassVar = {
@@ -25,39 +50,18 @@ class Float16(Quantizer):
             "lost by rounding 0.007 to 0.0005 for 0.5 MB (seed 003)",
         ),
     }
-
-    def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
-        """One array, `values`."""
-        return {"values": plain(weight).clamp(-65_504, 65_504).numpy().astype("<f2")}
-
-    def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
-        """The values in float32."""
-        return torch.from_numpy(arrays["values"].astype(np.float32)).reshape(shape)
-
-    def layout(self, shape: tuple[int, ...]) -> Layout:
-        """One array of the weight's shape."""
-        return {"values": (np.dtype("<f2"), shape)}
+    _format, _stored = torch.float16, np.dtype("<f2")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Float32(Quantizer):
+class Float32(_Floats, Quantizer):
     """Full precision: exact."""
 
-    def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
-        """One array, `values`."""
-        return {"values": plain(weight).numpy().astype("<f4")}
-
-    def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
-        """The values."""
-        return torch.from_numpy(arrays["values"].astype(np.float32)).reshape(shape)
-
-    def layout(self, shape: tuple[int, ...]) -> Layout:
-        """One array of the weight's shape."""
-        return {"values": (np.dtype("<f4"), shape)}
+    _format, _stored = torch.float32, np.dtype("<f4")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Float8(Quantizer):
+class Float8(_Floats, Quantizer):
     """A byte with 4 bits of exponent and 3 of mantissa, up to 448 (E4M3, arXiv 2209.05433).
 
     openai/parameter-golf, 2026-03-24_74M_Ternary_UNet_FP8_10L_8192BPE_YaRN_NeoMuon, for what is not ternary.
@@ -70,22 +74,10 @@ class Float8(Quantizer):
             "0.002 for small matrices",
         )
     }
-
-    def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
-        """One array, `values`: the bytes."""
-        return {"values": plain(weight).clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8).numpy()}
-
-    def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
-        """The values in float32."""
-        values = torch.from_numpy(arrays["values"].copy()).view(torch.float8_e4m3fn)
-        return values.float().reshape(shape)
-
-    def layout(self, shape: tuple[int, ...]) -> Layout:
-        """One byte for each weight."""
-        return {"values": (np.dtype(np.uint8), shape)}
+    _format, _stored = torch.float8_e4m3fn, np.dtype(np.uint8)
 
     def fake(self, weight: Tensor, rounding: Rounding = torch.round) -> Tensor:
-        """The values, as counts of the distance between neighbours."""
+        """Return the values, rounded in units of the distance between neighbouring numbers of the format."""
         weight = weight.float()
         values = weight.detach().clamp(-448, 448)
         power = (values.abs().view(torch.int32) & 0x7F80_0000).view(torch.float32)  # of two, at or below

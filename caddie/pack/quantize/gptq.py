@@ -1,29 +1,36 @@
-"""Rounding column by column, each error made good by the columns to come."""
+"""GPTQ: rounding column by column, with each column's error compensated by those that follow."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from caddie.config import Range, Technique
 from caddie.errors import UserError
-from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, Rounding, as_rows, plain
+from caddie.pack.quantize.quantizer import (
+    Arrays,
+    Calibration,
+    Quantizer,
+    Rounding,
+    Wrapper,
+    as_rows,
+    cholesky_upper,
+    plain,
+)
 from caddie.pack.quantize.rows import Rows
 from caddie.pack.quantize.scales import Grid
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gptq(Quantizer):
-    """Integers that keep the outputs W x, not the weights: GPTQ (arXiv 2210.17323) in order of activation.
+class Gptq(Wrapper, Quantizer):
+    """Integers that keep the outputs W x, not the weights: GPTQ (arXiv 2210.17323) with activation order.
 
-    Columns are taken by falling mean square of their inputs. What rounding a column loses is made good, as far as the
-    inputs are correlated, by those not yet rounded. Where the inputs are not known, as those of an embedding that is
-    no linear map, this is `of`.
+    Columns are rounded by falling mean square of their inputs. The error of a column is compensated, as far as the
+    inputs are correlated, by the columns not yet rounded. Without known inputs, as for an embedding, which is no
+    linear map, this is `of`.
     """
 
     techniques: ClassVar = {
@@ -37,85 +44,71 @@ class Gptq(Quantizer):
     of: Rows = Rows()
     """The integers, their steps and how they are stored."""
     damping: Annotated[float, Range(1e-6, 1.0)] = 0.01
-    """What is added to the diagonal of the inputs' second moments, in units of its mean."""
+    """Added to the diagonal of the inputs' second moments, in units of its mean."""
     block: Annotated[int, Range(1, 65_536)] = 128
     """Columns after which later ones are updated, all at once; changes time alone."""
 
     @property
     def reader(self) -> Quantizer:
-        """That of `of`: what is stored is the same."""
+        """The dequantizer of `of`: the arrays are the same."""
         return self.of.reader
 
     @property
     def calibrated(self) -> bool:
-        """It is."""
+        """True."""
         return True
 
-    def coarser(self, factor: float) -> Gptq:
-        """Around a coarser `of`."""
-        return self.but(of=self.of.coarser(factor))
-
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
-        """The arrays of `of`; inputs that are not finite or of another width are a `UserError`."""
+        """Return the arrays of `of`; `UserError` for inputs that are not finite or of another width."""
         if calibration.inputs is None or not weight.numel():
             return self.of.quantize(weight, calibration)
         rows = as_rows(plain(weight))
         grids = self.of.grids(rows, calibration)
         with torch.autocast("cpu", enabled=False):
-            moments, alive = _moments(calibration.inputs, rows.shape[1], self.damping)
-            order = torch.argsort(moments.diagonal(), descending=True, stable=True)
-            upper = _upper_factor_of_inverse(moments[order][:, order])
+            hessian, alive = _damped(calibration.inputs, rows.shape[1], self.damping)
+            order = torch.argsort(hessian.diagonal(), descending=True, stable=True)
+            upper = _upper_factor_of_inverse(hessian[order][:, order])
             columns = (rows * alive).T[order].contiguous()
-            found = [_rounded(columns, upper, grid, self.of.stored(grid.steps), self.block) for grid in grids]
+            found = [_round_columns(columns, upper, grid, self.of.stored(grid.steps), self.block) for grid in grids]
             restored = [each * self.of.stored(grid.steps) for each, grid in zip(found, grids, strict=True)]
             best = int(torch.stack([(columns - each).square().mean() for each in restored]).argmin())
         integers = torch.empty_like(columns)
         integers[order] = found[best]
         return self.of.arrays(integers.T.contiguous(), grids[best], tuple(weight.shape))
 
-    def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
-        """That of `of`."""
-        return self.of.dequantize(arrays, shape)
-
-    def layout(self, shape: tuple[int, ...]) -> Layout:
-        """That of `of`."""
-        return self.of.layout(shape)
-
     def fake(self, weight: Tensor, rounding: Rounding = torch.round) -> Tensor:
-        """That of `of`: in training there is no time for more."""
+        """Return the fake quantization of `of`: a training step has no time for GPTQ."""
         return self.of.fake(weight, rounding)
 
 
-def _moments(inputs: Tensor, columns: int, damping: float) -> tuple[Tensor, Tensor]:
-    """Damped second moments of the inputs, and 0 for columns whose input never differs from 0, else 1."""
-    moments = inputs.detach().float().cpu().clone()
-    if moments.shape != (columns, columns):
-        raise UserError(f"calibration is for {moments.shape[-1]:,} inputs, the weight has {columns:,}; calibrate again")
-    if not bool(torch.isfinite(moments).all()):
+def _damped(inputs: Tensor, columns: int, damping: float) -> tuple[Tensor, Tensor]:
+    """Return the damped second moments H of the inputs, (columns, columns), and 0 for inputs always 0, else 1."""
+    hessian = inputs.detach().float().cpu().clone()
+    if hessian.shape != (columns, columns):
+        raise UserError(f"calibration is for {hessian.shape[-1]:,} inputs, the weight has {columns:,}; calibrate again")
+    if not bool(torch.isfinite(hessian).all()):
         raise UserError("calibration met inputs that are not finite; the model diverged, lower its learning rates")
-    diagonal = moments.diagonal()
+    diagonal = hessian.diagonal()
     alive = (diagonal != 0).float()
     diagonal += 1 - alive
     diagonal += damping * diagonal.mean()
-    return moments, alive
+    return hessian, alive
 
 
-def _upper_factor_of_inverse(moments: Tensor) -> Tensor:
-    """The upper triangular U with U^T U = H^-1.
+def _upper_factor_of_inverse(hessian: Tensor) -> Tensor:
+    """Return the upper triangular U with U^T U = H^-1.
 
-    H backwards is L L^T, so H is R R^T with R, which is L backwards, upper triangular, and U is R^-1: one
-    factorization and one triangular inverse, where the usual way by H^-1 has two and an inverse.
+    With H = R R^T, U is R^-1: one factorization and one triangular inverse, where the usual way by H^-1 has two and an
+    inverse.
     """
-    lower, wrong = torch.linalg.cholesky_ex(moments.flip(0, 1))
-    if int(wrong):
-        raise UserError("the inputs' second moments are not positive definite; raise the damping of Gptq")
-    identity = torch.eye(len(lower), dtype=lower.dtype)
-    upper: Tensor = torch.linalg.solve_triangular(lower.flip(0, 1), identity, upper=True)
+    remedy = "the inputs' second moments are not positive definite; raise the damping of Gptq"
+    factor = cholesky_upper(hessian, remedy)
+    upper: Tensor = torch.linalg.solve_triangular(factor, torch.eye(len(factor), dtype=factor.dtype), upper=True)
     return upper
 
 
-def _rounded(columns: Tensor, upper: Tensor, grid: Grid, steps: Tensor, block: int) -> Tensor:
-    """Integers of W^T, (columns, rows): a column of W is contiguous there."""
+def _round_columns(columns: Tensor, upper: Tensor, grid: Grid, steps: Tensor, block: int) -> Tensor:
+    """Return the integers of W^T, (columns, rows): a column of W is contiguous there."""
     rest, integers = columns.clone(), torch.empty_like(columns)
     pivots = upper.diagonal().tolist()
     low, high = -grid.limits, grid.limits

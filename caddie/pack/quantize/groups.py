@@ -1,4 +1,4 @@
-"""One or two levels and a step for each group of columns."""
+"""Ternary and binary weights, with a step for each group of columns."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from caddie.pack.quantize.scales import LARGEST_STEP
 
 _TRITS = 5
 """Trits in a byte: 3^5 is 243."""
+_POWERS = 3 ** np.arange(_TRITS, dtype=np.uint8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,37 +44,37 @@ class Ternary(Quantizer):
     }
 
     group: Annotated[int, Range(1, 65_536)] = 128
-    """Columns with one step; rows are filled up with zeros to whole groups."""
+    """Columns with one step; rows are padded with zeros to whole groups."""
     keep_mean: bool = False
-    """Whether what is restored has the group's mean |weight|: 1 stands for the step over the share of trits that are
-    not 0. Better for weights that were not trained as trits. The record's file has it because its forward takes the
-    mean again; what its products see, and what is trained, is the plain step."""
+    """Restore the group's mean |weight|: a trit of 1 stands for the step over the share of trits that are not 0. Better
+    for weights that were not trained as trits. The record's file has it because its forward takes the mean again; what
+    its products see, and what is trained, is the plain step."""
     packed: bool = False
-    """Whether five trits share a byte; otherwise a byte each, which coders compress better."""
+    """Store five trits in a byte; otherwise a byte each, which coders compress better."""
 
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
-        """`integers` (int8, the weight's shape), or `packed` (bytes, groups side by side), and `steps` (groups)."""
+        """Return `integers` (int8, the weight's shape) or `packed` (bytes, padded groups), and `steps` (groups,)."""
         groups = _groups(as_rows(plain(weight)), self.group)
         steps = _mean_steps(groups)
         trits = _counts(groups, steps).round().to(torch.int8)
+        stored = steps.numpy().astype("<f2")
         if self.packed:
-            return {"packed": _pack(trits.reshape(-1).numpy()), "steps": _stored(steps)}
-        return {"integers": _ungrouped(trits, weight.shape).numpy(), "steps": _stored(steps)}
+            return {"packed": _pack_trits(trits.reshape(-1).numpy()), "steps": stored}
+        return {"integers": _ungrouped(trits, weight.shape).numpy(), "steps": stored}
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
-        """trits · steps."""
+        """Return trits · steps."""
         rows, columns = rows_and_columns(shape)
         if self.packed:
-            trits = _unpack(arrays["packed"], rows * -(-columns // self.group) * self.group)
+            trits = _unpack_trits(arrays["packed"], rows * -(-columns // self.group) * self.group)
             groups = torch.from_numpy(trits).reshape(-1, self.group)
         else:
-            groups = _groups(
-                as_rows(torch.from_numpy(arrays["integers"].astype(np.float32)).reshape(shape)), self.group
-            )
+            weight = torch.from_numpy(arrays["integers"].astype(np.float32)).reshape(shape)
+            groups = _groups(as_rows(weight), self.group)
         return _ungrouped(groups * self._factors(groups, torch.from_numpy(arrays["steps"].astype(np.float32))), shape)
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
-        """Trits of the weight's shape, or their bytes, and one step per group."""
+        """Return trits of the weight's shape, or their bytes, and one step for each group."""
         rows, columns = rows_and_columns(shape)
         groups = rows * -(-columns // self.group)
         steps = (np.dtype("<f2"), (groups,))
@@ -82,16 +83,14 @@ class Ternary(Quantizer):
         return {"integers": (np.dtype(np.int8), shape), "steps": steps}
 
     def fake(self, weight: Tensor, rounding: Rounding = torch.round) -> Tensor:
-        """trits · steps."""
+        """Return trits · steps."""
         groups = _groups(as_rows(weight.float()), self.group)
-        values = groups.detach()
-        steps = _mean_steps(values)
-        counts = _counts(values, steps)
-        seen = rounding(counts + (groups - values) / steps[:, None].clamp_min(2.0**-24))
-        return _ungrouped(seen * self._factors(counts.round(), steps), weight.shape)
+        steps = _mean_steps(groups.detach())
+        trits = _counts(groups.detach(), steps).round()
+        return _ungrouped(rounding(_with_gradient(groups, steps)) * self._factors(trits, steps), weight.shape)
 
     def _factors(self, trits: Tensor, steps: Tensor) -> Tensor:
-        """What a 1 stands for, (groups, 1)."""
+        """Return the weight that a trit of 1 stands for, (groups, 1)."""
         if not self.keep_mean:
             return steps[:, None]
         return steps[:, None] / trits.abs().mean(1, keepdim=True).clamp_min(1e-8)
@@ -113,21 +112,22 @@ class Binary(Quantizer):
     """Columns with one step; the last group of a row may have fewer."""
 
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
-        """`packed` (bytes, the first sign in the lowest bit, 1 for positive) and `steps` (groups)."""
+        """Return `packed` (bytes, the first sign in the lowest bit, 1 for positive) and `steps` (groups,)."""
         groups = _groups(as_rows(plain(weight)), self.group)
         steps = _mean_steps(groups, self._sizes(tuple(weight.shape)))
         positive = _ungrouped(_signs(_counts(groups, steps), torch.round) > 0, weight.shape)
-        return {"packed": np.packbits(positive.reshape(-1).numpy(), bitorder="little"), "steps": _stored(steps)}
+        packed = np.packbits(positive.reshape(-1).numpy(), bitorder="little")
+        return {"packed": packed, "steps": steps.numpy().astype("<f2")}
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
-        """signs · steps."""
+        """Return signs · steps."""
         positive = np.unpackbits(arrays["packed"], count=math.prod(shape), bitorder="little")
         signs = torch.from_numpy(positive.astype(np.float32) * 2 - 1).reshape(shape)
         steps = torch.from_numpy(arrays["steps"].astype(np.float32))
         return _ungrouped(_groups(as_rows(signs), self.group) * steps[:, None], shape)
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
-        """A bit for each weight and one step per group."""
+        """Return a bit for each weight and one step for each group."""
         rows, columns = rows_and_columns(shape)
         return {
             "packed": (np.dtype(np.uint8), (-(-math.prod(shape) // 8),)),
@@ -135,62 +135,61 @@ class Binary(Quantizer):
         }
 
     def fake(self, weight: Tensor, rounding: Rounding = torch.round) -> Tensor:
-        """signs · steps."""
+        """Return signs · steps."""
         groups = _groups(as_rows(weight.float()), self.group)
-        values = groups.detach()
-        steps = _mean_steps(values, self._sizes(tuple(weight.shape)))
-        counts = _counts(values, steps) + (groups - values) / steps[:, None].clamp_min(2.0**-24)
-        return _ungrouped(_signs(counts, rounding) * steps[:, None], weight.shape)
+        steps = _mean_steps(groups.detach(), self._sizes(tuple(weight.shape)))
+        return _ungrouped(_signs(_with_gradient(groups, steps), rounding) * steps[:, None], weight.shape)
 
     def _sizes(self, shape: tuple[int, ...]) -> Tensor:
-        """Columns of each group, without what fills it up."""
+        """Return the columns of each group without padding, (groups,)."""
         rows, columns = rows_and_columns(shape)
         sizes = [min(self.group, columns - begin) for begin in range(0, columns, self.group)]
         return torch.tensor(sizes, dtype=torch.float32).repeat(rows)
 
 
 def _signs(counts: Tensor, rounding: Rounding) -> Tensor:
-    """-1 or 1: halves of counts, between -1 and 0, rounded."""
+    """Round to -1 or 1, by way of halves between -1 and 0."""
     return 2 * rounding((counts - 1) / 2) + 1
 
 
 def _groups(rows: Tensor, group: int) -> Tensor:
-    """(groups, group), rows filled up with zeros."""
+    """Return (groups, group); rows are padded with zeros."""
     return F.pad(rows, (0, -rows.shape[1] % group)).reshape(-1, group)
 
 
 def _ungrouped(groups: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return the weight of this shape, without padding."""
     rows, columns = rows_and_columns(shape)
     width = groups.numel() // rows if rows else columns
     return groups.reshape(rows, width)[:, :columns].reshape(shape)
 
 
 def _mean_steps(groups: Tensor, sizes: Tensor | None = None) -> Tensor:
-    """The mean |weight| of each group as half precision has it, (groups,)."""
+    """Return the mean |weight| of each group, rounded to half precision, (groups,)."""
     absolute = groups.abs()
     means = absolute.mean(1) if sizes is None else absolute.sum(1) / sizes.to(groups.device)
     return half(means.clamp(max=LARGEST_STEP))
 
 
 def _counts(groups: Tensor, steps: Tensor) -> Tensor:
-    """Weights in steps, from -1 to 1."""
+    """Return weights in units of their step, from -1 to 1."""
     return (groups / steps[:, None].clamp_min(2.0**-24)).clamp(-1, 1)
 
 
-def _stored(steps: Tensor) -> np.ndarray:
-    return steps.numpy().astype("<f2")
+def _with_gradient(groups: Tensor, steps: Tensor) -> Tensor:
+    """Return `_counts`, with the gradient of weights in units of their step also beyond the clip."""
+    values = groups.detach()
+    return _counts(values, steps) + (groups - values) / steps[:, None].clamp_min(2.0**-24)
 
 
-def _pack(trits: np.ndarray) -> np.ndarray:
-    """Trits + 1 as digits of base 3, the first the least."""
+def _pack_trits(trits: np.ndarray) -> np.ndarray:
+    """Return trits + 1 as digits of base 3, the first the lowest, five to a byte."""
     digits = np.zeros(-(-len(trits) // _TRITS) * _TRITS, np.uint8)
     digits[: len(trits)] = trits + 1
-    powers = 3 ** np.arange(_TRITS, dtype=np.uint8)
-    packed: np.ndarray = (digits.reshape(-1, _TRITS) * powers).sum(1, dtype=np.uint8)
+    packed: np.ndarray = (digits.reshape(-1, _TRITS) * _POWERS).sum(1, dtype=np.uint8)
     return packed
 
 
-def _unpack(packed: np.ndarray, count: int) -> np.ndarray:
-    """The first `count` trits, float32; a byte over 242, which nothing packs, gives its digits too."""
-    powers = 3 ** np.arange(_TRITS, dtype=np.uint8)
-    return ((packed[:, None] // powers % 3).reshape(-1)[:count].astype(np.float32)) - 1
+def _unpack_trits(packed: np.ndarray, count: int) -> np.ndarray:
+    """Return the first `count` trits, float32; a byte over 242, which nothing packs, gives its digits too."""
+    return ((packed[:, None] // _POWERS % 3).reshape(-1)[:count].astype(np.float32)) - 1

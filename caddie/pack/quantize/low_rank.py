@@ -1,4 +1,4 @@
-"""The largest part of the rounding error as a product of two thin matrices."""
+"""Low-rank correction of the rounding error."""
 
 from __future__ import annotations
 
@@ -13,17 +13,26 @@ from torch import Tensor
 from caddie.config import Range, Technique
 from caddie.errors import UserError
 from caddie.pack.quantize.gptq import Gptq
-from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, as_rows, plain, rows_and_columns
+from caddie.pack.quantize.quantizer import (
+    Arrays,
+    Calibration,
+    Layout,
+    Quantizer,
+    Wrapper,
+    as_rows,
+    plain,
+    rows_and_columns,
+)
 from caddie.pack.quantize.scales import LARGEST_STEP
 
 _GROUP = 64
 _LARGEST = 1e30
-"""What errors are clipped at, so that their squares stay finite where steps end."""
+"""Bound that errors are clipped to, so that their squares stay finite where steps end."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LowRank(Quantizer):
-    """What `of` loses, W - Ŵ, corrected by A B of low rank in a few bits: LQER (arXiv 2402.02446).
+class LowRank(Wrapper, Quantizer):
+    """The rounding error of `of`, W - Ŵ, corrected by a product A B of low rank in a few bits: LQER (arXiv 2402.02446).
 
     A has the left singular vectors times the singular values, B the right ones.
     """
@@ -37,7 +46,7 @@ class LowRank(Quantizer):
     }
 
     of: Quantizer = Gptq()
-    """How the weight itself is stored."""
+    """Quantizer of the weight itself."""
     rank: Annotated[int, Range(1, 256)] = 4
     """Columns of A."""
     form: Literal["asymmetric", "symmetric"] = "asymmetric"
@@ -49,22 +58,8 @@ class LowRank(Quantizer):
         if isinstance(self.of, LowRank):
             raise UserError("LowRank cannot be of LowRank; raise its rank")
 
-    @property
-    def reader(self) -> Quantizer:
-        """The same of the reader of `of`."""
-        return self.but(of=self.of.reader)
-
-    @property
-    def calibrated(self) -> bool:
-        """Whether `of` is."""
-        return self.of.calibrated
-
-    def coarser(self, factor: float) -> LowRank:
-        """Around a coarser `of`."""
-        return self.but(of=self.of.coarser(factor))
-
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
-        """The arrays of `of`, then `left` and `right` (int8) and their steps."""
+        """Return the arrays of `of`, then `left` and `right` (int8) and their steps."""
         shape = tuple(weight.shape)
         arrays = self.of.quantize(weight, calibration)
         error = as_rows(plain(weight) - self.of.dequantize(arrays, shape)).clamp(-_LARGEST, _LARGEST)
@@ -72,7 +67,7 @@ class LowRank(Quantizer):
         return arrays | self.pack(u[:, : self.rank] * s[: self.rank], vt[: self.rank], self._grouped(shape))
 
     def pack(self, left: Tensor, right: Tensor, grouped: bool) -> Arrays:
-        """The arrays of A (rows, rank) and B (rank, columns), in groups of 64 or by rows."""
+        """Return the arrays of A (rows, rank) and B (rank, columns), with steps by group of 64 or by row."""
         found: Arrays = {}
         for name, factor in (("left", left), ("right", right)):
             if grouped:
@@ -88,7 +83,7 @@ class LowRank(Quantizer):
         return found
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
-        """What `of` makes of its arrays, plus A B."""
+        """Return the weight that `of` reads, plus A B."""
         factors = []
         for name in ("left", "right"):
             integers = torch.from_numpy(arrays[name].astype(np.float32))
@@ -98,7 +93,7 @@ class LowRank(Quantizer):
         return self.of.dequantize(arrays, shape) + (factors[0] @ factors[1]).reshape(shape)
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
-        """Those of `of`, both factors and their steps."""
+        """Return the arrays of `of`, both factors and their steps."""
         rows, columns = rows_and_columns(shape)
         rank = min(self.rank, rows, columns)
         steps = (1, rank * columns // _GROUP) if self._grouped(shape) else (rows, rank)

@@ -1,4 +1,4 @@
-"""Making integers cheaper to code by setting some of them to zero."""
+"""Pruning of quantized integers: zeros are cheaper to code."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from caddie.pack.quantize.quantizer import Arrays
 
 
 def without_ones(tensors: Mapping[str, Arrays], count: int) -> dict[str, Arrays]:
-    """The arrays of `Rows` with the `count` entries of 1 or -1 set to 0 whose steps are the smallest.
+    """Return the arrays of `Rows` with `count` entries of 1 or -1 set to 0, those of the smallest steps.
 
-    To give up an entry of one step s adds s² to the squared error, or less. Where steps are equal, what comes first
-    goes first; where fewer entries are 1 or -1, all go. openai/parameter-golf #609 and
+    An entry of one step s adds s² to the squared error, or less. Among equal steps the first entries are pruned; with
+    fewer entries of 1 or -1, all are. openai/parameter-golf #609 and
     2026-03-25_ValCalib_GPTQ_XSA_BigramHash3072, whose scripts search for the count that makes the file fit; below 10 %
-    of the weights the loss is none, 28 to 37 % cost 0.004 to 0.005 bits per byte (#670).
+    of the weights nothing is lost, 28 to 37 % cost 0.004 to 0.005 bits per byte (#670).
     """
     integers = {name: arrays["integers"].reshape(len(arrays["steps"]), -1) for name, arrays in tensors.items()}
     ones = {name: np.abs(rows) == 1 for name, rows in integers.items()}

@@ -1,4 +1,4 @@
-"""What a quantizer is, and what it may know of a weight's use."""
+"""The interface of quantizers, and what is known of a weight's use."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,16 +16,16 @@ from caddie.config import Config
 from caddie.errors import UserError
 
 Arrays = dict[str, np.ndarray]
-"""What a quantized weight is stored as, by name."""
+"""Stored arrays of a quantized weight, by name."""
 Layout = dict[str, tuple[np.dtype[np.generic], tuple[int, ...]]]
 """Dtype and shape of each stored array, known from the weight's shape alone."""
 Rounding = Callable[[Tensor], Tensor]
-"""Weights counted in steps to what is taken for their integers."""
+"""Maps weights in units of their step to integers: `torch.round`, or a differentiable stand-in (STE)."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What is known of the use of a weight W (rows = outputs, columns = inputs), on the CPU; None where nothing is.
+    """Statistics of the use of a weight W (rows = outputs, columns = inputs), on the CPU; None if not measured.
 
     An error E in W costs about 1/2 tr(R E C E^T) nats per token, with R diagonal: the Fisher information as a Kronecker
     product (K-FAC, arXiv 1503.05671).
@@ -44,44 +45,72 @@ class Quantizer(Config):
 
     @abstractmethod
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
-        """The arrays of a float32 weight of any shape; what the calibration does not know counts as uniform."""
+        """Return the arrays of a float32 weight of any shape; statistics that are None count as uniform."""
 
     @abstractmethod
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
-        """The float32 weight that the arrays stand for."""
+        """Return the weight, float32 of this shape, that the arrays stand for."""
 
     @abstractmethod
     def layout(self, shape: tuple[int, ...]) -> Layout:
-        """Which arrays a weight of this shape has."""
+        """Return dtype and shape of each array of a weight of this shape, in the order in which they are stored."""
 
     @property
     def reader(self) -> Quantizer:
-        """The quantizer that dequantizes what this one quantized, without what only the choice of integers needs.
-
-        An artifact names this one.
-        """
+        """The dequantizer that an artifact names: this quantizer without settings that only `quantize` needs."""
         return self
 
     @property
     def calibrated(self) -> bool:
-        """Whether `quantize` makes use of a calibration."""
+        """True if `quantize` uses a calibration."""
         return False
 
     def coarser(self, factor: float) -> Quantizer:
-        """The same with steps `factor` times as large, or itself if its steps are not for choice."""
+        """Return the same with steps `factor` times as large, or itself if its steps follow from the weights alone."""
         return self
 
     def fake(self, weight: Tensor, rounding: Rounding = torch.round) -> Tensor:
-        """What `dequantize` would make of the arrays of `quantize`, on the weight's device and ready to be compiled.
+        """Return `dequantize(quantize(weight))` on the weight's device, fit for `torch.compile`: fake quantization.
 
-        With a differentiable `rounding` so is the result; clip and steps count as constants. A quantizer that cannot
-        say its answer in a training step raises a `UserError`.
+        It is as differentiable as `rounding`; clip and steps count as constants. `UserError` if the quantizer is too
+        slow for a training step.
         """
         raise UserError(f"{type(self).__name__} cannot be taken into training; choose Rows")
 
 
+class Wrapper:
+    """Mixin for a quantizer around another, `of`: delegates all but `quantize`."""
+
+    of: Quantizer
+    but: Callable[..., Any]
+
+    @property
+    def reader(self) -> Quantizer:
+        """The same around the dequantizer of `of`."""
+        found: Quantizer = self.but(of=self.of.reader)
+        return found
+
+    @property
+    def calibrated(self) -> bool:
+        """True if `of` is calibrated."""
+        return self.of.calibrated
+
+    def coarser(self, factor: float) -> Quantizer:
+        """Return the same around a coarser `of`."""
+        found: Quantizer = self.but(of=self.of.coarser(factor))
+        return found
+
+    def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
+        """Return the weight that `of` reads from the arrays."""
+        return self.of.dequantize(arrays, shape)
+
+    def layout(self, shape: tuple[int, ...]) -> Layout:
+        """Return the layout of `of`."""
+        return self.of.layout(shape)
+
+
 def plain(weight: Tensor) -> Tensor:
-    """The weight in float32 on the CPU; one that is not finite is a `UserError`."""
+    """Return the weight in float32 on the CPU; `UserError` if it is not finite."""
     values = weight.detach().float().cpu()
     if not bool(torch.isfinite(values).all()):
         raise UserError("a weight that is not finite cannot be quantized; lower the learning rates that made it")
@@ -89,10 +118,22 @@ def plain(weight: Tensor) -> Tensor:
 
 
 def as_rows(weight: Tensor) -> Tensor:
-    """The weight as a matrix: rows along its last dimension, one for a vector."""
+    """Return the weight as a matrix with rows along its last dimension; a vector is one row."""
     return weight.reshape(-1, weight.shape[-1]) if weight.ndim > 1 else weight.reshape(1, -1)
 
 
 def rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
-    """The shape of `as_rows`."""
+    """Return the shape of `as_rows` of a weight of this shape."""
     return (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else (1, math.prod(shape))
+
+
+def cholesky_upper(matrix: Tensor, remedy: str) -> Tensor:
+    """Return the upper triangular R with R R^T = `matrix`; `UserError` with the remedy if not positive definite.
+
+    The matrix with rows and columns reversed is L L^T, and R is L reversed likewise.
+    """
+    lower, failed = torch.linalg.cholesky_ex(matrix.flip(0, 1))
+    if int(failed):
+        raise UserError(remedy)
+    upper: Tensor = lower.flip(0, 1)
+    return upper

@@ -1,4 +1,4 @@
-"""Weights turned before they are quantized."""
+"""Hadamard rotation of weights before they are quantized."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 from caddie.config import Technique
 from caddie.errors import UserError
 from caddie.pack.quantize.low_rank import LowRank
-from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, Rounding, plain
+from caddie.pack.quantize.quantizer import Arrays, Calibration, Quantizer, Rounding, Wrapper, plain
 from caddie.pack.quantize.rows import Rows
 
 _LARGEST = 1e30
-"""What weights are clipped at, so that sums of them stay finite."""
+"""Bound that weights are clipped to, so that sums of them stay finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rotated(Quantizer):
-    """Columns turned by a block-diagonal Hadamard matrix, quantized, and turned back when they are read.
+class Rotated(Wrapper, Quantizer):
+    """Columns rotated by a block-diagonal Hadamard matrix, quantized, and rotated back when they are read.
 
     A block has as many columns as the largest power of two that divides their number. This is the part of QuIP
     (arXiv 2307.13304) and SpinQuant (arXiv 2405.16406) that touches no activation.
@@ -30,54 +30,43 @@ class Rotated(Quantizer):
 
     techniques: ClassVar = {
         "": Technique(
-            "Sums of many weights are alike in size, so that no row is ruled by its largest.",
+            "Sums of many weights are similar in size, so that no row is ruled by its largest.",
             "arXiv 2307.13304 and 2405.16406; openai/parameter-golf #670, #586, #609",
             "-0.0002 and a larger file (#670, #609); without GPTQ the loss by rounding 0.0084 for 0.0093 (#586)",
         )
     }
 
     of: Quantizer = Rows()
-    """How the turned weight is stored; not turned again, and a correction of low rank comes around it."""
+    """Quantizer of the rotated weight: not another Rotated, and LowRank goes around Rotated, not inside."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.of, Rotated | LowRank):
             raise UserError(f"Rotated cannot be of {type(self.of).__name__}; choose Rows or Gptq")
 
-    @property
-    def reader(self) -> Quantizer:
-        """The same of the reader of `of`."""
-        return self.but(of=self.of.reader)
-
-    @property
-    def calibrated(self) -> bool:
-        """Whether `of` is."""
-        return self.of.calibrated
-
-    def coarser(self, factor: float) -> Rotated:
-        """Around a coarser `of`."""
-        return self.but(of=self.of.coarser(factor))
-
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
-        """The arrays of `of`, which is told of inputs turned likewise."""
-        turned = Calibration(_both_sides(calibration.inputs), calibration.rows, _both_sides(calibration.columns))
-        return self.of.quantize(rotated(plain(weight).clamp(-_LARGEST, _LARGEST)), turned)
+        """Return the arrays of `of` for the rotated weight and the rotated statistics."""
+        inputs, columns = (
+            None if moments is None else rotated(rotated(moments).mT).mT
+            for moments in (calibration.inputs, calibration.columns)
+        )
+        weight = rotated(plain(weight).clamp(-_LARGEST, _LARGEST))
+        return self.of.quantize(weight, Calibration(inputs, calibration.rows, columns))
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
-        """What `of` makes of them, turned back."""
+        """Return the weight that `of` reads, rotated back."""
         return rotated(self.of.dequantize(arrays, shape))
 
-    def layout(self, shape: tuple[int, ...]) -> Layout:
-        """That of `of`."""
-        return self.of.layout(shape)
-
     def fake(self, weight: Tensor, rounding: Rounding = torch.round) -> Tensor:
-        """That of `of`, turned there and back."""
+        """Return the fake quantization of the rotated weight by `of`, rotated back."""
         return rotated(self.of.fake(rotated(weight.float().clamp(-_LARGEST, _LARGEST)), rounding))
 
 
 def rotated(values: Tensor) -> Tensor:
-    """Values (..., columns) times the rotation, which is symmetric and its own inverse."""
+    """Return values (..., columns) times the rotation, which is symmetric and its own inverse.
+
+    A block has the largest power of two that divides the columns; this is the fast Walsh-Hadamard transform of each.
+    """
     columns = values.shape[-1] if values.ndim else 1
     block = columns & -columns
     if block <= 1 or not values.numel():
@@ -91,7 +80,3 @@ def rotated(values: Tensor) -> Tensor:
         width *= 2
     scale: float = block**-0.5
     return (blocks * scale).reshape(values.shape)
-
-
-def _both_sides(moments: Tensor | None) -> Tensor | None:
-    return None if moments is None else rotated(rotated(moments).mT).mT

@@ -1,4 +1,4 @@
-"""Rows of integers with a step each."""
+"""Integers with one step for each row."""
 
 from __future__ import annotations
 
@@ -45,44 +45,44 @@ class Rows(Quantizer):
     bits: Annotated[int, Range(2, 8)] = 8
     """Width of an integer; the largest is 2^(bits - 1) - 1."""
     scale: Scale = Percentile()
-    """How the steps are found."""
+    """Choice of the steps."""
     steps: Literal["float16", "float32"] = "float16"
     """Number format of the stored steps; the records' late quantization-aware training rounds none (#649)."""
     packed: bool = False
-    """Whether integers are stored in `bits` bits, the first in the lowest, filled up with zeros to groups that end with
-    a byte (for 6 bits four integers in three bytes); otherwise a byte each, which coders compress better."""
+    """Store integers in `bits` bits, the first in the lowest, padded with zeros to groups that end with a byte (for 6
+    bits four integers in three bytes); otherwise a byte each, which coders compress better."""
 
     @property
     def reader(self) -> Quantizer:
-        """The same without the way to the steps."""
+        """The same without the choice of the steps."""
         return self.but(scale=Percentile())
 
     @property
     def calibrated(self) -> bool:
-        """Whether the scale is."""
+        """True if the scale is calibrated."""
         return self.scale.calibrated
 
     def coarser(self, factor: float) -> Rows:
-        """With the scale's own answer."""
+        """Return the same with a coarser scale."""
         return self.but(scale=self.scale.coarser(factor))
 
     @property
     def largest(self) -> int:
-        """The largest integer."""
+        """Largest integer, 2^(bits - 1) - 1."""
         return int(2 ** (self.bits - 1) - 1)
 
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
-        """`integers` (int8, the weight's shape), or `packed` (bytes), and `steps` (one per row)."""
+        """Return `integers` (int8, the weight's shape) or `packed` (bytes), and `steps` (rows,)."""
         rows = as_rows(plain(weight))
         grid = self._best(rows, self.grids(rows, calibration))
         return self.arrays(grid.clipped(rows).round(), grid, tuple(weight.shape))
 
     def grids(self, rows: Tensor, calibration: Calibration = Calibration()) -> list[Grid]:
-        """The candidates of the scale for a matrix."""
+        """Return the scale's candidates for a matrix (rows, columns)."""
         return self.scale.grids(rows, self.largest, self.stored, calibration)
 
     def arrays(self, integers: Tensor, grid: Grid, shape: tuple[int, ...]) -> Arrays:
-        """What is stored of integers (rows, columns), float32, for a weight of this shape."""
+        """Return the stored arrays of integers (rows, columns), float32, for a weight of this shape."""
         found = integers.to(torch.int8).reshape(shape).numpy()
         steps = self.stored(grid.steps).numpy().astype(self._step_dtype)
         if self.packed:
@@ -90,24 +90,24 @@ class Rows(Quantizer):
         return {"integers": found, "steps": steps}
 
     def stored(self, steps: Tensor) -> Tensor:
-        """Steps as they will be read back, float32."""
+        """Return steps rounded to their stored number format, in float32."""
         return half(steps) if self.steps == "float16" else steps
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
-        """integers · steps."""
+        """Return integers · steps."""
         integers = _unpack(arrays["packed"], self.bits, math.prod(shape)) if self.packed else arrays["integers"]
         rows = as_rows(torch.from_numpy(integers.astype(np.float32)).reshape(shape))
         return (rows * torch.from_numpy(arrays["steps"].astype(np.float32))[:, None]).reshape(shape)
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
-        """Integers of the weight's shape, or their bytes, and one step per row."""
+        """Return integers of the weight's shape, or their bytes, and one step per row."""
         steps = (self._step_dtype, (rows_and_columns(shape)[0],))
         if self.packed:
             return {"packed": (np.dtype(np.uint8), (_packed_bytes(math.prod(shape), self.bits),)), "steps": steps}
         return {"integers": (np.dtype(np.int8), shape), "steps": steps}
 
     def fake(self, weight: Tensor, rounding: Rounding = torch.round) -> Tensor:
-        """integers · steps; what only calibration tells counts as uniform."""
+        """Return integers · steps, without a calibration."""
         rows = as_rows(weight.float())
         values = rows.detach()
         grid = self._best(values, self.grids(values))
@@ -116,6 +116,7 @@ class Rows(Quantizer):
         return (integers * self.stored(grid.steps)[:, None]).reshape(weight.shape)
 
     def _best(self, rows: Tensor, grids: list[Grid]) -> Grid:
+        """Return the grid of the least squared error, the first of equals, without leaving the device."""
         if len(grids) == 1:
             return grids[0]
         seen = [grid.clipped(rows).round() * self.stored(grid.steps)[:, None] for grid in grids]
@@ -129,9 +130,9 @@ class Rows(Quantizer):
 
 
 def half(positive: Tensor) -> Tensor:
-    """The nearest half-precision number to each from 0 to 65,504, in float32.
+    """Return the half-precision number nearest to each of 0 to 65,504, in float32.
 
-    As arithmetic, because torch.compile leaves out a conversion there and back.
+    Done by arithmetic, because torch.compile leaves out a conversion to half precision and back.
     """
     exponent = (positive.view(torch.int32) & 0x7F80_0000).view(torch.float32)  # the power of two at or below
     spacing = (exponent * 2.0**-10).clamp_min(2.0**-24)
@@ -144,14 +145,14 @@ def _packed_bytes(count: int, bits: int) -> int:
 
 
 def _pack(integers: np.ndarray, bits: int) -> np.ndarray:
-    """int8 (count,) to bytes; what is stored is the integer plus half its range, the lowest bits first."""
+    """Return the bytes of integers plus half their range, int8 (count,), the lowest bits first."""
     values = np.zeros(_packed_bytes(len(integers), bits) * 8 // bits, np.uint8)
     values[: len(integers)] = integers.astype(np.int16) + 2 ** (bits - 1)
     return np.packbits(np.unpackbits(values[:, None], axis=1, count=bits, bitorder="little"), bitorder="little")
 
 
 def _unpack(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """The first `count` integers, int16."""
+    """Return the first `count` integers, int16."""
     found = np.unpackbits(packed, bitorder="little").reshape(-1, bits)[:count]
     integers: np.ndarray = np.packbits(found, axis=1, bitorder="little")[:, 0].astype(np.int16) - 2 ** (bits - 1)
     return integers

@@ -1,9 +1,8 @@
-"""How large the steps of rows of integers are."""
+"""Choice of the steps of rows of integers: quantiles (clipping) and standard deviations (SDClip)."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from caddie.config import Config, Fraction, Positive, Range, Technique
-from caddie.pack.quantize.quantizer import Calibration
+from caddie.pack.quantize.quantizer import Calibration, Rounding
 
 LARGEST_STEP = 65_504
 """The largest number in half precision."""
@@ -24,35 +23,33 @@ class Grid:
     steps: Tensor
     """(rows,), float32, above 0."""
     limits: Tensor
-    """Where a row is clipped, counted in steps, (rows,)."""
+    """Clip of each row in units of its step, (rows,)."""
 
     def clipped(self, rows: Tensor) -> Tensor:
-        """Weights counted in steps, (rows, columns)."""
+        """Return clipped weights in units of their row's step, (rows, columns)."""
         limits = self.limits[:, None]
         return (rows / self.steps[:, None]).clamp(-limits, limits)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale(Config):
-    """Socket: how the step of a row is found."""
+    """Socket: the choice of each row's step."""
 
     @property
     def calibrated(self) -> bool:
-        """Whether the steps depend on `Calibration.inputs`."""
+        """True if the steps depend on `Calibration.inputs`."""
         return False
 
     def coarser(self, factor: float) -> Scale:
-        """The same for steps `factor` times as large, or itself if they follow from the weights alone."""
+        """Return the same for steps `factor` times as large, or itself if they follow from the weights alone."""
         return self
 
     @abstractmethod
-    def grids(
-        self, rows: Tensor, largest: int, stored: Callable[[Tensor], Tensor], calibration: Calibration
-    ) -> list[Grid]:
-        """One or several candidates for rows (rows, columns) and integers up to `largest`.
+    def grids(self, rows: Tensor, largest: int, stored: Rounding, calibration: Calibration) -> list[Grid]:
+        """Return one or several candidates for rows (rows, columns), float32, and integers up to `largest`.
 
-        `stored` gives the steps in the number format they are kept in. Of several the one with the least squared error
-        over the whole matrix is taken, the first where they tie.
+        `stored` rounds steps to the number format they are stored in. Of several candidates the quantizer takes the one
+        with the least squared error over the whole matrix, the first of equals.
         """
 
 
@@ -80,15 +77,13 @@ class Percentile(Scale):
     }
 
     fraction: Annotated[float, Range(0.5, 1.0)] = 0.9999984
-    """Quantile of |weight| that maps to the largest integer; what lies beyond is clipped."""
+    """Quantile of |weight| that maps to the largest integer; weights beyond it are clipped."""
     floor: Floor = "relative"
     """Least step: 1/1024 of the tensor's largest step, or the scripts' 1/(largest integer) for every tensor."""
 
-    def grids(
-        self, rows: Tensor, largest: int, stored: Callable[[Tensor], Tensor], calibration: Calibration
-    ) -> list[Grid]:
-        """One candidate."""
-        clip = _quantile(rows.abs(), self.fraction) if rows.numel() else rows.new_zeros(len(rows))
+    def grids(self, rows: Tensor, largest: int, stored: Rounding, calibration: Calibration) -> list[Grid]:
+        """Return one candidate."""
+        clip = _quantile(rows.abs(), self.fraction)
         steps = _at_least(clip / largest, largest, self.floor)
         if self.floor == "relative":  # integers that fit the step as stored; the scripts round the step afterwards
             steps = stored(steps)
@@ -97,7 +92,7 @@ class Percentile(Scale):
 
 @dataclass(frozen=True, kw_only=True)
 class BestPercentile(Scale):
-    """Of five quantiles of the rows' |weight| the one for the whole matrix that errs least.
+    """The quantile of the rows' |weight|, one of five for the whole matrix, with the least squared error.
 
     openai/parameter-golf, 2026-03-22_11L_EMA_GPTQ-lite, and #649; its scripts are `BestPercentile(floor="absolute")`.
     """
@@ -111,18 +106,15 @@ class BestPercentile(Scale):
     }
 
     fractions: tuple[Annotated[float, Range(0.5, 1.0)], ...] = (0.999, 0.9995, 0.9999, 0.99999, 1.0)
-    """The quantiles that are tried."""
+    """Quantiles to try."""
     floor: Floor = "relative"
-    """As in `Percentile`."""
+    """Least step, as in `Percentile`."""
 
-    def grids(
-        self, rows: Tensor, largest: int, stored: Callable[[Tensor], Tensor], calibration: Calibration
-    ) -> list[Grid]:
-        """One candidate for each quantile."""
+    def grids(self, rows: Tensor, largest: int, stored: Rounding, calibration: Calibration) -> list[Grid]:
+        """Return one candidate for each quantile."""
         found = []
         for fraction in self.fractions:
-            clip = _quantile(rows.abs(), fraction) if rows.numel() else rows.new_zeros(len(rows))
-            steps = stored(_at_least(clip / largest, largest, self.floor))
+            steps = stored(_at_least(_quantile(rows.abs(), fraction) / largest, largest, self.floor))
             found.append(Grid(steps, torch.full_like(steps, largest)))
         return found
 
@@ -156,20 +148,17 @@ class SigmaClip(Scale):
 
     @property
     def calibrated(self) -> bool:
-        """Whether rows differ in importance."""
+        """True if rows differ in importance."""
         return self.importance > 0
 
     def coarser(self, factor: float) -> SigmaClip:
-        """With `factor` times as many standard deviations."""
+        """Return the same with `factor` times as many standard deviations."""
         return self.but(k=self.k * factor)
 
-    def grids(
-        self, rows: Tensor, largest: int, stored: Callable[[Tensor], Tensor], calibration: Calibration
-    ) -> list[Grid]:
-        """One candidate. The clip is never below the row's mean, so that constant rows survive."""
-        if not rows.numel():
-            spread = rows.new_zeros(len(rows))
-        else:
+    def grids(self, rows: Tensor, largest: int, stored: Rounding, calibration: Calibration) -> list[Grid]:
+        """Return one candidate. The clip is at least the row's |mean|, so that constant rows survive."""
+        spread = rows.new_zeros(len(rows))
+        if rows.numel():
             deviation = rows.std(dim=1, correction=min(1, rows.shape[1] - 1))
             spread = torch.maximum(self.k * deviation, rows.mean(1).abs())
         if self.importance and calibration.inputs is not None:
@@ -183,7 +172,7 @@ class SigmaClip(Scale):
 
 
 def _at_least(steps: Tensor, largest: int, floor: Floor) -> Tensor:
-    """The steps, none below the floor."""
+    """Return the steps, (rows,), none below the floor."""
     if floor == "absolute":
         return steps.clamp(1.0 / largest, LARGEST_STEP)
     widest = steps.amax() if len(steps) else steps.new_zeros(())
@@ -192,7 +181,9 @@ def _at_least(steps: Tensor, largest: int, floor: Floor) -> Tensor:
 
 
 def _quantile(rows: Tensor, fraction: float) -> Tensor:
-    """`torch.quantile(rows, fraction, dim=1)`, which sorts whole rows where only the largest few are wanted."""
+    """Return `torch.quantile(rows, fraction, dim=1)` by sorting only the largest few of each row; 0 for empty rows."""
+    if not rows.numel():
+        return rows.new_zeros(len(rows))
     last = rows.shape[1] - 1
     below = int(fraction * last)
     largest = rows.topk(last + 1 - below, dim=1).values

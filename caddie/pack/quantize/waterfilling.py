@@ -1,4 +1,4 @@
-"""Steps that follow what an error costs: the same cost for every weight, whatever it is used for."""
+"""Waterfilling: steps by row and column, so that every weight's rounding costs the loss the same."""
 
 from __future__ import annotations
 
@@ -13,27 +13,39 @@ from torch import Tensor
 
 from caddie.config import NonNegative, Positive, Technique
 from caddie.errors import UserError
-from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, as_rows, plain, rows_and_columns
+from caddie.pack.quantize.quantizer import (
+    Arrays,
+    Calibration,
+    Layout,
+    Quantizer,
+    as_rows,
+    cholesky_upper,
+    plain,
+    rows_and_columns,
+)
 
 _PER_OCTAVE = 4
-"""Sizes of step between one and twice it. The best step lies within an eighth of an octave, which costs 0.004 bits per
-weight; twice as fine would cost more in what has to be sent."""
+"""Step sizes from one power of two to the next. The best step is then within an eighth of an octave, which costs 0.004
+bits per weight; a finer grid would cost more in the bytes of the step sizes."""
 _POWERS = torch.tensor([2.0 ** (i / _PER_OCTAVE) for i in range(_PER_OCTAVE)])
 _MOST = 127
+"""Largest step size, in quarters of an octave: it is stored as int8."""
 _LARGEST = 32_767
+"""Largest integer: it is stored as int16."""
 _BLOCK = 64
+"""Columns after which later ones are updated, all at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Waterfilling(Quantizer):
-    """A step for every row times one for every column, chosen so that all roundings cost the loss alike.
+    """A step for every row times one for every column, chosen so that every rounding costs the loss the same.
 
-    With an entropy coder behind it, a weight should get bits until the next bit would buy less than elsewhere. What an
-    error costs is read from the Fisher information R x C of `Calibration`: columns are rounded in turn and each takes
-    up the errors of those before (GPTQ, arXiv 2210.17323, in the form of LDLQ, arXiv 2307.13304), so what an error in
-    column j of row i costs is R_i times the pivot D_j of C = U D U^T. Its step is `step` / sqrt(R_i D_j), as in
+    With an entropy coder behind it, a weight should get bits until the next bit would buy less than elsewhere. The cost
+    of an error follows from the Fisher information R x C of `Calibration`: columns are rounded in turn and each
+    compensates the errors of those before (GPTQ, arXiv 2210.17323, in the form of LDLQ, arXiv 2307.13304), so an error
+    in column j of row i costs R_i times the pivot D_j of C = U D U^T. Its step is `step` / sqrt(R_i D_j), as in
     WaterSIC (arXiv 2603.04956), which has D alone. So one number decides how many bytes all matrices take together,
-    and which of them get more. Where a step exceeds the weights they vanish, and cost almost nothing.
+    and which of them get more. Weights smaller than half their step become 0, and cost almost nothing.
     """
 
     techniques: ClassVar = {
@@ -45,17 +57,16 @@ class Waterfilling(Quantizer):
     }
 
     step: Positive = 5e-4
-    """Root of the cost in nats per token of an error of one step, times the root of 2. A fit chooses it."""
+    """Square root of twice the cost, in nats per token, of an error of one step. `pack.fit` chooses it."""
     damping: NonNegative = 0.02
-    """Added to the diagonal of C, in parts of its mean: what was measured on a sample is not trusted to the end."""
+    """Added to the diagonal of C, in units of its mean, because C is measured on a sample."""
 
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
-        """`integers` (int16, the weight's shape), `row_steps` and `column_steps` (int8, quarters of an octave), `step`.
+        """Return `row_steps` and `column_steps` (int8, quarters of an octave), `integers` (int16) and `step`.
 
-        The last is a factor between two quarters of an octave, so that a file can be as long as is wanted.
-
-        Without a calibration all weights count alike, in parts of their root mean square, as do those of what is no
-        matrix. A calibration that is not finite, or of another shape, is a `UserError`.
+        `step`, of one element, is a factor of less than a quarter of an octave, so that a file can have any length.
+        Without a calibration, and outside matrices, all weights have the same importance, in units of their root mean
+        square. `UserError` for a calibration that is not finite or of another shape.
         """
         rows = as_rows(plain(weight))
         if not bool(rows.any()):
@@ -71,18 +82,18 @@ class Waterfilling(Quantizer):
         row_steps = (_octaves(importance.rsqrt()) + level).clamp(-_MOST, _MOST)
         row_steps = torch.maximum(row_steps, _least(rows, column_steps))
         integers = _feed_back(rows, _steps(row_steps, column_steps, step), factor / pivots)
-        # A row of zeros needs no step of its own; the commonest is the cheapest to send.
+        # A row of zeros needs no step of its own; the commonest is the cheapest to code.
         row_steps[~integers.any(1)] = row_steps.mode().values
         return _arrays(integers, row_steps, column_steps, step, weight)
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
-        """integers · row steps · column steps · step."""
+        """Return integers · row steps · column steps · step."""
         rows, columns = (torch.from_numpy(arrays[key].astype(np.int32)) for key in ("row_steps", "column_steps"))
         integers = torch.from_numpy(arrays["integers"].astype(np.float32)).reshape(len(rows), len(columns))
         return (integers * _steps(rows, columns, arrays["step"][0])).reshape(shape)
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
-        """Integers of the weight's shape, and the sizes of step of rows and columns."""
+        """Return integers of the weight's shape, step sizes of rows and columns, and their common factor."""
         rows, columns = rows_and_columns(shape)
         small = np.dtype(np.int8)
         return {
@@ -94,7 +105,7 @@ class Waterfilling(Quantizer):
 
     @property
     def reader(self) -> Quantizer:
-        """The default: no setting is needed to read."""
+        """The default: no setting is needed to dequantize."""
         return Waterfilling()
 
     @property
@@ -103,23 +114,22 @@ class Waterfilling(Quantizer):
         return True
 
     def coarser(self, factor: float) -> Waterfilling:
-        """With `factor` times the step."""
+        """Return the same with `factor` times the step."""
         return self.but(step=self.step * factor)
 
     def _costs(self, rows: Tensor, calibration: Calibration) -> tuple[Tensor, Tensor]:
-        """R's diagonal and C, damped."""
+        """Return the diagonal of R, (rows,), and the damped C, (columns, columns)."""
         count, width = rows.shape
-        known = calibration.rows
-        if known is None:
+        if calibration.rows is None:
             importance = torch.full((count,), 1.0 / float(rows.square().mean().clamp(2.0**-120, 2.0**120)))
         else:
-            importance = known.float()
+            importance = calibration.rows.float()
             importance = importance.clamp_min(1e-9 * float(importance.max().clamp_min(1e-20)))
         columns = torch.eye(width) if calibration.columns is None else calibration.columns.float().clone()
         if importance.shape != (count,) or columns.shape != (width, width):
             raise UserError(f"calibration is not for a weight of {count:,} rows and {width:,} columns; calibrate again")
         if not bool(torch.isfinite(importance).all() and torch.isfinite(columns).all()):
-            raise UserError("calibration met what is not finite; the model diverged, lower its learning rates")
+            raise UserError("calibration met values that are not finite; the model diverged, lower its learning rates")
         mean = columns.diagonal().mean().clamp_min(1e-20)
         columns.diagonal().add_(self.damping * mean)
         return importance, columns
@@ -135,17 +145,14 @@ def _arrays(integers: Tensor, row_steps: Tensor, column_steps: Tensor, step: flo
 
 
 def _upper(matrix: Tensor) -> Tensor:
-    """Upper triangular U with U U^T = `matrix`, positive definite: the Cholesky factor in the other order."""
-    lower, wrong = torch.linalg.cholesky_ex(matrix.double().flip(0, 1))
-    if int(wrong):
-        raise UserError("what columns cost is not positive definite; raise the damping of Waterfilling")
-    upper: Tensor = lower.flip(0, 1).float()
-    return upper
+    """Return the upper triangular U with U U^T = `matrix`, computed in double precision."""
+    remedy = "the Fisher information of the columns is not positive definite; raise the damping of Waterfilling"
+    return cholesky_upper(matrix.double(), remedy).float()
 
 
 def _feed_back(rows: Tensor, steps: Tensor, unit: Tensor) -> Tensor:
-    """Integers of `rows` (rows, columns): column j is rounded with errors @ `unit`[:, j] added."""
-    # Columns lie together; a copy also where they lie so already, as those of a single row do.
+    """Return the integers of `rows` (rows, columns): column j is rounded with errors @ `unit`[:, j] added (LDLQ)."""
+    # Columns are contiguous; always a copy, also of a single row.
     left, width = rows.T.clone(memory_format=torch.contiguous_format), rows.shape[1]
     steps = steps.T.contiguous()
     integers: Tensor = torch.empty_like(left)
@@ -164,18 +171,21 @@ def _feed_back(rows: Tensor, steps: Tensor, unit: Tensor) -> Tensor:
 
 
 def _octaves(steps: Tensor) -> Tensor:
-    """The steps' logarithms in whole `_PER_OCTAVE`ths of an octave."""
+    """Return the steps' base-2 logarithms, rounded to quarters of an octave, int32."""
     return (steps.log2() * _PER_OCTAVE).round().clamp(-_MOST, _MOST).int()
 
 
 def _least(rows: Tensor, column_steps: Tensor) -> Tensor:
-    """The sizes of the smallest steps of rows whose integers are in range, with an octave to spare for feedback."""
+    """Return the smallest row steps that keep integers in range, with an octave to spare for compensation."""
     widest = (rows.abs() / _steps(torch.zeros(1, dtype=torch.int32), column_steps, 1.0)).amax(1)
     return (_octaves(widest.clamp_min(2.0**-120) * (2 / _LARGEST)) + 1).clamp(-_MOST, _MOST)
 
 
 def _steps(rows: Tensor, columns: Tensor, step: float) -> Tensor:
-    """`step` times 2 to the sum of the two, from a table, powers of two and one product: the same on every machine."""
+    """Return `step` · 2^((row + column) / 4), (rows, columns).
+
+    A table, powers of two and one product give the same bits on every machine.
+    """
     octaves = rows[:, None] + columns[None]
     sizes = torch.ldexp(_POWERS[octaves.remainder(_PER_OCTAVE)], octaves.div(_PER_OCTAVE, rounding_mode="floor"))
     return sizes * float(step)

@@ -256,7 +256,7 @@ def test_what_cannot_be_is_said_in_one_line() -> None:
         with pytest.raises(UserError, match="calibration is not for a weight of 4 rows and 6 columns; calibrate again"):
             Waterfilling().quantize(weight, wrong)
     for wrong in (Calibration(columns=torch.full((6, 6), torch.nan)), Calibration(rows=torch.full((4,), torch.inf))):
-        with pytest.raises(UserError, match="calibration met what is not finite; the model diverged"):
+        with pytest.raises(UserError, match="calibration met values that are not finite; the model diverged"):
             Waterfilling().quantize(weight, wrong)
     with pytest.raises(UserError, match="not positive definite; raise the damping of Waterfilling"):
         Waterfilling(damping=0.0).quantize(sample(4, 2), Calibration(columns=torch.tensor([[1.0, 2.0], [2.0, 1.0]])))
