@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -52,11 +51,6 @@ def checked(dtype: np.dtype[Any]) -> np.dtype[Any]:
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
         raise UserError(f"an array of {dtype} cannot be coded; make it one of integers or floating-point numbers")
     return dtype.newbyteorder("<")
-
-
-def rows_and_columns(shape: Shape) -> tuple[int, int]:
-    """Return the shape of an array as a matrix with rows along its first axis; a vector is one column."""
-    return (shape[0] if shape else 1), math.prod(shape[1:])
 
 
 def damaged(dtype: np.dtype[Any], shape: Shape) -> UserError:

@@ -23,17 +23,8 @@ import numpy as np
 
 from caddie.config import Technique
 from caddie.pack.codecs import Brotli
-from caddie.pack.coding.array_codec import (
-    CHECKSUM_BITS,
-    ENTROPY_MODEL,
-    Array,
-    ArrayCodec,
-    Shape,
-    checksum,
-    damaged,
-    rows_and_columns,
-)
-from caddie.pack.coding.packed import Packed
+from caddie.pack.coding.array_codec import CHECKSUM_BITS, ENTROPY_MODEL, Array, ArrayCodec, Shape, checksum, damaged
+from caddie.pack.coding.packed import Packed, matrix_shape
 from caddie.pack.coding.priors import (
     CONTEXTS,
     FRACTION_BITS,
@@ -98,7 +89,7 @@ class EntropyModel(ArrayCodec):
         """Return the stream with the settings that suit the array's first rows best, or with those of `like`."""
         if array.dtype.kind not in "biu" or array.dtype.itemsize > 4 or array.size >= _MOST_ELEMENTS:
             return Packed(codec=Brotli(), columns=True, shuffle=True).encode(array)
-        matrix = array.astype(np.int64).reshape(rows_and_columns(array.shape))
+        matrix = array.astype(np.int64).reshape(matrix_shape(array.shape))
         writer = Writer()
         _write(matrix, _settings_of(like) or self._best(matrix, array.itemsize), writer, array.itemsize + 1)
         return bytes([ENTROPY_MODEL]) + writer.finish(_seal(array))
@@ -170,7 +161,7 @@ def read(data: bytes, dtype: np.dtype[Any], shape: Shape) -> Array:
     """Return the array of an `EntropyModel` stream; `UserError` for any other."""
     reader = Reader(data[1:])
     try:
-        result = _read(rows_and_columns(shape), reader, dtype.itemsize + 1).astype(dtype, order="C").reshape(shape)
+        result = _read(matrix_shape(shape), reader, dtype.itemsize + 1).astype(dtype, order="C").reshape(shape)
         reader.finish(_seal(result))
     except Damaged:
         raise damaged(dtype, shape) from None

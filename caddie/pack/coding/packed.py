@@ -13,17 +13,7 @@ import numpy.typing as npt
 from caddie.config import Technique
 from caddie.errors import UserError
 from caddie.pack.codecs import Brotli, Codec, Lzma, Stored, Zlib, Zstd
-from caddie.pack.coding.array_codec import (
-    CHECKSUM_BITS,
-    PACKED,
-    Array,
-    ArrayCodec,
-    Shape,
-    checked,
-    checksum,
-    damaged,
-    rows_and_columns,
-)
+from caddie.pack.coding.array_codec import CHECKSUM_BITS, PACKED, Array, ArrayCodec, Shape, checked, checksum, damaged
 
 _CODECS: tuple[type[Codec], ...] = (Stored, Zlib, Lzma, Zstd, Brotli)
 """The index of a class is part of its streams' first byte."""
@@ -68,7 +58,7 @@ class Packed(ArrayCodec):
         if type(self.codec) not in _CODECS:
             raise UserError(f"{type(self.codec).__name__} is not one of {', '.join(c.__name__ for c in _CODECS)}")
         layout = _COLUMNS * self.columns + _SHUFFLE * self.shuffle + _SORT_ROWS * self.sort_rows
-        matrix = np.ascontiguousarray(array, dtype).reshape(rows_and_columns(array.shape))
+        matrix = np.ascontiguousarray(array, dtype).reshape(matrix_shape(array.shape))
         order = b""
         if self.sort_rows:
             places = nearest_rows(matrix)
@@ -83,7 +73,7 @@ class Packed(ArrayCodec):
 def unpack(data: bytes, dtype: np.dtype[Any], shape: Shape) -> Array:
     """Return the array of a `Packed` stream; `UserError` for any other."""
     number, layout = divmod(data[0] - PACKED, _LAYOUTS)
-    rows, columns = rows_and_columns(shape)
+    rows, columns = matrix_shape(shape)
     order_dtype = _order_dtype(rows)
     order_bytes = rows * order_dtype.itemsize if layout & _SORT_ROWS else 0
     # Decoding needs none of a codec's settings.
@@ -104,6 +94,11 @@ def unpack(data: bytes, dtype: np.dtype[Any], shape: Shape) -> Array:
     if checksum(result) != int.from_bytes(data[1 : 1 + _CHECKSUM_BYTES], "little"):
         raise damaged(dtype, shape)
     return result.reshape(shape)
+
+
+def matrix_shape(shape: Shape) -> tuple[int, int]:
+    """Return the shape of an array as a matrix with rows along its first axis; a vector is one column."""
+    return (shape[0] if shape else 1), math.prod(shape[1:])
 
 
 def nearest_rows(matrix: Array) -> npt.NDArray[np.int64]:
