@@ -33,7 +33,7 @@ from torch import nn
 from caddie.model import GPT
 from caddie.model.parameters import Constant, Part
 from caddie.pack import container
-from caddie.pack.coding import Coders, Packed, Plain, Smallest
+from caddie.pack.coding import EncodeJob, Packed, ProcessPool, Smallest
 from caddie.pack.container import Section
 from caddie.pack.decompress import LENGTH_BYTES, PREFIX, decompress
 from caddie.pack.quantize import Waterfilling
@@ -139,12 +139,12 @@ def encoded(shapes: Shapes, known: list[tuple[str, Scales]]) -> tuple[list[Secti
         counts = np.unique(integers, return_counts=True)[1]
         entropy += float((counts * np.log2(integers.size / counts)).sum()) / 8
     layouts = [list(Waterfilling().layout(shape)) for shape in shapes.values()]
-    jobs = [Plain(found[key]) for found, layout in zip(arrays, layouts, strict=True) for key in layout]
+    jobs = [EncodeJob(found[key]) for found, layout in zip(arrays, layouts, strict=True) for key in layout]
     seconds = {}
     for processes in (1, len(os.sched_getaffinity(0))):
         begin = time.perf_counter()
-        with Coders(processes) as coders:
-            streams = iter(coders.encode(Smallest(), jobs))
+        with ProcessPool(processes) as pool:
+            streams = iter(pool.encode(Smallest(), jobs))
         seconds[processes] = time.perf_counter() - begin
     data = [[next(streams) for _ in layout] for layout in layouts]
     sections = [

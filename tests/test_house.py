@@ -41,7 +41,7 @@ ENVIRONMENT = {
     ("data.fineweb", "_contained"),
     ("verify.sandbox", "_environment"),
     ("lab.executors", "Local"),
-    ("pack.coding.process_pool", "Coders"),
+    ("pack.coding.process_pool", "ProcessPool"),
     ("doctor.host", "environment"),
 }
 """Functions outside `distributed` that touch the environment: four hand it on to a child process, one keeps a library

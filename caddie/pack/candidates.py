@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from caddie.pack.calibrate import predicted_loss
-from caddie.pack.coding import ArrayCodec, Coders, Plain
+from caddie.pack.coding import ArrayCodec, EncodeJob, ProcessPool
 from caddie.pack.container import Section
 from caddie.pack.decompress import LENGTH_BYTES, PREFIX
 from caddie.pack.quantize import Arrays, Calibration, Quantizer
@@ -59,13 +59,13 @@ class Candidates:
         coding: ArrayCodec,
         size: Callable[[list[Section]], int],
         on_candidate: Callable[[Candidate], None] | None = None,
-        coders: Coders | None = None,
+        pool: ProcessPool | None = None,
     ) -> None:
         """`size` returns the bytes of the whole file that holds sections of weights, `on_candidate` gets every
-        candidate, and `coders` is a process pool, or this process alone."""
+        candidate, and `pool` is a process pool, or this process alone."""
         self.weights = {name: weight.detach().float().cpu() for name, weight in weights.items()}
         self.calibrations = calibrations
-        self._coding, self._size, self._on_candidate, self._coders = coding, size, on_candidate, coders or Coders()
+        self._coding, self._size, self._on_candidate, self._pool = coding, size, on_candidate, pool or ProcessPool()
         self._kept: dict[str, StoredWeight] = {}
         self._streams: dict[tuple[str, str], bytes] = {}
         """First stream of each array. Its coder's settings, found by trial in two thirds of the time, serve other steps
@@ -102,8 +102,8 @@ class Candidates:
             for name, (quantizer, arrays) in found.items()
             for key in quantizer.layout(tuple(self.weights[name].shape))
         ]
-        jobs = [Plain(found[name][1][key], self._streams.get((name, key), b"")) for name, key in keys]
-        streams = dict(zip(keys, self._coders.encode(self._coding, jobs), strict=True))
+        jobs = [EncodeJob(found[name][1][key], self._streams.get((name, key), b"")) for name, key in keys]
+        streams = dict(zip(keys, self._pool.encode(self._coding, jobs), strict=True))
         self._streams = streams | self._streams
         return {name: self._stored(name, *found[name], streams) for name in found}
 

@@ -19,7 +19,7 @@ from caddie.pack import container
 from caddie.pack.artifact import Metadata
 from caddie.pack.calibrate import CalibrationText, TrainingText
 from caddie.pack.candidates import Candidate, Candidates
-from caddie.pack.coding import ArrayCodec, Coders, Smallest
+from caddie.pack.coding import ArrayCodec, ProcessPool, Smallest
 from caddie.pack.container import Section
 from caddie.pack.fit import FillCap, Fit
 from caddie.pack.quantize import Calibration, Float16, LowRank, Quantizer, Waterfilling
@@ -147,28 +147,28 @@ def compress(
             )
     chosen = assign(config.quantizers, model, "pack.quantizers")
     quantizers = {name: chosen[name] for name in shapes}
-    dequantizers = {rule: quantizer.reader for rule, quantizer in config.quantizers.items()}
+    dequantizers = {rule: quantizer.dequantizer for rule, quantizer in config.quantizers.items()}
     number = count(1)
 
     def report(candidate: Candidate) -> None:
         sizes = {"file_bytes": candidate.file_bytes, "cap_bytes": config.cap_bytes}
         progress.step({"event": "candidate", "number": next(number), **sizes})
 
-    with Coders(torch.get_num_threads()) as coders:
+    with ProcessPool(torch.get_num_threads()) as pool:
         candidates = Candidates(
             {name: weights[name] for name in shapes},
             calibrations if config.calibrated else {},
             config.coding,
             lambda sections: size(dequantizers, sections),
             report,
-            coders,
+            pool,
         )
         if config.correction is not None:
             corrected = _corrected(candidates, candidates.make(quantizers), config.correction)
             quantizers |= corrected
             # The last match wins, so they come last.
-            dequantizers = {rule: reader for rule, reader in dequantizers.items() if rule not in corrected}
-            dequantizers |= {name: quantizer.reader for name, quantizer in corrected.items()}
+            dequantizers = {rule: dequantizer for rule, dequantizer in dequantizers.items() if rule not in corrected}
+            dequantizers |= {name: quantizer.dequantizer for name, quantizer in corrected.items()}
         if config.fit is None:
             chosen_candidate, curve = candidates.make(quantizers), []
         else:

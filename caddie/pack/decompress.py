@@ -11,7 +11,7 @@ from torch import Tensor
 from caddie.errors import UserError
 from caddie.model import GPT
 from caddie.model.parameters import assign
-from caddie.pack.coding import Coded, Coders
+from caddie.pack.coding import DecodeJob, ProcessPool
 from caddie.pack.quantize import Quantizer
 
 PREFIX = "weights/"
@@ -32,20 +32,20 @@ def decompress(gpt: GPT, quantizers: Mapping[str, Quantizer], sections: Mapping[
             f"the artifact's weights do not fit its model: {odd} is {'missing' if odd in shapes else 'unknown'}"
         )
     chosen = assign(quantizers, model, "quantizers")
-    streams: dict[str, dict[str, Coded]] = {}
+    streams: dict[str, dict[str, DecodeJob]] = {}
+    spare = {}
     for name, quantizer in chosen.items():
         streams[name], data = {}, sections[PREFIX + name]
         for key, (dtype, shape) in quantizer.layout(shapes[name]).items():
             length, data = int.from_bytes(data[:LENGTH_BYTES], "little"), data[LENGTH_BYTES:]
             if length > len(data):
                 raise UserError(f"the artifact's weights do not fit its model: {name} ends within its {key}")
-            streams[name][key], data = Coded(data[:length], dtype, shape), data[length:]
-        if data:
-            raise UserError(f"the artifact's weights do not fit its model: {name} has {len(data):,} bytes too many")
+            streams[name][key], data = DecodeJob(data[:length], dtype, shape), data[length:]
+        spare[name] = len(data)
     weights = {}
     with (
-        Coders(torch.get_num_threads()) as coders,
-        closing(coders.decode([stream for found in streams.values() for stream in found.values()])) as decoded,
+        ProcessPool(torch.get_num_threads()) as pool,
+        closing(pool.decode([stream for found in streams.values() for stream in found.values()])) as decoded,
     ):
         for name, quantizer in chosen.items():
             arrays = {}
@@ -54,6 +54,10 @@ def decompress(gpt: GPT, quantizers: Mapping[str, Quantizer], sections: Mapping[
                     arrays[key] = next(decoded)
                 except UserError as error:
                     raise UserError(f"the {key} of the artifact's {name}: {error}") from None
+            if spare[name]:
+                raise UserError(
+                    f"the artifact's weights do not fit its model: {name} has {spare[name]:,} bytes too many"
+                )
             weights[name] = quantizer.dequantize(arrays, shapes[name])
             if not bool(torch.isfinite(weights[name]).all()):
                 raise UserError(f"the artifact's {name} has values that are not finite")

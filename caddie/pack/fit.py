@@ -104,7 +104,7 @@ class PruneOnes(Fit):
         arrays = {
             name: stored.arrays
             for name, stored in candidate.weights.items()
-            if isinstance(stored.quantizer.reader, Rows) and not stored.quantizer.reader.packed
+            if isinstance(stored.quantizer.dequantizer, Rows) and not stored.quantizer.dequantizer.packed
         }
         ones = sum(int((abs(found["integers"]) == 1).sum()) for found in arrays.values())
         if candidate.file_bytes <= cap_bytes or not ones:

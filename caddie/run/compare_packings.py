@@ -20,7 +20,7 @@ from caddie.pack.artifact import Metadata
 from caddie.pack.calibrate import TrainingText
 from caddie.pack.candidates import Candidate, Candidates
 from caddie.pack.codecs import Lzma, Stored, Zlib, Zstd
-from caddie.pack.coding import ArrayCodec, Coders, EntropyModel, Packed, Smallest, decode
+from caddie.pack.coding import ArrayCodec, EntropyModel, Packed, ProcessPool, Smallest, decode
 from caddie.pack.container import Section
 from caddie.pack.decompress import LENGTH_BYTES, PREFIX
 from caddie.pack.fit import FillCap
@@ -116,8 +116,8 @@ def compare(
     weights, caps = run_weights(folder, recipe, corpus), list(caps) or [recipe.pack.cap_bytes]
     progress.phase("calibrate")
     packings = []
-    with Coders(torch.get_num_threads()) as coders:
-        bench = _Bench(recipe, corpus, weights, metadata_of(recipe, seed, corpus), coders, progress)
+    with ProcessPool(torch.get_num_threads()) as pool:
+        bench = _Bench(recipe, corpus, weights, metadata_of(recipe, seed, corpus), pool, progress)
         for way in WAYS:
             for cap in caps if way.fills else [None]:
                 progress.phase(f"{way.name}, {cap:,} bytes" if cap else way.name)
@@ -166,10 +166,10 @@ class _Bench:
         corpus: Corpus,
         weights: Mapping[str, Tensor],
         metadata: Metadata,
-        coders: Coders,
+        pool: ProcessPool,
         progress: Progress,
     ) -> None:
-        self.metadata, self.coders, self.progress = metadata, coders, progress
+        self.metadata, self.pool, self.progress = metadata, pool, progress
         self.bos, self.per_nat = corpus.manifest.tokenizer.bos, bits_per_nat(corpus)
         self.calibrations = calibrate_recipe(recipe, weights, corpus)
         self.weights = weights
@@ -181,7 +181,7 @@ class _Bench:
     def packings(self, way: Way, cap: int | None) -> list[Packing]:
         """Pack one way with each coding."""
         quantizers = assign(way.rules, self.model, "quantizers")
-        dequantizers = {rule: quantizer.reader for rule, quantizer in way.rules.items()}
+        dequantizers = {rule: quantizer.dequantizer for rule, quantizer in way.rules.items()}
         number = count(1)
 
         def report(candidate: Candidate) -> None:
@@ -194,7 +194,7 @@ class _Bench:
             CODINGS[way.fills] if way.fills else _AS_THEY_ARE,
             lambda sections: self.metadata.file_bytes(dequantizers, sections),
             report,
-            self.coders,
+            self.pool,
         )
         candidate = candidates.make(quantizers) if cap is None else FillCap().fit(candidates, quantizers, cap).candidate
         predicted = None if candidate.predicted_loss is None else candidate.predicted_loss * self.per_nat

@@ -93,12 +93,12 @@ class Forecaster:
         self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         self.tables = {name for name, declared in declarations(model).items() if declared.role == "embedding"}
         self.quantizers = assign(config.quantizers, model, "pack.quantizers")
-        dequantizers = {rule: quantizer.reader for rule, quantizer in config.quantizers.items()}
+        dequantizers = {rule: quantizer.dequantizer for rule, quantizer in config.quantizers.items()}
         if config.correction is not None:  # of which matrices will be seen; here of the largest
             matrices = [name for name, shape in self.shapes.items() if len(shape) == 2]
             for name in sorted(matrices, key=lambda name: -math.prod(self.shapes[name]))[: config.correction.matrices]:
                 self.quantizers[name] = LowRank(of=self.quantizers[name], rank=config.correction.rank)
-                dequantizers[name] = self.quantizers[name].reader
+                dequantizers[name] = self.quantizers[name].dequantizer
         # Checksums and lengths of the sections do not compress: names stand in for what would be in them.
         sections = [Section(PREFIX + name, name.encode()) for name in self.shapes]
         self.fixed_bytes = (

@@ -118,7 +118,7 @@ def test_the_readers_are_all_that_is_needed_to_read() -> None:
     assert "step" in text
     readers = {rule: Quantizer.from_json(value) for rule, value in json.loads(text).items()}
     assert readers == compressed.dequantizers
-    assert all(reader.reader == reader for reader in readers.values())
+    assert all(each.dequantizer == each for each in readers.values())
     found = decompress(GPT_SMALL, readers, sections_of(compressed))
     assert all(torch.equal(weight, found[name]) for name, weight in read(compressed).items())
     assert readers["embedding"] == Waterfilling(), "no setting that only the choice of integers needs"
@@ -222,7 +222,7 @@ def test_a_correction_is_read_whatever_rules_come_before() -> None:
     compressed = made(quantizers=quantizers, correction=Correction(matrices=20, rank=1))
     assert next(t.quantizer for t in compressed.tensors if t.name == UP) == LowRank(of=Rows(bits=4), rank=1)
     assert read(compressed)[UP].shape == weights()[UP].shape
-    assert made(quantizers={**PLAIN, UP: LowRank()}, correction=Correction()).dequantizers[UP] == LowRank().reader
+    assert made(quantizers={**PLAIN, UP: LowRank()}, correction=Correction()).dequantizers[UP] == LowRank().dequantizer
 
 
 # What is refused

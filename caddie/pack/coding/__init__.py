@@ -3,7 +3,7 @@
 from caddie.pack.coding.array_codec import ArrayCodec
 from caddie.pack.coding.entropy_model import EntropyModel
 from caddie.pack.coding.packed import Packed
-from caddie.pack.coding.process_pool import Coded, Coders, Plain
+from caddie.pack.coding.process_pool import DecodeJob, EncodeJob, ProcessPool
 from caddie.pack.coding.smallest import Smallest, decode
 
-__all__ = ["ArrayCodec", "Coded", "Coders", "EntropyModel", "Packed", "Plain", "Smallest", "decode"]
+__all__ = ["ArrayCodec", "DecodeJob", "ProcessPool", "EntropyModel", "Packed", "EncodeJob", "Smallest", "decode"]

@@ -39,7 +39,7 @@ _PACKAGES = Path(__file__).absolute().parents[3]
 _LAUNCHER = "import sys; sys.path.append(sys.argv[1]); from caddie.pack.coding import process_pool as p; p.serve()"
 
 
-class Plain(NamedTuple):
+class EncodeJob(NamedTuple):
     """An array to encode, with the stream of a similar one if there is one."""
 
     array: Array
@@ -51,7 +51,7 @@ class Plain(NamedTuple):
         return self.array.size + (0 if self.like else min(8 * self.array.size, _TRIED))
 
 
-class Coded(NamedTuple):
+class DecodeJob(NamedTuple):
     """A stream to decode."""
 
     data: bytes
@@ -64,7 +64,7 @@ class Coded(NamedTuple):
         return int(np.prod(self.shape, dtype=np.int64))
 
 
-class Coders:
+class ProcessPool:
     """Encodes and decodes arrays in `processes` processes, or in this one where they are not worth starting.
 
     Results are the same to the bit, however many there are. Close it with `with`.
@@ -75,7 +75,7 @@ class Coders:
         self._started: list[subprocess.Popen[bytes]] = []
         self._idle: SimpleQueue[Connection] = SimpleQueue()
 
-    def __enter__(self) -> Coders:
+    def __enter__(self) -> ProcessPool:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -86,19 +86,19 @@ class Coders:
             self._idle.get().close()
         self._started.clear()
 
-    def encode(self, codec: ArrayCodec, arrays: Sequence[Plain]) -> list[bytes]:
+    def encode(self, codec: ArrayCodec, arrays: Sequence[EncodeJob]) -> list[bytes]:
         """Return the streams of all arrays, in their order; errors are those of `codec.encode`."""
 
-        def remote(process: Connection, job: Plain) -> bytes:
+        def remote(process: Connection, job: EncodeJob) -> bytes:
             request = {"codec": codec.to_json(), "dtype": job.array.dtype.str, "shape": job.array.shape}
             return _request(process, request, job.array.tobytes(), job.like)
 
         return [*self._map(arrays, remote, lambda job: codec.encode(job.array, job.like))]
 
-    def decode(self, streams: Sequence[Coded]) -> Generator[Array]:
+    def decode(self, streams: Sequence[DecodeJob]) -> Generator[Array]:
         """Yield the arrays of all streams, in their order; errors are those of `decode`."""
 
-        def remote(process: Connection, job: Coded) -> Array:
+        def remote(process: Connection, job: DecodeJob) -> Array:
             data = _request(process, {"dtype": job.dtype.str, "shape": job.shape}, job.data)
             return np.frombuffer(bytearray(data), job.dtype).reshape(job.shape)
 
@@ -120,15 +120,15 @@ class Coders:
             finally:
                 self._idle.put(process)
 
-        pool = ThreadPoolExecutor(self.processes)
+        threads = ThreadPoolExecutor(self.processes)
         try:
             # Largest first, so that short jobs are left at the end.
             order = sorted(range(len(jobs)), key=lambda number: -jobs[number].elements)
-            pending = {number: pool.submit(run, jobs[number]) for number in order}
+            pending = {number: threads.submit(run, jobs[number]) for number in order}
             for number in range(len(jobs)):
                 yield pending.pop(number).result()
         finally:
-            pool.shutdown(cancel_futures=True)
+            threads.shutdown(cancel_futures=True)
 
     def _start(self, elements: list[int]) -> bool:
         """Start the processes if they are worth it; return True if any runs."""

@@ -10,16 +10,7 @@ from torch import Tensor
 
 from caddie.config import Range, Technique
 from caddie.errors import UserError
-from caddie.pack.quantize.quantizer import (
-    Arrays,
-    Calibration,
-    Quantizer,
-    Rounding,
-    Wrapper,
-    as_rows,
-    cholesky_upper,
-    plain,
-)
+from caddie.pack.quantize.quantizer import Arrays, Calibration, Quantizer, Rounding, Wrapper, as_rows, plain
 from caddie.pack.quantize.rows import Rows
 from caddie.pack.quantize.scales import Grid
 
@@ -49,9 +40,9 @@ class Gptq(Wrapper, Quantizer):
     """Columns after which later ones are updated, all at once; changes time alone."""
 
     @property
-    def reader(self) -> Quantizer:
+    def dequantizer(self) -> Quantizer:
         """The dequantizer of `of`: the arrays are the same."""
-        return self.of.reader
+        return self.of.dequantizer
 
     @property
     def calibrated(self) -> bool:
@@ -122,3 +113,15 @@ def _round_columns(columns: Tensor, upper: Tensor, grid: Grid, steps: Tensor, bl
             rest[column + 1 : end].addr_(upper[column, column + 1 : end], error, alpha=-1)
         rest[end:].addmm_(upper[begin:end, end:].T, errors, alpha=-1)
     return integers
+
+
+def cholesky_upper(matrix: Tensor, remedy: str) -> Tensor:
+    """Return the upper triangular R with R R^T = `matrix`; `UserError` with the remedy if not positive definite.
+
+    The matrix with rows and columns reversed is L L^T, and R is L reversed likewise.
+    """
+    lower, failed = torch.linalg.cholesky_ex(matrix.flip(0, 1))
+    if int(failed):
+        raise UserError(remedy)
+    upper: Tensor = lower.flip(0, 1)
+    return upper

@@ -56,7 +56,7 @@ class Quantizer(Config):
         """Return dtype and shape of each array of a weight of this shape, in the order in which they are stored."""
 
     @property
-    def reader(self) -> Quantizer:
+    def dequantizer(self) -> Quantizer:
         """The dequantizer that an artifact names: this quantizer without settings that only `quantize` needs."""
         return self
 
@@ -85,9 +85,9 @@ class Wrapper:
     but: Callable[..., Any]
 
     @property
-    def reader(self) -> Quantizer:
+    def dequantizer(self) -> Quantizer:
         """The same around the dequantizer of `of`."""
-        found: Quantizer = self.but(of=self.of.reader)
+        found: Quantizer = self.but(of=self.of.dequantizer)
         return found
 
     @property
@@ -125,15 +125,3 @@ def as_rows(weight: Tensor) -> Tensor:
 def rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
     """Return the shape of `as_rows` of a weight of this shape."""
     return (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else (1, math.prod(shape))
-
-
-def cholesky_upper(matrix: Tensor, remedy: str) -> Tensor:
-    """Return the upper triangular R with R R^T = `matrix`; `UserError` with the remedy if not positive definite.
-
-    The matrix with rows and columns reversed is L L^T, and R is L reversed likewise.
-    """
-    lower, failed = torch.linalg.cholesky_ex(matrix.flip(0, 1))
-    if int(failed):
-        raise UserError(remedy)
-    upper: Tensor = lower.flip(0, 1)
-    return upper

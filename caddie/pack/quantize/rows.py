@@ -53,7 +53,7 @@ class Rows(Quantizer):
     bits four integers in three bytes); otherwise a byte each, which coders compress better."""
 
     @property
-    def reader(self) -> Quantizer:
+    def dequantizer(self) -> Quantizer:
         """The same without the choice of the steps."""
         return self.but(scale=Percentile())
 

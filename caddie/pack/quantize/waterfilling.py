@@ -13,16 +13,8 @@ from torch import Tensor
 
 from caddie.config import NonNegative, Positive, Technique
 from caddie.errors import UserError
-from caddie.pack.quantize.quantizer import (
-    Arrays,
-    Calibration,
-    Layout,
-    Quantizer,
-    as_rows,
-    cholesky_upper,
-    plain,
-    rows_and_columns,
-)
+from caddie.pack.quantize.gptq import cholesky_upper
+from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, as_rows, plain, rows_and_columns
 
 _PER_OCTAVE = 4
 """Step sizes from one power of two to the next. The best step is then within an eighth of an octave, which costs 0.004
@@ -104,7 +96,7 @@ class Waterfilling(Quantizer):
         }
 
     @property
-    def reader(self) -> Quantizer:
+    def dequantizer(self) -> Quantizer:
         """The default: no setting is needed to dequantize."""
         return Waterfilling()
 

@@ -16,7 +16,7 @@ import pytest
 
 from caddie.errors import UserError
 from caddie.pack.codecs import Stored
-from caddie.pack.coding import ArrayCodec, Coded, Coders, Packed, Plain, Smallest, decode, process_pool
+from caddie.pack.coding import ArrayCodec, DecodeJob, EncodeJob, Packed, ProcessPool, Smallest, decode, process_pool
 from caddie.pack.coding.array_codec import Array
 
 CHANCE = np.random.default_rng(0)
@@ -28,9 +28,9 @@ ARRAYS: list[Array] = [
     np.rint(CHANCE.normal(size=(70, 60)) * 9).astype(np.int8),  # too large for all that `Smallest` can try
     CHANCE.standard_normal(300).astype("<f2"),
 ]
-JOBS = [Plain(array) for array in ARRAYS]
+JOBS = [EncodeJob(array) for array in ARRAYS]
 STREAMS = [Smallest().encode(array) for array in ARRAYS]
-CODED = [Coded(stream, array.dtype, array.shape) for stream, array in zip(STREAMS, ARRAYS, strict=True)]
+CODED = [DecodeJob(stream, array.dtype, array.shape) for stream, array in zip(STREAMS, ARRAYS, strict=True)]
 
 
 @pytest.fixture(autouse=True)
@@ -39,10 +39,10 @@ def worthwhile(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[Coders]:
+def two() -> Iterator[ProcessPool]:
     """Two processes, once they have been started."""
-    with Coders(2) as coders:
-        yield coders
+    with ProcessPool(2) as pool:
+        yield pool
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def idle_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("idle_here")
-def test_processes_give_the_same(two: Coders) -> None:
+def test_processes_give_the_same(two: ProcessPool) -> None:
     assert two.encode(Smallest(), JOBS) == STREAMS
     for array, found in zip(ARRAYS, two.decode(CODED), strict=True):
         assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())
@@ -62,39 +62,39 @@ def test_processes_give_the_same(two: Coders) -> None:
 
 
 @pytest.mark.long
-def test_an_array_is_coded_like_the_one_named(two: Coders) -> None:
+def test_an_array_is_coded_like_the_one_named(two: ProcessPool) -> None:
     first, other = ARRAYS[4], ARRAYS[4][:, ::-1].copy()
     like = STREAMS[4]
-    found = two.encode(Smallest(), [Plain(other, like), Plain(first, like)])
+    found = two.encode(Smallest(), [EncodeJob(other, like), EncodeJob(first, like)])
     assert found == [Smallest().encode(other, like), Smallest().encode(first, like)]
 
 
-def test_errors_are_those_of_one_process(two: Coders) -> None:
-    wrong = Coded(b"\xff", ARRAYS[0].dtype, ARRAYS[0].shape)
+def test_errors_are_those_of_one_process(two: ProcessPool) -> None:
+    wrong = DecodeJob(b"\xff", ARRAYS[0].dtype, ARRAYS[0].shape)
     with pytest.raises(UserError) as alone:
         decode(*wrong)
     with pytest.raises(UserError) as found:
         list(two.decode([*CODED, wrong]))
     assert str(found.value) == str(alone.value)
     with pytest.raises(UserError, match="cannot be coded"):
-        two.encode(Smallest(), [*JOBS, Plain(np.zeros(3, complex))])
+        two.encode(Smallest(), [*JOBS, EncodeJob(np.zeros(3, complex))])
 
 
 @pytest.mark.usefixtures("idle_here")
-def test_an_error_leaves_the_processes_to_the_next(two: Coders) -> None:
+def test_an_error_leaves_the_processes_to_the_next(two: ProcessPool) -> None:
     with pytest.raises(UserError):
-        list(two.decode([Coded(b"", np.dtype(np.int8), (3,)), *CODED]))
+        list(two.decode([DecodeJob(b"", np.dtype(np.int8), (3,)), *CODED]))
     assert two.encode(Smallest(), JOBS) == STREAMS
 
 
 def test_few_are_coded_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("subprocess.Popen", lambda *given, **options: pytest.fail("a process is started"))
-    assert Coders(1).encode(Smallest(), JOBS) == STREAMS
-    assert Coders(2).encode(Smallest(), JOBS[:1]) == STREAMS[:1]
+    assert ProcessPool(1).encode(Smallest(), JOBS) == STREAMS
+    assert ProcessPool(2).encode(Smallest(), JOBS[:1]) == STREAMS[:1]
     # Whoever is started could take over all but the largest, or half.
     saved = sum(job.elements for job in JOBS[1:4])
     monkeypatch.setattr(process_pool, "_WORTH", saved + 1)
-    assert Coders(2).encode(Smallest(), JOBS[:4]) == STREAMS[:4]
+    assert ProcessPool(2).encode(Smallest(), JOBS[:4]) == STREAMS[:4]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,39 +107,39 @@ class Unheard(ArrayCodec):
 
 @pytest.mark.long
 def test_what_only_this_process_knows_is_done_here() -> None:
-    with Coders(2) as coders:
-        assert coders.encode(Unheard(), JOBS) == [Unheard().encode(array) for array in ARRAYS]
+    with ProcessPool(2) as pool:
+        assert pool.encode(Unheard(), JOBS) == [Unheard().encode(array) for array in ARRAYS]
 
 
 @pytest.mark.long
 def test_processes_that_end_are_done_without() -> None:
-    with Coders(2) as coders:
-        assert coders.encode(Smallest(), JOBS) == STREAMS
-        started = list(coders._started)
+    with ProcessPool(2) as pool:
+        assert pool.encode(Smallest(), JOBS) == STREAMS
+        started = list(pool._started)
         assert len(started) == 2
         started[0].kill()
         started[0].wait()
-        assert coders.encode(Smallest(), JOBS) == STREAMS
+        assert pool.encode(Smallest(), JOBS) == STREAMS
         started[1].kill()
-        assert [array.tobytes() for array in coders.decode(CODED)] == [array.tobytes() for array in ARRAYS]
+        assert [array.tobytes() for array in pool.decode(CODED)] == [array.tobytes() for array in ARRAYS]
     assert all(process.returncode is not None for process in started)
 
 
 def test_where_no_process_can_be_started_one_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with Coders(2) as coders:
-        assert coders.encode(Smallest(), JOBS) == STREAMS
+    with ProcessPool(2) as pool:
+        assert pool.encode(Smallest(), JOBS) == STREAMS
 
 
 USES = """
 import numpy as np
-from caddie.pack.coding import Coders, Plain, Smallest, process_pool
+from caddie.pack.coding import ProcessPool, EncodeJob, Smallest, process_pool
 
 process_pool._WORTH = 1
-coders = Coders(2)
-coders.encode(Smallest(), [Plain(np.zeros((8, 8), np.int8))] * 2)
-print(*(process.pid for process in coders._started), flush=True)
-coders.encode(Smallest(), [Plain(np.random.default_rng(0).integers(-90, 90, (2000, 2000)))] * 8)
+pool = ProcessPool(2)
+pool.encode(Smallest(), [EncodeJob(np.zeros((8, 8), np.int8))] * 2)
+print(*(process.pid for process in pool._started), flush=True)
+pool.encode(Smallest(), [EncodeJob(np.random.default_rng(0).integers(-90, 90, (2000, 2000)))] * 8)
 """
 
 

@@ -254,11 +254,11 @@ def test_calibration_is_used_where_it_is_said_to_be(quantizer: Quantizer) -> Non
 def test_the_reader_reads(quantizer: Quantizer) -> None:
     weight = sample(6, 40)
     arrays = quantizer.quantize(weight)
-    reader = Quantizer.from_json(quantizer.reader.to_json())
-    assert reader.layout((6, 40)) == quantizer.layout((6, 40))
-    assert torch.equal(reader.dequantize(arrays, (6, 40)), quantizer.dequantize(arrays, (6, 40)))
-    assert reader.reader == reader
-    assert reader.quantize(weight).keys() == arrays.keys()
+    dequantizer = Quantizer.from_json(quantizer.dequantizer.to_json())
+    assert dequantizer.layout((6, 40)) == quantizer.layout((6, 40))
+    assert torch.equal(dequantizer.dequantize(arrays, (6, 40)), quantizer.dequantize(arrays, (6, 40)))
+    assert dequantizer.dequantizer == dequantizer
+    assert dequantizer.quantize(weight).keys() == arrays.keys()
 
 
 @every_quantizer

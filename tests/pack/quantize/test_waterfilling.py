@@ -152,7 +152,7 @@ def test_autocast_does_not_reach_it() -> None:
 def test_the_reader_needs_no_settings() -> None:
     odd = Waterfilling(step=0.7, damping=3.0)
     arrays = odd.quantize(sample(6, 9), known(6, 9))
-    assert odd.reader == Waterfilling()
+    assert odd.dequantizer == Waterfilling()
     assert torch.equal(Waterfilling().dequantize(arrays, (6, 9)), odd.dequantize(arrays, (6, 9)))
 
 
