@@ -268,14 +268,14 @@ class _Run:
 
 
 class _Log:
-    """Writes events to `log.jsonl` and passes them on to `progress`; silent on all processes but the first."""
+    """Passes events on to `progress`; the first process also writes them to `log.jsonl`."""
 
     def __init__(self, folder: Path, bits_per_nat: float | None, first: bool, progress: Progress) -> None:
         path = folder / LOG
         if first:
             end_line(path)
         self._file = open(path if first else os.devnull, "a", buffering=1)  # noqa: SIM115
-        self._bits_per_nat, self._progress = bits_per_nat, progress if first else SILENT
+        self._bits_per_nat, self._progress = bits_per_nat, progress
 
     def __enter__(self) -> Self:
         return self

@@ -140,7 +140,8 @@ def test_time_before_a_resume_counts(tmp_path: Path) -> None:
     go(tmp_path, config, progress=Recorder(events.append))
     assert events[0]["seconds"] > 0.2 * 0.4
     assert events[1]["progress"] > 0.2
-    assert events[-1]["progress"] == 1.0
+    assert events[-2]["progress"] == 1.0
+    assert events[-1]["event"] == "end"
 
 
 def slowly(folder: Path, steps: Connection) -> None:
