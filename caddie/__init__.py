@@ -6,7 +6,9 @@ Everything below is loaded when it is first used; importing the package does not
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from caddie.errors import CheckFailed, UserError
@@ -42,11 +44,13 @@ _HOMES = {
     "shipped": "recipes.catalog",
     "run": "run.run",
     "sample": "inference.sample",
-    "score": "score",
+    "score": "score.score",
     "sweep": "lab.study",
     "held_out_text": "run.resolve_corpus",
-    "verify": "verify",
+    "verify": "verify.verify",
 }
+_VERBS = ("run", "score", "verify")
+"""Functions that share the name of their folder, which becomes the attribute of that name once it is imported."""
 
 __all__ = [
     "Artifact",
@@ -79,4 +83,27 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'caddie' has no attribute {name!r}")
+    return importlib.import_module(f"caddie.{name}") if name in _VERBS else _function(name)
+
+
+def _function(name: str) -> Any:
     return getattr(importlib.import_module(f"caddie.{_HOMES[name]}"), name)
+
+
+class _Verb(ModuleType):
+    """A folder that can be called as its function: `caddie.score(…)` beside `caddie.score.windows`."""
+
+    def __call__(self, *arguments: object, **named: object) -> object:
+        return _function(self.__name__.removeprefix("caddie."))(*arguments, **named)
+
+
+class _Root(ModuleType):
+    """The package, which makes the folders of verbs callable as they are imported."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _VERBS and isinstance(value, ModuleType):
+            value.__class__ = _Verb
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Root
