@@ -5,14 +5,15 @@ VENV := .venv
 PROGRAM := $(VENV)/.program
 TESTS := $(VENV)/.tests
 CHECKS := $(VENV)/.checks
+DOCS := $(VENV)/.docs
 ALL_VERBS := hub,search
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TMPDIR := $(CURDIR)/.tmp
 unexport PYTHONDONTWRITEBYTECODE  # without what Python compiled, every process of the tests compiles all of it anew
 $(shell mkdir -p .tmp)
 
-.PHONY: demo test test-long lint setup clean
-.NOTPARALLEL:  # both install into one folder
+.PHONY: demo test test-long lint docs setup clean
+.NOTPARALLEL:  # all install into one folder
 
 demo: $(PROGRAM)
 	rm -rf runs/demo
@@ -32,6 +33,10 @@ lint: $(CHECKS)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
+	@echo build/site/index.html
 
 setup: $(CHECKS)
 
@@ -71,6 +76,10 @@ $(TESTS): pyproject.toml constraints.txt
 $(CHECKS): pyproject.toml constraints.txt
 	$(call install,dev,hypothesis pytest-xdist pytest-cov mypy triton ruff)
 	touch $(PROGRAM) $(TESTS) $@
+
+$(DOCS): $(PROGRAM)
+	$(PIP) --no-build-isolation -e '.[docs]'
+	touch $@
 
 clean:
 	rm -rf $(VENV) .tmp build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

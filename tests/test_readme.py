@@ -1,4 +1,4 @@
-"""The README's Python, run as it stands but for the time it trains."""
+"""The Python of docs/python.md, run as it stands but for the time it trains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUICK = (
     '"train.sequence_length": 256, "train.warmup_steps": 2, "train.precision": "float32", '
     '"score.sequence_length": 256, "score.stride": 128'
 )
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), flags=re.DOTALL)
 
 
 @pytest.mark.long
@@ -37,9 +37,9 @@ def test_the_program_is_twelve_lines_and_scores_alike_twice(
     assert '"train.seconds": 20' in program
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_texts").mkdir()
-    for path in (ROOT / "caddie").glob("[ab]*.py"):
+    for path in (ROOT / "caddie").rglob("[ab]*.py"):
         shutil.copy(path, tmp_path / "my_texts" / f"{path.stem}.txt")
-    exec(compile(program.replace('"train.seconds": 20', QUICK), "README", "exec"), {})
+    exec(compile(program.replace('"train.seconds": 20', QUICK), "python.md", "exec"), {})
     printed = capsys.readouterr().out.splitlines()
     first, again = float(printed[0].split()[0]), float(printed[1])
     assert first < 7

@@ -31,7 +31,7 @@ from caddie.report.tables import columns
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "techniques.md"
-WALK = ROOT / "docs" / "add-a-technique.md"
+WALK = ROOT / "docs" / "tutorials" / "technique.md"
 
 PLAIN = {
     "Constant": "a start without chance, for scales, gates and what must be zero",
@@ -295,8 +295,10 @@ def follow(folder: Path, commands: list[str], small: list[str]) -> None:
 @pytest.mark.long
 def test_following_the_page_adds_a_technique_in_one_file(tmp_path: Path) -> None:
     text = WALK.read_text()
-    (source,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    commands = [line for block in re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL) for line in block.splitlines()]
+    file, _ = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    (source,) = re.findall(r"^@dataclass.*?(?=\n\n\ngate = )", file, flags=re.DOTALL | re.MULTILINE)  # the two classes
+    blocks = re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
+    commands = [line for block in blocks for line in block.splitlines()]
     ours = f"UPDATE_GOLDEN=1 pytest tests/{Path(__file__).name} -k up_to_date"
     assert ours in commands, "what this file itself says when the page is out of date"
     commands.remove(ours)
