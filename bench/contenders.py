@@ -13,7 +13,8 @@ import torch
 from laps import WHOLE, Lap, Repeated
 
 from caddie.config.schedules import int_at
-from caddie.data.loaders import Integers, Tokens, open_shard
+from caddie.data.loaders import Integers
+from caddie.data.shards import Tokens, open_shard
 from caddie.doctor.pace import named
 from caddie.model.flops import count
 from caddie.ops import product_dtype

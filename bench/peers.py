@@ -32,7 +32,7 @@ from laps import WHOLE, Lap, resident_peak
 from stages import tokenizer_of
 
 from caddie.config.schedules import TrainProgress, int_at
-from caddie.data.loaders import Tokens, open_shard, write_shard
+from caddie.data.shards import Tokens, open_shard, write_shard
 from caddie.data.tokenizers import SentencePieceTokenizer
 from caddie.doctor.pace import named
 from caddie.errors import UserError

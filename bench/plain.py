@@ -18,7 +18,7 @@ from laps import Repeated
 from torch import Tensor, nn
 
 from caddie.config.schedules import TrainProgress, int_at
-from caddie.data.loaders import Tokens
+from caddie.data.shards import Tokens
 from caddie.doctor.pace import named
 from caddie.model import GPT
 from caddie.runtime.autotune import compiled_here

@@ -59,7 +59,7 @@ def write(path: Path, tokens: int) -> None:
     """A shard of random documents."""
     import numpy as np
 
-    from caddie.data.loaders import write_shard
+    from caddie.data.shards import write_shard
 
     ids = np.random.default_rng(0).integers(1, VOCABULARY, tokens, dtype=np.uint16)
     ids[np.random.default_rng(1).integers(0, tokens, tokens // DOCUMENT)] = BOS
@@ -71,7 +71,7 @@ def measure(path: Path, tokens: int, way: str) -> None:
     import torch
 
     from caddie.config import parse_assignment
-    from caddie.data.loaders import open_shard
+    from caddie.data.shards import open_shard
     from caddie.model import GPT, build
     from caddie.score import Scoring, Text, score
 

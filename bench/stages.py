@@ -14,7 +14,7 @@ import torch
 from contenders import BOS, documents
 from laps import peak_bytes
 
-from caddie.data.loaders import Tokens
+from caddie.data.shards import Tokens
 from caddie.data.tokenizers import SentencePieceBPE, Tokenizer
 from caddie.doctor.pace import named
 from caddie.model import Model, build

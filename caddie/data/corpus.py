@@ -1,7 +1,7 @@
-"""A corpus folder: token shards, their tokenizer, and a manifest that says exactly what they are.
+"""A corpus folder: token shards, their tokenizer, and a manifest that describes them.
 
-A folder without a manifest is an unfinished preparation. What a manifest claims can be checked: shards by their hashes,
-and the separation of training and validation by the document hashes kept beside them.
+A folder without a manifest is an unfinished preparation. A manifest can be checked: shards by their hashes, the
+held-out bytes by counting them again, and the separation of training and validation by the document hashes.
 """
 
 from __future__ import annotations
@@ -11,18 +11,16 @@ import io
 import json
 import typing
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, is_dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
 import numpy as np
-import numpy.typing as npt
 
 from caddie.config import coerce
 from caddie.data import documents as sources
-from caddie.data.loaders import Tokens, open_shard
+from caddie.data.shards import Tokens, open_shard, split_documents
 from caddie.data.tokenizers import Tokenizer, deserialize
 from caddie.errors import UserError
 from caddie.files import replacing
@@ -38,35 +36,35 @@ SplitName = Literal["train", "validation"]
 
 @dataclass(frozen=True)
 class Shard:
-    """One token file."""
+    """A token file, its length and its hash."""
 
     file: str
-    """Path from the corpus folder, or absolute where the shard lies elsewhere."""
+    """Path relative to the corpus folder, or absolute for a shard elsewhere."""
     tokens: int
     sha256: str
 
 
 @dataclass(frozen=True)
 class Split:
-    """Training or validation: how much there is of it, counted in three kinds of bytes."""
+    """Sizes of the training or validation split, in documents, tokens and three kinds of bytes."""
 
     documents: int
     tokens: int
     """Including the BOS of every document."""
     source_bytes: int
-    """Bytes of the documents, counted as `Manifest.byte_source` says."""
+    """Bytes of the documents; `Manifest.byte_source` names the count."""
     normalized_bytes: int
     """Bytes of the documents after encoding and decoding."""
     table_bytes: int
     """Bytes by the contest's table method."""
     document_set_sha256: str
-    """Hash of the sorted document hashes: names the set, whatever the order."""
+    """Hash of the sorted document hashes: equal for equal sets of documents."""
     shards: tuple[Shard, ...]
 
 
 @dataclass(frozen=True)
 class RoundTripFigures:
-    """What the tokenizer loses over all documents."""
+    """Losses of the tokenizer over all documents."""
 
     documents: int
     changed_documents: int
@@ -84,53 +82,56 @@ class TokenizerEntry:
     bos: int
     sha256: str
     round_trip: RoundTripFigures | None
-    """None where only shards are known."""
+    """None for shards without their text."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, round_trip: RoundTripFigures | None) -> TokenizerEntry:
-        """The entry of a tokenizer kept in the corpus folder."""
+        """Return the entry of a tokenizer stored in the corpus folder."""
         return cls(tokenizer.kind, TOKENIZER, tokenizer.vocabulary, tokenizer.bos, tokenizer.sha256, round_trip)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Everything known about a corpus."""
+    """Contents of `manifest.json`."""
 
-    version: int
+    version: int = VERSION
     name: str
     source: str
     inputs: str
-    """Fingerprint of what the corpus was made from."""
+    """Fingerprint of text and settings that the corpus was made from."""
     tokenizer: TokenizerEntry
     train: Split | None
-    """None where a validation text was prepared without knowledge of a training text."""
+    """None for a validation text that was prepared against no training text."""
     validation: Split
     hashed: Literal["documents", "tokens"]
-    """Whether a document hash is of its bytes, or of its ids as little-endian uint16, BOS included."""
-    duplicates_removed: int
+    """Content that document hashes are of: bytes, or ids as little-endian uint16 with BOS."""
+    duplicates_removed: int = 0
     """Documents dropped because the same bytes came before."""
-    training_documents_removed: int
+    training_documents_removed: int = 0
     """Validation documents dropped because another corpus trains on them."""
-    overlap: int
+    overlap: int = 0
     """Document hashes in both splits; 0 unless the shards came from elsewhere."""
     byte_source: Literal["documents", "table", "tokens"]
-    """What `source_bytes` counts: the documents; or, where only shards are known, what the tokens decode to, which is
-    called `table` where the contest's table agrees with it."""
-    validation_compressors: dict[str, int] | None
+    """Text that `source_bytes` counts: the documents or, for shards without text, the decoded tokens; `table` if the
+    contest's byte table agrees with these."""
+    validation_compressors: dict[str, int] | None = None
     """Compressed bytes of the concatenated validation documents, per compressor; None above 4 MB."""
-    validation_fraction: float | None
-    """Part of the documents that was held out by hash; None where the split came from elsewhere."""
+    validation_fraction: float | None = None
+    """Fraction of the documents held out by hash; None if the split came with the shards."""
 
 
 class Corpus:
     """A prepared corpus. Scoring needs neither the training shards nor their documents."""
+
+    _counted: ClassVar[set[str]] = set()
+    """Fingerprints of corpora whose held-out text this process has counted."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
 
     @classmethod
     def load(cls, folder: Path) -> Corpus:
-        """The corpus in a folder; `UserError` if there is none, or none this program can read."""
+        """Return the corpus in a folder; `UserError` if it holds none that can be read."""
         path = folder / MANIFEST
         try:
             text = path.read_text()
@@ -141,7 +142,7 @@ class Corpus:
         return cls(folder, parse(text, path))
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer, checked against its hash."""
+        """Return the tokenizer; `UserError` if it is not the one of the manifest."""
         entry = self.manifest.tokenizer
         try:
             data = (self.folder / entry.file).read_bytes()
@@ -153,18 +154,18 @@ class Corpus:
         return tokenizer
 
     def train_shards(self) -> list[Tokens]:
-        """The training shards, memory-mapped."""
+        """Return the training shards, memory-mapped; `UserError` if there are none."""
         if self.manifest.train is None or not self.manifest.train.shards:
             raise UserError(f"the corpus in {self.folder} is for validation only; name one to train on")
         return [self.open(shard) for shard in self.manifest.train.shards]
 
     def validation_tokens(self) -> Tokens:
-        """The validation stream."""
+        """Return the validation tokens, (n,); memory-mapped if they are one shard."""
         shards = [self.open(shard) for shard in self.manifest.validation.shards]
         return shards[0] if len(shards) == 1 else np.concatenate(shards)
 
     def validation_documents(self) -> list[bytes]:
-        """The validation documents as they were; `UserError` where only shards are known or the file has changed."""
+        """Return the bytes of the validation documents; `UserError` without text, or if the file has changed."""
         if self.manifest.byte_source != "documents":
             raise UserError(f"the corpus in {self.folder} was made from token shards and has no text")
         documents = list(sources.documents(self.folder / VALIDATION_TEXT))
@@ -173,62 +174,79 @@ class Corpus:
         return documents
 
     def check_counts(self) -> None:
-        """Count the held-out bytes again, from the documents and from the tokens; `UserError` where they differ."""
+        """Count the held-out bytes, once per process for the same files; `UserError` unless the manifest is right."""
+        fingerprint = self._fingerprint()
+        if fingerprint not in self._counted:
+            self.count_again()
+            self._counted.add(fingerprint)
+
+    def set_counted(self) -> None:
+        """Record that this process has encoded and counted the held-out text in preparing it."""
+        split = self.manifest.validation
+        if min(split.source_bytes, split.normalized_bytes, split.table_bytes) > 0:
+            self._counted.add(self._fingerprint())
+
+    def _fingerprint(self) -> str:
+        """Digest of the manifest and of path, size and time of the files that `count_again` reads."""
+        names = [
+            self.manifest.tokenizer.file,
+            VALIDATION_TEXT,
+            *(shard.file for shard in self.manifest.validation.shards),
+        ]
+        paths = [self.folder.resolve() / name for name in names]
+        state = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.exists()]
+        return hashlib.sha256(repr((self.manifest, state)).encode()).hexdigest()
+
+    def count_again(self) -> None:
+        """Encode the held-out documents and count their bytes; `UserError` unless the manifest is right."""
         split, tokenizer = self.manifest.validation, self.tokenizer()
         tokens = self.validation_tokens() if split.shards else np.empty(0, np.uint16)
-        if (
-            not 0 < len(tokens) == split.tokens
-            or min(split.source_bytes, split.normalized_bytes, split.table_bytes) < 1
-        ):
+        least = min(len(tokens), split.source_bytes, split.normalized_bytes, split.table_bytes)
+        if least < 1 or len(tokens) != split.tokens:
             raise UserError(f"the manifest of {self.folder} does not count its validation text; prepare the data again")
         if int(tokens.max()) >= tokenizer.vocabulary:
             raise UserError(f"{self.folder} holds out ids over {tokenizer.vocabulary - 1:,}; prepare the data again")
-        counts = {"table_bytes": tokenizer.table_bytes(tokens)}
-        counts["normalized_bytes"] = int(tokenizer.byte_lengths(tokens)[1:].sum())  # the first is context only
-        counts["source_bytes"] = counts["normalized_bytes"]
+        decoded_bytes = int(tokenizer.byte_lengths(tokens)[1:].sum())  # the first is context only
+        counts = {"table_bytes": tokenizer.table_bytes(tokens), "normalized_bytes": decoded_bytes}
+        counts["source_bytes"] = decoded_bytes
         if self.manifest.byte_source == "documents":
             documents = self.validation_documents()
             counts["source_bytes"] = sum(map(len, documents))
-            pieces = [np.append(np.uint16(tokenizer.bos), ids) for ids in tokenizer.encode_many(documents)]
-            if not np.array_equal(np.concatenate(pieces), tokens):
+            encoded = [np.append(np.uint16(tokenizer.bos), ids) for ids in tokenizer.encode_many(documents)]
+            if not np.array_equal(np.concatenate(encoded), tokens):
                 raise UserError(f"{self.folder}: the held-out tokens are not those of the held-out documents")
         if self.manifest.hashed == "documents":
             hashes = [document_hash(document) for document in documents]
             if len(set(hashes)) < len(hashes):
                 raise UserError(f"{self.folder / VALIDATION_TEXT} holds a document twice; prepare the data again")
         else:
-            hashes = [document_hash(run.tobytes()) for run in runs([tokens], tokenizer.bos)]
+            hashes = [document_hash(ids.tobytes()) for ids in split_documents([tokens], tokenizer.bos)]
         if len(hashes) != split.documents or set_sha256(hashes) != split.document_set_sha256:
             raise UserError(f"{self.folder} holds out other documents than its manifest says; prepare the data again")
         for name, count in counts.items():
-            stated = getattr(split, name)
-            if count != stated:
+            if count != (stated := getattr(split, name)):
                 raise UserError(
                     f"{self.folder / MANIFEST} states {stated:,} {name} for validation; there are {count:,}"
                 )
 
-    def overlap(self) -> int:
-        """Documents in both splits, from the document hashes; `UserError` where these are not the manifest's."""
-        train = self.manifest.train
+    def check_disjoint(self) -> None:
+        """Raise `UserError` if a document is in both splits, or if the document hashes are not the manifest's."""
+        train, validation = self.manifest.train, self.manifest.validation
         if train is None:
             raise UserError(f"the corpus in {self.folder} knows no training documents; prepare it against a corpus")
-        hashes = {name: read_hashes(self.folder, name) for name in get_args(SplitName)}
-        for name, split in (("train", train), ("validation", self.manifest.validation)):
+        splits: dict[SplitName, Split] = {"train": train, "validation": validation}
+        hashes = {name: read_hashes(self.folder, name) for name in splits}
+        for name, split in splits.items():
             if set_sha256(hashes[name]) != split.document_set_sha256:
                 raise UserError(f"{self.folder / DOCUMENTS}: not the {name} documents of the manifest")
-        return len(hashes["train"] & hashes["validation"])
-
-    def check_disjoint(self) -> None:
-        """Raise `UserError` unless the document hashes are the manifest's and no document is in both splits."""
-        overlap = self.overlap()
-        if overlap:
+        if overlap := len(hashes["train"] & hashes["validation"]):
             raise UserError(
-                f"{overlap:,} of {self.manifest.validation.documents:,} validation documents in {self.folder}"
+                f"{overlap:,} of {validation.documents:,} validation documents in {self.folder}"
                 " are training documents too; a score on them means little"
             )
 
     def check_shards(self, split: SplitName) -> None:
-        """Hash the shards of a split again; `UserError` names the first that has changed."""
+        """Hash the shards of a split; `UserError` names the first that has changed."""
         chosen = self.manifest.train if split == "train" else self.manifest.validation
         for shard in chosen.shards if chosen else ():
             self.open(shard)
@@ -236,7 +254,7 @@ class Corpus:
                 raise UserError(f"{self.folder / shard.file}: changed since it was prepared; prepare the data again")
 
     def open(self, shard: Shard) -> Tokens:
-        """The tokens of a shard; `UserError` if they are not as many as the manifest says."""
+        """Return the tokens of a shard; `UserError` if their number is not that of the manifest."""
         tokens = open_shard(self.folder / shard.file)
         if len(tokens) != shard.tokens:
             raise UserError(
@@ -247,7 +265,7 @@ class Corpus:
 
 
 def parse(text: str, path: Path) -> Manifest:
-    """The manifest in a text, or a `UserError` that names the file and the field."""
+    """Parse a manifest; `UserError` names file and field."""
     again = "prepare the data again"
     try:
         value = json.loads(text)
@@ -267,18 +285,18 @@ def parse(text: str, path: Path) -> Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """The last step of a preparation; the file appears complete or not at all."""
+    """Write the manifest, the last step of a preparation; the file appears complete or not at all."""
     with replacing(folder / MANIFEST) as temporary:
         temporary.write_text(json.dumps(asdict(manifest), indent=2) + "\n")
 
 
 def is_corpus(folder: Path) -> bool:
-    """Whether a folder holds a finished preparation."""
+    """True if a folder holds a finished preparation."""
     return (folder / MANIFEST).is_file() and (folder / DOCUMENTS).is_file()
 
 
 def reusable(folder: Path, inputs: str) -> Corpus | None:
-    """The complete corpus in `folder` if it was made from these inputs."""
+    """Return the complete corpus in `folder` if it was made from these inputs."""
     try:
         found = Corpus.load(folder)
         for split in (found.manifest.train, found.manifest.validation):
@@ -290,48 +308,35 @@ def reusable(folder: Path, inputs: str) -> Corpus | None:
 
 
 def file_sha256(path: Path) -> str:
-    """Hash of a file's content."""
+    """Return the hexadecimal SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def runs(shards: Sequence[Tokens], bos: int) -> Iterator[Tokens]:
-    """The runs of tokens that begin with `bos`; a run may begin in one shard and end in the next."""
-    open_run = np.empty(0, np.uint16)
-    for shard in shards:
-        begins = np.flatnonzero(shard == bos).tolist()
-        if not begins:
-            open_run = np.concatenate([open_run, shard])
-            continue
-        if len(open_run) or begins[0]:
-            yield np.concatenate([open_run, shard[: begins[0]]])
-        for begin, end in pairwise(begins):
-            yield shard[begin:end]
-        open_run = np.array(shard[begins[-1] :])
-    if len(open_run):
-        yield open_run
-
-
 def document_hash(document: bytes) -> bytes:
-    """The first 16 bytes of a document's SHA-256."""
+    """Return the first 16 bytes of a document's SHA-256."""
     return hashlib.sha256(document).digest()[:HASH_BYTES]
 
 
 def set_sha256(hashes: Iterable[bytes]) -> str:
-    """The hash that names a set of document hashes."""
+    """Return the SHA-256 of a set of document hashes, independent of their order."""
     return hashlib.sha256(b"".join(sorted(set(hashes)))).hexdigest()
 
 
 def write_hashes(folder: Path, train: Iterable[bytes], validation: Iterable[bytes]) -> None:
-    """Keep the document hashes of both splits, sorted, as (documents, 16) bytes without pickle."""
-    arrays = {name: _array(hashes) for name, hashes in (("train", train), ("validation", validation))}
+    """Write the document hashes of both splits, sorted, as uint8 (documents, 16) without pickle."""
+    splits = {"train": train, "validation": validation}
+    arrays = {
+        name: np.frombuffer(b"".join(sorted(set(hashes))), np.uint8).reshape(-1, HASH_BYTES)
+        for name, hashes in splits.items()
+    }
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
     (folder / DOCUMENTS).write_bytes(buffer.getvalue())
 
 
 def read_hashes(folder: Path, split: SplitName) -> set[bytes]:
-    """The document hashes of a split."""
+    """Return the document hashes of a split; `UserError` if they cannot be read."""
     path = folder / DOCUMENTS
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
@@ -341,12 +346,8 @@ def read_hashes(folder: Path, split: SplitName) -> set[bytes]:
     return {data[begin : begin + HASH_BYTES] for begin in range(0, len(data), HASH_BYTES)}
 
 
-def _array(hashes: Iterable[bytes]) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(b"".join(sorted(set(hashes))), np.uint8).reshape(-1, HASH_BYTES)
-
-
 def _read(value: object, annotation: Any, name: str) -> object:
-    """`value` from JSON as a dataclass, a tuple or mapping of them, an optional one, or what `coerce` knows."""
+    """Convert JSON to a dataclass, a tuple of them, an optional one, or a type that `coerce` supports."""
     arguments = get_args(annotation)
     if type(None) in arguments:
         return None if value is None else _read(value, next(a for a in arguments if a is not type(None)), name)
@@ -354,9 +355,9 @@ def _read(value: object, annotation: Any, name: str) -> object:
         return tuple(_read(item, arguments[0], f"{name}.{index}") for index, item in enumerate(value))
     if not is_dataclass(annotation):
         return coerce(value, annotation, name)
-    known = {field.name for field in fields(annotation)}
-    if not isinstance(value, dict) or set(value) != known:
-        raise UserError(f"{name} must have exactly {', '.join(sorted(known))}")
+    names = {field.name for field in fields(annotation)}
+    if not isinstance(value, dict) or set(value) != names:
+        raise UserError(f"{name} must have exactly {', '.join(sorted(names))}")
     hints = typing.get_type_hints(annotation)
     return typing.cast(type, annotation)(
         **{key: _read(item, hints[key], f"{name}.{key}") for key, item in value.items()}

@@ -1,6 +1,6 @@
-"""Documents from a text file, JSON lines, a folder of both, or the Python library that is always at hand.
+"""Documents from a text file, JSON lines, a folder of both, or Python's standard library.
 
-A document is a non-empty run of UTF-8 bytes. The order of a source is always the same.
+A document is a non-empty run of UTF-8 bytes. The order of a source's documents is fixed.
 """
 
 from __future__ import annotations
@@ -38,16 +38,19 @@ LINE_END = re.compile(rb"\n")
 
 @dataclass(frozen=True)
 class Source:
-    """The files of a text, and how it is told apart from others."""
+    """The files of a text, with its name and description."""
 
     name: str
     description: str
     files: tuple[Path, ...]
     tolerant: bool
-    """Whether files that are not text are skipped, as in a folder, rather than an error."""
+    """True if files that are not text are skipped, as in a folder; else they are an error."""
 
     def documents(self, skipped: list[Path] | None = None) -> Iterator[bytes]:
-        """Every document in order; files that are not text are added to `skipped`. `UserError` names file and line."""
+        """Yield every document in order; files that are not text are added to `skipped`.
+
+        Raises `UserError`, which names file and line, for what cannot be read.
+        """
         for path in self.files:
             if _suffix(path) in LINES:
                 yield from _json_lines(path)
@@ -64,7 +67,7 @@ class Source:
                 yield text
 
     def fingerprint(self) -> str:
-        """Hexadecimal digits that change with the path, size or time of any file."""
+        """Return a hexadecimal SHA-256 of the path, size and time of every file."""
         digest = hashlib.sha256()
         for path in self.files:
             state = path.stat()
@@ -73,7 +76,7 @@ class Source:
 
 
 def find(source: str | Path | None) -> Source:
-    """The source named by a path; None and `stdlib` name the running Python's own library. `UserError` if not there."""
+    """Return the source at a path, or Python's standard library for None or `stdlib`; `UserError` if it is missing."""
     if source is None or str(source) == LIBRARY:
         return _library()
     path = Path(source).expanduser().resolve()
@@ -90,16 +93,17 @@ def find(source: str | Path | None) -> Source:
 
 
 def documents(source: str | Path | None) -> Iterator[bytes]:
-    """Every document of a source.
+    """Yield every document of a source.
 
-    A file of a folder is one document and so is a file of up to 64 KiB; a longer file given by itself is `cut`. A line
-    of JSON lines (.jsonl, .ndjson) is one document, under the key "text". Each may be compressed (.gz, .xz, .zst).
+    A file of a folder is one document, and so is a file of up to 64 KiB; a longer file given by itself is `cut`. Each
+    line of JSON lines (.jsonl, .ndjson) is one document, under the key "text". Files may be compressed (.gz, .xz,
+    .zst).
     """
     return find(source).documents()
 
 
 def cut(text: bytes) -> Iterator[bytes]:
-    """Pieces of 16 KiB or somewhat more that end at a blank line, or at the end of a line where none is near."""
+    """Yield pieces of 16 KiB or somewhat more that end at a blank line or, if none is near, at the end of a line."""
     begin = 0
     while len(text) - begin > PIECE_BYTES:
         least = begin + PIECE_BYTES
@@ -130,7 +134,7 @@ def _walk(root: Path, skipped: re.Pattern[str]) -> Iterator[Path]:
 
 
 def _suffix(path: Path) -> str:
-    """The suffix below that of the compression."""
+    """Return the suffix without that of the compression."""
     return Path(path.stem).suffix if path.suffix in COMPRESSED else path.suffix
 
 
@@ -146,7 +150,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 class _ZstdReader(io.RawIOBase):
-    """The bytes of a .zst file; unlike zstandard's own reader, it notices when the file ends in the middle."""
+    """Reads a .zst file; unlike zstandard's own reader, it raises `EOFError` for a truncated one."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -159,11 +163,10 @@ class _ZstdReader(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self.ready:
+            rest = b""
             if self.frame.eof:
                 rest = self.frame.unused_data
                 self.frame, self.begun = zstandard.ZstdDecompressor().decompressobj(), False
-            else:
-                rest = b""
             piece = rest or self.file.read(1 << 16)
             if not piece:
                 if self.begun:
@@ -183,24 +186,19 @@ UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError
 
 
 def _text(path: Path) -> bytes | None:
-    """The whole file, or None if it is not UTF-8 text."""
+    """Return the content of a file, or None if it is not UTF-8 text."""
     try:
         with _open(path) as file:
             text = file.read(8192)
             if b"\0" in text:
                 return None
             text += file.read()
-    except UNREADABLE as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
-    return None if b"\0" in text or not _is_utf8(text) else text
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
         text.decode()
     except UnicodeDecodeError:
-        return False
-    return True
+        return None
+    except UNREADABLE as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+    return None if b"\0" in text else text
 
 
 def _json_lines(path: Path) -> Iterator[bytes]:

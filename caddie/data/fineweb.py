@@ -1,7 +1,7 @@
-"""Fetches the contest's published FineWeb shards, and describes them as a corpus.
+"""Download the contest's published FineWeb shards and describe them as a corpus.
 
-Nothing is written outside the folder given. A file that is complete is not fetched again, so a run that was stopped is
-continued by the same command.
+Nothing is written outside the given folder. Complete files are not fetched again, so the same command continues a
+download that was interrupted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from caddie.data import published
 from caddie.data.corpus import Corpus
-from caddie.data.loaders import open_shard
+from caddie.data.shards import open_shard
 from caddie.data.tokenizers import SentencePieceFile
 from caddie.errors import UserError, first_line, suggest
 from caddie.runtime.progress import Progress
@@ -28,7 +28,7 @@ DATASET = "fineweb10B_"
 
 @dataclass(frozen=True)
 class Listing:
-    """What the repository's manifest says of one variant."""
+    """Files of one variant, from the repository's manifest."""
 
     model: str
     """Path of the SentencePiece model in the repository."""
@@ -45,22 +45,22 @@ def fetch_fineweb(
     endpoint: str | None = None,
     bars: bool = False,
 ) -> Corpus:
-    """The corpus of the first `train_shards` shards (100 million tokens, 200 MB each) and all validation shards.
+    """Return the corpus of the first `train_shards` shards (100 million tokens, 200 MB each) and all validation shards.
 
-    `variant` names the tokenizer, as in sp1024; `endpoint` another server than the one huggingface_hub is set to;
-    `bars` shows that library's progress bars.
-    `UserError` if huggingface_hub is not installed, a file cannot be fetched, or there are not so many shards.
+    `variant` names the tokenizer, as in sp1024. `endpoint` replaces huggingface_hub's default server. `bars` shows that
+    library's progress bars. Raises `UserError` if huggingface_hub is not installed, a file cannot be fetched, or the
+    variant has fewer shards.
     """
     if train_shards < 1:
         raise UserError(f"at least one training shard is needed, not {train_shards}")
     folder = folder.expanduser().resolve()
     fetch = _Fetch(folder, endpoint, progress, bars)
-    known = _listings(fetch(f"{ROOT}/manifest.json"))
-    if variant not in known:
-        raise UserError(f"{REPOSITORY} has {', '.join(sorted(known))}, not {variant}{suggest(variant, known)}")
-    listing = known[variant]
+    listings = _listings(fetch(f"{ROOT}/manifest.json"))
+    if variant not in listings:
+        raise UserError(f"{REPOSITORY} has {', '.join(sorted(listings))}, not {variant}{suggest(variant, listings)}")
+    listing = listings[variant]
     if train_shards > listing.train_shards:
-        raise UserError(f"{variant} has {listing.train_shards} training shards, and {train_shards} were asked for")
+        raise UserError(f"{variant} has {listing.train_shards} training shards, not {train_shards}")
     model = fetch(listing.model)
     stem = f"{ROOT}/{ROOT}/{DATASET}{variant}/fineweb"
     names = [f"{stem}_val_{number:06d}.bin" for number in range(listing.validation_shards)]
@@ -74,7 +74,7 @@ def fetch_fineweb(
 
 
 class _Fetch:
-    """Fetches one file of the repository at a time into the same place below `folder`, if it is not there."""
+    """Fetches a file of the repository to the same path below `folder`, unless it is there."""
 
     def __init__(self, folder: Path, endpoint: str | None, progress: Progress, bars: bool) -> None:
         self.folder, self.endpoint, self.progress, self.bars = folder, endpoint, progress, bars
@@ -83,7 +83,7 @@ class _Fetch:
         path = self.folder / name
         if _complete(path):
             return path
-        path.unlink(missing_ok=True)  # the library trusts a file it has fetched, however long it is now
+        path.unlink(missing_ok=True)  # huggingface_hub keeps an existing file of any length
         with _contained(self.folder, self.bars):
             self._download(name)
         if path.suffix == ".bin":
@@ -118,7 +118,7 @@ class _Fetch:
 def _contained(folder: Path, bars: bool) -> Iterator[None]:
     """Keep huggingface_hub and its transfer library from writing to the home folder or calling home.
 
-    They take these settings from the environment alone, in part when they are first imported.
+    They read these settings only from the environment, in part when they are first imported.
     """
     home = str(folder / ".cache" / "home")
     wanted = {
@@ -140,7 +140,7 @@ def _contained(folder: Path, bars: bool) -> Iterator[None]:
 
 
 def _complete(path: Path) -> bool:
-    """Whether a file is there; a shard must be as long as its header says."""
+    """True if a file is there; a shard must be as long as its header says."""
     if path.suffix != ".bin":
         return path.is_file() and path.stat().st_size > 0
     try:
@@ -151,7 +151,7 @@ def _complete(path: Path) -> bool:
 
 
 def _listings(path: Path) -> dict[str, Listing]:
-    """What a manifest says, by variant."""
+    """Parse a manifest: the listing of each variant."""
     try:
         manifest: Any = json.loads(path.read_text())
         models = {entry["name"]: entry.get("model_path") for entry in manifest["tokenizers"]}

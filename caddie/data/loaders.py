@@ -1,14 +1,13 @@
-"""Token shards and the order in which training reads them.
+"""Orders in which training reads token shards.
 
-A stream is read by random access: micro-batch number i is the same whenever and by whomever it is asked for. So the
-position of a run is one integer, and several ranks need no agreement: rank r in accumulation step a of training step s
-reads index (s * accumulation + a) * world + r.
+A stream is read by random access: micro-batch i is the same whenever and wherever it is read. So the position of a run
+is one integer and ranks need no communication: in accumulation step a of training step s, rank r reads index
+(s * accumulation + a) * world + r.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -16,24 +15,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from pathlib import Path
 from typing import ClassVar, Generic, Literal, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from caddie.config import Config, Count, Technique
+from caddie.data.shards import Tokens
 from caddie.errors import UserError
-from caddie.files import replacing
 
-Tokens = npt.NDArray[np.uint16]
 Integers = npt.NDArray[np.int64]
 T = TypeVar("T")
 
-MAGIC = 20240520
-VERSION = 1
-HEADER_BYTES = 1024
 BOS_SCAN = 1 << 20
+"""Tokens that are searched at once for the first document of a shard."""
 
 
 @dataclass(frozen=True)
@@ -43,61 +38,27 @@ class TrainingData:
     shards: Sequence[Tokens]
     bos: int
     documents_sha256: str = ""
-    """Hash of the set of documents."""
+    """Hash of the set of documents; see `corpus.set_sha256`."""
     tokenizer_sha256: str = ""
     """Hash of the tokenizer."""
     bits_per_nat: float | None = None
-    """Bits per byte of the text that one nat per token is; None where the bytes are not known."""
+    """Bits per byte of the text that equal one nat per token; None where its bytes are unknown."""
 
     @property
     def identity(self) -> str:
-        """What a checkpoint says of the data it was trained on."""
+        """Hash that a checkpoint stores, to refuse other training data."""
         return self.documents_sha256 + self.tokenizer_sha256
-
-
-def write_shard(path: Path, tokens: Tokens) -> None:
-    """Write a shard in the contest's format; the file appears complete or not at all."""
-    assert tokens.dtype == np.dtype(np.uint16)
-    assert 0 < len(tokens) < 1 << 31
-    header = np.zeros(HEADER_BYTES // 4, "<i4")
-    header[:3] = MAGIC, VERSION, len(tokens)
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        file.write(header.tobytes())
-        file.write(tokens.astype("<u2", copy=False).tobytes())
-
-
-def open_shard(path: Path) -> Tokens:
-    """The tokens of a shard, memory-mapped and read-only; `UserError` if the file is not a complete shard."""
-    try:
-        with path.open("rb") as file:
-            header = file.read(HEADER_BYTES)
-            size = os.fstat(file.fileno()).st_size
-    except OSError as error:
-        raise UserError(f"{path}: cannot read the shard ({error.strerror})") from None
-    if len(header) < HEADER_BYTES:
-        raise UserError(f"{path}: not a token shard; it has {len(header)} bytes and the header alone has 1,024")
-    magic, version, count = (int(word) for word in np.frombuffer(header, "<i4", 3))
-    if magic != MAGIC:
-        raise UserError(f"{path}: not a token shard; it begins with {magic}, a shard with {MAGIC}")
-    if version != VERSION:
-        raise UserError(f"{path}: shard version {version}; this program reads version {VERSION}")
-    if count < 1:
-        raise UserError(f"{path}: the shard holds no tokens; prepare the data again")
-    if size != HEADER_BYTES + 2 * count:
-        expected = HEADER_BYTES + 2 * count
-        raise UserError(f"{path}: {size:,} bytes, but its {count:,} tokens need {expected:,}; copy it again")
-    return np.memmap(path, "<u2", "r", HEADER_BYTES, (count,)).view(np.ndarray)  # slices of memmap are slow
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs, and the targets one token later, both (rows, sequence length)."""
+    """Inputs, and targets one token later; both int64 (rows, sequence length)."""
 
     inputs: Integers
     targets: Integers
 
     def begun(self, bos: int) -> int:
-        """How many documents begin in the inputs."""
+        """Return the number of documents that begin in the inputs."""
         return int(np.count_nonzero(self.inputs == bos))
 
 
@@ -106,7 +67,7 @@ class Stream(ABC):
 
     @abstractmethod
     def micro_batch(self, index: int) -> Batch:
-        """Batch number `index`, from 0."""
+        """Return batch number `index`, from 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +76,10 @@ class Loader(Config, ABC):
 
     @abstractmethod
     def build(self, shards: Sequence[Tokens], *, tokens: int, sequence_length: int, seed: int, bos: int) -> Stream:
-        """The stream whose micro-batches hold `tokens` tokens, in rows of `sequence_length`.
+        """Return the stream whose micro-batches hold `tokens` tokens in rows of `sequence_length`.
 
-        `bos` is the id that begins every document. Raises `UserError` if `tokens` are no whole rows, or if the shards
-        are too small for one micro-batch.
+        `bos` is the id that begins every document. Raises `UserError` if `tokens` is no multiple of `sequence_length`,
+        or if the shards are too small for one micro-batch.
         """
 
 
@@ -127,45 +88,46 @@ Begin = Literal["seed", "first shard"]
 
 @dataclass(frozen=True, kw_only=True)
 class SequentialStream(Loader):
-    """The shards one after the other, for ever: the contest baseline's order.
+    """Read the shards one after the other, endlessly: the contest baseline's order.
 
-    One token more than a micro-batch is taken each time, so one token in tokens + 1 is never predicted.
+    A micro-batch advances by tokens + 1, so one token in tokens + 1 is never predicted.
     """
 
     begin: Begin = "seed"
-    """Where to begin: anywhere, drawn from the seed, so that seeds are independent; or as the contest's scripts do."""
+    """First position: drawn from the seed, so that seeds are independent, or the contest scripts' first shard."""
 
     def build(self, shards: Sequence[Tokens], *, tokens: int, sequence_length: int, seed: int, bos: int) -> Stream:
-        """The endless concatenation, cut into spans of tokens + 1."""
-        _rows(tokens, sequence_length)
-        _require(total := sum(map(len, shards)), tokens)
+        """Return the endless concatenation of the shards, cut into spans of tokens + 1."""
+        _row_count(tokens, sequence_length)
+        _check_enough(total := sum(map(len, shards)), tokens)
         stream = _Sequential(shards, tokens, sequence_length)
-        return stream if self.begin == "first shard" else _From(stream, seed, total // (tokens + 1), 1)
+        return stream if self.begin == "first shard" else _RandomStart(stream, seed, total // (tokens + 1), 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShuffledSequences(Loader):
-    """Rows of all shards in random order, each once per epoch, cut at a new random phase of every shard each epoch.
+    """Read the rows of all shards in random order, each once per epoch.
 
-    After the ShuffledSequenceLoader of the records, but the order follows the run's seed, not the rank.
+    Every epoch cuts each shard into rows at a new random offset. The ShuffledSequenceLoader of the records, except that
+    the order follows the run's seed, not the rank.
     """
 
     techniques: ClassVar = {
         "": Technique(
-            "No batch is made of one document's neighbours.",
+            "The rows of a batch come from different documents.",
             "openai/parameter-golf #1394 to #1493",
             "in bundles only",
         ),
     }
 
     def build(self, shards: Sequence[Tokens], *, tokens: int, sequence_length: int, seed: int, bos: int) -> Stream:
-        """Rows in an order that `seed` fixes."""
+        """Return rows in an order fixed by `seed`."""
         return _Epochs(shards, tokens, sequence_length, seed, _shuffled)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CoprimeStride(Loader):
-    """Each shard walked by a random stride coprime to its number of blocks, the shards mixed at random (#726).
+    """Walk each shard by a random stride coprime to its number of blocks, mixing shards at random (#726).
 
     Block k of a shard is (start + k * stride) modulo the blocks, so each is read once per epoch; the next shard is
     drawn in proportion to the blocks it has left. #726 and #1060 also hold a batch to 8 shards at first and 32 after
@@ -181,41 +143,41 @@ class CoprimeStride(Loader):
     }
 
     def build(self, shards: Sequence[Tokens], *, tokens: int, sequence_length: int, seed: int, bos: int) -> Stream:
-        """Rows in an order that `seed` fixes."""
+        """Return rows in an order fixed by `seed`."""
         return _Epochs(shards, tokens, sequence_length, seed, _coprime)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedDocuments(Loader):
-    """One long row of documents behind one another, for an attention with the scope `document`.
+    """Pack consecutive documents into one long row, for an attention with the scope `document`.
 
-    The sequential order, except that a shard is read from its first document and its tail is skipped.
+    The sequential order, except that a shard is read from its first document on and its tail is skipped.
     """
 
     techniques: ClassVar = {
         "": Technique(
-            "Whole documents for an attention that keeps to them.",
+            "Documents stay in one piece for an attention within documents.",
             "openai/parameter-golf, 2026-04-10_VarLenAttn to the record at 1.0611",
             "with the scope `document` about -0.001 nats and 2 % faster (#1530)",
         ),
     }
 
     begin: Begin = "seed"
-    """Where to begin: anywhere, drawn from the seed, so that seeds are independent; or as the contest's scripts do."""
+    """First position: drawn from the seed, so that seeds are independent, or the contest scripts' first shard."""
 
     group: Count = 1
     """Consecutive micro-batches that must fit one shard together. The contest's scripts use the number of ranks."""
 
     def build(self, shards: Sequence[Tokens], *, tokens: int, sequence_length: int, seed: int, bos: int) -> Stream:
-        """One row per micro-batch, whatever `sequence_length` says."""
+        """Return a stream of one row per micro-batch; `sequence_length` is ignored."""
         stream = _Packed(shards, tokens, bos, self.group)
-        return stream if self.begin == "first shard" else _From(stream, seed, int(stream.ends[-1]), self.group)
+        return stream if self.begin == "first shard" else _RandomStart(stream, seed, int(stream.ends[-1]), self.group)
 
 
 class Prefetch(Generic[T]):
-    """What `make` returns for each index, in order, made ahead by a background thread.
+    """Iterate over `make(index)` in order, computed by a background thread, `ready` results ahead.
 
-    Iterate over it inside a `with` block. An exception of `make` is raised where its result is asked for.
+    Iterate inside a `with` block. An exception of `make` is raised where its result is taken.
     """
 
     def __init__(self, make: Callable[[int], T], indices: Iterable[int], ready: int = 2) -> None:
@@ -244,7 +206,7 @@ class Prefetch(Generic[T]):
         return future.result()
 
     def close(self) -> None:
-        """Finish the piece in progress, drop the others and end the thread. More than once does no harm."""
+        """Finish the call in progress, drop the others and end the thread; idempotent."""
         self._pending.clear()
         self._indices = iter(())
         self._executor.shutdown(wait=True, cancel_futures=True)
@@ -273,11 +235,11 @@ class _Sequential(Stream):
         return Batch(span[:-1].reshape(-1, self.sequence_length), span[1:].reshape(-1, self.sequence_length))
 
 
-class _From(Stream):
-    """A stream from a place on that the seed draws, among `places` of `size` micro-batches each."""
+class _RandomStart(Stream):
+    """A stream read from a random start on: one of `starts` positions, `size` micro-batches apart."""
 
-    def __init__(self, stream: Stream, seed: int, places: int, size: int) -> None:
-        self.stream, self.first = stream, int(np.random.default_rng(seed).integers(places)) * size
+    def __init__(self, stream: Stream, seed: int, starts: int, size: int) -> None:
+        self.stream, self.first = stream, int(np.random.default_rng(seed).integers(starts)) * size
 
     def micro_batch(self, index: int) -> Batch:
         return self.stream.micro_batch(self.first + index)
@@ -286,10 +248,10 @@ class _From(Stream):
 class _Packed(Stream):
     def __init__(self, shards: Sequence[Tokens], tokens: int, bos: int, group: int) -> None:
         self.shards, self.tokens, self.group = shards, tokens, group
-        self.first = [_first(shard, bos) for shard in shards]
+        self.first = [_first_document(shard, bos) for shard in shards]
         available = [len(shard) - first for shard, first in zip(shards, self.first, strict=True)]
         self.ends = np.cumsum([count // (group * (tokens + 1)) for count in available])
-        _require(max(available, default=0), group * (tokens + 1) - 1)
+        _check_enough(max(available, default=0), group * (tokens + 1) - 1)
 
     def micro_batch(self, index: int) -> Batch:
         span, member = divmod(index, self.group)
@@ -298,44 +260,44 @@ class _Packed(Stream):
         if number:
             span -= int(self.ends[number - 1])
         begin = self.first[number] + (span * self.group + member) * (self.tokens + 1)
-        taken = self.shards[number][begin : begin + self.tokens + 1].astype(np.int64)
-        return Batch(taken[None, :-1], taken[None, 1:])
+        span_tokens = self.shards[number][begin : begin + self.tokens + 1].astype(np.int64)
+        return Batch(span_tokens[None, :-1], span_tokens[None, 1:])
 
 
 Order = Callable[[np.random.Generator, Integers], tuple[Integers, Integers]]
-"""Generator and blocks per shard -> for every row of an epoch the shard it comes from and the block there."""
+"""Generator and number of blocks of each shard -> shard and block of every row of an epoch."""
 
 
 class _Epochs(Stream):
-    """Rows of an epoch in the order that `order` draws; epoch after epoch."""
+    """Epochs of rows, each in an order drawn by `order`."""
 
     def __init__(self, shards: Sequence[Tokens], tokens: int, sequence_length: int, seed: int, order: Order) -> None:
-        self.shards, self.sequence_length, self.seed, self.draw = shards, sequence_length, seed, order
-        self.rows = _rows(tokens, sequence_length)
-        _require(sum(map(len, shards)), tokens)
+        self.shards, self.sequence_length, self.seed, self.draw_order = shards, sequence_length, seed, order
+        self.rows = _row_count(tokens, sequence_length)
+        _check_enough(sum(map(len, shards)), tokens)
         # Any phase below the sequence length leaves this many blocks, so every epoch has the same number of rows.
         sizes = np.array([len(shard) for shard in shards], np.int64)
         self.blocks = np.where(sizes > sequence_length, np.maximum(sizes // sequence_length - 1, 1), 0)
         self.phases = np.minimum(sizes - self.blocks * sequence_length, sequence_length)
         self.epoch_rows = int(self.blocks.sum())
-        _require(int(sizes.max()), sequence_length)
+        _check_enough(int(sizes.max()), sequence_length)
         self.order = lru_cache(2)(self._order)
 
     def micro_batch(self, index: int) -> Batch:
         rows = [self._row(number) for number in range(index * self.rows, (index + 1) * self.rows)]
-        taken = np.stack(rows).astype(np.int64)
-        return Batch(np.ascontiguousarray(taken[:, :-1]), np.ascontiguousarray(taken[:, 1:]))
+        stacked = np.stack(rows).astype(np.int64)
+        return Batch(np.ascontiguousarray(stacked[:, :-1]), np.ascontiguousarray(stacked[:, 1:]))
 
     def _row(self, number: int) -> Tokens:
         epoch, row = divmod(number, self.epoch_rows)
         shards, begins = self.order(epoch)
-        shard, begin = self.shards[int(shards[row])], int(begins[row])
-        return shard[begin : begin + self.sequence_length + 1]
+        begin = int(begins[row])
+        return self.shards[int(shards[row])][begin : begin + self.sequence_length + 1]
 
     def _order(self, epoch: int) -> tuple[Integers, Integers]:
         generator = np.random.default_rng([self.seed, epoch])
         phases = generator.integers(self.phases)
-        shards, blocks = self.draw(generator, self.blocks)
+        shards, blocks = self.draw_order(generator, self.blocks)
         return shards, phases[shards] + blocks * self.sequence_length
 
 
@@ -347,13 +309,11 @@ def _shuffled(generator: np.random.Generator, blocks: Integers) -> tuple[Integer
 
 
 def _coprime(generator: np.random.Generator, blocks: Integers) -> tuple[Integers, Integers]:
-    # Drawing shards in proportion to what is left is the same as shuffling all the draws.
+    # Drawing shards in proportion to the blocks they have left is the same as shuffling all the draws.
     shards = generator.permutation(np.repeat(np.arange(len(blocks)), blocks))
-    order = np.argsort(shards, kind="stable")
-    chosen = np.empty_like(shards)
-    walks = [_walk(generator, int(count)) for count in blocks]
-    chosen[order] = np.concatenate(walks)
-    return shards, chosen
+    walked = np.empty_like(shards)
+    walked[np.argsort(shards, kind="stable")] = np.concatenate([_walk(generator, int(count)) for count in blocks])
+    return shards, walked
 
 
 def _walk(generator: np.random.Generator, count: int) -> Integers:
@@ -365,13 +325,13 @@ def _walk(generator: np.random.Generator, count: int) -> Integers:
     return (start + np.arange(count, dtype=np.int64) * stride) % count
 
 
-def _rows(tokens: int, sequence_length: int) -> int:
+def _row_count(tokens: int, sequence_length: int) -> int:
     if tokens < sequence_length or tokens % sequence_length:
         raise UserError(f"{tokens:,} tokens per micro-batch are not whole rows of {sequence_length:,}")
     return tokens // sequence_length
 
 
-def _require(available: int, tokens: int) -> None:
+def _check_enough(available: int, tokens: int) -> None:
     if available <= tokens:
         raise UserError(
             f"the training shards hold {available:,} tokens in one piece and a micro-batch needs {tokens + 1:,};"
@@ -379,7 +339,7 @@ def _require(available: int, tokens: int) -> None:
         )
 
 
-def _first(shard: Tokens, bos: int) -> int:
+def _first_document(shard: Tokens, bos: int) -> int:
     for begin in range(0, len(shard), BOS_SCAN):
         found = np.flatnonzero(shard[begin : begin + BOS_SCAN] == bos)
         if len(found):

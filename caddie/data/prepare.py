@@ -1,7 +1,7 @@
-"""Turns text into a corpus folder: held-out documents, a tokenizer, token shards, and the manifest last.
+"""Prepare text as a corpus folder: held-out documents, tokenizer, token shards and, last, the manifest.
 
-Bytes are always those of the documents; the count of the contest's table method stands beside them. The folder is
-filled under another name and takes its own when it is complete.
+Scores count the bytes of the documents; the contest's table method is counted beside them. The folder is written under
+a temporary name and renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import gzip
 import json
 import lzma
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import brotli
 import numpy as np
@@ -23,7 +24,7 @@ import zstandard
 from caddie.data import corpus, published
 from caddie.data import documents as sources
 from caddie.data.corpus import Corpus, Manifest, RoundTripFigures, Shard, Split, SplitName, TokenizerEntry
-from caddie.data.loaders import Tokens, write_shard
+from caddie.data.shards import Tokens, write_shard
 from caddie.data.splits import Plan, Text, divide, identity
 from caddie.data.tokenizers import CaseOps, SentencePieceFile, Tokenizer, TokenizerSource
 from caddie.errors import UserError
@@ -50,10 +51,11 @@ def prepare(
     progress: Progress,
     limit_bytes: int | None = None,
 ) -> Corpus:
-    """The corpus of a source (see `sources.find`), made in `folder` unless it is there already.
+    """Return the corpus of a source (see `documents.find`), prepared in `folder` unless it is there already.
 
     A source that is itself a corpus is loaded; a folder of published shards (`*_train_*.bin`, `*_val_*.bin`) is
-    described where it lies. `limit_bytes` ends a text early. `UserError` says what is wrong with what was given.
+    described in place. `limit_bytes` ends a text early. Raises `UserError` for a source, tokenizer, vocabulary or
+    fraction that cannot be used.
     """
     path = Path(source).expanduser() if source is not None else None
     if path and corpus.is_corpus(path):
@@ -72,11 +74,7 @@ def prepare(
     plan = Plan(text, inputs, divide(sizes, validation_fraction, text.source, duplicates), duplicates)
     progress.note(f"tokenizer: {type(tokenizer_source).__name__} with {vocabulary:,} ids")
     tokenizer = tokenizer_source.build(vocabulary, lambda: plan.sample(SAMPLE_BYTES / sum(sizes.values())))
-    with _new_folder(folder) as partial:
-        manifest = replace(_write(plan, tokenizer, partial, progress), validation_fraction=validation_fraction)
-        corpus.write_hashes(partial, plan.hashes("train"), plan.hashes("validation"))
-        corpus.write_manifest(partial, manifest)
-    return Corpus.load(folder)
+    return _make(plan, tokenizer, folder, progress, plan.hashes("train"), validation_fraction=validation_fraction)
 
 
 def prepare_validation(
@@ -89,10 +87,11 @@ def prepare_validation(
     limit_bytes: int | None = None,
     unseen: bool = False,
 ) -> Corpus:
-    """A corpus for scoring alone: every document is held out, except those that `against` trains on.
+    """Return a corpus for scoring only: every document is held out, except those that `against` trains on.
 
-    With `unseen` those that it validates on are left out too. The training split's figures and document hashes are
-    copied from `against`; without it nothing is known of training, and `Corpus.check_disjoint` says so.
+    With `unseen`, the documents that `against` validates on are left out too. Figures and document hashes of the
+    training split are copied from `against`; without it, `Corpus.check_disjoint` raises an error. Raises `UserError`
+    if no document is left.
     """
     folder = folder.expanduser().resolve()
     text = Text(sources.find(source), limit_bytes, identity(tokenizer, against))
@@ -101,27 +100,40 @@ def prepare_validation(
     found = corpus.reusable(folder, inputs)
     if found:
         return found
-    known = corpus.read_hashes(against.folder, "train") if against else set()
-    seen = known | corpus.read_hashes(against.folder, "validation") if against and unseen else known
+    trained_on = corpus.read_hashes(against.folder, "train") if against else set()
+    seen = trained_on | corpus.read_hashes(against.folder, "validation") if against and unseen else trained_on
     sizes, duplicates = text.survey(progress)
     plan = Plan(text, inputs, {key: "validation" for key in sizes if key not in seen}, duplicates)
     if not plan.splits:
         seen_in = "the training or the held-out text" if unseen else "the training text"
         raise UserError(f"{text.source.description}: every document is in {seen_in}; name another text")
+    return _make(
+        plan,
+        tokenizer,
+        folder,
+        progress,
+        trained_on,
+        train=train and replace(train, shards=()),
+        hashed=against.manifest.hashed if against else "documents",
+        training_documents_removed=len(sizes) - len(plan.splits),
+    )
+
+
+def _make(
+    plan: Plan, tokenizer: Tokenizer, folder: Path, progress: Progress, train_hashes: Iterable[bytes], **fields: Any
+) -> Corpus:
+    """Write a corpus whose manifest has these `fields`; return it, its held-out text counted."""
     with _new_folder(folder) as partial:
-        manifest = replace(
-            _write(plan, tokenizer, partial, progress),
-            train=train and replace(train, shards=()),
-            hashed=against.manifest.hashed if against else "documents",
-            training_documents_removed=len(sizes) - len(plan.splits),
-        )
-        corpus.write_hashes(partial, known, plan.hashes("validation"))
+        manifest = replace(_write(plan, tokenizer, partial, progress), **fields)
+        corpus.write_hashes(partial, train_hashes, plan.hashes("validation"))
         corpus.write_manifest(partial, manifest)
-    return Corpus.load(folder)
+    made = Corpus.load(folder)
+    made.set_counted()
+    return made
 
 
 def _content(tokenizer_source: TokenizerSource) -> object:
-    """What names a tokenizer source: its settings, or the hash of the model it names."""
+    """Return what identifies a tokenizer source: its settings, or the hash of its model file."""
     if isinstance(tokenizer_source, CaseOps):
         return ["CaseOps", _content(tokenizer_source.of)]
     if not isinstance(tokenizer_source, SentencePieceFile):
@@ -129,17 +141,17 @@ def _content(tokenizer_source: TokenizerSource) -> object:
     try:
         return corpus.file_sha256(Path(tokenizer_source.path))
     except (OSError, ValueError):
-        return None  # the same trouble meets `build`, which has the words for it
+        return None  # `build` meets the same error and reports it
 
 
 class _Writer:
-    """Encodes the documents of one split into shards, each of which begins with a document."""
+    """Encodes the documents of one split into shards; each shard begins with a document."""
 
     def __init__(self, folder: Path, prefix: str, tokenizer: Tokenizer) -> None:
         self.folder, self.prefix, self.tokenizer = folder, prefix, tokenizer
         self.shards: list[Shard] = []
         self.pieces: list[Tokens] = []
-        self.held = self.tokens = self.documents = self.changed = 0
+        self.pending = self.tokens = self.documents = self.changed = 0
         self.source_bytes = self.normalized_bytes = self.table_bytes = 0
 
     def add(self, documents: list[bytes]) -> None:
@@ -151,26 +163,26 @@ class _Writer:
             self.normalized_bytes += len(decoded)
             piece = np.concatenate([np.array([self.tokenizer.bos], np.uint16), ids])
             self.table_bytes += self.tokenizer.table_bytes(piece)
-            if self.pieces and self.held + len(piece) > SHARD_TOKENS:
+            if self.pieces and self.pending + len(piece) > SHARD_TOKENS:
                 self._flush()
             self.pieces.append(piece)
-            self.held += len(piece)
+            self.pending += len(piece)
 
     def split(self, hashes: list[bytes]) -> Split:
         self._flush()
-        counted = (self.documents, self.tokens, self.source_bytes, self.normalized_bytes, self.table_bytes)
-        return Split(*counted, corpus.set_sha256(hashes), tuple(self.shards))
+        counts = (self.documents, self.tokens, self.source_bytes, self.normalized_bytes, self.table_bytes)
+        return Split(*counts, corpus.set_sha256(hashes), tuple(self.shards))
 
     def _flush(self) -> None:
         path = self.folder / f"{self.prefix}_{len(self.shards):06d}.bin"
         write_shard(path, np.concatenate(self.pieces))
-        self.shards.append(Shard(path.name, self.held, corpus.file_sha256(path)))
-        self.tokens += self.held
-        self.pieces, self.held = [], 0
+        self.shards.append(Shard(path.name, self.pending, corpus.file_sha256(path)))
+        self.tokens += self.pending
+        self.pieces, self.pending = [], 0
 
 
 def _write(plan: Plan, tokenizer: Tokenizer, folder: Path, progress: Progress) -> Manifest:
-    """Everything but the document hashes and the manifest, which is returned."""
+    """Write everything but the document hashes and the manifest; return the manifest."""
     (folder / corpus.TOKENIZER).write_bytes(tokenizer.serialize())
     writers = {name: _Writer(folder, PREFIXES[name], tokenizer) for name in sorted(set(plan.splits.values()))}
     held_out: list[bytes] = []
@@ -184,28 +196,30 @@ def _write(plan: Plan, tokenizer: Tokenizer, folder: Path, progress: Progress) -
     lines = (json.dumps({"text": document.decode()}) + "\n" for document in held_out)
     packed = zstandard.ZstdCompressor(level=9).compress("".join(lines).encode())
     (folder / corpus.VALIDATION_TEXT).write_bytes(packed)
+    round_trip = RoundTripFigures(
+        documents=sum(writer.documents for writer in writers.values()),
+        changed_documents=sum(writer.changed for writer in writers.values()),
+        source_bytes=sum(split.source_bytes for split in splits.values()),
+        decoded_bytes=sum(split.normalized_bytes for split in splits.values()),
+    )
     return Manifest(
-        version=corpus.VERSION,
         name=plan.text.source.name,
         source=plan.text.source.description,
         inputs=plan.inputs,
-        tokenizer=TokenizerEntry.of(tokenizer, _round_trip(list(writers.values()))),
+        tokenizer=TokenizerEntry.of(tokenizer, round_trip),
         train=splits.get("train"),
         validation=splits["validation"],
         hashed="documents",
         duplicates_removed=plan.duplicates,
-        training_documents_removed=0,
-        overlap=0,
         byte_source="documents",
         validation_compressors=_compressed(b"".join(held_out)),
-        validation_fraction=None,
     )
 
 
 def _batches(
     documents: Iterator[tuple[SplitName, bytes]], progress: Progress
 ) -> Iterator[list[tuple[SplitName, bytes]]]:
-    """Some 4 MB of documents at a time, with a report every 64 MB."""
+    """Yield some 4 MB of documents at a time, with a note every 64 MB."""
     batch: list[tuple[SplitName, bytes]] = []
     size = total = 0
     for split, document in documents:
@@ -219,20 +233,11 @@ def _batches(
     yield batch
 
 
-def _round_trip(writers: list[_Writer]) -> RoundTripFigures:
-    return RoundTripFigures(
-        documents=sum(writer.documents for writer in writers),
-        changed_documents=sum(writer.changed for writer in writers),
-        source_bytes=sum(writer.source_bytes for writer in writers),
-        decoded_bytes=sum(writer.normalized_bytes for writer in writers),
-    )
-
-
 _XZ = {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}
 
 
 def _compressed(data: bytes) -> dict[str, int] | None:
-    """What general compressors at their strongest make of the held-out text, as a yardstick."""
+    """Return the bytes of the held-out text under general compressors at their strongest, for comparison."""
     if len(data) > COMPRESSED_BYTES:
         return None
     compressors: dict[str, Callable[[bytes], bytes]] = {
@@ -249,11 +254,11 @@ def _compressed(data: bytes) -> dict[str, int] | None:
 
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill that takes the place of `folder` when all went well, and vanishes when not."""
+    """Yield a temporary folder that replaces `folder` when the block succeeds and is removed when it fails."""
     if folder.is_dir():
-        foreign = [path.name for path in folder.iterdir() if not any(map(path.match, OWN_FILES))]
+        foreign = sorted(path.name for path in folder.iterdir() if not any(map(path.match, OWN_FILES)))
         if foreign:
-            raise UserError(f"{folder} holds other files, such as {sorted(foreign)[0]}; name an empty folder")
+            raise UserError(f"{folder} holds other files, such as {foreign[0]}; name an empty folder")
     elif folder.exists():
         raise UserError(f"{folder} is a file; name a folder")
     partial, old = unfinished(folder), unfinished(folder)

@@ -1,6 +1,6 @@
-"""Token shards that someone else prepared, in the contest's layout, described where they lie.
+"""Corpora of token shards that someone else prepared, named as the contest names them; the shards stay in place.
 
-Their text is not known, so bytes are counted from the tokens, and documents are told apart by their ids.
+Their text is unknown, so bytes are counted from the tokens, and documents are identified by their ids.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from caddie.data import corpus
 from caddie.data.corpus import Corpus, Manifest, Shard, Split, TokenizerEntry
-from caddie.data.loaders import open_shard
+from caddie.data.shards import open_shard, split_documents
 from caddie.data.tokenizers import Tokenizer, TokenizerSource
 from caddie.errors import UserError
 from caddie.runtime.progress import Progress
@@ -23,11 +23,11 @@ from caddie.runtime.progress import Progress
 PATTERNS = {"train": "*_train_*.bin", "validation": "*_val_*.bin"}
 CHUNK_TOKENS = 1 << 22
 FORMAT = 2
-"""Part of every fingerprint: raised when the same shards come to mean another corpus."""
+"""Part of every fingerprint; raise it when the same shards give another corpus."""
 
 
 def is_published(folder: Path) -> bool:
-    """Whether a folder holds shards named as the contest names them."""
+    """True if a folder holds shards named as the contest names them."""
     return folder.is_dir() and any(_shards(folder, pattern) for pattern in PATTERNS.values())
 
 
@@ -39,10 +39,10 @@ def describe(
     progress: Progress,
     train_shards: int | None = None,
 ) -> Corpus:
-    """The corpus of the shards in `shards`: tokenizer, document hashes and manifest, written to `folder`.
+    """Describe the shards in the folder `shards`: write tokenizer, document hashes and manifest to `folder`.
 
-    The shards stay where they are; only the first `train_shards` are used where that is given. `UserError` if a split
-    is missing, a shard damaged or the tokenizer another.
+    Only the first `train_shards` training shards are used, or all if None. Raises `UserError` if a split is missing, a
+    shard is damaged, or the tokenizer does not fit.
     """
     shards, folder = shards.expanduser().resolve(), folder.expanduser().resolve()
     paths = {name: _shards(shards, pattern) for name, pattern in PATTERNS.items()}
@@ -60,7 +60,6 @@ def describe(
     validation, validation_hashes = _split(paths["validation"], folder, tokenizer, progress)
     by_table = all(split.table_bytes == split.normalized_bytes for split in (train, validation))
     manifest = Manifest(
-        version=corpus.VERSION,
         name=shards.name,
         source=str(shards),
         inputs=inputs,
@@ -68,12 +67,8 @@ def describe(
         train=train,
         validation=validation,
         hashed="tokens",
-        duplicates_removed=0,
-        training_documents_removed=0,
         overlap=len(train_hashes & validation_hashes),
         byte_source="table" if by_table else "tokens",
-        validation_compressors=None,
-        validation_fraction=None,
     )
     if manifest.overlap:
         progress.note(f"{manifest.overlap:,} validation documents are training documents too")
@@ -82,11 +77,13 @@ def describe(
     (folder / corpus.TOKENIZER).write_bytes(tokenizer.serialize())
     corpus.write_hashes(folder, train_hashes, validation_hashes)
     corpus.write_manifest(folder, manifest)
-    return Corpus.load(folder)
+    made = Corpus.load(folder)
+    made.set_counted()
+    return made
 
 
 def _shards(folder: Path, pattern: str) -> list[Path]:
-    # Shards of byte counts lie beside the token shards of some tokenizers.
+    # Shards of byte counts may lie beside the token shards.
     return sorted(path for path in folder.glob(pattern) if "_bytes_" not in path.name)
 
 
@@ -110,9 +107,9 @@ def _split(paths: Sequence[Path], folder: Path, tokenizer: Tokenizer, progress: 
         described.append(Shard(file, len(tokens), corpus.file_sha256(path)))
         progress.note(f"{path.name}: {len(tokens):,} tokens")
     hashes, decoded_bytes = [], 0
-    for run in corpus.runs(opened, tokenizer.bos):
-        hashes.append(corpus.document_hash(run.tobytes()))
-        decoded_bytes += int(tokenizer.byte_lengths(run)[1:].sum())  # the first is BOS, or context only
+    for ids in split_documents(opened, tokenizer.bos):
+        hashes.append(corpus.document_hash(ids.tobytes()))
+        decoded_bytes += int(tokenizer.byte_lengths(ids)[1:].sum())  # the first is BOS, or context only
     split = Split(
         documents=len(hashes),
         tokens=sum(map(len, opened)),

@@ -1,8 +1,8 @@
-"""The round-trip audit: by which rules a tokenizer changes text, with an example and the bytes of each.
+"""Round-trip audit: list the rules by which a tokenizer changes text, each with an example and its bytes.
 
-The tokenizer is a black box that encodes and decodes. A rule is broken when one of its examples comes back changed. In
-documents, every character is tried by itself; what that and the rules of spaces foretell is compared with what came
-back. Where the two agree the bytes are attributed exactly, and where they do not they go to "other".
+The tokenizer is a black box that encodes and decodes. It is lossy by a rule if it changes one of the rule's examples.
+For documents, every character is decoded on its own; this and the rules of spaces predict the decoded document. Where
+the prediction is right, changed bytes are attributed to rules exactly; the rest goes to "other".
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _EXAMPLES: dict[str, tuple[str | bytes, ...]] = {
     "capitals": ("Ab",),
     _UNKNOWN: ("\u00f8", "\u4e2d", "\U0001f600"),
 }
-"""Rule to texts that show it."""
+"""Examples of each rule."""
 _NAMED = {
     **dict.fromkeys("\n\r\x85\u2028\u2029", "line breaks"),
     "\t": "tabs",
@@ -68,7 +68,7 @@ _SURROGATES = "\udc80-\udcff"  # bytes that are not UTF-8, from surrogateescape
 
 @dataclass(frozen=True)
 class Rule:
-    """One way to change text, and what a tokenizer made of it."""
+    """One way to change text, and a tokenizer's changes by it."""
 
     name: str
     before: bytes
@@ -82,17 +82,17 @@ class Rule:
 
     @property
     def lossy(self) -> bool:
-        """Whether the tokenizer changes text by this rule."""
+        """True if the tokenizer changes text by this rule."""
         return self.before != self.after
 
     def to_json(self) -> dict[str, object]:
-        """The same as JSON values."""
+        """Return the rule as JSON values."""
         shown = {"before": self.before.decode(errors="backslashreplace")}
         shown["after"] = self.after.decode(errors="backslashreplace")
         return {"name": self.name, **shown, "lost_bytes": self.lost_bytes, "net_bytes": self.net_bytes}
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Return one line: the example and the bytes lost."""
         line = f"{self.name}: {_shown(self.before)} comes back as {_shown(self.after)}"
         if self.lost_bytes or self.net_bytes:
             line += f"; {self.lost_bytes:,} bytes lost, {-self.net_bytes:+,} in length"
@@ -100,20 +100,20 @@ class Rule:
 
 
 def audit(tokenizer: Tokenizer, documents: Iterable[bytes] = ()) -> list[Rule]:
-    """Every known rule in a fixed order, `lossy` or not, and "other" last where documents show what none explains.
+    """Return every rule in a fixed order, `lossy` or not, and last "other" if documents change in other ways.
 
-    The `net_bytes` of all rules add up to the difference in length between the documents and what came back. What is
-    lost to "other" is, in each document, all from the first to the last difference that no rule explains.
+    The `net_bytes` of all rules sum to the length of the documents less that of the decoded documents. The bytes of
+    "other" are, in each document, all from the first to the last difference that no rule predicts.
     """
     befores = list(documents)
-    afters = _come_back(tokenizer, befores)
+    afters = _round_trip(tokenizer, befores)
     changed = [(_text(a), _text(b)) for a, b in zip(befores, afters, strict=True) if a != b]
-    habits = _Habits(tokenizer, {unit for before, _ in changed for unit in _units(before)})
+    behavior = _Behavior(tokenizer, {unit for before, _ in changed for unit in _units(before)})
     lost: Counter[str] = Counter()
     net: Counter[str] = Counter()
     seen: dict[str, tuple[bytes, bytes]] = {}
     for before, after in changed:
-        for name, *pair in _changes(before, after, habits):
+        for name, *pair in _changes(before, after, behavior):
             a, b = map(_bytes, pair)
             lost[name] += len(a)
             net[name] += len(a) - len(b)
@@ -121,20 +121,20 @@ def audit(tokenizer: Tokenizer, documents: Iterable[bytes] = ()) -> list[Rule]:
     rules = []
     for name in [*_EXAMPLES, *([_OTHER] if _OTHER in seen else [])]:
         tried = [text if isinstance(text, bytes) else text.encode() for text in _EXAMPLES.get(name, ())]
-        front = b"" if name == _FRONT else _bytes(habits.front)
-        pairs = [(a, b.removeprefix(front)) for a, b in zip(tried, _come_back(tokenizer, tried), strict=True)]
+        front = b"" if name == _FRONT else _bytes(behavior.front)
+        pairs = [(a, b.removeprefix(front)) for a, b in zip(tried, _round_trip(tokenizer, tried), strict=True)]
         shown = next((pair for pair in pairs if pair[0] != pair[1]), seen.get(name) or pairs[0])
         rules.append(Rule(name, *shown, lost[name], net[name]))
     return rules
 
 
-class _Habits:
-    """What a tokenizer was seen to do to spaces, and to characters one by one."""
+class _Behavior:
+    """A tokenizer's observed treatment of spaces, and of characters one by one."""
 
     def __init__(self, tokenizer: Tokenizer, units: Iterable[str]) -> None:
         distinct = sorted(units)
         tries = ["q", " q", "q  q", "q ", *(f"q{unit}q" for unit in distinct)]  # q forms a letter with no accent
-        alone, leading, repeated, trailing, *backs = map(_text, _come_back(tokenizer, map(_bytes, tries)))
+        alone, leading, repeated, trailing, *backs = map(_text, _round_trip(tokenizer, map(_bytes, tries)))
         self.front = alone.removesuffix("q")
         self.drops_leading, self.drops_trailing = leading == alone, trailing == alone
         self.drops_repeated = repeated == f"{alone} q"
@@ -144,7 +144,7 @@ class _Habits:
         }
 
     def outputs(self, units: Sequence[str]) -> list[str]:
-        """What the units of a document come back as if these habits are all."""
+        """Predict the decoded text of each unit of a document."""
         outputs = []
         drops = self.drops_leading
         for unit in units:
@@ -161,29 +161,29 @@ class _Habits:
         return outputs
 
 
-def _changes(before: str, after: str, habits: _Habits) -> Iterator[tuple[str, str, str]]:
-    """Rule, text and what it became, for all that changed in a document."""
+def _changes(before: str, after: str, behavior: _Behavior) -> Iterator[tuple[str, str, str]]:
+    """Yield rule, text before and text after of every change in a document."""
     units = _units(before)
-    outputs = habits.outputs(units)
+    outputs = behavior.outputs(units)
     filled = [index for index, output in enumerate(outputs) if output]
-    nothing = len(units) if habits.drops_leading else -1
+    nothing = len(units) if behavior.drops_leading else -1
     first, last = (filled[0], filled[-1]) if filled else (nothing, nothing)
-    foretold = habits.front + "".join(outputs)
-    begins = _same(foretold, after)
-    ends = len(foretold) - _same(foretold[begins:][::-1], after[begins:][::-1])
+    predicted = behavior.front + "".join(outputs)
+    begins = _common_prefix(predicted, after)
+    ends = len(predicted) - _common_prefix(predicted[begins:][::-1], after[begins:][::-1])
     place, unexplained = 0, ""
-    for index, (unit, output) in enumerate(zip(["", *units], [habits.front, *outputs], strict=True), -1):
+    for index, (unit, output) in enumerate(zip(["", *units], [behavior.front, *outputs], strict=True), -1):
         here, place = place, place + len(output)
         if place > begins and here < ends:
             unexplained, begins, ends = unexplained + unit, min(begins, here), max(ends, place)
         elif unit != output:
-            yield _name(unit, habits.images.get(unit, ""), (index > last) - (index < first)), unit, output
-    if foretold != after:
-        yield _OTHER, unexplained, after[begins : len(after) - len(foretold) + ends]
+            yield _name(unit, behavior.images.get(unit, ""), (index > last) - (index < first)), unit, output
+    if predicted != after:
+        yield _OTHER, unexplained, after[begins : len(after) - len(predicted) + ends]
 
 
 def _name(unit: str, image: str, side: int) -> str:
-    """The rule by which a unit changes; `side` is -1 before all that is kept, 1 after it and else 0."""
+    """Return the rule of a unit's change; `side` is -1 before all text that is kept, 1 after it and else 0."""
     if unit == "":
         return _FRONT
     if unit == " ":
@@ -202,7 +202,7 @@ def _name(unit: str, image: str, side: int) -> str:
 
 
 def _units(text: str) -> list[str]:
-    """The characters, each with the accents on it; bytes that are not UTF-8 stay together."""
+    """Return the characters, each with its accents; bytes that are not UTF-8 stay together."""
     accents = "".join(
         c for c in set(text) if unicodedata.category(c)[0] == "M" or "\u1160" <= c <= "\u11ff" or c in "\uff9e\uff9f"
     )
@@ -210,14 +210,14 @@ def _units(text: str) -> list[str]:
     return re.findall(f"{accented}[{_SURROGATES}]+|.", text, re.DOTALL)
 
 
-def _same(a: str, b: str) -> int:
-    """How many characters two texts begin with alike."""
+def _common_prefix(a: str, b: str) -> int:
+    """Return the length of the common prefix of two texts."""
     if a == b:
         return len(a)
     return next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _come_back(tokenizer: Tokenizer, documents: Iterable[bytes]) -> list[bytes]:
+def _round_trip(tokenizer: Tokenizer, documents: Iterable[bytes]) -> list[bytes]:
     return [tokenizer.decode(ids) for ids in tokenizer.encode_many(list(documents))]
 
 

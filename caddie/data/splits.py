@@ -1,7 +1,7 @@
-"""Which documents of a text are kept, and which of them are held out.
+"""Splits of a text's documents into training and validation, without duplicates.
 
-A document is known by a hash, of its bytes or of its ids, and goes to a split by that hash alone: the split depends
-neither on the order of the documents nor on chance, and nothing is in both.
+A document is identified by a hash, of its bytes or of its ids, which alone decides its split. So the split depends
+neither on the order of the documents nor on a random seed, and no document is in both.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from caddie.errors import UserError
 from caddie.runtime.progress import Progress
 
 FORMAT = 1
-"""Part of every fingerprint: raised when the same inputs come to mean another corpus."""
+"""Part of every fingerprint; raise it when the same inputs give another corpus."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """A source, read up to `limit_bytes`, whose documents are told apart by `identity`."""
+    """A source, read up to `limit_bytes`; documents with the same `identity` are duplicates."""
 
     source: Source
     limit_bytes: int | None
     identity: Callable[[bytes], bytes]
 
     def fingerprint(self, settings: Sequence[object]) -> str:
-        """Hexadecimal digits that name this text prepared with these settings."""
+        """Return the hexadecimal SHA-256 of this text prepared with these settings."""
         parts = [FORMAT, self.source.fingerprint(), self.limit_bytes, *settings]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def documents(self, skipped: list[Path] | None = None) -> Iterator[bytes]:
-        """Every document within the limit; files that are not text are added to `skipped`."""
+        """Yield every document within the limit; files that are not text are added to `skipped`."""
         total = 0
         for document in self.source.documents(skipped):
             total += len(document)
@@ -48,7 +48,7 @@ class Text:
             yield document
 
     def survey(self, progress: Progress) -> tuple[dict[bytes, int], int]:
-        """Bytes of each document by its hash, and how many documents came more than once."""
+        """Return the bytes of each document by its hash, and the number of duplicates."""
         progress.note(f"reading {self.source.description}")
         skipped: list[Path] = []
         sizes: dict[bytes, int] = {}
@@ -77,11 +77,11 @@ class Plan:
     duplicates: int
 
     def hashes(self, split: SplitName) -> list[bytes]:
-        """The hashes of a split."""
-        return [key for key, chosen in self.splits.items() if chosen == split]
+        """Return the hashes of a split."""
+        return [key for key, of_key in self.splits.items() if of_key == split]
 
     def documents(self) -> Iterator[tuple[SplitName, bytes]]:
-        """Each planned document once, with its split."""
+        """Yield each planned document once, with its split."""
         left = dict(self.splits)
         for document in self.text.documents():
             split = left.pop(self.text.identity(document), None)
@@ -91,7 +91,7 @@ class Plan:
             raise UserError(f"{self.text.source.description}: changed while it was read; prepare it again")
 
     def sample(self, fraction: float) -> list[bytes]:
-        """About this fraction of the training documents, at most all, spread evenly over them."""
+        """Return about this fraction of the training documents, at most all, spread evenly over them."""
         chosen, credit = [], 1.0
         for split, document in self.documents():
             if split == "train":
@@ -103,7 +103,7 @@ class Plan:
 
 
 def identity(tokenizer: Tokenizer, against: Corpus | None) -> Callable[[bytes], bytes]:
-    """What a document is told apart by: its bytes, or its ids where the other corpus knows only those."""
+    """Return the hash that identifies documents: of bytes, or of ids if the other corpus has no text."""
     if against is None or against.manifest.hashed == "documents":
         return corpus.document_hash
     if against.manifest.tokenizer.sha256 != tokenizer.sha256:
@@ -113,7 +113,10 @@ def identity(tokenizer: Tokenizer, against: Corpus | None) -> Callable[[bytes], 
 
 
 def divide(sizes: dict[bytes, int], fraction: float, source: Source, duplicates: int = 0) -> dict[bytes, SplitName]:
-    """Hashes below the fraction are held out; the lowest always is and the highest never."""
+    """Hold out the documents with hashes below the fraction; always the lowest and never the highest.
+
+    `sizes` maps document hashes to bytes. Raises `UserError` for fewer than two documents.
+    """
     if len(sizes) < 2:
         again = f" (duplicates dropped: {duplicates:,})" if duplicates else ""
         raise UserError(

@@ -23,7 +23,7 @@ import torch
 
 from caddie.config import assignments
 from caddie.config.schedules import IntSchedule, PiecewiseConstant, all_values, int_at, value_at
-from caddie.data.loaders import Tokens
+from caddie.data.shards import Tokens
 from caddie.errors import CheckFailed, UserError
 from caddie.model import GPT, build
 from caddie.pack import container

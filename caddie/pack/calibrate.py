@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from caddie.config import Config, Count, NonNegative, Technique
-from caddie.data.loaders import ShuffledSequences, Tokens
+from caddie.data.loaders import ShuffledSequences
+from caddie.data.shards import Tokens
 from caddie.model import Cache, Linear, Model, TiedHead
 from caddie.ops import rms_norm
 from caddie.pack.quantize import Calibration

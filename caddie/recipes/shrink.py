@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from caddie.config.schedules import IntSchedule, PiecewiseConstant, all_values
-from caddie.data.loaders import Stream, Tokens
+from caddie.data.loaders import Stream
+from caddie.data.shards import Tokens
 from caddie.errors import UserError
 from caddie.model import GPT, Block
 from caddie.recipes.recipe import Recipe

@@ -22,7 +22,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from caddie.config import Count, Diff
-from caddie.data.loaders import Batch, Loader, ShuffledSequences, Stream, Tokens
+from caddie.data.loaders import Batch, Loader, ShuffledSequences, Stream
+from caddie.data.shards import Tokens
 from caddie.lab.study import Claim, Entry, Seconds, Steps, Study
 from caddie.pack.fit import PruneOnes
 from caddie.pack.quantize import Percentile, Rotated, Rows

@@ -21,7 +21,7 @@ from recording import Recorder
 
 from caddie.data.corpus import Corpus
 from caddie.data.fineweb import fetch_fineweb
-from caddie.data.loaders import open_shard, write_shard
+from caddie.data.shards import open_shard, write_shard
 from caddie.data.tokenizers import SentencePieceBPE, Tokenizer
 from caddie.errors import UserError
 from caddie.runtime.progress import SILENT
@@ -204,7 +204,7 @@ def test_a_file_cut_short_is_fetched_again(hub: Hub, tmp_path: Path) -> None:
 def test_what_cannot_be_had_is_one_line(hub: Hub, tmp_path: Path) -> None:
     cases = [
         ("sp301", 1, "has sp300, not sp301; did you mean sp300"),
-        ("sp300", 4, "sp300 has 3 training shards, and 4 were asked for"),
+        ("sp300", 4, "sp300 has 3 training shards, not 4"),
         ("sp300", 0, "at least one training shard"),
     ]
     for variant, shards, message in cases:

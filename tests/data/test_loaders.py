@@ -1,4 +1,4 @@
-"""Shards on disk and the order in which loaders read them."""
+"""The order in which loaders read shards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from parity import facts, matches, tensors
 
 from caddie.data.loaders import (
-    HEADER_BYTES,
     CoprimeStride,
     Loader,
     PackedDocuments,
@@ -23,8 +22,6 @@ from caddie.data.loaders import (
     SequentialStream,
     ShuffledSequences,
     Stream,
-    open_shard,
-    write_shard,
 )
 from caddie.errors import UserError
 from caddie.model.context import Context
@@ -45,54 +42,6 @@ def distinct(*sizes: int) -> list[np.ndarray]:
 
 def build(loader: Loader, shards: list[np.ndarray], tokens: int, length: int, seed: int = 0) -> Stream:
     return loader.build(shards, tokens=tokens, sequence_length=length, seed=seed, bos=BOS)
-
-
-def test_a_shard_survives_the_disk(tmp_path: Path) -> None:
-    tokens = np.array([1, 0, 65535, 7], np.uint16)
-    write_shard(tmp_path / "a.bin", tokens)
-    raw = (tmp_path / "a.bin").read_bytes()
-    assert np.frombuffer(raw[:HEADER_BYTES], "<i4")[:4].tolist() == [20240520, 1, 4, 0]
-    assert raw[HEADER_BYTES:] == tokens.tobytes()
-    read = open_shard(tmp_path / "a.bin")
-    assert read.tolist() == tokens.tolist()
-    assert not read.flags.writeable
-    assert [path.name for path in tmp_path.iterdir()] == ["a.bin"]
-
-
-def test_the_contest_shard_opens(real_data: Path) -> None:
-    tokens = open_shard(real_data / "small" / "val_small_sp1024.bin")
-    assert len(tokens) == 125_113
-    assert int((tokens == BOS).sum()) == 35
-
-
-@pytest.mark.parametrize(
-    ("word", "value", "message"),
-    [
-        (0, 7, "not a token shard; it begins with 7"),
-        (1, 2, "shard version 2"),
-        (2, 0, "no tokens"),
-        (2, -1, "no tokens"),
-        (2, 4, "its 4 tokens need 1,032"),
-        (2, 2, "its 2 tokens need 1,028"),
-    ],
-)
-def test_a_bad_header_is_one_line(tmp_path: Path, word: int, value: int, message: str) -> None:
-    path = tmp_path / "a.bin"
-    write_shard(path, np.array([1, 2, 3], np.uint16))
-    header = np.frombuffer(path.read_bytes(), "<u2").copy()
-    header[:512].view("<i4")[word] = value
-    path.write_bytes(header.tobytes())
-    with pytest.raises(UserError, match=message) as caught:
-        open_shard(path)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_no_shard_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "empty.bin").write_bytes(b"")
-    with pytest.raises(UserError, match="0 bytes"):
-        open_shard(tmp_path / "empty.bin")
-    with pytest.raises(UserError, match="cannot read the shard"):
-        open_shard(tmp_path / "missing.bin")
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +86,7 @@ def test_packed_parity(reference) -> None:  # type: ignore[no-untyped-def]
 
 
 def segments(inputs: np.ndarray, longest: int) -> list[int]:
-    """Where an attention with the scope `document` begins a segment, in one row of inputs."""
+    """Return the starts of segments of an attention with the scope `document`, in one row of inputs."""
     ids = torch.from_numpy(inputs).reshape(1, -1)
     numbers = Context(ids, ids == BOS, torch.float32).visible("document", longest, None).segments
     assert numbers is not None

@@ -7,7 +7,6 @@ import json
 import lzma
 import os
 import shutil
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,10 +20,11 @@ from recording import RecordedProgress
 from caddie.data import corpus, prepare
 from caddie.data import documents as sources
 from caddie.data.corpus import Corpus
-from caddie.data.loaders import open_shard, write_shard
+from caddie.data.shards import open_shard, split_documents, write_shard
 from caddie.data.tokenizers import (
     ByteTokenizer,
     CaseOps,
+    Ids,
     RawBytes,
     SentencePieceBPE,
     SentencePieceFile,
@@ -174,7 +174,7 @@ def test_every_document_is_in_one_split(made: Corpus) -> None:
     tokenizer = made.tokenizer()
 
     def texts(tokens: np.ndarray) -> list[str]:
-        return [tokenizer.decode(run).decode() for run in corpus.runs([tokens], tokenizer.bos)]
+        return [tokenizer.decode(run).decode() for run in split_documents([tokens], tokenizer.bos)]
 
     assert sorted(texts(train) + texts(validation)) == sorted(TEXTS)
     assert 2 <= len(texts(validation)) <= 30
@@ -525,13 +525,40 @@ def test_caseops_counts_the_bytes_of_the_text(marked: Corpus) -> None:
     assert corpora.describe(marked).endswith("lossless tokenizer")
 
 
+def test_the_held_out_text_is_encoded_once_per_process(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Preparing counts it; what opens the corpus afterwards counts it once, and again when a file has changed."""
+    calls: list[int] = []
+    encode_many = ByteTokenizer.encode_many
+
+    def counting(self: ByteTokenizer, documents: list[bytes]) -> list[Ids]:
+        calls.append(len(documents))
+        return encode_many(self, documents)
+
+    monkeypatch.setattr(ByteTokenizer, "encode_many", counting)
+    prepared = make(text, tmp_path / "out")
+    held_out = prepared.manifest.validation.documents
+    assert sum(calls) == len(TEXTS), "each document once"
+    corpora.held_out_text(prepared)
+    corpora.held_out_text(Corpus.load(prepared.folder))
+    assert sum(calls) == len(TEXTS)
+    shutil.copytree(prepared.folder, tmp_path / "copy")
+    for _ in range(3):
+        corpora.held_out_text(Corpus.load(tmp_path / "copy"))
+    assert sum(calls) == len(TEXTS) + held_out, "another corpus to this process, counted once"
+    os.utime(tmp_path / "copy" / corpus.VALIDATION_TEXT, (1, 1))
+    corpora.held_out_text(Corpus.load(tmp_path / "copy"))
+    assert sum(calls) == len(TEXTS) + 2 * held_out
+
+
 @pytest.mark.parametrize("byte_source", ["documents", "table", "tokens"])
 @pytest.mark.parametrize("count", ["source_bytes", "normalized_bytes"])
 def test_bytes_that_only_the_table_sees_are_refused(marked: Corpus, byte_source: str, count: str) -> None:
     split, hashed = marked.manifest.validation, "documents" if byte_source == "documents" else "tokens"
     forged = replace(split, **{count: split.table_bytes})
     if hashed == "tokens":
-        runs = corpus.runs([marked.validation_tokens()], marked.manifest.tokenizer.bos)
+        runs = split_documents([marked.validation_tokens()], marked.manifest.tokenizer.bos)
         ids = corpus.set_sha256(corpus.document_hash(run.tobytes()) for run in runs)
         forged = replace(forged, document_set_sha256=ids)
     manifest = replace(marked.manifest, validation=forged, byte_source=byte_source, hashed=hashed)
@@ -586,7 +613,7 @@ def test_published_caseops_shards_count_what_they_stand_for(marked: Corpus, tmp_
             theirs.normalized_bytes,
             theirs.table_bytes,
         )
-    found.check_counts()
+    found.count_again()
     with pytest.raises(UserError, match="has no text"):
         found.validation_documents()
     assert corpora.describe(found).endswith("bytes by the tokens (no text)")
@@ -598,7 +625,7 @@ def test_a_stream_that_begins_within_a_document_counts_what_is_predicted(tmp_pat
     found = make(tmp_path, tmp_path / "out")
     assert found.manifest.validation.source_bytes == found.manifest.validation.table_bytes == 7
     assert found.manifest.byte_source == "table"
-    found.check_counts()
+    found.count_again()
 
 
 def test_a_lossy_corpus_is_described_and_audited(tmp_path: Path, real_data: Path) -> None:
@@ -656,7 +683,7 @@ def test_other_tokens_than_were_hashed_are_refused(shards: Path, tmp_path: Path)
     """Documents of the training text under the hash of the held-out ones."""
     found = make(shards, tmp_path / "out")
     (held_out,) = found.manifest.validation.shards
-    easy = list(corpus.runs(found.train_shards(), 256))[: found.manifest.validation.documents]
+    easy = list(split_documents(found.train_shards(), 256))[: found.manifest.validation.documents]
     tokens = np.concatenate(easy)
     write_shard(tmp_path / "easy.bin", tokens)
     bytes_ = len(tokens) - len(easy)
@@ -668,7 +695,7 @@ def test_other_tokens_than_were_hashed_are_refused(shards: Path, tmp_path: Path)
         table_bytes=bytes_,
         shards=(replace(held_out, file=str(tmp_path / "easy.bin"), tokens=len(tokens)),),
     )
-    found.check_counts()
+    found.count_again()
     with pytest.raises(UserError, match="holds out other documents than its manifest says"):
         Corpus(found.folder, replace(found.manifest, validation=forged)).check_counts()
 
@@ -755,15 +782,3 @@ def test_the_table_method_on_the_contest_tokens(tmp_path: Path, real_data: Path)
     assert found.manifest.validation.documents == 35
     assert found.manifest.validation.table_bytes == len(found.tokenizer().decode(tokens)) == 298_447
     assert found.manifest.overlap == 35
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.lists(st.integers(1, 39), max_size=4))
-def test_documents_cross_shards(tokens: list[int], cuts: list[int]) -> None:
-    stream = np.array(tokens, np.uint16)
-    pieces = [piece for piece in np.split(stream, sorted(set(cuts))) if len(piece)]
-    runs = [run.tolist() for run in corpus.runs(pieces, 1)]
-    assert [token for run in runs for token in run] == tokens
-    assert all(run[0] == 1 for run in runs[1:])
-    assert all(1 not in run[1:] for run in runs)
-    assert Counter(run[0] for run in runs)[1] == tokens.count(1)

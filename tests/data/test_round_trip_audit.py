@@ -34,7 +34,7 @@ LOSSY = [
     "full and half width",
     "other compatibility characters",
 ]
-"""What the contest's models do: nmt_nfkc, white space collapsed."""
+"""Normalization of the contest's models: nmt_nfkc, white space collapsed."""
 
 
 class Changing(ByteTokenizer):

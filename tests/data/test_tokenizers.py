@@ -313,7 +313,7 @@ def test_caseops_learns_from_marked_text_and_keeps_the_marks_apart(tokenizers: d
 
 
 def test_caseops_decodes_and_counts_documents_apart(tokenizers: dict[str, Tokenizer]) -> None:
-    """What ends one document and begins the next would be a mark, if it were one text."""
+    """The end of one document and the beginning of the next would form a mark in one text."""
     tokenizer = tokenizers["caseops"]
     documents = [b"a\xee\x80", b"\x84b", b"\xee", b"\x80\x81\xee\x80\x81C", b""]
     stream = [index for document in documents for index in (tokenizer.bos, *tokenizer.encode(document).tolist())]

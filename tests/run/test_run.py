@@ -30,7 +30,7 @@ from processes import CONTEXT
 from caddie import cli
 from caddie.cli.options import named_recipe
 from caddie.config import assignments
-from caddie.data.loaders import write_shard
+from caddie.data.shards import write_shard
 from caddie.data.tokenizers import SentencePieceTokenizer
 from caddie.errors import CheckFailed
 from caddie.inference.sample import sample

@@ -1,4 +1,4 @@
-"""Byte pair encoding learnt from text by SentencePiece, so that no text is changed and the same text gives the same."""
+"""Byte pair encoding trained by SentencePiece, lossless and deterministic."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from caddie.errors import UserError
 
 MOST_IDS = 65_536
 RAW = "\0\u2581\udc80-\udcff"
-"""What SentencePiece cannot carry, as a regular expression's set: NUL, its mark for a space, and bytes that are not
-UTF-8 (surrogates from surrogateescape)."""
+"""Characters that SentencePiece cannot represent, as the inside of a regular expression's set: NUL, its mark for a
+space, and bytes that are not UTF-8 (surrogates from surrogateescape)."""
 _RESERVED = 4 + 256  # pad, BOS, EOS, unknown and the bytes
 _COVERAGE = 0.999  # of the characters of the text; the rest are left to byte ids
 _LONGEST = 10_000  # characters of training text that SentencePiece takes as one sentence
 
 
 def train(documents: Sequence[bytes], vocabulary: int, sample_bytes: int, symbols: Sequence[str] = ()) -> bytes:
-    """The file of a model of `vocabulary` ids, learnt from at most `sample_bytes` of the documents.
+    """Return the file of a model of `vocabulary` ids, trained on at most `sample_bytes` of the documents.
 
-    Each of `symbols`, single characters, is a piece from the start and part of no other. `UserError` where the
-    vocabulary does not fit the text.
+    Each of `symbols`, single characters, is a piece of its own and part of no other. Raises `UserError` for a
+    vocabulary that is too large for the text.
     """
     reserved = _RESERVED + len(symbols)
     room = vocabulary - reserved
     if not 0 < room <= MOST_IDS - reserved:
         raise UserError(f"SentencePieceBPE needs model.vocabulary from {reserved + 1} to {MOST_IDS}, not {vocabulary}")
     texts = [data.decode(errors="surrogateescape") for data in _draw(documents, sample_bytes)]
-    # What the trainer skips: a tab, its own sign for the unknown, and what it is to leave whole.
+    # Skipped in training: tabs, SentencePiece's sign for the unknown, and what must not become part of a piece.
     untrained = re.compile(f"[\t\u2585{RAW}{''.join(symbols)}]+")
     counts = Counter(untrained.sub("", "".join(texts)))
     largest = reserved
@@ -46,7 +46,7 @@ def train(documents: Sequence[bytes], vocabulary: int, sample_bytes: int, symbol
 
 
 def _draw(documents: Sequence[bytes], size: int) -> Iterator[bytes]:
-    """Documents in a fixed random order, `size` bytes of them at most."""
+    """Yield documents in a fixed random order, at most `size` bytes of them."""
     for index in random.Random(0).sample(range(len(documents)), min(len(documents), size)):
         document = documents[index][:size]
         yield document
@@ -56,7 +56,7 @@ def _draw(documents: Sequence[bytes], size: int) -> Iterator[bytes]:
 
 
 def _alphabet(counts: Counter[str], most: int) -> str:
-    """The commonest characters, enough for `_COVERAGE` of the text and at most `most`."""
+    """Return the most frequent characters, enough for `_COVERAGE` of the text and at most `most`."""
     ordered = sorted(counts, key=lambda character: (-counts[character], character))
     covered = np.cumsum([counts[character] for character in ordered])
     enough = int(np.searchsorted(covered, _COVERAGE * counts.total())) + 1
@@ -64,14 +64,14 @@ def _alphabet(counts: Counter[str], most: int) -> str:
 
 
 def _sentences(texts: list[str], alphabet: str) -> list[str]:
-    """The runs of these characters, cut to a length the trainer takes; it would drop characters by rules of its own."""
+    """Return the runs of these characters, cut to the trainer's length; it would drop characters by other rules."""
     outside = re.compile(f"[^{re.escape(alphabet)}]+") if alphabet else re.compile(".+", re.DOTALL)
     runs = (run for text in texts for run in outside.split(text) if run.strip("\r\n"))
     return [run[start : start + _LONGEST] for run in runs for start in range(0, len(run), _LONGEST)]
 
 
 def _train(sentences: list[str], vocabulary: int, symbols: Sequence[str]) -> tuple[bytes, int]:
-    """The model file, or an empty one and the largest vocabulary that these sentences can make."""
+    """Return the model file, or no bytes if it failed; and the largest vocabulary possible for these sentences."""
     from sentencepiece import SentencePieceTrainer
 
     model = io.BytesIO()

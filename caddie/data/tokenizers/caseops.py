@@ -1,11 +1,11 @@
-"""CaseOps: text whose capitals are marks before small letters, so that "The", "THE" and "the" share their pieces.
+"""CaseOps: write capitals as marks before small letters, so that "The", "THE" and "the" share their pieces.
 
-Four private-use characters are the marks. A word, that is a longest run of ASCII letters, begins with TITLE where its
-first letter is a capital, or with ALLCAPS where all of two or more are; any other capital follows a CAPNEXT. ESC stands
-before a mark that is itself in the text. Letters beyond ASCII stay as they are.
+The marks are four private-use characters. A word, a longest run of ASCII letters, begins with TITLE if its first letter
+is a capital, or with ALLCAPS if all of two or more are; CAPNEXT precedes any other capital, and ESC a mark that is part
+of the text. Letters beyond ASCII are unchanged.
 
-It works on bytes and takes any: neither an ASCII letter nor a mark can begin inside another character of UTF-8.
-After the "lossless caps" transform of the contest's records (#1729), whose strings and byte counts it reproduces.
+The transform accepts any bytes: neither an ASCII letter nor a mark can begin inside another character of UTF-8. Strings
+and byte counts are those of the "lossless caps" transform of the contest's records (#1729).
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ TITLE, ALLCAPS, CAPNEXT, ESC = (symbol.encode() for symbol in SYMBOLS)
 
 _MARK = rb"\xee\x80[\x81-\x84]"
 _CAPITAL = re.compile(rb"[A-Z]")
-_PLAIN = re.compile(rb"(?<![A-Za-z])[a-z]*+[A-Z][A-Za-z]*|%b" % _MARK)  # what `encode` rewrites
-_CODED = re.compile(  # what `decode` rewrites
+_PLAIN = re.compile(rb"(?<![A-Za-z])[a-z]*+[A-Z][A-Za-z]*|%b" % _MARK)  # rewritten by `encode`
+_CODED = re.compile(  # rewritten by `decode`
     rb"%(esc)b(%(mark)b)|%(allcaps)b((?:(?:%(capnext)b)?[A-Za-z])++)|(?:%(title)b|%(capnext)b)([A-Za-z])|%(mark)b"
     % {b"esc": ESC, b"mark": _MARK, b"allcaps": ALLCAPS, b"title": TITLE, b"capnext": CAPNEXT}
 )
-_STRAY = re.compile(  # its group is a mark that nothing follows which it could apply to
+_STRAY = re.compile(  # its group is a mark that applies to no letter
     rb"%(esc)b%(mark)b|(?<![A-Za-z])(?:%(title)b|%(allcaps)b)(?=[A-Za-z])|%(capnext)b(?=[A-Za-z])|(%(mark)b)"
     % {b"esc": ESC, b"mark": _MARK, b"allcaps": ALLCAPS, b"title": TITLE, b"capnext": CAPNEXT}
 )
-_UNCOUNTED = re.compile(rb"(?:%b)?%b" % (ESC, _MARK))  # its first three bytes stand for nothing
+_UNCOUNTED = re.compile(rb"(?:%b)?%b" % (ESC, _MARK))  # its first three bytes are no text
 
 
 def encode(text: bytes) -> bytes:
-    """The text with marks in place of its capitals; `decode` gives back every byte."""
+    """Return the text with marks in place of its capitals; `decode` restores every byte."""
     return _PLAIN.sub(lambda match: _marked(match[0]), text)
 
 
 def decode(encoded: bytes, *, strict: bool = True) -> bytes:
-    """The text that `encode` was given.
+    """Return the text that was encoded.
 
-    A mark that cannot come from `encode`, because nothing that it applies to follows or because it would begin a word
-    in the middle, is a `UserError`; unless `strict`, it applies to what letters follow, and else vanishes.
+    If `strict`, raises `UserError` for a mark that `encode` cannot have written: one that precedes no letter, or that
+    begins a word in the middle. Otherwise such a mark applies to the letters that follow, if any.
     """
     if strict:
         _check(encoded)
@@ -53,10 +53,9 @@ def decode(encoded: bytes, *, strict: bool = True) -> bytes:
 
 
 def byte_lengths(pieces: Sequence[bytes], *, strict: bool = True) -> npt.NDArray[np.int64]:
-    """Bytes of the text that each piece of the encoded text stands for, int64; their sum is the length of the text.
+    """Return the bytes of text of each piece of encoded text, int64 (pieces,); their sum is the length of the text.
 
-    Marks count nothing, except after ESC. Pieces may cut the encoded text anywhere; a mark that is cut counts byte by
-    byte. `strict` is as in `decode`.
+    Marks count 0 bytes, except after ESC. Pieces may end anywhere, even within a mark. `strict` is as in `decode`.
     """
     encoded = b"".join(pieces)
     if strict:
@@ -69,14 +68,14 @@ def byte_lengths(pieces: Sequence[bytes], *, strict: bool = True) -> npt.NDArray
     return np.diff(before[ends], prepend=0)
 
 
-def _marked(found: bytes) -> bytes:
-    """A mark, or a word with a capital, as `encode` writes it."""
-    if not found.isalpha():
-        return ESC + found
-    if len(found) > 1 and found.isupper():
-        return ALLCAPS + found.lower()
-    first = TITLE + found[:1].lower() if found[:1].isupper() else found[:1]
-    return first + _CAPITAL.sub(lambda capital: CAPNEXT + capital[0].lower(), found[1:])
+def _marked(word: bytes) -> bytes:
+    """Encode a mark, or a word with a capital."""
+    if not word.isalpha():
+        return ESC + word
+    if len(word) > 1 and word.isupper():
+        return ALLCAPS + word.lower()
+    first = TITLE + word[:1].lower() if word[:1].isupper() else word[:1]
+    return first + _CAPITAL.sub(lambda capital: CAPNEXT + capital[0].lower(), word[1:])
 
 
 def _unmarked(match: re.Match[bytes]) -> bytes:

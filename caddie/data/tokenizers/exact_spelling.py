@@ -1,7 +1,7 @@
-"""Any bytes as ids that stand for exactly these bytes, also with a tokenizer that normalizes text.
+"""Encode any bytes losslessly, even with a tokenizer that normalizes text.
 
-The contest's SentencePiece models fold white space, lose line breaks and change some characters (NFKC). What such a
-model gives back as it was keeps the model's own ids; only the words around a change are spelled with other pieces.
+The contest's SentencePiece models fold white space, lose line breaks and change some characters (NFKC). Text that such
+a model decodes exactly keeps the model's own ids; only the words around a change are spelled with other pieces.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _WORD = re.compile(rb" ?\S+|\s+")
 
 
 def exact_ids(tokenizer: Tokenizer, data: bytes) -> Ids:
-    """Ids that `tokenizer.decode` makes `data` of, all of it as one document, without BOS.
+    """Return ids, uint16 without BOS, that `tokenizer.decode` turns into exactly `data`, taken as one document.
 
-    They are the tokenizer's own for each stretch of text that these give back. Elsewhere a word has the ids that the
-    tokenizer gives it in any other place, or those of the longest pieces that match: byte ids where nothing else does.
-    A tokenizer that cannot spell a byte is a `UserError`.
+    They are the tokenizer's own for each stretch of text that these reproduce. In other stretches a word has the ids
+    that the tokenizer gives it elsewhere, or else the longest pieces that match, byte ids at the least. Raises
+    `UserError` for a tokenizer without an id for some byte.
     """
     ids = tokenizer.encode(data)
     if tokenizer.decode(ids) == data:
@@ -35,7 +35,7 @@ def exact_ids(tokenizer: Tokenizer, data: bytes) -> Ids:
     stretches = _STRETCH.findall(data)
     own = dict(zip(distinct := list(dict.fromkeys(stretches)), tokenizer.encode_many(distinct), strict=True))
     words = {word: part for ids in own.values() for word, part in _words(tokenizer, ids)}
-    # Of pieces that stand for the same bytes the last: byte ids come first.
+    # Of pieces with the same bytes the last: byte ids come first.
     pieces = {piece: index for index, piece in enumerate(tokenizer.token_bytes) if piece}
     longest = max(map(len, pieces), default=0)
     for stretch, ids in own.items():
@@ -51,7 +51,7 @@ def exact_ids(tokenizer: Tokenizer, data: bytes) -> Ids:
 
 
 def _words(tokenizer: Tokenizer, ids: Ids) -> Iterator[tuple[bytes, Ids]]:
-    """The parts of an encoded text that begin with a space, and the first, with the bytes they stand for."""
+    """Yield bytes and ids of the parts of an encoded text; each part but the first begins with a space."""
     pieces = [tokenizer.token_bytes[index] for index in ids.tolist()]
     starts = [0, *(place for place, piece in enumerate(pieces) if place and piece[:1] == b" "), len(pieces)]
     for start, end in pairwise(starts):
@@ -59,7 +59,7 @@ def _words(tokenizer: Tokenizer, ids: Ids) -> Iterator[tuple[bytes, Ids]]:
 
 
 def _spelled(data: bytes, pieces: Mapping[bytes, int], longest: int) -> Iterator[int]:
-    """The ids of the longest pieces that match, from left to right."""
+    """Yield the ids of the longest pieces that match, from left to right."""
     start = 0
     while start < len(data):
         ends = range(min(start + longest, len(data)), start, -1)

@@ -1,8 +1,7 @@
 """Bytes to ids and back: raw bytes, SentencePiece, or SentencePiece behind CaseOps.
 
-A tokenizer with SentencePiece's identity settings, as `SentencePieceBPE` trains, gives back every byte string exactly.
-A foreign model keeps its own ids for ordinary text, so published shards are reproduced, and `audit` names what it
-loses.
+A SentencePiece model with identity settings, as `SentencePieceBPE` trains, decodes every byte string exactly. Any other
+model encodes text as SentencePiece does, so published shards are reproduced; `round_trip_audit` lists its losses.
 """
 
 from __future__ import annotations
@@ -26,29 +25,27 @@ from caddie.errors import UserError
 Ids = npt.NDArray[np.uint16]
 
 MARK = "\u2581"
-"""What SentencePiece writes for a space."""
+"""SentencePiece's mark for a space."""
 _BATCH = 256  # documents
 _SHORT = 4096  # characters
 
 
 @dataclass(frozen=True)
 class ByteTable:
-    """Three values per id, from which the contest counts the bytes that a token stream stands for.
-
-    The bytes without one leading space; whether there is a leading space; and whether the id is control, unknown or
-    unused, after which a leading space counts nothing.
-    """
+    """Three values per id, (vocabulary,), from which the contest counts the bytes of a token stream."""
 
     base_bytes: npt.NDArray[np.int64]
+    """Bytes without one leading space."""
     has_leading_space: npt.NDArray[np.bool_]
     is_boundary: npt.NDArray[np.bool_]
+    """True for control, unknown and unused ids, after which a leading space counts no byte."""
 
 
 class Tokenizer(ABC):
-    """Turns documents into ids below `vocabulary`. Streams put the id `bos` before every document.
+    """Encodes documents as ids below `vocabulary`. Token streams put the id `bos` before every document.
 
-    `token_bytes` is what each id writes. For the text itself ask `decode` and `byte_lengths`: a kind may read what its
-    ids write in context.
+    `token_bytes` are the bytes of each id on its own. Use `decode` and `byte_lengths` for text: the meaning of an id
+    may depend on its context.
     """
 
     kind: ClassVar[str]
@@ -59,25 +56,25 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_many(self, documents: Sequence[bytes]) -> list[Ids]:
-        """The ids of each document, without BOS."""
+        """Return the ids of each document, uint16 without BOS."""
 
     @abstractmethod
     def serialize(self) -> bytes:
-        """What an artifact stores, for `deserialize`."""
+        """Return the bytes that an artifact stores, for `deserialize`."""
 
     def encode(self, data: bytes) -> Ids:
-        """The ids of one document, without BOS."""
+        """Return the ids of one document, uint16 without BOS."""
         return self.encode_many([data])[0]
 
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> bytes:
-        """The bytes the ids stand for; control ids stand for none. Any ids are taken, such as a model samples."""
+        """Return the bytes of any ids, such as a model samples; control ids have none."""
         return b"".join(map(self.token_bytes.__getitem__, np.asarray(ids, np.int64).tolist()))
 
     def byte_lengths(self, ids: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Bytes of the text that each id accounts for, BOS none; their sum is the length of what `decode` gives.
+        """Return the bytes of text of each id, int64 (ids,), 0 for BOS; their sum is the length of `decode(ids)`.
 
-        A stream may hold several documents, each begun by BOS. A stream that begins within a document may be off for
-        its first ids where their meaning depends on those before.
+        A stream may hold several documents, each after a BOS. In a stream that begins within a document, the first
+        lengths may be wrong if the meaning of ids depends on those before.
         """
         return self._lengths[np.asarray(ids, np.int64)]
 
@@ -86,10 +83,10 @@ class Tokenizer(ABC):
         return np.array([len(text) for text in self.token_bytes], np.int64)
 
     def table_bytes(self, ids: npt.NDArray[Any]) -> int:
-        """Bytes by the contest's table method; the first id is context only.
+        """Return the bytes by the contest's table method; the first id is context only.
 
-        Equal to the length of the decoded text for the contest's models. A second space within a piece counts three
-        bytes and a space after BOS none, so for other models count the bytes of the text.
+        They equal the length of the decoded text for the contest's models, but not for all: a second space within a
+        piece counts three bytes and a space after BOS none.
         """
         before, after = ids[:-1], ids[1:]
         spaces = self.table.has_leading_space[after] & ~self.table.is_boundary[before]
@@ -97,7 +94,7 @@ class Tokenizer(ABC):
 
     @cached_property
     def sha256(self) -> str:
-        """Names the tokenizer: equal for equal kind and content."""
+        """Hexadecimal SHA-256 of kind and content."""
         return hashlib.sha256(self.kind.encode() + b"\0" + self.serialize()).hexdigest()
 
 
@@ -114,21 +111,21 @@ class ByteTokenizer(Tokenizer):
         self.table = ByteTable(byte.astype(np.int64), np.zeros_like(byte), ~byte)
 
     def encode_many(self, documents: Sequence[bytes]) -> list[Ids]:
-        """The bytes themselves."""
+        """Return the bytes themselves."""
         return [np.frombuffer(document, np.uint8).astype(np.uint16) for document in documents]
 
     def serialize(self) -> bytes:
-        """Nothing to store."""
+        """Return no bytes."""
         return b""
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A SentencePiece model file.
+    """A SentencePiece model.
 
-    `lossless` models (identity normalization, white space untouched, byte fallback) give what SentencePiece cannot
-    carry as byte ids. Any other encodes text as SentencePiece does, and bytes that are not UTF-8 as U+FFFD, which the
-    contest's models make a space.
-    A model that cannot be read, has more than 65,536 ids or no BOS id is a `UserError`.
+    A `lossless` model (identity normalization, white space kept, byte fallback) encodes as byte ids the text that
+    SentencePiece cannot represent. Any other encodes text as SentencePiece does, and bytes that are not UTF-8 as
+    U+FFFD, which the contest's models turn into a space. Raises `UserError` for a model that cannot be read, has more
+    than 65,536 ids or has no BOS id.
     """
 
     kind = "sentencepiece"
@@ -162,22 +159,24 @@ class SentencePieceTokenizer(Tokenizer):
             np.array([text.startswith(MARK) for text in texts]),
             np.array(boundary),
         )
-        self.lossless = len(byte_ids) == 256 and _keeps_text(model)
+        self.lossless = len(byte_ids) == 256 and _has_identity_normalizer(model)
         self._byte_ids = np.array([byte_ids.get(byte, 0) for byte in range(256)], np.uint16)
         # Without a piece for it, a space would fall back to the three bytes of the mark.
         self._raw = re.compile(f"([{bpe.RAW}]+)" if MARK in texts else f"([ {bpe.RAW}]+)")
 
     def encode_many(self, documents: Sequence[bytes]) -> list[Ids]:
-        """The ids of each document, a batch of documents at a time."""
-        batches = (documents[start : start + _BATCH] for start in range(0, len(documents), _BATCH))
-        encode = self._encode_exactly if self.lossless else self._encode_plainly
-        return [ids for batch in batches for ids in encode(batch)]
-
-    def _encode_plainly(self, documents: Sequence[bytes]) -> list[Ids]:
-        return self._encode_texts([document.decode(errors="replace") for document in documents])
+        """Return the ids of each document, encoding a batch of documents at a time."""
+        encoded: list[Ids] = []
+        for start in range(0, len(documents), _BATCH):
+            batch = documents[start : start + _BATCH]
+            if self.lossless:
+                encoded += self._encode_exactly(batch)
+            else:
+                encoded += self._encode_texts([document.decode(errors="replace") for document in batch])
+        return encoded
 
     def _encode_exactly(self, documents: Sequence[bytes]) -> Iterator[Ids]:
-        # Text at the even places, what SentencePiece cannot carry at the odd ones.
+        # Text at even indices, bytes that SentencePiece cannot represent at odd ones.
         split = [self._raw.split(document.decode(errors="surrogateescape")) for document in documents]
         encoded = iter(self._encode_texts([text for runs in split for text in runs[::2]]))
         for runs in split:
@@ -187,24 +186,24 @@ class SentencePieceTokenizer(Tokenizer):
             yield np.concatenate(parts) if len(parts) > 1 else parts[0]
 
     def _encode_texts(self, texts: list[str]) -> list[Ids]:
-        # All cores: 10 MB/s on two, 6 on one (1,024 ids, November 2026). Threads begin anew with every call, and what
-        # is short would take as long to wait for them as to be encoded.
+        # All cores: 10 MB/s on two, 6 on one (1,024 ids, November 2026). Every call starts threads anew, which takes
+        # as long as encoding a short text.
         if sum(map(len, texts)) > _SHORT:
-            found = self._processor.encode(texts, out_type=int, num_threads=-1)
+            encoded = self._processor.encode(texts, out_type=int, num_threads=-1)
         else:
-            found = [self._processor.encode(text, out_type=int) for text in texts]
-        return [np.array(ids, np.uint16) for ids in found]
+            encoded = [self._processor.encode(text, out_type=int) for text in texts]
+        return [np.array(ids, np.uint16) for ids in encoded]
 
     def serialize(self) -> bytes:
-        """The model file."""
+        """Return the model file."""
         return self._model
 
 
 class CaseOpsTokenizer(Tokenizer):
-    """CaseOps (`caseops`) before a SentencePiece model, and undone after it.
+    """A SentencePiece model of text encoded by CaseOps (`caseops`).
 
-    Loses what the model loses. `decode` takes any ids: a mark that nothing follows which it could apply to vanishes.
-    `table` is the model's and counts marks as text: its figure is too high.
+    It is lossless if the model is. `decode` accepts any ids and drops a mark that precedes no letter. `table` is the
+    model's and counts marks as text, so its figure is too high.
     """
 
     kind = "caseops"
@@ -214,30 +213,30 @@ class CaseOpsTokenizer(Tokenizer):
         self.vocabulary, self.bos, self.token_bytes, self.table = of.vocabulary, of.bos, of.token_bytes, of.table
 
     def encode_many(self, documents: Sequence[bytes]) -> list[Ids]:
-        """The model's ids of each document with marks for its capitals."""
+        """Return the model's ids of each document with marks for its capitals."""
         return self.of.encode_many([caseops.encode(document) for document in documents])
 
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> bytes:
-        """The bytes the ids stand for, document by document."""
+        """Return the bytes of the ids, decoded document by document."""
         return b"".join(caseops.decode(self.of.decode(run), strict=False) for run in self._documents(ids))
 
     def byte_lengths(self, ids: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Bytes of the text that each id accounts for; marks none, except where they are text."""
+        """Return the bytes of text of each id, int64 (ids,); a mark has none unless it is text itself."""
         runs = ([self.token_bytes[index] for index in run.tolist()] for run in self._documents(ids))
         return np.concatenate([caseops.byte_lengths(pieces, strict=False) for pieces in runs])
 
     def _documents(self, ids: Sequence[int] | npt.NDArray[Any]) -> list[npt.NDArray[np.int64]]:
-        # One after the other, or the end of a document and the beginning of the next could make a mark.
+        # Separately: the end of a document and the beginning of the next could together form a mark.
         stream = np.asarray(ids, np.int64)
         return np.split(stream, np.flatnonzero(stream == self.bos))
 
     def serialize(self) -> bytes:
-        """The model file."""
+        """Return the model file."""
         return self.of.serialize()
 
 
 def deserialize(kind: str, data: bytes) -> Tokenizer:
-    """The tokenizer of that kind whose `serialize` gave `data`, or a `UserError`."""
+    """Return the tokenizer of this kind from the `data` of its `serialize`; `UserError` if that fails."""
     if kind == SentencePieceTokenizer.kind:
         return SentencePieceTokenizer(data)
     if kind == CaseOpsTokenizer.kind:
@@ -247,8 +246,8 @@ def deserialize(kind: str, data: bytes) -> Tokenizer:
     raise UserError(f"no tokenizer of kind {kind!r} with {len(data):,} bytes")
 
 
-def _keeps_text(model: bytes) -> bool:
-    """Whether a model's normalizer leaves text as it is, except for writing spaces as marks."""
+def _has_identity_normalizer(model: bytes) -> bool:
+    """True if a model's normalizer changes nothing but spaces, which become marks."""
     normalizer = dict(_fields(model)).get(3, b"")
     settings = dict(_fields(normalizer)) if isinstance(normalizer, bytes) else {}
     rules, dummy_prefix, collapses, marks = settings.get(2), settings.get(3, 1), settings.get(4, 1), settings.get(5, 1)
@@ -256,7 +255,7 @@ def _keeps_text(model: bytes) -> bool:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Number and value of the fields of a protocol buffer message, one that has been parsed without error."""
+    """Yield number and value of the fields of a valid protocol buffer message."""
     place = 0
 
     def number() -> int:
@@ -281,11 +280,14 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerSource(Config, ABC):
-    """Where a tokenizer comes from."""
+    """Source of a tokenizer."""
 
     @abstractmethod
     def build(self, vocabulary: int, sample: Callable[[], Sequence[bytes]]) -> Tokenizer:
-        """A tokenizer of `vocabulary` ids; `sample` gives documents of the training text where they are needed."""
+        """Return a tokenizer of `vocabulary` ids, learnt from the training documents of `sample` if need be.
+
+        Raises `UserError` for a vocabulary that the source cannot have.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,33 +295,32 @@ class RawBytes(TokenizerSource):
     """Every byte is an id."""
 
     def build(self, vocabulary: int, sample: Callable[[], Sequence[bytes]]) -> Tokenizer:
-        """The `ByteTokenizer`."""
+        """Return the `ByteTokenizer`."""
         return _of_size(ByteTokenizer(), vocabulary, "RawBytes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentencePieceSource(TokenizerSource):
-    """Where a SentencePiece model comes from."""
+    """Source of a SentencePiece model."""
 
     @abstractmethod
     def build(
         self, vocabulary: int, sample: Callable[[], Sequence[bytes]], symbols: Sequence[str] = ()
     ) -> SentencePieceTokenizer:
-        """The model; one that is trained has each of `symbols`, single characters, as a piece that no other has in
-        it."""
+        """Return the model; if it is trained, each of `symbols`, single characters, is a piece and part of no other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentencePieceFile(SentencePieceSource):
-    """A SentencePiece model that exists."""
+    """A SentencePiece model file."""
 
     path: str
-    """The model file."""
+    """Path of the model file."""
 
     def build(
         self, vocabulary: int, sample: Callable[[], Sequence[bytes]], symbols: Sequence[str] = ()
     ) -> SentencePieceTokenizer:
-        """The model as it is."""
+        """Return the model of the file."""
         try:
             tokenizer = SentencePieceTokenizer(Path(self.path).read_bytes())
         except (OSError, ValueError) as error:
@@ -330,7 +331,7 @@ class SentencePieceFile(SentencePieceSource):
 
 @dataclass(frozen=True, kw_only=True)
 class SentencePieceBPE(SentencePieceSource):
-    """Byte pair encoding trained on the training text, lossless and the same for the same text."""
+    """Byte pair encoding trained on the training text, lossless and deterministic."""
 
     sample_bytes: Count = 4_000_000
     """Bytes of training text to learn from."""
@@ -344,30 +345,26 @@ class SentencePieceBPE(SentencePieceSource):
 
 @dataclass(frozen=True, kw_only=True)
 class CaseOps(TokenizerSource):
-    """Capitals as marks before small letters, in front of a SentencePiece model; lossless where the model is.
+    """CaseOps: capitals as marks before small letters, then a SentencePiece model; lossless if the model is.
 
-    A model that is trained learns from the marked text, each mark a piece of its own; so should one that exists have
-    been (#1729). Raw bytes have no pieces to share, so they are no choice.
+    The model is trained on text with marks, each a piece of its own; a model file should have been, too (#1729).
     """
 
     techniques: ClassVar = {
         "": Technique(
-            "A word keeps its pieces where it begins a sentence or is cried out.",
+            "A word has the same pieces in small letters, in capitals and at the start of a sentence.",
             "openai/parameter-golf #1729, 2026-04-18_PR1626_CaseOps_Taper",
             "-0.0041 with a taper of the weight decay (#1729), for 18 % more tokens",
         ),
     }
 
     of: SentencePieceSource = SentencePieceBPE()
-    """Where the model comes from."""
+    """Source of the SentencePiece model."""
 
     def build(self, vocabulary: int, sample: Callable[[], Sequence[bytes]]) -> CaseOpsTokenizer:
-        """The model of marked text, wrapped."""
-
-        def marked() -> list[bytes]:
-            return [caseops.encode(document) for document in sample()]
-
-        return CaseOpsTokenizer(self.of.build(vocabulary, marked, caseops.SYMBOLS))
+        """Return the tokenizer, its model built from text with marks."""
+        model = self.of.build(vocabulary, lambda: list(map(caseops.encode, sample())), caseops.SYMBOLS)
+        return CaseOpsTokenizer(model)
 
 
 T = TypeVar("T", bound=Tokenizer)

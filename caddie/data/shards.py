@@ -1,0 +1,70 @@
+"""Token shards in the contest's binary format: a header of 1,024 bytes, then ids as little-endian uint16."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from caddie.errors import UserError
+from caddie.files import replacing
+
+Tokens = npt.NDArray[np.uint16]
+
+MAGIC = 20240520
+VERSION = 1
+HEADER_BYTES = 1024
+
+
+def write_shard(path: Path, tokens: Tokens) -> None:
+    """Write a shard; the file appears complete or not at all."""
+    assert tokens.dtype == np.dtype(np.uint16)
+    assert 0 < len(tokens) < 1 << 31
+    header = np.zeros(HEADER_BYTES // 4, "<i4")
+    header[:3] = MAGIC, VERSION, len(tokens)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(header.tobytes())
+        file.write(tokens.astype("<u2", copy=False).tobytes())
+
+
+def open_shard(path: Path) -> Tokens:
+    """Return the tokens of a shard, memory-mapped and read-only; `UserError` if the file is not a complete shard."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(HEADER_BYTES)
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise UserError(f"{path}: cannot read the shard ({error.strerror})") from None
+    if len(header) < HEADER_BYTES:
+        raise UserError(f"{path}: not a token shard; it has {len(header)} bytes and the header alone has 1,024")
+    magic, version, count = np.frombuffer(header, "<i4", 3).tolist()
+    if magic != MAGIC:
+        raise UserError(f"{path}: not a token shard; it begins with {magic}, a shard with {MAGIC}")
+    if version != VERSION:
+        raise UserError(f"{path}: shard version {version}; this program reads version {VERSION}")
+    if count < 1:
+        raise UserError(f"{path}: the shard holds no tokens; prepare the data again")
+    if size != (expected := HEADER_BYTES + 2 * count):
+        raise UserError(f"{path}: {size:,} bytes, but its {count:,} tokens need {expected:,}; copy it again")
+    return np.memmap(path, "<u2", "r", HEADER_BYTES, (count,)).view(np.ndarray)  # slices of memmap are slow
+
+
+def split_documents(shards: Sequence[Tokens], bos: int) -> Iterator[Tokens]:
+    """Yield the documents of a token stream: each begins with `bos`, and may end in a later shard than it began in."""
+    unfinished = np.empty(0, np.uint16)
+    for shard in shards:
+        begins = np.flatnonzero(shard == bos).tolist()
+        if not begins:
+            unfinished = np.concatenate([unfinished, shard])
+            continue
+        if len(unfinished) or begins[0]:
+            yield np.concatenate([unfinished, shard[: begins[0]]])
+        for begin, end in pairwise(begins):
+            yield shard[begin:end]
+        unfinished = np.array(shard[begins[-1] :])
+    if len(unfinished):
+        yield unfinished
