@@ -1,23 +1,24 @@
-"""Symbols to bytes and back, under the odds that a model gives them: an arithmetic coder.
+"""An arithmetic coder: symbols to bytes and back, under the probabilities of a model's logits.
 
-The decoder has to rebuild the encoder's odds to the last bit, on another machine, from logits that agree to about
-1e-13. So a logit goes to a grid of 64 steps per nat, the highest is subtracted, and integer weights are looked up in a
-table of 2**32 * exp(-steps / 64), at least 1 each; from there on everything is integer.
+The decoder must rebuild the encoder's probabilities to the last bit, perhaps on another machine, from logits that agree
+to about 1e-13. So logits are rounded to a grid of 64 steps per nat, the highest is subtracted, and integer weights are
+looked up in a table of 2**32 * exp(-steps / 64), at least 1 each. All that follows is integer arithmetic.
 
-- The grid costs 1e-5 nats per symbol. Rounding moves a log-probability by an error that is uniform over one step d, so
-  its variance is d**2 / 12; the divergence of the moved distribution is half the variance under the distribution
-  itself, d**2 / 24 for d = 1/64, and less where one symbol has most of the probability.
+- The grid costs 1e-5 nats per symbol. Rounding to steps of size d moves a log-probability by a uniform error, whose
+  variance is d**2 / 12; the divergence of the rounded distribution is half that variance under the distribution itself,
+  d**2 / 24 for d = 1/64, and less where one symbol has most of the probability.
 - The least weight of 1 costs at most V / 2**32 nats for V symbols, and no symbol costs more than 22.2 nats plus the
   logarithm of V.
-- A logit within `MARGIN` of the border between two steps might fall on the other side elsewhere. The encoder writes
-  down on which side it fell, in about 7 bytes; there are 4 of them among 2e9 logits, as in a megabyte of text with
-  8,192 ids. So machines whose logits differ by less than the margin always decode the same, where otherwise 1e-13
-  would lose one such file in eighty. A difference beyond the margin loses a file with a chance of 64 times its size for
-  each logit; what is decoded then is another text, which a checksum tells.
+- A logit within `MARGIN` of the border between two steps could round to the other step elsewhere. The encoder writes
+  the side of each, in about 7 bytes; there are 4 of them among 2e9 logits, as in a megabyte of text with 8,192 ids. So
+  machines whose logits differ by less than the margin always decode the same; without it, 1e-13 would spoil one such
+  file in eighty. A larger difference spoils a file with a probability of 64 times its size for each logit. A checksum
+  detects the wrong text.
 
 The coder is a range coder (G. N. N. Martin, "Range encoding", 1979) with 96 bits of state. The library constriction
-0.5 takes about as long (`bench/coder.py`). Its 24 bits cost 1e-4 nats per symbol, and V / 2**24 at most for its least
-probability. It rounds weights in floating point; here no file depends on how a library does that.
+0.5 takes about as long (`bench/coder.py`) but does not replace it: its 24-bit probabilities cost 1e-4 nats per symbol,
+and V / 2**24 at most for the least probability; it rounds weights in floating point, so files would depend on how a
+version of the library does that; and files that were written with this coder must stay readable.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ import numpy.typing as npt
 from caddie.errors import UserError
 
 MARGIN = 2.0**-36
-"""How far the decoder's logits may be from the encoder's, in nats: 1.5e-11."""
+"""Largest difference allowed between the logits of encoder and decoder, in nats: 1.5e-11."""
 
 Logits = npt.NDArray[np.floating[Any]]
 Symbols = npt.NDArray[np.integer[Any]]
 
 _STEPS = 64  # per nat
-# Borders lie at thirds of a step, where no short binary fraction is: such logits are common, from half precision say.
+# Borders lie at thirds of a step, which no short binary fraction equals; logits from half precision are such fractions.
 _SHIFT = 1 / 3
-_FURTHEST = float(1 << 20)  # nats; what is further from zero, as infinities are, counts as this
+_LARGEST = float(1 << 20)  # nats; logits, infinite ones too, are clipped to this
 _WEIGHT_BITS = 32
 _BLOCK = 8192  # logits
-_COUNTS = 1 << 40  # shares of the interval; all but a few go to "no logit is close to a border"
+_COUNTS = 1 << 40  # shares of the interval; all but a few mean "no logit is close to a border"
 _STATE_BITS, _WORD_BITS = 96, 32
 _WORD_MASK = (1 << _WORD_BITS) - 1
 _LEAST_RANGE = 1 << (_STATE_BITS - _WORD_BITS)
@@ -52,19 +53,18 @@ _STATE_BYTES, _WORD_BYTES = _STATE_BITS // 8, _WORD_BITS // 8
 
 
 class Encoder:
-    """Writes symbols as one stream of bytes."""
+    """Encodes symbols as one stream of bytes."""
 
     def __init__(self) -> None:
-        # A word may hold one bit too many, a carry to the word before it, until `finish`.
+        # Until `finish`, a word may have one more bit: a carry to the word before it.
         self._words: list[int] = []
         self._low, self._range = 0, 1 << _STATE_BITS
 
     def encode(self, symbols: Symbols, logits: Logits) -> None:
-        """Append symbols of shape (rows,), each under its own row of float64 logits, (rows, vocabulary).
+        """Append symbols, int (rows,), each under its own row of logits, float64 (rows, vocabulary).
 
-        Rows may be of different texts, and as many as the caller likes in each call, if the decoder is asked for the
-        same. Every symbol can be written, also one with a logit of minus infinity. A logit that is not a number, or a
-        symbol that no logit belongs to, is a `UserError`.
+        Rows may be of different texts. The decoder must be called with the same rows. Any symbol can be written, even
+        one with a logit of minus infinity. Raises `UserError` for a logit that is NaN or a symbol without a logit.
         """
         vocabulary = logits.shape[1]
         if not ((symbols >= 0) & (symbols < vocabulary)).all():
@@ -87,7 +87,7 @@ class Encoder:
             self._narrow(start, size, total)
 
     def finish(self) -> bytes:
-        """The stream, 1 byte at most above what the symbols need; nothing for no symbols."""
+        """Return the stream, at most 1 byte longer than the symbols need; empty for no symbols."""
         end, shift = self._low + self._range, _STATE_BITS
         while (value := -(-self._low >> shift) << shift) >= end:
             shift -= 8
@@ -96,10 +96,10 @@ class Encoder:
         while (carries := words >> _WORD_BITS).any():
             words &= _WORD_MASK
             words[:-1] += carries[1:]
-        return words.astype(">u4").tobytes().rstrip(b"\0")  # the decoder reads zeros behind the end
+        return words.astype(">u4").tobytes().rstrip(b"\0")  # the decoder reads zeros after the end
 
     def _narrow(self, start: int, size: int, total: int) -> None:
-        """Go on with `size` of `total` shares of the interval, those from `start` on."""
+        """Narrow the interval to `size` of its `total` shares, from `start` on."""
         share = self._range // total
         self._low += share * start
         self._range = share * size
@@ -110,19 +110,19 @@ class Encoder:
 
 
 class Decoder:
-    """Reads what an `Encoder` wrote, under the same logits.
+    """Decodes the stream of an `Encoder`, under the same logits.
 
-    A damaged stream gives other symbols or a `UserError`; it may be read beyond its end, where there are zeros.
+    A damaged stream gives wrong symbols or a `UserError`. After its end, zeros are read.
     """
 
     def __init__(self, data: bytes) -> None:
         self._data, self._read = data, _STATE_BYTES
         self._range = self._share = 1 << _STATE_BITS
-        # From the lower end of the interval.
+        # Distance of the stream from the lower end of the interval.
         self._offset = int.from_bytes(data[:_STATE_BYTES].ljust(_STATE_BYTES, b"\0"), "big")
 
     def decode(self, logits: Logits) -> npt.NDArray[np.int64]:
-        """The symbols, (rows,), that were written under these logits, (rows, vocabulary)."""
+        """Return the symbols, int64 (rows,), written under these logits, float64 (rows, vocabulary)."""
         return np.array([symbol for rows in _blocks(logits) for symbol in self._decode(logits[rows])], np.int64)
 
     def _decode(self, logits: Logits) -> Iterator[int]:
@@ -143,7 +143,7 @@ class Decoder:
             yield symbol
 
     def _find(self, total: int) -> int:
-        """The one of `total` shares in which the stream lies."""
+        """Return the share, of `total`, that the stream lies in."""
         self._share = self._range // total
         place = self._offset // self._share
         if place >= total:
@@ -151,7 +151,7 @@ class Decoder:
         return place
 
     def _narrow(self, start: int, size: int) -> None:
-        """Go on with `size` of the shares, those from `start` on."""
+        """Narrow the interval to `size` of the shares, from `start` on."""
         self._offset -= self._share * start
         self._range = self._share * size
         while self._range < _LEAST_RANGE:
@@ -162,19 +162,19 @@ class Decoder:
 
 
 def _blocks(logits: Logits) -> Iterator[slice]:
-    """A few rows at a time: arrays of this size stay in the cache, which is four times as quick."""
+    """Yield a few rows at a time: arrays of this size stay in the cache, which is four times as fast."""
     rows = max(1, _BLOCK // max(1, logits.shape[1]))
     return (slice(start, start + rows) for start in range(0, len(logits), rows))
 
 
 def _count(close: int, most: int) -> tuple[int, int]:
-    """Start and size of the shares which say that so many logits, of at `most` so many, are close to a border."""
+    """Return start and size of the shares that mean `close` logits, of `most`, are close to a border."""
     return (_COUNTS - close, 1) if close else (0, _COUNTS - most)
 
 
 def _places(logits: Logits) -> npt.NDArray[np.float64]:
-    """Where the logits lie on the grid; whole numbers are borders."""
-    places: npt.NDArray[np.float64] = np.clip(logits, -_FURTHEST, _FURTHEST, dtype=np.float64)
+    """Return the logits in steps of the grid; whole numbers are borders."""
+    places: npt.NDArray[np.float64] = np.clip(logits, -_LARGEST, _LARGEST, dtype=np.float64)
     places *= _STEPS
     places += _SHIFT
     if np.isnan(places.sum()):
@@ -183,7 +183,7 @@ def _places(logits: Logits) -> npt.NDArray[np.float64]:
 
 
 def _sums(places: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """The weights of each row's symbols below each symbol and, last, of all of them; `places` is used up."""
+    """Return each row's cumulative weights, from 0, int64 (rows, vocabulary + 1); `places` is overwritten."""
     steps = np.floor(places, out=places)
     below = np.subtract(steps.max(axis=1, keepdims=True), steps, out=steps).astype(np.intp)
     sums = np.zeros((len(places), places.shape[1] + 1), np.int64)
@@ -193,7 +193,7 @@ def _sums(places: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
 
 @cache
 def _weights() -> npt.NDArray[np.int64]:
-    """2**32 * exp(-i / 64), rounded, for i from 0; the last is 1 and stands for all that follow."""
+    """Return 2**32 * exp(-i / 64), rounded, for i from 0; the last is 1, as are all that would follow."""
     weights = [1 << _WEIGHT_BITS]
     with localcontext(Context(prec=50)):
         while weights[-1] > 1:

@@ -1,6 +1,6 @@
 """Bits per byte of a model on held-out text."""
 
-from caddie.score.loop import equal, layout_of, run
+from caddie.score.loop import layout_of, run, same_shape_batches
 from caddie.score.score import KINDS, Score, Scoring, Text, score, score_kinds, use_quickest_threads
 from caddie.score.scorer import Layout, ScoredPrefix, Scorer, ScoringBatch, Step, Stream
 from caddie.score.ttt_lora import DocumentLoRA, GlobalSGD
@@ -28,7 +28,7 @@ __all__ = [
     "TokenScorer",
     "Window",
     "check_windows",
-    "equal",
+    "same_shape_batches",
     "layout_of",
     "load_scorer",
     "run",

@@ -1,4 +1,4 @@
-"""Plain and sliding-window scoring: the model as it is."""
+"""Plain and sliding-window scoring with a fixed model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from caddie.score.windows import windows
 
 
 class Frozen(Scorer):
-    """The model as it is, in windows of `length` tokens that move by `stride`."""
+    """Scores with a fixed model, in windows of `length` tokens that advance by `stride`."""
 
     stateless = True
 
@@ -25,20 +25,20 @@ class Frozen(Scorer):
         self._length, self._stride = length, stride
 
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
-        """Every stretch's windows in order, the stretches abreast."""
-        lanes = [
+        """Yield the windows of all stretches in order, the stretches side by side."""
+        per_stretch = [
             windows(int(begin), int(end), self._length, self._stride)
             for begin, end in zip(layout.begins, layout.ends, strict=True)
         ]
-        if len(lanes) == 1:
-            while batch := list(islice(lanes[0], rows)):
+        if len(per_stretch) == 1:
+            while batch := list(islice(per_stretch[0], rows)):
                 yield Step(batch, [0] * len(batch))
             return
-        for abreast in zip_longest(*lanes):
-            batch = [window for window in abreast if window is not None]
+        for column in zip_longest(*per_stretch):
+            batch = [window for window in column if window is not None]
             yield Step(batch, [0] * len(batch))
 
     @torch.inference_mode()
     def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
-        """One forward."""
+        """Run one forward."""
         return self._forward(inputs, inputs == self._bos, last, cache)

@@ -1,4 +1,4 @@
-"""The one loop that scores: ask, gather, add up, and only then let the scorer learn."""
+"""The scoring loop: compute logits, gather the losses of the targets, then let the scorer learn."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from caddie.score.scorer import Layout, Scorer, ScoringBatch, Step, Stream, nats
 from caddie.score.windows import Window
 
 Losses = npt.NDArray[np.float64]
-_BLOCK = 1 << 22  # tokens that are looked through at once
-_AHEAD = 16  # batches that each worker has before it, so that none waits long for the others
+_BLOCK = 1 << 22  # tokens that are searched for documents at once
+_QUEUED = 16  # batches per worker, so that none waits long for the others
 
 
 def layout_of(tokens: npt.NDArray[np.uint16], bos: int, per_document: bool) -> Layout:
-    """The stretches of a text: its documents, or the whole. A document ends with the prediction of the next `bos`."""
+    """Return the stretches of a text: its documents, each up to the prediction of the next `bos`, or the whole text."""
     predictions = len(tokens) - 1
     begins = [np.zeros(1, np.int64)]
     if per_document:
         for block in range(0, predictions, _BLOCK):
-            found = np.flatnonzero(tokens[block : min(block + _BLOCK, predictions)] == bos) + block
-            begins.append(found[found > 0])
-    together = np.concatenate(begins)
-    return Layout(together, np.append(together[1:], predictions))
+            positions = np.flatnonzero(tokens[block : min(block + _BLOCK, predictions)] == bos) + block
+            begins.append(positions[positions > 0])
+    starts = np.concatenate(begins)
+    return Layout(starts, np.append(starts[1:], predictions))
 
 
 def run(
@@ -40,94 +40,92 @@ def run(
     tokens: npt.NDArray[np.uint16],
     layout: Layout,
     rows: int,
-    tell: Callable[[Window, Losses], None],
+    on_window: Callable[[Window, Losses], None],
     device: torch.device | str = "cpu",
     workers: int = 1,
     ranks: Ranks = Ranks(),
 ) -> None:
-    """Score every prediction of the layout once; `tell` is given each window and the nats of its predictions, float64.
+    """Score every prediction of the layout once; call `on_window` with each window and its losses in nats, float64.
 
-    Windows are run in batches of at most `rows`, and of a scorer without state as many batches at once as there are
-    `workers`, who share PyTorch's threads. Where the scorer can share its work, its batches are dealt out among
-    `ranks`, who are all told of all; else it is asked everything by each of them. A plan that leaves predictions out,
-    takes some twice, or goes back is a `CheckFailed`.
+    Batches have at most `rows` windows. `workers` threads, which divide PyTorch's threads among them, run the batches
+    of a stateless scorer. If the scorer can share its work, its batches are divided among `ranks`, and every rank gets
+    all losses; else every rank scores everything. Raises `CheckFailed` for a plan that leaves predictions out, repeats
+    some or goes back, and for logits of the wrong type or shape.
     """
     stream = Stream(tokens, layout)
 
-    def charge(question: ScoringBatch) -> Losses:
-        targets = torch.from_numpy(stream.next_tokens(question.windows)).to(device)
-        inputs = torch.from_numpy(question.inputs).to(device)
-        logits = scorer.logits(inputs, question.slots, targets.shape[1])
-        if type(logits) is not Tensor:  # a class of its own could charge what it likes
-            raise CheckFailed(
-                f"the scorer answers with a {type(logits).__name__} where a plain torch.Tensor was asked for"
-            )
+    def losses_of(batch: ScoringBatch) -> Losses:
+        targets = torch.from_numpy(stream.next_tokens(batch.windows)).to(device)
+        inputs = torch.from_numpy(batch.inputs).to(device)
+        logits = scorer.logits(inputs, batch.slots, targets.shape[1])
+        if type(logits) is not Tensor:  # a subclass could compute any loss it likes
+            raise CheckFailed(f"the scorer returned a {type(logits).__name__} instead of a plain torch.Tensor")
         logits = logits.detach()
         if logits.shape[:-1] != targets.shape:
-            raise CheckFailed(
-                f"the scorer answers in the shape {tuple(logits.shape)} where {tuple(targets.shape)} and the "
-                "vocabulary were asked for"
-            )
-        losses: Losses = nats(logits, targets).cpu().double().numpy()
-        return losses
+            shape, wanted = tuple(logits.shape), tuple(targets.shape)
+            raise CheckFailed(f"the scorer returned logits of shape {shape} for targets of shape {wanted}")
+        found: Losses = nats(logits, targets).cpu().double().numpy()
+        return found
 
     several = ranks.world > 1 and scorer.share(ranks)
-    steps_at_once = ranks.world * _AHEAD if several and scorer.stateless else 1
+    steps_at_once = ranks.world * _QUEUED if several and scorer.stateless else 1
     with _mapping(workers) as each:
-        plan = iter(scorer.plan(layout, rows if workers == 1 else rows * workers * _AHEAD))
+        plan = iter(scorer.plan(layout, rows if workers == 1 else rows * workers * _QUEUED))
         while steps := [_fixed(step) for step in islice(plan, steps_at_once)]:
-            batches = tuple(question for step in steps for question in equal(step, stream, rows, scorer.together))
+            batches = tuple(
+                batch for step in steps for batch in same_shape_batches(step, stream, rows, scorer.together)
+            )
             if several:
                 mine = [owner == ranks.rank for owner in _owners(scorer, batches, ranks.world)]
-                paid = _shared(each, charge, batches, mine, ranks)
+                losses = _shared(each, losses_of, batches, mine, ranks)
             else:
-                paid = each(charge, batches)
-            for question, losses in zip(batches, paid, strict=True):
-                for window, of_window in zip(question.windows, losses, strict=True):
-                    tell(window, of_window)
+                losses = each(losses_of, batches)
+            for batch, of_batch in zip(batches, losses, strict=True):
+                for window, of_window in zip(batch.windows, of_batch, strict=True):
+                    on_window(window, of_window)
             for step in steps:
                 for window in step.windows:
                     stream.mark(window)
-            scorer.update(batches, stream.past)
+            scorer.update(batches, stream.prefix)
     stream.check_complete()
 
 
 def _fixed(step: Step) -> Step:
-    """What a scorer asked for, as it stands: what it changes afterwards counts for nothing."""
+    """Copy a scorer's step, so that it cannot change it afterwards."""
     windows = tuple(Window(int(window.start), int(window.first), int(window.end)) for window in step.windows)
     return Step(windows, tuple(step.slots))
 
 
 def _owners(scorer: Scorer, batches: Sequence[ScoringBatch], world: int) -> list[int]:
-    """Who answers each question; `CheckFailed` if that is nobody."""
+    """Return the rank that scores each batch; `CheckFailed` if there is none."""
     owners = list(scorer.owners(batches, world))
     if len(owners) != len(batches) or not set(owners) <= set(range(world)):
-        raise CheckFailed(f"the scorer does not give each of {len(batches):,} questions to one of {world:,} processes")
+        raise CheckFailed(f"the scorer does not give each of {len(batches):,} batches to one of {world:,} processes")
     return owners
 
 
 def _shared(
     each: Callable[..., Any],
-    charge: Callable[[ScoringBatch], Losses],
+    losses_of: Callable[[ScoringBatch], Losses],
     batches: Sequence[ScoringBatch],
     mine: Sequence[bool],
     ranks: Ranks,
 ) -> Iterator[Losses]:
-    """The losses of all that is asked, of which each process charges its part; they are the same to the bit in all."""
-    sizes = [sum(window.end - window.first for window in question.windows) for question in batches]
-    together = torch.zeros(sum(sizes), dtype=torch.float64)  # adding zeros changes nothing
-    parts = together.split_with_sizes(sizes)
-    own = each(charge, list(compress(batches, mine)))
+    """Yield the losses of all batches, of which each process computes its own; the same to the bit in all processes."""
+    sizes = [sum(window.end - window.first for window in batch.windows) for batch in batches]
+    total = torch.zeros(sum(sizes), dtype=torch.float64)  # adding zeros changes nothing
+    parts = total.split_with_sizes(sizes)
+    own = each(losses_of, list(compress(batches, mine)))
     for part, losses in zip(compress(parts, mine), own, strict=True):
         part.copy_(torch.from_numpy(losses).flatten())
-    ranks.sum([together])
-    for question, part in zip(batches, parts, strict=True):
-        yield part.view(len(question.windows), -1).numpy()
+    ranks.sum([total])
+    for batch, part in zip(batches, parts, strict=True):
+        yield part.view(len(batch.windows), -1).numpy()
 
 
 @contextmanager
 def _mapping(workers: int) -> Iterator[Callable[..., Any]]:
-    """`map`, or the same by several workers at once, each with its share of PyTorch's threads."""
+    """Yield `map`, or the same by several threads, each with its share of PyTorch's threads."""
     if workers == 1:
         yield map
         return
@@ -137,17 +135,17 @@ def _mapping(workers: int) -> Iterator[Callable[..., Any]]:
         yield pool.map
     finally:
         pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(threads)  # which for some libraries is a number of the whole process
+        torch.set_num_threads(threads)  # some libraries keep one number for the whole process
 
 
-def equal(step: Step, stream: Stream, rows: int, together: int = 0) -> Iterator[ScoringBatch]:
-    """The windows of a step in groups of one shape, and of so many neighbouring slots, at most `rows` at once."""
+def same_shape_batches(step: Step, stream: Stream, rows: int, together: int = 0) -> Iterator[ScoringBatch]:
+    """Yield the windows of a step in batches of one shape, of slots that are `together`, of at most `rows` windows."""
     shapes: dict[tuple[int, int, int], list[int]] = {}
     for index, (window, slot) in enumerate(zip(step.windows, step.slots, strict=True)):
         part = slot // together if together else 0
         shapes.setdefault((window.first - window.start, window.end - window.start, part), []).append(index)
     for (context, _, _), members in shapes.items():
         for begin in range(0, len(members), rows):
-            chosen: Sequence[int] = members[begin : begin + rows]
-            windows = tuple(step.windows[index] for index in chosen)
-            yield ScoringBatch(windows, tuple(step.slots[index] for index in chosen), stream.inputs(windows), context)
+            indices = members[begin : begin + rows]
+            windows = tuple(step.windows[index] for index in indices)
+            yield ScoringBatch(windows, tuple(step.slots[index] for index in indices), stream.inputs(windows), context)

@@ -1,4 +1,4 @@
-"""The score: what the model pays for every token, over the bytes of the text."""
+"""Scores: the loss of every token of a text, divided by the bytes of the text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from caddie.score.user_scorer import load_scorer
 from caddie.score.windows import Window, check_windows
 
 KINDS = ("plain", "sliding", "adaptive", "user")
-"""Scores of an artifact, from the simplest to the one that counts."""
+"""Kinds of scores of an artifact; the last that it has is its score."""
 CACHED_TOKENS = 4096
 """Tokens of a batch on a CPU. With 2,048 a model of 128 channels is 7 % slower at a stride of 128; with 16,384 it was
 slower by a quarter to a half while freed memory was not yet kept (`docs/log.md`)."""
@@ -32,31 +32,31 @@ slower by a quarter to a half while freed memory was not yet kept (`docs/log.md`
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring(Config):
-    """How an artifact is scored; it travels inside the artifact."""
+    """Scoring settings, stored in the artifact."""
 
     sequence_length: Annotated[int, Range(1, 1 << 20)] = 1024
     """Tokens of a window."""
     stride: Annotated[int, Range(1, 1 << 20)] = 64
-    """Tokens by which the sliding window moves; the sequence length gives plain scoring."""
+    """Tokens by which the sliding window advances; plain scoring if equal to the sequence length."""
     batch_tokens: Count = 65_536
-    """Tokens of the windows that are run at once."""
+    """Tokens of a batch of windows."""
     precision: Literal["float32", "bfloat16", "float64"] = "float32"
     """Number format of the forward pass; sums are always float64."""
     ttt: TestTimeTraining | None = None
-    """Test-time training on what was scored, or none."""
+    """Test-time training on scored tokens, or none."""
 
     @property
     def plain(self) -> Scoring:
-        """The same without overlap and adaptation."""
+        """The same settings without overlap and test-time training."""
         return self.but({"stride": self.sequence_length, "ttt": None})
 
     @property
     def rows(self) -> int:
-        """Windows that are run at once."""
+        """Windows of a batch."""
         return max(1, self.batch_tokens // self.sequence_length)
 
     def scorer(self, model: Model, bos: int) -> Scorer:
-        """The scorer of a model, or a `UserError`; `model` itself is never changed."""
+        """Return the scorer of a model, which is never changed; `UserError` if it does not fit the settings."""
         dtype = getattr(torch, self.precision)
         if self.ttt is not None:
             return self.ttt.build(model, bos, self.sequence_length, self.stride, dtype)
@@ -65,22 +65,25 @@ class Scoring(Config):
 
 @dataclass(frozen=True)
 class Text:
-    """Held-out tokens, each document begun by `bos`, and the bytes that they stand for.
+    """Held-out tokens, each document after a `bos`, and their bytes.
 
-    `source_bytes` are those of the documents as found; `normalized_bytes` of what decodes from the tokens; and
-    `table_bytes` by the contest's table. The first token is context only; predicting a `bos` counts no bytes.
+    The first token is context only; predicting a `bos` counts no bytes.
     """
 
     tokens: np.ndarray
+    """Ids, uint16 (n,)."""
     bos: int
     source_bytes: int
+    """Bytes of the documents."""
     normalized_bytes: int
+    """Bytes of the decoded tokens."""
     table_bytes: int
+    """Bytes by the contest's table method."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """The cost of a text under a model."""
+    """The loss of a text under a model, in nats, and the sizes that rates are computed from."""
 
     nats: float
     tokens: int
@@ -98,7 +101,7 @@ class Score:
         return bits_per_byte(self.nats, self.source_bytes)
 
     def to_json(self) -> dict[str, float]:
-        """All fields, and the rates that follow from them."""
+        """Return all fields and the rates computed from them."""
         return {
             "bits_per_byte": self.bits_per_byte,
             "bits_per_normalized_byte": bits_per_byte(self.nats, self.normalized_bytes),
@@ -118,12 +121,12 @@ def score(
     scorer: Scorer | None = None,
     ranks: Ranks = Ranks(),
 ) -> Score:
-    """Score every prediction of `text` exactly once, with the scorer of `scoring` unless another is given.
+    """Score every prediction of `text` exactly once, with the scorer of `scoring` unless a new one is given.
 
-    That one must be new, since it may learn. `progress` gets `tokens` events. The sum is taken in
-    float64, window after window, so it does not depend on the batch size except through the rounding of the forward.
-    Processes that score together, each with the same model and text, share the work of all shipped scorers, and all
-    get the score that one of them alone would find, to the bit where machines are of one kind and have as many threads.
+    `progress` gets `tokens` events. Losses are summed in float64, window after window, so the batch size changes only
+    the rounding of the forward. `ranks` with the same model and text share the work of all shipped scorers; all get the
+    score of a single process, to the bit on machines of one kind with the same number of threads. Raises `UserError`
+    for a text that is shorter than a window, `CheckFailed` for a scorer that breaks the rules.
     """
     begin = time.perf_counter()
     ttt = None if scorer else scoring.ttt
@@ -132,16 +135,16 @@ def score(
     chosen = scorer or scoring.scorer(model, text.bos)
     nats, scored = 0.0, 0
 
-    def tell(window: Window, losses: Losses) -> None:
+    def add(window: Window, losses: Losses) -> None:
         nonlocal nats, scored
         nats += float(losses.sum())
         scored += len(losses)
         progress.step({"event": "tokens", "done": scored, "total": predictions})
 
     device = next(model.parameters()).device
-    # All plan alike, whatever threads each has.
-    rows, workers = (-int(least) for least in ranks.maximum(*(-number for number in _batches(scoring, chosen, device))))
-    run(chosen, text.tokens, layout_of(text.tokens, text.bos, chosen.per_document), rows, tell, device, workers, ranks)
+    # All ranks need the same batches, however many threads each has.
+    rows, workers = (-int(least) for least in ranks.maximum(*(-count for count in _batches(scoring, chosen, device))))
+    run(chosen, text.tokens, layout_of(text.tokens, text.bos, chosen.per_document), rows, add, device, workers, ranks)
     assert scored == predictions
     return Score(
         nats=nats,
@@ -157,7 +160,7 @@ def score(
 
 
 def _batches(scoring: Scoring, scorer: Scorer, device: torch.device) -> tuple[int, int]:
-    """Windows of a batch, and batches at once: on a CPU those stay in the cache, each thread with one of its own."""
+    """Return windows per batch and batches at once; on a CPU one batch per thread, small enough for the cache."""
     if device.type != "cpu":
         return scoring.rows, 1
     workers = torch.get_num_threads() if scorer.stateless else 1
@@ -166,9 +169,9 @@ def _batches(scoring: Scoring, scorer: Scorer, device: torch.device) -> tuple[in
 
 
 def use_quickest_threads(model: Model, text: Text, scoring: Scoring, ranks: Ranks = Ranks()) -> None:
-    """Give this process the number of threads that scores a first stretch of `text` quickest; nothing on a GPU.
+    """Set PyTorch's number of threads to the fastest in scoring the start of `text`; do nothing on a GPU.
 
-    Of several processes all take the smallest of their numbers.
+    All ranks take the smallest of their numbers.
     """
     if next(model.parameters()).device.type != "cpu":
         return
@@ -190,7 +193,7 @@ def score_kinds(
     progress: Progress = SILENT,
     ranks: Ranks = Ranks(),
 ) -> dict[str, Score]:
-    """Score a text in each of the `KINDS` that `scoring` has, and by the user's `scorer` (`FILE.py:NAME`) if given."""
+    """Return the scores of the `KINDS` that `scoring` has, and that of a user's `scorer` (`FILE.py:NAME`) if given."""
     kinds = {"plain": scoring.plain}
     if scoring.stride < scoring.sequence_length:
         kinds["sliding"] = scoring.but(ttt=None)

@@ -1,4 +1,4 @@
-"""What a scorer is: it gives the odds of what comes next, and is told what came only when that has been charged."""
+"""The scorer interface: return next-token logits; targets are revealed only after they are scored."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ Positions = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Layout:
-    """The stretches that are scored left to right, each from the text's first tokens on: no token, only where they lie.
+    """Positions of the stretches of text that are scored left to right, each on its own; no tokens.
 
-    Stretch i makes the predictions `begins[i]` to `ends[i]`; its first token is context only.
+    Stretch i has the predictions `begins[i]` to `ends[i]`, both int64 (stretches,); its first token is context only.
     """
 
     begins: Positions
     ends: Positions
 
     def __post_init__(self) -> None:
-        for name in ("begins", "ends"):  # scorers are handed them, and arrays over bytes stay as they are
-            kept = np.frombuffer(np.asarray(getattr(self, name), np.int64).tobytes(), np.int64)
-            object.__setattr__(self, name, kept)
+        for name in ("begins", "ends"):  # scorers get these arrays; one over bytes can never be made writable
+            fixed = np.frombuffer(np.asarray(getattr(self, name), np.int64).tobytes(), np.int64)
+            object.__setattr__(self, name, fixed)
 
     @property
     def predictions(self) -> int:
-        """Predictions in all stretches together."""
+        """Number of predictions in all stretches."""
         return int((self.ends - self.begins).sum())
 
 
 class Step(NamedTuple):
-    """Windows that are scored before the scorer may learn; `slots` number the state that each of them uses."""
+    """Windows that are scored before the next update; `slots` number the scorer state that each of them uses."""
 
     windows: Sequence[Window]
     slots: Sequence[int]
 
 
 class ScoringBatch(NamedTuple):
-    """Windows of one shape, put to the scorer at once: `context` predictions that are not scored, then those that are.
+    """Windows of one shape, scored in one forward; the first `context` predictions of each are not scored.
 
-    `inputs` (rows, n) are the tokens of the windows but for the last target.
+    `inputs`, int64 (rows, n), are the tokens of the windows without the last target.
     """
 
     windows: Sequence[Window]
@@ -62,27 +62,27 @@ class ScoringBatch(NamedTuple):
 
 
 class ScoredPrefix:
-    """The text as far as it has been scored. Scorers see it through this, so none sees ahead."""
+    """The scored part of the text, the only view of it that scorers get."""
 
     def __init__(self, tokens: npt.NDArray[Any], layout: Layout, done: Positions) -> None:
         self._tokens = tokens
         self.layout = layout
-        self._done = done  # of each stretch, where its predictions have been scored up to
+        self._done = done  # of each stretch, the first prediction that has not been scored
 
-    def known(self, start: int, end: int) -> Positions:
-        """Tokens `start` to `end`, all within one stretch; `CheckFailed` if one of them has not been scored yet."""
+    def tokens(self, start: int, end: int) -> Positions:
+        """Return tokens `start` to `end` of one stretch, int64; `CheckFailed` if one has not been scored yet."""
         if not 0 <= start <= end <= self._done[self._stretch(start)] + 1:
             raise CheckFailed(f"the scorer asks for tokens {start:,} to {end:,}, which have not all been scored")
         return np.asarray(self._tokens[start:end], np.int64)
 
     def targets(self, windows: Sequence[Window]) -> Positions:
-        """What the scored predictions of windows of one shape were about, (rows, scored)."""
+        """Return the targets of scored windows of one shape, int64 (rows, scored)."""
         return np.stack(
-            [self.known(window.start, window.end + 1)[window.first + 1 - window.start :] for window in windows]
+            [self.tokens(window.start, window.end + 1)[window.first + 1 - window.start :] for window in windows]
         )
 
-    def over(self, window: Window) -> bool:
-        """Whether the window ends its stretch."""
+    def is_last(self, window: Window) -> bool:
+        """True if the window is the last of its stretch."""
         return bool(self.layout.ends[self._stretch(window.start)] == window.end)
 
     def _stretch(self, position: int) -> int:
@@ -90,27 +90,27 @@ class ScoredPrefix:
 
 
 class Stream(ScoredPrefix):
-    """One pass over the text, as the loop sees it: it has every token, and keeps account of what was scored."""
+    """The whole text with a record of the predictions scored so far; for the loop, not for scorers."""
 
     def __init__(self, tokens: npt.NDArray[Any], layout: Layout) -> None:
         super().__init__(tokens, layout, layout.begins.copy())
-        self.past = ScoredPrefix(tokens, layout, self._done)
-        """What scorers may see of it."""
+        self.prefix = ScoredPrefix(tokens, layout, self._done)
+        """The part that scorers may read."""
 
     def inputs(self, windows: Sequence[Window]) -> Positions:
-        """The tokens of equally long windows but for the last target, (rows, n)."""
+        """Return the tokens of equally long windows without the last target, int64 (rows, n)."""
         return np.stack([self._tokens[window.start : window.end] for window in windows]).astype(np.int64)
 
     def next_tokens(self, windows: Sequence[Window]) -> Positions:
-        """What the scored predictions of windows of one shape are about, (rows, scored)."""
+        """Return the targets of windows of one shape, int64 (rows, scored)."""
         return np.stack([self._tokens[window.first + 1 : window.end + 1] for window in windows]).astype(np.int64)
 
     def ready(self, window: Window) -> bool:
-        """Whether everything before the window's first scored prediction has been scored."""
+        """True if all predictions of the stretch before those of the window have been scored."""
         return bool(self._done[self._stretch(window.start)] == window.first)
 
     def mark(self, window: Window) -> None:
-        """Take a window as scored; `CheckFailed` unless it goes on exactly where its stretch ended."""
+        """Record a window as scored; `CheckFailed` unless it begins where the scored part of its stretch ends."""
         stretch = self._stretch(window.start)
         if not (window.start <= window.first == self._done[stretch] < window.end <= self.layout.ends[stretch]):
             raise CheckFailed(
@@ -120,61 +120,62 @@ class Stream(ScoredPrefix):
         self._done[stretch] = window.end
 
     def check_complete(self) -> None:
-        """`CheckFailed` unless every prediction has been scored."""
+        """Raise `CheckFailed` unless every prediction has been scored."""
         left = int((self.layout.ends - self._done).sum())
         if left:
             raise CheckFailed(f"the scorer's plan leaves {left:,} predictions out")
 
 
 class Scorer(ABC):
-    """Predicts tokens of a text and may learn from those it has been charged for.
+    """Predicts the tokens of a text and may learn from those that have been scored.
 
-    The loop asks for logits over the whole vocabulary and normalizes them itself, so that every answer is a
-    distribution; it gathers the targets, which the scorer does not see; and it calls `update` when a step is paid for.
+    The loop normalizes the logits itself, so every prediction is a distribution over the vocabulary. It gathers the
+    targets, which the scorer does not see, and calls `update` after a step is scored.
     """
 
     per_document = False
-    """Whether every document is a stretch of its own, or the whole text is one."""
+    """True if every document is a stretch of its own; else the whole text is one."""
     in_order = False
-    """Whether it learns along the whole text, so that cutting the text into stretches would make another score."""
+    """True if it learns along the whole text, so that cutting the text into stretches would change the score."""
     stateless = False
-    """Whether an answer depends on the inputs alone, so that several may be made at once."""
+    """True if logits depend on the inputs only, so that several batches may run at once."""
     together = 0
-    """Neighbouring slots that are asked in questions of their own, or 0 where any may be in one question."""
+    """Number of neighbouring slots that share batches with no others, or 0 if any slots may share one."""
 
     @abstractmethod
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
-        """The order of scoring: each prediction of each stretch once, from left to right; about `rows` windows a step.
+        """Yield steps that score each prediction of each stretch once, left to right, about `rows` windows a step.
 
-        Where a later step needs what `update` learnt, it is not taken from the iterator before the update.
+        Unless the scorer is stateless, a step is taken from the iterator only after the update on the one before.
         """
 
     @abstractmethod
     def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
-        """Log-odds (rows, last, vocabulary) of what follows each of the `last` positions of `inputs` (rows, n).
+        """Return next-token logits (rows, last, vocabulary) of the `last` positions of `inputs`, int64 (rows, n).
 
-        Position t may depend on the inputs up to t alone. With a cache, the inputs go on where those of the call
-        before ended, in the same rows.
+        Logits at position t may depend on inputs up to t only. With a cache, the inputs continue those of the previous
+        call, row by row.
         """
 
     def share(self, ranks: Ranks) -> bool:
-        """Whether these processes can share the work from now on, so that each answers only what `owners` gives it.
+        """Share the work among these processes from now on, each scoring the batches that `owners` gives it.
 
-        All of them are told of every update. What is charged must be the same to the bit as without sharing.
+        Return True if the scorer can. Every process gets every update. Losses must be the same to the bit as without
+        sharing.
         """
         return self.stateless
 
     def owners(self, batches: Sequence[ScoringBatch], world: int) -> list[int]:
-        """The number of the process, of so many, that answers each question."""
+        """Return the rank, below `world`, that scores each batch."""
         return [number % world for number in range(len(batches))]
 
-    def update(self, batches: Sequence[ScoringBatch], past: ScoredPrefix) -> None:
-        """Learn from a step that has been scored; `past` gives its targets and all that was scored before."""
+    def update(self, batches: Sequence[ScoringBatch], prefix: ScoredPrefix) -> None:
+        """Learn from the scored batches of a step; `prefix` has their targets and all text scored before."""
         return
 
 
 def nats(logits: Tensor, targets: Tensor) -> Tensor:
-    """What each of targets (rows, n) costs under logits (rows, n, vocabulary), in float32 or better."""
-    exact = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    flat = F.cross_entropy(logits.flatten(0, 1).to(exact), targets.flatten(), reduction="none")
+    """Return the loss in nats of targets (rows, n) under logits (rows, n, vocabulary), in float32 or float64."""
+    precision = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    flat = F.cross_entropy(logits.flatten(0, 1).to(precision), targets.flatten(), reduction="none")
     return flat.view(targets.shape)

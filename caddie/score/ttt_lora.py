@@ -1,4 +1,4 @@
-"""Score-first test-time training of low-rank adapters: every document begins anew and learns from its own past."""
+"""Score-first test-time training of LoRA: every document has its own adapters, trained on its scored tokens."""
 
 from __future__ import annotations
 
@@ -31,48 +31,48 @@ _MOST_NUMBERS = 1 << 29  # of all adapters together
 
 @dataclass(frozen=True, kw_only=True)
 class GlobalSGD(Config):
-    """Between groups of documents, all weights are trained on those that have been scored (records PH1, PH3, TOP)."""
+    """Train all weights on the scored documents, between groups of documents (records PH1, PH3, TOP)."""
 
     techniques: ClassVar = {
         "": Technique(
-            "What many documents share is learned once for all.",
+            "All weights learn the features that many documents share.",
             "openai/parameter-golf, PhasingTTT2000 and MultiPhaseGlobalSGD_PhasedTTT",
             "one phase -0.0006; three for one -0.0008; six and more too many",
         ),
     }
 
     documents: Count = 2500
-    """Documents after which the last phase is over."""
+    """Scored documents after which the last phase takes place."""
     phases: Annotated[int, Range(1, 100)] = 3
-    """Phases, at equal numbers of documents; each goes through everything that was scored before it."""
+    """Phases, at equal numbers of documents; each trains on all documents scored before it."""
     chunk_tokens: Tokens = 32_768
-    """Predictions of a chunk; the last, incomplete one is left out."""
+    """Predictions of a chunk; the last chunk of a phase is left out."""
     sgd: SGD = SGD(lr=0.001, epochs=1)
-    """The optimizer; its state begins anew in each phase."""
+    """The optimizer; each phase starts with a new state."""
 
     def boundaries(self, documents: int) -> list[int]:
-        """Numbers of scored documents at which to train, for a text of so many."""
+        """Return the numbers of scored documents at which to train, for a text of `documents`."""
         most = min(self.documents, documents)
         return [most * (phase + 1) // self.phases for phase in range(self.phases)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentLoRA(TestTimeTraining):
-    """Low-rank adapters (arXiv 2106.09685) of each document's own, trained chunk by chunk on what was scored of it.
+    """LoRA-TTT: low-rank adapters (arXiv 2106.09685) for each document, trained chunk by chunk on its scored tokens.
 
-    Documents are scored in groups of similar length, the longest first; those of a group run side by side, each with
-    adapters of its own, and know nothing of each other. A layer that runs several times in a forward has adapters of
-    their own for each run. After openai/parameter-golf's records LoRA_TTT, VARL and TOP.
+    Documents are scored in groups of similar length, the longest first. Those of a group run side by side, each with
+    its own adapters, and do not affect each other. A layer that runs several times in a forward has separate adapters
+    for each run. After openai/parameter-golf's records LoRA_TTT, VARL and TOP.
     """
 
     techniques: ClassVar = {
         "": Technique(
-            "Each document has a small model of its own, and nothing leaks into the next.",
+            "Each document adapts a small part of the model, and nothing leaks into the next document.",
             "arXiv 2106.09685; openai/parameter-golf, LoRA_TTT, VarLenAttn, the record at 1.0611",
             "-0.003 (LoRA_TTT); -0.0127 with phases against documents scored alone (the record at 1.0611)",
         ),
         "warm_start": Technique(
-            "New documents begin where others have been.",
+            "New documents start from first factors that others have trained.",
             "openai/parameter-golf #1767",
             "-0.0004 with alpha 144 and a larger weight decay (#1767)",
         ),
@@ -83,7 +83,7 @@ class DocumentLoRA(TestTimeTraining):
     alpha: Positive = 144.0
     """Adapters add alpha / rank times their product."""
     lr: NonNegative = 1e-4
-    """Rate of AdamW."""
+    """Learning rate of AdamW."""
     beta1: Decay = 0.0
     """AdamW's decay of the mean gradient."""
     beta2: Decay = 0.99
@@ -91,33 +91,33 @@ class DocumentLoRA(TestTimeTraining):
     eps: Positive = 1e-10
     """AdamW's smallest denominator."""
     weight_decay: NonNegative = 0.5
-    """Decoupled decay, towards no adapter."""
+    """Decoupled weight decay of the adapters."""
     chunk_tokens: Tokens = 48
-    """Predictions between two updates; each is made with at most a window of context."""
+    """Predictions between two updates; each has at most a window of context."""
     documents: Annotated[int, Range(1, 4096)] = 64
     """Documents of a group."""
     targets: tuple[Target, ...] = ("query", "key", "value", "attention", "mlp", "head")
-    """What gets an adapter in every layer: linear layers by name, or the whole `attention`, `mlp` or `head`."""
+    """Parts of every layer with an adapter: linear layers by name, or the whole `attention`, `mlp` or `head`."""
     warm_start: bool = True
-    """Whether a new group takes over the first factors of the one before, with second factors of zero."""
+    """True if a new group keeps the first factors (A) of the previous one; second factors (B) always start at zero."""
     phases: GlobalSGD | None = None
-    """Training of all weights in between, or none."""
+    """Training of all weights between groups, or none."""
 
     def build(self, model: Model, bos: int, length: int, stride: int, dtype: torch.dtype) -> Scorer:
-        """The scorer; windows are as long as `length` and move by `chunk_tokens`."""
+        """Return the scorer; its windows have `length` tokens and advance by `chunk_tokens`."""
         return _DocumentLoRA(self, model, bos, length, dtype)
 
 
-class _InTurn:
-    """What is added to the output of a part: by its first run in a forward the first of the additions, and so on."""
+class _PerRun:
+    """The adapters of a part that runs several times in a forward: the first for its first run, and so on."""
 
     def __init__(self, runs: Sequence[LowRankDelta]) -> None:
         self.runs = runs
         self.rewind()
 
     def rewind(self) -> None:
-        """Let the next run be the first, whatever became of the forward before."""
-        self._next = 0  # not an iterator, at which a compiled graph would break
+        """Make the next run the first, even after a forward that failed."""
+        self._next = 0  # not an iterator, which would break a compiled graph
 
     def __call__(self, x: Tensor) -> Tensor:
         run = self.runs[self._next]
@@ -126,7 +126,7 @@ class _InTurn:
 
 
 class _Place(NamedTuple):
-    """Where a delta goes, how many inputs and outputs it has, and how often its part runs in a forward."""
+    """The place of an adapter, its inputs and outputs, and the runs of its part in a forward."""
 
     part: nn.Module
     attribute: str
@@ -136,10 +136,10 @@ class _Place(NamedTuple):
 
 
 class _Adapters:
-    """One pair of factors for each run of each target and each document of a group.
+    """A pair of factors for each run of each target and each document of a group.
 
-    `documents` are the slots of those that this process adapts to, all until it shares them with others; `together` of
-    them are moved at once, since where a tensor ends may round otherwise.
+    `documents` are the slots that this process trains, all unless it shares them. AdamW updates `together` of them at a
+    time, whatever the number of processes, since the length of a tensor may change rounding.
     """
 
     def __init__(self, config: DocumentLoRA, model: Model) -> None:
@@ -153,53 +153,49 @@ class _Adapters:
         numbers = sum(map(sum, self._sizes)) * config.rank * config.documents
         if numbers > _MOST_NUMBERS:
             raise UserError(f"the adapters would have {numbers:,} numbers; set a smaller rank or fewer documents")
-        self._weight = weight = next(model.parameters())  # whose device and number format the adapters share
-        self._first: list[Tensor] = []
+        self._weight = weight = next(model.parameters())  # adapters have its device and dtype
+        self.first: list[Tensor] = []
         self._second: list[Tensor] = []
         self._deltas = [LowRankDelta(weight, weight, config.alpha / config.rank) for _ in self._sizes]
         deltas = iter(self._deltas)
-        self._parts = [(place, _InTurn(list(islice(deltas, place.runs)))) for place in places]
+        self._parts = [(place, _PerRun(list(islice(deltas, place.runs)))) for place in places]
         self._used: Sequence[int] | None = None
         self.attach(True)
 
-    def forget(self) -> None:
-        """Let the next group begin with new first factors."""
-        self._first = []
-
     def begin(self, group: int) -> None:
-        """Adapters that add nothing, and an optimizer without memory."""
+        """Reset the adapters of a new group to add nothing, and the state of the optimizer."""
         self._used = None
         rows, rank = len(self.documents), self._config.rank
-        if not (self._config.warm_start and self._first):
-            self._first = [self._draw(group, index) for index in range(len(self._sizes))]
+        if not (self._config.warm_start and self.first):
+            self.first = [self._draw(group, index) for index in range(len(self._sizes))]
         self._second = [self._weight.new_zeros(rows, out, rank).requires_grad_() for _, out in self._sizes]
-        factors = [*self._first, *self._second]
+        factors = [*self.first, *self._second]
         self._means, self._squares = ([torch.zeros_like(factor) for factor in factors] for _ in range(2))
-        begun = range(0, rows, self.together)
-        self._steps = [[torch.zeros((), device=factor.device) for factor in factors] for _ in begun]
+        parts = range(0, rows, self.together)
+        self._steps = [[torch.zeros((), device=factor.device) for factor in factors] for _ in parts]
 
     def use(self, slots: Sequence[int]) -> None:
-        """Let the rows of the next forward have the adapters of these documents; to be called before every forward."""
-        for _, in_turn in self._parts:
-            in_turn.rewind()
+        """Select the adapters of these slots for the rows of the next forward; required before every forward."""
+        for _, per_run in self._parts:
+            per_run.rewind()
         if self._used == slots:
             return
         self._used = slots
         rows = torch.tensor(slots, device=self._weight.device) - self.documents.start
-        with torch.enable_grad():  # they may be learnt from later than they are asked
-            for delta, a, b in zip(self._deltas, self._first, self._second, strict=True):
+        with torch.enable_grad():  # the update may need their gradients
+            for delta, a, b in zip(self._deltas, self.first, self._second, strict=True):
                 delta.a, delta.b = a[rows], b[rows]
 
     def step(self, losses: Sequence[Tensor]) -> None:
-        """One step of AdamW on the sum of losses; where nothing is left to learn, factors move on and decay."""
+        """Take one step of AdamW on the sum of losses; without losses, momentum and decay still apply."""
         self._used = None
-        factors = [*self._first, *self._second]
+        factors = [*self.first, *self._second]
         for factor in factors:
             factor.grad = None
         if losses:
             torch.stack(list(losses)).sum().backward()  # type: ignore[no-untyped-call]
         gradients = [torch.zeros_like(factor) if factor.grad is None else factor.grad for factor in factors]
-        # The function and not the class, whose first use imports PyTorch's compiler, a second of every process.
+        # Not the class AdamW, whose first use imports PyTorch's compiler, which takes a second.
         with torch.no_grad():
             for number, steps in enumerate(self._steps):
                 part = slice(number * self.together, (number + 1) * self.together)
@@ -221,12 +217,12 @@ class _Adapters:
                 )
 
     def attach(self, on: bool) -> None:
-        """Put the adapters into the model, or take them out."""
-        for place, in_turn in self._parts:
-            setattr(place.part, place.attribute, in_turn if on else None)
+        """Add the adapters to the model, or remove them."""
+        for place, per_run in self._parts:
+            setattr(place.part, place.attribute, per_run if on else None)
 
     def _draw(self, group: int, index: int) -> Tensor:
-        """First factors, uniform within one over the root of the number of inputs; the same on every device."""
+        """Draw first factors, uniform within 1 / sqrt(inputs); the same on every device."""
         inputs, _ = self._sizes[index]
         digest = hashlib.sha256(f"adapter {group} {index}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
@@ -237,7 +233,7 @@ class _Adapters:
 
 
 def _places(name: Target, model: Model) -> list[_Place]:
-    """Everything of that name; `UserError` where the model has nothing."""
+    """Return all places of that name; `UserError` if the model has none."""
     width, order = model.config.width, model.orders[-1]
     if name == "head":
         return [_Place(model.head, "delta", width, model.config.vocabulary, 1)]
@@ -271,16 +267,16 @@ class _DocumentLoRA(Scorer):
         self._adapters = _Adapters(config, self._model)
         self._ranks = Ranks()
         self.together = self._adapters.together
-        self._answers: list[Tensor] = []
+        self._logits: list[Tensor] = []
         self._due: list[int] = []  # documents to train all weights on after this step
 
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
-        """Group after group; in each, chunk after chunk of all its documents."""
+        """Yield group after group, in each chunk after chunk of all its documents."""
         begins, ends = layout.begins.tolist(), layout.ends.tolist()
         boundaries = self._config.phases.boundaries(len(begins)) if self._config.phases else []
         scored: list[int] = []
-        together = groups(layout, self._config.documents)
-        for number, group in enumerate(together):
+        all_groups = groups(layout, self._config.documents)
+        for number, group in enumerate(all_groups):
             self._adapters.begin(number)
             scored = group + scored  # sorted by length, as the groups are
             longest = max(ends[document] - begins[document] for document in group)
@@ -291,8 +287,9 @@ class _DocumentLoRA(Scorer):
                     for slot, document in enumerate(group)
                     if (window := self._window(begins[document], ends[document], chunk))
                 }
-                # Nothing is left to learn for behind the last group.
-                while group is not together[-1] and chunk == chunks - 1 and boundaries and len(scored) >= boundaries[0]:
+                # Training after the last group would help no document.
+                over = chunk == chunks - 1 and group is not all_groups[-1]
+                while over and boundaries and len(scored) >= boundaries[0]:
                     self._due = scored[: boundaries.pop(0)]
                 yield Step(list(windows.values()), list(windows))
 
@@ -302,54 +299,54 @@ class _DocumentLoRA(Scorer):
         return Window(max(begin, stop - self._length), first, stop) if first < end else None
 
     def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
-        """One forward, each row with its document's adapters; without a cache its graph is kept for the update."""
+        """Run one forward, each row with its document's adapters; without a cache, keep its graph for the update."""
         self._adapters.use(slots)
         with torch.set_grad_enabled(cache is None):
-            answer = self._forward(inputs, inputs == self._bos, last, cache)
+            logits = self._forward(inputs, inputs == self._bos, last, cache)
         if cache is None:
-            self._answers.append(answer)
-        return answer
+            self._logits.append(logits)
+        return logits
 
     def share(self, ranks: Ranks) -> bool:
-        """Each process has some of the documents of a group; all weights are trained together."""
+        """Share the work: each process adapts some documents of a group; all weights are trained together."""
         self._ranks = ranks
         mine = [slot for slot in range(self._config.documents) if self._owner(slot, ranks.world) == ranks.rank]
         self._adapters.documents = range(mine[0], mine[-1] + 1) if mine else range(0)
         return True
 
     def owners(self, batches: Sequence[ScoringBatch], world: int) -> list[int]:
-        """The processes that have the adapters."""
-        return [self._owner(question.slots[0], world) for question in batches]
+        """Return the ranks that have the adapters."""
+        return [self._owner(batch.slots[0], world) for batch in batches]
 
     def _owner(self, slot: int, world: int) -> int:
-        """The first process has the first slots, and so on, in whole questions."""
+        """Return the rank of a slot: equal shares in order, in units of `together` slots."""
         return slot // self.together * world // math.ceil(self._config.documents / self.together)
 
     @torch.enable_grad()
-    def update(self, batches: Sequence[ScoringBatch], past: ScoredPrefix) -> None:
-        """One step on the mean loss of each document's chunk, but for documents that are over."""
+    def update(self, batches: Sequence[ScoringBatch], prefix: ScoredPrefix) -> None:
+        """Take one step on the mean loss of each document's chunk, except for documents at their end."""
         owners, device = self.owners(batches, self._ranks.world), next(self._model.parameters()).device
-        mine = [question for question, owner in zip(batches, owners, strict=True) if owner == self._ranks.rank]
-        if not self._answers:
-            for question in mine:
-                inputs = torch.from_numpy(question.inputs).to(device)
-                self.logits(inputs, question.slots, inputs.shape[1] - question.context)
+        mine = [batch for batch, owner in zip(batches, owners, strict=True) if owner == self._ranks.rank]
+        if not self._logits:
+            for batch in mine:
+                inputs = torch.from_numpy(batch.inputs).to(device)
+                self.logits(inputs, batch.slots, inputs.shape[1] - batch.context)
         losses = []
-        for question, answer in zip(mine, self._answers, strict=True):
-            going = [row for row, window in enumerate(question.windows) if not past.over(window)]
+        for batch, logits in zip(mine, self._logits, strict=True):
+            going = [row for row, window in enumerate(batch.windows) if not prefix.is_last(window)]
             if going:
-                targets = torch.from_numpy(past.targets([question.windows[row] for row in going])).to(device)
-                losses.append(nats(answer[going], targets).mean(1).sum())
-        self._answers.clear()
-        if not all(past.over(window) for question in batches for window in question.windows):
+                targets = torch.from_numpy(prefix.targets([batch.windows[row] for row in going])).to(device)
+                losses.append(nats(logits[going], targets).mean(1).sum())
+        self._logits.clear()
+        if not all(prefix.is_last(window) for batch in batches for window in batch.windows):
             self._adapters.step(losses)
         if self._due and self._config.phases:
-            self._learn_globally(self._config.phases, past)
+            self._learn_globally(self._config.phases, prefix)
 
-    def _learn_globally(self, phases: GlobalSGD, past: ScoredPrefix) -> None:
-        """Train all weights, without adapters, on the documents that are due, one behind the other."""
-        layout = past.layout
-        tokens = np.concatenate([past.known(int(layout.begins[d]), int(layout.ends[d])) for d in self._due])
+    def _learn_globally(self, phases: GlobalSGD, prefix: ScoredPrefix) -> None:
+        """Train all weights, without adapters, on the concatenation of the documents that are due."""
+        layout = prefix.layout
+        tokens = np.concatenate([prefix.tokens(int(layout.begins[d]), int(layout.ends[d])) for d in self._due])
         self._due = []
         self._adapters.attach(False)
         learner = Learner(self._model, self._bos, phases.sgd, self._dtype, self._ranks)
@@ -357,18 +354,18 @@ class _DocumentLoRA(Scorer):
             learner.learn(rows, chunk, chunks)
         self._model.requires_grad_(False)
         self._adapters.attach(True)
-        self._adapters.forget()
+        self._adapters.first = []  # the next group draws new ones
 
 
 def groups(layout: Layout, size: int) -> list[list[int]]:
-    """Numbers of the documents in groups of similar length: sorted by length, the groups of the longest first."""
+    """Return the documents' indices, sorted by length, in groups of `size`; the longest group first."""
     order = np.argsort(layout.ends - layout.begins, kind="stable").tolist()
     cut = [order[begin : begin + size] for begin in range(0, len(order), size)]
     return cut[::-1]
 
 
 def global_rows(tokens: Positions, chunk_tokens: int, length: int) -> Iterator[tuple[int, int, Positions]]:
-    """Number of a chunk, number of chunks, and the chunk's complete rows (n, length + 1); without the last chunk."""
+    """Yield a chunk's index, the number of chunks and its complete rows (n, length + 1), but for the last chunk."""
     chunks = math.ceil((len(tokens) - 1) / chunk_tokens)
     for chunk in range(chunks - 1):
         starts = range(chunk * chunk_tokens, (chunk + 1) * chunk_tokens - length + 1, length)

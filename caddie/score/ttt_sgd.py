@@ -1,4 +1,4 @@
-"""Score-first test-time training of all weights: each chunk of the text is charged for, then learnt from."""
+"""Score-first test-time training of all weights: score each chunk of the text, then train on it."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ from caddie.score.windows import Window, windows
 
 Leaf = TypeVar("Leaf")
 PARTS = 8
-"""Parts in which work is done that processes may share, however many they are: as many as a machine has GPUs."""
+"""Parts of shared work, for any number of processes: as many as a machine has GPUs."""
 Rows = Annotated[int, Range(1, 4096)]
 Tokens = Annotated[int, Range(1, 1 << 24)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TestTimeTraining(Config):
-    """Socket: how a scorer learns from what it has scored."""
+    """Base of test-time training methods: learning from scored tokens."""
 
     @abstractmethod
     def build(self, model: Model, bos: int, length: int, stride: int, dtype: torch.dtype) -> Scorer:
-        """The scorer; `model` itself is never changed."""
+        """Return the scorer; `model` itself is never changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SGD(Config):
-    """Gradient descent with momentum on all weights, its rate falling from chunk to chunk as half a cosine."""
+    """SGD with momentum on all weights; the learning rate decays from chunk to chunk as half a cosine."""
 
     lr: NonNegative = 0.005
-    """Rate at the first chunk."""
+    """Learning rate at the first chunk."""
     momentum: Fraction = 0.9
     """Momentum."""
     clip: Positive = 1.0
-    """Largest norm of the whole gradient."""
+    """Largest norm of the gradient of all weights."""
     rows: Rows = 32
     """Rows of a step."""
     epochs: Annotated[int, Range(1, 100)] = 3
-    """Times that a chunk is gone through."""
+    """Passes over a chunk."""
 
     def lr_at(self, chunk: int, chunks: int) -> float:
-        """The rate at a chunk."""
+        """Return the learning rate at a chunk."""
         return self.lr * 0.5 * (1 + math.cos(math.pi * chunk / max(chunks - 1, 1)))
 
 
 class Learner:
-    """A model with its optimizer, trained on rows of tokens, perhaps by several processes.
+    """A model with its SGD, trained on rows of tokens by one process or several.
 
-    The gradient of a batch is the sum, in a fixed order, of those of its parts, which the processes share: however many
-    they are, weights are the same to the bit in all.
+    The gradient of a batch is the sum, in a fixed order, of those of its parts, which are divided among the processes.
+    So weights are the same to the bit in all processes, for any number of them.
     """
 
     def __init__(self, model: Model, bos: int, sgd: SGD, dtype: torch.dtype, ranks: Ranks = Ranks()) -> None:
@@ -80,7 +80,7 @@ class Learner:
                 self._descend(gradient, self._sgd.lr_at(chunk, chunks))
 
     def _gradient(self, batch: Positions) -> Tensor:
-        """That of the mean loss of a batch (n, T + 1), of all weights in one vector."""
+        """Return the gradient of the mean loss of a batch (n, T + 1), all weights in one vector."""
         parts = np.array_split(batch, _power_of_two(min(PARTS, len(batch))))
         busy = _power_of_two(min(len(parts), self.ranks.world))
         mine, predictions = torch.zeros_like(self._momentum), batch[:, 1:].size
@@ -88,20 +88,20 @@ class Learner:
             size = len(parts) // busy
             own = parts[self.ranks.rank * size :][:size]
             mine = _in_pairs(own, lambda rows: self._part(rows, predictions))
-        return _in_pairs(self.ranks.begin_all_gather(mine[None])()[:busy].unbind(), lambda found: found)
+        return _in_pairs(self.ranks.begin_all_gather(mine[None])()[:busy].unbind(), lambda gradient: gradient)
 
     @torch.enable_grad()
     def _part(self, rows: Positions, predictions: int) -> Tensor:
-        """What some rows add to the gradient of a mean over so many predictions."""
+        """Return the part of some rows in the gradient of a mean over `predictions`."""
         ids = torch.from_numpy(rows).to(self._momentum.device)
         logits = self.forward(ids[:, :-1], ids[:, :-1] == self._bos)
         loss = nats(logits, ids[:, 1:]).sum() / predictions
-        found = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
-        return torch.cat([gradient.flatten() for gradient in found])
+        gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
+        return torch.cat([gradient.flatten() for gradient in gradients])
 
     @torch.no_grad()
     def _descend(self, gradient: Tensor, lr: float) -> None:
-        """One step of gradient descent with momentum."""
+        """Take one step of SGD with momentum."""
         gradient *= (self._sgd.clip / (torch.linalg.vector_norm(gradient) + 1e-6)).clamp(max=1.0)
         self._momentum.mul_(self._sgd.momentum).add_(gradient)
         steps = self._momentum.split_with_sizes(self._sizes)
@@ -110,12 +110,12 @@ class Learner:
 
 
 def _power_of_two(most: int) -> int:
-    """The largest that is at most so much."""
+    """Return the largest power of two up to `most`."""
     return 1 << (most.bit_length() - 1)
 
 
 def _in_pairs(leaves: Sequence[Leaf], value: Callable[[Leaf], Tensor]) -> Tensor:
-    """The sum of the values of a power of two of leaves, as a tree: neighbours first, then neighbouring pairs."""
+    """Return the sum of the values of 2^k leaves, as a tree: neighbours first, then neighbouring pairs."""
     if len(leaves) == 1:
         return value(leaves[0])
     half = len(leaves) // 2
@@ -123,21 +123,21 @@ def _in_pairs(leaves: Sequence[Leaf], value: Callable[[Leaf], Tensor]) -> Tensor
 
 
 def check_chunk(setting: str, chunk_tokens: int, length: int) -> None:
-    """Raise `UserError` for chunks that hold no complete row, from which nothing would be learnt."""
+    """Raise `UserError` for chunks shorter than a row, which would train nothing."""
     if chunk_tokens < length:
         raise UserError(f"{setting} must be at least score.sequence_length ({length:,}), not {chunk_tokens:,}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkSGD(TestTimeTraining):
-    """All weights are trained on each chunk of the text after it was scored, and stay so for the rest of it.
+    """Train all weights on each chunk of the text after it was scored, and keep them for the rest of the text.
 
     The contest's rule on test-time training, openai/parameter-golf #1017, and its records LeakyReLU2 and L3.
     """
 
     techniques: ClassVar = {
         "": Technique(
-            "The model learns the text that it is scored on, always behind the score.",
+            "The model adapts to the text that it is scored on, by tokens that have been scored.",
             "openai/parameter-golf #1017 (the rule), LeakyReLU_LegalTTT_ParallelMuon, L3",
             "-0.0017 to -0.0025 in the records; +0.0006 at best in 22 variants (seed 000)",
         ),
@@ -146,10 +146,10 @@ class ChunkSGD(TestTimeTraining):
     chunk_tokens: Tokens = 32_768
     """Predictions between two updates."""
     sgd: SGD = SGD()
-    """The optimizer; its state lives through the whole text."""
+    """The optimizer; its state lasts for the whole text."""
 
     def build(self, model: Model, bos: int, length: int, stride: int, dtype: torch.dtype) -> Scorer:
-        """The scorer."""
+        """Return the scorer."""
         return _ChunkSGD(self, model, bos, length, stride, dtype)
 
 
@@ -161,48 +161,48 @@ class _ChunkSGD(Scorer):
         self._chunk_tokens, self._length, self._stride = config.chunk_tokens, length, stride
         self._bos = bos
         self._learner = Learner(copy.deepcopy(model), bos, config.sgd, dtype)
-        self._chunk, self._chunks, self._per_lane = 0, 1, config.chunk_tokens
+        self._chunk, self._chunks, self._per_stretch = 0, 1, config.chunk_tokens
 
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
-        """Chunk after chunk, each with the windows whose first scored prediction lies in it."""
+        """Yield chunk after chunk, each with the windows whose first scored prediction lies in it."""
         if len(layout.begins) > 1:
-            self._per_lane = max(self._length, self._chunk_tokens // len(layout.begins))
-        self._chunks = math.ceil(int((layout.ends - layout.begins).max(initial=0)) / self._per_lane)
-        lanes = []
+            self._per_stretch = max(self._length, self._chunk_tokens // len(layout.begins))
+        self._chunks = math.ceil(int((layout.ends - layout.begins).max(initial=0)) / self._per_stretch)
+        by_chunk = []
         for begin, end in zip(layout.begins.tolist(), layout.ends.tolist(), strict=True):
-            lanes.append(groupby(windows(begin, end, self._length, self._stride), self._chunk_of(begin)))
-        waiting = [next(lane, None) for lane in lanes]
+            by_chunk.append(groupby(windows(begin, end, self._length, self._stride), self._chunk_of(begin)))
+        waiting = [next(stretch, None) for stretch in by_chunk]
         for chunk in range(self._chunks):
             self._chunk = chunk
             chosen: list[Window] = []
-            for lane, group in enumerate(waiting):
+            for index, group in enumerate(waiting):
                 if group is not None and group[0] == chunk:
                     chosen.extend(group[1])
-                    waiting[lane] = next(lanes[lane], None)
+                    waiting[index] = next(by_chunk[index], None)
             yield Step(chosen, [0] * len(chosen))
 
     def share(self, ranks: Ranks) -> bool:
-        """All processes have the same weights: windows are dealt out, and so are the parts of a batch."""
+        """Share the work: all processes have the same weights and divide windows and parts of a batch."""
         self._learner.ranks = ranks
         return True
 
     def _chunk_of(self, begin: int) -> Callable[[Window], int]:
-        return lambda window: (window.first - begin) // self._per_lane
+        return lambda window: (window.first - begin) // self._per_stretch
 
     @torch.no_grad()
     def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
-        """One forward of the weights as they are now."""
+        """Run one forward with the current weights."""
         return self._learner.forward(inputs, inputs == self._bos, last, cache)
 
-    def update(self, batches: Sequence[ScoringBatch], past: ScoredPrefix) -> None:
-        """Train on the complete rows of the chunk; not after the last chunk, nor where no window began in it."""
+    def update(self, batches: Sequence[ScoringBatch], prefix: ScoredPrefix) -> None:
+        """Train on the complete rows of the chunk, unless it is the last or no window began in it."""
         if not batches or self._chunk == self._chunks - 1:
             return
         rows = []
-        for lane_begin, lane_end in zip(past.layout.begins.tolist(), past.layout.ends.tolist(), strict=True):
-            begin = lane_begin + self._chunk * self._per_lane
-            end = min(begin + self._per_lane, lane_end)
+        for stretch_begin, stretch_end in zip(prefix.layout.begins.tolist(), prefix.layout.ends.tolist(), strict=True):
+            begin = stretch_begin + self._chunk * self._per_stretch
+            end = min(begin + self._per_stretch, stretch_end)
             starts = range(begin, end - self._length + 1, self._length)
-            rows += [past.known(start, start + self._length + 1) for start in starts]
+            rows += [prefix.tokens(start, start + self._length + 1) for start in starts]
         if rows:
             self._learner.learn(np.stack(rows), self._chunk, self._chunks)

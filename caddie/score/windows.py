@@ -1,4 +1,4 @@
-"""Which predictions are read off which stretch of text."""
+"""Windows of text: context, and the predictions that are scored."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from caddie.errors import UserError
 
 
 class Window(NamedTuple):
-    """Predictions `first` to `end` are scored with the context that begins at `start`.
+    """A window that scores predictions `first` to `end` with context from `start` on.
 
-    Prediction p is that of token p + 1 from the tokens up to p, so the window reads tokens `start` to `end`.
+    Prediction p is that of token p + 1 from tokens up to p, so the window reads tokens `start` to `end`.
     """
 
     start: int
@@ -20,7 +20,7 @@ class Window(NamedTuple):
 
 
 def check_windows(length: int, stride: int, predictions: int | None = None) -> None:
-    """Raise `UserError` for a stride that is no stride, or a text of `predictions` too short for one window."""
+    """Raise `UserError` for a stride that does not fit the length, or for fewer `predictions` than one window has."""
     if not 1 <= stride <= length:
         raise UserError(f"score.stride must be from 1 to score.sequence_length ({length:,}), not {stride:,}")
     if predictions is not None and predictions < length:
@@ -31,11 +31,11 @@ def check_windows(length: int, stride: int, predictions: int | None = None) -> N
 
 
 def windows(begin: int, end: int, length: int, stride: int) -> Iterator[Window]:
-    """Windows of at most `length` tokens that score each prediction from `begin` to `end` once, in order.
+    """Yield windows of at most `length` tokens that score each prediction from `begin` to `end` once, in order.
 
-    The first window scores all it holds; each later one begins `stride` after the one before and scores what is new,
-    its last `stride` predictions, each with at least `length - stride` tokens of context. A stride of the whole length
-    gives plain, non-overlapping scoring.
+    The first window scores all its predictions. Each later one begins `stride` after the one before and scores its last
+    `stride` predictions, each with at least `length - stride` tokens of context. A stride of `length` gives plain,
+    non-overlapping scoring.
     """
     first, start = begin, begin
     while first < end:

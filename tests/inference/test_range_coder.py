@@ -117,7 +117,7 @@ def test_even_odds_among_256_symbols_are_bytes() -> None:
 
 
 def test_the_format_stays() -> None:
-    """What was compressed once must be read for ever."""
+    """Files that were compressed once must stay readable."""
     steps = []
     for rows in (9, 4):
         places = np.arange(rows)[:, None] * 7 + np.arange(7)

@@ -43,10 +43,10 @@ from caddie.score import (
     Text,
     Window,
     check_windows,
-    equal,
     layout_of,
     load_scorer,
     run,
+    same_shape_batches,
     score,
     use_quickest_threads,
     windows,
@@ -81,7 +81,7 @@ def tiny_model(seed: int = 0) -> Model:
 
 
 class Known(nn.Module):
-    """A model whose log-odds are those of a table, for tests whose answer is known by hand."""
+    """A model whose logits are those of a table, for tests whose answer is known by hand."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
@@ -261,27 +261,27 @@ def two_stretches() -> tuple[np.ndarray, Layout]:
 
 def test_what_was_not_scored_is_not_known() -> None:
     stream = Stream(*two_stretches())
-    past = stream.past
-    assert not isinstance(past, Stream)
-    assert past.known(0, 1).tolist() == [0], "the first token of a stretch is context"
-    assert past.known(4, 5).tolist() == [0]
+    prefix = stream.prefix
+    assert not isinstance(prefix, Stream)
+    assert prefix.tokens(0, 1).tolist() == [0], "the first token of a stretch is context"
+    assert prefix.tokens(4, 5).tolist() == [0]
     stream.mark(Window(0, 0, 2))
-    assert past.known(0, 3).tolist() == [0, 11, 12]
-    assert past.known(1, 1).tolist() == []
-    assert past.targets([Window(0, 0, 2)]).tolist() == [[11, 12]]
-    assert past.targets([Window(0, 0, 1), Window(0, 1, 2)]).tolist() == [[11], [12]]
+    assert prefix.tokens(0, 3).tolist() == [0, 11, 12]
+    assert prefix.tokens(1, 1).tolist() == []
+    assert prefix.targets([Window(0, 0, 2)]).tolist() == [[11, 12]]
+    assert prefix.targets([Window(0, 0, 1), Window(0, 1, 2)]).tolist() == [[11], [12]]
     for start, end in [(0, 4), (2, 4), (3, 4), (4, 6), (5, 6), (6, 8), (0, 9), (0, -1), (3, -2), (-2, 9), (-1, 0)]:
         with pytest.raises(CheckFailed, match="not all been scored"):
-            past.known(start, end)
+            prefix.tokens(start, end)
     for window in [Window(0, 2, 3), Window(0, 0, 3), Window(2, 2, 4), Window(4, 4, 5)]:
         with pytest.raises(CheckFailed, match="not all been scored"):
-            past.targets([window])
+            prefix.targets([window])
     stream.mark(Window(4, 4, 6))
-    assert past.known(4, 7).tolist() == [0, 21, 22]
+    assert prefix.tokens(4, 7).tolist() == [0, 21, 22]
     stream.mark(Window(0, 2, 4))
-    assert past.targets([Window(3, 3, 4)]).tolist() == [[0]], "the next document's first token was predicted"
-    assert past.over(Window(0, 2, 4))
-    assert not past.over(Window(4, 4, 6))
+    assert prefix.targets([Window(3, 3, 4)]).tolist() == [[0]], "the next document's first token was predicted"
+    assert prefix.is_last(Window(0, 2, 4))
+    assert not prefix.is_last(Window(4, 4, 6))
 
 
 def test_a_window_is_ready_when_all_before_it_was_scored() -> None:
@@ -316,8 +316,8 @@ class Planned(Scorer):
         self.events.append(("batches", inputs.tolist(), list(slots), last))
         return torch.zeros(len(inputs), last, self.vocabulary)
 
-    def update(self, batches: Sequence[ScoringBatch], past: ScoredPrefix) -> None:
-        self.events.append(("update", [window for question in batches for window in question.windows], past))
+    def update(self, batches: Sequence[ScoringBatch], prefix: ScoredPrefix) -> None:
+        self.events.append(("update", [window for question in batches for window in question.windows], prefix))
 
     def tell(self, window: Window, losses: np.ndarray) -> None:
         assert losses.dtype == np.float64
@@ -359,7 +359,7 @@ def test_windows_of_one_shape_are_asked_together() -> None:
     three = [(0, 0, 4), (4, 4, 5), (4, 5, 6), (5, 6, 7), (6, 7, 8)]
     layout = layout_of(NINE, BOS, per_document=True)
     step = Step([Window(*window) for window in three], range(5))
-    batches = list(equal(step, Stream(NINE, layout), 2))
+    batches = list(same_shape_batches(step, Stream(NINE, layout), 2))
     assert [(list(question.slots), question.context) for question in batches] == [
         ([0], 0),
         ([1], 0),
@@ -399,7 +399,7 @@ def test_answers_of_another_shape_are_refused() -> None:
         def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
             return torch.zeros(*inputs.shape, self.vocabulary)
 
-    with pytest.raises(CheckFailed, match=r"the shape \(1, 6, 32\) where \(1, 4\) and the vocabulary"):
+    with pytest.raises(CheckFailed, match=r"logits of shape \(1, 6, 32\) for targets of shape \(1, 4\)$"):
         go(All([[(0, 0, 4)], [(2, 4, 8)]]))
 
 
@@ -417,7 +417,7 @@ def test_an_answer_that_is_no_plain_tensor_is_refused() -> None:
         def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
             return super().logits(inputs, slots, last).as_subclass(Cheap)
 
-    with pytest.raises(CheckFailed, match=r"answers with a Cheap where a plain torch\.Tensor"):
+    with pytest.raises(CheckFailed, match=r"returned a Cheap instead of a plain torch\.Tensor"):
         go(Subclass([[(0, 0, 4)], [(4, 4, 8)]]))
 
 
@@ -448,15 +448,15 @@ def test_a_question_that_nobody_answers_is_refused(owners: list[int]) -> None:
             return owners
 
     scorer = Shared([[(0, 0, 4)], [(4, 4, 8)]])
-    with pytest.raises(CheckFailed, match="does not give each of 1 questions to one of 2 processes"):
+    with pytest.raises(CheckFailed, match="does not give each of 1 batches to one of 2 processes"):
         run(scorer, NINE, layout_of(NINE, BOS, False), 2, scorer.tell, ranks=Ranks(rank=0, world=2))
     assert scorer.events == [("plan",)], "nothing was asked"
 
 
 def test_looking_ahead_while_learning_is_refused() -> None:
     class Ahead(Planned):
-        def update(self, batches: Sequence[ScoringBatch], past: ScoredPrefix) -> None:
-            past.targets([Window(4, 4, 8)])
+        def update(self, batches: Sequence[ScoringBatch], prefix: ScoredPrefix) -> None:
+            prefix.targets([Window(4, 4, 8)])
 
     with pytest.raises(CheckFailed, match="not all been scored"):
         go(Ahead([[(0, 0, 4)], [(4, 4, 8)]]))
@@ -897,11 +897,11 @@ class Uniform(Scorer):
         (COUNTS.replace("self.last = None", "1 / 0"), "", r"mine\.py:Counts cannot be made: ZeroDivisionError"),
         (COUNTS.replace("model, tokenizer", "model"), "", "mine.py:Counts cannot be made: TypeError"),
         (COUNTS.replace("def predict", "def guess"), "", "cannot be made: TypeError: .*abstract"),
-        (COUNTS.replace("self.counts[self.last]]", "[1] * 3]"), "", r"predict must give 4 log-odds.* shape \(3,\)$"),
+        (COUNTS.replace("self.counts[self.last]]", "[1] * 3]"), "", r"predict must return 4 logits.* shape \(3,\)$"),
         (COUNTS.replace("[math", "[[math").replace("]\n\n    def up", "]]\n\n    def up"), "", r"the shape \(1, 4\)$"),
-        (COUNTS.replace("math.log(count)", "count * math.nan"), "", "predict must give finite log-odds"),
-        (COUNTS.replace("math.log(count)", "-count * math.inf"), "", "predict must give finite log-odds"),
-        (COUNTS.replace("math.log(count)", "count * math.inf"), "", "predict must give finite log-odds"),
+        (COUNTS.replace("math.log(count)", "count * math.nan"), "", "predict must return finite logits"),
+        (COUNTS.replace("math.log(count)", "-count * math.inf"), "", "predict must return finite logits"),
+        (COUNTS.replace("math.log(count)", "count * math.inf"), "", "predict must return finite logits"),
         (COUNTS.replace("math.log(count)", "str(count)"), "", r"mine\.py:Counts: predict failed with \w+Error: "),
         (COUNTS.replace("return [", "return None; ["), "", r"mine\.py:Counts: predict failed with \w+Error: "),
         (COUNTS.replace("return [", "[][1]; ["), "", "mine.py:Counts: predict failed with IndexError: list index"),

@@ -44,9 +44,9 @@ from caddie.score import (
     TestTimeTraining,
     Text,
     Window,
-    equal,
     layout_of,
     run,
+    same_shape_batches,
     score,
 )
 from caddie.score import ttt_lora as adapters
@@ -124,7 +124,7 @@ def charges(scorer: Scorer, tokens: np.ndarray, rows: int = 4) -> tuple[list[int
 
 
 def in_place(scorer: Scorer, tokens: np.ndarray, rows: int = 4) -> np.ndarray:
-    """What each prediction costs, in the order of the text."""
+    """Return the loss of each prediction, in the order of the text."""
     order, costs = charges(scorer, tokens, rows)
     return costs[np.argsort(order)]
 
@@ -385,7 +385,7 @@ def test_two_runs_are_equal_and_leave_the_model_as_it_was(chosen: TestTimeTraini
 
 
 OFF: dict[type[TestTimeTraining], str] = {ChunkSGD: "sgd.lr", DocumentLoRA: "lr"}
-"""Where the learning rate is."""
+"""Paths of the learning rate."""
 
 
 class AsItIs(Scorer):
@@ -538,7 +538,7 @@ def test_of_an_empty_text_nothing_is_asked(chosen: TestTimeTraining) -> None:
 
 
 def parts_of(model: Any, targets: Sequence[str]) -> list[tuple[nn.Module, str, int]]:
-    """Where each target's adapter sits, and how many outputs it has."""
+    """Return the place and the number of outputs of each target's adapter."""
     found: list[tuple[nn.Module, str, int]] = []
     for name in targets:
         if name == "head":
@@ -597,7 +597,7 @@ def test_every_document_learns_as_it_would_alone(beta1: float) -> None:
         np.testing.assert_allclose(found[begin:end], charged, rtol=1e-8)
     # the longest, which is last, was learnt from until the group was over
     for index, (a, b) in enumerate(zip(pairs[::2], pairs[1::2], strict=True)):
-        torch.testing.assert_close(scorer._adapters._first[index][slot], a, rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(scorer._adapters.first[index][slot], a, rtol=1e-7, atol=1e-9)
         torch.testing.assert_close(scorer._adapters._second[index][slot], b, rtol=1e-7, atol=1e-9)
         assert b.abs().max() > 0.01
 
@@ -665,7 +665,7 @@ def test_a_forward_that_was_interrupted_leaves_the_runs_in_turn(monkeypatch: pyt
 
 
 def test_adapters_of_the_best_record_are_those_of_its_script(parity: Path) -> None:
-    """What it charges with given factors, and one step on one chunk of two documents, of which one is over."""
+    """Losses with given factors, and one step on one chunk of two documents, of which one is at its end."""
     golden = Golden(parity / "TOP")
     setup, step = golden.config["results"]["ttt_setup"], golden.config["results"]["ttt_step"]
     size, begin = step["chunk_size"], step["chunk_offset"]
@@ -685,7 +685,7 @@ def test_adapters_of_the_best_record_are_those_of_its_script(parity: Path) -> No
     assert (*script, "head") == chosen.targets
     ours = {
         f"{name}.{factor}": tensor
-        for name, *pair in zip(names, made._first, made._second, strict=True)
+        for name, *pair in zip(names, made.first, made._second, strict=True)
         for factor, tensor in zip("AB", pair, strict=True)
     }
     given = tensors(parity / "TOP" / "lora_weights")
@@ -710,10 +710,10 @@ def test_adapters_of_the_best_record_are_those_of_its_script(parity: Path) -> No
     for window in windows:
         stream.mark(Window(window.start, window.start, window.first))
         stream.mark(window)
-    assert [not stream.past.over(window) for window in windows] == going
+    assert [not stream.prefix.is_last(window) for window in windows] == going
     assert set(going) == {True, False}
     made._used = None
-    scorer.update([ScoringBatch(windows, range(rows), stream.inputs(windows), begin)], stream.past)
+    scorer.update([ScoringBatch(windows, range(rows), stream.inputs(windows), begin)], stream.prefix)
     recorded = {name.removeprefix("ttt_loop_on.") for name in golden.expected if name.startswith("ttt_loop_on.")}
     assert {name.partition(".")[0] for name in recorded} >= {"grad", "after_step"}
     for name in sorted(recorded - {"per_token_loss_before_step", "per_token_loss_after_step"}):
@@ -747,13 +747,13 @@ def test_a_new_group_has_second_factors_of_zero_and_warm_or_new_first_ones(
     begin = adapters._Adapters.begin
 
     def note(self: Any, group: int) -> None:
-        before = [first.detach().clone() for first in self._first]
+        before = [first.detach().clone() for first in self.first]
         drawn = [self._draw(group, index) for index in range(len(self._sizes))]
         begin(self, group)
         assert not any(second.any() for second in self._second)
         assert not any(moment.any() for moment in (*self._means, *self._squares, *chain(*self._steps)))
-        same = [torch.equal(*pair) for pair in zip(before, self._first, strict=False)]
-        new = [torch.equal(*pair) for pair in zip(drawn, self._first, strict=True)]
+        same = [torch.equal(*pair) for pair in zip(before, self.first, strict=False)]
+        new = [torch.equal(*pair) for pair in zip(drawn, self.first, strict=True)]
         kept.append(bool(same) and all(same))
         assert all(new) != kept[-1]
 
@@ -794,12 +794,12 @@ def test_the_last_chunk_of_a_document_is_not_learnt_from(
 
 
 def token_by_token(scorer: Scorer, tokens: np.ndarray, layout: Layout) -> np.ndarray:
-    """What each prediction costs when every window is gone through with a cache, as a decoder has to."""
+    """Return the loss of each prediction with a cache in every window, as a decoder needs."""
     stream, costs = Stream(tokens, layout), np.full(len(tokens) - 1, np.nan)
     for step in scorer.plan(layout, 4):
         batches: list[ScoringBatch] = []
         for pair in zip(step.windows, step.slots, strict=True):
-            (question,) = equal(Step([pair[0]], [pair[1]]), stream, 1)
+            (question,) = same_shape_batches(Step([pair[0]], [pair[1]]), stream, 1)
             cache, done = Cache(), 0
             for position in range(pair[0].first, pair[0].end):
                 until = position + 1 - pair[0].start
@@ -810,7 +810,7 @@ def token_by_token(scorer: Scorer, tokens: np.ndarray, layout: Layout) -> np.nda
                 costs[position] = F.cross_entropy(logits[0], target).item()
             stream.mark(pair[0])
             batches.append(question)
-        scorer.update(batches, stream.past)
+        scorer.update(batches, stream.prefix)
     stream.check_complete()
     return costs
 
@@ -856,7 +856,7 @@ def test_the_weights_of_the_model_gather_no_gradients() -> None:
     scorer = scorer_of(LORA)
     in_place(scorer, documents(*NINE))
     assert all(parameter.grad is None and not parameter.requires_grad for parameter in scorer._model.parameters())
-    assert scorer._answers == []
+    assert scorer._logits == []
 
 
 def test_phases_change_the_weights_until_the_last_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -924,8 +924,8 @@ def test_settings_out_of_range_are_a_mistake(settings: dict[str, Any], message: 
 
 def test_a_scorer_that_learns_from_what_comes_is_refused() -> None:
     class Eager(AsItIs):
-        def update(self, batches: Sequence[ScoringBatch], past: ScoredPrefix) -> None:
-            past.known(int(past.layout.begins[0]), int(past.layout.ends[0]) + 1)
+        def update(self, batches: Sequence[ScoringBatch], prefix: ScoredPrefix) -> None:
+            prefix.tokens(int(prefix.layout.begins[0]), int(prefix.layout.ends[0]) + 1)
 
     with pytest.raises(CheckFailed, match="not all been scored"):
         in_place(Eager(scorer_of(CHUNKS), tiny_model()), documents(*NINE))
