@@ -144,9 +144,7 @@ def _open(path: Path) -> BinaryIO:
     if path.suffix == ".xz":
         return cast(BinaryIO, lzma.open(path, "rb"))
     file = path.open("rb")
-    if path.suffix == ".zst":
-        return io.BufferedReader(_ZstdReader(file))
-    return file
+    return io.BufferedReader(_ZstdReader(file)) if path.suffix == ".zst" else file
 
 
 class _ZstdReader(io.RawIOBase):
@@ -155,7 +153,7 @@ class _ZstdReader(io.RawIOBase):
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
         self.frame = zstandard.ZstdDecompressor().decompressobj()
-        self.begun = False
+        self.started = False
         self.ready = b""
 
     def readable(self) -> bool:
@@ -166,13 +164,13 @@ class _ZstdReader(io.RawIOBase):
             rest = b""
             if self.frame.eof:
                 rest = self.frame.unused_data
-                self.frame, self.begun = zstandard.ZstdDecompressor().decompressobj(), False
+                self.frame, self.started = zstandard.ZstdDecompressor().decompressobj(), False
             piece = rest or self.file.read(1 << 16)
             if not piece:
-                if self.begun:
+                if self.started:
                     raise EOFError("the file ends in the middle")
                 return 0
-            self.ready, self.begun = self.frame.decompress(piece), True
+            self.ready, self.started = self.frame.decompress(piece), True
         count = min(len(buffer), len(self.ready))
         buffer[:count], self.ready = self.ready[:count], self.ready[count:]
         return count

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from caddie.data.tokenizers import MARK, Tokenizer
+from caddie.data.tokenizers import MARK, Ids, Tokenizer
 
 _FRONT, _LEADING, _REPEATED, _TRAILING = "space put in front", "leading spaces", "repeated spaces", "trailing spaces"
 _COMPATIBLE, _UNKNOWN, _OTHER = "other compatibility characters", "characters without a piece", "other"
@@ -99,15 +99,18 @@ class Rule:
         return line
 
 
-def audit(tokenizer: Tokenizer, documents: Iterable[bytes] = ()) -> list[Rule]:
+def audit(tokenizer: Tokenizer, documents: Iterable[bytes] = (), encoded: Sequence[Ids] | None = None) -> list[Rule]:
     """Return every rule in a fixed order, `lossy` or not, and last "other" if documents change in other ways.
+
+    `encoded` are the ids of the documents, if they are known already.
 
     The `net_bytes` of all rules sum to the length of the documents less that of the decoded documents. The bytes of
     "other" are, in each document, all from the first to the last difference that no rule predicts.
     """
-    befores = list(documents)
-    afters = _round_trip(tokenizer, befores)
-    changed = [(_text(a), _text(b)) for a, b in zip(befores, afters, strict=True) if a != b]
+    documents = list(documents)
+    encoded = tokenizer.encode_many(documents) if encoded is None else encoded
+    decoded = map(tokenizer.decode, encoded)
+    changed = [(_text(a), _text(b)) for a, b in zip(documents, decoded, strict=True) if a != b]
     behavior = _Behavior(tokenizer, {unit for before, _ in changed for unit in _units(before)})
     lost: Counter[str] = Counter()
     net: Counter[str] = Counter()

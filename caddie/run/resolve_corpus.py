@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 
 from caddie.data.corpus import DOCUMENTS, MANIFEST, Corpus, is_corpus
 from caddie.data.loaders import TrainingData
 from caddie.data.prepare import OWN_SHARDS, prepare, prepare_validation
 from caddie.data.round_trip_audit import Rule, audit
+from caddie.data.shards import split_documents
 from caddie.data.tokenizers import (
     CaseOps,
     CaseOpsTokenizer,
@@ -193,11 +194,13 @@ def describe(corpus: Corpus) -> str:
 
 def audit_corpus(corpus: Corpus) -> list[Rule]:
     """The round-trip audit of a corpus's tokenizer, on the first `AUDIT_BYTES` of held-out text where that is known."""
-    documents = corpus.validation_documents() if corpus.manifest.byte_source == "documents" else []
-    begins = accumulate(map(len, documents), initial=0)
-    return audit(
-        corpus.tokenizer(), [text for text, begin in zip(documents, begins, strict=False) if begin < AUDIT_BYTES]
-    )
+    tokenizer = corpus.tokenizer()
+    if corpus.manifest.byte_source != "documents":
+        return audit(tokenizer)
+    documents = corpus.validation_documents()
+    count = sum(begin < AUDIT_BYTES for begin in accumulate(map(len, documents[:-1]), initial=0))
+    encoded = split_documents([corpus.validation_tokens()], tokenizer.bos)
+    return audit(tokenizer, documents[:count], [ids[1:] for ids in islice(encoded, count)])
 
 
 def make_corpus(
