@@ -249,7 +249,7 @@ def box(x: float, y: float, width: float, height: float, kind: str) -> str:
 
 def wrapped(text: str) -> list[str]:
     """At most three lines; of a longer text, its last clauses are left out."""
-    lines = textwrap.wrap(text, 33, break_on_hyphens=False)
+    lines = textwrap.wrap(text, 30, break_on_hyphens=False)
     shorter = re.sub(r"[,:][^,:]*$", "", text)
     return wrapped(shorter) if len(lines) > 3 and shorter != text else lines[:3]
 
