@@ -26,7 +26,20 @@ PAGES = sorted(
     for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
     if path.name != "log.md" and path.parent.name != "results"  # records of a day, of what there was then
 )
-OTHER_PROGRAMS = {"git", "cd", "pip", "python", "python3", "export", "source", "sbatch", "srun", "torchrun", "ray"}
+OTHER_PROGRAMS = {
+    "git",
+    "cd",
+    "pip",
+    "python",
+    "python3",
+    "export",
+    "source",
+    "sbatch",
+    "srun",
+    "torchrun",
+    "ray",
+    "cmp",
+}
 """Programs of a machine's own, which are not checked further than that a script they are given is there."""
 SLOW_VERBS = {
     "board": "serves until it is stopped",
@@ -100,10 +113,10 @@ def parse(words: tuple[str, ...]) -> Parsed:
     """Read a command without doing anything; paths need not be there."""
     from caddie.cli import app
 
-    context = click.Context(app, info_name="caddie")
+    context = click.Context(app, info_name="caddie", **app.context_settings)
     verb, command, rest = app.resolve_command(context, list(words[1:]) or ["--help"])
     assert command is not None
-    found, left, _ = command.make_parser(click.Context(command, info_name=verb)).parse_args(list(rest))
+    found, left, _ = command.make_parser(click.Context(command, parent=context, info_name=verb)).parse_args(list(rest))
     assert not left, f"too many arguments: {left}"
     options = {name: value for name, value in found.items() if isinstance(value, str | bool | tuple | list) and value}
     for parameter in command.params:
