@@ -22,8 +22,8 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean X?` if a known word is close to `word`, ignoring case, else an empty string."""
+def suggest(word: str, known: Iterable[str], most: int = 1) -> str:
+    """Return `; did you mean X or Y?`, at most `most` known words close to `word` in any case, else an empty string."""
     words = {one.lower(): one for one in reversed([*known])}  # of those that differ in case alone, the first
-    close = difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.5)
-    return f"; did you mean {words[close[0]]}?" if close else ""
+    close = [words[low] for low in difflib.get_close_matches(word.lower(), words, n=most, cutoff=0.5)]
+    return f"; did you mean {' or '.join(filter(None, (', '.join(close[:-1]), close[-1])))}?" if close else ""

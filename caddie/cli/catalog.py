@@ -1,9 +1,10 @@
-"""Verbs of the shelf: data, recipes, techniques, diff."""
+"""Verbs of the catalog: data, recipes, techniques, diff."""
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def data(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Prepare text as a corpus. Without PATH, the sources of Python's own library are taken."""
+    """Prepare text as a corpus. Without PATH: the source files of Python's own library."""
     from caddie.data.fineweb import fetch_fineweb
     from caddie.recipes.recipe import Recipe
     from caddie.report.display import Display
@@ -70,7 +71,11 @@ def data(
 @click.command()
 @options("json")
 def recipes(as_json: bool) -> int:
-    """List the recipes with their size and public figures. NAME_mini is the twin of each for two cores."""
+    """List the recipes with their size and public score.
+
+    NAME_mini is the twin of a recipe for two CPU cores, public_000:LABEL an experiment of public system 000, and
+    FILE.py:NAME a recipe of your own.
+    """
     from caddie.config import plain
     from caddie.recipes.catalog import shipped
     from caddie.report.tables import table
@@ -96,18 +101,27 @@ def recipes(as_json: bool) -> int:
 
 
 @click.command()
-@click.argument("name", metavar="[SOCKET]", required=False)
+@click.argument("words", metavar="[WORD]...", nargs=-1)
 @options("json")
-def techniques(name: str | None, as_json: bool) -> int:
-    """List what can stand where in a recipe, or tell of SOCKET.
+def techniques(words: tuple[str, ...], as_json: bool) -> int:
+    """List the techniques, or explain WORD.
 
-    SOCKET is also the name of what fits one, a setting, or a path, as in: caddie techniques model.block.mlp
+    WORD is a word of the field (XSA, value residual, bpb), the name of a class of settings, or a setting, as in: caddie
+    techniques model.block.mlp
     """
+    from caddie.recipes.glossary import lookup
     from caddie.recipes.technique_pages import details, overview
-    from caddie.recipes.techniques import facts, find, sockets
+    from caddie.recipes.techniques import find, sockets
 
-    known = sockets() if name is None else find(name)
-    tell(facts(known), as_json, overview(known) if name is None else details(known))
+    word = " ".join(words)
+    if as_json:
+        facts = {
+            "words": [asdict(term) for term in lookup(word)],
+            "sockets": [asdict(socket) for socket in (find(word) if words else sockets())],
+        }
+        tell(facts, True, "")
+    else:
+        print(details(word) if words else overview())
     return 0
 
 
@@ -117,7 +131,10 @@ def techniques(name: str | None, as_json: bool) -> int:
 @settings_argument
 @options("json")
 def diff(a: str, b: str | None, settings: tuple[str, ...], as_json: bool) -> int:
-    """Show what turns recipe B into recipe A. Without B, the base of A is taken."""
+    """Compare the settings of recipe A with those of B, or of its base.
+
+    Settings given as PATH=VALUE are changed in A.
+    """
     from caddie.config import plain
     from caddie.model.flops import flops_per_token
     from caddie.recipes.catalog import find

@@ -1,113 +1,151 @@
-"""What is known of every technique as text: a line each or all of it for a terminal, and the page of the docs."""
+"""Techniques and glossary as text: the pages of the docs, and their sections for a terminal."""
 
 from __future__ import annotations
 
+import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from caddie.recipes.techniques import Entry, Setting, Socket, Variant, sockets
-from caddie.report.tables import crop
-
-WIDTH = 100
-"""Columns of everything printed here."""
+from caddie.recipes.glossary import Term, lookup, simple, terms
+from caddie.recipes.techniques import Entry, Setting, Socket, Variant, find, parts, sockets
+from caddie.report.tables import WIDTH, crop
 
 
-def overview(known: Sequence[Socket]) -> str:
-    """One line for each socket, variant and setting that is a technique, of at most `WIDTH` columns."""
+def overview() -> str:
+    """Return a line of at most `WIDTH` columns for each socket, variant and setting that is a technique."""
     lines = []
-    for socket in known:
-        more = f", {len(socket.paths) - 2} more" if len(socket.paths) > 2 else ""
-        lines.append(f"{socket.name}  {', '.join(socket.paths[:2])}{more}")
-        lines += [f"    {setting.last}: {setting.what}" for setting in socket.settings if setting.why]
+    for socket in sockets():
+        more = f", {len(socket.paths) - 1} more" if len(socket.paths) > 1 else ""
+        lines += ["", f"{_title(socket)}  {socket.paths[0]}{more}", *_told(socket.settings)]
         for variant in socket.variants:
-            lines.append(f"  {'' if socket.alone else _title(variant) + ': '}{variant.what}")
-            lines += [f"    {setting.last}: {setting.what}" for setting in variant.settings if setting.why]
-        lines.append("")
-    lines.append("(base) is the contest's baseline. `caddie techniques NAME` says more.")
-    return "\n".join(crop(line, WIDTH) for line in lines)
+            lines += [] if socket.alone else [f"  {_title(variant)}: {_meaning(variant)}"]
+            lines += _told(variant.settings)
+    lines += [
+        "",
+        "(base) marks the contest's baseline. `caddie techniques WORD` tells more: a name above,",
+        "a setting such as model.block.mlp, or a word of the field such as XSA or bpb.",
+    ]
+    return "\n".join(crop(line, WIDTH) for line in lines[1:])
 
 
-def details(known: Sequence[Socket]) -> str:
-    """All that is known, as text of at most `WIDTH` columns."""
-    blocks = []
-    for socket in known:
-        lines = _wrapped("", ", ".join(socket.paths), f"{socket.name}  ")
-        if not socket.alone:
-            blocks.append([*lines, *_wrapped("  ", socket.what), *_setting_lines(socket.settings)])
-        for variant in socket.variants:
-            title = lines if socket.alone else [_title(variant)]
-            blocks.append([*title, *_wrapped("  ", variant.what), *_known(variant), *_setting_lines(variant.settings)])
-    return "\n\n".join("\n".join(lines) for lines in blocks)
+def details(word: str) -> str:
+    """Return what the glossary and the page say of a word, wrapped at `WIDTH` columns; `UserError` if it is unknown."""
+    lines = []
+    for term in lookup(word):
+        lines += ["", f"{', '.join(term.names)}: {term.meaning}", f"In caddie: {', '.join(term.places)}"]
+    for socket in find(word):
+        lines += ["", *section(socket)]
+    return "\n".join(text for line in lines[1:] for text in _wrapped(line))
 
 
-def markdown() -> str:
-    """The page `docs/techniques.md`."""
+def techniques_page() -> str:
+    """Return the page `docs/techniques.md`."""
     lines = [
         "# Techniques",
         "",
         "Every place in a recipe where one of several parts can stand, and every part and setting of which more is"
-        " known.",
+        " known. Headings begin with the field's word ([glossary](glossary.md)) and end with the name in caddie.",
         "Effects are in bits per byte unless said, and minus is better; those measured elsewhere are their authors'.",
-        "What is marked (base) is the contest's baseline.",
+        "(base) marks the contest's baseline.",
         "",
-        "This page is what `caddie techniques` knows, made from the classes; a test fails when it is out of date.",
+        "`caddie techniques WORD` prints a section. The page is made from the classes; a test fails when it is old.",
     ]
-    section = ""
+    part = ""
     for socket in sockets():
-        if (top := socket.paths[0].split(".")[0]) != section:
-            section = top
-            lines += ["", f"## {section}"]
-        lines += ["", f"### {socket.name}", "", ", ".join(f"`{path}`" for path in socket.paths)]
-        if not socket.alone:
-            lines += ["", socket.what, *_markdown_settings(socket.settings)]
-        for variant in filter(lambda variant: variant.shipped, socket.variants):
-            lines += [] if socket.alone else ["", f"#### {_title(variant)}"]
-            lines += ["", variant.what, *_markdown_known(variant), *_markdown_settings(variant.settings)]
+        if (top := socket.paths[0].split(".")[0]) != part:
+            part = top
+            lines += ["", f"## {part}"]
+        lines += ["", *section(replace(socket, variants=tuple(one for one in socket.variants if one.shipped)))]
     return "\n".join(lines) + "\n"
 
 
-def _title(variant: Variant) -> str:
-    return f"{variant.name} (base)" if variant.base else variant.name
+def glossary_page() -> str:
+    """Return the page `docs/glossary.md`."""
+    lines = [
+        "# Glossary",
+        "",
+        "The field's words, in the order of the line. The last column says what a recipe sets, the verb or the file.",
+        "`caddie techniques WORD` finds by these words, in any case and with or without hyphens.",
+        "",
+        "Made from `caddie/recipes/glossary.txt`; a test checks that every name in it exists.",
+    ]
+    known, part = sockets(), ""
+    for term in terms():
+        if term.section != part:
+            part = term.section
+            lines += ["", f"## {part}", "", "| word | meaning | in caddie |", "|---|---|---|"]
+        places = ", ".join(_link(place, term, known) for place in term.places)
+        lines.append(f"| {', '.join([f'**{term.names[0]}**', *term.names[1:]])} | {term.meaning} | {places} |")
+    return "\n".join(lines) + "\n"
 
 
-def _labelled(entry: Entry) -> list[tuple[str, str]]:
+def section(socket: Socket) -> Iterator[str]:
+    """Yield the lines of Markdown on a socket: its settings, its variants and theirs."""
+    yield f"### {_title(socket)}"
+    yield from ("", ", ".join(f"`{path}`" for path in socket.paths))
+    if not socket.alone:
+        yield from ("", socket.what, *_settings(socket.settings))
+    for variant in socket.variants:
+        yield from () if socket.alone else ("", f"#### {_title(variant)}")
+        yield from ("", variant.what)
+        yield from ["", *_known(variant)] if variant.why else ()
+        yield from _settings(variant.settings)
+
+
+def _title(entry: Entry | Socket) -> str:
+    """Return the field's word, if there is one, and the name in caddie."""
+    base = " (base)" if isinstance(entry, Variant) and entry.base else ""
+    return f"{_word(entry)}{entry.name.rpartition('.')[2]}{base}"
+
+
+def _word(entry: Entry | Socket) -> str:
+    """Return the field's word and a comma; nothing if it is the name in caddie."""
+    names = entry.term.names if entry.term else ()
+    return "" if simple(entry.name.rpartition(".")[2]) in map(simple, names) or not names else f"{names[0]}, "
+
+
+def _meaning(entry: Entry) -> str:
+    return entry.term.meaning if entry.term else entry.what
+
+
+def _told(settings: Sequence[Setting]) -> list[str]:
+    """Return a line of the overview for each setting of which something is known."""
+    return [f"    {_title(setting)}: {_meaning(setting)}" for setting in settings if setting.why]
+
+
+def _settings(settings: Sequence[Setting]) -> Iterator[str]:
+    if settings:
+        yield ""
+    for setting in settings:
+        default = f", default `{setting.default}`" if setting.default else ""
+        yield f"- {_word(setting)}`{setting.last}` ({setting.type}{default}): {setting.what}"
+        yield from (f"  {line}" for line in _known(setting)) if setting.why else ()
+
+
+def _known(entry: Entry) -> list[str]:
     return [
-        ("why", entry.why),
-        ("source", entry.source),
-        ("measured elsewhere", entry.elsewhere or "not known"),
-        ("measured here", entry.here),
+        f"- why: {entry.why}",
+        f"- source: {entry.source}",
+        f"- measured elsewhere: {entry.elsewhere or 'not known'}",
+        f"- measured here: {entry.here}",
     ]
 
 
-def _wrapped(indent: str, text: str, first: str = "") -> list[str]:
-    return textwrap.wrap(f"{first}{text}", WIDTH, initial_indent=indent, subsequent_indent=indent + " " * len(first))
+def _wrapped(line: str) -> list[str]:
+    """Return a line of Markdown as lines of a terminal, the text of a list's item below its first word."""
+    indent = " " * (len(line) - len(line.lstrip(" -")))
+    return textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [""]
 
 
-def _known(entry: Entry, indent: str = "  ") -> list[str]:
-    """Lines on why and whence, none where nothing is known."""
-    rows = _labelled(entry) if entry.why else []
-    return [line for label, text in rows for line in _wrapped(indent, text, f"{label:20}")]
-
-
-def _setting_lines(settings: Sequence[Setting]) -> list[str]:
-    lines = []
-    for setting in settings:
-        lines += ["", *_wrapped("  ", f"{setting.last}={setting.default}  ({setting.type})")]
-        lines += [*_wrapped("      ", setting.what), *_known(setting, "      ")]
-    return lines
-
-
-def _markdown_known(entry: Entry) -> list[str]:
-    return ["", *(f"- {label}: {text}" for label, text in _labelled(entry))] if entry.why else []
-
-
-def _markdown_settings(settings: Sequence[Setting]) -> list[str]:
-    lines = ["", "| setting | default | takes | what |", "|---|---|---|---|"] if settings else []
-    for setting in settings:
-        default = f"`{setting.default}`" if setting.default else ""
-        cells = (f"`{setting.last}`", default, setting.type, setting.what)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    for setting in settings:
-        if setting.why:
-            lines += ["", f"`{setting.last}`:", *_markdown_known(setting)]
-    return lines
+def _link(place: str, term: Term, known: Sequence[Socket]) -> str:
+    """Return a place as Markdown, with a link to its page or to its section of the techniques."""
+    if place.startswith("docs/"):
+        return f"[{place[5:]}]({place[5:]})"
+    name = place.partition("=")[0]
+    found = parts(known, {simple(name)}) if name in term.links else []
+    if not found:
+        return f"`{place}`"
+    whole = found[0].alone or found[0] in known or not found[0].variants
+    heading = _title(found[0] if whole else found[0].variants[0])
+    return f"[`{place}`](techniques.md#{re.sub(r'[^a-z0-9_ -]', '', heading.lower()).replace(' ', '-')})"

@@ -1,7 +1,7 @@
-"""What is known of every technique: what it does and why, its settings, its source, its effect elsewhere and here.
+"""Everything known of each technique: purpose, settings, source, effect elsewhere and here.
 
-All of it is read from the classes: sockets and variants are found by walking the settings of a recipe. What was
-measured here stands in `measured.json` beside this file: a mapping of names to the settings of `Measurement`.
+Sockets and variants are found by walking the settings of a recipe, and read from their classes. Effects measured here
+stand in `measured.json` beside this file, by name, as settings of `Measurement`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 import json
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass
+from dataclasses import MISSING, dataclass
 from importlib import resources
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -19,10 +19,11 @@ from caddie.config import Config, Count, NonNegative, Positive, Range, Technique
 from caddie.config import variants as variants_of
 from caddie.config.field_docs import descriptions
 from caddie.errors import UserError, suggest
+from caddie.recipes.glossary import Term, lookup, simple, terms
 from caddie.recipes.recipe import Recipe
 
 NOT_MEASURED = "not measured"
-"""Said of what has no entry in `measured.json`."""
+"""Text for a technique without an entry in `measured.json`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +62,10 @@ class Entry:
     """`Class` or `Class.setting`, as in `measured.json`."""
     what: str
     """First paragraph of its documentation."""
+    term: Term | None
+    """The field's word for it."""
     why: str
-    """What it is for; empty where nothing is known, as are the two that follow."""
+    """Its purpose; empty if nothing is known, as are the two that follow."""
     source: str
     """Paper or record."""
     elsewhere: str
@@ -72,7 +75,7 @@ class Entry:
 
     @property
     def last(self) -> str:
-        """The name without the class that the setting is of."""
+        """Name of the setting without its class."""
         return self.name.rpartition(".")[2]
 
 
@@ -81,88 +84,93 @@ class Setting(Entry):
     """A setting of a socket or of a variant."""
 
     type: str
-    """What it takes, in words."""
+    """Type and bounds, in words."""
     default: str
-    """What it is if nothing is said; empty if something must be."""
+    """Default value; empty if there is none."""
 
 
 @dataclass(frozen=True)
 class Variant(Entry):
-    """A class that can stand in a socket."""
+    """A class that fits a socket."""
 
     base: bool
-    """Whether `Recipe()`, the contest's baseline, has it."""
+    """True if `Recipe()`, the contest's baseline, has it."""
     shipped: bool
-    """Whether it is caddie's own, and so stands in the page."""
+    """True if it is part of caddie, and so of the page."""
     settings: tuple[Setting, ...]
-    """Those that the socket does not have, or of which more is known here."""
+    """Settings that the socket does not have, or of which more is known here."""
 
 
 @dataclass(frozen=True)
 class Socket:
-    """A place in a recipe and what fits it; also a class that alone fits its place, if it has techniques."""
+    """A place in a recipe and the classes that fit it; also a class that alone fits its place, if it has techniques."""
 
     name: str
     """Its class."""
     what: str
     """First paragraph of its documentation."""
+    term: Term | None
+    """The field's word for it."""
     paths: tuple[str, ...]
-    """Where it stands in a recipe; `*` is any role or pattern."""
+    """Paths in a recipe; `*` is any role or pattern."""
     settings: tuple[Setting, ...]
-    """Those of all its variants."""
+    """Settings of all its variants."""
     variants: tuple[Variant, ...]
-    """What fits."""
+    """Classes that fit."""
 
     @property
     def alone(self) -> bool:
-        """Whether nothing but the class itself fits."""
+        """True if nothing but the class itself fits."""
         return [variant.name for variant in self.variants] == [self.name]
 
 
 def sockets() -> list[Socket]:
-    """Everything that is known, in the order of a recipe's settings."""
+    """Return everything that is known, in the order of a recipe's settings."""
     places: dict[type[Config], list[str]] = {}
     for path, cls in _places(Recipe, "", ()):
         places.setdefault(cls, []).append(path)
     measured = measurements()
     base = {type(value) for value in _held(Recipe())}
     return [
-        _socket(cls, paths, base, measured)
+        _socket(cls, tuple(dict.fromkeys(paths)), base, measured)
         for cls, paths in places.items()
         if variants_of(cls) and (inspect.isabstract(cls) or cls.techniques)
     ]
 
 
 def measurements() -> dict[str, Measurement]:
-    """Name of a technique to what was measured here."""
+    """Return the effects measured here, by the name of the technique."""
     text = resources.files("caddie").joinpath("recipes/measured.json").read_text(encoding="utf-8")
     return {name: Measurement.from_json(value) for name, value in json.loads(text).items()}
 
 
-def find(name: str) -> list[Socket]:
-    """What goes by this name, in any case: a socket, a variant, a setting, or a path in a recipe.
+def find(word: str) -> list[Socket]:
+    """Return the techniques of a name or of a word of the field; none for a word that is no technique.
 
-    Of a socket there remains what was named. A name that nothing has is a `UserError`.
+    Names are those of sockets, variants and settings, and paths in a recipe; case, hyphens and spaces do not matter.
+    A name of a socket gives all of it, other names give their part of it. Raises `UserError` for an unknown word.
     """
-    known, low = sockets(), name.lower()
-    found = [socket for socket in known if low in _aliases(socket, socket)]
-    found = found or [only for socket in known if (only := _only(socket, low)) is not None]
-    if not found:
-        names = [alias for socket in known for entry in _entries(socket) for alias in _names(entry, socket)]
-        raise UserError(f"no technique {name}{suggest(name, names)}; `caddie techniques` lists them")
+    known, words = sockets(), lookup(word)
+    wanted = {simple(word), *(simple(link) for term in words for link in term.links)}
+    if not (found := parts(known, wanted)) and not words:
+        names = [socket.name for socket in known] + [name for term in terms() for name in term.names]
+        for variant in (variant for socket in known for variant in socket.variants):
+            names += [entry.last for entry in (variant, *variant.settings)]
+        raise UserError(f"no technique {word}{suggest(word, names, most=3)}; `caddie techniques` lists them")
     return found
 
 
-def facts(known: Sequence[Socket]) -> dict[str, Any]:
-    """The same as plain JSON values."""
-    return {"sockets": [asdict(socket) for socket in known]}
+def parts(known: Sequence[Socket], wanted: set[str]) -> list[Socket]:
+    """Return the sockets that have one of these simple words for a name, and of others the parts that have one."""
+    whole = wanted & {name for socket in known for name in _names(socket)}
+    return [part for socket in known if (part := socket if whole & _names(socket) else _part(socket, wanted - whole))]
 
 
 # From classes to what is known of them
 
 
 def _places(cls: type[Config], path: str, above: tuple[type[Config], ...]) -> Iterator[tuple[str, type[Config]]]:
-    """Paths below a class and what type of config stands there, in the order of the settings."""
+    """Yield each path below a class with the type of config there, in the order of the settings."""
     for name, annotation in field_types(cls).items():
         for steps, found in _configs(annotation):
             here = ".".join(filter(None, (path, name, *steps)))
@@ -173,7 +181,7 @@ def _places(cls: type[Config], path: str, above: tuple[type[Config], ...]) -> It
 
 
 def _configs(annotation: Any) -> Iterator[tuple[tuple[str, ...], type[Config]]]:
-    """Config classes in a type, each with the steps that lead to it."""
+    """Yield the config classes in a type, each with the steps that lead to it."""
     if isinstance(annotation, type) and issubclass(annotation, Config):
         yield (), annotation
         return
@@ -187,7 +195,7 @@ def _configs(annotation: Any) -> Iterator[tuple[tuple[str, ...], type[Config]]]:
 
 
 def _held(value: object) -> Iterator[Config]:
-    """A config and all configs in it."""
+    """Yield a config and all configs in it."""
     if isinstance(value, Config):
         yield value
         for field in dataclasses.fields(value):
@@ -198,48 +206,52 @@ def _held(value: object) -> Iterator[Config]:
 
 
 def _socket(
-    cls: type[Config], paths: Sequence[str], base: set[type[Config]], measured: Mapping[str, Measurement]
+    cls: type[Config], paths: tuple[str, ...], base: set[type[Config]], measured: dict[str, Measurement]
 ) -> Socket:
-    shared = list(field_types(cls)) if inspect.isabstract(cls) else []
-    found = []
-    for variant in variants_of(cls).values():
-        own = [
-            name
-            for name in field_types(variant)
-            if name not in shared or variant.techniques.get(name) != cls.techniques.get(name)
-        ]
-        entry = _entry(variant, "", inspect.getdoc(variant) or "", measured)
-        found.append(
-            Variant(
-                **entry,
-                base=variant in base,
-                shipped=variant.__module__.startswith("caddie."),
-                settings=_settings(variant, own, measured),
+    def entry(of: type[Config], setting: str, text: str) -> dict[str, Any]:
+        name = f"{of.__name__}.{setting}" if setting else of.__name__
+        called = (name, *(f"{path}.{setting}" for path in paths if setting))
+        return {
+            "name": name,
+            "what": _paragraph(text),
+            "term": next((words[key] for key in map(simple, called) if key in words), None),
+            **of.techniques.get(setting, Technique("", ""))._asdict(),
+            "here": str(measured.get(name, NOT_MEASURED)),
+        }
+
+    def settings(of: type[Config], names: Sequence[str]) -> tuple[Setting, ...]:
+        documented, types = descriptions(of), field_types(of)
+        return tuple(
+            Setting(
+                **entry(of, field.name, documented.get(field.name, "")),
+                type=_type(types[field.name]),
+                default=_default(field),
             )
+            for field in dataclasses.fields(of)
+            if field.name in names
         )
-    what = _paragraph((inspect.getdoc(cls) or "").removeprefix("Socket: "))
-    what = what[:1].upper() + what[1:]
-    return Socket(cls.__name__, what, tuple(dict.fromkeys(paths)), _settings(cls, shared, measured), tuple(found))
 
-
-def _settings(cls: type[Config], names: Sequence[str], measured: Mapping[str, Measurement]) -> tuple[Setting, ...]:
-    told, hints = descriptions(cls), field_types(cls)
-    return tuple(
-        Setting(
-            **_entry(cls, field.name, told.get(field.name, ""), measured),
-            type=_type(hints[field.name]),
-            default=_default(field),
+    words = {simple(term.links[0]): term for term in reversed(terms())}
+    shared = list(field_types(cls)) if inspect.isabstract(cls) else []
+    found = tuple(
+        Variant(
+            **entry(variant, "", inspect.getdoc(variant) or ""),
+            base=variant in base,
+            shipped=variant.__module__.startswith("caddie."),
+            settings=settings(
+                variant,
+                [
+                    name
+                    for name in field_types(variant)
+                    if name not in shared or variant.techniques.get(name) != cls.techniques.get(name)
+                ],
+            ),
         )
-        for field in dataclasses.fields(cls)
-        if field.name in names
+        for variant in variants_of(cls).values()
     )
-
-
-def _entry(cls: type[Config], setting: str, text: str, measured: Mapping[str, Measurement]) -> dict[str, str]:
-    name = f"{cls.__name__}.{setting}" if setting else cls.__name__
-    technique = cls.techniques.get(setting, Technique("", ""))
-    here = str(measured[name]) if name in measured else NOT_MEASURED
-    return {"name": name, "what": _paragraph(text), **technique._asdict(), "here": here}
+    what = _paragraph((inspect.getdoc(cls) or "").removeprefix("Socket: "))
+    term = words.get(simple(cls.__name__))
+    return Socket(cls.__name__, what[:1].upper() + what[1:], term, paths, settings(cls, shared), found)
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
@@ -250,7 +262,7 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 
 def _type(annotation: Any, bounds: str = "") -> str:
-    """What a setting of this type takes, in words."""
+    """Return the type of a setting in words."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _type(arguments[0], _bounds(arguments[1]))
@@ -278,39 +290,23 @@ def _paragraph(text: str) -> str:
     return " ".join(text.split("\n\n")[0].split())
 
 
-def _entries(socket: Socket) -> Iterator[Entry | Socket]:
-    """The socket, its settings, its variants and theirs."""
-    yield socket
-    yield from socket.settings
-    for variant in socket.variants:
-        yield variant
-        yield from variant.settings
+def _names(socket: Socket) -> set[str]:
+    return {simple(name) for name in (socket.name, *socket.paths)}
 
 
-def _aliases(entry: Entry | Socket, socket: Socket) -> list[str]:
-    """Names, in small letters, of a socket or of something in it."""
-    return [name.lower() for name in _names(entry, socket)]
+def _part(socket: Socket, wanted: set[str]) -> Socket | None:
+    """Return a socket with only the variants and settings that are wanted; None if it has none of them."""
 
+    def is_wanted(entry: Entry) -> bool:
+        paths = [f"{path}.{entry.last}" for path in socket.paths] if isinstance(entry, Setting) else []
+        return not wanted.isdisjoint(map(simple, (entry.name, entry.last, *paths)))
 
-def _names(entry: Entry | Socket, socket: Socket) -> list[str]:
-    if isinstance(entry, Socket):
-        return [entry.name, *entry.paths]
-    inside = [f"{path}.{entry.last}" for path in socket.paths] if isinstance(entry, Setting) else []
-    return [entry.name, entry.last, *inside]
-
-
-def _only(socket: Socket, name: str) -> Socket | None:
-    """What a socket has under a name, with all the settings of what is named; None if nothing."""
-
-    def asked(entry: Entry) -> bool:
-        return name in _aliases(entry, socket)
-
-    if named := tuple(filter(asked, socket.variants)):
-        return dataclasses.replace(socket, variants=named)
-    found = [
+    if variants := tuple(filter(is_wanted, socket.variants)):
+        return dataclasses.replace(socket, variants=variants)
+    variants = tuple(
         dataclasses.replace(variant, settings=settings)
         for variant in socket.variants
-        if (settings := tuple(filter(asked, variant.settings)))
-    ]
-    shared = tuple(filter(asked, socket.settings))
-    return dataclasses.replace(socket, settings=shared, variants=tuple(found)) if shared or found else None
+        if (settings := tuple(filter(is_wanted, variant.settings)))
+    )
+    settings = tuple(filter(is_wanted, socket.settings))
+    return dataclasses.replace(socket, settings=settings, variants=variants) if settings or variants else None

@@ -20,18 +20,20 @@ from conftest import TINY
 from processes import CONTEXT
 from safetensors.torch import load_file
 
-from caddie.config import Config, Range, field_types, variants
+from caddie import cli
+from caddie.config import Config, Range, field_types, parse_assignment, paths, variants
 from caddie.errors import UserError
 from caddie.model.parameters import Initial
 from caddie.recipes import techniques
+from caddie.recipes.glossary import Term, simple, terms
 from caddie.recipes.recipe import Recipe
-from caddie.recipes.technique_pages import WIDTH, details, markdown, overview
+from caddie.recipes.technique_pages import details, glossary_page, overview, techniques_page
 from caddie.recipes.techniques import Measurement, find, sockets
-from caddie.report.tables import columns
+from caddie.report.tables import WIDTH, columns
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGE = ROOT / "docs" / "techniques.md"
-WALK = ROOT / "docs" / "tutorials" / "technique.md"
+DOCS = ROOT / "docs"
+WALK = DOCS / "tutorials" / "technique.md"
 
 PLAIN = {
     "Constant": "a start without chance, for scales, gates and what must be zero",
@@ -50,7 +52,7 @@ PLAIN = {
 """Variants that are no technique of their own, and why not."""
 
 Call = Callable[..., Any]
-COPIED = ("conftest", "run_folder", "test_model", "variations")
+COPIED = ("conftest.py", "helpers/run_folder.py", "helpers/variations.py", "model/test_gpt.py")
 """Files of tests that the commands of the page need."""
 
 
@@ -63,11 +65,14 @@ def configs(cls: type[Config] = Config) -> list[type[Config]]:
 # What is found
 
 
-def test_the_page_is_up_to_date() -> None:
-    text = markdown()
+@pytest.mark.parametrize(("name", "made"), [("techniques", techniques_page), ("glossary", glossary_page)])
+def test_the_page_is_up_to_date(name: str, made: Callable[[], str]) -> None:
+    page, text = DOCS / f"{name}.md", made()
     if os.environ.get("UPDATE_GOLDEN"):
-        PAGE.write_text(text)
-    assert text == PAGE.read_text(), "if this is meant: UPDATE_GOLDEN=1 pytest tests/test_techniques.py -k up_to_date"
+        page.write_text(text)
+    assert text == page.read_text(), (
+        "if this is meant: UPDATE_GOLDEN=1 pytest tests/recipes/test_techniques.py -k up_to_date"
+    )
 
 
 def test_every_socket_and_everything_known_is_found() -> None:
@@ -155,10 +160,10 @@ def test_what_was_measured_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"SwiGLU": Measurement(**MEASURED), "Muon.beta2": Measurement(**MEASURED)}
     monkeypatch.setattr(techniques, "measurements", lambda: known)
     said = "-0.0021 (spread 0.0004, 3 seeds): tiny, 60 s, English, 2 cores, 2026-01-02"
-    assert f"  measured here       {said}" in details(find("SwiGLU")).splitlines()
-    assert "not measured" not in details(find("SwiGLU"))
-    assert said in " ".join(details(find("Muon.beta2")).split())
-    assert markdown().count(f"- measured here: {said}") == 2
+    assert f"- measured here: {said}" in " ".join(details("SwiGLU").split())
+    assert "not measured" not in details("SwiGLU")
+    assert said in " ".join(details("Muon.beta2").split())
+    assert techniques_page().count(f"- measured here: {said}") == 2
 
 
 def test_what_is_recorded_belongs_to_techniques() -> None:
@@ -175,22 +180,23 @@ def test_what_is_recorded_belongs_to_techniques() -> None:
 
 
 def test_the_overview_has_a_line_for_each_and_fits_a_terminal() -> None:
-    lines = overview(sockets()).splitlines()
+    lines = overview().splitlines()
     assert max(map(columns, lines)) <= WIDTH
-    assert "HeadGate  model.block.attention.gate" in lines
+    assert "attention gate, HeadGate  model.block.attention.gate" in lines
     assert "  DenseGate: Gated attention: σ(W h + b), W (heads, width) (arXiv 2505.06708)." in lines
-    assert "  ReluSquared (base): ReLU²: W2 relu(W1 x)² (Primer, arXiv 2109.08668)." in lines
-    assert (
-        "    xsa: True for exclusive self-attention (XSA): each head's output loses its projection on the..." in lines
-    )
+    assert "  ReluSquared (base): MLP activation: the square of ReLU, as in the baseline." in lines
+    assert "    xsa: The output of a head loses its part along the position's own value." in lines
     for socket in sockets():
         for variant in socket.variants:
-            mark = " (base)" if variant.base else ""
-            assert variant.name == socket.name or any(line.startswith(f"  {variant.name}{mark}: ") for line in lines)
+            mark = r" \(base\)" if variant.base else ""
+            line = rf"  (\S.*, )?{variant.name}{mark}: .*"
+            assert variant.name == socket.name or any(re.fullmatch(line, one) for one in lines), variant.name
 
 
-def test_the_details_fit_a_terminal() -> None:
-    assert max(map(columns, details(sockets()).splitlines())) <= WIDTH
+def test_the_sections_fit_a_terminal() -> None:
+    for socket in sockets():
+        text = details(socket.name)
+        assert max(columns(line) for line in text.splitlines() if " " in line.strip(" -`,")) <= WIDTH, socket.name
 
 
 @pytest.mark.parametrize(
@@ -216,15 +222,14 @@ def test_a_setting_is_found_without_the_others() -> None:
     assert [setting.name for setting in find("LeakyReluSquared")[0].settings] == ["MLP.hidden", "MLP.linear"]
 
 
-def test_the_verb_lists_and_tells(caddie: Call) -> None:
+def test_the_verb_lists_and_prints_the_section_of_the_page(caddie: Call) -> None:
     listed = caddie("techniques")
-    assert (listed.status, listed.err, listed.out) == (0, "", overview(sockets()) + "\n")
-    told = caddie("techniques", "HeadGate")
-    assert (told.status, told.err) == (0, "")
-    lines = told.out.splitlines()
-    assert lines[0] == "HeadGate  model.block.attention.gate"
-    assert "  why                 A head with nothing to say can be silent without attending to a sink." in lines
-    assert "  channels=12  (whole number of at least 1)" in lines
+    assert (listed.status, listed.err, listed.out) == (0, "", overview() + "\n")
+    printed = caddie("techniques", "HeadGate")
+    assert (printed.status, printed.err) == (0, "")
+    start = techniques_page().index("### attention gate, HeadGate\n")
+    section = techniques_page()[start:].split("\n### ")[0]
+    assert " ".join(section.split()) in " ".join(printed.out.split())
 
 
 def test_the_verb_prints_json(caddie: Call) -> None:
@@ -233,6 +238,7 @@ def test_the_verb_prints_json(caddie: Call) -> None:
     assert (variant["name"], variant["base"]) == ("LeakyReluSquared", False)
     assert variant["settings"][0]["default"] == "0.5"
     assert {"what", "why", "source", "elsewhere", "here"} <= set(variant)
+    assert facts["words"][0]["names"][0] == "LeakyReLU squared"
     assert len(json.loads(caddie("techniques", "--json").out)["sockets"]) == len(sockets())
 
 
@@ -240,7 +246,116 @@ def test_a_misspelt_name_is_a_mistake_with_a_suggestion(caddie: Call) -> None:
     for wrong in ("HaedGate", "haedgate"):
         ended = caddie("techniques", wrong)
         assert (ended.status, ended.out) == (2, "")
-        assert ended.err == f"caddie: no technique {wrong}; did you mean HeadGate?; `caddie techniques` lists them\n"
+        assert ended.err.startswith(f"caddie: no technique {wrong}; did you mean HeadGate, ")
+        assert ended.err.endswith("?; `caddie techniques` lists them\n")
+        assert ended.err.count("\n") == 1
+
+
+# The field's words
+
+
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        ("RoPE", "RoPE"),
+        ("rotary", "RoPE"),
+        ("partial rope", "PlainRoPE.dims"),
+        ("XSA", "GroupedQueryAttention.xsa"),
+        ("exclusive self-attention", "GroupedQueryAttention.xsa"),
+        ("GQA", "GroupedQueryAttention"),
+        ("attention gate", "HeadGate"),
+        ("value residual", "ValueResidual"),
+        ("VRL", "ValueResidual"),
+        ("Value-Embeddings", "ValueEmbedding"),
+        ("depth recurrence", "Recurrence"),
+        ("looped_layers", "Recurrence"),
+        ("parallel residual", "Block.parallel"),
+        ("U-Net skips", "Skips"),
+        ("unet", "UNet"),
+        ("SmearGate", "Smear"),
+        ("BigramHash", "HashedNGrams"),
+        ("leakyrelu²", "LeakyReluSquared"),
+        ("leaky relu squared", "LeakyReluSquared"),
+        ("tied embeddings", "TiedHead"),
+        ("logit softcap", "Head.softcap"),
+        ("caseops", "CaseOps"),
+        ("QAT", "QAT"),
+        ("STE", "StraightThrough"),
+        ("GPTQ", "Gptq"),
+        ("SDClip", "SigmaClip"),
+        ("LQER", "LowRank"),
+        ("rate-distortion", "Waterfilling"),
+        ("range coder", "EntropyModel"),
+        ("Muon", "Muon"),
+        ("MuonEq-R", "Muon.normalize_rows"),
+        ("muon eq r", "Muon.normalize_rows"),
+        ("NorMuon", "Muon.beta2"),
+        ("Polar Express", "Muon.coefficients"),
+        ("newton schulz", "Muon.steps"),
+        ("EMA", "ProgressEMA"),
+        ("SWA", "SWA"),
+        ("LAWA", "SWA"),
+        ("warmdown", "Warmdown"),
+        ("gradient clipping", "Train.clip_norm"),
+        ("train.optimizers.matrix.normalize_rows", "Muon.normalize_rows"),
+        ("TTT", "TestTimeTraining"),
+        ("Test Time Training", "TestTimeTraining"),
+        ("score-first TTT", "ChunkSGD"),
+        ("LoRA-TTT", "DocumentLoRA"),
+    ],
+)
+def test_techniques_are_found_by_the_words_of_the_field(word: str, found: str) -> None:
+    names = set()
+    for socket in find(word):
+        names |= {entry.name for entry in (socket, *socket.settings, *socket.variants)}
+        names |= {setting.name for variant in socket.variants for setting in variant.settings}
+    assert found in names
+    assert found.rpartition(".")[2] in details(word)
+
+
+def test_the_verb_explains_words_that_are_no_technique(caddie: Call) -> None:
+    told = caddie("techniques", "bits", "per", "byte")
+    assert (told.status, told.err) == (0, "")
+    assert told.out.startswith("bpb, bits per byte: Loss in bits, divided by the bytes of the text")
+    assert "caddie score" in told.out
+
+
+@pytest.mark.parametrize("term", terms(), ids=lambda term: term.names[0])
+def test_what_the_glossary_names_exists(term: Term) -> None:
+    """Settings are taken by a recipe, classes and settings of classes exist, and so do verbs, options and files."""
+    classes = {cls.__name__: cls for cls in configs()}
+    for place in term.places:
+        path, sign, _ = place.partition("=")
+        owner, _, setting = place.partition(".")
+        if place.startswith("caddie "):
+            verb, *options = place.split()[1:]
+            known = {option for parameter in cli.app.commands[verb].params for option in parameter.opts}
+            assert set(options) <= known, place
+        elif "/" in place:
+            assert (ROOT / place).is_file(), place
+        elif owner in classes:
+            assert not setting or setting in field_types(classes[owner]), place
+        elif sign:
+            Recipe().but(dict([parse_assignment(place)]))
+        else:
+            assert path in paths(Recipe()), place
+
+
+def test_a_word_of_the_glossary_has_one_meaning_in_a_plain_sentence() -> None:
+    names = [simple(name) for term in terms() for name in term.names]
+    assert {name for name in names if names.count(name) > 1} == set()
+    for term in terms():
+        assert re.fullmatch(r"[A-Z0-9].*[^.]\.", term.meaning), term.meaning
+        assert not re.match(r"(What|Whether|How|Where|Who|When|As)\b", term.meaning), term.meaning
+
+
+def test_links_of_the_glossary_lead_to_headings() -> None:
+    headings = [line.lstrip("# ") for line in techniques_page().splitlines() if line.startswith("#")]
+    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    links = re.findall(r"\]\((?:techniques\.md#)?([^)]*)\)", glossary_page())
+    assert len(links) > 80
+    for link in links:
+        assert link in anchors or (DOCS / link).is_file(), link
 
 
 # How one is added
@@ -252,10 +367,12 @@ def follow(folder: Path, commands: list[str], small: list[str]) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     # What was imported for all processes was the package itself, not its copy.
-    for name in [name for name in sys.modules if name.split(".")[0] == "caddie" or name in COPIED]:
+    copied = {"caddie", *(Path(name).stem for name in COPIED)}
+    for name in [name for name in sys.modules if name.split(".")[0] in copied]:
         del sys.modules[name]
-    sys.path[:0] = [str(folder), str(folder / "tests")]
-    os.environ["PYTHONPATH"] = f"{folder}:{folder / 'tests'}"
+    added = [str(folder), str(folder / "tests"), str(folder / "tests" / "helpers")]
+    sys.path[:0] = added
+    os.environ["PYTHONPATH"] = os.pathsep.join(added)
     os.chdir(folder)
 
     from run_folder import make_result, write_run
@@ -299,15 +416,15 @@ def test_following_the_page_adds_a_technique_in_one_file(tmp_path: Path) -> None
     (source,) = re.findall(r"^@dataclass.*?(?=\n\n\ngate = )", file, flags=re.DOTALL | re.MULTILINE)  # the two classes
     blocks = re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
     commands = [line for block in blocks for line in block.splitlines()]
-    ours = f"UPDATE_GOLDEN=1 pytest tests/{Path(__file__).name} -k up_to_date"
+    ours = f"UPDATE_GOLDEN=1 pytest tests/recipes/{Path(__file__).name} -k up_to_date"
     assert ours in commands, "what this file itself says when the page is out of date"
     commands.remove(ours)
 
     package, tests = tmp_path / "caddie", tmp_path / "tests"
     shutil.copytree(ROOT / "caddie", package)
-    tests.mkdir()
     for name in COPIED:
-        shutil.copy(ROOT / "tests" / f"{name}.py", tests)
+        (tests / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "tests" / name, tests / name)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     with (package / "model" / "gates.py").open("a") as file:
         file.write(f"\n\n{source}")
@@ -325,7 +442,7 @@ def test_following_the_page_adds_a_technique_in_one_file(tmp_path: Path) -> None
     parts = dict(re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", out, flags=re.MULTILINE))
     assert list(parts) == commands
     told = [parts[command] for command in commands]
-    assert "\nSignedGate\n  1 + W h[:channels]" in told[0]
+    assert "\n#### SignedGate\n\n1 + W h[:channels]" in told[0]
     assert re.search(r"[^0]\d* passed", told[1])
     assert "signed moved blocks.0.attention.gate.map.weight blocks.1.attention.gate.map.weight" in told[2]
     assert told[3].endswith("plain moved\n")
