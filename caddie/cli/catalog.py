@@ -80,23 +80,22 @@ def recipes(as_json: bool) -> int:
     from caddie.recipes.catalog import shipped
     from caddie.report.tables import table
 
-    # The public results from the first to the best are nearly the history; what has none stands in front.
-    catalog = dict(sorted(shipped().items(), key=lambda item: -(item[1].published or 9.0)))
+    # The public results from the first to the best are nearly the history; recipes without one come first.
+    catalog = sorted(shipped().values(), key=lambda recipe: -(recipe.published or 9.0))
     facts = [
         {
-            "name": name,
+            "name": recipe.name,
             "why": recipe.why,
             "base": recipe.base,
             "parameters": recipe.parameters,
             "public": [plain(figure) for figure in recipe.public],
         }
-        for name, recipe in catalog.items()
+        for recipe in catalog
     ]
     rows = [
-        (name, f"{recipe.parameters:,}", f"{recipe.published:.4f}" if recipe.published else "", recipe.why)
-        for name, recipe in catalog.items()
+        (one.name, f"{one.parameters:,}", f"{one.published:.4f}" if one.published else "", one.why) for one in catalog
     ]
-    tell({"recipes": facts}, as_json, table(rows, ["recipe", "parameters", "public bpb", "why"], width=140))
+    tell({"recipes": facts}, as_json, table(rows, ["recipe", "parameters", "bpb", "purpose"]))
     return 0
 
 
@@ -138,7 +137,7 @@ def diff(a: str, b: str | None, settings: tuple[str, ...], as_json: bool) -> int
     from caddie.config import plain
     from caddie.model.flops import flops_per_token
     from caddie.recipes.catalog import find
-    from caddie.report.tables import table
+    from caddie.report.tables import crop, table
 
     if b is not None and "=" in b:
         settings = (b, *settings)
@@ -161,21 +160,17 @@ def diff(a: str, b: str | None, settings: tuple[str, ...], as_json: bool) -> int
         "parameters": size,
         "training_flops_per_token": work,
     }
-    rows = [(path, _held(left, path), show(value)) for path, value in changes.items()]
+    rows = [(path, f"{crop(_held(left, path), 60)} -> {show(value)}") for path, value in changes.items()]
     figures = [("parameters", f"{size['from']:,}", f"{size['to']:,}", _relative(size["from"], size["to"]))]
     grows = any(one["start"] != one["end"] for one in work.values())
-    for when, label in (("start", "at the start"), ("end", "at the end")) if grows else (("end", ""),):
+    for when, label in (("start", " at the start"), ("end", " at the end")) if grows else (("end", ""),):
         before, after = work["from"][when], work["to"][when]
-        label = f"training MFLOP per token {label}".strip()
-        figures.append((label, f"{before / 1e6:,.1f}", f"{after / 1e6:,.1f}", _relative(before, after)))
-    changed = table(rows, ["setting", left.name, right.name], width=140) if rows else "the same settings"
-    compared = table(figures, ["", left.name, right.name, "difference"], width=140)
-    tell(facts, as_json, f"{changed}\n\n{compared}")
+        row = (f"training MFLOP per token{label}", f"{before / 1e6:,.1f}", f"{after / 1e6:,.1f}")
+        figures.append((*row, _relative(before, after)))
+    change = f"{left.name} -> {right.name}"
+    changed = table(rows, ["setting", change]) if rows else f"{change}: the same settings"
+    tell(facts, as_json, f"{changed}\n\n{table(figures, ['', 'from', 'to', 'difference'])}")
     return 0
-
-
-_ROOM = 48
-"""Columns of a setting of the recipe that is left; that of the other recipe is shown whole."""
 
 
 def _relative(before: float, after: float) -> str:
@@ -183,7 +178,7 @@ def _relative(before: float, after: float) -> str:
 
 
 def _held(config: Config, path: str) -> str:
-    """What a config holds at a path, for people; empty where the path does not exist."""
+    """Return the value of a config at a path as text; `(absent)` if the path does not exist."""
     value: Any = config
     parts = path.split(".")
     while parts:
@@ -194,6 +189,5 @@ def _held(config: Config, path: str) -> str:
         ):
             value, parts = value[key], parts[key.count(".") + 1 :]
         else:
-            return ""
-    text = show(value)
-    return text if len(text) <= _ROOM else text[: _ROOM - 1] + "…"
+            return "(absent)"
+    return show(value)

@@ -1,23 +1,18 @@
-"""Finding recipes: those that caddie ships, their twins for two cores, and those of a user's own file."""
+"""Finding recipes: caddie's own, their twins for two cores, and those of a user's file."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 from caddie.config.userfile import execute
 from caddie.errors import UserError, suggest
-from caddie.recipes import (
-    baseline,
-    champion,
-    early_records,
-    ideas,
-    late_records,
-    public_systems,
-    records,
-)
-from caddie.recipes.mini import mini
 from caddie.recipes.public_000_experiments import public_000_experiments
 from caddie.recipes.recipe import Recipe
+from caddie.recipes.shrink import mini
+
+_MODULES = ("baseline", "early_records", "records", "late_records", "public_systems", "ideas", "champion")
+"""Modules of this folder whose values are the shipped recipes."""
 
 
 def _named(values: dict[str, object]) -> dict[str, Recipe]:
@@ -26,8 +21,8 @@ def _named(values: dict[str, object]) -> dict[str, Recipe]:
 
 _SHIPPED = {
     name: recipe
-    for module in (baseline, early_records, records, late_records, public_systems, ideas, champion)
-    for name, recipe in _named(vars(module)).items()
+    for module in _MODULES
+    for name, recipe in _named(vars(import_module(f"caddie.recipes.{module}"))).items()
 }
 
 
@@ -37,10 +32,10 @@ def shipped() -> dict[str, Recipe]:
 
 
 def find(name: str) -> Recipe:
-    """Return a recipe by its name, its twin for two cores as `NAME_mini`, or a user's own as `FILE.py:NAME`.
+    """Return a recipe by its name; its twin for two cores is `NAME_mini`, a user's own recipe `FILE.py:NAME`.
 
-    The experiments of public system 000 are found by their labels, as `public_000:LABEL`. Raises `UserError` for a
-    name that nothing has.
+    The experiments of public system 000 are found by their labels, as `public_000:LABEL`. Raises `UserError` for an
+    unknown name.
     """
     path, colon, attribute = name.rpartition(":")
     if path == "seed_000":

@@ -1,90 +1,208 @@
-"""A run at a size of milliseconds: what a small copy of a recipe's model and training is, and what it reads."""
+"""Recipes made small: twins that two cores train in half a minute, and copies that train in milliseconds.
+
+A twin keeps every choice of its recipe and shrinks its numbers. Widths, rows and batches shrink by fixed factors;
+layers are renumbered in a model about half as deep; numbers of steps become parts of the run, those that they were when
+eight GPUs saw seven billion tokens. Test-time training is left out, since it would take longer than training.
+
+A copy keeps the depth and every layer as well, so that it shows what each setting does (`run/dead_settings.py`).
+"""
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-import numpy as np
 import torch
 
-from caddie.config.schedules import IntSchedule, PiecewiseConstant, all_values
-from caddie.data.loaders import Stream
-from caddie.data.shards import Tokens
+from caddie.config.schedules import (
+    IntSchedule,
+    IterationWarmdown,
+    PiecewiseConstant,
+    Ramp,
+    StepRamp,
+    Warmdown,
+    all_values,
+)
 from caddie.errors import UserError
-from caddie.model import GPT, Block
+from caddie.model import GPT, Block, GroupedQueryAttention, NTKRoPE, RandomMap, YaRNRoPE
 from caddie.recipes.recipe import Recipe
+from caddie.train.averaging import EMA, ProgressEMA
 from caddie.train.trainer import Train
 
+WIDTH = 128
+HEADS = 4
+ROW = 8
+"""Rows of a twin are shorter by this factor."""
+RANK = 4
+"""Tables and maps that are projected have fewer channels by this factor."""
+BATCH = 512
+"""Steps of a twin have fewer tokens by this factor."""
+TOKENS = 7e9
+"""Tokens that a record saw; divided by the tokens of a step, its number of steps."""
+
 _VOCABULARY, _WIDTH, _HIDDEN, _BUCKETS, _ROW = 96, 64, 48, 64, 64
-"""The most that a copy has of ids, channels, hidden channels, hashed rows and tokens per row, where that divides."""
-BOS = 1
-"""Id that begins its documents."""
-SmallCopy = tuple[GPT, Train]
-"""Model and training of a small copy."""
+"""Most ids, channels, hidden channels, hashed rows and tokens per row of a copy, where that divides."""
 
 
-def small_copy(recipe: Recipe) -> SmallCopy:
-    """Model and training at a size of milliseconds, alike in depth, layers, heads' size and everything that is chosen.
+# Twins
 
-    The bound of the gradient is brought down so far that it acts. Heads are fewer and the width with them, where the
-    attention has fields of these names; windows and pieces of documents shrink with the rows.
+
+def mini(recipe: Recipe) -> Recipe:
+    """Return the twin of a recipe."""
+    row = recipe.train.longest_row // ROW
+    return recipe.but(
+        {
+            **{f"model.{path}": value for path, value in _twin_model(recipe.model).items()},
+            **{f"train.{path}": value for path, value in _twin_training(recipe.train, row).items()},
+            "score.sequence_length": row,
+            "score.stride": row // 2,
+            "score.batch_tokens": 16_384,
+            "score.precision": "float32",
+            "score.ttt": None,
+        },
+        name=f"{recipe.name}_mini",
+        base=f"{recipe.base}_mini" if recipe.base else None,
+        why=f"The twin of {recipe.name} for two cores.",
+        public=(),
+    )
+
+
+def _twin_model(model: GPT) -> dict[str, Any]:
+    depth = math.ceil(0.55 * model.depth)
+
+    def layer(number: int) -> int:
+        return round(number * (depth - 1) / max(model.depth - 1, 1))
+
+    def channels(number: int) -> int:
+        return number * WIDTH // model.width
+
+    diff: dict[str, Any] = {
+        "vocabulary": min(model.vocabulary, 2048),
+        "width": WIDTH,
+        "depth": depth,
+        "layers": {
+            re.sub(r"\d+", lambda number: str(layer(int(number[0]))), key): {
+                path: channels(value) if path == "mlp.hidden" else value for path, value in exception.items()
+            }
+            for key, exception in model.layers.items()
+        },
+        "block": model.block.but(_twin_block(model, channels)),
+    }
+    if model.recurrence:
+        diff["recurrence.first"], diff["recurrence.last"] = layer(model.recurrence.first), layer(model.recurrence.last)
+    if model.parallel_streams:
+        diff["parallel_streams.first"] = layer(model.parallel_streams.first)
+    if model.value_embedding:
+        diff["value_embedding.layers"] = sorted({layer(number) for number in model.value_embedding.layers})
+        diff["value_embedding.dims"] = model.value_embedding.dims // RANK
+    for name in ("bigrams", "trigrams"):
+        ngrams = getattr(model.embedding, name)
+        if ngrams and ngrams.dims:
+            diff[f"embedding.{name}.dims"] = ngrams.dims // RANK
+    if dims := model.embedding.dims:  # type: ignore[attr-defined]
+        diff["embedding.dims"] = channels(dims)
+    return diff
+
+
+def _twin_block(model: GPT, channels: Callable[[int], int]) -> dict[str, Any]:
+    diff: dict[str, Any] = {"mlp.hidden": channels(model.block.mlp.hidden)}
+    held: Any = next(filter(None, (block.attention for block in model.blocks)), GroupedQueryAttention())
+    attention: Any = model.block.attention
+    if attention is not None:
+        diff["attention.heads"] = HEADS
+        diff["attention.key_value_heads"] = max(1, HEADS * held.key_value_heads // held.heads)
+        if attention.rope.dims:
+            size = (WIDTH // HEADS) / (model.width / held.heads)
+            diff["attention.rope.dims"] = max(2, 2 * round(attention.rope.dims * size / 2))
+        if isinstance(attention.rope, NTKRoPE | YaRNRoPE):
+            diff["attention.rope.native_length"] = attention.rope.native_length // ROW
+            diff["attention.rope.length"] = attention.rope.length // ROW
+        diff |= {f"attention.{name}": length for name, length in _lengths(attention, 1 / ROW).items()}
+    for part in ("attention", "mlp"):
+        if isinstance(linear := getattr(getattr(model.block, part), "linear", None), RandomMap):
+            diff[f"{part}.linear.rank"] = max(1, linear.rank // RANK)
+    return diff
+
+
+def _twin_training(train: Train, row: int) -> dict[str, Any]:
+    batch = max(all_values(train.batch_tokens))
+    steps = TOKENS / batch
+    diff: dict[str, Any] = {
+        "seconds": 30,
+        "steps": None,
+        "batch_tokens": row * max(1, round(batch / BATCH / row)),
+        "micro_batches": 1,
+        "sequence_length": row,
+        "warmup_steps": 3,
+    }
+    if isinstance(train.lr_schedule, IterationWarmdown):
+        diff["lr_schedule"] = Warmdown(fraction=min(1.0, train.lr_schedule.steps / steps))
+    if isinstance(train.averaging, EMA):
+        diff["averaging"] = ProgressEMA(fraction=min(1.0, 1.0 / (1.0 - train.averaging.decay) / steps))
+    for rule, optimizer in train.optimizers.items():
+        momentum = getattr(optimizer, "momentum", None)
+        if isinstance(momentum, StepRamp):
+            finish = min(1.0, momentum.steps / steps)
+            diff[f"optimizers.{rule}.momentum"] = Ramp(start=momentum.start, end=momentum.end, finish=finish)
+    return diff
+
+
+# Copies
+
+
+def small_copy(recipe: Recipe) -> tuple[GPT, Train]:
+    """Return model and training at a size of milliseconds, with the depth, layers, size of heads and every choice kept.
+
+    The bound of the gradient is lowered until it acts. Heads are fewer and the width with them, where the attention has
+    fields of these names; windows and pieces of documents shrink with the rows.
     """
     scale = row_scale(recipe.train)
-    longest = round(recipe.train.longest_row * scale)
     train = replace(
         recipe.train,
         sequence_length=_scaled(recipe.train.sequence_length, scale),
-        batch_tokens=3 * longest,
+        batch_tokens=3 * round(recipe.train.longest_row * scale),
         micro_batches=1,
         clip_norm=recipe.train.clip_norm and recipe.train.clip_norm * 1e-3,
         compile="never",
         cuda_graphs="never",
     )
     try:
-        return _small(recipe.model, scale, _shared_heads(recipe.model)), train
+        return _small_model(recipe.model, scale, _shared_heads(recipe.model)), train
     except UserError:  # an attention of the user's own may divide otherwise
-        return _small(recipe.model, scale, 1), train
-
-
-def spelled_out(gpt: GPT, train: Train) -> object:
-    """What compares equal if every layer's block does, however it is put together."""
-    blocks = [gpt.block_of(layer) for layer in range(gpt.depth)]
-    return blocks, replace(gpt, block=Block(), layers={}), train
+        return _small_model(recipe.model, scale, 1), train
 
 
 def row_scale(train: Train) -> float:
-    """What the length of rows is multiplied by."""
+    """Return the factor on the length of rows in a copy."""
     common = math.gcd(*all_values(train.sequence_length))
     return max(1, _ROW * common // train.longest_row) / common
 
 
-def _scaled(number: IntSchedule, scale: float) -> IntSchedule:
-    if isinstance(number, PiecewiseConstant):
-        return replace(number, values=tuple(max(1, int(value * scale)) for value in number.values))
-    return max(1, int(number * scale))  # so what is shorter than a row stays shorter
-
-
 def _shared_heads(gpt: GPT) -> int:
-    """The largest divisor of the width and of the numbers of heads of all layers that leaves a head's width or so."""
-    attentions = (gpt.block_of(layer).attention for layer in range(gpt.depth))
-    heads = (getattr(attention, "heads", 1) for attention in attentions if attention)
+    """Return the largest divisor of the width and of all layers' heads that keeps about one head's width."""
+    heads = (getattr(block.attention, "heads", 1) for block in gpt.blocks if block.attention)
     return math.gcd(gpt.width, max(1, gpt.width // _WIDTH), *heads)
 
 
-def _small(gpt: GPT, scale: float, fewer: int) -> GPT:
+def _small_model(gpt: GPT, scale: float, fewer: int) -> GPT:
     block = _small_block(gpt.block, scale, fewer)
-    different = {str(layer): gpt.block_of(layer) for layer in range(gpt.depth) if gpt.block_of(layer) != gpt.block}
     embedding = gpt.embedding
     for name in ("bigrams", "trigrams"):
-        if held := getattr(embedding, name, None):
-            embedding = replace(embedding, **{name: replace(held, buckets=min(held.buckets, _BUCKETS))})
+        if ngrams := getattr(embedding, name, None):
+            embedding = replace(embedding, **{name: replace(ngrams, buckets=min(ngrams.buckets, _BUCKETS))})
     small = replace(
         gpt,
         vocabulary=min(gpt.vocabulary, _VOCABULARY),
         width=gpt.width // fewer,
         block=block,
-        layers={layer: block.diff(_small_block(own, scale, fewer)) for layer, own in different.items()},
+        layers={
+            str(layer): block.diff(_small_block(own, scale, fewer))
+            for layer, own in enumerate(gpt.blocks)
+            if own != gpt.block
+        },
         embedding=embedding,
     )
     with torch.device("meta"):
@@ -93,29 +211,27 @@ def _small(gpt: GPT, scale: float, fewer: int) -> GPT:
 
 
 def _small_block(block: Block, scale: float, fewer: int) -> Block:
-    attention, mlp = block.attention, block.mlp
+    attention: Any = block.attention
     if attention is not None:
-        heads, shared = (getattr(attention, name, None) for name in ("heads", "key_value_heads"))
-        new: dict[str, object] = {"heads": heads and heads // fewer}
-        new["key_value_heads"] = shared and (shared // fewer if shared % fewer == 0 else 1)
-        for name in ("window", "longest"):
-            new[name] = (length := getattr(attention, name, None)) and _scaled(length, scale)
-        attention = replace(attention, **{name: value for name, value in new.items() if value is not None})
-    return replace(block, attention=attention, mlp=replace(mlp, hidden=min(mlp.hidden, _HIDDEN)))
+        new: dict[str, Any] = _lengths(attention, scale)
+        if heads := getattr(attention, "heads", None):
+            new["heads"] = heads // fewer
+        if shared := getattr(attention, "key_value_heads", None):
+            new["key_value_heads"] = shared // fewer if shared % fewer == 0 else 1
+        attention = replace(attention, **new)
+    return replace(block, attention=attention, mlp=replace(block.mlp, hidden=min(block.mlp.hidden, _HIDDEN)))
 
 
-def shards(vocabulary: int) -> list[Tokens]:
-    """Random documents, some longer than a row."""
-    random = np.random.default_rng(0)
-    drawn = [random.integers(vocabulary, size=20_000).astype(np.uint16) for _ in range(3)]
-    for shard in drawn:
-        begins = np.cumsum(random.integers(3, 150, 300)) - 3
-        shard[begins[begins < len(shard)]] = BOS
-    return drawn
+# Both
 
 
-def stream(gpt: GPT, train: Train) -> Stream:
-    """What a copy reads, in the order of its loader."""
-    return train.loader.build(
-        shards(gpt.vocabulary), tokens=train.micro_tokens(1), sequence_length=train.longest_row, seed=0, bos=BOS
-    )
+def _lengths(attention: object, scale: float) -> dict[str, IntSchedule]:
+    """Return the attention's window and longest piece of a document, where it has them, times `scale`."""
+    held = {name: getattr(attention, name, None) for name in ("window", "longest")}
+    return {name: _scaled(length, scale) for name, length in held.items() if length}
+
+
+def _scaled(number: IntSchedule, scale: float) -> IntSchedule:
+    if isinstance(number, PiecewiseConstant):
+        return replace(number, values=tuple(max(1, int(value * scale)) for value in number.values))
+    return max(1, int(number * scale))  # so what is shorter than a row stays shorter

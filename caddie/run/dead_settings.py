@@ -22,12 +22,15 @@ import torch
 from caddie.config import Config, show
 from caddie.config import config as configs
 from caddie.config.schedules import Schedule, TrainProgress, int_at, value_at
+from caddie.data.loaders import Stream
+from caddie.data.shards import Tokens
 from caddie.errors import UserError
+from caddie.model import GPT, Block
 from caddie.model.parameters import Part, declarations
 from caddie.pack.quantize import Rows, Ternary
 from caddie.recipes.catalog import find
 from caddie.recipes.recipe import Recipe
-from caddie.recipes.shrink import BOS, SmallCopy, row_scale, shards, small_copy, spelled_out, stream
+from caddie.recipes.shrink import row_scale, small_copy
 from caddie.runtime.distributed import Ranks
 from caddie.train.optim import Muon
 from caddie.train.trainer import Train, Trainer
@@ -47,6 +50,8 @@ EXEMPT = {
 }
 """Settings that need not change the result of training, each with the reason."""
 
+BOS = 1
+"""Id that begins the documents of a copy."""
 STEPS = 4801
 """Steps that a run is taken to make when its budget is of seconds alone."""
 FEWEST_STEPS = 64
@@ -138,6 +143,7 @@ class _Undone:
     owner: type[Config]
 
 
+Copy = tuple[GPT, Train]  # model and training of a small copy
 Rebuild = Callable[[Any], Recipe]  # a value in the place of the one looked at, to the recipe with it
 
 
@@ -245,8 +251,8 @@ class _Observed:
         """Whether anything does; or it cannot be told, for the copies are too small or the other is not possible."""
         try:
             copy, recipe = small_copy(other), self.recipe
-            hidden = spelled_out(*copy) == spelled_out(*self.copy)
-            if hidden and spelled_out(other.model, other.train) != spelled_out(recipe.model, recipe.train):
+            hidden = _resolved(*copy) == _resolved(*self.copy)
+            if hidden and _resolved(other.model, other.train) != _resolved(recipe.model, recipe.train):
                 return True
             if other.model != recipe.model and _unequal(self.model, _of_model(other, copy)):
                 return True
@@ -267,7 +273,7 @@ def _unequal(seen: Iterable[object], other: Iterable[object]) -> bool:
     return any(a != b for a, b in zip_longest(seen, other))
 
 
-def _of_model(recipe: Recipe, copy: SmallCopy) -> Iterator[object]:
+def _of_model(recipe: Recipe, copy: Copy) -> Iterator[object]:
     """Every parameter of the model and where it starts; then the copy's logits at every stage, of random weights."""
     with torch.device("meta"):
         model = recipe.model.build()
@@ -279,18 +285,18 @@ def _of_model(recipe: Recipe, copy: SmallCopy) -> Iterator[object]:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0.0, 0.5, generator=generator)
-        row = stream(gpt, train).micro_batch(0).inputs.shape[1]
+        row = _stream(gpt, train).micro_batch(0).inputs.shape[1]
         length = max(row, min(1024, math.ceil(recipe.score.sequence_length * row_scale(recipe.train))))
-        ids = torch.from_numpy(shards(gpt.vocabulary)[0][: 2 * length].astype(np.int64)).reshape(2, length)
+        ids = torch.from_numpy(_shards(gpt.vocabulary)[0][: 2 * length].astype(np.int64)).reshape(2, length)
         ids[1, 1:].masked_fill_(ids[1, 1:] == BOS, 0)  # one document
         for stage in range(len(model.stages)):
             yield model(ids, ids == BOS, torch.float64, stage=stage).numpy().tobytes()
 
 
-def _of_training(copy: SmallCopy, moments: list[TrainProgress]) -> Iterator[object]:
+def _of_training(copy: Copy, moments: list[TrainProgress]) -> Iterator[object]:
     """The copy's data; loss, weights and average after each of its steps."""
     gpt, train = copy
-    data = stream(gpt, train)
+    data = _stream(gpt, train)
     yield [batch.inputs.tobytes() + batch.targets.tobytes() for batch in map(data.micro_batch, range(130))]
     trainer = Trainer(gpt, train, 0, Ranks())
     for number, moment in enumerate(moments):
@@ -325,6 +331,28 @@ def _sizes(train: Train, moments: list[TrainProgress]) -> list[tuple[int, int]]:
     row = stream.micro_batch(0).inputs.shape[1]
     rows = (row * int_at(train.sequence_length, moment) // longest for moment in moments)
     return [(int_at(train.batch_tokens, moment), length) for moment, length in zip(moments, rows, strict=True)]
+
+
+def _resolved(gpt: GPT, train: Train) -> object:
+    """Return settings that compare equal if every layer's block does, however it is put together."""
+    return gpt.blocks, replace(gpt, block=Block(), layers={}), train
+
+
+def _shards(vocabulary: int) -> list[Tokens]:
+    """Return random documents, some longer than a row."""
+    random = np.random.default_rng(0)
+    drawn = [random.integers(vocabulary, size=20_000).astype(np.uint16) for _ in range(3)]
+    for shard in drawn:
+        begins = np.cumsum(random.integers(3, 150, 300)) - 3
+        shard[begins[begins < len(shard)]] = BOS
+    return drawn
+
+
+def _stream(gpt: GPT, train: Train) -> Stream:
+    """Return the data of a copy, in the order of its loader."""
+    return train.loader.build(
+        _shards(gpt.vocabulary), tokens=train.micro_tokens(1), sequence_length=train.longest_row, seed=0, bos=BOS
+    )
 
 
 # Moments

@@ -23,9 +23,9 @@ from caddie.pack.codecs import Lzma
 from caddie.pack.coding import Packed
 from caddie.pack.quantize import Float16, Percentile, Rows
 from caddie.recipes.catalog import find
-from caddie.recipes.mini import mini
 from caddie.recipes.public_systems import gold6, single_gpu
 from caddie.recipes.recipe import Recipe
+from caddie.recipes.shrink import mini
 from caddie.train.averaging import EMA
 from caddie.train.qat import StraightThrough
 

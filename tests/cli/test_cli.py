@@ -269,12 +269,12 @@ def test_recipes_are_listed_with_size_and_public_figures(caddie: Call) -> None:
 def test_diff_shows_what_a_recipe_changes(caddie: Call) -> None:
     lines = caddie("diff", "lower_lr").out.splitlines()
     assert [line.split() for line in lines] == [
-        ["setting", "baseline", "lower_lr"],
-        ["train.optimizers.matrix.lr", "0.04", "0.02"],
-        ["train.optimizers.embedding.lr", "0.05", "0.03"],
-        ["train.optimizers.scalar.lr", "0.04", "0.02"],
+        ["setting", "baseline", "->", "lower_lr"],
+        ["train.optimizers.matrix.lr", "0.04", "->", "0.02"],
+        ["train.optimizers.embedding.lr", "0.05", "->", "0.03"],
+        ["train.optimizers.scalar.lr", "0.04", "->", "0.02"],
         [],
-        ["baseline", "lower_lr", "difference"],
+        ["from", "to", "difference"],
         ["parameters", "17,059,912", "17,059,912", "none"],
         ["training", "MFLOP", "per", "token", "130.6", "130.6", "none"],
     ]
@@ -291,7 +291,12 @@ def test_diff_tells_size_and_work(caddie: Call) -> None:
     assert facts["diff"] == {}
     assert facts["training_flops_per_token"]["from"] == facts["training_flops_per_token"]["to"]
     assert facts["training_flops_per_token"]["to"]["end"] == pytest.approx(130.5e6, rel=0.001)
-    assert caddie("diff", "baseline").out.startswith("the same settings\n")
+    assert caddie("diff", "baseline").out.startswith("baseline -> baseline: the same settings\n")
+
+
+@pytest.mark.parametrize("arguments", [["recipes"], *(["diff", name] for name in ("tiny", "own_mlps", "ternary"))])
+def test_lists_fit_a_terminal(arguments: list[str], caddie: Call) -> None:
+    assert max(map(len, caddie(*arguments).out.splitlines())) <= 79
 
 
 def test_diff_takes_two_recipes_and_settings(caddie: Call) -> None:

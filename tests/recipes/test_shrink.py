@@ -11,7 +11,7 @@ import pytest
 from caddie.config.schedules import Ramp, Warmdown
 from caddie.errors import UserError
 from caddie.recipes.catalog import find, shipped
-from caddie.recipes.mini import mini
+from caddie.recipes.shrink import mini
 from caddie.train.averaging import ProgressEMA
 
 NAMES = [name for name in shipped() if name != "tiny"]
