@@ -1,4 +1,4 @@
-"""The public scripts' numbers: logits, gradients and four steps of training, for the seeds and the records.
+"""The public scripts' numbers: logits, gradients and four steps of training, for the public systems and the records.
 
 The models are the shipped recipes' own, made small; so what agrees here is what a recipe runs.
 """

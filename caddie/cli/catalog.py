@@ -95,7 +95,7 @@ def recipes(as_json: bool) -> int:
     rows = [
         (one.name, f"{one.parameters:,}", f"{one.published:.4f}" if one.published else "", one.why) for one in catalog
     ]
-    tell({"recipes": facts}, as_json, table(rows, ["recipe", "parameters", "bpb", "purpose"]))
+    tell({"recipes": facts}, as_json, table(rows, ["recipe", "parameters", "bpb", "purpose; its record"]))
     return 0
 
 

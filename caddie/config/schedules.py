@@ -104,7 +104,7 @@ class Warmdown(Schedule):
     techniques: ClassVar = {
         "": Technique(
             "The rate reaches its end when the budget does, however fast the machine.",
-            "openai/parameter-golf: the last 20 % (seed 001), 67 % (#1218), 72 % (#1493), 85 % (#1855)",
+            "openai/parameter-golf: the last 20 % (public system 001), 67 % (#1218), 72 % (#1493), 85 % (#1855)",
             "-0.0056 to -0.0078 for a warm-down by steps on one RTX 5090; a cosine instead +0.0039 (#1125)",
         ),
         "floor": Technique(

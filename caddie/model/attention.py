@@ -51,13 +51,14 @@ class GroupedQueryAttention(Attention):
         ),
         "query_gain": Technique(
             "With normed queries and keys the gain bounds how sharply a head may look.",
-            "arXiv 2010.04245; openai/parameter-golf: 1.5 at first, 1.7 seed 001, 4 or 5 from #1218 on, 5.25 L3",
+            "arXiv 2010.04245; openai/parameter-golf: 1.5 at first, 1.7 public system 001, 4 or 5 from #1218 on, "
+            "5.25 L3",
             "4 for 1.5: -0.0039 on one RTX 5090 (#1125)",
         ),
         "fused": Technique(
             "One product instead of three.",
-            "openai/parameter-golf, the ternary record; seed 000 tried it",
-            "3 to 17 % slower under torch.compile with 8 heads on 4 (seed 000)",
+            "openai/parameter-golf, the ternary record; public system 000 tried it",
+            "3 to 17 % slower under torch.compile with 8 heads on 4 (public system 000)",
         ),
         "window": Technique(
             "Near context is enough for early layers, and costs less.",
@@ -71,8 +72,9 @@ class GroupedQueryAttention(Attention):
         ),
         "xsa": Technique(
             "A head brings what other positions say, since the stream holds the position's own value anyway.",
-            "openai/parameter-golf #265; in all layers #1019 and after; seeds 000 (11), 001 (last 2), 002 (last 4)",
-            "all layers for four: -0.0016 (#609), -0.002 (#478), -0.0018 (#1125), +0.014 at 100 s (seed 000)",
+            "openai/parameter-golf #265; in all layers #1019 and after; public systems 000 (11), 001 (last 2), "
+            "002 (last 4)",
+            "all layers for four: -0.0016 (#609), -0.002 (#478), -0.0018 (#1125), +0.014 at 100 s (public system 000)",
         ),
     }
 

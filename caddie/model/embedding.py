@@ -44,13 +44,14 @@ class TokenEmbedding(Embedding):
         ),
         "bigrams": Technique(
             "Pairs of tokens are known before the first layer.",
-            "arXiv 1709.03933; openai/parameter-golf, smeargate to #1204, seeds 000 and 002",
+            "arXiv 1709.03933; openai/parameter-golf, smeargate to #1204, public systems 000 and 002",
             "1.1446 to 1.1426 with 10,240 rows (INT5), -0.0009 from 2,048 to 3,072 rows (#549); no gain at 8,192 ids",
         ),
         "trigrams": Technique("The same for three tokens.", "openai/parameter-golf #609", "+0.002 to +0.0049 (#609)"),
         "smear": Technique(
             "Each token carries a share of the one before.",
-            "modded-nanogpt; openai/parameter-golf, 2026-03-19_smeargate, seeds 000 and 002, the record at 1.0611",
+            "modded-nanogpt; openai/parameter-golf, 2026-03-19_smeargate, public systems 000 and 002, the record "
+            "at 1.0611",
             "in bundles only",
         ),
     }

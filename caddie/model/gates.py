@@ -30,8 +30,10 @@ class DenseGate(HeadGate):
     techniques: ClassVar = {
         "": Technique(
             "A head with nothing to say can be silent without attending to a sink.",
-            "arXiv 2505.06708; seed 000 (bias 4, weights 0); openai/parameter-golf, CaseOps_GatedAttn (no bias)",
-            "+0.0026 and 4 % slower (seed 000, #670); part of a bundle of -0.0064 (#1736); +0.0011 with XSA (#609)",
+            "arXiv 2505.06708; public system 000 (bias 4, weights 0); openai/parameter-golf, CaseOps_GatedAttn "
+            "(no bias)",
+            "+0.0026 and 4 % slower (public system 000, #670); part of a bundle of -0.0064 (#1736); +0.0011 with "
+            "XSA (#609)",
         )
     }
 

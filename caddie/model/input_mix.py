@@ -27,7 +27,7 @@ class StreamMix(ResidualMix):
     techniques: ClassVar = {
         "": Technique(
             "Every layer can reach the token itself, however deep it stands.",
-            "modded-nanogpt; openai/parameter-golf, the baseline and all after it (`resid_mix`; seed 002's"
+            "modded-nanogpt; openai/parameter-golf, the baseline and all after it (`resid_mix`; public system 002's"
             ' "layerwise residual mixing")',
         )
     }

@@ -36,7 +36,7 @@ class ReluSquared(MLP):
     techniques: ClassVar = {
         "": Technique(
             "The cheapest activation that trains well.",
-            "arXiv 2109.08668; openai/parameter-golf, the baseline, seeds 001 to 004",
+            "arXiv 2109.08668; openai/parameter-golf, the baseline, public systems 001 to 004",
             "-0.024 against relu (the ternary record)",
         )
     }
@@ -53,7 +53,8 @@ class LeakyReluSquared(MLP):
     techniques: ClassVar = {
         "": Technique(
             "Negative inputs keep a gradient.",
-            "openai/parameter-golf, 2026-03-23_LeakyReLU_LegalTTT_ParallelMuon and all records after it; seed 000",
+            "openai/parameter-golf, 2026-03-23_LeakyReLU_LegalTTT_ParallelMuon and all records after it; public "
+            "system 000",
             "-0.0021 (#549); slope 0.75 +0.0025 (#1125), 0.3 equal",
         )
     }
@@ -73,8 +74,9 @@ class SwiGLU(MLP):
     techniques: ClassVar = {
         "": Technique(
             "Gated channels learn more per step, at three products for two.",
-            "arXiv 2002.05202; seed 003 tried it",
-            "-0.0041 at equal steps (#1125's study); a net loss at equal time, 45 % slower on 8 GPUs (seed 003)",
+            "arXiv 2002.05202; public system 003 tried it",
+            "-0.0041 at equal steps (#1125's study); a net loss at equal time, 45 % slower on 8 GPUs (public "
+            "system 003)",
         )
     }
 

@@ -30,7 +30,7 @@ class HashedNGrams(Config):
     techniques: ClassVar = {
         "": Technique(
             "Frequent runs of tokens are known without any layer's work.",
-            "arXiv 1709.03933; openai/parameter-golf smeargate to #1204, seeds 000 and 002",
+            "arXiv 1709.03933; openai/parameter-golf smeargate to #1204, public systems 000 and 002",
             "in bundles only; +0.020 in the ternary record's model",
         ),
         "buckets": Technique(

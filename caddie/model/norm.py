@@ -49,7 +49,7 @@ class DepthScaledNorm(Norm):
     techniques: ClassVar = {
         "": Technique(
             "Deep layers write less at the start, as in The Curse of Depth.",
-            "arXiv 2502.05795; openai/parameter-golf #315, seeds 000 and 002, every record after it",
+            "arXiv 2502.05795; openai/parameter-golf #315, public systems 000 and 002, every record after it",
             "-0.0023 together with partial rotary positions (#315)",
         )
     }

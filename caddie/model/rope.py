@@ -50,7 +50,7 @@ class PlainRoPE(RoPE):
     techniques: ClassVar = {
         "dims": Technique(
             "Channels that do not turn can match content at any distance.",
-            "openai/parameter-golf #315 (16 of 64), seed 001 (32), seed 002 (16)",
+            "openai/parameter-golf #315 (16 of 64), public system 001 (32), public system 002 (16)",
             "-0.0023 together with depth-scaled norms (#315)",
         ),
         "base": Technique("The reach of the slowest channels.", "arXiv 2104.09864", "base 1,000: +0.0148 (#1125)"),
@@ -72,7 +72,8 @@ class NTKRoPE(RoPE):
     techniques: ClassVar = {
         "": Technique(
             "Longer rows than those of training, without channels that turn further than ever before.",
-            "bloc97, 2023 (NTK-aware scaling); openai/parameter-golf, seed 002 and ARG, where it acts in training too",
+            "bloc97, 2023 (NTK-aware scaling); openai/parameter-golf, public system 002 and ARG, where it acts "
+            "in training too",
             "1,408 for 1,024: -0.007 claimed (WarmdownQuantization); beyond about 1.4 times it fails",
         )
     }

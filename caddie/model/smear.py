@@ -39,7 +39,7 @@ class ChannelSmear(Smear):
     techniques: ClassVar = {
         "": Technique(
             "Each token carries a share of the one before, by channel, before the first layer.",
-            "openai/parameter-golf, 2026-03-19_smeargate_orthoinit_muonwd to #1204, seeds 000 and 002",
+            "openai/parameter-golf, 2026-03-19_smeargate_orthoinit_muonwd to #1204, public systems 000 and 002",
             "in bundles only; none from 4,096 ids on",
         ),
     }

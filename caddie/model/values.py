@@ -32,7 +32,7 @@ class MixedValueResidual(ValueResidual):
     techniques: ClassVar = {
         "": Technique(
             "The identity of tokens reaches deep layers.",
-            "arXiv 2410.17897; seed 000 (#670)",
+            "arXiv 2410.17897; public system 000 (#670)",
             "+0.0008 (#670), +0.0012 (#609), +0.14 with looped layers (#363): off by default",
         )
     }
@@ -88,7 +88,8 @@ class ValueEmbedding(Config):
     techniques: ClassVar = {
         "": Technique(
             "Late layers can fetch what a token is instead of carrying it through the stream.",
-            "modded-nanogpt; openai/parameter-golf #374 to #1334, seeds 000 and 002 (128 channels, layers 9 and 10)",
+            "modded-nanogpt; openai/parameter-golf #374 to #1334, public systems 000 and 002 (128 channels, "
+            "layers 9 and 10)",
             "in bundles only; dropped where the vocabulary grew to 8,192 (#1394)",
         )
     }

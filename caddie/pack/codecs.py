@@ -63,8 +63,8 @@ class Zlib(Codec):
     techniques: ClassVar = {
         "": Technique(
             "Part of every Python; for int8 weights it was better than lzma.",
-            "openai/parameter-golf, the baseline; seed 003",
-            "lzma for zlib: a larger file (seed 003)",
+            "openai/parameter-golf, the baseline; public system 003",
+            "lzma for zlib: a larger file (public system 003)",
         ),
     }
 
@@ -124,7 +124,7 @@ class Zstd(Codec):
     techniques: ClassVar = {
         "": Technique(
             "Smaller than zlib for weights of 6 bits that lie in bytes.",
-            "openai/parameter-golf, the five-bit record and seed 002",
+            "openai/parameter-golf, the five-bit record and public system 002",
         ),
     }
 

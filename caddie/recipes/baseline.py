@@ -1,4 +1,4 @@
-"""The contest's baseline, the seeds that only set it anew, and the recipe of the demonstration."""
+"""The baseline, the two public systems that only change its settings, and the recipe of the demonstration."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ fp16_embedding = baseline.but(
         "pack.quantizers.embedding": Float16(),
     },
     base="baseline",
-    why="The tied embedding in fp16 for 32 hidden channels, a longer warm-down and a higher rate.",
+    why="Tied embedding in fp16 for 32 hidden channels, longer warmdown, higher rate.",
     public=figures(
         RECORDS + "2026-03-18_FP16Embed_WD3600", (1337, 1.21972502, 15_896_222), (42, 1.22006458, 15_897_173)
     ),
@@ -70,7 +70,7 @@ lower_lr = baseline.but(
         "train.optimizers.embedding.lr": 0.03,
     },
     base="baseline",
-    why="The baseline with about half the learning rates, the best of a sweep over six.",
+    why="About half the learning rates, the best of a sweep over six.",
     public=figures(RECORDS + "2026-03-18_LowerLR", (1337, 1.22296644, 15_854_246), machine="8xH200"),
 )
 
@@ -102,6 +102,6 @@ tiny = baseline.but(
         "score.precision": "float32",
     },
     base="baseline",
-    why="The baseline at a size that two cores train in a minute; rows for pairs of tokens stand in for depth.",
+    why="The baseline at a size that two cores train in a minute; BigramHash rows stand in for depth.",
     public=(),
 )

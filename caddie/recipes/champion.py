@@ -20,6 +20,6 @@ champion = vocabulary_4096.but(
         "pack": Pack(),
     },
     base="vocabulary_4096",
-    why="What learned most in half a minute on a CPU: few layers, many hashed pairs; not measured at full size.",
+    why="caddie's own choice at mini scale: few layers, many hashed pairs; not measured at full size.",
     public=(),
 )

@@ -39,7 +39,7 @@ document_lora = baseline.but(
         )
     },
     base="baseline",
-    why="The baseline scored with adapters of each document's own; the record LoRA_TTT.",
+    why="The baseline scored by LoRA-TTT, adapters of each document's own; LoRA_TTT.",
     public=figures(
         RECORDS + "2026-03-17_LoRA_TTT",
         ("run v0", 1.1935, 15_872_848),
@@ -60,7 +60,7 @@ rows_2048 = baseline.but(
         "score.stride": 2048,
     },
     base="baseline",
-    why="Rows of 2,048 tokens and lower rates; the record LongContextSeq2048.",
+    why="Sequences of 2,048 tokens and lower rates; LongContextSeq2048.",
     public=figures(
         RECORDS + "2026-03-18_LongContextSeq2048",
         (1337, 1.20576, 15_867_270),
@@ -82,7 +82,7 @@ rows_4096 = rows_2048.but(
         "score.stride": 4096,
     },
     base="rows_2048",
-    why="Rows of 4,096 tokens, smaller batches, longer momentum; the record TrainingOptSeq4096.",
+    why="Sequences of 4,096 tokens, smaller batches, longer momentum; TrainingOptSeq4096.",
     public=figures(
         RECORDS + "2026-03-19_TrainingOptSeq4096",
         (1337, 1.20143, 15_868_326),
@@ -94,7 +94,7 @@ rows_4096 = rows_2048.but(
 ten_layers = lower_lr.but(
     {"model.depth": 10, "pack.quantizers.blocks.[3-6].*.weight": Rows(bits=6, scale=Percentile(floor="absolute"))},
     base="lower_lr",
-    why="A tenth layer, paid for by six bits in the layers 3 to 6; the record 10L_MixedPrecision.",
+    why="A tenth layer, paid for by int6 in layers 3 to 6; 10L_MixedPrecision.",
     public=figures(
         RECORDS + "2026-03-19_10L_MixedPrecision",
         (1337, 1.21474500, 15_928_974),
@@ -105,7 +105,7 @@ ten_layers = lower_lr.but(
 sliding_window = baseline.but(
     {"score.stride": 64},
     base="baseline",
-    why="The baseline scored with at least 960 tokens of context; the record SlidingWindowEval.",
+    why="The baseline with sliding window evaluation, stride 64; SlidingWindowEval.",
     public=figures(RECORDS + "2026-03-19_SlidingWindowEval", (1337, 1.19250007, 15_874_829)),
 )
 
@@ -122,7 +122,7 @@ overtone_start = sliding_window.but(
         "pack.quantizers.embedding": Float16(),
     },
     base="sliding_window",
-    why="Weight decay, and starts with a falling spectrum and by depth; the record OvertoneInit.",
+    why="Weight decay, overtone embedding, residual mix by depth; OvertoneInit.",
     public=figures(
         RECORDS + "2026-03-19_SlidingWindow_FP16Emb_10L_MuonWD_OvertoneInit",
         (1337, 1.17558517, 15_374_243),
@@ -144,7 +144,7 @@ six_bits = sliding_window.but(
         "pack.quantizers.matrix": Rows(bits=6, scale=Percentile(floor="absolute")),
     },
     base="sliding_window",
-    why="Six bits, trained for from the start, pay for wider MLPs; the record MixedQuant_Int6Int8.",
+    why="QAT to int6 from the start pays for wider MLPs; MixedQuant_Int6Int8.",
     public=figures(
         RECORDS + "2026-03-19_MixedQuant_Int6Int8_SlidingWindow",
         (1337, 1.16301431, 15_353_490),
@@ -165,7 +165,7 @@ six_bits_ten_layers = six_bits.but(
         "score.sequence_length": 2048,
     },
     base="six_bits",
-    why="A tenth layer, longer rows and an fp16 embedding; the record Seq2048_FP16Emb_TunedLR.",
+    why="A tenth layer, longer sequences, fp16 embedding; Seq2048_FP16Emb_TunedLR.",
     public=figures(
         RECORDS + "2026-03-19_Seq2048_FP16Emb_TunedLR",
         (1337, 1.16101576, 15_558_319),
@@ -185,7 +185,7 @@ smear_and_bigrams = six_bits.but(
         "pack.coding": Packed(codec=Zstd()),
     },
     base="six_bits",
-    why="The token before as a share and as a hashed pair, orthogonal starts; the record smeargate.",
+    why="SmearGate, BigramHash and orthogonal initialization; smeargate.",
     public=figures(
         RECORDS + "2026-03-19_smeargate_orthoinit_muonwd",
         (1337, 1.15555486, 15_878_809),
@@ -206,7 +206,7 @@ six_bits_eleven_layers = six_bits.but(
         "pack.coding": Packed(codec=Zstd()),
     },
     base="six_bits",
-    why="Eleven layers, which weight decay makes small enough; the record MLP3x_QAT_Int6.",
+    why="Eleven layers, which weight decay makes small enough; MLP3x_QAT_Int6.",
     public=figures(
         RECORDS + "2026-03-19_MLP3x_QAT_Int6_SlidingWindow",
         (1337, 1.15055135, 15_360_260),
@@ -230,7 +230,7 @@ snapshot_average = smear_and_bigrams.but(
         "score.sequence_length": 2048,
     },
     base="smear_and_bigrams",
-    why="The mean of 30 snapshots, longer rows, larger batches; the record SmearGate_BigramHash.",
+    why="SWA of 30 snapshots, longer sequences, larger batches; SmearGate_BigramHash.",
     public=figures(
         RECORDS + "2026-03-20_Int6_MLP3x_SmearGate_BigramHash_MuonWD_SWA",
         (1337, 1.14597, 15_862_650),
@@ -250,7 +250,7 @@ five_bits = snapshot_average.but(
         "pack.quantizers.blocks.*.mlp.*": Rows(bits=5, scale=Percentile(floor="absolute")),
     },
     base="snapshot_average",
-    why="Five bits in MLPs pay for a tenth layer and more pairs; the record Int5MLP.",
+    why="Int5 MLPs pay for a tenth layer and more hashed pairs; Int5MLP.",
     public=figures(
         RECORDS + "2026-03-20_10L_Int5MLP_MuonWD04_SWA50",
         (42, 1.14271, 15_965_978),
@@ -278,7 +278,7 @@ exclusive_three = snapshot_average.but(
         "pack.quantizers.matrix": Rows(bits=6, scale=Percentile(floor="absolute")),
     },
     base="snapshot_average",
-    why="Eleven layers, the last three exclusive; the record EfficientPartialXSA.",
+    why="Eleven layers, XSA in the last three; EfficientPartialXSA.",
     public=figures(
         RECORDS + "2026-03-20_11L_EfficientPartialXSA_FA3_SWA120",
         (1337, 1.13071416, 15_892_986),
@@ -292,7 +292,7 @@ exclusive_four = exclusive_three.but(
         "train.averaging": EMA(decay=0.997),
     },
     base="exclusive_three",
-    why="Four exclusive layers and an exponential average; the record XSA4_EMA.",
+    why="XSA in the last four layers, and EMA; XSA4_EMA.",
     public=figures(
         RECORDS + "2026-03-20_11L_XSA4_EMA_Int6_MLP3x_WD04_1.1271",
         (1337, 1.12707, 15_534_645),
@@ -308,7 +308,7 @@ partial_rotary = exclusive_four.but(
         "model.block.mlp_norm": DepthScaledNorm(),
     },
     base="exclusive_four",
-    why="A quarter of the channels rotary, and norms smaller with depth; the record PartialRoPE.",
+    why="Partial RoPE on a quarter of the channels, depth-scaled norms; PartialRoPE.",
     public=figures(
         RECORDS + "2026-03-21_11L_XSA4_EMA_PartialRoPE_LateQAT_1.1248",
         (2025, 1.12484502, 15_612_308),
@@ -326,7 +326,7 @@ value_embeddings = partial_rotary.but(
         "pack.quantizers.scalar": Float16(),
     },
     base="partial_rotary",
-    why="Token embeddings in the last layers' values, a longer warm-down; the record GPTQ-lite.",
+    why="Value embeddings in the last layers, longer warmdown; GPTQ-lite.",
     public=figures(
         RECORDS + "2026-03-22_11L_EMA_GPTQ-lite_warmdown3500_QAT015_1.1233",
         (1337, 1.12278, 15_555_017),

@@ -52,7 +52,7 @@ ternary = baseline.but(
         "score.stride": 16,
     },
     base="baseline",
-    why="67 million parameters, nearly all of them -1, 0 or 1, in ten wide layers; the ternary record.",
+    why="Ternary: 67 million parameters, nearly all -1, 0 or 1, in ten wide layers.",
     public=figures(
         RECORDS + "2026-03-24_74M_Ternary_UNet_FP8_10L_8192BPE_YaRN_NeoMuon",
         (42, 1.1565, 15_993_853),
@@ -84,7 +84,7 @@ universal_transformer = value_embeddings.but(
         "model.value_embedding.initial": Orthogonal(gain=6**-0.5),
     },
     base="value_embeddings",
-    why="Three layers that run four times each, a third of the bytes.",
+    why="Depth recurrence of the whole model: three layers, four times; a third of the bytes.",
     public=figures(
         "openai/parameter-golf #1110",
         (42, 1.22490891, 4_946_680),
@@ -106,7 +106,7 @@ random_mlps = lower_lr.but(
         "score.stride": 512,
     },
     base="lower_lr",
-    why="Twelve layers, their MLPs random but for a part of rank 160; Random_Linear_Adapter.",
+    why="Twelve layers whose MLPs are random but for a part of rank 160; Random_Linear_Adapter.",
     public=figures(
         "openai/parameter-golf #2058",
         (1337, 1.19710, 15_418_110),
@@ -123,7 +123,7 @@ random_maps = value_embeddings.but(
         "model.block.mlp.linear": RandomMap(rank=32, initial=Orthogonal()),
     },
     base="value_embeddings",
-    why="All maps are random and orthogonal but for a part of rank 32: the whole in five megabytes.",
+    why="All maps random and orthogonal but for a part of rank 32: five megabytes in all.",
     public=figures(
         "openai/parameter-golf #1113",
         (42, 1.37047831, 5_191_021),

@@ -30,7 +30,7 @@ document_attention = three_layer_recurrence.but(
         "score.ttt": DocumentLoRA(rank=96, alpha=96.0, beta2=0.999, chunk_tokens=32, warm_start=False),
     },
     base="three_layer_recurrence",
-    why="Attention within documents, two lanes, adapters of each document; the record VarLenAttn.",
+    why="Document mask, two streams, LoRA-TTT; VarLenAttn.",
     public=figures(
         RECORDS + "2026-04-10_VarLenAttn",
         (0, 1.07258, 15_996_664),
@@ -42,7 +42,7 @@ document_attention = three_layer_recurrence.but(
 one_phase = document_attention.but(
     {"score.ttt.phases": GlobalSGD(documents=2000, phases=1, sgd=SGD(lr=0.005))},
     base="document_attention",
-    why="All weights trained once on the documents scored so far; the record PhasingTTT2000.",
+    why="All weights trained once on the documents scored so far; PhasingTTT2000.",
     public=figures(
         RECORDS + "2026-04-13_VarLenAttn_PhasingTTT2000",
         (0, 1.07217, 15_996_697),
@@ -63,7 +63,7 @@ three_phases = one_phase.but(
         "score.ttt.phases": GlobalSGD(documents=2000),
     },
     base="one_phase",
-    why="Three such phases at a lower rate, a longer warm-down; the record MultiPhaseGlobalSGD.",
+    why="Three phases of such TTT at a lower rate, longer warmdown; MultiPhaseGlobalSGD.",
     public=figures(
         RECORDS + "2026-04-14_MultiPhaseGlobalSGD_PhasedTTT",
         (0, 1.07134, 15_939_841),
@@ -85,7 +85,7 @@ narrow_gates = three_phases.but(
         "score.ttt.phases": None,
     },
     base="three_phases",
-    why="Twelve channels gate each head, and no phases; the record SmearGate_AttentionOutputGate.",
+    why="Attention gates from twelve channels, no phases; SmearGate_AttentionOutputGate.",
     public=figures(
         RECORDS + "2026-04-16_SmearGate_AttentionOutputGate_ScoreFirstTTT",
         (42, 1.07221, 15_936_229),
@@ -101,7 +101,7 @@ lossless_caps = three_phases.but(
         "train.optimizers.matrix.weight_decay": Ramp(start=0.095, end=0.0475, begin=0.7),
     },
     base="three_phases",
-    why="Capitals as marks, and less weight decay at the end; the record CaseOps_Taper.",
+    why="CaseOps, and less weight decay at the end; CaseOps_Taper.",
     public=figures(
         RECORDS + "2026-04-18_PR1626_CaseOps_Taper",
         (0, 1.06806, 15_932_307),
@@ -118,7 +118,7 @@ dense_gates = lossless_caps.but(
         "pack.quantizers.gate": _GATE_QUANTIZER,
     },
     base="lossless_caps",
-    why="All channels gate each head, weight decay constant again; the record CaseOps_GatedAttn.",
+    why="Attention gates from all channels, constant weight decay; CaseOps_GatedAttn.",
     public=(
         *figures(
             RECORDS + "2026-04-19_SP8192_CaseOps_GatedAttn_QuantGate_Loop45_PhasedTTT",
@@ -149,7 +149,7 @@ sparse_gates = dense_gates.but(
         "score.ttt.warm_start": True,
     },
     base="dense_gates",
-    why="Narrow gates, Polar Express, rates not below a tenth, warm adapters; the record SparseGate.",
+    why="Narrow attention gates, Polar Express, a least rate, warm LoRA-TTT; SparseGate.",
     public=figures(
         RECORDS + "2026-04-23_SP8192_CaseOps_SparseGate_QuantGate_Loop45_PhasedTTT_PolarNS_MinLR_FusedCE",
         (0, 1.06308, 15_939_508),
@@ -166,7 +166,7 @@ document_smear = sparse_gates.but(
         "pack.quantizers.gate": Float16(),
     },
     base="sparse_gates",
-    why="The token before in every token, but never across documents; the record SmearGateBOSFix.",
+    why="SmearGate that does not cross documents, LQER; SmearGateBOSFix.",
     public=(
         *figures(
             RECORDS + "2026-04-27_SmearGateBOSFix_PR1787Base_LQERAsym_PhasedTTT",
@@ -201,7 +201,7 @@ best_record = document_smear.but(
         "score.ttt.phases.documents": 2500,
     },
     base="document_smear",
-    why="The best record, 1.0611: gentler gates, longer memories, a longer warm-down.",
+    why="The best record, 1.0611: gentler gates, slower Adam, longer warmdown.",
     public=figures(
         RECORDS + "2026-04-27_SP8192_LQER_SparseGate_BOSSmearFix_9HpStack_1.0611",
         (42, 1.05989454, 15_897_259),

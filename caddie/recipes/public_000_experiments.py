@@ -1,4 +1,4 @@
-"""Seed 000's experiments: what did not help the base of #670, each as a diff on `parallel_muon`.
+"""Public system 000's experiments: what did not help the base of #670, each as a diff on `parallel_muon`.
 
 The figures are those of openai/parameter-golf #670, from eight H100 and 600 seconds. It states differences from two
 bases, 1.1171 and, for quantization, 1.1153; here they stand as stated.
@@ -60,7 +60,7 @@ public_000_experiments = (
         label="fp8_training",
         outcome="90 ms for 89 ms a step",
         diff={"train.float8": ("head", "mlp")},
-        note="products of this size wait for memory; the seed does not say which layers",
+        note="products of this size wait for memory; the system does not say which layers",
     ),
     Experiment(
         label="fused_query_key_value",

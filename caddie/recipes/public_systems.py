@@ -1,4 +1,4 @@
-"""The seeds: five public systems, each a diff on the contest's history (two of them stand in `baseline`)."""
+"""Public systems 000 to 002, each a diff on the contest's history; 003 and 004 stand in `baseline`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ single_gpu = baseline.but(
         "score.stride": 128,
     },
     base="baseline",
-    why="Eight layers for one GPU, half the channels rotary, two exclusive layers (seed 001).",
+    why="Eight layers for one GPU, partial RoPE, XSA in two layers; public system 001.",
     public=figures(
         "openai/parameter-golf #1559",
         (1337, 1.24979460, 15_201_324),
@@ -52,7 +52,7 @@ single_gpu = baseline.but(
 gold6 = value_embeddings.but(
     {"train.batch_tokens": 262_144, "score.stride": 2048},
     base="value_embeddings",
-    why="Eleven layers and small batches, for machines that make few steps (seed 002).",
+    why="Eleven layers and small batches, for machines that make few steps; public system 002.",
     public=figures(
         "openai/parameter-golf #649",
         (42, 1.21083708, None),
@@ -75,7 +75,7 @@ parallel_muon = value_embeddings.but(
         "score.ttt": ChunkSGD(sgd=SGD(lr=0.002)),
     },
     base="value_embeddings",
-    why="Leaky relu-squared, Parallel Muon, training on each scored chunk; seed 000 builds on it.",
+    why="LeakyReLU², Parallel Muon, score-first TTT; public system 000 builds on it.",
     public=(
         *figures(
             "openai/parameter-golf #593",

@@ -31,7 +31,7 @@ exclusive_everywhere = parallel_muon.but(
         "score.ttt": None,
     },
     base="parallel_muon",
-    why="All layers exclusive and more bigrams; the record ValCalib_GPTQ_XSA_BigramHash3072.",
+    why="XSA in all layers, larger BigramHash; ValCalib_GPTQ_XSA_BigramHash3072.",
     public=figures(
         RECORDS + "2026-03-25_ValCalib_GPTQ_XSA_BigramHash3072",
         (314, 1.11508120, 15_863_278),
@@ -49,7 +49,7 @@ coprime_loader = exclusive_everywhere.but(
         "pack.calibration": TrainingText(),
     },
     base="exclusive_everywhere",
-    why="All shards mixed, each walked by its own stride; the record Loader_FullGPTQ_XSA11.",
+    why="All shards mixed, each walked by a coprime stride; Loader_FullGPTQ_XSA11.",
     public=figures(
         RECORDS + "2026-03-29_Loader_FullGPTQ_XSA11_BigramHash2816",
         (1337, 1.11184, 15_973_962),
@@ -67,7 +67,7 @@ plain_six_bits = coprime_loader.but(
         "score.stride": 2048,
     },
     base="coprime_loader",
-    why="The coprime loader with plain six bits; Rascal, whose claimed score is not its artifact's.",
+    why="Int6 without GPTQ; Rascal, whose claimed score is not its artifact's.",
     public=figures(
         "openai/parameter-golf #1120",
         (42, 1.14384, 15_540_001),
@@ -92,7 +92,7 @@ own_mlps = coprime_loader.but(
         "pack.coding": Packed(shuffle=True),
     },
     base="coprime_loader",
-    why="Layers 4 and 5 twice with own MLPs, two lanes; the record MiniDepthRecurrence.",
+    why="Depth recurrence of layers 4 and 5 with own MLPs, two lanes; MiniDepthRecurrence.",
     public=figures(
         RECORDS + "2026-03-31_ParallelResiduals_MiniDepthRecurrence",
         (1337, 1.10658, 15_942_395),
@@ -134,7 +134,7 @@ vocabulary_4096 = coprime_loader.but(
         "pack.coding": Packed(shuffle=True),
     },
     base="coprime_loader",
-    why="Four times the vocabulary, wider MLPs, more weight decay; the record Vocab4096.",
+    why="Four times the vocabulary, wider MLPs, more weight decay; Vocab4096.",
     public=figures(
         RECORDS + "2026-04-01_Vocab4096_MLPMult4_WD085",
         (42, 1.09744, 15_915_268),
@@ -151,7 +151,7 @@ equal_rows = vocabulary_4096.but(
         "train.optimizers.embedding.weight_decay": 0.09,
     },
     base="vocabulary_4096",
-    why="Rows of equal length in Muon, layers 4 and 5 twice; the record MuonEqR_DepthRecurrence.",
+    why="MuonEq-R, depth recurrence of layers 4 and 5; MuonEqR_DepthRecurrence.",
     public=figures(
         RECORDS + "2026-04-03_MuonEqR_DepthRecurrence_WD090_AllInt6",
         (42, 1.09057, 15_967_483),
@@ -164,7 +164,7 @@ equal_rows = vocabulary_4096.but(
 separate_lanes_4096 = equal_rows.but(
     {"model.block.attention.query_gain": 5.0, "model.parallel_streams": SeparateStreams(first=7)},
     base="equal_rows",
-    why="Attention and MLP in lanes of their own; SP4096_DepthRecurrence_ParallelResid.",
+    why="Attention and MLP in streams of their own; SP4096_DepthRecurrence.",
     public=figures(
         RECORDS + "2026-04-04_SP4096_DepthRecurrence_ParallelResid_MuonEqR",
         (42, 1.08939, 15_999_533),
@@ -191,7 +191,7 @@ vocabulary_8192 = vocabulary_4096.but(
         },
     },
     base="vocabulary_4096",
-    why="A vocabulary of 8,192 for value embeddings, layers 4 and 5 three times; the record Loop45x2.",
+    why="Vocabulary of 8,192, no value embeddings, layers 4 and 5 three times; Loop45x2.",
     public=figures(
         RECORDS + "2026-04-05_SP8192_GPTQ-Embeddings_SDClip_Loop45x2",
         (1, 1.08554, 15_987_547),
@@ -210,7 +210,7 @@ progressive_recurrence = vocabulary_8192.but(
         "pack.quantizers.matrix.of.scale.importance": 0.175,
     },
     base="vocabulary_8192",
-    why="Layers 4 and 5 twice, then three times; HessianSDClip_ProgressiveRecurrence.",
+    why="Layers 4 and 5 twice, later three times; HessianSDClip.",
     public=figures(
         RECORDS + "2026-04-06_SP8192_HessianSDClip_ProgressiveRecurrence",
         (1337, 1.08301, 15_976_275),
@@ -223,7 +223,7 @@ progressive_recurrence = vocabulary_8192.but(
 sharp_attention = vocabulary_8192.but(
     {"model.block.attention.query_gain": 5.0, "score.ttt": ChunkSGD()},
     base="vocabulary_8192",
-    why="Queries five times as long, training on each chunk that was scored; the record QK5_LegalTTT.",
+    why="Query gain of 5, score-first TTT; QK5_LegalTTT.",
     public=figures(
         RECORDS + "2026-04-06_SP8192_QK5_LegalTTT_1.0828",
         (0, 1.08210, 15_991_018),
@@ -235,7 +235,7 @@ sharp_attention = vocabulary_8192.but(
 separate_lanes = sharp_attention.but(
     {"model.block.attention.query_gain": 4.0, "model.parallel_streams": SeparateStreams(first=7)},
     base="sharp_attention",
-    why="Attention and MLP in lanes of their own; the record ParallelResid_ScoreFirstTTT.",
+    why="Attention and MLP in streams of their own, with TTT; ParallelResid_ScoreFirstTTT.",
     public=figures(
         RECORDS + "2026-04-08_SP8192_ParallelResid_ScoreFirstTTT",
         (42, 1.08261, 15_991_486),
@@ -252,7 +252,7 @@ momentum_97 = sharp_attention.but(
         "train.optimizers.matrix.momentum.end": 0.97,
     },
     base="sharp_attention",
-    why="A shorter memory of Muon and layers 3 to 5 three times; the record A2_Muon097.",
+    why="Muon momentum of 0.97, layers 3 to 5 three times; A2_Muon097.",
     public=figures(
         RECORDS + "2026-04-09_A2_Muon097_3Seed",
         (0, 1.07928, 15_993_346),
@@ -273,7 +273,7 @@ three_layer_recurrence = sharp_attention.but(
         "train.optimizers.matrix.weight_decay": 0.095,
     },
     base="sharp_attention",
-    why="Layers 3 to 5 three times from 35 % of the time on, parallel residuals; the record at 1.0810.",
+    why="Layers 3 to 5 three times from 35 % of the time on, parallel residuals; 3LayerRecur.",
     public=figures(
         RECORDS + "2026-04-09_SP8192_3LayerRecur_ParResid_QK525_LegalTTT",
         (42, 1.08079352, 15_991_930),
@@ -296,7 +296,7 @@ routed_lanes = three_layer_recurrence.but(
         "score.ttt": ChunkSGD(sgd=SGD(lr=0.01)),
     },
     base="three_layer_recurrence",
-    why="Two lanes from layer 8, each written to by attention and MLP; ImprovedParallelResiduals.",
+    why="Two streams from layer 8, both written by attention and MLP; ImprovedParallelResiduals.",
     public=figures(
         "openai/parameter-golf #1529",
         (1337, 1.07506, 15_983_095),

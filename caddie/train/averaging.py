@@ -71,7 +71,7 @@ class EMA(Averaging):
     techniques: ClassVar = {
         "": Technique(
             "The mean of the last steps is better than any of them.",
-            "Polyak and Juditsky 1992; openai/parameter-golf #287 on (0.997), L3 on (0.9965), seed 002",
+            "Polyak and Juditsky 1992; openai/parameter-golf #287 on (0.997), L3 on (0.9965), public system 002",
             "-0.003 for SWA (#375); too long a memory hurts: +0.007 at 1,830 steps (a fork of #670), +0.077 "
             "at 850 (#1125)",
         ),

@@ -55,12 +55,12 @@ class Train(Config):
     techniques: ClassVar = {
         "batch_tokens": Technique(
             "Large batches for long runs, more steps for short ones.",
-            "openai/parameter-golf: 524,288, and 786,432 from #162 on; 262,144 in seed 002",
+            "openai/parameter-golf: 524,288, and 786,432 from #162 on; 262,144 in public system 002",
             "786,432 for 524,288 -0.004, 1 M +0.003 (#375, #670); half as many -0.016 on one RTX 5090",
         ),
         "sequence_length": Technique(
             "Longer rows, longer memory.",
-            "openai/parameter-golf, LongContextSeq2048, TrainingOptSeq4096; seeds 001 and 002",
+            "openai/parameter-golf, LongContextSeq2048, TrainingOptSeq4096; public systems 001 and 002",
             "2,048 for 1,024 -0.022, 4,096 -0.0044 more (8 GPUs); 4,096 +0.025 on one RTX 5090 (#1125)",
         ),
         "clip_norm": Technique(

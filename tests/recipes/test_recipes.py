@@ -1,4 +1,4 @@
-"""The shipped recipes: parameters and public counts, the chain of diffs, figures, and seed 000's experiments."""
+"""The shipped recipes: parameter counts, the chain of diffs, public figures, experiments of public system 000."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_records_that_trained_with_six_bits_do_so_throughout(name: str) -> None:
     assert value_at(view.strength, TrainProgress(0, 0.0, Budget(seconds=600))) == 1.0
 
 
-def test_seed_001_sees_eight_bits_in_the_last_part_of_the_run() -> None:
+def test_public_system_001_sees_eight_bits_in_the_last_part_of_the_run() -> None:
     view = RECIPES["single_gpu"].train.qat["matrix"]
     budget = Budget(seconds=600)
     assert [value_at(view.strength, TrainProgress(1, seconds, budget)) for seconds in (509.9, 510.2)] == [0.0, 1.0]
@@ -210,7 +210,7 @@ def test_an_experiment_changes_something_or_says_why_not(experiment: Experiment)
     assert recipe.train.micro_tokens(world=8) > 0
 
 
-def test_seed_000_lists_two_dozen_experiments() -> None:
+def test_public_system_000_lists_two_dozen_experiments() -> None:
     labels = [experiment.label for experiment in public_000_experiments]
     assert len(labels) == len(set(labels)) == 24
     assert sum(experiment.diff is not None for experiment in public_000_experiments) == 13

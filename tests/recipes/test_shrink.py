@@ -52,7 +52,7 @@ def test_every_recipe_has_a_twin(name: str) -> None:
     assert twin.train.micro_tokens(1) == twin.train.batch_tokens
 
 
-def test_experiments_of_seed_000_are_found_and_have_twins() -> None:
+def test_experiments_of_public_system_000_are_found_and_have_twins() -> None:
     assert find("public_000:weight_decay_008").diff(find("parallel_muon"))
     assert find("public_000:gated_attention_mini").parameters < 2_000_000
     with pytest.raises(UserError, match="has no recipe cutlass_gemm"):
