@@ -20,6 +20,6 @@ champion = vocabulary_4096.but(
         "pack": Pack(),
     },
     base="vocabulary_4096",
-    why="caddie's own choice at mini scale: few layers, many hashed pairs; not measured at full size.",
+    why="Chosen by ablation at mini scale: few layers, many hashed pairs; not measured at full size.",
     public=(),
 )

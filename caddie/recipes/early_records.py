@@ -1,7 +1,6 @@
-"""The contest's first records, a vocabulary of 1,024, each a small diff on one before it: up to eleven layers.
+"""The contest's first records, each a small diff on an earlier one: 1,024 tokens, at most eleven layers.
 
-The scripts' late quantization-aware training never acted, since the compiler had taken its switch for a constant: it
-is left out.
+The scripts' late QAT never acted, since the compiler took its switch for a constant; it is left out.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ ORTHOGONAL = {
     "model.block.attention.linear.initial": Orthogonal(),
     "model.block.mlp.linear.initial": Orthogonal(),
 }
-"""Orthogonal starts of all matrices that read the stream."""
+"""Orthogonal initialization of all matrices that read the stream."""
 
 document_lora = baseline.but(
     {

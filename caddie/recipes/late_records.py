@@ -1,7 +1,4 @@
-"""The contest's last records, from attention within documents to the best: each a small diff on the one before it.
-
-They are scored with adapters of each document's own.
-"""
+"""The contest's last records, from the document mask to the best, each a small diff on the one before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Public system 000's experiments: what did not help the base of #670, each as a diff on `parallel_muon`.
+"""Experiments of public system 000: changes that did not help the base of #670, each as a diff on `parallel_muon`.
 
 The figures are those of openai/parameter-golf #670, from eight H100 and 600 seconds. It states differences from two
 bases, 1.1171 and, for quantization, 1.1153; here they stand as stated.
@@ -20,22 +20,22 @@ from caddie.train.qat import SoftRound, StraightThrough
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """Something that was tried, and what came of it."""
+    """An experiment and its outcome."""
 
     label: str
     """Short name."""
     outcome: str
-    """What came of it, as its source states it; plus is worse."""
+    """Outcome as its source states it; plus is worse."""
     bits_per_byte: float | None = None
-    """The score, where there is one."""
+    """Score, or none where the source has none."""
     diff: Diff | None = None
-    """What it changes in `parallel_muon`, or none where there is nothing to set."""
+    """Changes to `parallel_muon`, or none if there is nothing to set."""
     note: str = ""
-    """Why there is nothing to set, or what must be known to compare."""
+    """Reason that there is nothing to set, or differences that matter to a comparison."""
 
     @property
     def recipe(self) -> Recipe | None:
-        """The whole recipe, or none where there is nothing to set."""
+        """Return the whole recipe, or none if there is nothing to set."""
         if self.diff is None:
             return None
         return parallel_muon.but(self.diff, name=self.label, base="parallel_muon", why=self.outcome, public=())

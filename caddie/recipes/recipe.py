@@ -1,4 +1,4 @@
-"""A recipe: every setting of a run as one value, with its reason and the public figures it answers to."""
+"""A recipe: every setting of a run as one value, with its purpose and public results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from caddie.train.trainer import Train
 
 @dataclass(frozen=True, kw_only=True)
 class Figure(Config):
-    """A public result, as its source states it; nothing here was measured by caddie."""
+    """A public result as its source states it; none was measured by caddie."""
 
     label: str
     """Machine and seed."""
@@ -27,61 +27,61 @@ class Figure(Config):
     artifact_bytes: int | None = None
     """Bytes of model and code."""
     source: str
-    """Where it stands."""
+    """Folder of a record, or pull request."""
     note: str = ""
-    """What must be known to compare."""
+    """Differences that matter to a comparison."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data(Config):
-    """How text becomes tokens."""
+    """The tokenizer and the held-out part of the text."""
 
     tokenizer: TokenizerSource = SentencePieceBPE()
-    """Where the tokenizer comes from; the size of its vocabulary is the model's."""
+    """Source of the tokenizer; its vocabulary has the size of the model's."""
     validation_fraction: Annotated[float, Range(0.0, 0.9)] = 0.05
-    """Part of the documents held out for scoring, chosen by hash."""
+    """Fraction of the documents held out for scoring, chosen by hash."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Config):
-    """Everything that a run does, apart from the text, the seed and the machine."""
+    """Everything that decides a run, apart from the text, the seed and the machine."""
 
     name: str = ""
     """Short name."""
     why: str = ""
-    """What the recipe is for, in one sentence."""
+    """Purpose, in one sentence; of a record also its name."""
     base: str | None = None
-    """Name of the recipe that it is a diff of."""
+    """Name of the recipe that it changes."""
     public: tuple[Figure, ...] = ()
     """Public results of the same settings."""
     data: Data = Data()
-    """How text becomes tokens."""
+    """Tokenizer and held-out part."""
     model: GPT = GPT()
     """The model."""
     train: Train = Train()
-    """How it is trained."""
+    """Training: budget, data order, optimizers, schedules, QAT, averaging."""
     pack: Pack = Pack()
-    """How its weights become bytes."""
+    """Quantization and coding of the weights."""
     score: Scoring = Scoring()
-    """How the artifact is scored."""
+    """Scoring of the artifact."""
 
     @property
     def settings(self) -> Recipe:
-        """The recipe without its labels: what decides the result."""
+        """Return the recipe without its labels."""
         return self.but(name="", why="", base=None, public=())
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of the settings."""
+        """Return the hash of the settings."""
         return hashlib.sha256(json.dumps(self.settings.to_json()).encode()).hexdigest()
 
     @property
     def published(self) -> float | None:
-        """Bits per byte of the public result, the mean over its seeds; of the first source where there are several."""
+        """Return the public bits per byte, the mean over the seeds of its first source; none if there is no result."""
         figures = [figure.bits_per_byte for figure in self.public if figure.source == self.public[0].source]
         return sum(figures) / len(figures) if figures else None
 
     @cached_property
     def parameters(self) -> int:
-        """Number of parameters of the model."""
+        """Return the number of parameters of the model."""
         return parameter_count(self.model)

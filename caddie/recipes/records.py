@@ -1,7 +1,7 @@
-"""The contest's records of late March and early April: a larger vocabulary, layers that run again, two lanes.
+"""The contest's records of late March and early April: larger vocabularies, depth recurrence, parallel streams.
 
-Each is a small diff on one before it. What a record begins at a step begins here at the part of the run that was over
-then. Where the records calibrate on 16 to 256 of their batches, recipes keep to 65,536 tokens of the training text.
+Each is a small diff on an earlier one. A change at a step of a record comes here at the same part of the run. The
+records calibrate on 16 to 256 of their batches, recipes on 65,536 tokens of the training text.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ own_mlps = coprime_loader.but(
         "pack.coding": Packed(shuffle=True),
     },
     base="coprime_loader",
-    why="Depth recurrence of layers 4 and 5 with own MLPs, two lanes; MiniDepthRecurrence.",
+    why="Depth recurrence of layers 4 and 5 with own MLPs, two streams; MiniDepthRecurrence.",
     public=figures(
         RECORDS + "2026-03-31_ParallelResiduals_MiniDepthRecurrence",
         (1337, 1.10658, 15_942_395),
@@ -170,7 +170,7 @@ separate_lanes_4096 = equal_rows.but(
         (42, 1.08939, 15_999_533),
         (314, 1.08983, 15_992_752),
         (999, 1.08993, 15_988_473),
-        note="34,401,372 parameters: its sixth connection has no weights of its own, and none enters the lanes",
+        note="34,401,372 parameters: its sixth connection has no weights of its own, and none enters the two streams",
     ),
 )
 

@@ -1,8 +1,8 @@
-"""Does every setting act? One that differs from the base and changes nothing is found before a run starts.
+"""Find settings without effect before a run starts: those that differ from the base and change nothing.
 
-Settings that did nothing stand in the contest's records: late quantization-aware training that the compiler had folded
-away, snapshots that were collected and never used. So each changed setting is taken back alone, and a small copy of the
-run is compared to the bit: its parameters, its logits, its data, and steps of the real trainer over a made-up clock.
+The contest's records have such settings: late QAT that the compiler had folded away, snapshots that were collected and
+never used. So each changed setting is reverted alone, and a small copy of the run is compared to the bit: its
+parameters, logits, data, and steps of the real trainer over a simulated clock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from caddie.train.trainer import Train, Trainer
 EXEMPT = {
     (Train, "seconds"): "the budget",
     (Train, "steps"): "the budget",
-    (Train, "micro_batches"): "how a step is cut, not what it computes",
+    (Train, "micro_batches"): "how a step is divided, not its result",
     (Train, "precision"): "the number format, which suits the machine",
     (Train, "compile"): "speed alone",
     (Train, "cuda_graphs"): "speed alone",
@@ -53,11 +53,16 @@ EXEMPT = {
 BOS = 1
 """Id that begins the documents of a copy."""
 STEPS = 4801
-"""Steps that a run is taken to make when its budget is of seconds alone."""
+"""Number of steps assumed for a run whose budget is of seconds alone."""
 FEWEST_STEPS = 64
-"""Steps that it is taken to make at least, so that a trial of one step is not told that its momentum does nothing."""
+"""Least number of steps assumed, so that momentum matters in a trial of one step."""
 _ABSENT = object()
 _NOTHING = (None, False, _ABSENT)
+
+Copy = tuple[GPT, Train]
+"""Model and training of a small copy."""
+Rebuild = Callable[[Any], Recipe]
+"""Function from a new value of one setting to the whole recipe."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +72,11 @@ class Finding:
     path: str
     """Dotted path."""
     value: str
-    """What it is set to."""
+    """Value of the setting."""
     instead: str
-    """What it would be without this: the base's value, or the default of the class that holds it."""
+    """Value that it is compared with: the base's, or the default of the class that holds it."""
     unread: bool
-    """Whether nothing reads it at all; or something does, and it comes to the same."""
+    """True if nothing reads the setting; false if it is read and makes no difference."""
 
     def __str__(self) -> str:
         same = f"with {self.instead} instead the model, the losses and the weights are the same to the bit"
@@ -86,27 +91,31 @@ def check_settings_matter(recipe: Recipe, base: Recipe | None = None) -> None:
 
 
 def dead_settings(recipe: Recipe, base: Recipe | None = None) -> list[Finding]:
-    """Settings of `model` and `train` that differ from the base and do nothing.
+    """Return the settings of `model` and `train` that differ from the base and do nothing.
 
-    Without `base`, a recipe with the name of a shipped one is compared with that, so what a command line changed is
-    looked at; any other with the shipped recipe that it names as its base, or with the defaults. A setting that cannot
-    be taken back alone, because others need it, is alive. So is one that takes something away (none, false or nothing)
-    and would act on the base, though another change covers it here.
+    Without `base`, a recipe with the name of a shipped one is compared with that one, which leaves the changes of a
+    command line; any other recipe with its own base if that is shipped, else with the defaults. A setting counts as
+    alive if it cannot be reverted alone, because others need it, or if it removes something (none, false, absent) and
+    would act on the base, though another change hides it here.
     """
     base = (base or _origin(recipe)).but({"train.seconds": recipe.train.seconds, "train.steps": recipe.train.steps})
-    if not (undone := list(_undone(base, recipe))):
+    if not (changes := list(_changes(base, recipe))):
         return []
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # copies are too small for more
     try:
-        copy = _Observed(recipe, undone)
-        suspects = [one for one in undone if not copy.differs(one.recipe)]
-        taking = {f"{one.path}." for one in suspects if one.value in _NOTHING}
-        acting = _acting(recipe, base) if taking else []
-        covered = {path for path in taking if any(f"{one}.".startswith(path) for one in acting)}
+        observed = _Observed(recipe, changes)
+        suspects = [change for change in changes if not observed.differs(change.reverted)]
+        removals = {f"{change.path}." for change in suspects if change.value in _NOTHING}
+        acting = _acting_on(base, recipe) if removals else []
+        hidden = {removal for removal in removals if any(f"{path}.".startswith(removal) for path in acting)}
     finally:
         torch.set_num_threads(threads)
-    return [_finding(one, copy.read) for one in suspects if f"{one.path}." not in covered]
+    return [
+        Finding(change.path, _shown(change.value), _shown(change.instead), unread=not change.is_read(observed.read))
+        for change in suspects
+        if f"{change.path}." not in hidden
+    ]
 
 
 def _origin(recipe: Recipe) -> Recipe:
@@ -116,45 +125,43 @@ def _origin(recipe: Recipe) -> Recipe:
     return Recipe()
 
 
-def _finding(one: _Undone, read: set[tuple[type, str]]) -> Finding:
-    value, instead = ("nothing" if held is _ABSENT else show(held) for held in (one.value, one.instead))
-    name = one.path.rpartition(".")[2]
-    return Finding(one.path, value, instead, name in configs.field_types(one.owner) and (one.owner, name) not in read)
+def _acting_on(base: Recipe, recipe: Recipe) -> list[str]:
+    """Return the paths at which the recipe's value alone would change the base."""
+    changes = list(_changes(recipe, base))
+    observed = _Observed(base, changes)
+    return [change.path for change in changes if observed.differs(change.reverted)]
 
 
-def _acting(recipe: Recipe, base: Recipe) -> list[str]:
-    """Paths at which the recipe's value alone would change the base."""
-    undone = list(_undone(recipe, base))
-    copy = _Observed(base, undone)
-    return [one.path for one in undone if copy.differs(one.recipe)]
+def _shown(value: object) -> str:
+    return "nothing" if value is _ABSENT else show(value)
 
 
-# Settings taken back
+# Changes, and the recipes without them
 
 
 @dataclass(frozen=True)
-class _Undone:
-    """A recipe with one setting, held by a config of class `owner`, taken back."""
+class _Change:
+    """A setting that differs from the base, held by a config of class `owner`, and the recipe with it reverted."""
 
     path: str
     value: object
     instead: object
-    recipe: Recipe
+    reverted: Recipe
     owner: type[Config]
 
+    def is_read(self, read: set[tuple[type, str]]) -> bool:
+        name = self.path.rpartition(".")[2]
+        return name not in configs.field_types(self.owner) or (self.owner, name) in read
 
-Copy = tuple[GPT, Train]  # model and training of a small copy
-Rebuild = Callable[[Any], Recipe]  # a value in the place of the one looked at, to the recipe with it
 
-
-def _undone(base: Recipe, recipe: Recipe) -> Iterator[_Undone]:
+def _changes(base: Recipe, recipe: Recipe) -> Iterator[_Change]:
     for name in ("model", "train"):
         rebuild = _replacing(recipe, name, lambda whole: whole)
         yield from _walk(getattr(base, name), getattr(recipe, name), name, Recipe, rebuild)
 
 
-def _walk(a: Any, b: Any, path: str, owner: type[Config], rebuild: Rebuild) -> Iterator[_Undone]:
-    """Every setting at or below `path` that is `a` in the base and `b` in the recipe."""
+def _walk(a: Any, b: Any, path: str, owner: type[Config], rebuild: Rebuild) -> Iterator[_Change]:
+    """Yield every setting at or below `path` that is `a` in the base and `b` in the recipe."""
     if isinstance(b, Config) and type(a) is type(b):
         yield from _walk_fields({field.name: getattr(a, field.name) for field in fields(a)}, b, path, rebuild)
         return
@@ -162,11 +169,12 @@ def _walk(a: Any, b: Any, path: str, owner: type[Config], rebuild: Rebuild) -> I
     if inside:
         held = {} if a is _ABSENT else a
         for key in {**b, **held}:
-            one = _replacing(b, key, rebuild)
-            yield from _walk(held.get(key, _ABSENT), b.get(key, _ABSENT), f"{path}.{key}", owner, one)
-    if [*a] != [*b] and {*a} == {*b} if inside and a is not _ABSENT else not inside and a != b:
+            deeper = _replacing(b, key, rebuild)
+            yield from _walk(held.get(key, _ABSENT), b.get(key, _ABSENT), f"{path}.{key}", owner, deeper)
+    reordered = inside and a is not _ABSENT and [*a] != [*b] and {*a} == {*b}
+    if reordered or (a != b and not inside):
         try:
-            yield _Undone(path, b, a, rebuild(a), owner)
+            yield _Change(path, b, a, rebuild(a), owner)
         except UserError:
             return  # others need it, or it them
         finally:
@@ -174,22 +182,21 @@ def _walk(a: Any, b: Any, path: str, owner: type[Config], rebuild: Rebuild) -> I
                 yield from _walk_fields(_defaults(type(b)), b, path, rebuild)
 
 
-def _walk_fields(held: Mapping[str, Any], b: Config, path: str, rebuild: Rebuild) -> Iterator[_Undone]:
+def _walk_fields(held: Mapping[str, Any], b: Config, path: str, rebuild: Rebuild) -> Iterator[_Change]:
     for name, value in held.items():
         if (type(b), name) not in EXEMPT:
-            one = _replacing(b, name, rebuild)
-            yield from _walk(value, getattr(b, name), f"{path}.{name}", type(b), one)
+            yield from _walk(value, getattr(b, name), f"{path}.{name}", type(b), _replacing(b, name, rebuild))
 
 
 def _replacing(node: Any, name: str, rebuild: Rebuild) -> Rebuild:
-    """What sets a field of a config, or an item of a mapping, in the recipe."""
+    """Return the function that sets a field of a config, or an item of a mapping, in the recipe."""
 
-    def one(value: Any) -> Recipe:
+    def replacing(value: Any) -> Recipe:
         if isinstance(node, Config):
             return rebuild(replace(node, **{name: value}))
         return rebuild({key: item for key, item in {**node, name: value}.items() if item is not _ABSENT})
 
-    return one
+    return replacing
 
 
 def _defaults(cls: type[Config]) -> dict[str, Any]:
@@ -200,12 +207,12 @@ def _defaults(cls: type[Config]) -> dict[str, Any]:
     }
 
 
-# What is read and observed
+# Observations
 
 
 @contextmanager
 def _reads(found: set[tuple[type, str]]) -> Iterator[None]:
-    """Add class and name of every setting that is read meanwhile, but for being copied, compared and checked."""
+    """Add class and name of every setting that is read meanwhile; copying, comparing and checking do not count."""
     not_counted = {configs.__file__, __file__, "<string>"}  # the last: methods that dataclasses write
 
     def read(self: Config, name: str) -> Any:
@@ -221,8 +228,8 @@ def _reads(found: set[tuple[type, str]]) -> Iterator[None]:
         del Config.__getattribute__
 
 
-def _watched(work: Iterator[object], read: set[tuple[type, str]]) -> Iterator[object]:
-    """What `work` gives, and what it reads for that."""
+def _with_reads(work: Iterator[object], read: set[tuple[type, str]]) -> Iterator[object]:
+    """Yield what `work` yields, and add the settings that it reads."""
     while True:
         with _reads(read):
             one = next(work, _ABSENT)
@@ -232,38 +239,38 @@ def _watched(work: Iterator[object], read: set[tuple[type, str]]) -> Iterator[ob
 
 
 class _Observed:
-    """A recipe and what its copy does; others are compared with it and stop where they first differ.
+    """A recipe and the behaviour of its copy; others are compared with it up to the first difference.
 
-    It trains no further than they ask, so what it reads is known once one of them asked for all.
+    It trains no further than a comparison needs, so all that it reads is known once one comparison went to the end.
     """
 
-    def __init__(self, recipe: Recipe, undone: list[_Undone]) -> None:
+    def __init__(self, recipe: Recipe, changes: list[_Change]) -> None:
         self.recipe = recipe
         self.read: set[tuple[type, str]] = set()
         with _reads(self.read):
-            self.moments = _moments(recipe, [one.recipe for one in undone])
+            self.moments = _moments(recipe, [change.reverted for change in changes])
             self.copy = small_copy(recipe)
             self.sizes = _sizes(recipe.train, self.moments)
-            self.model = list(_of_model(recipe, self.copy))
-        self.train = _watched(_of_training(self.copy, self.moments), self.read)
+            self.model = list(_model_facts(recipe, self.copy))
+        self.training = _with_reads(_training_facts(self.copy, self.moments), self.read)
 
     def differs(self, other: Recipe) -> bool:
-        """Whether anything does; or it cannot be told, for the copies are too small or the other is not possible."""
+        """Return true if anything differs, or if copies are too small to tell, or if the other is not possible."""
         try:
             copy, recipe = small_copy(other), self.recipe
-            hidden = _resolved(*copy) == _resolved(*self.copy)
-            if hidden and _resolved(other.model, other.train) != _resolved(recipe.model, recipe.train):
-                return True
-            if other.model != recipe.model and _unequal(self.model, _of_model(other, copy)):
+            if _resolved(*copy) == _resolved(*self.copy):
+                if _resolved(other.model, other.train) != _resolved(recipe.model, recipe.train):
+                    return True
+            if other.model != recipe.model and _unequal(self.model, _model_facts(other, copy)):
                 return True
             if _sizes(other.train, self.moments) != self.sizes:
                 return True
-            self.train, seen = tee(self.train)
-            return _unequal(seen, _of_training(copy, self.moments)) or self._averages_otherwise(other.train)
+            self.training, seen = tee(self.training)
+            return _unequal(seen, _training_facts(copy, self.moments)) or self._averages_differ(other.train)
         except UserError:
             return True
 
-    def _averages_otherwise(self, train: Train) -> bool:
+    def _averages_differ(self, train: Train) -> bool:
         own, last = self.recipe.train, self.moments[-1]
         touched = (train.averaging, train.lr_schedule) != (own.averaging, own.lr_schedule)
         return touched and _long_average(train, last) != _long_average(own, last)
@@ -273,8 +280,8 @@ def _unequal(seen: Iterable[object], other: Iterable[object]) -> bool:
     return any(a != b for a, b in zip_longest(seen, other))
 
 
-def _of_model(recipe: Recipe, copy: Copy) -> Iterator[object]:
-    """Every parameter of the model and where it starts; then the copy's logits at every stage, of random weights."""
+def _model_facts(recipe: Recipe, copy: Copy) -> Iterator[object]:
+    """Yield the parameters of the model and their initial values, then the copy's logits at every stage."""
     with torch.device("meta"):
         model = recipe.model.build()
     yield declarations(model), [parameter.shape for parameter in model.parameters()]
@@ -293,8 +300,8 @@ def _of_model(recipe: Recipe, copy: Copy) -> Iterator[object]:
             yield model(ids, ids == BOS, torch.float64, stage=stage).numpy().tobytes()
 
 
-def _of_training(copy: Copy, moments: list[TrainProgress]) -> Iterator[object]:
-    """The copy's data; loss, weights and average after each of its steps."""
+def _training_facts(copy: Copy, moments: list[TrainProgress]) -> Iterator[object]:
+    """Yield the copy's data, then loss, weights and average after each of its steps."""
     gpt, train = copy
     data = _stream(gpt, train)
     yield [batch.inputs.tobytes() + batch.targets.tobytes() for batch in map(data.micro_batch, range(130))]
@@ -308,7 +315,7 @@ def _of_training(copy: Copy, moments: list[TrainProgress]) -> Iterator[object]:
 
 
 def _long_average(train: Train, last: TrainProgress) -> object:
-    """The average, if any, of a weight that goes up and down over many steps."""
+    """Return the average, if any, of a weight that goes up and down over many steps."""
     if train.averaging is None:
         return None
     average = train.averaging.build(weight := {"weight": torch.zeros(1)})
@@ -323,18 +330,20 @@ def _digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def _sizes(train: Train, moments: list[TrainProgress]) -> list[tuple[int, int]]:
-    """Tokens of each step, and of its rows as the loader cuts them."""
+    """Return for each step its tokens, and those of its rows as the loader cuts them."""
     tokens, longest = train.micro_tokens(1), train.longest_row
     shard = np.zeros(128 * (tokens + 1), np.uint16)
     shard[0] = BOS
     stream = train.loader.build([shard], tokens=tokens, sequence_length=longest, seed=0, bos=BOS)
     row = stream.micro_batch(0).inputs.shape[1]
-    rows = (row * int_at(train.sequence_length, moment) // longest for moment in moments)
-    return [(int_at(train.batch_tokens, moment), length) for moment, length in zip(moments, rows, strict=True)]
+    return [
+        (int_at(train.batch_tokens, moment), row * int_at(train.sequence_length, moment) // longest)
+        for moment in moments
+    ]
 
 
 def _resolved(gpt: GPT, train: Train) -> object:
-    """Return settings that compare equal if every layer's block does, however it is put together."""
+    """Return settings that are equal if every layer's block is, however its exceptions are written."""
     return gpt.blocks, replace(gpt, block=Block(), layers={}), train
 
 
@@ -355,11 +364,11 @@ def _stream(gpt: GPT, train: Train) -> Stream:
     )
 
 
-# Moments
+# Moments of the simulated clock
 
 
 def _moments(recipe: Recipe, others: list[Recipe]) -> list[TrainProgress]:
-    """The first steps, the last, some between, and those at which a schedule differs most from that of another."""
+    """Return the first steps, the last, some between, and those at which schedules of two recipes differ most."""
     budget = recipe.train.budget
     steps = max(FEWEST_STEPS, budget.steps or STEPS)
     budget = replace(budget, steps=budget.steps and steps)
@@ -382,7 +391,7 @@ def _spread(last: TrainProgress, count: int) -> list[TrainProgress]:
 
 
 def _schedules(a: Any, b: Any) -> Iterator[tuple[Any, Any]]:
-    """Numbers in the same place of two configs that differ, at least one of them a schedule."""
+    """Yield the numbers in the same place of two configs that differ, at least one of them a schedule."""
     if a == b:
         return
     if isinstance(a, Schedule) or isinstance(b, Schedule):
