@@ -63,11 +63,14 @@ def modernized(value: Any) -> Any:
     kind = KINDS.get(kind, kind)
     names = SETTINGS.get(kind, {})
     settings = {names.get(name, name): modernized(item) for name, item in value.items()} | {"kind": kind}
-    if kind == "GPT" and isinstance(layers := settings.get("layers"), Mapping):  # whose paths begin at a block
-        settings["layers"] = {
-            layer: {SETTINGS["Block"].get(path, path): item for path, item in exception.items()}
-            if isinstance(exception, Mapping)
-            else exception
-            for layer, exception in layers.items()
-        }
+    if kind == "GPT" and isinstance(layers := settings.get("layers"), Mapping):
+        settings["layers"] = {layer: _exception(exception) for layer, exception in layers.items()}
     return settings
+
+
+def _exception(exception: Any) -> Any:
+    """Return what one layer has of its own, by dotted paths that begin at a block, with today's names."""
+    if not isinstance(exception, Mapping):
+        return exception
+    paths = {path: modernized_path(f"block.{path}").removeprefix("block.") for path in exception}
+    return {paths[path]: modernized(value) for path, value in exception.items()}
