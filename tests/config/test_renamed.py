@@ -79,7 +79,6 @@ def test_every_renamed_setting_is_known_by_its_new_name() -> None:
         ("model.block.attention.rope", "YaRNRotary"),
         ("model.parallel_streams", "SeparateLanes"),
         ("model.parallel_streams", "RoutedLanes"),
-        ("train.batch_tokens", "Stairs"),
     ],
 )
 def test_a_typed_old_class_is_told_the_new_one(path: str, old: str) -> None:
