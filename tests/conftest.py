@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import io
 import json
 import os
@@ -18,6 +19,8 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
+
+from caddie.config import Config, variants
 
 # The models of the tests are so small that more threads, which wait for each other, only slow them; read by PyTorch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -44,8 +47,34 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Large files come first: files go whole to the processes, and for a long one at the end the others would wait."""
+    mark_contracts(items)
     size = cache(lambda path: path.stat().st_size)
     items.sort(key=lambda item: -size(item.path))
+
+
+def mark_contracts(items: list[pytest.Item]) -> None:
+    """Mark the tests that try every variant of a socket, or every one-step variation of a model: `-m contract`."""
+    tried: dict[tuple[Path, str], set[str]] = {}
+    functions = [item for item in items if isinstance(item, pytest.Function) and hasattr(item, "callspec")]
+    for item in functions:
+        for value in item.callspec.params.values():
+            name = value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__)
+            tried.setdefault((item.path, item.originalname), set()).add(name)
+    known = {cls: {*variants(cls)} for cls in sockets()}
+    for item in functions:
+        names = tried[item.path, item.originalname]
+        whole = any(len(found) > 1 and found <= names for found in known.values())
+        if whole or (item.path.name == "test_gpt.py" and len(names) > 50):
+            item.add_marker(pytest.mark.contract)
+
+
+def sockets() -> list[type[Config]]:
+    """Return the abstract classes of settings."""
+    left, found = [Config], list[type[Config]]()
+    while left:
+        left += [cls for cls in left.pop().__subclasses__() if cls.__module__.startswith("caddie.") and cls not in left]
+        found += [cls for cls in left if inspect.isabstract(cls) and cls not in found]
+    return found
 
 
 def pytest_collection_finish() -> None:
