@@ -185,7 +185,7 @@ def test_the_overview_has_a_line_for_each_and_fits_a_terminal() -> None:
     assert "attention gate, HeadGate  model.block.attention.gate" in lines
     assert "  DenseGate: Gated attention: σ(W h + b), W (heads, width) (arXiv 2505.06708)." in lines
     assert "  ReluSquared (base): MLP activation: the square of ReLU, as in the baseline." in lines
-    assert "    xsa: The output of a head loses its part along the position's own value." in lines
+    assert "    xsa: Each head's output minus its projection on the position's own value." in lines
     for socket in sockets():
         for variant in socket.variants:
             mark = r" \(base\)" if variant.base else ""
