@@ -40,11 +40,7 @@ def options(*names: str) -> Callable[[Verb], Verb]:
             help="Text, JSON lines, a folder of them, shards, or a corpus; by default Python's own library.",
         ),
         "seed": click.option(
-            "--seed",
-            type=click.IntRange(0, 2**32 - 1),
-            default=1337,
-            show_default=True,
-            help="Random seed.",
+            "--seed", type=click.IntRange(0, 2**32 - 1), default=1337, show_default=True, help="Random seed."
         ),
         "seconds": click.option("--seconds", type=float, help="Training time; short for train.seconds=."),
         "out": click.option("--out", metavar="DIR", help="Folder to write to."),

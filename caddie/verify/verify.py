@@ -96,12 +96,7 @@ def _held_out_documents(corpus: Corpus) -> list[bytes]:
 
 
 def _probe_in_sandbox(
-    artifact: Artifact,
-    scoring: Scoring,
-    scorer: str | None,
-    documents: Sequence[bytes],
-    examples: bool,
-    lossless: bool,
+    artifact: Artifact, scoring: Scoring, scorer: str | None, documents: Sequence[bytes], examples: bool, lossless: bool
 ) -> tuple[list[Check], list[Caught]]:
     seed = secrets.randbits(32)  # so that no scorer can know the random tokens
     path = artifact.path.absolute()
@@ -120,11 +115,7 @@ def _probe_in_sandbox(
         files.append(Path(scorer.rpartition(":")[0] or scorer))
     begin = time.perf_counter()
     outcome = run_in_sandbox(
-        ["-c", _COMMAND],
-        readable=files,
-        stdin=json.dumps(job).encode(),
-        memory_bytes=MEMORY_BYTES,
-        seconds=SECONDS,
+        ["-c", _COMMAND], readable=files, stdin=json.dumps(job).encode(), memory_bytes=MEMORY_BYTES, seconds=SECONDS
     )
     answer: dict[str, Any] = {}
     trouble = outcome.stopped
