@@ -40,54 +40,42 @@ class Finding:
     """Command or setting that fixes it."""
 
 
-@dataclass(frozen=True)
-class HarmfulVariable:
-    """Values of an environment variable that slow training down."""
-
-    name: str
-    value: str
-    """Pattern of the values."""
-    why: str
-    gpu: bool = True
-    """True if it matters on GPUs alone."""
-
-
 _ON = r"(?!0$|false$|no$|off$)."
-HARMFUL_VARIABLES = (
-    HarmfulVariable(
-        "NCCL_IB_DISABLE", _ON, "GPUs exchange gradients without InfiniBand: 60 ms a step for 44 in a public record"
-    ),
-    HarmfulVariable("NCCL_P2P_DISABLE", _ON, "GPUs exchange gradients through main memory"),
-    HarmfulVariable("NCCL_SHM_DISABLE", _ON, "processes of one machine exchange gradients through the network"),
-    HarmfulVariable("NCCL_NET", "(?i)socket", "GPUs exchange gradients through TCP"),
-    HarmfulVariable("CUDA_LAUNCH_BLOCKING", _ON, "the program waits for every kernel"),
-    HarmfulVariable("CUDA_VISIBLE_DEVICES", "(-1)?$", "it hides all GPUs"),
-    HarmfulVariable("PYTORCH_NO_CUDA_MEMORY_CACHING", _ON, "every tensor asks the driver for memory"),
-    HarmfulVariable("NVIDIA_TF32_OVERRIDE", "0", "float32 products do not use the tensor cores"),
-    HarmfulVariable("TORCH_DISTRIBUTED_DEBUG", "(?i)detail", "every exchange is checked by another"),
-    HarmfulVariable("TORCHDYNAMO_DISABLE", _ON, "nothing is compiled", gpu=False),
-    HarmfulVariable("TORCH_COMPILE_DISABLE", _ON, "nothing is compiled", gpu=False),
-    HarmfulVariable("TORCHINDUCTOR_FORCE_DISABLE_CACHES", _ON, "every process compiles everything again", gpu=False),
-    HarmfulVariable(
-        "ATEN_CPU_CAPABILITY", "(?i)default|avx2", "PyTorch leaves the processor's widest units idle", gpu=False
-    ),
-    HarmfulVariable("ONEDNN_MAX_CPU_ISA", ".", "oneDNN may leave the processor's widest units idle", gpu=False),
-    HarmfulVariable("OMP_WAIT_POLICY", "(?i)active", "waiting threads keep their cores busy", gpu=False),
-)
+HARMFUL_VARIABLES = {
+    "TORCHDYNAMO_DISABLE": (_ON, "nothing is compiled"),
+    "TORCH_COMPILE_DISABLE": (_ON, "nothing is compiled"),
+    "TORCHINDUCTOR_FORCE_DISABLE_CACHES": (_ON, "every process compiles everything again"),
+    "ATEN_CPU_CAPABILITY": ("(?i)default|avx2", "PyTorch leaves the processor's widest units idle"),
+    "ONEDNN_MAX_CPU_ISA": (".", "oneDNN may leave the processor's widest units idle"),
+    "OMP_WAIT_POLICY": ("(?i)active", "waiting threads keep their cores busy"),
+}
+"""Environment variables that slow training down: name to a pattern of the values that do, and why."""
+HARMFUL_ON_GPUS = {
+    "NCCL_IB_DISABLE": (_ON, "GPUs exchange gradients without InfiniBand: 60 ms a step for 44 in a public record"),
+    "NCCL_P2P_DISABLE": (_ON, "GPUs exchange gradients through main memory"),
+    "NCCL_SHM_DISABLE": (_ON, "processes of one machine exchange gradients through the network"),
+    "NCCL_NET": ("(?i)socket", "GPUs exchange gradients through TCP"),
+    "CUDA_LAUNCH_BLOCKING": (_ON, "the program waits for every kernel"),
+    "CUDA_VISIBLE_DEVICES": ("(-1)?$", "it hides all GPUs"),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": (_ON, "every tensor asks the driver for memory"),
+    "NVIDIA_TF32_OVERRIDE": ("0", "float32 products do not use the tensor cores"),
+    "TORCH_DISTRIBUTED_DEBUG": ("(?i)detail", "every exchange is checked by another"),
+}
 
 
 def count(number: int, noun: str) -> str:
     """Return a number with its noun in singular or plural."""
-    plural = noun + ("es" if noun.endswith("s") else "s")
-    return f"{number} {noun if number == 1 else plural}"
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{ending}"
 
 
 def check_environment(variables: Mapping[str, str], on_gpu: bool, cores: float) -> list[Finding]:
     """Find environment variables that slow training down."""
+    harmful = HARMFUL_VARIABLES | (HARMFUL_ON_GPUS if on_gpu else {})
     found = [
-        Finding("warning", f"{harm.name}={variables[harm.name][:40]} is set", harm.why, f"unset {harm.name}")
-        for harm in HARMFUL_VARIABLES
-        if harm.name in variables and (on_gpu or not harm.gpu) and re.match(harm.value, variables[harm.name])
+        Finding("warning", f"{name}={variables[name][:40]} is set", why, f"unset {name}")
+        for name, (values, why) in harmful.items()
+        if name in variables and re.match(values, variables[name])
     ]
     threads = variables.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and not on_gpu and int(threads) != int(cores) and int(cores) > 0:
@@ -99,15 +87,11 @@ def check_environment(variables: Mapping[str, str], on_gpu: bool, cores: float) 
 def check_cores(activity: Activity, cores: float, processes: int) -> list[Finding]:
     """Find other processes at work and missing cores: each process of a run needs one, even if it has a GPU."""
     busy = [process for process in activity.processes if process.cores > BUSY_CORES]
-    found = [
-        Finding(
-            "warning",
-            f"{process.name} (process {process.pid}) uses {process.cores:.1f} cores",
-            "it slows training down and falsifies timings: on a busy core a second thread costs a factor of three",
-            f"wait until it ends, or end it: kill {process.pid}",
-        )
-        for process in busy[:_SHOWN]
-    ]
+    found = []
+    for process in busy[:_SHOWN]:
+        what = f"{process.name} (process {process.pid}) uses {process.cores:.1f} cores"
+        why = "it slows training down and falsifies timings: on a busy core a second thread costs a factor of three"
+        found.append(Finding("warning", what, why, f"wait until it ends, or end it: kill {process.pid}"))
     if rest := busy[_SHOWN:]:
         what = f"{len(rest)} more processes use {sum(process.cores for process in rest):.1f} cores"
         found.append(Finding("warning", what, "as above", "list them: top"))
@@ -115,15 +99,9 @@ def check_cores(activity: Activity, cores: float, processes: int) -> list[Findin
     if free < processes - 0.5:
         what = f"{free:.1f} of {cores:g} cores are free, and the run has {count(processes, 'process')}"
         found.append(Finding("problem", what, "each needs one", "wait until other work ends, or give fewer --gpus"))
-    found += [
-        Finding(
-            "warning",
-            f"{process.name} (process {process.pid}) is idle and its parent has ended",
-            "it may hold memory, a GPU or a run folder",
-            f"kill {process.pid}",
-        )
-        for process in orphans(activity.processes)
-    ]
+    for process in orphans(activity.processes):
+        what = f"{process.name} (process {process.pid}) is idle and its parent has ended"
+        found.append(Finding("warning", what, "it may hold memory, a GPU or a run folder", f"kill {process.pid}"))
     return found or [Finding("ok", f"no other process uses more than {BUSY_CORES:g} of a core; {free:.1f} are free")]
 
 
@@ -162,22 +140,17 @@ def check_disks(work: Disk, cache: Disk, parameters: int) -> list[Finding]:
     """Find disks without room for a run, and a compile cache on a network disk."""
     need = GIB // 2 + 32 * parameters  # weights and checkpoint, both twice while they are replaced
     found = []
-    for label, disk, least, elsewhere in (
+    for label, disk, least, fix in (
         ("the working folder", work, need, "free some, or work in another folder"),
         ("the compile cache", cache, GIB, "free some, or export TORCHINDUCTOR_CACHE_DIR=FOLDER"),
     ):
         if disk.free_bytes < least:
             what = f"{disk.free_bytes / GIB:.1f} GiB are free for {label}, {disk.folder}"
-            found.append(Finding("problem", what, f"a run may need {least / GIB:.1f} GiB", elsewhere))
+            found.append(Finding("problem", what, f"a run may need {least / GIB:.1f} GiB", fix))
     if cache.network:
-        found.append(
-            Finding(
-                "warning",
-                f"the compile cache {cache.folder} is on a network disk ({cache.kind})",
-                "compiled code loads slowly; in public runs processes that waited for it were killed",
-                "export TORCHINDUCTOR_CACHE_DIR=FOLDER on a local disk",
-            )
-        )
+        what = f"the compile cache {cache.folder} is on a network disk ({cache.kind})"
+        why = "compiled code loads slowly; in public runs processes that waited for it were killed"
+        found.append(Finding("warning", what, why, "export TORCHINDUCTOR_CACHE_DIR=FOLDER on a local disk"))
     return found or [Finding("ok", f"{work.free_bytes / GIB:,.1f} GiB of disk are free")]
 
 
@@ -195,13 +168,12 @@ def check_gpus(gpus: Sequence[Gpu]) -> list[Finding]:
     for gpu in gpus:
         name = f"GPU {gpu.index}"
         for holder in gpu.holders:
-            if holder.graphics_only and holder.mib <= _FEW_MIB:
-                continue
-            size = f"{holder.mib:,} MiB of " if holder.mib else "memory of "
-            what = f"{holder.name} (process {holder.pid}) holds {size}{name}"
-            why = "steps beside another program took 2 to 14 times as long in public runs"
-            level: Level = "warning" if 0 < holder.mib <= _FEW_MIB else "problem"
-            found.append(Finding(level, what, why, f"wait until it ends, or end it: kill {holder.pid}"))
+            if not (holder.graphics_only and holder.mib <= _FEW_MIB):
+                size = f"{holder.mib:,} MiB" if holder.mib else "memory"
+                what = f"{holder.name} (process {holder.pid}) holds {size} of {name}"
+                why = "steps beside another program took 2 to 14 times as long in public runs"
+                level: Level = "warning" if 0 < holder.mib <= _FEW_MIB else "problem"
+                found.append(Finding(level, what, why, f"wait until it ends, or end it: kill {holder.pid}"))
         if not gpu.holders and (gpu.used_mib or 0) > _FEW_MIB:
             what = f"{gpu.used_mib:,} MiB of {name} are held by an unseen program, perhaps of another container"
             found.append(Finding("problem", what, "it takes memory and time from a run", "take another GPU or machine"))
@@ -215,17 +187,16 @@ def check_gpus(gpus: Sequence[Gpu]) -> list[Finding]:
 
 def check_clocks(gpus: Iterable[Gpu]) -> list[Finding]:
     """Find clocks lowered by heat or power. A GPU that was looked at several times gives each reason once."""
-    seen = {(gpu.index, reason): gpu for gpu in gpus for reason in gpu.slowdowns}
-    return [
-        Finding(
-            "problem",
-            f"GPU {index} lowers its clocks to {gpu.clock_mhz or '?'} MHz of {gpu.fastest_mhz or '?'} ({reason},"
-            f" {'?' if gpu.celsius is None else gpu.celsius} °C)",
-            "its steps take longer, and all other GPUs wait for it",
-            "check fans and power: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; or take another machine",
-        )
-        for (index, reason), gpu in seen.items()
-    ]
+    found = {}
+    fix = "check fans and power: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; or take another machine"
+    for gpu in gpus:
+        clocks = f"{gpu.clock_mhz or '?'} MHz of {gpu.fastest_mhz or '?'}"
+        celsius = "?" if gpu.celsius is None else gpu.celsius
+        for reason in gpu.slowdowns:
+            what = f"GPU {gpu.index} lowers its clocks to {clocks} ({reason}, {celsius} °C)"
+            why = "its steps take longer, and all other GPUs wait for it"
+            found[gpu.index, reason] = Finding("problem", what, why, fix)
+    return list(found.values())
 
 
 _KERNELS = {
@@ -239,8 +210,8 @@ _KERNELS = {
 def check_kernels(
     seen: Accelerators,
     driver: Sequence[Gpu] | None,
-    processes: int,
-    compilers: bool,
+    world: int,
+    compiler: bool,
     torch: str,
     cuda: str | None,
     triton: bool,
@@ -255,15 +226,15 @@ def check_kernels(
         found.append(Finding("problem", what, "training would run on the CPU", fix))
     if not seen.names:
         return found
-    if processes > len(seen.names):
-        what = f"the run has {processes} processes, and PyTorch sees {count(len(seen.names), 'GPU')}"
+    if world > len(seen.names):
+        what = f"the run has {world} processes, and PyTorch sees {count(len(seen.names), 'GPU')}"
         found.append(Finding("problem", what, "each needs one", f"--gpus {len(seen.names)}"))
     kernel, install = _KERNELS.get(seen.capabilities[0][0], ("", ""))
     if kernel and not any(name.startswith("FlashAttention") for name in seen.attention.values()):
         why = "9 to 15 ms of an 85 ms step were gained by FlashAttention 3 over others on an H100"
         fix = install.format(cuda=(cuda or "12.8").replace(".", ""))
         found.append(Finding("warning", f"{kernel} is not installed", why, fix))
-    if not compilers:
+    if not compiler:
         why = "without a C compiler nothing is compiled for the GPU"
         found.append(Finding("warning", "no cc, gcc or clang was found", why, "apt-get install gcc"))
     if not triton:
@@ -280,30 +251,20 @@ def check_pace(
     if isinstance(pace, str):
         fix = "a smaller model, batch or sequence length; or another machine"
         found.append(Finding("problem", f"steps could not be timed: {pace}", "a run would end the same way", fix))
-    elif pace is not None:
-        rate = f"{pace.tokens_per_second:,.0f} tokens per second"
-        if known is None:
-            found.append(Finding("ok", f"{rate}; no reference for {device}"))
-        else:
-            ratio = pace.tokens_per_second / known.tokens_per_second
-            scaled = f", scaled from {known.reference.recipe} by FLOPs per token" if known.scaled else ""
-            what = f"{rate}, {ratio:.2f} of the reference ({known.reference.source}, {known.reference.date}{scaled})"
-            if ratio >= (_FAR_TOO_SLOW if known.scaled else _SLOW):
-                found.append(Finding("ok", what))
-            else:
-                level: Level = "problem" if ratio < _FAR_TOO_SLOW and not known.scaled else "warning"
-                why = "the budget buys fewer steps than such a machine should give"
-                found.append(Finding(level, what, why, "fix the other findings first, then take another machine"))
+    elif pace is not None and known is None:
+        found.append(Finding("ok", f"{pace.tokens_per_second:,.0f} tokens per second; no reference for {device}"))
+    elif pace is not None and known is not None:
+        ratio = pace.tokens_per_second / known.tokens_per_second
+        scaled = f", scaled from {known.reference.recipe} by FLOPs per token" if known.scaled else ""
+        source = f"{known.reference.source}, {known.reference.date}{scaled}"
+        what = f"{pace.tokens_per_second:,.0f} tokens per second, {ratio:.2f} of the reference ({source})"
+        why = "the budget buys fewer steps than such a machine should give"
+        fix = "fix the other findings first, then take another machine"
+        level: Level = "problem" if ratio < _FAR_TOO_SLOW and not known.scaled else "warning"
+        fast = ratio >= (_FAR_TOO_SLOW if known.scaled else _SLOW)
+        found.append(Finding("ok", what) if fast else Finding(level, what, why, fix))
     if estimate is not None and estimate.steps < STEPS:
         end = f"after about {count(estimate.steps, 'step')}" if estimate.steps else "before the first step does"
         fix = "more train.seconds, a smaller train.batch_tokens, NAME_mini in place of NAME, or a faster machine"
         found.append(Finding("problem", f"the budget ends {end}", "too few to learn anything", fix))
     return found
-
-
-def check_answers(errors: Mapping[str, str]) -> list[Finding]:
-    """Report what could not be examined, by subject."""
-    return [
-        Finding("warning", f"{subject} not known: {error}", "problems there would go unnoticed")
-        for subject, error in errors.items()
-    ]

@@ -17,13 +17,9 @@ from caddie.board.folders import Folders
 from caddie.doctor import checks, gpus, host, pace, processes
 from caddie.doctor.checks import GIB, Finding, OpenRun, count
 from caddie.doctor.estimates import Estimate, Expected, estimate, expected
-from caddie.doctor.gpus import Accelerators, Gpu
-from caddie.doctor.host import Disk, Memory, Processor
-from caddie.doctor.pace import Pace
-from caddie.doctor.processes import Activity
+from caddie.doctor.gpus import Accelerators
 from caddie.doctor.timeout import call_within
 from caddie.pack.fit import FillCap
-from caddie.recipes.recipe import Recipe
 from caddie.report.tables import printable, table
 from caddie.run.run import check_recipe
 from caddie.runtime.progress import SILENT, Progress
@@ -31,7 +27,7 @@ from caddie.runtime.progress import SILENT, Progress
 SECONDS = 10.0
 """Time limit for each question to the system."""
 RUNS = Path("runs")
-_UNKNOWN = "not known"
+_UNKNOWN, _UNMEASURED = "not known", "not known without a measurement"
 T = TypeVar("T")
 
 
@@ -39,13 +35,13 @@ T = TypeVar("T")
 class Machine:
     """Hardware and versions of this machine; None for what is not known."""
 
-    processor: Processor | None
-    memory: Memory | None
-    work: Disk | None
+    processor: host.Processor | None
+    memory: host.Memory | None
+    work: host.Disk | None
     """Disk of the working folder."""
-    cache: Disk | None
+    cache: host.Disk | None
     """Disk of the compile cache."""
-    gpus: list[Gpu] | None
+    gpus: list[gpus.Gpu] | None
     """GPUs of the driver; None without a driver."""
     accelerators: Accelerators | None
     """GPUs of PyTorch."""
@@ -69,10 +65,9 @@ class Machine:
 
     def rows(self) -> list[tuple[str, str]]:
         """Return a table of it, as label and text."""
-        rows = [*self.versions.items()]
+        rows, memory, seen = [*self.versions.items()], self.memory, self.accelerators
         if self.processor:
             rows.append(("processor", self.cpu))
-        memory = self.memory
         sizes = f"{memory.total / GIB:,.1f} GiB, {memory.available / GIB:,.1f} available" if memory else _UNKNOWN
         rows.append(("memory", sizes))
         for label, disk in (("working folder", self.work), ("compile cache", self.cache)):
@@ -80,10 +75,9 @@ class Machine:
             if disk:
                 text = f"{disk.folder}, {disk.free_bytes / GIB:,.1f} GiB free, {disk.kind or 'unknown file system'}"
             rows.append((label, text))
-        seen = self.accelerators
-        if seen:
-            for index, (name, capability) in enumerate(zip(seen.names, seen.capabilities, strict=True)):
-                rows.append((f"GPU {index}", f"{name}, compute capability {'.'.join(map(str, capability))}"))
+        for index, name in enumerate(seen.names if seen else ()):
+            capability = ".".join(map(str, seen.capabilities[index])) if seen else ""
+            rows.append((f"GPU {index}", f"{name}, compute capability {capability}"))
         for gpu in self.gpus or ():
             used = f"{gpu.used_mib} of {gpu.memory_mib} MiB used" if gpu.memory_mib is not None else "memory not known"
             rows.append((f"driver's GPU {gpu.index}", f"{gpu.name}, {used}, driver {gpu.driver}"))
@@ -101,7 +95,7 @@ class Examination:
     processes: int
     machine: Machine
     findings: list[Finding]
-    pace: Pace | None
+    pace: pace.Pace | None
     """None if it was not or could not be measured."""
     expected: Expected | None
     estimate: Estimate | None
@@ -125,9 +119,8 @@ class Examination:
         if self.problems:
             return f"NO-GO: {count(len(self.problems), 'problem')}, the first: {self.problems[0].what}"
         warnings = sum(finding.level == "warning" for finding in self.findings)
-        return f"GO: no reason not to start {self.recipe} on this machine" + (
-            f"; {count(warnings, 'warning')}" if warnings else ""
-        )
+        more = f"; {count(warnings, 'warning')}" if warnings else ""
+        return f"GO: no reason not to start {self.recipe} on this machine{more}"
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as JSON values."""
@@ -135,38 +128,34 @@ class Examination:
 
     def text(self) -> str:
         """Return everything as text for a terminal, the verdict last."""
-        findings = []
-        for finding in self.findings:
-            parts = (finding.what, finding.why, finding.fix and f"fix: {finding.fix}")
-            findings.append((finding.level, "; ".join(part for part in parts if part)))
-        tables = (
-            table(self.machine.rows(), ["this machine", ""]),
-            table(findings, ["finding", ""]),
-            table(self._forecast(), [f"{self.recipe}, estimated", ""]),
-        )
-        return "\n\n".join([*tables, self.verdict()])
-
-    def _forecast(self) -> list[tuple[str, str]]:
-        coming, unknown = self.estimate, "not known without a measurement"
-        size = unknown if self.artifact_bytes is None else f"about {self.artifact_bytes:,}"
+        coming = self.estimate
+        size = _UNMEASURED if self.artifact_bytes is None else f"about {self.artifact_bytes:,}"
         rows = [
             ("processes", f"{self.processes}"),
-            ("steps", f"{coming.steps:,}" if coming else unknown),
-            ("tokens", f"{coming.tokens:,}" if coming else unknown),
-            ("training seconds", unknown if coming is None or coming.seconds is None else f"{coming.seconds:,.0f}"),
+            ("steps", f"{coming.steps:,}" if coming else _UNMEASURED),
+            ("tokens", f"{coming.tokens:,}" if coming else _UNMEASURED),
+            ("training seconds", _UNMEASURED if coming is None or coming.seconds is None else f"{coming.seconds:,.0f}"),
             ("artifact bytes", f"{size}, of {self.cap_bytes:,}"),
         ]
         if found := self.pace:
             timed = f"{found.steps} steps" if found.steps else "single rows, because steps take too long"
             settings = f"{found.precision}, {count(found.threads, 'thread')}, {found.attention}"
-            rows += [
-                ("timed", f"{timed}; {settings}"),
-                ("warm-up seconds", f"{found.warmup_seconds:,.1f}"),
-                ("memory of a process", f"{found.peak_bytes / GIB:,.1f} GiB"),
-            ]
+            rows.append(("timed", f"{timed}; {settings}"))
+            rows.append(("warm-up seconds", f"{found.warmup_seconds:,.1f}"))
+            rows.append(("memory of a process", f"{found.peak_bytes / GIB:,.1f} GiB"))
         if self.cost is not None:
             rows.append(("cost", f"{self.cost:,.2f} for warm-up and training, without packing and scoring"))
-        return rows
+        findings = [
+            (one.level, "; ".join(filter(None, (one.what, one.why, one.fix and f"fix: {one.fix}"))))
+            for one in self.findings
+        ]
+        parts = (
+            table(self.machine.rows(), ["this machine", ""]),
+            table(findings, ["finding", ""]),
+            table(rows, [f"{self.recipe}, estimated", ""]),
+            self.verdict(),
+        )
+        return "\n\n".join(parts)
 
 
 def examine(
@@ -185,13 +174,13 @@ def examine(
     """
     recipe = pace.named(name, settings)
     check_recipe(recipe, world)
-    errors: dict[str, str] = {}
+    unknown: list[Finding] = []
 
     def ask(subject: str, question: Callable[[], T], seconds: float = SECONDS) -> T | None:
-        answer = call_within(seconds, question)
-        if answer.error:
-            errors[subject] = answer.error
-        return answer.value
+        value, error = call_within(seconds, question)
+        if error:
+            unknown.append(Finding("warning", f"{subject} not known: {error}", "problems there would go unnoticed"))
+        return value
 
     variables = host.environment()
     activity = ask("other processes", processes.activity)  # before this process works itself
@@ -206,25 +195,27 @@ def examine(
         versions={name: version(name) for name in ("caddie", "torch")} | {"python": platform.python_version()},
     )
     runs = ask("runs", lambda: open_runs(RUNS, activity))
-    found = _check(machine, activity, runs, variables, recipe, world)
-    timed: Pace | str | None = None
+    found = _check(machine, activity, runs, variables, recipe.parameters, world)
+    timed: pace.Pace | str | None = None
     if not quick:
         progress.note(f"timing {pace.STEPS} steps of {name}")
-        working: list[Gpu] = []  # the GPUs at work: only then heat lowers their clocks
+        working: list[gpus.Gpu] = []  # the GPUs at work: only then heat lowers their clocks
 
         def look() -> None:
             if driver:
-                working.extend(call_within(SECONDS, gpus.driver_gpus).value or [])
+                working.extend(call_within(SECONDS, gpus.driver_gpus)[0] or [])
 
         timed = pace.measured(name, settings, world, look)
         found += [finding for finding in checks.check_clocks(working) if finding not in found]
     known = expected(machine.device, recipe)
-    measured = timed if isinstance(timed, Pace) else None
+    measured = timed if isinstance(timed, pace.Pace) else None
     rates = measured.seconds_per_token if measured else ((0.0, 1 / known.tokens_per_second),) if known else None
     coming = None if isinstance(timed, str) else estimate(recipe.train, world, rates)
-    found += checks.check_pace(timed, known, coming, machine.device) + checks.check_answers(errors)
-    seconds = coming.seconds if coming else None
-    artifact_bytes = recipe.pack.cap_bytes if isinstance(recipe.pack.fit, FillCap) else None
+    found += checks.check_pace(timed, known, coming, machine.device) + unknown
+    cost = None
+    if price is not None and coming is not None and coming.seconds is not None:
+        cost = price * (coming.seconds + (measured.warmup_seconds if measured else 0.0)) / 3600
+    fills_cap = isinstance(recipe.pack.fit, FillCap)
     return Examination(
         recipe=name,
         processes=world,
@@ -233,51 +224,44 @@ def examine(
         pace=measured,
         expected=known,
         estimate=coming,
-        artifact_bytes=measured.artifact_bytes if measured else artifact_bytes,
+        artifact_bytes=measured.artifact_bytes if measured else recipe.pack.cap_bytes if fills_cap else None,
         cap_bytes=recipe.pack.cap_bytes,
-        cost=None
-        if price is None or seconds is None
-        else price * (seconds + (measured.warmup_seconds if measured else 0.0)) / 3600,
+        cost=cost,
     )
 
 
-def open_runs(root: Path, activity: Activity | None) -> list[OpenRun]:
+def open_runs(root: Path, activity: processes.Activity | None) -> list[OpenRun]:
     """Return the runs below a folder that have no result, and the processes at work in each."""
-    if not root.is_dir():
-        return []
     others = activity.processes if activity else ()
     return [
         OpenRun(root / row["name"], row["state"] == "stale", tuple(processes.working_in(root / row["name"], others)))
-        for row in Folders(root).rows()["runs"]
+        for row in (Folders(root).rows()["runs"] if root.is_dir() else ())
         if row["state"] in ("running", "stale")
     ]
 
 
 def _check(
     machine: Machine,
-    activity: Activity | None,
+    activity: processes.Activity | None,
     runs: list[OpenRun] | None,
     variables: dict[str, str],
-    recipe: Recipe,
+    parameters: int,
     world: int,
 ) -> list[Finding]:
     """Apply every rule to what is known."""
-    found: list[Finding] = []
-    cores = machine.processor.cores if machine.processor else 1
     seen, driver = machine.accelerators, machine.gpus
+    cores = machine.processor.cores if machine.processor else 1
+    found = checks.check_environment(variables, bool(driver or (seen and seen.names)), cores)
     if activity is not None:
         found += checks.check_cores(activity, cores, world)
-        if runs is not None:
-            found += checks.check_runs(runs)
-    found += checks.check_environment(variables, bool(driver or (seen and seen.names)), cores)
+        found += checks.check_runs(runs) if runs is not None else []
     if machine.work and machine.cache:
-        found += checks.check_disks(machine.work, machine.cache, recipe.parameters)
+        found += checks.check_disks(machine.work, machine.cache, parameters)
     if machine.memory:
         found += checks.check_memory(machine.memory)
     if seen is not None:
-        compilers = any(map(shutil.which, ("cc", "gcc", "clang")))
-        triton = find_spec("triton") is not None
-        found += checks.check_kernels(seen, driver, world, compilers, torch.__version__, torch.version.cuda, triton)
+        compiler, triton = any(map(shutil.which, ("cc", "gcc", "clang"))), find_spec("triton") is not None
+        found += checks.check_kernels(seen, driver, world, compiler, torch.__version__, torch.version.cuda, triton)
         own = [gpu for gpu in driver or () if gpu.uuid.removeprefix("GPU-") in seen.uuids[:world]]
         driver = own or driver  # all of them, if PyTorch does not tell which it sees
     return found + checks.check_gpus(driver or ())

@@ -12,8 +12,6 @@ import torch
 from caddie.ops import product_dtype
 from caddie.ops.attention import choose
 
-SECONDS = 10.0
-"""Time limit for the driver: eight GPUs answer within it, even when no program keeps the driver loaded."""
 _HEAD, _ROW = 64, 1024
 """Channels of a head and tokens of a row for which the attention kernel is chosen."""
 _MIB = 1 << 20
@@ -81,8 +79,7 @@ def _gpu(index: int, driver: str) -> Gpu:
         reasons = _known(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
     compute = _known(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
     graphics = _known(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle) or []
-    holders = {one.pid: _holder(one, graphics_only=True) for one in graphics}
-    holders |= {one.pid: _holder(one, graphics_only=False) for one in compute}
+    holders = {one.pid: _holder(one, kind is graphics) for kind in (graphics, compute) for one in kind}
     return Gpu(
         index=index,
         uuid=_known(pynvml.nvmlDeviceGetUUID, handle) or "",
@@ -131,12 +128,10 @@ def torch_gpus() -> Accelerators:
     properties = [torch.cuda.get_device_properties(index) for index in range(count)]
     device = torch.device("cuda", 0) if count else torch.device("cpu")
     masks = {"causal": (False, None), "window": (False, _ROW // 4), "documents": (True, None)}
+    dtype = product_dtype(device, torch.bfloat16)
     return Accelerators(
         names=tuple(one.name for one in properties),
         uuids=tuple(str(getattr(one, "uuid", "")) for one in properties),
         capabilities=tuple((one.major, one.minor) for one in properties),
-        attention={
-            mask: choose(device, product_dtype(device, torch.bfloat16), _HEAD, _ROW, _ROW, documents, window)
-            for mask, (documents, window) in masks.items()
-        },
+        attention={mask: choose(device, dtype, _HEAD, _ROW, _ROW, *kind) for mask, kind in masks.items()},
     )

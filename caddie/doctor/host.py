@@ -59,12 +59,8 @@ def processor(proc: Path = PROC, groups: Path = GROUPS) -> Processor:
         return Processor(brand or platform.processor() or None, cores, None)
     name = re.search(r"^(?:model name|Model|Hardware)\s*:\s*(.*\S)", text, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)", text, re.MULTILINE)
-    known = flags[1].split() if flags else ()
-    return Processor(
-        name[1] if name else platform.machine() or None,
-        cores,
-        tuple(flag for flag in INSTRUCTION_SETS if flag in known) if flags else None,
-    )
+    sets = tuple(flag for flag in INSTRUCTION_SETS if flag in flags[1].split()) if flags else None
+    return Processor(name[1] if name else platform.machine() or None, cores, sets)
 
 
 @dataclass(frozen=True)

@@ -82,24 +82,18 @@ def measured(name: str, settings: Sequence[str], processes: int, poll: Callable[
     """
     job = json.dumps([name, list(settings), processes])
     command = [sys.executable, "-c", "from caddie.doctor import pace; pace.main()", job]
-    deadline = time.monotonic() + LONGEST_SECONDS
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True
-    ) as process:
+    deadline, pipe, nothing = time.monotonic() + LONGEST_SECONDS, subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=nothing, stdout=pipe, stderr=pipe, start_new_session=True) as process:
         try:
-            while True:
-                try:
+            while time.monotonic() <= deadline:
+                with suppress(subprocess.TimeoutExpired):
                     out, err = process.communicate(timeout=_POLL_SECONDS)
-                    break
-                except subprocess.TimeoutExpired:
-                    if time.monotonic() > deadline:
-                        return f"it took more than {LONGEST_SECONDS:,.0f} seconds"
-                    poll()
+                    return _read(process.returncode, out, err)
+                poll()
+            return f"it took more than {LONGEST_SECONDS:,.0f} seconds"
         finally:
             with suppress(OSError):  # it has ended, and with it the processes that compile for it
                 os.killpg(process.pid, signal.SIGKILL)
-    return _read(process.returncode, out, err)
 
 
 def _read(status: int, out: bytes, err: bytes) -> Pace | str:
@@ -154,13 +148,8 @@ def measure(recipe: Recipe, processes: int, steps: int = STEPS) -> Pace:
 def _timed(gpt: GPT, train: Train, ranks: Ranks, steps: int, artifact_bytes: int) -> Pace:
     """Time `steps` steps, divided among the shapes that the run goes through, at least one for each."""
     trainer = Trainer(gpt, train, 0, ranks)
-    stream = train.loader.build(
-        [_documents(gpt.vocabulary, 8 * trainer.micro_tokens)],
-        tokens=trainer.micro_tokens,
-        sequence_length=train.longest_row,
-        seed=0,
-        bos=_BOS,
-    )
+    documents, count = [_documents(gpt.vocabulary, 8 * trainer.micro_tokens)], trainer.micro_tokens
+    stream = train.loader.build(documents, tokens=count, sequence_length=train.longest_row, seed=0, bos=_BOS)
     rows = stream.micro_batch(0).inputs.shape
     began = time.perf_counter()
     execution = warm_up(trainer, train.budget, rows)
@@ -201,13 +190,12 @@ def _wait(ranks: Ranks) -> None:
 
 def _share(train: Train, processes: int) -> Train:
     """Return the settings of one of `processes` processes."""
-    tokens = train.batch_tokens
-    part: IntSchedule
+    tokens: IntSchedule = train.batch_tokens
     if isinstance(tokens, PiecewiseConstant):
-        part = replace(tokens, values=tuple(value // processes for value in tokens.values))
+        tokens = replace(tokens, values=tuple(value // processes for value in tokens.values))
     else:
-        part = tokens // processes
-    return train.but(batch_tokens=part, micro_batches=train.micro_batches // processes)
+        tokens //= processes
+    return train.but(batch_tokens=tokens, micro_batches=train.micro_batches // processes)
 
 
 def _documents(vocabulary: int, count: int) -> Tokens:

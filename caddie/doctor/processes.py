@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,17 +76,11 @@ def activity(seconds: float = WATCH_SECONDS) -> Activity:
     busy_percent = psutil.cpu_percent(seconds, percpu=True)
     seen = [process.info for process in psutil.process_iter(["pid", "ppid", "cpu_percent", "cmdline", "name"])]
     own = descendants({info["pid"]: info["ppid"] for info in seen}, os.getpid())
-    others = [
-        Process(
-            info["pid"],
-            info["ppid"],
-            (info["cpu_percent"] or 0.0) / 100,
-            tuple(info["cmdline"] or ()),  # None for another user's process on macOS
-            info["name"] or "",
-        )
-        for info in seen
-        if info["pid"] not in own
-    ]
+    others = []
+    for info in seen:
+        if info["pid"] not in own:
+            cores, arguments = (info["cpu_percent"] or 0.0) / 100, info["cmdline"] or ()  # None on macOS if not ours
+            others.append(Process(info["pid"], info["ppid"], cores, tuple(arguments), info["name"] or ""))
     allowed = allowed_cores()
     idle = [1 - percent / 100 for core, percent in enumerate(busy_percent) if core in allowed]
     busiest = sorted(others, key=lambda process: (-process.cores, process.pid))
@@ -102,27 +97,20 @@ def descendants(parents: Mapping[int, int], pid: int) -> set[int]:
 
 def working_in(folder: Path, processes: Iterable[Process]) -> list[Process]:
     """Return the caddie processes that have a file of a run folder open or name it in their arguments."""
-    real = Path(os.path.realpath(folder))
-    return [process for process in processes if process.verb and _uses(process, real)]
+    real, found = Path(os.path.realpath(folder)), []
+    for process in (process for process in processes if process.verb):
+        with suppress(psutil.Error):  # it ended, or belongs to another user
+            handle = psutil.Process(process.pid)
+            opened, start = [file.path for file in handle.open_files()], handle.cwd()
+            named = [os.path.realpath(os.path.join(start, argument)) for argument in process.arguments[1:]]
+            if any(Path(path).is_relative_to(real) for path in [*opened, *named]):
+                found.append(process)
+    return found
 
 
-def _uses(process: Process, folder: Path) -> bool:
-    try:
-        handle = psutil.Process(process.pid)
-        opened, start = [file.path for file in handle.open_files()], handle.cwd()
-    except psutil.Error:  # it ended, or belongs to another user
-        return False
-    named = [os.path.realpath(os.path.join(start, argument)) for argument in process.arguments[1:]]
-    return any(Path(path).is_relative_to(folder) for path in [*opened, *named])
-
-
-def orphans(processes: Iterable[Process]) -> list[Process]:
+def orphans(processes: Sequence[Process]) -> list[Process]:
     """Return the caddie processes whose parent has ended and that do nothing, nor do their descendants."""
-    known = list(processes)
-    parents = {process.pid: process.parent for process in known}
-    working = {process.pid for process in known if process.cores > 0.05}
-    return [
-        process
-        for process in known
-        if process.verb and process.parent == 1 and not working & descendants(parents, process.pid)
-    ]
+    parents = {process.pid: process.parent for process in processes}
+    working = {process.pid for process in processes if process.cores > 0.05}
+    left = [process for process in processes if process.verb and process.parent == 1]
+    return [process for process in left if not working & descendants(parents, process.pid)]
