@@ -75,7 +75,11 @@ class LoopScorer(BlackBoxScorer):
 
     def score(self, tokens: Ids, positions: Positions) -> ScoredText:
         """Score in the loop. Steps and distributions are recorded from outside, not reported by the scorer."""
-        recording = _RecordingScorer(self._new_scorer(), positions)
+        if self._scorer is None:
+            scorer = self.scoring.scorer(self.model, self.bos)
+        else:
+            scorer = load_scorer(self._scorer, self.model, self.artifact.tokenizer)
+        recording = _RecordingScorer(scorer, positions)
         layout = layout_of(tokens, self.bos, recording.per_document)
         predictions = len(tokens) - 1
         nats, step = np.zeros(predictions), np.zeros(predictions, np.int64)
@@ -85,26 +89,17 @@ class LoopScorer(BlackBoxScorer):
             step[window.first : window.end] = recording.step
             recording.keep(window)
 
-        device = next(self.model.parameters()).device
-        run(recording, tokens, layout, self.scoring.rows, record, device)
+        run(recording, tokens, layout, self.scoring.rows, record, next(self.model.parameters()).device)
+        gpt = self.model.config
+        scopes = {getattr(gpt.block_of(layer).attention, "scope", None) for layer in range(gpt.depth)}
         return ScoredText(
             nats=nats,
             step=step,
             segment=np.searchsorted(layout.begins, np.arange(predictions), side="right") - 1,
             probabilities=recording.probabilities,
-            isolated=recording.per_document or self._documents_apart(),
-            learns=type(recording.scorer).update is not Scorer.update,
+            isolated=scorer.per_document or (self._scorer is None and scopes == {"document"}),
+            learns=type(scorer).update is not Scorer.update,
         )
-
-    def _new_scorer(self) -> Scorer:
-        if self._scorer is not None:
-            return load_scorer(self._scorer, self.model, self.artifact.tokenizer)
-        return self.scoring.scorer(self.model, self.bos)
-
-    def _documents_apart(self) -> bool:
-        gpt = self.model.config
-        scopes = {getattr(gpt.block_of(layer).attention, "scope", None) for layer in range(gpt.depth)}
-        return self._scorer is None and scopes == {"document"}
 
 
 class _RecordingScorer(Scorer):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -228,14 +229,9 @@ class Smear(BlackBoxScorer):
 # Examples
 
 
-def _spaces_twice(case: ProbeCase) -> ProbeCase:
-    first = np.array([piece[:1] == b" " for piece in case.artifact.tokenizer.token_bytes])
-    return replace(case, count=lambda ids: case.count(ids) + first[ids])
-
-
-def _spaces_thrice(case: ProbeCase) -> ProbeCase:
-    alone = np.array([piece == b" " for piece in case.artifact.tokenizer.token_bytes])
-    return replace(case, count=lambda ids: case.count(ids) + 2 * alone[ids])
+def _more_bytes(case: ProbeCase, more: Callable[[bytes], int]) -> ProbeCase:
+    extra = np.array([more(piece) for piece in case.artifact.tokenizer.token_bytes])
+    return replace(case, count=lambda ids: case.count(ids) + extra[ids])
 
 
 def _one_in_training(case: ProbeCase) -> ProbeCase:
@@ -280,8 +276,16 @@ KNOWN_BAD: dict[str, KnownBad] = {
     ),
     "table": KnownBad("a table of the official text", "document order does not matter", _cheat(_table)),
     "targets_on_disk": KnownBad("targets read from disk", "reads nothing else", _cheat(_targets_on_disk)),
-    "double_space": KnownBad("leading spaces counted twice", "bytes are counted once", _spaces_twice),
-    "three_byte_space": KnownBad("three bytes for a space", "bytes are counted once", _spaces_thrice),
+    "double_space": KnownBad(
+        "leading spaces counted twice",
+        "bytes are counted once",
+        partial(_more_bytes, more=lambda piece: piece[:1] == b" "),
+    ),
+    "three_byte_space": KnownBad(
+        "three bytes for a space",
+        "bytes are counted once",
+        partial(_more_bytes, more=lambda piece: 2 * (piece == b" ")),
+    ),
     "trained_on": KnownBad("a held-out training document", "held-out text was not trained on", _one_in_training),
 }
 """Name to example."""

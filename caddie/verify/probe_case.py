@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from importlib.util import cache_from_source
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -70,10 +70,6 @@ class ProbeCase:
         """Number of ids."""
         return self.artifact.tokenizer.vocabulary
 
-    def generator(self, purpose: int) -> np.random.Generator:
-        """Return an independent generator for each purpose."""
-        return np.random.default_rng([self.seed, purpose])
-
     def differ(self, a: Floats, b: Floats) -> npt.NDArray[np.bool_]:
         """Return where two results differ: at all on a CPU, by more than rounding elsewhere."""
         on_cpu = next(self.artifact.model.parameters()).device.type == "cpu"
@@ -114,7 +110,8 @@ class ProbeCase:
 
     def flip(self, places: Positions) -> ScoredText:
         """Score the text with other tokens at these positions."""
-        changed = with_other_tokens(self.tokens, places, self.bos, self.vocabulary, self.generator(1))
+        generator = np.random.default_rng([self.seed, 1])
+        changed = with_other_tokens(self.tokens, places, self.bos, self.vocabulary, generator)
         return self.open().score(changed, self.positions)
 
     @cached_property
@@ -123,7 +120,7 @@ class ProbeCase:
 
         Every token is BOS with probability `_END`, otherwise uniform over the other ids.
         """
-        generator, length = self.generator(2), len(self.tokens)
+        generator, length = np.random.default_rng([self.seed, 2]), len(self.tokens)
         others = np.delete(np.arange(self.vocabulary), self.bos)
         tokens = np.where(generator.random(length) < _END, self.bos, generator.choice(others, length)).astype(np.uint16)
         tokens[0] = self.bos
@@ -198,16 +195,10 @@ def fit_to_text(scoring: Scoring, predictions: int) -> Scoring:
     chunk = max(scoring.sequence_length, predictions // 4)
     most = {"chunk_tokens": chunk, "documents": 2, "phases.chunk_tokens": chunk, "phases.documents": 4}
     diff: dict[str, object] = {}
-
-    def visit(node: Mapping[str, Any], path: str) -> None:
-        for name, value in node.items():
-            if isinstance(value, Mapping):
-                visit(value, f"{path}{name}.")
-            elif path + name in most and value > most[path + name]:
-                diff[f"ttt.{path}{name}"] = most[path + name]
-
-    if scoring.ttt is not None:
-        visit(scoring.ttt.to_json(), "")
+    for path, limit in most.items():
+        value = reduce(lambda node, name: getattr(node, name, None), path.split("."), cast(Any, scoring.ttt))
+        if value is not None and value > limit:
+            diff[f"ttt.{path}"] = limit
     return scoring.but(diff)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,17 @@ import numpy.typing as npt
 from caddie.data.tokenizers import MARK
 from caddie.errors import UserError
 from caddie.verify.black_box import Positions, ScoredText
-from caddie.verify.checks import Check
 from caddie.verify.probe_case import ProbeCase
+
+
+@dataclass(frozen=True)
+class Check:
+    """Result of one check, with its evidence."""
+
+    name: str
+    passed: bool
+    evidence: str
+
 
 Found = tuple[bool, str]
 Probe = Callable[[ProbeCase], Found | None]
@@ -70,8 +80,7 @@ def _scored_before(base: ScoredText, changed: Positions, own: int = 0) -> npt.ND
 
 def _look_ahead(case: ProbeCase) -> Found:
     """Change tokens: no loss or distribution from before may change."""
-    base, earlier, later = case.base, 0, 0
-    moved: list[tuple[int, int]] = []
+    base, earlier, later, moved = case.base, 0, 0, list[tuple[int, int]]()
     for changed, scored in case.flips:
         settled, differs = _scored_before(base, changed), case.differ(base.nats, scored.nats)
         wrong = np.flatnonzero(differs & settled)
@@ -175,10 +184,8 @@ def _state(case: ProbeCase) -> Found:
     again = scorer.score(case.tokens, case.positions)
     moved = int(case.differ(case.base.nats, again.nats).sum())
     same = before == scorer.state()
-    weights = (
-        "the weights are the same afterwards" if same else "scoring changed the weights (copy a model to train it)"
-    )
-    return same and not moved, f"{weights}; after another text {moved:,} of {len(again.nats):,} losses differ"
+    found = "the weights are the same afterwards" if same else "scoring changed the weights (copy a model to train it)"
+    return same and not moved, f"{found}; after another text {moved:,} of {len(again.nats):,} losses differ"
 
 
 def _documents_apart(case: ProbeCase) -> Found:
@@ -190,9 +197,8 @@ def _documents_apart(case: ProbeCase) -> Found:
     changed = np.flatnonzero((case.tokens != case.bos) & (document % 2 == 0))
     others = document[:-1] % 2 == 1
     moved = case.differ(base.nats, case.flip(changed).nats) & others
-    evidence = (
-        f"every second document changed: {int(moved.sum()):,} of {int(others.sum()):,} losses in the others changed"
-    )
+    figures = f"{int(moved.sum()):,} of {int(others.sum()):,}"
+    evidence = f"every second document changed: {figures} losses in the others changed"
     if moved.any() and base.learns and not (moved & _scored_before(base, changed)).any():
         return True, f"{evidence}, by design: it learns from documents scored before"
     return not moved.any(), evidence
@@ -200,8 +206,7 @@ def _documents_apart(case: ProbeCase) -> Found:
 
 def _document_order(case: ProbeCase) -> Found:
     """Reverse the order of documents: the total loss may change a little, but not if documents are isolated."""
-    begins = np.flatnonzero(case.tokens == case.bos)
-    documents = np.split(case.tokens, begins[1:])
+    documents = np.split(case.tokens, np.flatnonzero(case.tokens == case.bos)[1:])
     reordered = np.concatenate(documents[::-1])
     other = case.open().score(reordered, case.positions)
     # Without BOS, because the last document has no prediction of its end.
@@ -227,9 +232,7 @@ def _reads(case: ProbeCase) -> Found:
 def _bytes(case: ProbeCase) -> Found:
     """Count the bytes of texts by token, and compare with the bytes that the tokens decode to."""
     tokenizer, documents = case.artifact.tokenizer, [_SPACES, *case.documents]
-    counted = actual = table = double = triple = 0
-    marks = False
-    lossy = 0
+    counted = actual = table = double = triple = marks = lossy = 0
     for document, ids in zip(documents, tokenizer.encode_many(documents), strict=True):
         text = tokenizer.decode(ids)
         counted += int(case.count(ids).sum())
@@ -255,16 +258,14 @@ def _bytes(case: ProbeCase) -> Found:
 
 
 def _held_out(case: ProbeCase) -> Found | None:
-    if case.trained_on is None:
-        return None
-    return check_disjoint(case.trained_on, case.held_out)
+    return None if case.trained_on is None else check_disjoint(case.trained_on, case.held_out)
 
 
 def check_disjoint(trained_on: frozenset[bytes], held_out: frozenset[bytes]) -> Found:
     """Check that no held-out document is among the training documents, by their hashes."""
     both = len(trained_on & held_out)
-    counts = f"{len(held_out):,} held-out documents, by their hashes, among {len(trained_on):,} training documents"
-    return not both, f"{both or 'none'} of {counts}"
+    documents = f"{len(held_out):,} held-out documents, by their hashes, among {len(trained_on):,} training documents"
+    return not both, f"{both or 'none'} of {documents}"
 
 
 PROBES: dict[str, Probe] = {
@@ -288,9 +289,6 @@ PROBES: dict[str, Probe] = {
 def missing_probes(checks: Sequence[Check]) -> list[str]:
     """Return the names of the probes that always answer and are missing in `checks`."""
     works = bool(checks) and checks[0].passed
-    expected = [name for name, probe in PROBES.items() if probe not in _OPTIONAL] if works else list(PROBES)[:2]
+    optional = _ends, _held_out  # they do not apply to some texts
+    expected = [name for name, probe in PROBES.items() if probe not in optional] if works else list(PROBES)[:2]
     return [name for name in expected if name not in {check.name for check in checks}]
-
-
-_OPTIONAL = _ends, _held_out
-"""Probes that do not apply to some texts."""

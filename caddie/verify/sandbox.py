@@ -51,8 +51,6 @@ class Outcome:
     stderr: bytes
     stopped: str | None
     """Sentence that names the limit it was killed at; None if it ended by itself."""
-    timed_out: bool
-    """True if that was the time limit."""
     isolated: bool
     """True if it had neither network nor disk."""
     isolation: str
@@ -80,17 +78,11 @@ def run_in_sandbox(
     nor leave a core dump. Raises `UserError` if a path cannot be read; whatever the process does is an `Outcome`.
     """
     paths = [str(path.absolute()) for path in readable]
-    for path in paths:
-        if not os.access(path, os.R_OK):
-            raise UserError(f"cannot read {path}; the sandbox needs it")
+    if absent := [path for path in paths if not os.access(path, os.R_OK)]:
+        raise UserError(f"cannot read {absent[0]}; the sandbox needs it")
     levels, reason = [CLOSED, OFFLINE, PLAIN], ""
     if sys.platform != "linux":
         levels, reason = [PLAIN], "more needs Linux"
-    limits = {
-        "time": f"it was stopped because it ran for more than {seconds:g} seconds",
-        "memory": f"it was stopped because it took more than {memory_bytes / _MIB:,.0f} MiB of memory",
-        "output": f"it was stopped because it wrote more than {output_bytes / _MIB:,.3g} MiB",
-    }
     others = _processes()  # processes that were there before are none of its children
     for level in levels:
         process, report = _launch(level, paths, command)
@@ -100,7 +92,7 @@ def run_in_sandbox(
                 if refusal or not ready.startswith(READY):
                     reason = f"the system refuses more ({refusal or 'its launcher failed'})"
                     continue
-                out, err, limit, peak_bytes = _supervise(process, others, stdin, memory_bytes, seconds, output_bytes)
+                out, err, stopped, peak_bytes = _supervise(process, others, stdin, memory_bytes, seconds, output_bytes)
             finally:
                 _kill(process)
         status = process.returncode
@@ -108,8 +100,7 @@ def run_in_sandbox(
             returncode=status if status >= 0 else 128 - status,
             stdout=out[:output_bytes],
             stderr=err[:output_bytes],
-            stopped=limits[limit] if limit else None,
-            timed_out=limit == "time",
+            stopped=stopped and f"it was stopped because it {stopped}",
             isolated=level == CLOSED,
             isolation=_describe(level, len(paths), reason, ready.removeprefix(READY)),
             peak_bytes=peak_bytes,
@@ -118,7 +109,6 @@ def run_in_sandbox(
 
 
 def _describe(level: str, count: int, reason: str, missing: str) -> str:
-    """Describe the isolation of a level in one sentence."""
     if level == CLOSED:
         named = f"{count} named {'path' if count == 1 else 'paths'}"
         return f"no network, no writable disk, only Python, caddie and {named} readable (Linux namespaces{missing})"
@@ -188,6 +178,7 @@ def _supervise(
 ) -> tuple[bytes, bytes, str | None, int]:
     """Feed the process and enforce its limits. Return both outputs, the limit it was killed at, and its peak memory."""
     end, peak_bytes, limit, done = time.monotonic() + seconds, 0, None, False
+    wrote_too_much = f"wrote more than {output_bytes / _MIB:,.3g} MiB"
     # `communicate` would forget what is still to be sent when its time is over.
     pipe, process.stdin = process.stdin, None
     threading.Thread(target=_feed, args=(pipe, stdin), daemon=True).start()
@@ -198,19 +189,19 @@ def _supervise(
         except subprocess.TimeoutExpired as running:
             out, err = running.stdout or b"", running.stderr or b""
         peak_bytes = max(peak_bytes, _resident_bytes(process.pid, others))
-        if len(out) > output_bytes or len(err) > output_bytes:
-            limit = "output"
+        if max(len(out), len(err)) > output_bytes:
+            limit = wrote_too_much
         elif peak_bytes > memory_bytes:
-            limit = "memory"
+            limit = f"took more than {memory_bytes / _MIB:,.0f} MiB of memory"
         elif not done and time.monotonic() > end:
-            limit = "time"
+            limit = f"ran for more than {seconds:g} seconds"
         if not done and (limit or process.poll() is not None):
             _kill(process)
             with suppress(subprocess.TimeoutExpired):  # a process outside the group still holds the pipes
                 out, err = process.communicate(timeout=_PIPE_SECONDS)
             done = True
     if limit is None and max(len(out), len(err)) > output_bytes:  # it ended before it was looked at
-        limit = "output"
+        limit = wrote_too_much
     return out, err, limit, peak_bytes
 
 

@@ -22,10 +22,9 @@ from caddie.inference.text_codec import measure
 from caddie.pack.artifact import Artifact, load
 from caddie.runtime.autotune import quickest, thread_counts
 from caddie.score import Scoring, check_windows
-from caddie.verify.checks import Check, file_checks
 from caddie.verify.known_bad import Caught, catch, known_bad
 from caddie.verify.probe_case import excerpts, library, probe_case_of
-from caddie.verify.probes import HELD_OUT, check_disjoint, missing_probes, run_probes
+from caddie.verify.probes import HELD_OUT, Check, check_disjoint, missing_probes, run_probes
 from caddie.verify.sandbox import run_in_sandbox
 
 MEMORY_BYTES, SECONDS = 8 << 30, 600.0
@@ -87,6 +86,18 @@ def verify(
     return Verdict(checks=(*checks, *probed), caught=tuple(caught))
 
 
+def file_checks(artifact: Artifact, cap_bytes: int) -> list[Check]:
+    """Return the checks of an artifact that was read without an error, which proves checksums, shapes and hashes."""
+    left = cap_bytes - artifact.file_bytes
+    size = f"{artifact.file_bytes:,} of {cap_bytes:,} bytes, {abs(left):,} {'left' if left >= 0 else 'over'}"
+    count, stated = sum(one.numel() for one in artifact.model.parameters()), artifact.manifest.parameters
+    return [
+        Check("file is intact", True, f"every checksum holds; SHA-256 {artifact.sha256}"),
+        Check("file is under the cap", left >= 0, size),
+        Check("parameter count is as stated", count == stated, f"{count:,} counted, {stated:,} stated"),
+    ]
+
+
 def _held_out_documents(corpus: Corpus) -> list[bytes]:
     if corpus.manifest.byte_source == "documents":
         return corpus.validation_documents()
@@ -100,12 +111,11 @@ def _probe_in_sandbox(
 ) -> tuple[list[Check], list[Caught]]:
     seed = secrets.randbits(32)  # so that no scorer can know the random tokens
     path = artifact.path.absolute()
-    pieces = excerpts(documents, scoring)
     job = {
         "artifact": str(path),
         "score": scoring.to_json(),
         "scorer": scorer,
-        "documents": [piece.decode("latin-1") for piece in pieces],
+        "documents": [piece.decode("latin-1") for piece in excerpts(documents, scoring)],
         "seed": seed,
         "examples": examples,
         "lossless": [piece.decode("latin-1") for piece in _sample(documents, seed)] if lossless else [],
@@ -113,10 +123,8 @@ def _probe_in_sandbox(
     files = [path]
     if scorer and not scorer.startswith(_KNOWN_BAD):
         files.append(Path(scorer.rpartition(":")[0] or scorer))
-    begin = time.perf_counter()
-    outcome = run_in_sandbox(
-        ["-c", _COMMAND], readable=files, stdin=json.dumps(job).encode(), memory_bytes=MEMORY_BYTES, seconds=SECONDS
-    )
+    begin, stdin = time.perf_counter(), json.dumps(job).encode()
+    outcome = run_in_sandbox(["-c", _COMMAND], readable=files, stdin=stdin, memory_bytes=MEMORY_BYTES, seconds=SECONDS)
     answer: dict[str, Any] = {}
     trouble = outcome.stopped
     if not trouble:
@@ -127,19 +135,16 @@ def _probe_in_sandbox(
             trouble = f"it ended with status {outcome.returncode}: {last[0]}"
     if "error" in answer:
         raise UserError(answer["error"])
+    probed = [Check(**check) for check in answer.get("checks", [])]
     if not trouble and file_sha256(path) != artifact.sha256:
         trouble = "the artifact file has changed"
-    used = (
-        f"{outcome.peak_bytes >> 20:,} of {MEMORY_BYTES >> 20:,} MiB, "
-        f"{time.perf_counter() - begin:.0f} of {SECONDS:.0f} seconds; random seed {seed}"
-    )
-    probed = [Check(**check) for check in answer.get("checks", [])]
     if not trouble and (missing := missing_probes(probed)):
         trouble = f"{len(missing)} probes gave no result, such as: {missing[0]}"
-    checks = [Check("runs in a sandbox", not trouble, f"{outcome.isolation}; {trouble or used}")]
-    return [*checks, *probed], [
-        Caught(**{**example, "failed": tuple(example["failed"])}) for example in answer.get("caught", [])
-    ]
+    memory = f"{outcome.peak_bytes >> 20:,} of {MEMORY_BYTES >> 20:,} MiB"
+    used = f"{memory}, {time.perf_counter() - begin:.0f} of {SECONDS:.0f} seconds; random seed {seed}"
+    sandbox = Check("runs in a sandbox", not trouble, f"{outcome.isolation}; {trouble or used}")
+    caught = [Caught(**{**example, "failed": tuple(example["failed"])}) for example in answer.get("caught", [])]
+    return [sandbox, *probed], caught
 
 
 def _sample(documents: Sequence[bytes], seed: int) -> list[bytes]:
@@ -156,8 +161,8 @@ def _compresses(artifact: Artifact, scoring: Scoring, documents: Sequence[bytes]
     allowed = found.promised_bytes * (1 + _EXCESS) + found.streams * _STREAM_BYTES + found.head_bytes
     source = found.source_bytes
     evidence = (
-        f"{source:,} bytes became {found.compressed_bytes:,} in {found.streams} streams and "
-        f"{'came back' if found.exact else 'came back changed'}; their score predicts {found.promised_bytes:,.0f} "
+        f"{source:,} bytes became {found.compressed_bytes:,} in {found.streams} streams and came back"
+        f"{'' if found.exact else ' changed'}; their score predicts {found.promised_bytes:,.0f} "
         f"({8 * found.promised_bytes / source:.4f} bits per byte), {found.excess:+.2%} off; "
         f"{found.compress_seconds:.0f} and {found.decompress_seconds:.0f} seconds"
     )

@@ -29,7 +29,7 @@ from caddie.recipes.recipe import Recipe
 from caddie.run.policy import Part, state
 from caddie.run.result import metadata_of
 from caddie.run.run import calibrate_recipe
-from caddie.verify.checks import file_checks
+from caddie.verify.verify import file_checks
 
 Call = Callable[..., Any]
 CAP = 16_000_000

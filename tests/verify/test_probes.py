@@ -25,21 +25,19 @@ from caddie.errors import UserError
 from caddie.model import build
 from caddie.pack.artifact import Artifact, load
 from caddie.score import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Scoring
-from caddie.verify import (
-    KNOWN_BAD,
-    PROBES,
-    BlackBoxScorer,
+from caddie.verify.black_box import BlackBoxScorer, ScoredText
+from caddie.verify.known_bad import KNOWN_BAD, known_bad
+from caddie.verify.probe_case import (
+    DOCUMENTS,
     ProbeCase,
-    ScoredText,
     excerpts,
-    known_bad,
+    fit_to_text,
     library,
     probe_case_of,
-    run_probes,
+    probe_text,
+    with_other_tokens,
 )
-from caddie.verify.checks import Check
-from caddie.verify.probe_case import DOCUMENTS, fit_to_text, probe_text, with_other_tokens
-from caddie.verify.probes import HELD_OUT, _scored_before, check_disjoint
+from caddie.verify.probes import HELD_OUT, PROBES, Check, _scored_before, check_disjoint, run_probes
 from caddie.verify.sandbox import Outcome
 
 verification = import_module("caddie.verify.verify")
@@ -402,7 +400,7 @@ def test_verify_tries_everything_on_held_out_text(
 ) -> None:
     """Of a copy of the artifact, and of a corpus without its training shards; every example fails here above."""
     others = [name for name in KNOWN_BAD if name not in examples]
-    forget = f"import caddie.verify as them; [them.KNOWN_BAD.pop(name) for name in {others}]; "
+    forget = f"from caddie.verify.known_bad import KNOWN_BAD; [KNOWN_BAD.pop(name) for name in {others}]; "
     monkeypatch.setattr(verification, "_COMMAND", forget + verification._COMMAND)
     artifact, corpus = shutil.copy(tiny_run.artifact, tmp_path / "copy.caddie"), tmp_path / "corpus"
     shutil.copytree(tiny_run.corpus, corpus, ignore=shutil.ignore_patterns("train_*"))
@@ -445,7 +443,6 @@ ENDED = Outcome(
     stdout=json.dumps({"checks": ANSWERED}).encode(),
     stderr=b"",
     stopped=None,
-    timed_out=False,
     isolated=True,
     isolation="S",
     peak_bytes=0,
