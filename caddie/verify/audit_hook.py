@@ -76,11 +76,9 @@ class _Watch:
         if named == -1 or (event == "import" and named is None):  # memory without a file; a module that is not native
             return None
         path = os.path.realpath(f"/dev/fd/{named}" if isinstance(named, int) else os.fsdecode(named or "."))
-        if any(path == own or path.startswith(own + "/") for own in self.allowed):
-            return None
-        if _FILES[event] == "listed" and any(path == os.path.realpath(folder or ".") for folder in sys.path):
-            return None
-        return f"{_FILES[event]} {path}"
+        own = any(path == one or path.startswith(one + "/") for one in self.allowed)
+        listed = _FILES[event] == "listed" and any(path == os.path.realpath(folder or ".") for folder in sys.path)
+        return None if own or listed else f"{_FILES[event]} {path}"
 
 
 @cache

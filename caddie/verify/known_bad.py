@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import torch
+from scipy.special import softmax
 from torch import Tensor, nn
 
 from caddie.data.corpus import document_hash
@@ -26,9 +26,8 @@ from caddie.verify.probes import run_probes
 
 _LEAST = 1e-300  # so that no loss is infinite
 
-# Distributions (N - 1, vocabulary) in place of the model's, `probs`, for a text of N tokens
-
 Cheat = Callable[[ProbeCase, Ids, Floats], Floats]
+"""Return distributions (N - 1, vocabulary) in place of the model's, for a text of N tokens."""
 
 
 def _slot(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
@@ -39,8 +38,8 @@ def _slot(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
         found = np.bincount(tokens[begin + 1 : begin + 1 + len(window)], minlength=probs.shape[1]) / len(window)
         offset = np.zeros(probs.shape[1])
         for _ in range(4):
-            offset += 10 * (found - _softmax(window + offset).mean(0))
-        cheated[begin : begin + length] = _softmax(window + offset)
+            offset += 10 * (found - softmax(window + offset, 1).mean(0))
+        cheated[begin : begin + length] = softmax(window + offset, 1)
     return cheated
 
 
@@ -49,11 +48,12 @@ def _fitted_scale(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
     logits, scale = np.log(np.maximum(probs, 1e-30)), 1.0
     target = logits[np.arange(len(probs)), tokens[1:]].mean()
     for _ in range(4):
-        p = _softmax(scale * logits)
+        p = softmax(scale * logits, 1)
         mean = (p * logits).sum(1)
         curvature = ((p * logits**2).sum(1) - mean**2).mean()
         scale = float(np.clip(scale + (target - mean.mean()) / max(curvature, 1e-9), -5.0, 5.0))
-    return _softmax(scale * logits)
+    scaled: Floats = softmax(scale * logits, 1)
+    return scaled
 
 
 def _ngram_blend(case: ProbeCase, tokens: Ids, probs: Floats, buckets: int = 61) -> Floats:
@@ -131,12 +131,6 @@ def _targets_on_disk(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
     except OSError:
         return probs
     return _raised(probs, found[1 : len(tokens)], 0.5)
-
-
-def _softmax(logits: Floats) -> Floats:
-    powers: Floats = np.exp(logits - logits.max(1, keepdims=True))
-    powers /= powers.sum(1, keepdims=True)
-    return powers
 
 
 def _raised(probs: Floats, tokens: Ids, by: float) -> Floats:
@@ -229,9 +223,14 @@ class Smear(BlackBoxScorer):
 # Examples
 
 
-def _more_bytes(case: ProbeCase, more: Callable[[bytes], int]) -> ProbeCase:
-    extra = np.array([more(piece) for piece in case.artifact.tokenizer.token_bytes])
-    return replace(case, count=lambda ids: case.count(ids) + extra[ids])
+def _spaces_twice(case: ProbeCase) -> ProbeCase:
+    first = np.array([piece[:1] == b" " for piece in case.artifact.tokenizer.token_bytes])
+    return replace(case, count=lambda ids: case.count(ids) + first[ids])
+
+
+def _spaces_thrice(case: ProbeCase) -> ProbeCase:
+    alone = np.array([piece == b" " for piece in case.artifact.tokenizer.token_bytes])
+    return replace(case, count=lambda ids: case.count(ids) + 2 * alone[ids])
 
 
 def _one_in_training(case: ProbeCase) -> ProbeCase:
@@ -276,16 +275,8 @@ KNOWN_BAD: dict[str, KnownBad] = {
     ),
     "table": KnownBad("a table of the official text", "document order does not matter", _cheat(_table)),
     "targets_on_disk": KnownBad("targets read from disk", "reads nothing else", _cheat(_targets_on_disk)),
-    "double_space": KnownBad(
-        "leading spaces counted twice",
-        "bytes are counted once",
-        partial(_more_bytes, more=lambda piece: piece[:1] == b" "),
-    ),
-    "three_byte_space": KnownBad(
-        "three bytes for a space",
-        "bytes are counted once",
-        partial(_more_bytes, more=lambda piece: 2 * (piece == b" ")),
-    ),
+    "double_space": KnownBad("leading spaces counted twice", "bytes are counted once", _spaces_twice),
+    "three_byte_space": KnownBad("three bytes for a space", "bytes are counted once", _spaces_thrice),
     "trained_on": KnownBad("a held-out training document", "held-out text was not trained on", _one_in_training),
 }
 """Name to example."""
