@@ -69,18 +69,11 @@ def _abandoned(left: Path, machine: str, process: int) -> bool:
 
     Containers may share a name and a disk but not process ids, so a missing process alone does not suffice.
     """
+    import psutil
+
+    may_run = machine != platform.node() or psutil.pid_exists(process)
     idle_seconds = time.time() - max(one.stat().st_mtime for one in (left, *left.rglob("*")))
-    return idle_seconds > (_ABANDONED_SECONDS if machine != platform.node() or _is_running(process) else _ENDED_SECONDS)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # it runs as another user
-    return True
+    return idle_seconds > (_ABANDONED_SECONDS if may_run else _ENDED_SECONDS)
 
 
 def reason(error: Exception) -> str:

@@ -40,18 +40,11 @@ def sample(artifact: Path, prompt: str, tokens: int, temperature: float, seed: i
 @options("json", "quiet")
 def compress(artifact: Path, file: Path, out: Path | None, as_json: bool, quiet: bool) -> int:
     """Compress FILE with the model of ARTIFACT, which decompressing needs too."""
-    from caddie.inference.text_codec import compress as pack
-    from caddie.report.display import Display
-
-    target = _unwritten(out or file.with_name(file.name + ENDING))
-    model, data = load_artifact(artifact), _read(file)
-    with Display(quiet=quiet) as display:
-        display.phase("compress")
-        packed = pack(model, [data], progress=display)
-    _write(target, packed)
-    rate = 8 * len(packed) / len(data) if data else 0.0
-    facts = {"file": str(target), "bytes": len(packed), "source_bytes": len(data), "bits_per_byte": rate}
-    tell(facts, as_json, f"{target}: {len(packed):,} bytes from {len(data):,}, {rate:.3f} bits per byte")
+    target = out or file.with_name(file.name + ENDING)
+    source, packed = _coded("compress", artifact, file, target, quiet)
+    rate = 8 * packed / source if source else 0.0
+    facts = {"file": str(target), "bytes": packed, "source_bytes": source, "bits_per_byte": rate}
+    tell(facts, as_json, f"{target}: {packed:,} bytes from {source:,}, {rate:.3f} bits per byte")
     return 0
 
 
@@ -62,34 +55,32 @@ def compress(artifact: Path, file: Path, out: Path | None, as_json: bool, quiet:
 @options("json", "quiet")
 def decompress(artifact: Path, file: Path, out: Path | None, as_json: bool, quiet: bool) -> int:
     """Decompress FILE."""
-    from caddie.inference.text_codec import decompress as unpack
-    from caddie.report.display import Display
-
     if out is None and file.suffix != ENDING:
         raise UserError(f"{file} does not end in {ENDING}; name the file to write with --out")
-    target = _unwritten(out or file.with_suffix(""))
-    model, data = load_artifact(artifact), _read(file)
-    with Display(quiet=quiet) as display:
-        display.phase("decompress")
-        whole = unpack(model, data, progress=display)
-    _write(target, whole)
-    tell({"file": str(target), "bytes": len(whole)}, as_json, f"{target}: {len(whole):,} bytes")
+    target = out or file.with_suffix("")
+    _, size = _coded("decompress", artifact, file, target, quiet)
+    tell({"file": str(target), "bytes": size}, as_json, f"{target}: {size:,} bytes")
     return 0
 
 
-def _read(file: Path) -> bytes:
+def _coded(verb: str, artifact: Path, file: Path, target: Path, quiet: bool) -> tuple[int, int]:
+    """Compress or decompress a file to `target`. Return the bytes of both."""
+    from caddie.inference import text_codec
+    from caddie.report.display import Display
+
+    if target.exists():
+        raise UserError(f"{target} exists; name another file with --out or remove it")
+    model = load_artifact(artifact)
     try:
-        return file.read_bytes()
+        data = file.read_bytes()
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({reason(error)})") from None
-
-
-def _unwritten(file: Path) -> Path:
-    if file.exists():
-        raise UserError(f"{file} exists; name another file with --out or remove it")
-    return file
-
-
-def _write(file: Path, data: bytes) -> None:
-    with replacing(file) as temporary:
-        temporary.write_bytes(data)
+    with Display(quiet=quiet) as display:
+        display.phase(verb)
+        if verb == "compress":
+            coded = text_codec.compress(model, [data], progress=display)
+        else:
+            coded = text_codec.decompress(model, data, progress=display)
+    with replacing(target) as temporary:
+        temporary.write_bytes(coded)
+    return len(data), len(coded)

@@ -1,7 +1,6 @@
 """Data-parallel processes: launch, ranks, and the collectives that training needs.
 
-The only environment variables that the program reads are torchrun's, and only here. `launch` sets one more, so that a
-run knows whether `OMP_NUM_THREADS` is the user's.
+Here alone the program reads environment variables: torchrun's, and one that says who set `OMP_NUM_THREADS`.
 """
 
 from __future__ import annotations
@@ -77,10 +76,9 @@ class Ranks:
         """Begin to replace each tensor by its sum over all processes. Every process must call the result, to wait."""
         if self.world == 1:
             return lambda: None
-        shared = self._together[-1] if self._together else None
-        one = shared or _Sum()
+        one = self._together[-1] if self._together else _Sum()
         one.tensors += tensors
-        if shared is None:
+        if not self._together:
             one.begin()
         return one.finish
 
@@ -108,13 +106,7 @@ class Ranks:
         if self.world == 1:
             return lambda: stack
         mine = torch.empty_like(stack[self.share(len(stack))])
-        work = _newest("reduce_scatter_single", "reduce_scatter_tensor")(mine, stack, async_op=True)
-
-        def wait() -> Tensor:
-            work.wait()
-            return mine
-
-        return wait
+        return _begin("reduce_scatter_single", "reduce_scatter_tensor", mine, stack)
 
     def begin_all_gather(self, mine: Tensor) -> Callable[[], Tensor]:
         """Begin to gather the shares of all processes. The result waits and returns them stacked in rank order; it may
@@ -123,13 +115,7 @@ class Ranks:
         if self.world == 1:
             return lambda: mine
         stack = mine.new_empty((self.world * len(mine), *mine.shape[1:]))
-        work = _newest("all_gather_single", "all_gather_into_tensor")(stack, mine.contiguous(), async_op=True)
-
-        def wait() -> Tensor:
-            work.wait()
-            return stack
-
-        return wait
+        return _begin("all_gather_single", "all_gather_into_tensor", stack, mine.contiguous())
 
     def maximum(self, *values: float) -> list[float]:
         """Return the maximum of each value over all processes, so that all decide the same. Runs on the CPU."""
@@ -145,10 +131,15 @@ class Ranks:
         self.maximum(0.0)
 
 
-def _newest(name: str, older: str) -> Callable[..., dist.Work]:
-    """Return a collective by its name, or by the one before torch 2.13, where the new one is missing."""
-    found: Callable[..., dist.Work] = getattr(dist, name, None) or getattr(dist, older)
-    return found
+def _begin(name: str, older: str, output: Tensor, given: Tensor) -> Callable[[], Tensor]:
+    """Begin a collective by its name, or by that before torch 2.13. The result waits for it and returns `output`."""
+    work = (getattr(dist, name, None) or getattr(dist, older))(output, given, async_op=True)
+
+    def wait() -> Tensor:
+        work.wait()
+        return output
+
+    return wait
 
 
 def under_torchrun() -> bool:
@@ -250,8 +241,7 @@ def launch(world: int, arguments: Sequence[str]) -> int:
 def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     """Wait for all processes, or kill the others if one fails. Return the first status that is not 0, or 0."""
     while any(process.poll() is None for process in processes):
-        failed = [process.returncode for process in processes if process.poll() not in (None, 0)]
-        if failed:
+        if failed := [process.returncode for process in processes if process.poll() not in (None, 0)]:
             time.sleep(_GRACE_SECONDS)
             for process in processes:
                 process.kill()
