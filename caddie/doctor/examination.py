@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from typing import Any, TypeVar
 
 import torch
@@ -18,9 +19,8 @@ from caddie.doctor import checks, gpus, host, pace, processes
 from caddie.doctor.checks import GIB, Finding, OpenRun, count
 from caddie.doctor.estimates import Estimate, Expected, estimate, expected
 from caddie.doctor.gpus import Accelerators
-from caddie.doctor.timeout import call_within
 from caddie.pack.fit import FillCap
-from caddie.report.tables import printable, table
+from caddie.report.tables import one_line, printable, table
 from caddie.run.run import check_recipe
 from caddie.runtime.progress import SILENT, Progress
 
@@ -228,6 +228,25 @@ def examine(
         cap_bytes=recipe.pack.cap_bytes,
         cost=cost,
     )
+
+
+def call_within(seconds: float, function: Callable[[], T]) -> tuple[T | None, str]:
+    """Call `function` and wait at most `seconds`: a disk or driver may hang. Return its value, or why there is none.
+
+    A call that takes longer goes on unseen: threads cannot be ended.
+    """
+    answers: list[tuple[T | None, str]] = []
+
+    def call() -> None:
+        try:
+            answers.append((function(), ""))
+        except Exception as error:  # whatever a broken driver or a garbled file leads to
+            answers.append((None, one_line(f"{type(error).__name__}: {error}")))
+
+    thread = Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answers[0] if answers else (None, f"no answer within {seconds:g} seconds")
 
 
 def open_runs(root: Path, activity: processes.Activity | None) -> list[OpenRun]:

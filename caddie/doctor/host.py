@@ -1,7 +1,6 @@
 """Processor, memory, disks and environment of this machine, or of its container where that has less.
 
-psutil reads the machine. Read here is what psutil does not report: the processor's name and instruction sets, and the
-limits of control groups, versions 1 and 2.
+psutil reads the machine, this module what psutil does not report: the processor's name and the limits of containers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Time twenty training steps of a recipe in a process of their own.
+"""Time twenty training steps of a recipe on random tokens, with the trainer, warm-up and loader of a real run.
 
-The trainer, warm-up and loader are those of a real run; the documents are random tokens. The process may be killed by
-its time limit, or by the system for its memory, which the doctor reports.
+They run in a process of their own, which may be killed by its time limit or by the system for its memory.
 """
 
 from __future__ import annotations
@@ -132,7 +131,9 @@ def main() -> None:
 def measure(recipe: Recipe, processes: int, steps: int = STEPS) -> Pace:
     """Time steps of one of `processes` processes, without their exchanges."""
     ranks, train = Ranks(device=local_device()), _share(recipe.train, processes)
-    artifact_bytes = _forecast(recipe)
+    forecaster = Forecaster(recipe.model, recipe.pack, lambda readers, sections: len(container.pack(sections)))
+    weights = dict(build(recipe.model, 0, torch.device("cpu")).named_parameters())
+    artifact_bytes = forecaster.forecast(weights, anew=True).file_bytes  # as a run does before its first step
     if ranks.device.type == "cpu":
         torch.set_num_threads(max(1, torch.get_num_threads() // processes))  # as when so many are started
         rows = train.but(batch_tokens=train.longest_row, micro_batches=1, warmup_steps=1)
@@ -205,10 +206,3 @@ def _documents(vocabulary: int, count: int) -> Tokens:
     tokens[generator.random(count) < 1 / _DOCUMENT_TOKENS] = _BOS
     tokens[0] = _BOS
     return tokens
-
-
-def _forecast(recipe: Recipe) -> int:
-    """Return the packed bytes of the initial weights, as a run forecasts them before its first step."""
-    forecaster = Forecaster(recipe.model, recipe.pack, lambda readers, sections: len(container.pack(sections)))
-    weights = dict(build(recipe.model, 0, torch.device("cpu")).named_parameters())
-    return forecaster.forecast(weights, anew=True).file_bytes

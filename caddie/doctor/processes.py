@@ -27,7 +27,6 @@ class Process:
     """CPU time that it uses, in cores."""
     arguments: tuple[str, ...]
     title: str
-    """Short name that the system has for it."""
 
     @property
     def name(self) -> str:

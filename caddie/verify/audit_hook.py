@@ -17,16 +17,13 @@ from caddie.verify.sandbox import runtime_paths
 
 @contextmanager
 def watch_reads(allowed: Iterable[Path] = ()) -> Iterator[list[str]]:
-    """Record in a list what this process uses inside the block beyond `allowed` and Python's own files.
+    """Record in a list, by one phrase each, what this process uses in the block beyond `allowed` and Python's own files.
 
-    Each entry is a phrase, given once: a file opened or mapped, a folder listed, the network used, a process started,
-    a library loaded through ctypes. `allowed` are files, or folders with all that is in them. Python's own files are
-    those that the sandbox holds and this process's entries in /proc; the folders of `sys.path` may be listed. Other
-    threads are recorded as well.
+    `allowed` are files, or folders with all that is in them. Python's own files are those that the sandbox holds and
+    this process's entries in /proc; the folders of `sys.path` may be listed. Other threads are recorded as well.
 
-    Python announces these events; native code need not. safetensors, SentencePiece and `torch.from_file` open files
-    unseen, and reading on from an open file is unseen too. An empty list is evidence, not proof; the proof is
-    `caddie.verify.sandbox`.
+    Native code need not announce what it opens (safetensors, SentencePiece, `torch.from_file`), nor is it seen if an
+    open file is read on. An empty list is evidence, not proof; the proof is `caddie.verify.sandbox`.
     """
     with suppress(FileNotFoundError):
         tempfile.gettempdir()  # opens files once; PyTorch's first optimizer would ask for it

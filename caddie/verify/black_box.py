@@ -1,7 +1,6 @@
 """Scorers as the probes see them: black boxes that score a text, made anew for every trial.
 
-A `caddie.score.Scorer` becomes one by running in the loop of `caddie.score`, which is recorded from outside. The
-known-bad examples are black boxes too: they get the whole text at once, as public scripts do, and may cheat with it.
+A `caddie.score.Scorer` runs in its loop and is recorded from outside; known-bad examples get the whole text at once.
 """
 
 from __future__ import annotations

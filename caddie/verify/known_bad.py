@@ -1,8 +1,7 @@
 """Known-bad examples: false ways to score that were seen in public, and some more. Each must fail its probe.
 
-Most of them cannot be written as a `caddie.score.Scorer`: the loop shows no token before it is scored, normalizes the
-probabilities and gathers the target's own. So these are black boxes that get the whole text at once, like the scripts
-in which such mistakes were found. Numbers with # are issues and pull requests of openai/parameter-golf.
+They are black boxes that get the whole text at once, as in the scripts where such mistakes were found; most cannot be
+written as a `caddie.score.Scorer`. Numbers with # are issues and pull requests of openai/parameter-golf.
 """
 
 from __future__ import annotations

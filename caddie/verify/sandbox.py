@@ -1,13 +1,9 @@
-"""A sandbox for a Python program: no network, no writable disk, and nothing to read but what it was given.
+"""A sandbox for a Python program: no network, no writable disk, no GPU, and nothing to read but what it was given.
 
-On Linux the program runs in fresh user, mount, network, process and IPC namespaces (manual pages namespaces(7),
-user_namespaces(7), pivot_root(2) and mount_setattr(2)), which need neither root nor another program. Its root folder is
-an empty one in memory, into which Python, its packages, caddie and the named files are mounted read-only. It has no GPU
-and no folder for temporary files; PyTorch needs none to load an artifact, score and adapt. Packages installed for one
-user alone, and files that only root's privileges can read, are missing too. This takes Linux 5.12 and the right to make
-namespaces, which many containers and some distributions refuse. Elsewhere the process is a plain one, and says so.
-
-`sandbox_launcher` does what happens inside, before the program starts.
+On Linux (5.12 or later, and only with the right to make namespaces, which many containers refuse) the program runs in
+fresh user, mount, network, process and IPC namespaces: see namespaces(7), user_namespaces(7), pivot_root(2) and
+mount_setattr(2). Neither root nor another program is needed. Packages installed for one user alone, and files that only
+root's privileges can read, are missing inside. Elsewhere the process is a plain one, and says so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The inside of the sandbox: close network and disk, then become the sandboxed program.
-
-Runs in a process of its own before any package can be imported, so it needs the standard library alone.
-"""
+"""The inside of the sandbox: close network and disk, then become the program. Needs the standard library alone."""
 
 from __future__ import annotations
 

@@ -29,11 +29,11 @@ from caddie.config.schedules import PiecewiseConstant
 from caddie.doctor import checks, estimates, examination, gpus, host, pace, processes
 from caddie.doctor.checks import Finding, OpenRun
 from caddie.doctor.estimates import REFERENCES, Estimate, estimate, expected
+from caddie.doctor.examination import call_within
 from caddie.doctor.gpus import Accelerators, driver_gpus
 from caddie.doctor.host import Disk, Memory
 from caddie.doctor.pace import Pace
 from caddie.doctor.processes import Activity, Process
-from caddie.doctor.timeout import call_within
 from caddie.errors import CheckFailed, UserError
 from caddie.model.flops import flops_per_token
 from caddie.recipes.catalog import find
