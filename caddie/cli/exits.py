@@ -19,18 +19,14 @@ def end(command: Callable[[], object]) -> NoReturn:
     """Run a command and exit with its status: 0 success, 1 a failed check, 2 a mistake of the user's."""
     try:
         status = command()
-    except click.exceptions.Abort:
+    except (KeyboardInterrupt, click.exceptions.Abort):
         status = fail("interrupted", 130)
     except click.ClickException as error:
         hint = getattr(error, "ctx", None)
         usage = f"; see `{hint.command_path} --help`" if hint else ""
         status = fail(" ".join(error.format_message().split()).rstrip(".") + usage, 2)
-    except UserError as error:
-        status = fail(str(error), 2)
-    except CheckFailed as error:
-        status = fail(str(error), 1)
-    except KeyboardInterrupt:
-        status = fail("interrupted", 130)
+    except (UserError, CheckFailed) as error:
+        status = fail(str(error), 2 if isinstance(error, UserError) else 1)
     except BrokenPipeError:
         with suppress(OSError):
             sys.stdout.close()

@@ -58,10 +58,8 @@ class Machine:
         cpu = self.processor
         if cpu is None:
             return "an unknown CPU"
-        sets = "unknown instruction sets"
-        if cpu.instruction_sets is not None:
-            sets = " ".join(cpu.instruction_sets) or "no vector instructions"
-        return f"{cpu.name or 'a CPU without a name'}, {cpu.cores:g} cores, {sets}"
+        sets = "unknown instruction sets" if cpu.instruction_sets is None else " ".join(cpu.instruction_sets)
+        return f"{cpu.name or 'a CPU without a name'}, {cpu.cores:g} cores, {sets or 'no vector instructions'}"
 
     def rows(self) -> list[tuple[str, str]]:
         """Return a table of it, as label and text."""
@@ -71,10 +69,8 @@ class Machine:
         sizes = f"{memory.total / GIB:,.1f} GiB, {memory.available / GIB:,.1f} available" if memory else _UNKNOWN
         rows.append(("memory", sizes))
         for label, disk in (("working folder", self.work), ("compile cache", self.cache)):
-            text = _UNKNOWN
-            if disk:
-                text = f"{disk.folder}, {disk.free_bytes / GIB:,.1f} GiB free, {disk.kind or 'unknown file system'}"
-            rows.append((label, text))
+            free = f"{disk.free_bytes / GIB:,.1f} GiB free, {disk.kind or 'unknown file system'}" if disk else ""
+            rows.append((label, f"{disk.folder}, {free}" if disk else _UNKNOWN))
         for index, name in enumerate(seen.names if seen else ()):
             capability = ".".join(map(str, seen.capabilities[index])) if seen else ""
             rows.append((f"GPU {index}", f"{name}, compute capability {capability}"))
@@ -145,17 +141,12 @@ class Examination:
             rows.append(("memory of a process", f"{found.peak_bytes / GIB:,.1f} GiB"))
         if self.cost is not None:
             rows.append(("cost", f"{self.cost:,.2f} for warm-up and training, without packing and scoring"))
+        reasons = [(one.what, one.why, one.fix and f"fix: {one.fix}") for one in self.findings]
         findings = [
-            (one.level, "; ".join(filter(None, (one.what, one.why, one.fix and f"fix: {one.fix}"))))
-            for one in self.findings
+            (one.level, "; ".join(filter(None, parts))) for one, parts in zip(self.findings, reasons, strict=True)
         ]
-        parts = (
-            table(self.machine.rows(), ["this machine", ""]),
-            table(findings, ["finding", ""]),
-            table(rows, [f"{self.recipe}, estimated", ""]),
-            self.verdict(),
-        )
-        return "\n\n".join(parts)
+        tables = (self.machine.rows(), "this machine"), (findings, "finding"), (rows, f"{self.recipe}, estimated")
+        return "\n\n".join([*(table(cells, [title, ""]) for cells, title in tables), self.verdict()])
 
 
 def examine(
@@ -195,7 +186,9 @@ def examine(
         versions={name: version(name) for name in ("caddie", "torch")} | {"python": platform.python_version()},
     )
     runs = ask("runs", lambda: open_runs(RUNS, activity))
-    found = _check(machine, activity, runs, variables, recipe.parameters, world)
+    found = _check(machine, activity, variables, recipe.parameters, world)
+    if activity is not None and runs is not None:
+        found += checks.check_runs(runs)
     timed: pace.Pace | str | None = None
     if not quick:
         progress.note(f"timing {pace.STEPS} steps of {name}")
@@ -260,20 +253,14 @@ def open_runs(root: Path, activity: processes.Activity | None) -> list[OpenRun]:
 
 
 def _check(
-    machine: Machine,
-    activity: processes.Activity | None,
-    runs: list[OpenRun] | None,
-    variables: dict[str, str],
-    parameters: int,
-    world: int,
+    machine: Machine, activity: processes.Activity | None, variables: dict[str, str], parameters: int, world: int
 ) -> list[Finding]:
-    """Apply every rule to what is known."""
+    """Apply every rule to what is known of the machine."""
     seen, driver = machine.accelerators, machine.gpus
     cores = machine.processor.cores if machine.processor else 1
     found = checks.check_environment(variables, bool(driver or (seen and seen.names)), cores)
     if activity is not None:
         found += checks.check_cores(activity, cores, world)
-        found += checks.check_runs(runs) if runs is not None else []
     if machine.work and machine.cache:
         found += checks.check_disks(machine.work, machine.cache, parameters)
     if machine.memory:

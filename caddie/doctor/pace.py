@@ -120,7 +120,7 @@ def named(name: str, settings: Sequence[str]) -> Recipe:
 def main() -> None:
     """Run in the other process: measure the recipe that the command line names and print one line of JSON."""
     name, settings, processes = json.loads(sys.argv[1])
-    result: Any
+    result: dict[str, Any] | str
     try:
         result = asdict(measure(named(name, settings), processes))
     except (UserError, CheckFailed, MemoryError, RuntimeError) as error:

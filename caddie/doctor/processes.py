@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -50,10 +51,9 @@ class Process:
     @property
     def verb(self) -> str | None:
         """Verb of a `caddie` that does work, such as `run`; None for any other process."""
-        for place, argument in enumerate(self.arguments[:-1]):
+        for place, (argument, verb) in enumerate(pairwise(self.arguments)):
             module = argument == "caddie" and place > 0 and self.arguments[place - 1] == "-m"
             if module or (place < 2 and "/" in argument and Path(argument).name == "caddie"):
-                verb = self.arguments[place + 1]
                 return None if verb in _HARMLESS_VERBS or verb.startswith("-") else verb
         return None
 

@@ -17,7 +17,7 @@ from caddie.verify.sandbox import runtime_paths
 
 @contextmanager
 def watch_reads(allowed: Iterable[Path] = ()) -> Iterator[list[str]]:
-    """Record in a list, by one phrase each, what this process uses in the block beyond `allowed` and Python's own files.
+    """Record in a list, by a phrase each, what this process uses in the block beyond `allowed` and Python's own files.
 
     `allowed` are files, or folders with all that is in them. Python's own files are those that the sandbox holds and
     this process's entries in /proc; the folders of `sys.path` may be listed. Other threads are recorded as well.

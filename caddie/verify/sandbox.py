@@ -76,9 +76,8 @@ def run_in_sandbox(
     paths = [str(path.absolute()) for path in readable]
     if absent := [path for path in paths if not os.access(path, os.R_OK)]:
         raise UserError(f"cannot read {absent[0]}; the sandbox needs it")
-    levels, reason = [CLOSED, OFFLINE, PLAIN], ""
-    if sys.platform != "linux":
-        levels, reason = [PLAIN], "more needs Linux"
+    on_linux = sys.platform == "linux"
+    levels, reason = ([CLOSED, OFFLINE, PLAIN], "") if on_linux else ([PLAIN], "more needs Linux")
     others = _processes()  # processes that were there before are none of its children
     for level in levels:
         process, report = _launch(level, paths, command)
