@@ -141,10 +141,10 @@ class Examination:
             rows.append(("memory of a process", f"{found.peak_bytes / GIB:,.1f} GiB"))
         if self.cost is not None:
             rows.append(("cost", f"{self.cost:,.2f} for warm-up and training, without packing and scoring"))
-        reasons = [(one.what, one.why, one.fix and f"fix: {one.fix}") for one in self.findings]
-        findings = [
-            (one.level, "; ".join(filter(None, parts))) for one, parts in zip(self.findings, reasons, strict=True)
-        ]
+        findings = []
+        for one in self.findings:
+            parts = filter(None, (one.what, one.why, one.fix and f"fix: {one.fix}"))
+            findings.append((one.level, "; ".join(parts)))
         tables = (self.machine.rows(), "this machine"), (findings, "finding"), (rows, f"{self.recipe}, estimated")
         return "\n\n".join([*(table(cells, [title, ""]) for cells, title in tables), self.verdict()])
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -23,6 +22,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import IO
+
+import psutil
 
 from caddie.errors import UserError
 from caddie.verify.sandbox_launcher import CLOSED, OFFLINE, PLAIN, READY
@@ -52,8 +53,7 @@ class Outcome:
     isolation: str
     """Sentence that describes the isolation, or what the system refused."""
     peak_bytes: int
-    """Peak resident memory of it, its children and the launcher (some 25 MiB), measured every 50 ms; 0 if it ended
-    sooner."""
+    """Peak resident memory of it, its children and the launcher (some 25 MiB), every 50 ms; 0 if it ended sooner."""
 
 
 def run_in_sandbox(
@@ -78,7 +78,7 @@ def run_in_sandbox(
         raise UserError(f"cannot read {absent[0]}; the sandbox needs it")
     on_linux = sys.platform == "linux"
     levels, reason = ([CLOSED, OFFLINE, PLAIN], "") if on_linux else ([PLAIN], "more needs Linux")
-    others = _processes()  # processes that were there before are none of its children
+    others = set(psutil.pids())  # processes that were there before are none of its children
     for level in levels:
         process, report = _launch(level, paths, command)
         with process:
@@ -108,10 +108,10 @@ def _describe(level: str, count: int, reason: str, missing: str) -> str:
         named = f"{count} named {'path' if count == 1 else 'paths'}"
         return f"no network, no writable disk, only Python, caddie and {named} readable (Linux namespaces{missing})"
     disk = "the disk as usual, but for files that cannot grow"
-    if level == OFFLINE:
-        return f"no network (Linux namespaces), {disk}: {reason}"
-    unlimited = "" if Path("/proc/self/stat").exists() else "; its memory is not limited"
-    return f"plain subprocess, with the network as usual and {disk}: {reason}{unlimited}"
+    network = (
+        "no network (Linux namespaces)," if level == OFFLINE else "plain subprocess, with the network as usual and"
+    )
+    return f"{network} {disk}: {reason}"
 
 
 def _launch(level: str, readable: Sequence[str], command: Sequence[str]) -> tuple[subprocess.Popen[bytes], str]:
@@ -165,7 +165,7 @@ def runtime_paths() -> tuple[str, ...]:
 
 def _supervise(
     process: subprocess.Popen[bytes],
-    others: set[str],
+    others: set[int],
     stdin: bytes,
     memory_bytes: int,
     seconds: float,
@@ -211,23 +211,18 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _processes() -> set[str]:
-    """Return the numbers of all processes, as /proc names them; none without /proc."""
-    return {name for name in os.listdir("/proc") if name.isdigit()} if os.path.exists("/proc/self/stat") else set()
-
-
-def _resident_bytes(first: int, others: set[str]) -> int:
-    """Return the memory of a process and its descendants, by proc_pid_stat(5); 0 without /proc.
+def _resident_bytes(first: int, others: set[int]) -> int:
+    """Return the memory of a process and its descendants.
 
     `others` are not read: the files of a thousand processes would take 30 ms at each look.
     """
-    parents, pages = {}, {}
-    for name in _processes() - others:
-        with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # it may have ended meanwhile
-            fields = file.read().rpartition(b")")[2].split()
-            parents[int(name)], pages[int(name)] = int(fields[1]), int(fields[21])
+    parents, sizes = {}, {}
+    for number in set(psutil.pids()) - others:
+        with suppress(psutil.Error):  # it may have ended meanwhile
+            process = psutil.Process(number)
+            parents[number], sizes[number] = process.ppid(), process.memory_info().rss
     family, found = set[int](), {first} & set(parents)
     while found:
         family |= found
         found = {number for number, parent in parents.items() if parent in found}
-    return sum(pages[number] for number in family) * resource.getpagesize()
+    return sum(sizes[number] for number in family)
