@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import sysconfig
 import threading
@@ -21,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from subprocess import PIPE, Popen, TimeoutExpired
 from typing import IO
 
 import psutil
@@ -114,7 +114,7 @@ def _describe(level: str, count: int, reason: str, missing: str) -> str:
     return f"{network} {disk}: {reason}"
 
 
-def _launch(level: str, readable: Sequence[str], command: Sequence[str]) -> tuple[subprocess.Popen[bytes], str]:
+def _launch(level: str, readable: Sequence[str], command: Sequence[str]) -> tuple[Popen[bytes], str]:
     """Start the process. Return it and the launcher's report: `READY` as the command begins, or what was refused."""
     reading, writing = os.pipe()
     paths = {path: os.path.realpath(path) for path in [*runtime_paths(), *readable]}
@@ -122,13 +122,13 @@ def _launch(level: str, readable: Sequence[str], command: Sequence[str]) -> tupl
     arguments = [str(Path(__file__).absolute().parent), level, str(writing), json.dumps(paths), json.dumps(program)]
     with open(reading, encoding="utf-8") as report:
         try:
-            process = subprocess.Popen(
+            process = Popen(
                 [sys.executable, "-I", "-S", "-B", "-c", _LAUNCHER, *arguments],
                 env=_environment(),
                 cwd="/",
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
                 pass_fds=[writing],
                 start_new_session=True,
             )
@@ -164,12 +164,7 @@ def runtime_paths() -> tuple[str, ...]:
 
 
 def _supervise(
-    process: subprocess.Popen[bytes],
-    others: set[int],
-    stdin: bytes,
-    memory_bytes: int,
-    seconds: float,
-    output_bytes: int,
+    process: Popen[bytes], others: set[int], stdin: bytes, memory_bytes: int, seconds: float, output_bytes: int
 ) -> tuple[bytes, bytes, str | None, int]:
     """Feed the process and enforce its limits. Return both outputs, the limit it was killed at, and its peak memory."""
     end, peak_bytes, limit, done = time.monotonic() + seconds, 0, None, False
@@ -181,7 +176,7 @@ def _supervise(
         try:
             out, err = process.communicate(timeout=_POLL_SECONDS)
             done = True
-        except subprocess.TimeoutExpired as running:
+        except TimeoutExpired as running:
             out, err = running.stdout or b"", running.stderr or b""
         peak_bytes = max(peak_bytes, _resident_bytes(process.pid, others))
         if max(len(out), len(err)) > output_bytes:
@@ -192,7 +187,7 @@ def _supervise(
             limit = f"ran for more than {seconds:g} seconds"
         if not done and (limit or process.poll() is not None):
             _kill(process)
-            with suppress(subprocess.TimeoutExpired):  # a process outside the group still holds the pipes
+            with suppress(TimeoutExpired):  # a process outside the group still holds the pipes
                 out, err = process.communicate(timeout=_PIPE_SECONDS)
             done = True
     if limit is None and max(len(out), len(err)) > output_bytes:  # it ended before it was looked at
@@ -205,7 +200,7 @@ def _feed(pipe: IO[bytes], data: bytes) -> None:
         pipe.write(data)
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: Popen[bytes]) -> None:
     """Kill the whole group; in a namespace, the death of its first process is the death of all."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
