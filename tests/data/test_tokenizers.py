@@ -21,6 +21,7 @@ from parity import facts, matches, tensors
 
 from caddie.config import Config
 from caddie.data.tokenizers import (
+    ByteTable,
     CaseOps,
     CaseOpsTokenizer,
     RawBytes,
@@ -32,7 +33,6 @@ from caddie.data.tokenizers import (
     deserialize,
 )
 from caddie.data.tokenizers.caseops import SYMBOLS
-from caddie.data.tokenizers.tokenizers import ByteTable
 from caddie.errors import UserError
 
 TEXT = [inspect.getsource(textwrap).encode(), inspect.getsource(argparse)[:40_000].encode()]

@@ -200,7 +200,7 @@ def test_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {
         "caddie/pack/quantize/waterfilling.py",
         "caddie/pack/coding/entropy_model.py",
-        "caddie/data/tokenizers/tokenizers.py",
+        "caddie/data/tokenizers/__init__.py",
     } <= files
     assert {"caddie/model/__init__.py", "caddie/score/score.py", "caddie/score/windows.py"} <= files
     for name in ("compress", "candidates", "fit", "calibrate"):

@@ -16,8 +16,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from caddie.errors import UserError
-
 SYMBOLS = ("\ue001", "\ue002", "\ue003", "\ue004")
 """TITLE, ALLCAPS, CAPNEXT and ESC."""
 TITLE, ALLCAPS, CAPNEXT, ESC = (symbol.encode() for symbol in SYMBOLS)
@@ -29,10 +27,6 @@ _CODED = re.compile(  # rewritten by `decode`
     rb"%(esc)b(%(mark)b)|%(allcaps)b((?:(?:%(capnext)b)?[A-Za-z])++)|(?:%(title)b|%(capnext)b)([A-Za-z])|%(mark)b"
     % {b"esc": ESC, b"mark": _MARK, b"allcaps": ALLCAPS, b"title": TITLE, b"capnext": CAPNEXT}
 )
-_STRAY = re.compile(  # its group is a mark that applies to no letter
-    rb"%(esc)b%(mark)b|(?<![A-Za-z])(?:%(title)b|%(allcaps)b)(?=[A-Za-z])|%(capnext)b(?=[A-Za-z])|(%(mark)b)"
-    % {b"esc": ESC, b"mark": _MARK, b"allcaps": ALLCAPS, b"title": TITLE, b"capnext": CAPNEXT}
-)
 _UNCOUNTED = re.compile(rb"(?:%b)?%b" % (ESC, _MARK))  # its first three bytes are no text
 
 
@@ -41,25 +35,17 @@ def encode(text: bytes) -> bytes:
     return _PLAIN.sub(lambda match: _marked(match[0]), text)
 
 
-def decode(encoded: bytes, *, strict: bool = True) -> bytes:
-    """Return the text that was encoded.
-
-    If `strict`, raises `UserError` for a mark that `encode` cannot have written: one that precedes no letter, or that
-    begins a word in the middle. Otherwise such a mark applies to the letters that follow, if any.
-    """
-    if strict:
-        _check(encoded)
+def decode(encoded: bytes) -> bytes:
+    """Return the text that was encoded; a mark that `encode` cannot have written applies to the letters after it."""
     return _CODED.sub(_unmarked, encoded)
 
 
-def byte_lengths(pieces: Sequence[bytes], *, strict: bool = True) -> npt.NDArray[np.int64]:
+def byte_lengths(pieces: Sequence[bytes]) -> npt.NDArray[np.int64]:
     """Return the bytes of text of each piece of encoded text, int64 (pieces,); their sum is the length of the text.
 
-    Marks count 0 bytes, except after ESC. Pieces may end anywhere, even within a mark. `strict` is as in `decode`.
+    Marks count 0 bytes, except after ESC. Pieces may end anywhere, even within a mark.
     """
     encoded = b"".join(pieces)
-    if strict:
-        _check(encoded)
     counted = np.ones(len(encoded), np.bool_)
     uncounted = np.array([match.start() for match in _UNCOUNTED.finditer(encoded)], np.int64)
     counted[uncounted[:, None] + np.arange(3)] = False
@@ -81,10 +67,3 @@ def _marked(word: bytes) -> bytes:
 def _unmarked(match: re.Match[bytes]) -> bytes:
     literal, word, letter = match.groups(b"")
     return literal or (word or letter).replace(CAPNEXT, b"").upper()
-
-
-def _check(encoded: bytes) -> None:
-    stray = next((match for match in _STRAY.finditer(encoded) if match[1]), None)
-    if stray:
-        name = ("TITLE", "ALLCAPS", "CAPNEXT", "ESC")[SYMBOLS.index(stray[1].decode())]
-        raise UserError(f"not text that CaseOps has encoded: a stray {name} mark at byte {stray.start():,}")
