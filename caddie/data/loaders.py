@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import ClassVar, Generic, Literal, Self, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -117,7 +118,7 @@ class ShuffledSequences(Loader):
             "The rows of a batch come from different documents.",
             "openai/parameter-golf #1394 to #1493",
             "in bundles only",
-        ),
+        )
     }
 
     def build(self, shards: Sequence[Tokens], *, tokens: int, sequence_length: int, seed: int, bos: int) -> Stream:
@@ -139,7 +140,7 @@ class CoprimeStride(Loader):
             "Every batch mixes shards, and each block is read once per epoch.",
             "openai/parameter-golf #726, #1060, #1218",
             "-0.0025 with other changes (#1060)",
-        ),
+        )
     }
 
     def build(self, shards: Sequence[Tokens], *, tokens: int, sequence_length: int, seed: int, bos: int) -> Stream:
@@ -159,7 +160,7 @@ class PackedDocuments(Loader):
             "Documents stay in one piece for an attention within documents.",
             "openai/parameter-golf, 2026-04-10_VarLenAttn to the record at 1.0611",
             "with the scope `document` about -0.001 nats and 2 % faster (#1530)",
-        ),
+        )
     }
 
     begin: Begin = "seed"
@@ -174,46 +175,26 @@ class PackedDocuments(Loader):
         return stream if self.begin == "first shard" else _RandomStart(stream, seed, int(stream.ends[-1]), self.group)
 
 
-class Prefetch(Generic[T]):
-    """Iterate over `make(index)` in order, computed by a background thread, `ready` results ahead.
+@contextmanager
+def prefetched(make: Callable[[int], T], indices: Iterable[int], ready: int = 2) -> Iterator[Generator[T]]:
+    """Yield an iterator over `make(index)` in order, computed by a background thread, `ready` results ahead.
 
-    Iterate inside a `with` block. An exception of `make` is raised where its result is taken.
+    An exception of `make` is raised where its result is taken. The end of the block waits for the call in progress and
+    drops the others.
     """
+    executor, remaining = ThreadPoolExecutor(1, "prefetch"), iter(indices)
+    pending = deque(executor.submit(make, index) for index in islice(remaining, ready))
 
-    def __init__(self, make: Callable[[int], T], indices: Iterable[int], ready: int = 2) -> None:
-        assert ready >= 1
-        self._make = make
-        self._indices = iter(indices)
-        self._executor = ThreadPoolExecutor(1, "prefetch")
-        self._pending: deque[Future[T]] = deque()
-        self._submit(ready)
+    def results() -> Generator[T]:
+        while pending:
+            future = pending.popleft()
+            pending.extend(executor.submit(make, index) for index in islice(remaining, 1))
+            yield future.result()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> T:
-        if not self._pending:
-            self.close()
-            raise StopIteration
-        future = self._pending.popleft()
-        self._submit(1)
-        return future.result()
-
-    def close(self) -> None:
-        """Finish the call in progress, drop the others and end the thread; idempotent."""
-        self._pending.clear()
-        self._indices = iter(())
-        self._executor.shutdown(wait=True, cancel_futures=True)
-
-    def _submit(self, count: int) -> None:
-        for index in islice(self._indices, count):
-            self._pending.append(self._executor.submit(self._make, index))
+    try:
+        yield results()
+    finally:
+        executor.shutdown(cancel_futures=True)
 
 
 class _Sequential(Stream):
@@ -257,11 +238,10 @@ class _Packed(Stream):
         span, member = divmod(index, self.group)
         span %= int(self.ends[-1])
         number = int(np.searchsorted(self.ends, span, "right"))
-        if number:
-            span -= int(self.ends[number - 1])
+        span -= int(self.ends[number - 1]) if number else 0
         begin = self.first[number] + (span * self.group + member) * (self.tokens + 1)
-        span_tokens = self.shards[number][begin : begin + self.tokens + 1].astype(np.int64)
-        return Batch(span_tokens[None, :-1], span_tokens[None, 1:])
+        row = self.shards[number][None, begin : begin + self.tokens + 1].astype(np.int64)
+        return Batch(row[:, :-1], row[:, 1:])
 
 
 Order = Callable[[np.random.Generator, Integers], tuple[Integers, Integers]]
@@ -284,15 +264,13 @@ class _Epochs(Stream):
         self.order = lru_cache(2)(self._order)
 
     def micro_batch(self, index: int) -> Batch:
-        rows = [self._row(number) for number in range(index * self.rows, (index + 1) * self.rows)]
+        rows: list[Tokens] = []
+        for number in range(index * self.rows, (index + 1) * self.rows):
+            epoch, row = divmod(number, self.epoch_rows)
+            shards, begins = self.order(epoch)
+            rows.append(self.shards[shards[row]][begins[row] : begins[row] + self.sequence_length + 1])
         stacked = np.stack(rows).astype(np.int64)
         return Batch(np.ascontiguousarray(stacked[:, :-1]), np.ascontiguousarray(stacked[:, 1:]))
-
-    def _row(self, number: int) -> Tokens:
-        epoch, row = divmod(number, self.epoch_rows)
-        shards, begins = self.order(epoch)
-        begin = int(begins[row])
-        return self.shards[int(shards[row])][begin : begin + self.sequence_length + 1]
 
     def _order(self, epoch: int) -> tuple[Integers, Integers]:
         generator = np.random.default_rng([self.seed, epoch])
@@ -303,8 +281,7 @@ class _Epochs(Stream):
 
 def _shuffled(generator: np.random.Generator, blocks: Integers) -> tuple[Integers, Integers]:
     ends = np.cumsum(blocks)
-    rows = generator.permutation(int(ends[-1]))
-    shards = np.searchsorted(ends, rows, "right")
+    shards = np.searchsorted(ends, rows := generator.permutation(int(ends[-1])), "right")
     return shards, rows - (ends - blocks)[shards]
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from caddie.data.loaders import Batch, Prefetch, Stream
+from caddie.data.loaders import Batch, Stream, prefetched
 
 
 class AsyncScalar:
@@ -90,5 +90,5 @@ def prefetch(
     `bos` is the id that begins every document.
     """
     uploads = Uploads(device, bos)
-    with Prefetch(lambda index: uploads.send(stream.micro_batch(index)), indices, ready) as uploading:
+    with prefetched(lambda index: uploads.send(stream.micro_batch(index)), indices, ready) as uploading:
         yield map(uploads.take, uploading)

@@ -18,10 +18,10 @@ from caddie.data.loaders import (
     CoprimeStride,
     Loader,
     PackedDocuments,
-    Prefetch,
     SequentialStream,
     ShuffledSequences,
     Stream,
+    prefetched,
 )
 from caddie.errors import UserError
 from caddie.model.context import Context
@@ -204,7 +204,7 @@ def test_prefetch_keeps_the_order_and_works_ahead() -> None:
             ahead.set()
         return index * index
 
-    with Prefetch(make, range(10, 100), ready=2) as ready:
+    with prefetched(make, range(10, 100), ready=2) as ready:
         assert next(ready) == 100
         assert ahead.wait(10)
         assert [next(ready) for _ in range(3)] == [121, 144, 169]
@@ -213,7 +213,7 @@ def test_prefetch_keeps_the_order_and_works_ahead() -> None:
 
 
 def test_prefetch_ends_with_its_indices_and_leaves_no_thread() -> None:
-    with Prefetch(lambda index: index, range(3)) as ready:
+    with prefetched(lambda index: index, range(3)) as ready:
         assert list(ready) == [0, 1, 2]
         ready.close()
         with pytest.raises(StopIteration):
@@ -228,13 +228,13 @@ def test_closing_drops_what_is_not_begun() -> None:
         made.append(index)
         time.sleep(0.05)
 
-    with Prefetch(make, range(100), ready=50):
+    with prefetched(make, range(100), ready=50):
         pass
     assert len(made) < 5
 
 
 def test_prefetch_raises_what_make_raised() -> None:
-    with Prefetch(lambda index: 1 // (2 - index), range(9)) as ready:
+    with prefetched(lambda index: 1 // (2 - index), range(9)) as ready:
         assert next(ready) == 0
         assert next(ready) == 1
         with pytest.raises(ZeroDivisionError):
