@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,19 +20,7 @@ from caddie.data.tokenizers import SentencePieceFile
 from caddie.errors import UserError, first_line, suggest
 from caddie.runtime.progress import Progress
 
-REPOSITORY = "willdepueoai/parameter-golf"
-ROOT = "datasets"
-DATASET = "fineweb10B_"
-
-
-@dataclass(frozen=True)
-class Listing:
-    """Files of one variant, from the repository's manifest."""
-
-    model: str
-    """Path of the SentencePiece model in the repository."""
-    train_shards: int
-    validation_shards: int
+REPOSITORY, ROOT, DATASET = "willdepueoai/parameter-golf", "datasets", "fineweb10B_"
 
 
 def fetch_fineweb(
@@ -54,64 +41,49 @@ def fetch_fineweb(
     if train_shards < 1:
         raise UserError(f"at least one training shard is needed, not {train_shards}")
     folder = folder.expanduser().resolve()
-    fetch = _Fetch(folder, endpoint, progress, bars)
+
+    def fetch(name: str, which: str = "") -> Path:
+        path = folder / name
+        if not _complete(path):
+            path.unlink(missing_ok=True)  # huggingface_hub keeps an existing file of any length
+            with _contained(folder, bars):
+                _fetch(name, folder, endpoint)
+            if path.suffix == ".bin":
+                open_shard(path)
+            progress.note(f"{path.name}: {path.stat().st_size:,} bytes{which}")
+        return path
+
     listings = _listings(fetch(f"{ROOT}/manifest.json"))
     if variant not in listings:
         raise UserError(f"{REPOSITORY} has {', '.join(sorted(listings))}, not {variant}{suggest(variant, listings)}")
-    listing = listings[variant]
-    if train_shards > listing.train_shards:
-        raise UserError(f"{variant} has {listing.train_shards} training shards, not {train_shards}")
-    model = fetch(listing.model)
+    model, all_train, all_validation = listings[variant]
+    if train_shards > all_train:
+        raise UserError(f"{variant} has {all_train} training shards, not {train_shards}")
+    source = SentencePieceFile(path=str(fetch(model)))
     stem = f"{ROOT}/{ROOT}/{DATASET}{variant}/fineweb"
-    names = [f"{stem}_val_{number:06d}.bin" for number in range(listing.validation_shards)]
+    names = [f"{stem}_val_{number:06d}.bin" for number in range(all_validation)]
     names += [f"{stem}_train_{number:06d}.bin" for number in range(train_shards)]
     for number, name in enumerate(names, 1):
         fetch(name, f" ({number} of {len(names)})")
-    source = SentencePieceFile(path=str(model))
-    return published.describe(
-        (folder / names[0]).parent, folder, source, int(variant[2:]), progress, train_shards=train_shards
-    )
+    shards = (folder / names[0]).parent
+    return published.describe(shards, folder, source, int(variant[2:]), progress, train_shards=train_shards)
 
 
-class _Fetch:
-    """Fetches a file of the repository to the same path below `folder`, unless it is there."""
-
-    def __init__(self, folder: Path, endpoint: str | None, progress: Progress, bars: bool) -> None:
-        self.folder, self.endpoint, self.progress, self.bars = folder, endpoint, progress, bars
-
-    def __call__(self, name: str, which: str = "") -> Path:
-        path = self.folder / name
-        if _complete(path):
-            return path
-        path.unlink(missing_ok=True)  # huggingface_hub keeps an existing file of any length
-        with _contained(self.folder, self.bars):
-            self._download(name)
-        if path.suffix == ".bin":
-            open_shard(path)
-        self.progress.note(f"{path.name}: {path.stat().st_size:,} bytes{which}")
-        return path
-
-    def _download(self, name: str) -> None:
-        try:
-            from huggingface_hub import hf_hub_download
-            from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-        except ImportError:
-            raise UserError("fetching FineWeb needs huggingface_hub; run: pip install 'caddie[hub]'") from None
-        try:
-            hf_hub_download(
-                REPOSITORY,
-                name,
-                repo_type="dataset",
-                local_dir=self.folder,
-                cache_dir=self.folder / ".cache",
-                token=False,
-                endpoint=self.endpoint,
-            )
-        except Exception as error:  # whichever the HTTP library below it raises
-            if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
-                raise UserError(f"{REPOSITORY} has no file {name}") from error
-            reason = first_line(error)
-            raise UserError(f"cannot fetch {name} ({reason}); the same command continues where it stopped") from error
+def _fetch(name: str, folder: Path, endpoint: str | None) -> None:
+    """Download a file of the repository to the same path below `folder`."""
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+    except ImportError:
+        raise UserError("fetching FineWeb needs huggingface_hub; run: pip install 'caddie[hub]'") from None
+    options: Any = {"local_dir": folder, "cache_dir": folder / ".cache", "endpoint": endpoint, "token": False}
+    try:
+        hf_hub_download(REPOSITORY, name, repo_type="dataset", **options)
+    except Exception as error:  # whichever the HTTP library below it raises
+        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+            raise UserError(f"{REPOSITORY} has no file {name}") from error
+        reason = first_line(error)
+        raise UserError(f"cannot fetch {name} ({reason}); the same command continues where it stopped") from error
 
 
 @contextmanager
@@ -127,16 +99,14 @@ def _contained(folder: Path, bars: bool) -> Iterator[None]:
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "0" if bars else "1",
     }
-    before = {name: os.environ.get(name) for name in wanted}
+    before = {name: os.environ[name] for name in wanted if name in os.environ}
     os.environ.update(wanted)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in wanted:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _complete(path: Path) -> bool:
@@ -150,17 +120,17 @@ def _complete(path: Path) -> bool:
     return True
 
 
-def _listings(path: Path) -> dict[str, Listing]:
-    """Parse a manifest: the listing of each variant."""
+def _listings(path: Path) -> dict[str, tuple[str, int, int]]:
+    """Parse the manifest: path of the SentencePiece model, training and validation shards of each variant."""
     try:
         manifest: Any = json.loads(path.read_text())
         models = {entry["name"]: entry.get("model_path") for entry in manifest["tokenizers"]}
         found = {str(entry["name"]).removeprefix(DATASET): entry for entry in manifest["datasets"]}
         return {
-            name: Listing(
-                model=f"{ROOT}/{_inside(models[entry['tokenizer_name']])}",
-                train_shards=int(entry["stats"]["files_train"]),
-                validation_shards=int(entry["stats"]["files_val"]),
+            name: (
+                f"{ROOT}/{_inside(models[entry['tokenizer_name']])}",
+                int(entry["stats"]["files_train"]),
+                int(entry["stats"]["files_val"]),
             )
             for name, entry in found.items()
             if name[:2] == "sp" and name[2:].isdigit()
