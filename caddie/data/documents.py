@@ -32,8 +32,7 @@ LINES = (".jsonl", ".ndjson")
 COMPRESSED = (".gz", ".xz", ".zst")
 UNCUT_BYTES = 1 << 16
 PIECE_BYTES = 1 << 14
-BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
-LINE_END = re.compile(rb"\n")
+BLANK_LINE, LINE_END = re.compile(rb"\n[ \t\r]*\n"), re.compile(rb"\n")
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Source:
         Raises `UserError`, which names file and line, for what cannot be read.
         """
         for path in self.files:
-            if _suffix(path) in LINES:
+            if (Path(path.stem) if path.suffix in COMPRESSED else path).suffix in LINES:
                 yield from _json_lines(path)
                 continue
             text = _text(path)
@@ -68,17 +67,19 @@ class Source:
 
     def fingerprint(self) -> str:
         """Return a hexadecimal SHA-256 of the path, size and time of every file."""
-        digest = hashlib.sha256()
-        for path in self.files:
-            state = path.stat()
-            digest.update(f"{path}\0{state.st_size}\0{state.st_mtime_ns}\0".encode())
-        return digest.hexdigest()
+        states = ((path, path.stat()) for path in self.files)
+        text = "".join(f"{path}\0{state.st_size}\0{state.st_mtime_ns}\0" for path, state in states)
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def find(source: str | Path | None) -> Source:
     """Return the source at a path, or Python's standard library for None or `stdlib`; `UserError` if it is missing."""
     if source is None or str(source) == LIBRARY:
-        return _library()
+        root = Path(sysconfig.get_path("stdlib"))
+        files = tuple(path for path in _walk(root, LIBRARY_SKIPPED) if path.suffix in LIBRARY_SUFFIXES)
+        if not files:
+            raise UserError(f"{root}: this Python has no library sources; name a text instead")
+        return Source(LIBRARY, f"the standard library of Python {platform.python_version()}", files, tolerant=True)
     path = Path(source).expanduser().resolve()
     if path.is_dir():
         files = tuple(_walk(path, re.compile(r"\..*")))
@@ -116,14 +117,6 @@ def cut(text: bytes) -> Iterator[bytes]:
         yield text[begin:]
 
 
-def _library() -> Source:
-    root = Path(sysconfig.get_path("stdlib"))
-    files = tuple(path for path in _walk(root, LIBRARY_SKIPPED) if path.suffix in LIBRARY_SUFFIXES)
-    if not files:
-        raise UserError(f"{root}: this Python has no library sources; name a text instead")
-    return Source(LIBRARY, f"the standard library of Python {platform.python_version()}", files, tolerant=True)
-
-
 def _walk(root: Path, skipped: re.Pattern[str]) -> Iterator[Path]:
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if not skipped.fullmatch(name))
@@ -133,44 +126,34 @@ def _walk(root: Path, skipped: re.Pattern[str]) -> Iterator[Path]:
                 yield path
 
 
-def _suffix(path: Path) -> str:
-    """Return the suffix without that of the compression."""
-    return Path(path.stem).suffix if path.suffix in COMPRESSED else path.suffix
-
-
 def _open(path: Path) -> BinaryIO:
-    if path.suffix == ".gz":
-        return cast(BinaryIO, gzip.open(path, "rb"))
-    if path.suffix == ".xz":
-        return cast(BinaryIO, lzma.open(path, "rb"))
-    file = path.open("rb")
-    return io.BufferedReader(_ZstdReader(file)) if path.suffix == ".zst" else file
+    if path.suffix == ".zst":
+        return io.BufferedReader(_ZstdReader(path.open("rb")))
+    openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+    return cast(BinaryIO, openers.get(path.suffix, open)(path, "rb"))
 
 
 class _ZstdReader(io.RawIOBase):
     """Reads a .zst file; unlike zstandard's own reader, it raises `EOFError` for a truncated one."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self.file = file
-        self.frame = zstandard.ZstdDecompressor().decompressobj()
-        self.started = False
-        self.ready = b""
+        self.file, self.pieces, self.ready = file, self._pieces(), b""
+
+    def _pieces(self) -> Iterator[bytes]:
+        frame = None
+        while coded := self.file.read(1 << 16):
+            while coded:
+                frame = frame or zstandard.ZstdDecompressor().decompressobj()
+                yield frame.decompress(coded)
+                coded, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+        if frame:
+            raise EOFError("the file ends in the middle")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self.ready:
-            rest = b""
-            if self.frame.eof:
-                rest = self.frame.unused_data
-                self.frame, self.started = zstandard.ZstdDecompressor().decompressobj(), False
-            piece = rest or self.file.read(1 << 16)
-            if not piece:
-                if self.started:
-                    raise EOFError("the file ends in the middle")
-                return 0
-            self.ready, self.started = self.frame.decompress(piece), True
+        self.ready = self.ready or next(filter(None, self.pieces), b"")
         count = min(len(buffer), len(self.ready))
         buffer[:count], self.ready = self.ready[:count], self.ready[count:]
         return count
