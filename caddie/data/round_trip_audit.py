@@ -11,7 +11,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from caddie.data.tokenizers import MARK, Ids, Tokenizer
 
@@ -44,25 +44,13 @@ _EXAMPLES: dict[str, tuple[str | bytes, ...]] = {
 """Examples of each rule."""
 _NAMED = {
     **dict.fromkeys("\n\r\x85\u2028\u2029", "line breaks"),
-    "\t": "tabs",
-    "\0": "NUL",
-    MARK: "SentencePiece's mark",
-    "\ufffd": "replacement characters",
+    **{"\t": "tabs", "\0": "NUL", MARK: "SentencePiece's mark", "\ufffd": "replacement characters"},
+    **{"Zs": "spaces beyond ASCII", "Cf": "zero-width characters", "Cc": "control characters"},
+    **{"Co": "private-use characters", "Cs": "bytes that are not UTF-8", "<fraction>": "fractions"},
+    **dict.fromkeys(("<super>", "<sub>"), "superscripts and subscripts"),
+    **dict.fromkeys(("<wide>", "<narrow>"), "full and half width"),
 }
-_CATEGORIES = {
-    "Zs": "spaces beyond ASCII",
-    "Cf": "zero-width characters",
-    "Cc": "control characters",
-    "Co": "private-use characters",
-    "Cs": "bytes that are not UTF-8",
-}
-_FORMS = {
-    "<fraction>": "fractions",
-    "<super>": "superscripts and subscripts",
-    "<sub>": "superscripts and subscripts",
-    "<wide>": "full and half width",
-    "<narrow>": "full and half width",
-}
+"""Rules of characters, of categories of Unicode and of tags of its decompositions."""
 _SURROGATES = "\udc80-\udcff"  # bytes that are not UTF-8, from surrogateescape
 
 
@@ -87,9 +75,8 @@ class Rule:
 
     def to_json(self) -> dict[str, object]:
         """Return the rule as JSON values."""
-        shown = {"before": self.before.decode(errors="backslashreplace")}
-        shown["after"] = self.after.decode(errors="backslashreplace")
-        return {"name": self.name, **shown, "lost_bytes": self.lost_bytes, "net_bytes": self.net_bytes}
+        shown = {name: getattr(self, name).decode(errors="backslashreplace") for name in ("before", "after")}
+        return asdict(self) | shown
 
     def __str__(self) -> str:
         """Return one line: the example and the bytes lost."""
@@ -108,8 +95,7 @@ def audit(tokenizer: Tokenizer, documents: Iterable[bytes] = (), encoded: Sequen
     "other" are, in each document, all from the first to the last difference that no rule predicts.
     """
     documents = list(documents)
-    encoded = tokenizer.encode_many(documents) if encoded is None else encoded
-    decoded = map(tokenizer.decode, encoded)
+    decoded = map(tokenizer.decode, tokenizer.encode_many(documents) if encoded is None else encoded)
     changed = [(_text(a), _text(b)) for a, b in zip(documents, decoded, strict=True) if a != b]
     behavior = _Behavior(tokenizer, {unit for before, _ in changed for unit in _units(before)})
     lost: Counter[str] = Counter()
@@ -148,13 +134,9 @@ class _Behavior:
 
     def outputs(self, units: Sequence[str]) -> list[str]:
         """Predict the decoded text of each unit of a document."""
-        outputs = []
-        drops = self.drops_leading
+        outputs, drops = [], self.drops_leading
         for unit in units:
-            image = self.images[unit]
-            if drops:
-                image = image.lstrip(" ")
-            outputs.append(image)
+            outputs.append(image := self.images[unit].lstrip(" " if drops else ""))
             if image:
                 drops = self.drops_repeated and image[-1] == " "
         for index in range(len(outputs) - 1, -1, -1) if self.drops_trailing else ():
@@ -191,16 +173,13 @@ def _name(unit: str, image: str, side: int) -> str:
         return _FRONT
     if unit == " ":
         return (_REPEATED, _TRAILING, _LEADING)[side]
-    if unit[0] in _NAMED:
-        return _NAMED[unit[0]]
-    category = unicodedata.category(unit[0])
-    if category in _CATEGORIES:
-        return _CATEGORIES[category]
+    if rule := _NAMED.get(unit[0]) or _NAMED.get(unicodedata.category(unit[0])):
+        return rule
     if unicodedata.normalize("NFC", unit) == unicodedata.normalize("NFC", image):
         return "canonical equivalents"
     if unicodedata.normalize("NFKC", unit) == unicodedata.normalize("NFKC", image):
         ligature = "ligatures" if "LIGATURE" in unicodedata.name(unit[0], "") else _COMPATIBLE
-        return _FORMS.get(unicodedata.decomposition(unit[0]).partition(" ")[0], ligature)
+        return _NAMED.get(unicodedata.decomposition(unit[0]).partition(" ")[0], ligature)
     return "capitals" if unit.casefold() == image.casefold() else _UNKNOWN
 
 
