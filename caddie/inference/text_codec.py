@@ -116,11 +116,7 @@ class Measured:
 
 
 def measure(
-    artifact: Artifact,
-    documents: Sequence[bytes],
-    *,
-    scoring: Scoring | None = None,
-    progress: Progress = SILENT,
+    artifact: Artifact, documents: Sequence[bytes], *, scoring: Scoring | None = None, progress: Progress = SILENT
 ) -> Measured:
     """Compress documents, decompress them, and score the same tokens in batches."""
     chosen, tokenizer = scoring or artifact.scoring, artifact.tokenizer

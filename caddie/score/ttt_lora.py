@@ -38,7 +38,7 @@ class GlobalSGD(Config):
             "All weights learn the features that many documents share.",
             "openai/parameter-golf, PhasingTTT2000 and MultiPhaseGlobalSGD_PhasedTTT",
             "one phase -0.0006; three for one -0.0008; six and more too many",
-        ),
+        )
     }
 
     documents: Count = 2500

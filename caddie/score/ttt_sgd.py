@@ -140,7 +140,7 @@ class ChunkSGD(TestTimeTraining):
             "The model adapts to the text that it is scored on, by tokens that have been scored.",
             "openai/parameter-golf #1017 (the rule), LeakyReLU_LegalTTT_ParallelMuon, L3",
             "-0.0017 to -0.0025 in the records; +0.0006 at best in 22 variants (public system 000)",
-        ),
+        )
     }
 
     chunk_tokens: Tokens = 32_768
