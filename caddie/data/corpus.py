@@ -7,7 +7,6 @@ held-out bytes by counting them again, and the separation of training and valida
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import typing
 import zipfile
@@ -132,14 +131,26 @@ class Corpus:
     @classmethod
     def load(cls, folder: Path) -> Corpus:
         """Return the corpus in a folder; `UserError` if it holds none that can be read."""
-        path = folder / MANIFEST
+        path, again = folder / MANIFEST, "prepare the data again"
         try:
-            text = path.read_text()
+            value = json.loads(path.read_text())
         except (FileNotFoundError, NotADirectoryError):
             raise UserError(f"no corpus in {folder}; make one with: caddie data PATH --out {folder}") from None
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{path}: cannot be read ({error})") from None
-        return cls(folder, parse(text, path))
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}: not JSON ({error}); {again}") from None
+        if not isinstance(value, dict):
+            raise UserError(f"{path}: not a manifest; {again}")
+        if (version := value.get("version")) != VERSION:
+            raise UserError(f"{path}: manifest version {version}, and this program reads {VERSION}; {again}")
+        try:
+            manifest = typing.cast(Manifest, _read(value, Manifest, "manifest"))
+        except UserError as error:
+            raise UserError(f"{path}: {error}; {again}") from None
+        if manifest.hashed == "documents" != manifest.byte_source:
+            raise UserError(f"{path}: bytes of {manifest.byte_source} beside hashes of documents; {again}")
+        return cls(folder, manifest)
 
     def tokenizer(self) -> Tokenizer:
         """Return the tokenizer; `UserError` if it is not the one of the manifest."""
@@ -180,20 +191,10 @@ class Corpus:
             self.count_again()
             self._counted.add(fingerprint)
 
-    def set_counted(self) -> None:
-        """Record that this process has encoded and counted the held-out text in preparing it."""
-        split = self.manifest.validation
-        if min(split.source_bytes, split.normalized_bytes, split.table_bytes) > 0:
-            self._counted.add(self._fingerprint())
-
     def _fingerprint(self) -> str:
         """Digest of the manifest and of path, size and time of the files that `count_again` reads."""
-        names = [
-            self.manifest.tokenizer.file,
-            VALIDATION_TEXT,
-            *(shard.file for shard in self.manifest.validation.shards),
-        ]
-        paths = [self.folder.resolve() / name for name in names]
+        shards = [shard.file for shard in self.manifest.validation.shards]
+        paths = [self.folder.resolve() / name for name in (self.manifest.tokenizer.file, VALIDATION_TEXT, *shards)]
         state = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.exists()]
         return hashlib.sha256(repr((self.manifest, state)).encode()).hexdigest()
 
@@ -207,8 +208,8 @@ class Corpus:
         if int(tokens.max()) >= tokenizer.vocabulary:
             raise UserError(f"{self.folder} holds out ids over {tokenizer.vocabulary - 1:,}; prepare the data again")
         decoded_bytes = int(tokenizer.byte_lengths(tokens)[1:].sum())  # the first is context only
-        counts = {"table_bytes": tokenizer.table_bytes(tokens), "normalized_bytes": decoded_bytes}
-        counts["source_bytes"] = decoded_bytes
+        counts = dict.fromkeys(("source_bytes", "normalized_bytes"), decoded_bytes)
+        counts["table_bytes"] = tokenizer.table_bytes(tokens)
         if self.manifest.byte_source == "documents":
             documents = self.validation_documents()
             counts["source_bytes"] = sum(map(len, documents))
@@ -225,9 +226,8 @@ class Corpus:
             raise UserError(f"{self.folder} holds out other documents than its manifest says; prepare the data again")
         for name, count in counts.items():
             if count != (stated := getattr(split, name)):
-                raise UserError(
-                    f"{self.folder / MANIFEST} states {stated:,} {name} for validation; there are {count:,}"
-                )
+                path = self.folder / MANIFEST
+                raise UserError(f"{path} states {stated:,} {name} for validation; there are {count:,}")
 
     def check_disjoint(self) -> None:
         """Raise `UserError` if a document is in both splits, or if the document hashes are not the manifest's."""
@@ -255,39 +255,31 @@ class Corpus:
 
     def open(self, shard: Shard) -> Tokens:
         """Return the tokens of a shard; `UserError` if their number is not that of the manifest."""
-        tokens = open_shard(self.folder / shard.file)
-        if len(tokens) != shard.tokens:
-            raise UserError(
-                f"{self.folder / shard.file}: {len(tokens):,} tokens, but the manifest says {shard.tokens:,};"
-                " prepare the data again"
-            )
+        path = self.folder / shard.file
+        if (count := len(tokens := open_shard(path))) != shard.tokens:
+            stated = f"but the manifest says {shard.tokens:,}; prepare the data again"
+            raise UserError(f"{path}: {count:,} tokens, {stated}")
         return tokens
 
 
-def parse(text: str, path: Path) -> Manifest:
-    """Parse a manifest; `UserError` names file and field."""
-    again = "prepare the data again"
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON ({error}); {again}") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: not a manifest; {again}")
-    if value.get("version") != VERSION:
-        raise UserError(f"{path}: manifest version {value.get('version')}, and this program reads {VERSION}; {again}")
-    try:
-        manifest = typing.cast(Manifest, _read(value, Manifest, "manifest"))
-    except UserError as error:
-        raise UserError(f"{path}: {error}; {again}") from None
-    if manifest.hashed == "documents" != manifest.byte_source:
-        raise UserError(f"{path}: bytes of {manifest.byte_source} beside hashes of documents; {again}")
-    return manifest
-
-
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest, the last step of a preparation; the file appears complete or not at all."""
+def write(
+    folder: Path, manifest: Manifest, tokenizer: Tokenizer, train: Iterable[bytes], validation: Iterable[bytes]
+) -> None:
+    """Write the tokenizer, the document hashes of both splits and, last and in one piece, the manifest."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    (folder / TOKENIZER).write_bytes(tokenizer.serialize())
+    write_hashes(folder, train, validation)
     with replacing(folder / MANIFEST) as temporary:
         temporary.write_text(json.dumps(asdict(manifest), indent=2) + "\n")
+
+
+def load_counted(folder: Path) -> Corpus:
+    """Return the corpus that this process has just written, and so encoded and counted."""
+    made = Corpus.load(folder)
+    split = made.manifest.validation
+    if min(split.source_bytes, split.normalized_bytes, split.table_bytes) > 0:
+        made._counted.add(made._fingerprint())
+    return made
 
 
 def is_corpus(folder: Path) -> bool:
@@ -325,14 +317,9 @@ def set_sha256(hashes: Iterable[bytes]) -> str:
 
 def write_hashes(folder: Path, train: Iterable[bytes], validation: Iterable[bytes]) -> None:
     """Write the document hashes of both splits, sorted, as uint8 (documents, 16) without pickle."""
-    splits = {"train": train, "validation": validation}
-    arrays = {
-        name: np.frombuffer(b"".join(sorted(set(hashes))), np.uint8).reshape(-1, HASH_BYTES)
-        for name, hashes in splits.items()
-    }
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **arrays)
-    (folder / DOCUMENTS).write_bytes(buffer.getvalue())
+    joined = (b"".join(sorted(set(hashes))) for hashes in (train, validation))
+    arrays = [np.frombuffer(data, np.uint8).reshape(-1, HASH_BYTES) for data in joined]
+    np.savez(folder / DOCUMENTS, allow_pickle=False, train=arrays[0], validation=arrays[1])
 
 
 def read_hashes(folder: Path, split: SplitName) -> set[bytes]:
@@ -359,6 +346,5 @@ def _read(value: object, annotation: Any, name: str) -> object:
     if not isinstance(value, dict) or set(value) != names:
         raise UserError(f"{name} must have exactly {', '.join(sorted(names))}")
     hints = typing.get_type_hints(annotation)
-    return typing.cast(type, annotation)(
-        **{key: _read(item, hints[key], f"{name}.{key}") for key, item in value.items()}
-    )
+    read = {key: _read(item, hints[key], f"{name}.{key}") for key, item in value.items()}
+    return typing.cast(type, annotation)(**read)

@@ -37,6 +37,7 @@ REPORT_BYTES = 1 << 26
 PREFIXES: dict[SplitName, str] = {"train": "train", "validation": "val"}
 SAMPLE_BYTES = 1 << 24
 COMPRESSED_BYTES = 4_000_000
+Planned = tuple[SplitName, bytes]
 OWN_SHARDS = tuple(f"{prefix}_{'[0-9]' * 6}.bin" for prefix in PREFIXES.values())
 OWN_FILES = (*OWN_SHARDS, corpus.MANIFEST, corpus.TOKENIZER, corpus.DOCUMENTS, corpus.VALIDATION_TEXT)
 
@@ -67,8 +68,7 @@ def prepare(
     folder = folder.expanduser().resolve()
     text = Text(sources.find(source), limit_bytes, corpus.document_hash)
     inputs = text.fingerprint([_content(tokenizer_source), vocabulary, validation_fraction])
-    found = corpus.reusable(folder, inputs)
-    if found:
+    if found := corpus.reusable(folder, inputs):
         return found
     sizes, duplicates = text.survey(progress)
     plan = Plan(text, inputs, divide(sizes, validation_fraction, text.source, duplicates), duplicates)
@@ -97,8 +97,7 @@ def prepare_validation(
     text = Text(sources.find(source), limit_bytes, identity(tokenizer, against))
     train = against.manifest.train if against else None
     inputs = text.fingerprint([tokenizer.sha256, train and train.document_set_sha256, *(["unseen"] if unseen else [])])
-    found = corpus.reusable(folder, inputs)
-    if found:
+    if found := corpus.reusable(folder, inputs):
         return found
     trained_on = corpus.read_hashes(against.folder, "train") if against else set()
     seen = trained_on | corpus.read_hashes(against.folder, "validation") if against and unseen else trained_on
@@ -124,12 +123,33 @@ def _make(
 ) -> Corpus:
     """Write a corpus whose manifest has these `fields`; return it, its held-out text counted."""
     with _new_folder(folder) as partial:
-        manifest = replace(_write(plan, tokenizer, partial, progress), **fields)
-        corpus.write_hashes(partial, train_hashes, plan.hashes("validation"))
-        corpus.write_manifest(partial, manifest)
-    made = Corpus.load(folder)
-    made.set_counted()
-    return made
+        writers = {name: _Writer(partial, PREFIXES[name], tokenizer) for name in sorted(set(plan.splits.values()))}
+        held_out: list[bytes] = []
+        for batch in _batches(plan.documents(), progress):
+            for name, writer in writers.items():
+                writer.add([document for split, document in batch if split == name])
+            held_out += [document for split, document in batch if split == "validation"]
+        splits = {name: writer.split(plan.hashes(name)) for name, writer in writers.items()}
+        for name, made in splits.items():
+            progress.note(f"{name}: {made.documents:,} documents, {made.source_bytes:,} bytes, {made.tokens:,} tokens")
+        lines = (json.dumps({"text": document.decode()}) + "\n" for document in held_out)
+        packed = zstandard.ZstdCompressor(level=9).compress("".join(lines).encode())
+        (partial / corpus.VALIDATION_TEXT).write_bytes(packed)
+        figures = [(one.documents, one.changed, one.source_bytes, one.normalized_bytes) for one in writers.values()]
+        manifest = Manifest(
+            name=plan.text.source.name,
+            source=plan.text.source.description,
+            inputs=plan.inputs,
+            tokenizer=TokenizerEntry.of(tokenizer, RoundTripFigures(*map(sum, zip(*figures, strict=True)))),
+            train=splits.get("train"),
+            validation=splits["validation"],
+            hashed="documents",
+            duplicates_removed=plan.duplicates,
+            byte_source="documents",
+            validation_compressors=_compressed(b"".join(held_out)),
+        )
+        corpus.write(partial, replace(manifest, **fields), tokenizer, train_hashes, plan.hashes("validation"))
+    return corpus.load_counted(folder)
 
 
 def _content(tokenizer_source: TokenizerSource) -> object:
@@ -181,46 +201,9 @@ class _Writer:
         self.pieces, self.pending = [], 0
 
 
-def _write(plan: Plan, tokenizer: Tokenizer, folder: Path, progress: Progress) -> Manifest:
-    """Write everything but the document hashes and the manifest; return the manifest."""
-    (folder / corpus.TOKENIZER).write_bytes(tokenizer.serialize())
-    writers = {name: _Writer(folder, PREFIXES[name], tokenizer) for name in sorted(set(plan.splits.values()))}
-    held_out: list[bytes] = []
-    for batch in _batches(plan.documents(), progress):
-        for name, writer in writers.items():
-            writer.add([document for split, document in batch if split == name])
-        held_out += [document for split, document in batch if split == "validation"]
-    splits = {name: writer.split(plan.hashes(name)) for name, writer in writers.items()}
-    for name, split in splits.items():
-        progress.note(f"{name}: {split.documents:,} documents, {split.source_bytes:,} bytes, {split.tokens:,} tokens")
-    lines = (json.dumps({"text": document.decode()}) + "\n" for document in held_out)
-    packed = zstandard.ZstdCompressor(level=9).compress("".join(lines).encode())
-    (folder / corpus.VALIDATION_TEXT).write_bytes(packed)
-    round_trip = RoundTripFigures(
-        documents=sum(writer.documents for writer in writers.values()),
-        changed_documents=sum(writer.changed for writer in writers.values()),
-        source_bytes=sum(split.source_bytes for split in splits.values()),
-        decoded_bytes=sum(split.normalized_bytes for split in splits.values()),
-    )
-    return Manifest(
-        name=plan.text.source.name,
-        source=plan.text.source.description,
-        inputs=plan.inputs,
-        tokenizer=TokenizerEntry.of(tokenizer, round_trip),
-        train=splits.get("train"),
-        validation=splits["validation"],
-        hashed="documents",
-        duplicates_removed=plan.duplicates,
-        byte_source="documents",
-        validation_compressors=_compressed(b"".join(held_out)),
-    )
-
-
-def _batches(
-    documents: Iterator[tuple[SplitName, bytes]], progress: Progress
-) -> Iterator[list[tuple[SplitName, bytes]]]:
+def _batches(documents: Iterator[Planned], progress: Progress) -> Iterator[list[Planned]]:
     """Yield some 4 MB of documents at a time, with a note every 64 MB."""
-    batch: list[tuple[SplitName, bytes]] = []
+    batch: list[Planned] = []
     size = total = 0
     for split, document in documents:
         batch.append((split, document))
@@ -233,17 +216,15 @@ def _batches(
     yield batch
 
 
-_XZ = {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}
-
-
 def _compressed(data: bytes) -> dict[str, int] | None:
     """Return the bytes of the held-out text under general compressors at their strongest, for comparison."""
     if len(data) > COMPRESSED_BYTES:
         return None
+    # As large a dictionary as the text finds as much; the preset's takes 0.7 GB and a twentieth of a second.
+    xz = {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": min(max(4096, len(data)), 64 << 20)}
     compressors: dict[str, Callable[[bytes], bytes]] = {
         "gzip -9": lambda text: gzip.compress(text, 9),
-        # As large a dictionary as the text finds as much; the preset's takes 0.7 GB and a twentieth of a second.
-        "xz -9e": lambda text: lzma.compress(text, filters=[{**_XZ, "dict_size": min(max(4096, len(text)), 64 << 20)}]),
+        "xz -9e": lambda text: lzma.compress(text, filters=[xz]),
         "zstd -22": lambda text: zstandard.ZstdCompressor(level=22).compress(text),
         "brotli -11": lambda text: bytes(brotli.compress(text, quality=11)),
     }
@@ -256,8 +237,7 @@ def _compressed(data: bytes) -> dict[str, int] | None:
 def _new_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder that replaces `folder` when the block succeeds and is removed when it fails."""
     if folder.is_dir():
-        foreign = sorted(path.name for path in folder.iterdir() if not any(map(path.match, OWN_FILES)))
-        if foreign:
+        if foreign := sorted(path.name for path in folder.iterdir() if not any(map(path.match, OWN_FILES))):
             raise UserError(f"{folder} holds other files, such as {foreign[0]}; name an empty folder")
     elif folder.exists():
         raise UserError(f"{folder} is a file; name a folder")

@@ -53,8 +53,7 @@ def describe(
     tokenizer = tokenizer_source.build(vocabulary, _no_text)
     state = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for group in paths.values() for path in group]
     inputs = hashlib.sha256(json.dumps([FORMAT, tokenizer.sha256, state]).encode()).hexdigest()
-    found = corpus.reusable(folder, inputs)
-    if found:
+    if found := corpus.reusable(folder, inputs):
         return found
     train, train_hashes = _split(paths["train"], folder, tokenizer, progress)
     validation, validation_hashes = _split(paths["validation"], folder, tokenizer, progress)
@@ -73,13 +72,8 @@ def describe(
     if manifest.overlap:
         progress.note(f"{manifest.overlap:,} validation documents are training documents too")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / corpus.MANIFEST).unlink(missing_ok=True)
-    (folder / corpus.TOKENIZER).write_bytes(tokenizer.serialize())
-    corpus.write_hashes(folder, train_hashes, validation_hashes)
-    corpus.write_manifest(folder, manifest)
-    made = Corpus.load(folder)
-    made.set_counted()
-    return made
+    corpus.write(folder, manifest, tokenizer, train_hashes, validation_hashes)
+    return corpus.load_counted(folder)
 
 
 def _shards(folder: Path, pattern: str) -> list[Path]:
