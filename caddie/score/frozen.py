@@ -20,16 +20,12 @@ class Frozen(Scorer):
     stateless = True
 
     def __init__(self, model: Model, bos: int, length: int, stride: int, dtype: torch.dtype) -> None:
-        self._bos = bos
-        self._forward = Forward(model, dtype)
-        self._length, self._stride = length, stride
+        self._bos, self._length, self._stride, self._forward = bos, length, stride, Forward(model, dtype)
 
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
         """Yield the windows of all stretches in order, the stretches side by side."""
-        per_stretch = [
-            windows(int(begin), int(end), self._length, self._stride)
-            for begin, end in zip(layout.begins, layout.ends, strict=True)
-        ]
+        edges = zip(layout.begins.tolist(), layout.ends.tolist(), strict=True)
+        per_stretch = [windows(begin, end, self._length, self._stride) for begin, end in edges]
         if len(per_stretch) == 1:
             while batch := list(islice(per_stretch[0], rows)):
                 yield Step(batch, [0] * len(batch))

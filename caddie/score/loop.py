@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import compress, islice
+from itertools import chain, compress, islice
 from typing import Any
 
 import numpy as np
@@ -72,20 +72,21 @@ def run(
     with _mapping(workers) as each:
         plan = iter(scorer.plan(layout, rows if workers == 1 else rows * workers * _QUEUED))
         while steps := [_fixed(step) for step in islice(plan, steps_at_once)]:
-            batches = tuple(
-                batch for step in steps for batch in same_shape_batches(step, stream, rows, scorer.together)
-            )
+            shaped = (same_shape_batches(step, stream, rows, scorer.together) for step in steps)
+            batches = tuple(chain.from_iterable(shaped))
             if several:
-                mine = [owner == ranks.rank for owner in _owners(scorer, batches, ranks.world)]
-                losses = _shared(each, losses_of, batches, mine, ranks)
+                owners = list(scorer.owners(batches, ranks.world))
+                if len(owners) != len(batches) or not set(owners) <= set(range(ranks.world)):
+                    given = f"each of {len(batches):,} batches to one of {ranks.world:,} processes"
+                    raise CheckFailed(f"the scorer does not give {given}")
+                losses = _shared(each, losses_of, batches, [owner == ranks.rank for owner in owners], ranks)
             else:
                 losses = each(losses_of, batches)
             for batch, of_batch in zip(batches, losses, strict=True):
                 for window, of_window in zip(batch.windows, of_batch, strict=True):
                     on_window(window, of_window)
-            for step in steps:
-                for window in step.windows:
-                    stream.mark(window)
+            for window in chain.from_iterable(step.windows for step in steps):
+                stream.mark(window)
             scorer.update(batches, stream.prefix)
     stream.check_complete()
 
@@ -96,20 +97,8 @@ def _fixed(step: Step) -> Step:
     return Step(windows, tuple(step.slots))
 
 
-def _owners(scorer: Scorer, batches: Sequence[ScoringBatch], world: int) -> list[int]:
-    """Return the rank that scores each batch; `CheckFailed` if there is none."""
-    owners = list(scorer.owners(batches, world))
-    if len(owners) != len(batches) or not set(owners) <= set(range(world)):
-        raise CheckFailed(f"the scorer does not give each of {len(batches):,} batches to one of {world:,} processes")
-    return owners
-
-
 def _shared(
-    each: Callable[..., Any],
-    losses_of: Callable[[ScoringBatch], Losses],
-    batches: Sequence[ScoringBatch],
-    mine: Sequence[bool],
-    ranks: Ranks,
+    each: Callable[..., Any], losses_of: Any, batches: Sequence[ScoringBatch], mine: Sequence[bool], ranks: Ranks
 ) -> Iterator[Losses]:
     """Yield the losses of all batches, of which each process computes its own; the same to the bit in all processes."""
     sizes = [sum(window.end - window.first for window in batch.windows) for batch in batches]

@@ -58,9 +58,8 @@ class Scoring(Config):
     def scorer(self, model: Model, bos: int) -> Scorer:
         """Return the scorer of a model, which is never changed; `UserError` if it does not fit the settings."""
         dtype = getattr(torch, self.precision)
-        if self.ttt is not None:
-            return self.ttt.build(model, bos, self.sequence_length, self.stride, dtype)
-        return Frozen(model, bos, self.sequence_length, self.stride, dtype)
+        build = Frozen if self.ttt is None else self.ttt.build
+        return build(model, bos, self.sequence_length, self.stride, dtype)
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,6 @@ def score(
     for a text that is shorter than a window, `CheckFailed` for a scorer that breaks the rules.
     """
     begin = time.perf_counter()
-    ttt = None if scorer else scoring.ttt
     predictions = len(text.tokens) - 1
     check_windows(scoring.sequence_length, scoring.stride, predictions)
     chosen = scorer or scoring.scorer(model, text.bos)
@@ -141,9 +139,13 @@ def score(
         scored += len(losses)
         progress.step({"event": "tokens", "done": scored, "total": predictions})
 
-    device = next(model.parameters()).device
+    device, rows, workers = next(model.parameters()).device, scoring.rows, 1
+    if device.type == "cpu":  # one batch per thread, small enough for the cache
+        workers = torch.get_num_threads() if chosen.stateless else 1
+        rows = max(1, min(CACHED_TOKENS // scoring.sequence_length, scoring.rows // workers))
+        workers = min(workers, scoring.rows // rows)
     # All ranks need the same batches, however many threads each has.
-    rows, workers = (-int(least) for least in ranks.maximum(*(-count for count in _batches(scoring, chosen, device))))
+    rows, workers = (-int(least) for least in ranks.maximum(-rows, -workers))
     run(chosen, text.tokens, layout_of(text.tokens, text.bos, chosen.per_document), rows, add, device, workers, ranks)
     assert scored == predictions
     return Score(
@@ -154,18 +156,9 @@ def score(
         table_bytes=text.table_bytes,
         sequence_length=scoring.sequence_length,
         stride=scoring.stride,
-        ttt=None if ttt is None else show(ttt),
+        ttt=show(scoring.ttt) if scoring.ttt and not scorer else None,
         seconds=time.perf_counter() - begin,
     )
-
-
-def _batches(scoring: Scoring, scorer: Scorer, device: torch.device) -> tuple[int, int]:
-    """Return windows per batch and batches at once; on a CPU one batch per thread, small enough for the cache."""
-    if device.type != "cpu":
-        return scoring.rows, 1
-    workers = torch.get_num_threads() if scorer.stateless else 1
-    rows = max(1, min(CACHED_TOKENS // scoring.sequence_length, scoring.rows // workers))
-    return rows, min(workers, scoring.rows // rows)
 
 
 def use_quickest_threads(model: Model, text: Text, scoring: Scoring, ranks: Ranks = Ranks()) -> None:

@@ -77,9 +77,8 @@ class ScoredPrefix:
 
     def targets(self, windows: Sequence[Window]) -> Positions:
         """Return the targets of scored windows of one shape, int64 (rows, scored)."""
-        return np.stack(
-            [self.tokens(window.start, window.end + 1)[window.first + 1 - window.start :] for window in windows]
-        )
+        rows = [self.tokens(window.start, window.end + 1)[window.first + 1 - window.start :] for window in windows]
+        return np.stack(rows)
 
     def is_last(self, window: Window) -> bool:
         """True if the window is the last of its stretch."""
@@ -113,16 +112,13 @@ class Stream(ScoredPrefix):
         """Record a window as scored; `CheckFailed` unless it begins where the scored part of its stretch ends."""
         stretch = self._stretch(window.start)
         if not (window.start <= window.first == self._done[stretch] < window.end <= self.layout.ends[stretch]):
-            raise CheckFailed(
-                f"the scorer's plan is not one pass from left to right: predictions {window.first:,} to "
-                f"{window.end:,} after {self._done[stretch]:,} were scored"
-            )
+            found = f"predictions {window.first:,} to {window.end:,} after {self._done[stretch]:,} were scored"
+            raise CheckFailed(f"the scorer's plan is not one pass from left to right: {found}")
         self._done[stretch] = window.end
 
     def check_complete(self) -> None:
         """Raise `CheckFailed` unless every prediction has been scored."""
-        left = int((self.layout.ends - self._done).sum())
-        if left:
+        if left := int((self.layout.ends - self._done).sum()):
             raise CheckFailed(f"the scorer's plan leaves {left:,} predictions out")
 
 

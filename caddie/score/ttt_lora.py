@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, ClassVar, Literal, NamedTuple, cast
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -112,16 +112,11 @@ class _PerRun:
     """The adapters of a part that runs several times in a forward: the first for its first run, and so on."""
 
     def __init__(self, runs: Sequence[LowRankDelta]) -> None:
-        self.runs = runs
-        self.rewind()
-
-    def rewind(self) -> None:
-        """Make the next run the first, even after a forward that failed."""
-        self._next = 0  # not an iterator, which would break a compiled graph
+        self.runs, self.next = runs, 0  # not an iterator, which would break a compiled graph
 
     def __call__(self, x: Tensor) -> Tensor:
-        run = self.runs[self._next]
-        self._next += 1
+        run = self.runs[self.next]
+        self.next += 1
         return run(x)
 
 
@@ -177,7 +172,7 @@ class _Adapters:
     def use(self, slots: Sequence[int]) -> None:
         """Select the adapters of these slots for the rows of the next forward; required before every forward."""
         for _, per_run in self._parts:
-            per_run.rewind()
+            per_run.next = 0  # even after a forward that failed
         if self._used == slots:
             return
         self._used = slots
@@ -195,26 +190,15 @@ class _Adapters:
         if losses:
             torch.stack(list(losses)).sum().backward()  # type: ignore[no-untyped-call]
         gradients = [torch.zeros_like(factor) if factor.grad is None else factor.grad for factor in factors]
+        names = ("lr", "beta1", "beta2", "eps", "weight_decay")
+        options: Any = {name: getattr(self._config, name) for name in names}
         # Not the class AdamW, whose first use imports PyTorch's compiler, which takes a second.
         with torch.no_grad():
             for number, steps in enumerate(self._steps):
                 part = slice(number * self.together, (number + 1) * self.together)
-                adamw(
-                    [factor[part] for factor in factors],
-                    [gradient[part] for gradient in gradients],
-                    [mean[part] for mean in self._means],
-                    [square[part] for square in self._squares],
-                    [],
-                    steps,
-                    fused=True,
-                    amsgrad=False,
-                    beta1=self._config.beta1,
-                    beta2=self._config.beta2,
-                    lr=self._config.lr,
-                    weight_decay=self._config.weight_decay,
-                    eps=self._config.eps,
-                    maximize=False,
-                )
+                cut = ([t[part] for t in tensors] for tensors in (factors, gradients, self._means, self._squares))
+                weights, slopes, means, squares = cut
+                adamw(weights, slopes, means, squares, [], steps, fused=True, amsgrad=False, maximize=False, **options)
 
     def attach(self, on: bool) -> None:
         """Add the adapters to the model, or remove them."""
@@ -226,8 +210,7 @@ class _Adapters:
         inputs, _ = self._sizes[index]
         digest = hashlib.sha256(f"adapter {group} {index}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-        bound = 1 / math.sqrt(inputs)
-        drawn = torch.empty(self._config.documents, self._config.rank, inputs)
+        bound, drawn = 1 / math.sqrt(inputs), torch.empty(self._config.documents, self._config.rank, inputs)
         drawn.uniform_(-bound, bound, generator=generator)
         return drawn[self.documents.start : self.documents.stop].to(self._weight).requires_grad_()
 
@@ -282,21 +265,17 @@ class _DocumentLoRA(Scorer):
             longest = max(ends[document] - begins[document] for document in group)
             chunks = math.ceil(longest / self._config.chunk_tokens)
             for chunk in range(chunks):
-                windows = {
-                    slot: window
-                    for slot, document in enumerate(group)
-                    if (window := self._window(begins[document], ends[document], chunk))
-                }
+                windows: dict[int, Window] = {}
+                for slot, document in enumerate(group):
+                    first = begins[document] + chunk * self._config.chunk_tokens
+                    if first < ends[document]:
+                        stop = min(first + self._config.chunk_tokens, ends[document])
+                        windows[slot] = Window(max(begins[document], stop - self._length), first, stop)
                 # Training after the last group would help no document.
                 over = chunk == chunks - 1 and group is not all_groups[-1]
                 while over and boundaries and len(scored) >= boundaries[0]:
                     self._due = scored[: boundaries.pop(0)]
                 yield Step(list(windows.values()), list(windows))
-
-    def _window(self, begin: int, end: int, chunk: int) -> Window | None:
-        first = begin + chunk * self._config.chunk_tokens
-        stop = min(first + self._config.chunk_tokens, end)
-        return Window(max(begin, stop - self._length), first, stop) if first < end else None
 
     def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
         """Run one forward, each row with its document's adapters; without a cache, keep its graph for the update."""
@@ -345,8 +324,8 @@ class _DocumentLoRA(Scorer):
 
     def _learn_globally(self, phases: GlobalSGD, prefix: ScoredPrefix) -> None:
         """Train all weights, without adapters, on the concatenation of the documents that are due."""
-        layout = prefix.layout
-        tokens = np.concatenate([prefix.tokens(int(layout.begins[d]), int(layout.ends[d])) for d in self._due])
+        begins, ends = prefix.layout.begins, prefix.layout.ends
+        tokens = np.concatenate([prefix.tokens(int(begins[d]), int(ends[d])) for d in self._due])
         self._due = []
         self._adapters.attach(False)
         learner = Learner(self._model, self._bos, phases.sgd, self._dtype, self._ranks)
@@ -360,8 +339,7 @@ class _DocumentLoRA(Scorer):
 def groups(layout: Layout, size: int) -> list[list[int]]:
     """Return the documents' indices, sorted by length, in groups of `size`; the longest group first."""
     order = np.argsort(layout.ends - layout.begins, kind="stable").tolist()
-    cut = [order[begin : begin + size] for begin in range(0, len(order), size)]
-    return cut[::-1]
+    return [order[begin : begin + size] for begin in range(0, len(order), size)][::-1]
 
 
 def global_rows(tokens: Positions, chunk_tokens: int, length: int) -> Iterator[tuple[int, int, Positions]]:

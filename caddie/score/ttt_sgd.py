@@ -74,20 +74,17 @@ class Learner:
 
     def learn(self, rows: Positions, chunk: int, chunks: int) -> None:
         """Train on rows (n, T + 1) of one chunk."""
-        for _ in range(self._sgd.epochs):
-            for begin in range(0, len(rows), self._sgd.rows):
-                gradient = self._gradient(rows[begin : begin + self._sgd.rows])
-                self._descend(gradient, self._sgd.lr_at(chunk, chunks))
+        sgd = self._sgd
+        for begin in [*range(0, len(rows), sgd.rows)] * sgd.epochs:
+            self._descend(self._gradient(rows[begin : begin + sgd.rows]), sgd.lr_at(chunk, chunks))
 
     def _gradient(self, batch: Positions) -> Tensor:
         """Return the gradient of the mean loss of a batch (n, T + 1), all weights in one vector."""
         parts = np.array_split(batch, _power_of_two(min(PARTS, len(batch))))
         busy = _power_of_two(min(len(parts), self.ranks.world))
-        mine, predictions = torch.zeros_like(self._momentum), batch[:, 1:].size
-        if self.ranks.rank < busy:
-            size = len(parts) // busy
-            own = parts[self.ranks.rank * size :][:size]
-            mine = _in_pairs(own, lambda rows: self._part(rows, predictions))
+        size, mine = len(parts) // busy, torch.zeros_like(self._momentum)
+        if own := parts[self.ranks.rank * size :][:size]:
+            mine = _in_pairs(own, lambda rows: self._part(rows, batch[:, 1:].size))
         return _in_pairs(self.ranks.begin_all_gather(mine[None])()[:busy].unbind(), lambda gradient: gradient)
 
     @torch.enable_grad()
@@ -104,8 +101,7 @@ class Learner:
         """Take one step of SGD with momentum."""
         gradient *= (self._sgd.clip / (torch.linalg.vector_norm(gradient) + 1e-6)).clamp(max=1.0)
         self._momentum.mul_(self._sgd.momentum).add_(gradient)
-        steps = self._momentum.split_with_sizes(self._sizes)
-        for parameter, step in zip(self._parameters, steps, strict=True):
+        for parameter, step in zip(self._parameters, self._momentum.split_with_sizes(self._sizes), strict=True):
             parameter.sub_(step.view_as(parameter), alpha=lr)
 
 
@@ -168,9 +164,12 @@ class _ChunkSGD(Scorer):
         if len(layout.begins) > 1:
             self._per_stretch = max(self._length, self._chunk_tokens // len(layout.begins))
         self._chunks = math.ceil(int((layout.ends - layout.begins).max(initial=0)) / self._per_stretch)
-        by_chunk = []
-        for begin, end in zip(layout.begins.tolist(), layout.ends.tolist(), strict=True):
-            by_chunk.append(groupby(windows(begin, end, self._length, self._stride), self._chunk_of(begin)))
+
+        def by_first(begin: int, end: int) -> Iterator[tuple[int, Iterator[Window]]]:
+            stretch = windows(begin, end, self._length, self._stride)
+            return groupby(stretch, lambda window: (window.first - begin) // self._per_stretch)
+
+        by_chunk = list(map(by_first, layout.begins.tolist(), layout.ends.tolist()))
         waiting = [next(stretch, None) for stretch in by_chunk]
         for chunk in range(self._chunks):
             self._chunk = chunk
@@ -185,9 +184,6 @@ class _ChunkSGD(Scorer):
         """Share the work: all processes have the same weights and divide windows and parts of a batch."""
         self._learner.ranks = ranks
         return True
-
-    def _chunk_of(self, begin: int) -> Callable[[Window], int]:
-        return lambda window: (window.first - begin) // self._per_stretch
 
     @torch.no_grad()
     def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
