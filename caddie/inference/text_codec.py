@@ -24,7 +24,7 @@ import torch
 from caddie.config import plain
 from caddie.data.tokenizers.exact_spelling import exact_ids
 from caddie.errors import UserError
-from caddie.inference.range_coder import Decoder, Encoder
+from caddie.inference.range_coder import Decoder, Encoder, Logits
 from caddie.model import Cache
 from caddie.pack.artifact import Artifact
 from caddie.report.units import whole_bytes
@@ -32,7 +32,6 @@ from caddie.runtime.progress import SILENT, Progress
 from caddie.score import Layout, Scorer, Scoring, ScoringBatch, Step, Stream, Text, same_shape_batches, score
 
 Tokens = npt.NDArray[np.uint16]
-Logits = npt.NDArray[np.float64]
 Symbols = npt.NDArray[np.int64]
 Coder = Callable[[Logits, Symbols], Symbols]
 """Codes symbols (rows,) under logits (rows, vocabulary) and returns them; a decoder ignores those given."""
@@ -65,13 +64,9 @@ def compress(
     text = b"".join(documents)
     chosen = scoring or artifact.scoring
     scorer = _scorer(artifact, chosen)
-    streams = streams or (1 if scorer.in_order else None)
-    bos = artifact.tokenizer.bos
     ids = [exact_ids(artifact.tokenizer, document) for document in documents if document]
-    if len(ids) <= 1:
-        mode, parts = _FILE, _cut(ids, bos, streams)
-    else:
-        mode, parts = _DOCUMENTS, _distributed(ids, bos, streams, scorer.per_document)
+    mode = _DOCUMENTS if len(ids) > 1 else _FILE
+    parts = _streams(ids, artifact.tokenizer.bos, streams or (1 if scorer.in_order else None), scorer.per_document)
     encoder = Encoder()
 
     def encode(logits: Logits, targets: Symbols) -> Symbols:
@@ -183,10 +178,7 @@ def _decode(artifact: Artifact, mode: int, body: BytesIO, progress: Progress) ->
     begins = np.cumsum([0, *lengths], dtype=np.int64)
     tokens[begins[:-1]] = bos
 
-    def decode(logits: Logits, targets: Symbols) -> Symbols:
-        return decoder.decode(logits)
-
-    _code(_scorer(artifact, scoring), tokens, lengths, decode, progress)
+    _code(_scorer(artifact, scoring), tokens, lengths, lambda logits, _: decoder.decode(logits), progress)
     if mode == _FILE:
         return artifact.tokenizer.decode(np.delete(tokens, begins[:-1]))
     cuts = np.append(np.flatnonzero(tokens == bos), len(tokens))
@@ -242,30 +234,25 @@ def _code_windows(scorer: Scorer, batch: ScoringBatch, tokens: Tokens, coder: Co
         inputs = symbols[:, None]
 
 
-def _cut(ids: Sequence[Tokens], bos: int, streams: int | None) -> list[Tokens]:
-    """Cut one document, if any, into streams of about equal length, each after a `bos`."""
-    if not ids:
-        return []
-    count = min(len(ids[0]), streams or _stream_count(len(ids[0])))
-    return [np.append(np.uint16(bos), piece) for piece in np.array_split(ids[0], count)]
+def _streams(ids: Sequence[Tokens], bos: int, streams: int | None, per_document: bool) -> list[Tokens]:
+    """Cut one document into streams of about equal length, or distribute several in order; each after a `bos`.
 
+    Documents are streams of their own if `per_document`.
+    """
 
-def _distributed(ids: Sequence[Tokens], bos: int, streams: int | None, per_document: bool) -> list[Tokens]:
-    """Distribute documents, each after a `bos`, over streams of about equal length, in order, or one stream each."""
-    texts = [np.append(np.uint16(bos), document) for document in ids]
-    if per_document:
+    def count(tokens: int) -> int:
+        return streams or min(_MOST_STREAMS, 1 + tokens // _STREAM_TOKENS)
+
+    pieces = np.array_split(ids[0], min(len(ids[0]), count(len(ids[0])))) if len(ids) == 1 else ids
+    texts = [np.append(np.uint16(bos), piece) for piece in pieces]
+    if len(ids) <= 1 or per_document:
         return texts
     total, done = sum(map(len, texts)), 0
-    count = streams or _stream_count(total)
-    parts: list[list[Tokens]] = [[] for _ in range(count)]
+    parts: list[list[Tokens]] = [[] for _ in range(count(total))]
     for text in texts:
-        parts[done * count // total].append(text)
+        parts[done * len(parts) // total].append(text)
         done += len(text)
     return [np.concatenate(part) for part in parts if part]
-
-
-def _stream_count(tokens: int) -> int:
-    return min(_MOST_STREAMS, 1 + tokens // _STREAM_TOKENS)
 
 
 def _leb128(*values: int) -> bytes:
