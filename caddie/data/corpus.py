@@ -1,8 +1,4 @@
-"""A corpus folder: token shards, their tokenizer, and a manifest that describes them.
-
-A folder without a manifest is an unfinished preparation. A manifest can be checked: shards by their hashes, the
-held-out bytes by counting them again, and the separation of training and validation by the document hashes.
-"""
+"""A corpus folder: token shards, their tokenizer and, written last, a manifest by which all of it can be checked."""
 
 from __future__ import annotations
 
@@ -179,7 +175,7 @@ class Corpus:
         """Return the bytes of the validation documents; `UserError` without text, or if the file has changed."""
         if self.manifest.byte_source != "documents":
             raise UserError(f"the corpus in {self.folder} was made from token shards and has no text")
-        documents = list(sources.documents(self.folder / VALIDATION_TEXT))
+        documents = list(sources.find(self.folder / VALIDATION_TEXT).documents())
         if len(documents) != self.manifest.validation.documents:
             raise UserError(f"{self.folder / VALIDATION_TEXT}: not the text of the manifest; prepare the data again")
         return documents
@@ -240,10 +236,8 @@ class Corpus:
             if set_sha256(hashes[name]) != split.document_set_sha256:
                 raise UserError(f"{self.folder / DOCUMENTS}: not the {name} documents of the manifest")
         if overlap := len(hashes["train"] & hashes["validation"]):
-            raise UserError(
-                f"{overlap:,} of {validation.documents:,} validation documents in {self.folder}"
-                " are training documents too; a score on them means little"
-            )
+            leaked = f"{overlap:,} of {validation.documents:,} validation documents in {self.folder}"
+            raise UserError(f"{leaked} are training documents too; a score on them means little")
 
     def check_shards(self, split: SplitName) -> None:
         """Hash the shards of a split; `UserError` names the first that has changed."""
@@ -255,10 +249,9 @@ class Corpus:
 
     def open(self, shard: Shard) -> Tokens:
         """Return the tokens of a shard; `UserError` if their number is not that of the manifest."""
-        path = self.folder / shard.file
-        if (count := len(tokens := open_shard(path))) != shard.tokens:
-            stated = f"but the manifest says {shard.tokens:,}; prepare the data again"
-            raise UserError(f"{path}: {count:,} tokens, {stated}")
+        tokens, stated = open_shard(path := self.folder / shard.file), f"the manifest says {shard.tokens:,}"
+        if len(tokens) != shard.tokens:
+            raise UserError(f"{path}: {len(tokens):,} tokens, but {stated}; prepare the data again")
         return tokens
 
 

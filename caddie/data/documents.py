@@ -1,7 +1,4 @@
-"""Documents from a text file, JSON lines, a folder of both, or Python's standard library.
-
-A document is a non-empty run of UTF-8 bytes. The order of a source's documents is fixed.
-"""
+"""Documents, non-empty runs of UTF-8 bytes, from a text file, JSON lines, a folder of both, or Python's library."""
 
 from __future__ import annotations
 
@@ -48,7 +45,9 @@ class Source:
     def documents(self, skipped: list[Path] | None = None) -> Iterator[bytes]:
         """Yield every document in order; files that are not text are added to `skipped`.
 
-        Raises `UserError`, which names file and line, for what cannot be read.
+        A file of a folder is one document, and so is a file of up to 64 KiB; a longer file given by itself is `cut`.
+        Each line of JSON lines (.jsonl, .ndjson) is one document, under the key "text". Files may be compressed (.gz,
+        .xz, .zst). Raises `UserError`, which names file and line, for what cannot be read.
         """
         for path in self.files:
             if (Path(path.stem) if path.suffix in COMPRESSED else path).suffix in LINES:
@@ -91,16 +90,6 @@ def find(source: str | Path | None) -> Source:
             raise UserError(f"{source}: not a regular file; save the text in one")
         raise UserError(f"{source}: no such file or folder; give a text file, JSON lines, a folder, or {LIBRARY}")
     return Source(path.name.partition(".")[0], str(path), (path,), tolerant=False)
-
-
-def documents(source: str | Path | None) -> Iterator[bytes]:
-    """Yield every document of a source.
-
-    A file of a folder is one document, and so is a file of up to 64 KiB; a longer file given by itself is `cut`. Each
-    line of JSON lines (.jsonl, .ndjson) is one document, under the key "text". Files may be compressed (.gz, .xz,
-    .zst).
-    """
-    return find(source).documents()
 
 
 def cut(text: bytes) -> Iterator[bytes]:

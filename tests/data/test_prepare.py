@@ -73,7 +73,7 @@ def test_json_lines_plain_and_compressed(tmp_path: Path, suffix: str) -> None:
     pack = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}[suffix]
     path = tmp_path / f"a.jsonl{suffix}"
     path.write_bytes(pack(lines("one", "", "zwei ü", "three\n") + b"\n" + lines("four")))
-    assert list(sources.documents(path)) == [b"one", "zwei ü".encode(), b"three\n", b"four"]
+    assert list(sources.find(path).documents()) == [b"one", "zwei ü".encode(), b"three\n", b"four"]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_json_lines_plain_and_compressed(tmp_path: Path, suffix: str) -> None:
 def test_a_bad_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines("fine") + line + b"\n")
     with pytest.raises(UserError, match=message) as caught:
-        list(sources.documents(tmp_path / "a.jsonl"))
+        list(sources.find(tmp_path / "a.jsonl").documents())
     assert one_line(caught)
 
 
@@ -100,7 +100,7 @@ def test_a_damaged_archive_is_named(tmp_path: Path, suffix: str) -> None:
     for content in (pack(lines(*TEXTS))[:-20], b"nothing of the kind"):
         (tmp_path / f"a.jsonl{suffix}").write_bytes(content)
         with pytest.raises(UserError, match=r"a.jsonl.*cannot be read") as caught:
-            list(sources.documents(tmp_path / f"a.jsonl{suffix}"))
+            list(sources.find(tmp_path / f"a.jsonl{suffix}").documents())
         assert one_line(caught)
 
 
@@ -123,14 +123,14 @@ def test_a_folder_gives_its_text_and_skips_the_rest(tmp_path: Path) -> None:
 def test_a_single_shard_is_told_to_be_named_by_its_folder(tmp_path: Path) -> None:
     write_shard(tmp_path / "val_000000.bin", np.arange(300, dtype=np.uint16))
     with pytest.raises(UserError, match=r"val_000000.bin: not UTF-8 text; .*; of shards, name the folder$"):
-        list(sources.documents(tmp_path / "val_000000.bin"))
+        list(sources.find(tmp_path / "val_000000.bin").documents())
 
 
 def test_a_single_file_must_be_text(tmp_path: Path) -> None:
     for content in (b"caf\xe9", b"a\0b", b"a" * 9000 + b"\0"):
         (tmp_path / "a.txt").write_bytes(content)
         with pytest.raises(UserError, match="not UTF-8 text"):
-            list(sources.documents(tmp_path / "a.txt"))
+            list(sources.find(tmp_path / "a.txt").documents())
     with pytest.raises(UserError, match="no such file or folder"):
         sources.find(tmp_path / "missing")
     (tmp_path / "folder").mkdir()
@@ -150,11 +150,11 @@ def test_the_library_is_always_there() -> None:
 def test_a_long_file_is_cut_at_blank_lines(tmp_path: Path) -> None:
     paragraph = "words " * 500 + "\n\n"
     (tmp_path / "a.txt").write_text(paragraph * 100)
-    found = list(sources.documents(tmp_path / "a.txt"))
+    found = list(sources.find(tmp_path / "a.txt").documents())
     assert b"".join(found) == (paragraph * 100).encode()
     assert all(piece.endswith(b"\n\n") and 1 << 14 <= len(piece) < 20_000 for piece in found[:-1])
     (tmp_path / "a.txt").write_text(paragraph * 20)
-    assert len(list(sources.documents(tmp_path / "a.txt"))) == 1
+    assert len(list(sources.find(tmp_path / "a.txt").documents())) == 1
 
 
 @settings(max_examples=50, deadline=None)
