@@ -1,7 +1,6 @@
-"""Download the contest's published FineWeb shards and describe them as a corpus.
+"""Download the contest's published FineWeb shards into one folder and describe them as a corpus.
 
-Nothing is written outside the given folder. Complete files are not fetched again, so the same command continues a
-download that was interrupted.
+Complete files are not fetched again, so the same command continues a download that was interrupted.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -113,11 +112,9 @@ def _complete(path: Path) -> bool:
     """True if a file is there; a shard must be as long as its header says."""
     if path.suffix != ".bin":
         return path.is_file() and path.stat().st_size > 0
-    try:
-        open_shard(path)
-    except UserError:
-        return False
-    return True
+    with suppress(UserError):
+        return len(open_shard(path)) > 0
+    return False
 
 
 def _listings(path: Path) -> dict[str, tuple[str, int, int]]:
@@ -126,20 +123,12 @@ def _listings(path: Path) -> dict[str, tuple[str, int, int]]:
         manifest: Any = json.loads(path.read_text())
         models = {entry["name"]: entry.get("model_path") for entry in manifest["tokenizers"]}
         found = {str(entry["name"]).removeprefix(DATASET): entry for entry in manifest["datasets"]}
-        return {
-            name: (
-                f"{ROOT}/{_inside(models[entry['tokenizer_name']])}",
-                int(entry["stats"]["files_train"]),
-                int(entry["stats"]["files_val"]),
-            )
-            for name, entry in found.items()
-            if name[:2] == "sp" and name[2:].isdigit()
-        }
+        listings = {}
+        for name in (name for name in found if name[:2] == "sp" and name[2:].isdigit()):
+            model, stats = PurePosixPath(models[found[name]["tokenizer_name"]]), found[name]["stats"]
+            if model.is_absolute() or ".." in model.parts:
+                raise ValueError(f"{model} leads out of the repository")
+            listings[name] = (f"{ROOT}/{model}", int(stats["files_train"]), int(stats["files_val"]))
+        return listings
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{path}: not the manifest this program knows ({error!r}); delete it and try again") from None
-
-
-def _inside(path: str) -> PurePosixPath:
-    if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
-        raise ValueError(f"{path} leads out of the repository")
-    return PurePosixPath(path)

@@ -1,7 +1,6 @@
-"""Orders in which training reads token shards.
+"""Orders in which training reads token shards, by random access, so the position of a run is one integer.
 
-A stream is read by random access: micro-batch i is the same whenever and wherever it is read. So the position of a run
-is one integer and ranks need no communication: in accumulation step a of training step s, rank r reads index
+Ranks need no communication: in accumulation step a of training step s, rank r reads the micro-batch with the index
 (s * accumulation + a) * world + r.
 """
 
@@ -310,15 +309,11 @@ def _row_count(tokens: int, sequence_length: int) -> int:
 
 def _check_enough(available: int, tokens: int) -> None:
     if available <= tokens:
-        raise UserError(
-            f"the training shards hold {available:,} tokens in one piece and a micro-batch needs {tokens + 1:,};"
-            " use more text or a smaller batch"
-        )
+        needed = f"a micro-batch needs {tokens + 1:,}; use more text or a smaller batch"
+        raise UserError(f"the training shards hold {available:,} tokens in one piece and {needed}")
 
 
 def _first_document(shard: Tokens, bos: int) -> int:
-    for begin in range(0, len(shard), BOS_SCAN):
-        found = np.flatnonzero(shard[begin : begin + BOS_SCAN] == bos)
-        if len(found):
-            return begin + int(found[0])
-    return len(shard)
+    begins = range(0, len(shard), BOS_SCAN)
+    found = ((begin, np.flatnonzero(shard[begin : begin + BOS_SCAN] == bos)) for begin in begins)
+    return next((begin + int(places[0]) for begin, places in found if len(places)), len(shard))

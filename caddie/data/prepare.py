@@ -1,8 +1,4 @@
-"""Prepare text as a corpus folder: held-out documents, tokenizer, token shards and, last, the manifest.
-
-Scores count the bytes of the documents; the contest's table method is counted beside them. The folder is written under
-a temporary name and renamed when it is complete.
-"""
+"""Prepare text as a corpus folder, written under a temporary name and renamed when it is complete."""
 
 from __future__ import annotations
 
@@ -106,16 +102,12 @@ def prepare_validation(
     if not plan.splits:
         seen_in = "the training or the held-out text" if unseen else "the training text"
         raise UserError(f"{text.source.description}: every document is in {seen_in}; name another text")
-    return _make(
-        plan,
-        tokenizer,
-        folder,
-        progress,
-        trained_on,
-        train=train and replace(train, shards=()),
-        hashed=against.manifest.hashed if against else "documents",
-        training_documents_removed=len(sizes) - len(plan.splits),
-    )
+    fields: dict[str, Any] = {"hashed": against.manifest.hashed} if against else {}
+    fields |= {
+        "train": train and replace(train, shards=()),
+        "training_documents_removed": len(sizes) - len(plan.splits),
+    }
+    return _make(plan, tokenizer, folder, progress, trained_on, **fields)
 
 
 def _make(
@@ -171,8 +163,7 @@ class _Writer:
         self.folder, self.prefix, self.tokenizer = folder, prefix, tokenizer
         self.shards: list[Shard] = []
         self.pieces: list[Tokens] = []
-        self.pending = self.tokens = self.documents = self.changed = 0
-        self.source_bytes = self.normalized_bytes = self.table_bytes = 0
+        self.pending = self.documents = self.changed = self.source_bytes = self.normalized_bytes = self.table_bytes = 0
 
     def add(self, documents: list[bytes]) -> None:
         for document, ids in zip(documents, self.tokenizer.encode_many(documents), strict=True):
@@ -190,14 +181,13 @@ class _Writer:
 
     def split(self, hashes: list[bytes]) -> Split:
         self._flush()
-        counts = (self.documents, self.tokens, self.source_bytes, self.normalized_bytes, self.table_bytes)
-        return Split(*counts, corpus.set_sha256(hashes), tuple(self.shards))
+        sizes = (sum(shard.tokens for shard in self.shards), self.source_bytes, self.normalized_bytes, self.table_bytes)
+        return Split(self.documents, *sizes, corpus.set_sha256(hashes), tuple(self.shards))
 
     def _flush(self) -> None:
         path = self.folder / f"{self.prefix}_{len(self.shards):06d}.bin"
         write_shard(path, np.concatenate(self.pieces))
         self.shards.append(Shard(path.name, self.pending, corpus.file_sha256(path)))
-        self.tokens += self.pending
         self.pieces, self.pending = [], 0
 
 

@@ -1,7 +1,4 @@
-"""Corpora of token shards that someone else prepared, named as the contest names them; the shards stay in place.
-
-Their text is unknown, so bytes are counted from the tokens, and documents are identified by their ids.
-"""
+"""Corpora of token shards without their text: bytes are counted from tokens, and ids identify documents."""
 
 from __future__ import annotations
 
@@ -88,8 +85,7 @@ def _no_text() -> NoReturn:
 def _split(paths: Sequence[Path], folder: Path, tokenizer: Tokenizer, progress: Progress) -> tuple[Split, set[bytes]]:
     opened = [open_shard(path) for path in paths]
     described: list[Shard] = []
-    table_bytes = 0
-    last = np.empty(0, np.uint16)
+    table_bytes, last = 0, np.empty(0, np.uint16)
     for path, tokens in zip(paths, opened, strict=True):
         if int(tokens.max()) >= tokenizer.vocabulary:
             raise UserError(f"{path}: token {int(tokens.max())}, but the tokenizer has {tokenizer.vocabulary} ids")
@@ -104,13 +100,5 @@ def _split(paths: Sequence[Path], folder: Path, tokenizer: Tokenizer, progress: 
     for ids in split_documents(opened, tokenizer.bos):
         hashes.append(corpus.document_hash(ids.tobytes()))
         decoded_bytes += int(tokenizer.byte_lengths(ids)[1:].sum())  # the first is BOS, or context only
-    split = Split(
-        documents=len(hashes),
-        tokens=sum(map(len, opened)),
-        source_bytes=decoded_bytes,
-        normalized_bytes=decoded_bytes,
-        table_bytes=table_bytes,
-        document_set_sha256=corpus.set_sha256(hashes),
-        shards=tuple(described),
-    )
-    return split, set(hashes)
+    sizes = (sum(map(len, opened)), decoded_bytes, decoded_bytes, table_bytes)
+    return Split(len(hashes), *sizes, corpus.set_sha256(hashes), tuple(described)), set(hashes)

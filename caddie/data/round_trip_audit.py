@@ -1,15 +1,13 @@
 """Round-trip audit: list the rules by which a tokenizer changes text, each with an example and its bytes.
 
-The tokenizer is a black box that encodes and decodes. It is lossy by a rule if it changes one of the rule's examples.
-For documents, every character is decoded on its own; this and the rules of spaces predict the decoded document. Where
-the prediction is right, changed bytes are attributed to rules exactly; the rest goes to "other".
+Every character of a document is decoded on its own. Where this and the rules of spaces predict the decoded document,
+changed bytes are attributed to rules exactly; the rest goes to "other".
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
@@ -89,31 +87,27 @@ class Rule:
 def audit(tokenizer: Tokenizer, documents: Iterable[bytes] = (), encoded: Sequence[Ids] | None = None) -> list[Rule]:
     """Return every rule in a fixed order, `lossy` or not, and last "other" if documents change in other ways.
 
-    `encoded` are the ids of the documents, if they are known already.
-
-    The `net_bytes` of all rules sum to the length of the documents less that of the decoded documents. The bytes of
-    "other" are, in each document, all from the first to the last difference that no rule predicts.
+    `encoded` are the ids of the documents, if they are known already. The `net_bytes` of all rules sum to the length of
+    the documents less that of the decoded documents. The bytes of "other" are, in each document, all from the first to
+    the last difference that no rule predicts.
     """
     documents = list(documents)
     decoded = map(tokenizer.decode, tokenizer.encode_many(documents) if encoded is None else encoded)
     changed = [(_text(a), _text(b)) for a, b in zip(documents, decoded, strict=True) if a != b]
     behavior = _Behavior(tokenizer, {unit for before, _ in changed for unit in _units(before)})
-    lost: Counter[str] = Counter()
-    net: Counter[str] = Counter()
-    seen: dict[str, tuple[bytes, bytes]] = {}
+    seen: dict[str, list[tuple[bytes, bytes]]] = {}
     for before, after in changed:
-        for name, *pair in _changes(before, after, behavior):
-            a, b = map(_bytes, pair)
-            lost[name] += len(a)
-            net[name] += len(a) - len(b)
-            seen.setdefault(name, (a, b))
+        for name, a, b in _changes(before, after, behavior):
+            seen.setdefault(name, []).append((_bytes(a), _bytes(b)))
     rules = []
     for name in [*_EXAMPLES, *([_OTHER] if _OTHER in seen else [])]:
         tried = [text if isinstance(text, bytes) else text.encode() for text in _EXAMPLES.get(name, ())]
         front = b"" if name == _FRONT else _bytes(behavior.front)
         pairs = [(a, b.removeprefix(front)) for a, b in zip(tried, _round_trip(tokenizer, tried), strict=True)]
-        shown = next((pair for pair in pairs if pair[0] != pair[1]), seen.get(name) or pairs[0])
-        rules.append(Rule(name, *shown, lost[name], net[name]))
+        found = seen.get(name, [])
+        shown = next((pair for pair in pairs if pair[0] != pair[1]), [*found[:1], *pairs][0])
+        before_bytes, after_bytes = (sum(len(pair[side]) for pair in found) for side in (0, 1))
+        rules.append(Rule(name, *shown, before_bytes, before_bytes - after_bytes))
     return rules
 
 

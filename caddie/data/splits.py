@@ -1,8 +1,4 @@
-"""Splits of a text's documents into training and validation, without duplicates.
-
-A document is identified by a hash, of its bytes or of its ids, which alone decides its split. So the split depends
-neither on the order of the documents nor on a random seed, and no document is in both.
-"""
+"""Splits of a text's documents into training and validation, without duplicates, by each document's hash alone."""
 
 from __future__ import annotations
 
@@ -61,10 +57,9 @@ class Text:
             raise UserError(f"{self.source.description}: no documents; give text{limit}")
         if skipped:
             progress.note(f"{len(skipped):,} files that are not text were skipped")
-        progress.note(
-            f"{len(sizes):,} documents, {sum(sizes.values()):,} bytes; {count - len(sizes):,} duplicates dropped"
-        )
-        return sizes, count - len(sizes)
+        total, duplicates = sum(sizes.values()), count - len(sizes)
+        progress.note(f"{len(sizes):,} documents, {total:,} bytes; {duplicates:,} duplicates dropped")
+        return sizes, duplicates
 
 
 @dataclass(frozen=True)
