@@ -1,12 +1,9 @@
-"""Bytes to ids and back: raw bytes, SentencePiece, or SentencePiece behind CaseOps.
-
-A SentencePiece model with identity settings, as `SentencePieceBPE` trains, decodes every byte string exactly. Any other
-model encodes text as SentencePiece does, so published shards are reproduced; `round_trip_audit` lists its losses.
-"""
+"""Bytes to ids and back: raw bytes, SentencePiece, or SentencePiece behind CaseOps."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -21,9 +18,11 @@ import numpy.typing as npt
 from caddie.config import Config, Count, Technique
 from caddie.data.tokenizers import bpe, caseops
 from caddie.errors import UserError
+from caddie.files import reason
 
 Ids = npt.NDArray[np.uint16]
-
+Sample = Callable[[], Sequence[bytes]]
+"""Draws training documents, for a tokenizer that learns."""
 MARK = "\u2581"
 """SentencePiece's mark for a space."""
 _BATCH = 256  # documents
@@ -256,26 +255,19 @@ def _has_identity_normalizer(model: bytes) -> bool:
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield number and value of the fields of a valid protocol buffer message."""
-    place = 0
+    rest = io.BytesIO(message)
 
     def number() -> int:
-        nonlocal place
         value = shift = 0
-        while place < len(message):
-            byte = message[place]
-            value, shift, place = value | (byte & 127) << shift, shift + 7, place + 1
+        for (byte,) in iter(lambda: rest.read(1), b""):
+            value, shift = value | (byte & 127) << shift, shift + 7
             if byte < 128:
                 break
         return value
 
-    while place < len(message):
+    while rest.tell() < len(message):
         field, wire = divmod(number(), 8)
-        if wire == 0:
-            yield field, number()
-        else:
-            length = number() if wire == 2 else {1: 8, 5: 4}.get(wire, 0)
-            place += length
-            yield field, message[place - length : place]
+        yield field, number() if wire == 0 else rest.read(number() if wire == 2 else {1: 8, 5: 4}.get(wire, 0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,7 +275,7 @@ class TokenizerSource(Config, ABC):
     """Source of a tokenizer."""
 
     @abstractmethod
-    def build(self, vocabulary: int, sample: Callable[[], Sequence[bytes]]) -> Tokenizer:
+    def build(self, vocabulary: int, sample: Sample) -> Tokenizer:
         """Return a tokenizer of `vocabulary` ids, learnt from the training documents of `sample` if need be.
 
         Raises `UserError` for a vocabulary that the source cannot have.
@@ -294,7 +286,7 @@ class TokenizerSource(Config, ABC):
 class RawBytes(TokenizerSource):
     """Every byte is an id."""
 
-    def build(self, vocabulary: int, sample: Callable[[], Sequence[bytes]]) -> Tokenizer:
+    def build(self, vocabulary: int, sample: Sample) -> Tokenizer:
         """Return the `ByteTokenizer`."""
         return _of_size(ByteTokenizer(), vocabulary, "RawBytes")
 
@@ -304,9 +296,7 @@ class SentencePieceSource(TokenizerSource):
     """Source of a SentencePiece model."""
 
     @abstractmethod
-    def build(
-        self, vocabulary: int, sample: Callable[[], Sequence[bytes]], symbols: Sequence[str] = ()
-    ) -> SentencePieceTokenizer:
+    def build(self, vocabulary: int, sample: Sample, symbols: Sequence[str] = ()) -> SentencePieceTokenizer:
         """Return the model; if it is trained, each of `symbols`, single characters, is a piece and part of no other."""
 
 
@@ -317,15 +307,12 @@ class SentencePieceFile(SentencePieceSource):
     path: str
     """Path of the model file."""
 
-    def build(
-        self, vocabulary: int, sample: Callable[[], Sequence[bytes]], symbols: Sequence[str] = ()
-    ) -> SentencePieceTokenizer:
+    def build(self, vocabulary: int, sample: Sample, symbols: Sequence[str] = ()) -> SentencePieceTokenizer:
         """Return the model of the file."""
         try:
             tokenizer = SentencePieceTokenizer(Path(self.path).read_bytes())
         except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise UserError(f"no tokenizer in {self.path!r}: {reason}") from None
+            raise UserError(f"no tokenizer in {self.path!r}: {reason(error)}") from None
         return _of_size(tokenizer, vocabulary, self.path)
 
 
@@ -336,9 +323,7 @@ class SentencePieceBPE(SentencePieceSource):
     sample_bytes: Count = 4_000_000
     """Bytes of training text to learn from."""
 
-    def build(
-        self, vocabulary: int, sample: Callable[[], Sequence[bytes]], symbols: Sequence[str] = ()
-    ) -> SentencePieceTokenizer:
+    def build(self, vocabulary: int, sample: Sample, symbols: Sequence[str] = ()) -> SentencePieceTokenizer:
         """Train on documents drawn from `sample`."""
         return SentencePieceTokenizer(bpe.train(sample(), vocabulary, self.sample_bytes, symbols))
 
@@ -361,7 +346,7 @@ class CaseOps(TokenizerSource):
     of: SentencePieceSource = SentencePieceBPE()
     """Source of the SentencePiece model."""
 
-    def build(self, vocabulary: int, sample: Callable[[], Sequence[bytes]]) -> CaseOpsTokenizer:
+    def build(self, vocabulary: int, sample: Sample) -> CaseOpsTokenizer:
         """Return the tokenizer, its model built from text with marks."""
         model = self.of.build(vocabulary, lambda: list(map(caseops.encode, sample())), caseops.SYMBOLS)
         return CaseOpsTokenizer(model)

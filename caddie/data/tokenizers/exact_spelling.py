@@ -1,8 +1,4 @@
-"""Encode any bytes losslessly, even with a tokenizer that normalizes text.
-
-The contest's SentencePiece models fold white space, lose line breaks and change some characters (NFKC). Text that such
-a model decodes exactly keeps the model's own ids; only the words around a change are spelled with other pieces.
-"""
+"""Encode any bytes losslessly, even with a tokenizer that normalizes text, as the contest's models do."""
 
 from __future__ import annotations
 
