@@ -1,24 +1,17 @@
 """An arithmetic coder: symbols to bytes and back, under the probabilities of a model's logits.
 
 The decoder must rebuild the encoder's probabilities to the last bit, perhaps on another machine, from logits that agree
-to about 1e-13. So logits are rounded to a grid of 64 steps per nat, the highest is subtracted, and integer weights are
-looked up in a table of 2**32 * exp(-steps / 64), at least 1 each. All that follows is integer arithmetic.
+to about 1e-13. So logits are rounded to a grid of 64 steps per nat, which costs 1e-5 nats per symbol, and integer
+weights are looked up in a table of 2**32 * exp(-steps / 64) from the highest logit down, at least 1 each. All that
+follows is integer arithmetic.
 
-- The grid costs 1e-5 nats per symbol. Rounding to steps of size d moves a log-probability by a uniform error, whose
-  variance is d**2 / 12; the divergence of the rounded distribution is half that variance under the distribution itself,
-  d**2 / 24 for d = 1/64, and less where one symbol has most of the probability.
-- The least weight of 1 costs at most V / 2**32 nats for V symbols, and no symbol costs more than 22.2 nats plus the
-  logarithm of V.
-- A logit within `MARGIN` of the border between two steps could round to the other step elsewhere. The encoder writes
-  the side of each, in about 7 bytes; there are 4 of them among 2e9 logits, as in a megabyte of text with 8,192 ids. So
-  machines whose logits differ by less than the margin always decode the same; without it, 1e-13 would spoil one such
-  file in eighty. A larger difference spoils a file with a probability of 64 times its size for each logit. A checksum
-  detects the wrong text.
+A logit within `MARGIN` of the border between two steps could round to the other step elsewhere. The encoder writes the
+side of each, in about 7 bytes; there are 4 of them among 2e9 logits. So machines whose logits differ by less than the
+margin always decode the same; a larger difference spoils a file with a probability of 64 times its size for each logit.
 
 The coder is a range coder (G. N. N. Martin, "Range encoding", 1979) with 96 bits of state. The library constriction
-0.5 takes about as long (`bench/coder.py`) but does not replace it: its 24-bit probabilities cost 1e-4 nats per symbol,
-and V / 2**24 at most for the least probability; it rounds weights in floating point, so files would depend on how a
-version of the library does that; and files that were written with this coder must stay readable.
+takes about as long (`bench/coder.py`), but its 24-bit probabilities cost more, and it rounds weights in floating point,
+so files would depend on how a version of the library does that.
 """
 
 from __future__ import annotations
@@ -70,21 +63,17 @@ class Encoder:
         if not ((symbols >= 0) & (symbols < vocabulary)).all():
             raise UserError(f"a symbol is not among the {vocabulary:,} that these logits are for")
         for rows in _blocks(logits):
-            self._encode(symbols[rows], logits[rows])
+            places = _places(logits[rows])
+            away = places - np.rint(places)
+            close = np.flatnonzero(np.abs(away) < MARGIN * _STEPS)
+            self._narrow(*_count(len(close), places.size), _COUNTS)
+            for sides in (2 * close + (away.flat[close] >= 0)).tolist():
+                self._narrow(sides, 1, 2 * places.size)
 
-    def _encode(self, symbols: Symbols, logits: Logits) -> None:
-        places = _places(logits)
-        away = places - np.rint(places)
-        close = np.flatnonzero(np.abs(away) < MARGIN * _STEPS)
-        self._narrow(*_count(len(close), places.size), _COUNTS)
-        for sides in (2 * close + (away.flat[close] >= 0)).tolist():
-            self._narrow(sides, 1, 2 * places.size)
-
-        sums = _sums(places)
-        rows = np.arange(len(symbols))
-        starts, ends = sums[rows, symbols], sums[rows, np.add(symbols, 1, dtype=np.intp)]
-        for start, size, total in zip(starts.tolist(), (ends - starts).tolist(), sums[:, -1].tolist(), strict=True):
-            self._narrow(start, size, total)
+            sums, columns = _sums(places), symbols[rows].astype(np.intp)
+            starts, ends = (sums[np.arange(len(sums)), columns + step].tolist() for step in (0, 1))
+            for start, end, total in zip(starts, ends, sums[:, -1].tolist(), strict=True):
+                self._narrow(start, end - start, total)
 
     def finish(self) -> bytes:
         """Return the stream, at most 1 byte longer than the symbols need; empty for no symbols."""

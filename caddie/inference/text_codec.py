@@ -1,9 +1,7 @@
 """Lossless compression of any bytes with the model: code every token under its predicted probabilities.
 
-A text of n bytes scored at b bits per byte takes about n * b / 8 bytes. The decoder has nothing but the artifact and
-the code, so the compressed text proves the score. Encoder and decoder run the same forwards on the same shapes, token
-after token with a cache of keys and values, in float64; `range_coder` absorbs small differences between machines.
-Test-time training works here as well, since the decoder can train on decoded tokens.
+A text of n bytes scored at b bits per byte takes about n * b / 8 bytes, which proves the score. Encoder and decoder run
+the same forwards in float64, token after token; `range_coder` absorbs small differences between machines.
 """
 
 from __future__ import annotations

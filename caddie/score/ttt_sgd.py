@@ -154,8 +154,7 @@ class _ChunkSGD(Scorer):
 
     def __init__(self, config: ChunkSGD, model: Model, bos: int, length: int, stride: int, dtype: torch.dtype) -> None:
         check_chunk("score.ttt.chunk_tokens", config.chunk_tokens, length)
-        self._chunk_tokens, self._length, self._stride = config.chunk_tokens, length, stride
-        self._bos = bos
+        self._chunk_tokens, self._length, self._stride, self._bos = config.chunk_tokens, length, stride, bos
         self._learner = Learner(copy.deepcopy(model), bos, config.sgd, dtype)
         self._chunk, self._chunks, self._per_stretch = 0, 1, config.chunk_tokens
 

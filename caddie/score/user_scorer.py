@@ -43,8 +43,7 @@ class TokenByToken(Scorer):
     """Adapts a `TokenScorer` to the scoring loop; its errors become a `UserError` that begins with `name`."""
 
     def __init__(self, scorer: TokenScorer, vocabulary: int, name: str) -> None:
-        self._scorer, self._vocabulary, self._name = scorer, vocabulary, name
-        self._begun = False
+        self._scorer, self._vocabulary, self._name, self._begun = scorer, vocabulary, name, False
 
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
         """Yield one prediction after the other."""
