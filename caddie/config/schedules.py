@@ -78,7 +78,7 @@ class Ramp(Schedule):
             "Warm-ups and tapers that mean the same on every machine.",
             "openai/parameter-golf #1729 (the taper of the weight decay); as a warm-up of momentum, the baseline's",
             "warming the learning rate up instead: +0.0024 to +0.0066 (#2005)",
-        ),
+        )
     }
 
     start: float
@@ -108,9 +108,7 @@ class Warmdown(Schedule):
             "-0.0056 to -0.0078 for a warm-down by steps on one RTX 5090; a cosine instead +0.0039 (#1125)",
         ),
         "floor": Technique(
-            "The last steps still move.",
-            "openai/parameter-golf #1787: 0.1",
-            "in a bundle only (#1787)",
+            "The last steps still move.", "openai/parameter-golf #1787: 0.1", "in a bundle only (#1787)"
         ),
     }
 
@@ -137,7 +135,7 @@ class IterationWarmdown(Schedule):
             "To repeat the contest's scripts.",
             "openai/parameter-golf, the baseline (1,200 steps) to ARG (4,000)",
             "3,500 for 3,000 -0.0002 (#414)",
-        ),
+        )
     }
 
     steps: Count
@@ -162,7 +160,7 @@ class StepRamp(Schedule):
         "": Technique(
             "To repeat the contest's warm-up of momentum.",
             "openai/parameter-golf, the baseline (500 steps), 1,500 in most after it",
-        ),
+        )
     }
 
     start: float
@@ -191,7 +189,7 @@ class PiecewiseConstant(Schedule):
             "Layers repeated only late, longer rows or larger batches later: each piece of the run has its own graph.",
             "openai/parameter-golf #1204, #1493",
             "batches and rows that grow: a net loss, compiling costs more (the ternary record)",
-        ),
+        )
     }
 
     values: tuple[float, ...]

@@ -100,7 +100,7 @@ class Orthogonal(Initial):
             "All directions pass alike.",
             "arXiv 1312.6120; openai/parameter-golf, 2026-03-19_smeargate_orthoinit_muonwd and all after it",
             "in bundles only",
-        ),
+        )
     }
 
     gain: NonNegative = 1.0
@@ -123,7 +123,7 @@ class Overtone(Initial):
             "A table starts with a spectrum like that of a trained one.",
             "openai/parameter-golf, 2026-03-19_SlidingWindow_FP16Emb_10L_MuonWD_OvertoneInit",
             "in a bundle only",
-        ),
+        )
     }
 
     std: NonNegative = 0.005

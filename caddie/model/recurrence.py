@@ -69,11 +69,7 @@ class Recurrence(Config):
 
     def order(self, depth: int, passes: int) -> list[int]:
         """Return the layers in the order of their passes."""
-        return [
-            *range(self.first),
-            *list(range(self.first, self.last + 1)) * passes,
-            *range(self.last + 1, depth),
-        ]
+        return [*range(self.first), *list(range(self.first, self.last + 1)) * passes, *range(self.last + 1, depth)]
 
     def build(self, width: int) -> PassEmbeddings:
         """Return the module of the pass embeddings."""

@@ -41,7 +41,7 @@ class ChannelSmear(Smear):
             "Each token carries a share of the one before, by channel, before the first layer.",
             "openai/parameter-golf, 2026-03-19_smeargate_orthoinit_muonwd to #1204, public systems 000 and 002",
             "in bundles only; none from 4,096 ids on",
-        ),
+        )
     }
 
     def build(self, width: int) -> Part:
@@ -62,7 +62,7 @@ class TokenSmear(Smear):
             "The token itself decides how much of the one before it needs.",
             "modded-nanogpt; openai/parameter-golf #1667, where it never learned, #1851 and the record at 1.0611",
             "in bundles only; smearing across documents seemed to gain 0.0025, a leak (#1797)",
-        ),
+        )
     }
 
     def build(self, width: int) -> Part:

@@ -26,8 +26,7 @@ class AdamW(Optimizer):
             "arXiv 1412.6980, 1711.05101; openai/parameter-golf, baseline",
         ),
         "beta2": Technique(
-            "A longer memory of the squared gradient.",
-            "openai/parameter-golf, #1855: 0.99, and 0.95 before",
+            "A longer memory of the squared gradient.", "openai/parameter-golf, #1855: 0.99, and 0.95 before"
         ),
         "weight_decay": Technique(
             "Smaller weights compress better.",
