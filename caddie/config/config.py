@@ -61,6 +61,11 @@ class Technique(NamedTuple):
     """Effects that others measured, in bits per byte unless said; minus is better."""
 
 
+def known(*technique: str, **settings: Technique) -> dict[str, Technique]:
+    """Return `Config.techniques` of a class: the fields of its own `Technique`, then those of its settings by name."""
+    return {"": Technique(*technique), **settings} if technique else settings
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config(ABC):
     """Base of all settings. Subclasses are frozen, keyword-only dataclasses; a socket is an abstract subclass."""

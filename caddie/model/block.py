@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from caddie.config import Config, Technique
+from caddie.config import Config, Technique, known
 from caddie.model.attention import Attention, GroupedQueryAttention
 from caddie.model.context import Context
 from caddie.model.input_mix import ResidualMix, StreamMix
@@ -22,13 +21,13 @@ from caddie.model.parameters import Constant, Part
 class Block(Config):
     """Transformer block: input mixed in, then attention and MLP, each on the normed stream and scaled per channel."""
 
-    techniques: ClassVar = {
-        "parallel": Technique(
+    techniques = known(
+        parallel=Technique(
             "Attention and MLP need not wait for each other, and quantization hurts less.",
             "GPT-J; openai/parameter-golf #1412 and #1493 (layers 7 to 10)",
             "before quantization equal, the gap smaller on all three seeds (#1412)",
         )
-    }
+    )
 
     residual_mix: ResidualMix | None = StreamMix()
     """Mix of the embedded input into the stream, or none."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from caddie.config import Config, Count, NonNegative, Positive, Technique
+from caddie.config import Config, Count, NonNegative, Positive, known
 from caddie.model.linear import Linear
 from caddie.model.parameters import Constant, Normal, Part
 
@@ -27,15 +26,12 @@ class HeadGate(Config):
 class DenseGate(HeadGate):
     """Gated attention: σ(W h + b), W (heads, width) (arXiv 2505.06708)."""
 
-    techniques: ClassVar = {
-        "": Technique(
-            "A head with nothing to say can be silent without attending to a sink.",
-            "arXiv 2505.06708; public system 000 (bias 4, weights 0); openai/parameter-golf, CaseOps_GatedAttn "
-            "(no bias)",
-            "+0.0026 and 4 % slower (public system 000, #670); part of a bundle of -0.0064 (#1736); +0.0011 with "
-            "XSA (#609)",
-        )
-    }
+    techniques = known(
+        "A head with nothing to say can be silent without attending to a sink.",
+        "arXiv 2505.06708; public system 000 (bias 4, weights 0); openai/parameter-golf, CaseOps_GatedAttn (no bias)",
+        "+0.0026 and 4 % slower (public system 000, #670); part of a bundle of -0.0064 (#1736); +0.0011 with "
+        "XSA (#609)",
+    )
 
     bias: float | None = 4.0
     """Initial b, which leaves heads at σ(4) = 0.98; none for no bias and heads at one half."""
@@ -54,13 +50,11 @@ class NarrowGate(HeadGate):
     Height 2, an identity at the start, is the records'.
     """
 
-    techniques: ClassVar = {
-        "": Technique(
-            "The gate at a fortieth of its parameters: twelve channels decide.",
-            "modded-nanogpt; openai/parameter-golf, 2026-04-16_SmearGate_AttentionOutputGate_ScoreFirstTTT",
-            "-0.0005 to -0.001 in a bundle, 1.5 % slower (#1667)",
-        )
-    }
+    techniques = known(
+        "The gate at a fortieth of its parameters: twelve channels decide.",
+        "modded-nanogpt; openai/parameter-golf, 2026-04-16_SmearGate_AttentionOutputGate_ScoreFirstTTT",
+        "-0.0005 to -0.001 in a bundle, 1.5 % slower (#1667)",
+    )
 
     channels: Count = 12
     """Leading channels of the stream that decide."""
@@ -76,13 +70,11 @@ class NarrowGate(HeadGate):
 class SparseGate(HeadGate):
     """Sparse attention gate: σ(scale · W h[:channels]), W (heads, channels) initially 0, so heads start at one half."""
 
-    techniques: ClassVar = {
-        "": Technique(
-            "The narrow gate with a gentler slope; the scale of attention's output learns the missing factor of two.",
-            "openai/parameter-golf, 2026-04-23_SP8192_CaseOps_SparseGate (scale 1); the record at 1.0611 (scale 0.5)",
-            "in bundles only (#1787, #1855)",
-        )
-    }
+    techniques = known(
+        "The narrow gate with a gentler slope; the scale of attention's output learns the missing factor of two.",
+        "openai/parameter-golf, 2026-04-23_SP8192_CaseOps_SparseGate (scale 1); the record at 1.0611 (scale 0.5)",
+        "in bundles only (#1787, #1855)",
+    )
 
     channels: Count = 12
     """Leading channels of the stream that decide."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
-from caddie.config import Channels, Config, Technique
+from caddie.config import Channels, Config, Technique, known
 from caddie.errors import UserError
 from caddie.model.parameters import Constant, FanIn, Initial, Overtone, Part, Role
 from caddie.ops import linear, matmul, rms_norm
@@ -84,13 +83,13 @@ class LinearMap(Config):
 class Dense(LinearMap):
     """Learned matrix. Matrices that write to the stream start at zero, so that a new layer is the identity."""
 
-    techniques: ClassVar = {
-        "initial": Technique(
+    techniques = known(
+        initial=Technique(
             "Orthogonal maps pass all directions on alike.",
             "arXiv 1312.6120; openai/parameter-golf, 2026-03-19_smeargate_orthoinit_muonwd and all records after it",
             "not isolated",
         )
-    }
+    )
 
     initial: Initial = FanIn()
     """Initial values of matrices that read the stream."""
@@ -114,13 +113,11 @@ class RandomMap(LinearMap):
     openai/parameter-golf #2058 (MLPs, rank 160) and #1113 (all maps, orthogonal, rank 32).
     """
 
-    techniques: ClassVar = {
-        "": Technique(
-            "Width that costs no bytes.",
-            "openai/parameter-golf #2058, #1113; cf. arXiv 2104.08821 and 1804.08838",
-            "1.1971 with MLPs alone (#2058), 1.3705 with all maps in 5.19 MB (#1113)",
-        )
-    }
+    techniques = known(
+        "Width that costs no bytes.",
+        "openai/parameter-golf #2058, #1113; cf. arXiv 2104.08821 and 1804.08838",
+        "1.1971 with MLPs alone (#2058), 1.3705 with all maps in 5.19 MB (#1113)",
+    )
 
     rank: Channels = 160
     """Rank of the learned part."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from caddie.config import Channels, Config, Range, Technique
+from caddie.config import Channels, Config, Range, Technique, known
 from caddie.model.context import Context
 from caddie.model.linear import Linear
 from caddie.model.parameters import Constant, FanIn, Initial, Part
@@ -27,18 +27,16 @@ class HashedNGrams(Config):
     n-gram that never occurs in training keeps adding nothing.
     """
 
-    techniques: ClassVar = {
-        "": Technique(
-            "Frequent runs of tokens are known without any layer's work.",
-            "arXiv 1709.03933; openai/parameter-golf smeargate to #1204, public systems 000 and 002",
-            "in bundles only; +0.020 in the ternary record's model",
-        ),
-        "buckets": Technique(
+    techniques = known(
+        "Frequent runs of tokens are known without any layer's work.",
+        "arXiv 1709.03933; openai/parameter-golf smeargate to #1204, public systems 000 and 002",
+        "in bundles only; +0.020 in the ternary record's model",
+        buckets=Technique(
             "Fewer runs share a row.",
             "openai/parameter-golf: 1,536 to 10,240",
             "10,240 rows -0.002 (INT5); 8,192 for 4,096 +0.0001 (#375); 10,240 with layers that repeat 0 (#363)",
         ),
-    }
+    )
 
     buckets: Annotated[int, Range(2, 1 << 24)] = 16_384
     """Number of rows; the last is for positions with too few tokens before them."""

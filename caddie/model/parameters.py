@@ -12,12 +12,12 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from caddie.config import Config, NonNegative, Range, Technique
+from caddie.config import Config, NonNegative, Range, known
 from caddie.errors import UserError, suggest
 
 Role = Literal["embedding", "matrix", "gate", "scalar", "head"]
@@ -95,13 +95,11 @@ class FanInNormal(Initial):
 class Orthogonal(Initial):
     """Orthogonal rows, or columns if there are fewer, of length `gain` (arXiv 1312.6120)."""
 
-    techniques: ClassVar = {
-        "": Technique(
-            "All directions pass alike.",
-            "arXiv 1312.6120; openai/parameter-golf, 2026-03-19_smeargate_orthoinit_muonwd and all after it",
-            "in bundles only",
-        )
-    }
+    techniques = known(
+        "All directions pass alike.",
+        "arXiv 1312.6120; openai/parameter-golf, 2026-03-19_smeargate_orthoinit_muonwd and all after it",
+        "in bundles only",
+    )
 
     gain: NonNegative = 1.0
     """Length of a row or column."""
@@ -118,13 +116,11 @@ class Overtone(Initial):
     openai/parameter-golf, 2026-03-19_SlidingWindow_FP16Emb_10L_MuonWD_OvertoneInit.
     """
 
-    techniques: ClassVar = {
-        "": Technique(
-            "A table starts with a spectrum like that of a trained one.",
-            "openai/parameter-golf, 2026-03-19_SlidingWindow_FP16Emb_10L_MuonWD_OvertoneInit",
-            "in a bundle only",
-        )
-    }
+    techniques = known(
+        "A table starts with a spectrum like that of a trained one.",
+        "openai/parameter-golf, 2026-03-19_SlidingWindow_FP16Emb_10L_MuonWD_OvertoneInit",
+        "in a bundle only",
+    )
 
     std: NonNegative = 0.005
     """Standard deviation of the values before the spectrum is shaped."""

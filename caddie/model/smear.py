@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from caddie.config import Config, Technique
+from caddie.config import Config, known
 from caddie.model.context import Context
 from caddie.model.linear import Linear
 from caddie.model.parameters import Constant, Part
@@ -36,13 +35,11 @@ class ChannelSmear(Smear):
     documents too.
     """
 
-    techniques: ClassVar = {
-        "": Technique(
-            "Each token carries a share of the one before, by channel, before the first layer.",
-            "openai/parameter-golf, 2026-03-19_smeargate_orthoinit_muonwd to #1204, public systems 000 and 002",
-            "in bundles only; none from 4,096 ids on",
-        )
-    }
+    techniques = known(
+        "Each token carries a share of the one before, by channel, before the first layer.",
+        "openai/parameter-golf, 2026-03-19_smeargate_orthoinit_muonwd to #1204, public systems 000 and 002",
+        "in bundles only; none from 4,096 ids on",
+    )
 
     def build(self, width: int) -> Part:
         """Return the module."""
@@ -57,13 +54,11 @@ class TokenSmear(Smear):
     2026-04-27_SP8192_LQER_SparseGate_BOSSmearFix_9HpStack_1.0611.
     """
 
-    techniques: ClassVar = {
-        "": Technique(
-            "The token itself decides how much of the one before it needs.",
-            "modded-nanogpt; openai/parameter-golf #1667, where it never learned, #1851 and the record at 1.0611",
-            "in bundles only; smearing across documents seemed to gain 0.0025, a leak (#1797)",
-        )
-    }
+    techniques = known(
+        "The token itself decides how much of the one before it needs.",
+        "modded-nanogpt; openai/parameter-golf #1667, where it never learned, #1851 and the record at 1.0611",
+        "in bundles only; smearing across documents seemed to gain 0.0025, a leak (#1797)",
+    )
 
     def build(self, width: int) -> Part:
         """Return the module."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from caddie.config import Channels, Config, Technique
+from caddie.config import Channels, Config, known
 from caddie.model.context import Context
 from caddie.model.linear import Linear
 from caddie.model.parameters import Constant, FanIn, Initial, Normal, Part
@@ -29,13 +28,11 @@ class ValueResidual(Config):
 class MixedValueResidual(ValueResidual):
     """Value residual v ← a·v₀ + b·v, both learned in each layer from ½ (openai/parameter-golf #670, ARG's flag)."""
 
-    techniques: ClassVar = {
-        "": Technique(
-            "The identity of tokens reaches deep layers.",
-            "arXiv 2410.17897; public system 000 (#670)",
-            "+0.0008 (#670), +0.0012 (#609), +0.14 with looped layers (#363): off by default",
-        )
-    }
+    techniques = known(
+        "The identity of tokens reaches deep layers.",
+        "arXiv 2410.17897; public system 000 (#670)",
+        "+0.0008 (#670), +0.0012 (#609), +0.14 with looped layers (#363): off by default",
+    )
 
     def build(self) -> Part:
         """Return the module."""
@@ -46,13 +43,11 @@ class MixedValueResidual(ValueResidual):
 class GatedValueResidual(ValueResidual):
     """Value residual v ← v + σ(α)·v₀, α learned in each layer from 0 (openai/parameter-golf #569)."""
 
-    techniques: ClassVar = {
-        "": Technique(
-            "The same, the layer's own values left whole.",
-            "arXiv 2410.17897; openai/parameter-golf #569",
-            "+0.0020 with trigrams (#609)",
-        )
-    }
+    techniques = known(
+        "The same, the layer's own values left whole.",
+        "arXiv 2410.17897; openai/parameter-golf #569",
+        "+0.0020 with trigrams (#609)",
+    )
 
     def build(self) -> Part:
         """Return the module."""
@@ -85,14 +80,12 @@ class ValueEmbedding(Config):
     As in public systems 000 and 002 and the records from #374 to #1334 ("VE128"); after modded-nanogpt.
     """
 
-    techniques: ClassVar = {
-        "": Technique(
-            "Late layers can fetch what a token is instead of carrying it through the stream.",
-            "modded-nanogpt; openai/parameter-golf #374 to #1334, public systems 000 and 002 (128 channels, "
-            "layers 9 and 10)",
-            "in bundles only; dropped where the vocabulary grew to 8,192 (#1394)",
-        )
-    }
+    techniques = known(
+        "Late layers can fetch what a token is instead of carrying it through the stream.",
+        "modded-nanogpt; openai/parameter-golf #374 to #1334, public systems 000 and 002 (128 channels, "
+        "layers 9 and 10)",
+        "in bundles only; dropped where the vocabulary grew to 8,192 (#1394)",
+    )
 
     layers: tuple[int, ...] = (9, 10)
     """Layers whose values it is added to."""

@@ -17,26 +17,3 @@ from caddie.ops.dispatch import (
 from caddie.ops.float8 import float8_linear
 from caddie.ops.plain import SOFTCAPS, Softcap, polynomial_softcap, rotate, xsa
 from caddie.ops.products import linear, matmul, multiplied, multiplies_float8, product_dtype
-
-__all__ = [
-    "IMPLEMENTATIONS",
-    "SOFTCAPS",
-    "Softcap",
-    "choose",
-    "cross_entropy",
-    "float8_linear",
-    "linear",
-    "matmul",
-    "multiplied",
-    "multiplies_float8",
-    "normed_rotation",
-    "polynomial_softcap",
-    "product_dtype",
-    "rms_norm",
-    "rotate",
-    "scaled_product",
-    "softcap",
-    "squared",
-    "use_implementations",
-    "xsa",
-]

@@ -3,5 +3,3 @@
 from caddie.train.optim.adamw import AdamW
 from caddie.train.optim.muon import Muon, newton_schulz
 from caddie.train.optim.optimizer import Optimizer, Updater
-
-__all__ = ["AdamW", "Muon", "Optimizer", "Updater", "newton_schulz"]
