@@ -124,6 +124,10 @@ def field_types(cls: type[Config]) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(cls)}
 
 
+def _settings(config: Config) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in field_types(type(config))}
+
+
 def variants(socket: type[Config]) -> dict[str, type[Config]]:
     """Return name to class of all that fit a socket: the class itself if concrete, and its subclasses."""
     found = {} if inspect.isabstract(socket) else {socket.__name__: socket}
@@ -134,21 +138,16 @@ def variants(socket: type[Config]) -> dict[str, type[Config]]:
 
 def paths(node: object, prefix: str = "") -> Iterator[str]:
     """Yield every dotted path that `but` accepts on this value."""
-    children: list[tuple[str, object]] = []
-    if isinstance(node, Config):
-        children = [(field.name, getattr(node, field.name)) for field in fields(node)]
-    elif isinstance(node, Mapping):
-        children = [(str(key), value) for key, value in node.items()]
-    for name, value in children:
-        yield prefix + name
+    children = _settings(node) if isinstance(node, Config) else node
+    for name, value in children.items() if isinstance(children, Mapping) else ():
+        yield f"{prefix}{name}"
         yield from paths(value, f"{prefix}{name}.")
 
 
 def plain(value: object) -> object:
     """Return the JSON form of a config, or of any value that a config can hold."""
     if isinstance(value, Config):
-        pairs = ((field.name, plain(getattr(value, field.name))) for field in fields(value))
-        return {"kind": type(value).__name__, **dict(pairs)}
+        value = {"kind": type(value).__name__, **_settings(value)}
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
@@ -226,8 +225,10 @@ def coerce(value: object, annotation: Any, name: str) -> Any:
     """Return `value` as the type `annotation`; raises `UserError`, which names the field, if it does not fit."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        result = coerce(value, arguments[0], name)
-        _check_range(result, arguments[1], name)
+        result, bounds = coerce(value, arguments[0], name), arguments[1]
+        if isinstance(result, int | float) and not bounds.low <= result <= bounds.high:
+            limits = f"from {_bound(bounds.low)} to {_bound(bounds.high)}"
+            raise UserError(f"{name} must be {limits}, not {_shortened(result)}")
         return result
     if origin in (Union, types.UnionType):
         return _coerce_union(value, arguments, name)
@@ -256,39 +257,31 @@ def _coerce_union(value: object, arguments: tuple[Any, ...], name: str) -> Any:
         return None
     choices = [choice for choice in arguments if choice is not type(None)]
     configs = [choice for choice in choices if isinstance(choice, type) and issubclass(choice, Config)]
-    if isinstance(value, (Config, Mapping)) and configs:
-        return coerce(value, configs[0], name)
-    error: UserError | None = None
-    for choice in choices:
+    errors = []
+    for choice in configs[:1] if isinstance(value, (Config, Mapping)) and configs else choices:
         try:
             return coerce(value, choice, name)
-        except UserError as caught:
-            error = error or caught
-    assert error is not None
-    raise error
+        except UserError as error:
+            errors.append(error)
+    raise errors[0]
 
 
 def _coerce_config(value: object, socket: type[Config], name: str) -> Config:
     if isinstance(value, socket):
         return value
     known = variants(socket)
-    settings: dict[str, object] = {}
-    if isinstance(value, Mapping):
-        settings = {str(key): item for key, item in value.items()}
-        kind = settings.pop("kind", socket.__name__ if socket.__name__ in known else None)
-    else:
-        kind = value
+    settings = {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else {"kind": value}
+    kind = settings.pop("kind", socket.__name__ if socket.__name__ in known else None)
     if not isinstance(kind, str) or kind not in known:
-        if isinstance(kind, str) and (meant := kind.partition("(")[0]) in known:
-            raise UserError(
-                f'{name}: {_shortened(value)} is no {meant}(setting=value); quote text, as in path="a file"'
-            )
         hint = ""
         if isinstance(kind, str):
+            if (meant := kind.partition("(")[0]) in known:
+                call = f'{meant}(setting=value); quote text, as in path="a file"'
+                raise UserError(f"{name}: {_shortened(value)} is no {call}")
             hint = f"; it is now {KINDS[kind]}" if KINDS.get(kind) in known else suggest(kind[:100], known)
-        readers = [each for each, cls in known.items() if "path" in field_types(cls)]
-        if isinstance(kind, str) and not hint and readers and {".", "/"} & set(kind):
-            hint = f'; for a file write {" or ".join(readers)}(path="FILE")'
+            readers = [each for each, cls in known.items() if "path" in field_types(cls)]
+            if not hint and readers and {".", "/"} & set(kind):
+                hint = f'; for a file write {" or ".join(readers)}(path="FILE")'
         raise UserError(f"{name or 'config'} must be one of {', '.join(sorted(known))}, not {_shortened(value)}{hint}")
     cls, where = known[kind], f"{name}: " if name else ""
     for setting in settings:
@@ -297,8 +290,7 @@ def _coerce_config(value: object, socket: type[Config], name: str) -> Config:
             hint = f"; it is now {now}" if now else suggest(setting[:100], field_types(cls))
             raise UserError(f"{where}{kind} has no setting {_shortened(setting)}{hint}")
     required = [field.name for field in fields(cls) if field.default is field.default_factory is MISSING]
-    missing = [setting for setting in required if setting not in settings]
-    if missing:
+    if missing := [setting for setting in required if setting not in settings]:
         raise UserError(f"{where}{kind} needs {', '.join(missing)}")
     return cls(**settings)
 
@@ -314,11 +306,6 @@ def _coerce_scalar(value: object, annotation: type, name: str) -> Any:
             return int(value)
     nouns = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     raise UserError(f"{name} must be {nouns.get(annotation, annotation.__name__)}, not {_shortened(value)}")
-
-
-def _check_range(value: Any, bounds: Range, name: str) -> None:
-    if isinstance(value, (int, float)) and not bounds.low <= value <= bounds.high:
-        raise UserError(f"{name} must be from {_bound(bounds.low)} to {_bound(bounds.high)}, not {_shortened(value)}")
 
 
 def _bound(value: float) -> str:
@@ -381,15 +368,11 @@ def _join(path: str, name: str) -> str:
 
 
 def _differences(a: object, b: object, path: str) -> Iterator[tuple[str, Any]]:
-    dot = f"{path}." if path else ""
-    if isinstance(a, Config) and type(a) is type(b):
-        for field in fields(a):
-            yield from _differences(getattr(a, field.name), getattr(b, field.name), dot + field.name)
-    elif isinstance(a, Mapping) and isinstance(b, Mapping) and [*b][: len(a)] == [*a]:
-        for key in b:
-            if key not in a:
-                yield dot + str(key), b[key]
-            else:
-                yield from _differences(a[key], b[key], dot + str(key))
+    if isinstance(a, Config) and isinstance(b, Config) and type(a) is type(b):
+        a, b = _settings(a), _settings(b)
+    if isinstance(a, Mapping) and isinstance(b, Mapping) and [*b][: len(a)] == [*a]:
+        for key, value in b.items():
+            inner = _join(path, str(key))
+            yield from _differences(a[key], value, inner) if key in a else [(inner, value)]
     elif a != b or (isinstance(a, Mapping) and isinstance(b, Mapping) and [*a] != [*b]):
         yield path, b

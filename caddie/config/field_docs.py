@@ -7,6 +7,7 @@ import inspect
 import sys
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 from caddie.config import Config
 
@@ -16,9 +17,10 @@ def descriptions(cls: type[Config]) -> dict[str, str]:
     """Return field name to the string written below the field."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        if isinstance(base, type) and issubclass(base, Config) and base is not Config:
-            body = _written(base).body
-            for statement, following in pairwise(body):
+        if issubclass(base, Config) and base is not Config:
+            in_module = _classes(sys.modules[base.__module__])
+            written = in_module.get(base.__qualname__) or _classes(base)[base.__name__]  # the latter: in a function
+            for statement, following in pairwise(written.body):
                 if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                     if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
                         found[statement.target.id] = inspect.cleandoc(str(following.value.value))
@@ -26,19 +28,7 @@ def descriptions(cls: type[Config]) -> dict[str, str]:
 
 
 @cache
-def _written(cls: type[Config]) -> ast.ClassDef:
-    """Return the syntax tree of the class."""
-    if written := _classes(cls.__module__).get(cls.__qualname__):
-        return written
-    body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls))).body[0]
-    assert isinstance(body, ast.ClassDef)
-    return body
-
-
-@cache
-def _classes(module: str) -> dict[str, ast.ClassDef]:
+def _classes(source: Any) -> dict[str, ast.ClassDef]:
     """Return name to syntax tree of a module's classes, all at once: `inspect` would read the file for each."""
-    if module.partition(".")[0] != __package__:
-        return {}
-    body = ast.parse(inspect.getsource(sys.modules[module])).body
+    body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(source))).body
     return {node.name: node for node in body if isinstance(node, ast.ClassDef)}

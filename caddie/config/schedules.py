@@ -223,6 +223,4 @@ def all_values(number: IntSchedule) -> tuple[int, ...]:
 
 def changes(numbers: Iterable[IntSchedule]) -> tuple[float, ...]:
     """Return the progress values at which any of the numbers may change, rising."""
-    return tuple(
-        sorted({begin for number in numbers if isinstance(number, PiecewiseConstant) for begin in number.begins})
-    )
+    return tuple(sorted({begin for number in numbers for begin in getattr(number, "begins", ())}))

@@ -264,11 +264,11 @@ def test_the_original_is_untouched() -> None:
 
 def test_exceptions_apply_to_their_layers_in_order() -> None:
     gpt = BASE.but({"model.layers.0-2": {"mlp.hidden": 64}, "model.layers.2": {"mlp.hidden": 32}}).model
-    assert [gpt.block_of(layer).mlp for layer in range(5)] == [
+    assert [gpt.blocks[layer].mlp for layer in range(5)] == [
         ReluSquared(hidden=hidden) for hidden in (64, 64, 32, 1024, 1024)
     ]
     assert gpt.block == Block()
-    assert gpt.but({"layers.0-2.mlp.hidden": 16}).block_of(1).mlp == ReluSquared(hidden=16)
+    assert gpt.but({"layers.0-2.mlp.hidden": 16}).blocks[1].mlp == ReluSquared(hidden=16)
 
 
 @pytest.mark.parametrize("key", ["9", "0-9", "3-2", "-1", "", "x", "1-", "0 - 2", "1,2", "00000"])
@@ -287,7 +287,7 @@ def test_a_wrong_exception_is_an_error_at_once() -> None:
 def test_an_exception_may_hold_a_config_and_travels_as_json() -> None:
     gpt = GPT(layers={"0": {"attention": GroupedQueryAttention(heads=4)}})
     back = GPT.from_json(json.loads(json.dumps(gpt.to_json())))
-    assert back.block_of(0).attention == GroupedQueryAttention(heads=4)
+    assert back.blocks[0].attention == GroupedQueryAttention(heads=4)
     assert back == gpt
 
 
