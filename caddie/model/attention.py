@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -142,7 +141,11 @@ class _GroupedQueryAttention(Part):
     def forward(self, h: Tensor, context: Context) -> Tensor:
         config = self.config
         query_positions = context.query_positions(h)
-        q, k, v = self._project(h, query_positions)
+        if config.fused:
+            q, k, v = torch.split(self.query_key_value(h), self.sizes, dim=-1)
+            q = context.query_positions(q)
+        else:
+            q, k, v = self.query(query_positions), self.key(h), self.value(h)
         if (added := context.values.get(self.layer)) is not None:
             v = v + added
         q, k, v = (x.view(*x.shape[:2], -1, self.head_size).transpose(1, 2) for x in (q, k, v))  # (B, heads, T, D)
@@ -160,12 +163,4 @@ class _GroupedQueryAttention(Part):
             y = xsa(y, v[:, :, last])
         if self.gate is not None:
             y = y * self.gate(query_positions).transpose(1, 2)[..., None]
-        out: Tensor = self.output(y.transpose(1, 2).reshape(query_positions.shape))
-        return out
-
-    def _project(self, h: Tensor, query_positions: Tensor) -> Sequence[Tensor]:
-        if self.config.fused:
-            fused: Tensor = self.query_key_value(h)
-            q, k, v = torch.split(fused, self.sizes, dim=-1)
-            return q[:, -query_positions.shape[1] :], k, v
-        return self.query(query_positions), self.key(h), self.value(h)
+        return self.output(y.transpose(1, 2).reshape(query_positions.shape))

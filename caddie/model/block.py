@@ -56,11 +56,8 @@ class BlockModule(Part):
     def __init__(self, config: Block, width: int, layer: int, depth: int, own_mlps: int) -> None:
         super().__init__()
         self.parallel = config.parallel
-        self.mix = (
-            self.declare("mix", (2, width), "scalar", config.residual_mix.initial(layer, depth))
-            if config.residual_mix
-            else None
-        )
+        mix = config.residual_mix
+        self.mix = self.declare("mix", (2, width), "scalar", mix.initial(layer, depth)) if mix else None
         self.attention = config.attention.build(width, layer) if config.attention else None
         self.attention_norm = config.attention_norm.build(layer)
         if config.attention:

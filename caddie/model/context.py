@@ -103,8 +103,8 @@ class Context:
             segments = self._numbered(self.starts, longest) if segmented and self.starts is not None else None
             length = self.ids.shape[1]
             cuts = self.ids.numel() // longest if self._room and longest else 0  # at most, of longer documents
-            room = self._room + cuts
-            self._visible[key] = Visibility(self.last or length, self._first + length, segments, width, room)
+            keys, room = self._first + length, self._room + cuts
+            self._visible[key] = Visibility(self.last or length, keys, segments, width, room)
         return self._visible[key]
 
     def _numbered(self, starts: Tensor, longest: int | None) -> Tensor:

@@ -90,7 +90,4 @@ class TokenTable(Part):
         for ngrams in (self.bigrams, self.trigrams):
             if ngrams is not None:
                 x = x + ngrams(context)
-        if self.smear is None:
-            return rms_norm(x)
-        smeared: Tensor = self.smear(x, context)
-        return smeared
+        return rms_norm(x) if self.smear is None else self.smear(x, context)

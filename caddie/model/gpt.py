@@ -89,15 +89,9 @@ class GPT(Config):
             widths = {self.value_width(layer) for layer in layers}
             if len(widths) != 1 or 0 in widths:
                 raise UserError("the layers of value_embedding must have attention, with values of one width")
-        self._check_value_residuals()
-
-    def _check_value_residuals(self) -> None:
-        layers = [
-            (layer, attention.value_width(self.width), getattr(attention, "key_value_heads", None))
-            for layer, block in enumerate(self.blocks)
-            if (attention := block.attention) is not None and getattr(attention, "value_residual", None) is not None
-        ]
-        if layers and (layers[0][0] != 0 or len({sizes[1:] for sizes in layers}) > 1):
+        mixing = [layer for layer, block in enumerate(blocks) if getattr(block.attention, "value_residual", None)]
+        heads = {(self.value_width(layer), getattr(blocks[layer].attention, "key_value_heads", 0)) for layer in mixing}
+        if mixing and (mixing[0] != 0 or len(heads) > 1):
             raise UserError(
                 "attention.value_residual takes up the values of layer 0: set it there too, with equal heads"
             )
@@ -113,10 +107,6 @@ class GPT(Config):
                 except UserError as error:
                     raise UserError(f"layers.{key}: {error}") from None
         return tuple(found)
-
-    def block_of(self, layer: int) -> Block:
-        """Return the settings of one layer."""
-        return self.blocks[layer]
 
     def build(self) -> Model:
         """Return the model with uninitialized weights, on the default device."""
@@ -138,10 +128,8 @@ class GPT(Config):
 
     def own_mlps(self, layer: int) -> int:
         """Return the number of MLPs that a layer has for its repeated passes, beside that of the first."""
-        recurrence = self.recurrence
-        if recurrence is None or not recurrence.own_mlps or not recurrence.first <= layer <= recurrence.last:
-            return 0
-        return recurrence.most - 1
+        again = self.recurrence
+        return again.most - 1 if again and again.own_mlps and again.first <= layer <= again.last else 0
 
     def value_width(self, layer: int) -> int:
         """Return the channels of the values of a layer's attention, 0 if it has none."""
@@ -194,10 +182,9 @@ class Model(Part):
 
     def set_product(self, part: ModelPart, product: Product) -> None:
         """Let the linear layers of a part multiply by their weights with `product`."""
-        blocks = [typing.cast(BlockModule, block) for block in self.blocks]
-        roots = [self.head] if part == "head" else [mlp for block in blocks for mlp in (block.mlp, *block.later_mlps)]
-        for module in (module for root in roots for module in root.modules()):
-            if isinstance(module, Linear | HeadModule):
+        for name, module in self.named_modules():
+            inside = name.startswith("head") if part == "head" else re.match(r"blocks\.\d+\.(mlp|later_mlps)\b", name)
+            if inside and isinstance(module, Linear | HeadModule):
                 module.product = product
 
     def stage(self, progress: float) -> int:
@@ -227,11 +214,10 @@ class Model(Part):
         context = Context(ids, starts, dtype, cache, self.stages[stage], segments)
         x = self.embedding(context)
         if self.value_embedding is not None:
-            context.values = self.value_embedding(context)
+            context.values = self.value_embedding.by_layer(context)
         x = self._run_blocks(x, context, self.orders[stage], last if last and last < ids.shape[1] else None)
         head = self.head if capped else self.head.uncapped
-        logits: Tensor = head(x if last is None else x[:, x.shape[1] - last :], self.embedding)
-        return logits
+        return head(x if last is None else x[:, x.shape[1] - last :], self.embedding)
 
     def _run_blocks(self, x: Tensor, context: Context, order: Sequence[int], last: int | None) -> Tensor:
         """Return the stream after all layers in `order`, or its `last` positions alone."""

@@ -42,25 +42,29 @@ class Head(Config):
 class HeadModule(Part):
     """Head that maps the stream (B, T, width) and the embedding to logits (B, T, vocabulary).
 
-    The delta, of test-time training, reads the normed stream and adds to the logits before the softcap. `product`
-    multiplies by a table that is shared with the embedding.
+    Without a `table` of its own it multiplies by the embedding's with `product`, after a `projection` if its rows are
+    narrower than the stream. The delta, of test-time training, reads the normed stream and adds to the logits before
+    the softcap.
     """
 
-    def __init__(self, config: Head, vocabulary: int) -> None:
+    def __init__(
+        self, config: Head, vocabulary: int, *, table: Linear | None = None, projection: Linear | None = None
+    ) -> None:
         super().__init__()
+        self.table, self.projection = table, projection
         self.bias = self.declare("bias", (vocabulary,), "scalar", Constant(value=0.0)) if config.bias else None
         self.delta: Delta | None = None
         self.product: Product = linear
         self.config = config
 
-    @abstractmethod
-    def logits(self, h: Tensor, embedding: TokenTable) -> Tensor:
-        """Return logits of the normed stream h (B, T, width), before the softcap."""
-
     def uncapped(self, x: Tensor, embedding: TokenTable) -> Tensor:
         """Return logits of the stream before the softcap: norm, product, delta, bias."""
         h = rms_norm(x)
-        logits = adapted(self.logits(h, embedding), self.delta, h)
+        if self.table is not None:
+            logits = self.table(h)
+        else:
+            logits = self.product(h if self.projection is None else self.projection(h), embedding.weight)
+        logits = adapted(logits, self.delta, h)
         return logits if self.bias is None else logits + self.bias.to(logits.dtype)
 
     def forward(self, x: Tensor, embedding: TokenTable) -> Tensor:
@@ -78,7 +82,7 @@ class HeadModule(Part):
         (`caddie.ops.cross_entropy`), so training never computes capped logits.
         """
         logits, targets, cap = logits.flatten(0, 1), targets.flatten(), self.config.softcap
-        if cap is None:
+        if cap is None:  # the form is left unread, so that `caddie.run.dead_settings` finds it dead
             return cross_entropy(logits, targets, z_loss=z_loss)
         return cross_entropy(logits, targets, cap, self.config.softcap_form, z_loss)
 
@@ -94,7 +98,9 @@ class TiedHead(Head):
 
     def build(self, embedding: TokenTable, vocabulary: int, width: int) -> HeadModule:
         """Return the module."""
-        return _TiedHead(self, embedding, width)
+        dims = embedding.weight.shape[1]
+        projection = None if dims == width else Linear(width, dims, FanIn())
+        return HeadModule(self, vocabulary, projection=projection)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,26 +116,4 @@ class UntiedHead(Head):
 
     def build(self, embedding: TokenTable, vocabulary: int, width: int) -> HeadModule:
         """Return the module."""
-        return _UntiedHead(self, vocabulary, width)
-
-
-class _TiedHead(HeadModule):
-    def __init__(self, config: Head, embedding: TokenTable, width: int) -> None:
-        super().__init__(config, embedding.weight.shape[0])
-        dims = embedding.weight.shape[1]
-        self.projection = None if dims == width else Linear(width, dims, FanIn())
-
-    def logits(self, h: Tensor, embedding: TokenTable) -> Tensor:
-        if self.projection is not None:
-            h = self.projection(h)
-        return self.product(h, embedding.weight)
-
-
-class _UntiedHead(HeadModule):
-    def __init__(self, config: Head, vocabulary: int, width: int) -> None:
-        super().__init__(config, vocabulary)
-        self.table = Linear(width, vocabulary, Constant(value=0.0), role="head")
-
-    def logits(self, h: Tensor, embedding: TokenTable) -> Tensor:
-        table: Tensor = self.table(h)
-        return table
+        return HeadModule(self, vocabulary, table=Linear(width, vocabulary, Constant(value=0.0), role="head"))

@@ -20,16 +20,16 @@ Product = Callable[[Tensor, Tensor], Tensor]
 """Product of x (..., inputs) and a weight (outputs, inputs): `caddie.ops.linear`, or one in float8."""
 
 
+@dataclass(eq=False)
 class LowRankDelta:
     """LoRA: an addition x Aᵀ Bᵀ · scale to a part's output (arXiv 2106.09685), kept outside its parameters.
 
     A is (rank, inputs) and B (outputs, rank) for all rows of x (B, T, inputs), or there is one of each for every row.
     """
 
-    def __init__(self, a: Tensor, b: Tensor, scale: float = 1.0) -> None:
-        self.a = a
-        self.b = b
-        self.scale = scale
+    a: Tensor
+    b: Tensor
+    scale: float = 1.0
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the addition for x (B, T, inputs), (B, T, outputs)."""
@@ -133,9 +133,7 @@ class RandomMap(LinearMap):
         """Return the map."""
         return RandomLinear(inputs, outputs, self.rank, self.initial)
 
-    def build_output(self, inputs: int, outputs: int) -> Part:
-        """Return the same map."""
-        return self.build(inputs, outputs)
+    build_output = build
 
 
 class RandomLinear(Part):
@@ -149,5 +147,5 @@ class RandomLinear(Part):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x (..., inputs) to (..., outputs)."""
-        learned: Tensor = self.up(self.down(x))
+        learned = self.up(self.down(x))
         return linear(x, self.fixed) + learned

@@ -85,8 +85,7 @@ class _Squared(Part):
         self.down = config.linear.build_output(config.hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down(squared(self.up(x), self.slope))
-        return y
+        return self.down(squared(self.up(x), self.slope))
 
 
 class _SwiGLU(Part):
@@ -97,5 +96,4 @@ class _SwiGLU(Part):
         self.down = config.linear.build_output(config.hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
-        return y
+        return self.down(F.silu(self.gate(x)) * self.up(x))

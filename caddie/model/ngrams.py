@@ -43,8 +43,8 @@ class HashedNGrams(Config):
     dims: Channels | None = None
     """Channels of a row; none for rows as wide as the stream, without projection."""
     initial: Initial = FanIn()
-    """Initial values of the projection. At zero neither it nor the rows would ever learn. The scripts' code reads as if
-    it were; a later pass makes it orthogonal, times 1/√(2·layers) in public system 002 and 1 in 000 and ARG."""
+    """Initial values of the projection; at zero neither it nor the rows would ever learn. Public scripts end up with an
+    orthogonal one, times 1/√(2·layers) in public system 002 and 1 in 000 and ARG."""
 
     def build(self, order: int, width: int) -> NGramTable:
         """Return the module for n-grams of `order` tokens, two or three."""

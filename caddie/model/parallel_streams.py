@@ -14,6 +14,8 @@ from caddie.model.block import BlockModule
 from caddie.model.context import Context
 from caddie.model.parameters import Constant, Part
 
+Streams = tuple[Tensor, Tensor]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelStreams(Config):
@@ -35,12 +37,10 @@ class ParallelStreamsModule(Part):
         self.first = first
 
     @abstractmethod
-    def step(
-        self, layer: int, block: BlockModule, streams: tuple[Tensor, Tensor], x0: Tensor, context: Context
-    ) -> tuple[Tensor, Tensor]:
+    def step(self, layer: int, block: BlockModule, streams: Streams, x0: Tensor, context: Context) -> Streams:
         """Return the streams after `block` of `layer`: attention reads stream 0 and x0, the MLP stream 1."""
 
-    def merge(self, streams: tuple[Tensor, Tensor]) -> Tensor:
+    def merge(self, streams: Streams) -> Tensor:
         """Return the two streams merged into one."""
         return (streams[0] + streams[1]) * 0.5
 
@@ -94,9 +94,7 @@ class _RoutedStreams(ParallelStreamsModule):
         self.routes = self.declare("routes", (depth, 2, 2), "scalar", Constant(value=1.0))  # layer, source, stream
         self.gains = self.declare("gains", (depth, 2), "scalar", Constant(value=config.gain))
 
-    def step(
-        self, layer: int, block: BlockModule, streams: tuple[Tensor, Tensor], x0: Tensor, context: Context
-    ) -> tuple[Tensor, Tensor]:
+    def step(self, layer: int, block: BlockModule, streams: Streams, x0: Tensor, context: Context) -> Streams:
         dtype = x0.dtype
         from_attention, from_mlp = self.routes[layer].to(dtype)
         gains = self.gains[layer].to(dtype)
@@ -117,11 +115,9 @@ class _SeparateStreams(ParallelStreamsModule):
         super().__init__(config.first)
         self.share = self.declare("share", (), "scalar", Constant(value=0.5))
 
-    def step(
-        self, layer: int, block: BlockModule, streams: tuple[Tensor, Tensor], x0: Tensor, context: Context
-    ) -> tuple[Tensor, Tensor]:
+    def step(self, layer: int, block: BlockModule, streams: Streams, x0: Tensor, context: Context) -> Streams:
         x = block.mixed(streams[0], x0)
         return x + block.attention_output(x, context), streams[1] + block.mlp_output(streams[1], context)
 
-    def merge(self, streams: tuple[Tensor, Tensor]) -> Tensor:
+    def merge(self, streams: Streams) -> Tensor:
         return torch.lerp(streams[1], streams[0], self.share.to(streams[0].dtype))

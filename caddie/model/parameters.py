@@ -1,8 +1,4 @@
-"""Parameters with declared name, shape, role and initial values, and rules that match them.
-
-Rules in a recipe map a role or a name pattern to an optimizer or a quantizer. Roles live in the module that declares
-the parameter, because attributes set on an `nn.Parameter` do not survive `deepcopy` or `to_empty`.
-"""
+"""Parameters with declared name, shape, role and initial values, and rules that match them."""
 
 from __future__ import annotations
 
@@ -10,9 +6,9 @@ import fnmatch
 import hashlib
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +17,7 @@ from caddie.config import Config, NonNegative, Range, known
 from caddie.errors import UserError, suggest
 
 Role = Literal["embedding", "matrix", "gate", "scalar", "head"]
-ROLES: tuple[Role, ...] = ("embedding", "matrix", "gate", "scalar", "head")
+ROLES: tuple[Role, ...] = get_args(Role)
 Value = TypeVar("Value")
 
 
@@ -141,7 +137,12 @@ class Declaration:
 
 
 class Part(nn.Module):
-    """Module that declares its parameters."""
+    """Module that declares its parameters.
+
+    It holds their roles, because attributes of an `nn.Parameter` do not survive `deepcopy` or `to_empty`.
+    """
+
+    __call__: Callable[..., Tensor]
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,15 +212,12 @@ def assign(rules: Mapping[str, Value], model: nn.Module, what: str) -> dict[str,
     declared = declarations(model)
     chosen: dict[str, Value] = {}
     for pattern, value in rules.items():
-        matches = [name for name in declared if _matches(pattern, name, declared[name].role)]
-        if not matches and pattern not in ROLES:
+        if pattern in ROLES:
+            matches = [name for name, declaration in declared.items() if declaration.role == pattern]
+        elif not (matches := [name for name in declared if fnmatch.fnmatchcase(name, pattern)]):
             raise UserError(f"{what}: {pattern} matches no parameter{suggest(pattern, [*declared, *ROLES])}")
         chosen.update(dict.fromkeys(matches, value))
     for name, declaration in declared.items():
         if name not in chosen:
             raise UserError(f"{what}: no rule for {name}; add one for its role, {declaration.role}")
     return chosen
-
-
-def _matches(pattern: str, name: str, role: str) -> bool:
-    return pattern == role or (pattern not in ROLES and fnmatch.fnmatchcase(name, pattern))

@@ -63,10 +63,9 @@ class _UNet(Part):
         return x + self.weight[number].to(x.dtype) * saved
 
 
-class _GatedUNet(Part):
+class _GatedUNet(_UNet):
     def __init__(self, count: int, width: int) -> None:
-        super().__init__()
-        self.weight = self.declare("weight", (count, width), "scalar", Constant(value=1.0))
+        super().__init__(count, width)
         self.gate = self.declare("gate", (count, width), "scalar", Constant(value=0.0))
 
     def forward(self, number: int, x: Tensor, saved: Tensor) -> Tensor:

@@ -110,7 +110,7 @@ class ValueTable(Part):
         self.scale = self.declare("scale", (), "scalar", Constant(value=0.1))
         self.layer_scales = self.declare("layer_scales", (len(config.layers),), "scalar", Constant(value=1.0))
 
-    def forward(self, context: Context) -> dict[int, Tensor]:
+    def by_layer(self, context: Context) -> dict[int, Tensor]:
         """Return layer to the addition to its values, (B, T, values)."""
         rows = self.projection(F.embedding(context.ids, self.weight).to(context.dtype)) * self.scale.to(context.dtype)
         scales = self.layer_scales.to(context.dtype).unbind()

@@ -90,7 +90,7 @@ class LoopScorer(BlackBoxScorer):
 
         run(recording, tokens, layout, self.scoring.rows, record, next(self.model.parameters()).device)
         gpt = self.model.config
-        scopes = {getattr(gpt.block_of(layer).attention, "scope", None) for layer in range(gpt.depth)}
+        scopes = {getattr(gpt.blocks[layer].attention, "scope", None) for layer in range(gpt.depth)}
         return ScoredText(
             nats=nats,
             step=step,

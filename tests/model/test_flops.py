@@ -100,7 +100,7 @@ def test_attention_counts_what_is_seen(diff: dict[str, object], monkeypatch: pyt
     """The counter's plain products (bfloat16, short rows) attend to all pairs, of which causality leaves half."""
     monkeypatch.setattr("caddie.ops.products.BFLOAT16_ON_CPU", True)
     gpt = SMALL.but(diff)
-    layers = sum(gpt.block_of(layer).attention is not None for layer in range(gpt.depth))
+    layers = sum(gpt.blocks[layer].attention is not None for layer in range(gpt.depth))
     unseen = layers * 2 * 2 * 32 * (LENGTH - (LENGTH + 1) / 2)
     assert flops_per_token(gpt, LENGTH) / 3 == counted(gpt, torch.bfloat16) - unseen
 

@@ -73,7 +73,7 @@ def whole_forward(name: str) -> Tensor:
 
 def settings_of_attention(gpt: GPT, setting: str) -> set[Any]:
     """The values that a setting of attention has in the layers."""
-    return {getattr(gpt.block_of(layer).attention, setting, None) for layer in range(gpt.depth)}
+    return {getattr(gpt.blocks[layer].attention, setting, None) for layer in range(gpt.depth)}
 
 
 # What is tested

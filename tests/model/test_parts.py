@@ -338,7 +338,7 @@ def test_values_of_the_tokens_by_hand() -> None:
         projection__weight=[[1.0, 0.0], [0.0, -1.0]],
         layer_scales=[10.0, 20.0],
     )
-    added = part(Context(torch.tensor([[2, 1]]), None, torch.float32))
+    added = part.by_layer(Context(torch.tensor([[2, 1]]), None, torch.float32))
     torch.testing.assert_close(added[1], torch.tensor([[[3.0, -4.0], [1.0, -2.0]]]))
     torch.testing.assert_close(added[4], torch.tensor([[[6.0, -8.0], [2.0, -4.0]]]))
     plain, other = attention()
