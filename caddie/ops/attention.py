@@ -1,8 +1,7 @@
 """Attention backends: SDPA, plain products, FlexAttention and FlashAttention, chosen by device, dtype and shape.
 
-`Visibility` is the mask in all its forms; `choose` names the backend; `attention` computes with it. All backends give
-the same numbers up to rounding, and only PyTorch itself is required. Backends for GPUs alone have been tested against
-stand-ins with the documented signatures, and are not yet measured on a GPU.
+All backends give the same numbers up to rounding, and only PyTorch itself is required. Backends for GPUs alone have
+been tested against stand-ins with the documented signatures, and are not yet measured on a GPU.
 """
 
 from __future__ import annotations
@@ -39,10 +38,9 @@ class Visibility:
     query's own included; None: all. Masks are made once, on first use, for all layers of a forward.
 
     FlashAttention takes the starts of segments, whose number depends on the data, but a compiled graph needs fixed
-    shapes. So there is `room` for that many segments in the batch, padded with empty ones, as in the contest's records,
-    which count them outside of the graph. Training counts them while the batch is in host memory (`segment_bucket`).
-    Without room no such kernel is chosen: each empty segment takes time, and 65,535 are the most for one kernel. More
-    segments than room are an error, never a wrong number.
+    shapes. So there is `room` for that many segments in the batch, padded with empty ones. Training counts them while
+    the batch is in host memory (`segment_bucket`). Without room no such kernel is chosen: each empty segment takes
+    time, and 65,535 are the most for one kernel. More segments than room are an error.
     """
 
     def __init__(
@@ -138,8 +136,7 @@ def segment_bucket(count: int, positions: int) -> int:
 
 def attention(q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:
     """Return attention of q (B, H, T, D) over k, v (B, K, S, D); query head h reads key/value head h // (H/K)."""
-    documents = visible.segments is not None
-    counted = visible.room > 0
+    documents, counted = visible.segments is not None, visible.room > 0
     name = choose(q.device, q.dtype, q.shape[-1], visible.queries, visible.keys, documents, visible.window, counted)
     return BACKENDS[name](q, k, v, visible)
 
@@ -279,9 +276,8 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:
     """Compute attention by FlexAttention: a kernel generated for the mask, which skips masked blocks."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    attend: Any = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
-    y: Tensor = attend(q, k, v, block_mask=visible.blocks(q.device), enable_gqa=q.shape[1] != k.shape[1])
-    return y
+    attend: Callable[..., Tensor] = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
+    return attend(q, k, v, block_mask=visible.blocks(q.device), enable_gqa=q.shape[1] != k.shape[1])
 
 
 @cache

@@ -61,11 +61,10 @@ def choose(operation: str, device: torch.device, dtype: torch.dtype, compiling: 
     if operation in _forced:
         return _forced[operation]
     name = _FASTEST.get(device.type, {}).get(operation, "plain")
-    if name == "plain" or dtype not in _DTYPES[name]:
-        return "plain"
-    if name == "manual":
+    able = dtype in _DTYPES.get(name, ())
+    if able and name == "manual":
         able = operation == "cross_entropy" or not compiling
-    else:
+    elif able:
         able = has_triton() if name == "Triton" else products.multiplies_float8(device)
     return name if able else "plain"
 

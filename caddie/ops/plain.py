@@ -90,6 +90,5 @@ def scaled_product(
     `fast` allows an implementation to accumulate in fewer bits; this one accumulates in float32 all the same.
     """
     product = multiplied(left.to(dtype)) @ multiplied(right.to(dtype))
-    return (product.float() * (left_scale * right_scale)).to(
-        dtype
-    )  # a GPU would round the scales to the product's dtype
+    # In float32: a GPU would round the scales to the product's dtype.
+    return (product.float() * (left_scale * right_scale)).to(dtype)

@@ -71,17 +71,16 @@ class _AdamWUpdater(Updater):
     @torch.no_grad()
     def step(self, train_progress: TrainProgress, lr_scale: float, gradient_scale: Tensor | None = None) -> None:
         self._wait()
-        if gradient_scale is not None and (gradients := self._gradients()):
-            torch._foreach_mul_(gradients, gradient_scale)
-        moving = [name for name, parameter in self.parameters.items() if parameter.grad is not None]
-        if moving:
-            first, second, steps = (
-                [self.moments[name][key] for name in moving] for key in ("exp_avg", "exp_avg_sq", "step")
-            )
+        if gradients := self._gradients():
+            if gradient_scale is not None:
+                torch._foreach_mul_(gradients, gradient_scale)
+            moving = [name for name, parameter in self.parameters.items() if parameter.grad is not None]
+            keys = ("exp_avg", "exp_avg_sq", "step")
+            first, second, steps = ([self.moments[name][key] for name in moving] for key in keys)
             # The function and not the class, whose first use imports PyTorch's compiler, a second of every process.
             adamw(
                 [self.parameters[name] for name in moving],
-                self._gradients(),
+                gradients,
                 first,
                 second,
                 [],

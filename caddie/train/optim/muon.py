@@ -89,7 +89,6 @@ def adapt_rows(updates: Tensor, mean_squares: Tensor, beta2: float) -> Tensor:
 class Muon(Optimizer):
     """Muon: orthogonalized Nesterov momentum (Jordan et al. 2024), scaled by sqrt(max(1, rows/columns)).
 
-    Every direction of a matrix moves equally far, also those that few examples need; in all the records known here.
     Matrices of equal shape are one bank, orthogonalized as one batch; several ranks share each bank.
     """
 
@@ -134,27 +133,23 @@ class Muon(Optimizer):
     steps: Annotated[int, Range(1, 100)] = 5
     """Newton-Schulz iterations."""
     coefficients: Coefficients = "classic"
-    """Newton-Schulz coefficients: Jordan's, or Polar Express, nearer to orthogonal in as many steps (arXiv 2505.16932).
-
-    Polar Express has 5 triples; the last serves all further iterations.
-    """
+    """Newton-Schulz coefficients: Jordan's, or Polar Express, nearer to orthogonal in as many (arXiv 2505.16932)."""
     normalize_rows: bool = False
     """Divide each row by its norm before the iterations (MuonEq-R, arXiv 2603.28254, #1285 on).
 
-    The iterations start nearer to orthogonal, so fewer suffice: NeoMuon of the ternary record makes 3. It divides by
-    the root mean square, which is equivalent, since the iterations begin by dividing any common factor out.
+    Fewer iterations suffice then: NeoMuon of the ternary record makes 3. It divides by the root mean square, which is
+    equivalent, since the iterations begin by dividing any common factor out.
     """
     beta2: Fraction | None = None
     """Decay of the mean squared update of each row, by whose root the row is divided (NorMuon, arXiv 2510.05491).
 
-    None is plain Muon. Rows of an orthogonalized update still differ in length; this evens them out over time. The
-    paper takes 0.95. It needs no communication, since a rank holds whole matrices.
+    None is plain Muon; the paper takes 0.95. It needs no communication, since a rank holds whole matrices.
     """
     weight_decay: NonNegativeNumber = 0.0
     """Weight decay: fraction of the weight, times the learning rate, taken off at each step.
 
-    It makes matrices small and so the artifact; 0.01 to 0.04 in records up to #1204, then 0.085 to 0.095. A ramp is
-    the taper of #1729: constant until 0.7 of the run, then to half at its end.
+    0.01 to 0.04 in records up to #1204, then 0.085 to 0.095. A ramp is the taper of #1729: constant until 0.7 of the
+    run, then to half at its end.
     """
     precision: Literal["float32", "bfloat16"] = "bfloat16"
     """Number format of the iterations and of the exchanged updates."""
@@ -162,7 +157,7 @@ class Muon(Optimizer):
     """Collective for gradients and updates of several ranks; with one rank it does nothing.
 
     With reduce_scatter (Parallel Muon, #549) each rank receives the gradient of its share of a bank alone, and its
-    updates are gathered while it works on the next bank. With all_reduce, as in the contest's baseline, whole banks are
+    updates are gathered while it works on the next. With all_reduce, as in the contest's baseline, whole banks are
     summed both times, which moves twice as much. The results differ by rounding.
     """
 
