@@ -147,21 +147,21 @@ def without_numbers() -> Iterator[None]:
     from torch._subclasses import FakeTensorMode
 
     from caddie.model import context
-    from caddie.ops.attention import constant_in_graphs
+    from caddie.ops.dispatch import constant_in_graphs
 
-    mode, made = FakeTensorMode(allow_non_fake_inputs=True), context._tables
+    mode, made = FakeTensorMode(allow_non_fake_inputs=True), context._rope_tables
 
     @constant_in_graphs
     def tables(*given: Any) -> Any:
         with mode:
             return made(*given)
 
-    context._tables = tables
+    context._rope_tables = tables
     try:
         with mode:
             yield
     finally:
-        context._tables = made
+        context._rope_tables = made
 
 
 def write(name: str, settings: list[str], stage: int) -> None:

@@ -1,9 +1,4 @@
-"""Settings as frozen values, and diffs between them.
-
-A `Config` is a frozen dataclass that holds settings and builds what it describes. It is checked when it is made, so
-a `Config` that exists is valid. A diff is a mapping from dotted path to value: the one notation for recipes,
-per-layer exceptions, sweeps, the command line and reports.
-"""
+"""Settings as frozen values, checked when they are made, and diffs between them."""
 
 from __future__ import annotations
 
@@ -25,7 +20,7 @@ from caddie.config.renamed import KINDS, SETTINGS, modernized, modernized_path
 from caddie.errors import UserError, suggest
 
 Diff = Mapping[str, Any]
-"""Dotted path to value."""
+"""Dotted path to value: the one notation for recipes, per-layer exceptions, sweeps, the command line and reports."""
 Changes = Sequence[tuple[Sequence[str], Any]]
 """Paths, split at the dots, and values."""
 

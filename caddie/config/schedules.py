@@ -1,7 +1,6 @@
 """Budget and progress of a run, and schedules of numbers over it.
 
-Progress is the fraction of the budget spent, so one recipe means the same on a laptop and on eight GPUs. The two
-schedules that count steps exist to reproduce the contest's scripts and say so.
+Progress is the fraction of the budget spent, so one recipe means the same on a laptop and on eight GPUs.
 """
 
 from __future__ import annotations
@@ -221,6 +220,6 @@ def all_values(number: IntSchedule) -> tuple[int, ...]:
     return tuple(int(value) for value in number.values) if isinstance(number, PiecewiseConstant) else (number,)
 
 
-def changes(numbers: Iterable[IntSchedule]) -> tuple[float, ...]:
+def changes(numbers: Iterable[IntSchedule | None]) -> tuple[float, ...]:
     """Return the progress values at which any of the numbers may change, rising."""
     return tuple(sorted({begin for number in numbers for begin in getattr(number, "begins", ())}))

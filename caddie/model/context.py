@@ -8,7 +8,8 @@ from torch import Tensor
 from caddie.config.schedules import Budget, IntSchedule, TrainProgress, int_at
 from caddie.model.rope import RoPE
 from caddie.ops import multiplied
-from caddie.ops.attention import Visibility, attention, constant_in_graphs
+from caddie.ops.attention import Visibility, attention
+from caddie.ops.dispatch import constant_in_graphs
 
 
 class Cache:
@@ -25,12 +26,11 @@ class Cache:
 
 
 class Context:
-    """Shared state of one forward over ids (B, T).
+    """Shared state of one forward over ids (B, T), with RoPE tables and visibilities made once for all layers.
 
     `starts` (B, T) is true where a document begins, or None if rows are not divided into documents. With a `cache` the
-    ids continue those of the forward before. RoPE tables and visibilities are made once for all layers. `progress` is
-    the fraction of the run that is over, for schedules. `segments` is the largest number of documents and parts of
-    documents in the rows, 0 if unknown.
+    ids continue those of the forward before. `progress` is the fraction of the run that is over, for schedules.
+    `segments` is the largest number of documents and parts of documents in the rows, 0 if unknown.
     """
 
     def __init__(
@@ -42,10 +42,7 @@ class Context:
         progress: float = 1.0,
         segments: int = 0,
     ) -> None:
-        self.ids = ids
-        self.starts = starts
-        self.dtype = dtype
-        self.progress = progress
+        self.ids, self.starts, self.dtype, self.progress = ids, starts, dtype, progress
         self.first_values: Tensor | None = None
         """Values (B, K, T, D) of layer 0, once it has run, for value residuals."""
         self.values: dict[int, Tensor] = {}
@@ -54,8 +51,7 @@ class Context:
         """Number of earlier passes of the current layer in this forward."""
         self.last: int | None = None
         """Number of last positions that the current layer must return, or None for all."""
-        self._cache = cache
-        self._calls = 0
+        self._cache, self._calls = cache, 0
         self._first = 0 if cache is None else cache.length
         self._room = segments
         self._rope_tables: dict[tuple[RoPE, int], tuple[Tensor, Tensor]] = {}

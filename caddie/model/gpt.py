@@ -71,13 +71,13 @@ class GPT(Config):
             if runs > MOST_RUNS:
                 raise UserError(f"layers would run {runs:,} times in a forward, over the limit of {MOST_RUNS:,}")
         if self.parallel_streams:
-            if self.parallel_streams.first > last:
-                raise UserError(f"parallel_streams.first must be at most {last}, not {self.parallel_streams.first}")
-            if self.recurrence and self.parallel_streams.first <= self.recurrence.last:
-                raise UserError(
-                    "parallel_streams.first must be behind recurrence.last; layers with two streams run once"
-                )
-            if not all(block.attention for block in blocks[self.parallel_streams.first :]):
+            first = self.parallel_streams.first
+            if first > last:
+                raise UserError(f"parallel_streams.first must be at most {last}, not {first}")
+            if self.recurrence and first <= self.recurrence.last:
+                problem = "must be behind recurrence.last; layers with two streams run once"
+                raise UserError(f"parallel_streams.first {problem}")
+            if not all(block.attention for block in blocks[first:]):
                 raise UserError(
                     "parallel_streams need attention in every layer from parallel_streams.first on, "
                     "where it writes the first stream"
@@ -115,9 +115,8 @@ class GPT(Config):
     @property
     def stages(self) -> tuple[float, ...]:
         """Progress at which each stage of the run begins, 0 first; within a stage the graph stays the same."""
-        windows = (getattr(block.attention, "window", None) for block in self.blocks)
-        numbers = [window for window in windows if window is not None]
-        return (0.0, *changes(numbers + ([self.recurrence.passes] if self.recurrence else [])))
+        numbers = [getattr(block.attention, "window", None) for block in self.blocks]
+        return 0.0, *changes([*numbers, self.recurrence.passes if self.recurrence else None])
 
     def order(self, progress: float = 1.0) -> list[int]:
         """Return the layers in the order of their passes at that progress of the run."""

@@ -10,24 +10,24 @@ import importlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from caddie.ops.dispatch import constant_in_graphs
+
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 SHORT_ROW = 512
 """Keys up to which bfloat16 attention on a CPU that has its products takes plain products: 1.2 to 4.7 times faster,
-forward and backward, than the fused kernel (`bench/attention.py`, 2026-11-21). In float32 they would gain a few per
-cent of a step on two threads, and lose them in short rows on one (`docs/log.md`)."""
-
+forward and backward, than the fused kernel (`bench/attention.py`, 2026-11-21; `docs/log.md`)."""
 QUERIES = 128
 """Queries of plain products at a time, with the keys up to the last of them: in rows of 256 and 512 a quarter faster,
-forward and backward, than all at once; 64 at a time are no faster (`docs/performance.md`)."""
+forward and backward, than all at once (`docs/performance.md`)."""
 
 
 class Visibility:
@@ -113,18 +113,6 @@ class Visibility:
         return torch.arange(1 if self.segments is None else len(self.segments), device=device)[:, None, None, None]
 
 
-Marked = TypeVar("Marked", bound=Callable[..., Any])
-
-
-def constant_in_graphs(function: Marked) -> Marked:
-    """Mark a function whose result compiled graphs keep, as `torch.compiler.assume_constant_result` does.
-
-    That would import the compiler, which takes a second in every process, for this one mark.
-    """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
-
 def segment_bucket(count: int, positions: int) -> int:
     """Round the number of segments in a batch of `positions` up to a power of two, so that few graphs are compiled.
 
@@ -169,8 +157,8 @@ def choose(
 def _on_cuda(device: torch.device, dtype: torch.dtype, size: int, kind: str, counted: bool) -> str:
     """Return the backend on a GPU; `kind` is the bound besides the row: "causal" (none), "window" or "documents".
 
-    An installed FlashAttention is used. Without one, SDPA's own flash kernel: the records measured cuDNN's 6 % slower
-    on an H100. On data centre Blackwell PyTorch itself prefers cuDNN's from 9.15.1 on, and so does this.
+    Without an installed FlashAttention, SDPA's own flash kernel: the records measured cuDNN's 6 % slower on an H100. On
+    data centre Blackwell PyTorch itself prefers cuDNN's from 9.15.1 on, and so does this.
     """
     major = torch.cuda.get_device_capability(device)[0]
     half = dtype in (torch.float16, torch.bfloat16) and size % 8 == 0 and size <= 256

@@ -53,6 +53,13 @@ _kernels: dict[tuple[str, str], Callable[..., Any]] = {}
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+def constant_in_graphs(function: Function) -> Function:
+    """Mark a function whose result compiled graphs keep; PyTorch's own decorator imports the compiler, for a second."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@constant_in_graphs
 def choose(operation: str, device: torch.device, dtype: torch.dtype, compiling: bool = False) -> str:
     """Return the name in `IMPLEMENTATIONS` that runs there: the forced one, else the fastest that can, else "plain".
 
@@ -67,9 +74,6 @@ def choose(operation: str, device: torch.device, dtype: torch.dtype, compiling: 
     elif able:
         able = has_triton() if name == "Triton" else products.multiplies_float8(device)
     return name if able else "plain"
-
-
-choose._dynamo_marked_constant = True  # type: ignore[attr-defined]  # compiled graphs keep the answer
 
 
 @cache
@@ -112,15 +116,15 @@ def implementation(operation: str, name: str) -> Callable[..., Any]:
     return _kernels[operation, name]
 
 
+@constant_in_graphs
 def _ready(operation: str, device: torch.device, dtype: torch.dtype, compiling: bool) -> str:
-    """Return the name that `choose` gives, its function imported."""
+    """Return the name that `choose` gives, its function imported.
+
+    A compiled graph can keep a name as a constant, but not a function; it looks the function up by the name.
+    """
     name = choose(operation, device, dtype, compiling)
     implementation(operation, name)
     return name
-
-
-# A compiled graph can keep a name as a constant, but not a function; it looks the function up by the name.
-_ready._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _chosen(operation: str, tensor: Tensor) -> Callable[..., Any]:

@@ -91,13 +91,10 @@ def _backward(  # type: ignore[no-untyped-def]
     tl.store(gradient + row * columns + column, change.to(gradient.dtype.element_ty), mask=inside)
 
 
-def _traceable(kernel: Any, tensor: Tensor) -> Any:
-    """Return the kernel as compiled graphs can see it; the interpreter's, on CPU tensors, needs no wrapper."""
-    return wrap_triton(kernel) if tensor.is_cuda else kernel
-
-
-def _block(columns: int) -> int:
-    return min(BLOCK, 1 << max(4, (columns - 1).bit_length()))
+def _traceable(kernel: Any, logits: Tensor) -> tuple[Any, int]:
+    """Return the kernel as compiled graphs can see it, unwrapped on CPU tensors for the interpreter, and its block."""
+    block = min(BLOCK, 1 << max(4, (logits.shape[1] - 1).bit_length()))
+    return wrap_triton(kernel) if logits.is_cuda else kernel, block
 
 
 @triton_op("caddie::cross_entropy", mutates_args={})
@@ -107,10 +104,8 @@ def _cross_entropy(
     logits = logits.contiguous()
     rows, columns = logits.shape
     objective, entropies, denominators = (logits.new_empty(rows, dtype=torch.float32) for _ in range(3))
-    block = _block(columns)
-    _traceable(_forward, logits)[(rows,)](
-        logits, targets, objective, entropies, denominators, columns, cap, z_loss, form, block, num_warps=8
-    )
+    kernel, block = _traceable(_forward, logits)
+    kernel[(rows,)](logits, targets, objective, entropies, denominators, columns, cap, z_loss, form, block, num_warps=8)
     return objective, entropies, denominators
 
 
@@ -121,8 +116,8 @@ def _cross_entropy_backward(
     logits = logits.contiguous()
     rows, columns = logits.shape
     gradient = torch.empty_like(logits)
-    block = _block(columns)
-    _traceable(_backward, logits)[(rows, triton.cdiv(columns, block))](
+    kernel, block = _traceable(_backward, logits)
+    kernel[(rows, triton.cdiv(columns, block))](
         logits, targets, denominators, grad.contiguous(), gradient, columns, cap, z_loss, form, block, num_warps=8
     )
     return gradient

@@ -90,7 +90,4 @@ def scaled_product(
 
     All sizes but n must be multiples of 16. Not yet measured on a GPU; `bench/float8.py` times it.
     """
-    product: Tensor = torch._scaled_mm(
-        left, right, scale_a=left_scale, scale_b=right_scale, out_dtype=dtype, use_fast_accum=fast
-    )
-    return product
+    return torch._scaled_mm(left, right, scale_a=left_scale, scale_b=right_scale, out_dtype=dtype, use_fast_accum=fast)

@@ -52,8 +52,7 @@ class Updater(ABC):
     def state(self) -> dict[str, Tensor]:
         """Return everything that must survive a restart, by name, whole on every rank; the tensors, not copies.
 
-        All ranks call it together, since state that is sharded is gathered here. Names and shapes do not depend on the
-        number of ranks.
+        All ranks call it together, to gather what is sharded. Names and shapes do not depend on the number of ranks.
         """
 
 
