@@ -24,13 +24,7 @@ from caddie.score import score, use_quickest_threads
 
 
 def score_holdout(
-    study: Study,
-    data: str | None,
-    text: str,
-    *,
-    results: Path,
-    runs: Path = Path("runs"),
-    progress: Progress = SILENT,
+    study: Study, data: str | None, text: str, *, results: Path, runs: Path = Path("runs"), progress: Progress = SILENT
 ) -> list[Row]:
     """Score every finished run of a study on the documents of `text` that its own text does not have.
 

@@ -116,13 +116,7 @@ def _finished(runs: Path) -> dict[str, Path]:
 
 
 def _drive(
-    study: Study,
-    planned: list[Run],
-    results: Path,
-    executor: Executor,
-    command: str,
-    progress: Progress,
-    total: int,
+    study: Study, planned: list[Run], results: Path, executor: Executor, command: str, progress: Progress, total: int
 ) -> list[Row]:
     context = {"study": study.name, "workers": executor.workers}
     begun: Counter[Path] = Counter()

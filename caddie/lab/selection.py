@@ -62,12 +62,7 @@ class Selection:
 
 
 def select(
-    study: Study,
-    data: str | None = None,
-    *,
-    folder: Path | None = None,
-    progress: Progress | None = None,
-    **how: Any,
+    study: Study, data: str | None = None, *, folder: Path | None = None, progress: Progress | None = None, **how: Any
 ) -> Selection:
     """Greedy forward selection: add the best of the entries that are better than what is chosen so far, until none is.
 

@@ -95,11 +95,7 @@ class Verdict:
 
 
 def judge(
-    base: Mapping[int, float],
-    entries: Mapping[str, Mapping[int, float]],
-    *,
-    margin: float = 0.0,
-    level: float = LEVEL,
+    base: Mapping[int, float], entries: Mapping[str, Mapping[int, float]], *, margin: float = 0.0, level: float = LEVEL
 ) -> dict[str, Verdict]:
     """Return a verdict on each entry. `base` and the entries are bits per byte by seed.
 
@@ -119,10 +115,7 @@ def judge(
 
 
 def judge_pairs(
-    pairs: Mapping[str, tuple[Mapping[int, float], Mapping[int, float]]],
-    *,
-    margin: float = 0.0,
-    level: float = LEVEL,
+    pairs: Mapping[str, tuple[Mapping[int, float], Mapping[int, float]]], *, margin: float = 0.0, level: float = LEVEL
 ) -> dict[str, Verdict]:
     """Judge entries that each have a rival of their own: label to the rival's scores and the entry's.
 

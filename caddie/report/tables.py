@@ -26,11 +26,7 @@ _PARTS = {
 }
 _ACROSS = (12, 17, 15, 15)  # columns of the figures of a policy
 _STEPS = ("step_more_bits_per_byte", "step_fewer_bits_per_byte")
-_STAGES = {
-    "trained": "trained",
-    "averaged": "averaged",
-    "quantized": "quantized, packed",
-}
+_STAGES = {"trained": "trained", "averaged": "averaged", "quantized": "quantized, packed"}
 
 
 LONGEST_LINE = 600
