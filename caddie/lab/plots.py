@@ -7,12 +7,24 @@ may be as wide as it likes. Findings are as `caddie.lab.findings` has them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from caddie.report.charts import Tick, dots, is_finite, log_ticks, nice_ticks, percent, polyline, time_ticks
+from caddie.report.charts import (
+    Drawing,
+    Tick,
+    dots,
+    height,
+    is_finite,
+    log_ticks,
+    marks,
+    nice_ticks,
+    percent,
+    polyline,
+    time_ticks,
+    upward,
+)
 
 COLORS = 5
 """Colours of lines; further lines are grey."""
@@ -33,83 +45,12 @@ Mean = Sequence[tuple[float, float, float, float]]
 """A curve: place, mean, lowest, highest."""
 
 
-@dataclass(frozen=True)
-class Interval:
-    """One entry of a forest plot, in percent of the strip."""
+def forest(verdicts: Sequence[Mapping[str, Any]], margin: float) -> Drawing | None:
+    """Draw the differences of `verdicts` around zero, in percent of the strip; None if there are none.
 
-    at: float
-    low: float | None
-    high: float | None
-    claim: float | None
-    outside: str
-    """`low` or `high` where the point itself lies outside the picture, else empty."""
-
-
-@dataclass(frozen=True)
-class Forest:
-    """Differences to a base: a point and an interval for each entry, around zero."""
-
-    rows: Mapping[str, Interval]
-    zero: float
-    band: tuple[float, float] | None
-    """Begin and width of what lies within the margin."""
-    ticks: list[Tick]
-    strays: bool
-    """True if something leaves the picture."""
-
-
-@dataclass(frozen=True)
-class Standings:
-    """Scores on one axis: the mean of each label and its seeds, in percent of the strip."""
-
-    rows: Mapping[str, tuple[float, list[float]]]
-    references: list[Tick]
-    """Public figures inside the picture."""
-    ticks: list[Tick]
-
-
-@dataclass(frozen=True)
-class Line:
-    """A mean over seeds and the range of these; `color` counts from 0, None is grey."""
-
-    label: str
-    color: int | None
-    path: str
-    band: str
-    points: str = ""
-    best: str = ""
-
-
-@dataclass(frozen=True)
-class Curves:
-    """Loss or score against something else; grey lines come first, so that coloured ones lie on them."""
-
-    lines: list[Line]
-    grid: str
-    across: list[Tick]
-    up: list[Tick]
-    summary: str
-    above: int = 0
-    """Points of a sweep that lie above the picture."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Bytes against score."""
-
-    points: str
-    best: str
-    frontier: str
-    marks: list[tuple[float, float, int]]
-    """Left and top in percent, and the number, of each member of the frontier."""
-    grid: str
-    across: list[Tick]
-    up: list[Tick]
-    summary: str
-
-
-def forest(verdicts: Sequence[Mapping[str, Any]], margin: float) -> Forest | None:
-    """Draw the differences of `verdicts`; None if there are none."""
+    A row has the point (`at`), its interval and claim, and `outside`: `low` or `high` where the point lies outside the
+    picture. `band` is begin and width of what lies within the margin, `strays` is true if something leaves the picture.
+    """
     known = [one for one in verdicts if is_finite(one["difference"])]
     if not known:
         return None
@@ -129,34 +70,28 @@ def forest(verdicts: Sequence[Mapping[str, Any]], margin: float) -> Forest | Non
 
     rows = {}
     for one in known:
-        point, (begin, end) = one["difference"], one["interval"] or (None, None)
-        outside = "low" if point < low else "high" if point > high else ""
-        claim = claims.get(one["label"])
-        claim = claim if claim is not None and low <= claim <= high else None
-        rows[one["label"]] = Interval(percent(point, low, high), at(begin), at(end), at(claim), outside)
-    band = (percent(-margin, low, high), percent(2 * margin, 0.0, high - low)) if margin else None
-    return Forest(
+        point, (begin, end), claim = one["difference"], one["interval"] or (None, None), claims.get(one["label"])
+        rows[one["label"]] = Drawing(
+            at=at(point),
+            low=at(begin),
+            high=at(end),
+            claim=at(claim if claim is not None and low <= claim <= high else None),
+            outside="low" if point < low else "high" if point > high else "",
+        )
+    return Drawing(
         rows=rows,
         zero=percent(0.0, low, high),
-        band=band,
-        ticks=_signed(ticks),
+        band=(percent(-margin, low, high), percent(2 * margin, 0.0, high - low)) if margin else None,
+        ticks=marks(ticks, "+"),
         strays=any(not low <= value <= high for value in shown),
     )
 
 
-def _signed(ticks: Sequence[float]) -> list[Tick]:
-    digits = max(len(f"{tick:.10g}".partition(".")[2]) for tick in ticks)
-    labels = ["0" if not tick else f"{tick:+.{digits}f}".replace("-", "\u2212") for tick in ticks]
-    return [Tick(percent(tick, ticks[0], ticks[-1]), label) for tick, label in zip(ticks, labels, strict=True)]
+def standings(board: Sequence[Mapping[str, Any]], public: Sequence[Mapping[str, Any]]) -> Drawing | None:
+    """Draw the leaderboard: for each label its mean and its seeds, in percent of the strip.
 
-
-def _plain(ticks: Sequence[float]) -> list[Tick]:
-    digits = max(len(f"{tick:.10g}".partition(".")[2]) for tick in ticks)
-    return [Tick(percent(tick, ticks[0], ticks[-1]), f"{tick:.{digits}f}") for tick in ticks]
-
-
-def standings(board: Sequence[Mapping[str, Any]], public: Sequence[Mapping[str, Any]]) -> Standings | None:
-    """Draw the leaderboard. Public figures are drawn if they are no further away than the scores' own range."""
+    Public figures are drawn if they are no further away than the scores' own range.
+    """
     if not board:
         return None
     scores = sorted(score for one in board for score in one["seeds"].values())
@@ -171,13 +106,13 @@ def standings(board: Sequence[Mapping[str, Any]], public: Sequence[Mapping[str, 
     values = [scores[0], top, *(entry["bits_per_byte"] for entry in near)]
     ticks = nice_ticks(min(values), max(values), 5)
     low, high = ticks[0], ticks[-1]
-    return Standings(
+    return Drawing(
         rows={
             one["label"]: (percent(one["mean"], low, high), [percent(v, low, high) for v in one["seeds"].values()])
             for one in board
         },
         references=[Tick(percent(entry["bits_per_byte"], low, high), str(entry.get("label"))) for entry in near],
-        ticks=_plain(ticks),
+        ticks=marks(ticks),
     )
 
 
@@ -188,54 +123,51 @@ def marked(board: Sequence[Mapping[str, Any]], base: str) -> list[str]:
     return [base, *chosen] if len(labels) < len(board) else chosen
 
 
-def curves(found: Mapping[str, Mean], colored: Sequence[str], unit: str) -> Curves | None:
-    """Draw loss against steps or seconds. The first steep part may leave the picture at the top."""
+def curves(found: Mapping[str, Mean], colored: Sequence[str], unit: str) -> Drawing | None:
+    """Draw loss against steps or seconds. The first steep part may leave the picture at the top.
+
+    Grey lines come first, so that coloured ones lie on them.
+    """
     if not found:
         return None
     last = max(curve[-1][0] for curve in found.values())
     lowest = min(low for curve in found.values() for _, _, low, _ in curve)
-    settled = sorted(
-        max(mean for place, mean, *_ in curve if place >= SETTLED * curve[-1][0]) for curve in found.values()
-    )
+    settled = sorted(max(mean for x, mean, *_ in curve if x >= SETTLED * curve[-1][0]) for curve in found.values())
     middle = median(settled)
     up = nice_ticks(lowest, max(min(settled[-1], middle + 2 * (middle - lowest)), lowest), 7)
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        return 10 * percent(x, 0.0, last), max(-1000.0, 1000.0 * (1 - (y - up[0]) / (up[-1] - up[0])))
-
-    lines = []
-    for label, curve in found.items():
-        color = colored.index(label) if label in colored else None
-        edge = [place(x, high) for x, _, _, high in curve] + [place(x, low) for x, _, low, _ in reversed(curve)]
-        ranged = color is not None and any(high > low for _, _, low, high in curve)
-        band = f"{polyline(edge)}Z" if ranged else ""
-        lines.append(Line(label, color, polyline(place(x, mean) for x, mean, _, _ in curve), band))
-    lines.sort(key=lambda line: -COLORS if line.color is None else -line.color)
-    marks = time_ticks(last, 5) if unit == "seconds" else [(tick, f"{tick:,g}") for tick in nice_ticks(0, last, 6)]
-    heights = [Tick(round(place(0.0, value)[1] / 10, 3), f"{value:g}") for value in up]
-    return Curves(
-        lines=lines,
-        grid=_lines(heights),
-        across=[Tick(percent(at, 0.0, last), label) for at, label in marks if at <= last],
-        up=heights,
+    lines = [
+        _line(label, colored.index(label) if label in colored else None, curve, lambda x: percent(x, 0.0, last), up)
+        for label, curve in found.items()
+    ]
+    across = time_ticks(last, 5) if unit == "seconds" else [(tick, f"{tick:,g}") for tick in nice_ticks(0, last, 6)]
+    return Drawing(
+        lines=sorted(lines, key=lambda line: -COLORS if line.color is None else -line.color),
+        **upward((height(value, up) / 10, f"{value:g}") for value in up),
+        across=[Tick(percent(at, 0.0, last), label) for at, label in across if at <= last],
         summary=f"{len(found)} labels, up to {last:,.4g} {unit}.",
+        above=0,
     )
 
 
-def _lines(heights: Sequence[Tick]) -> str:
-    return " ".join(f"M0,{tick.at * 10:.1f}H1000" for tick in heights)
+def _line(label: str, color: int | None, curve: Mean, across: Callable[[float], float], up: Sequence[float]) -> Drawing:
+    """Draw a mean over seeds and, unless it is grey (no color), the range of these."""
+    edge = [(x, high) for x, _, _, high in curve] + [(x, low) for x, _, low, _ in reversed(curve)]
+    ranged = color is not None and any(high > low for _, _, low, high in curve)
+    path, band = ([(10 * across(x), height(y, up)) for x, y in points] for points in ([c[:2] for c in curve], edge))
+    return Drawing(
+        label=label, color=color, path=polyline(path), band=f"{polyline(band)}Z" if ranged else "", points=""
+    )
 
 
-def sweep_lines(found: Mapping[str, Any]) -> Curves:
+def sweep_lines(found: Mapping[str, Any]) -> Drawing:
     """Draw the score over swept numbers: a line for each value of the second axis, with its best point.
 
     The first axis is logarithmic where its values are above 0 and span more than a factor of 3; its ticks are the
-    values. What is far above the others leaves the picture.
+    values. What is far above the others leaves the picture; `above` counts those points.
     """
     points = [point for line in found["lines"] for point in line["points"]]
     values = sorted({point["value"] for point in points})
-    wide = values[0] > 0 and values[-1] > WIDE * values[0]
-    scale = math.log if wide else float
+    scale = math.log if values[0] > 0 and values[-1] > WIDE * values[0] else float
     means = sorted(point["mean"] for point in points)
     top = means[0] + STRAY * (means[len(means) // 2] - means[0])
     inside = [point for point in points if point["mean"] <= top] if top > means[0] else points
@@ -244,33 +176,20 @@ def sweep_lines(found: Mapping[str, Any]) -> Curves:
     def across(value: float) -> float:
         return EDGE + percent(scale(value), scale(values[0]), scale(values[-1])) * (100 - 2 * EDGE) / 100
 
-    def place(point: Mapping[str, Any], name: str = "mean") -> tuple[float, float]:
-        height = (point[name] - up[0]) / (up[-1] - up[0])
-        return 10 * across(point["value"]), max(-1000.0, 1000.0 * (1 - height))
-
     firm = sorted(found["lines"], key=lambda line: min(point["mean"] for point in line["points"]))[:COLORS]
     colors = {line["value"]: color for color, line in enumerate(line for line in found["lines"] if line in firm)}
     lines = []
     for line in found["lines"]:
-        edge = [place(point, "high") for point in line["points"]]
-        edge += [place(point, "low") for point in reversed(line["points"])]
-        ranged = line["value"] in colors and any(point["high"] > point["low"] for point in line["points"])
-        lines.append(
-            Line(
-                label=_best(found["axes"], line),
-                color=colors.get(line["value"]),
-                path=polyline(map(place, line["points"])),
-                band=f"{polyline(edge)}Z" if ranged else "",
-                points=dots(map(place, line["points"])),
-                best=dots(place(point) for point in line["points"] if point["value"] == line["best"]),
-            )
-        )
-    heights = [Tick(round(100 - tick.at, 3), tick.label) for tick in _plain(up)]
-    return Curves(
+        curve = [(point["value"], point["mean"], point["low"], point["high"]) for point in line["points"]]
+        places = [(10 * across(value), height(mean, up)) for value, mean, *_ in curve]
+        drawn = _line(_best(found["axes"], line), colors.get(line["value"]), curve, across, up)
+        drawn.points = dots(places)
+        drawn.best = dots(place for place, point in zip(places, curve, strict=True) if point[0] == line["best"])
+        lines.append(drawn)
+    return Drawing(
         lines=sorted(lines, key=lambda line: line.color is not None),
-        grid=_lines(heights),
+        **upward((100 - tick.at, tick.label) for tick in marks(up)),
         across=_apart([Tick(across(value), written(value)) for value in values]),
-        up=heights,
         summary="; ".join(line.label for line in lines),
         above=sum(point["mean"] > up[-1] for point in points),
     )
@@ -299,10 +218,11 @@ def _apart(ticks: Sequence[Tick]) -> list[Tick]:
     return [*kept, last]
 
 
-def sizes(board: Sequence[Mapping[str, Any]]) -> Sizes | None:
+def sizes(board: Sequence[Mapping[str, Any]]) -> Drawing | None:
     """Draw bytes of the artifact against the score, both means over seeds; None unless sizes differ.
 
-    Sizes are on a logarithmic scale where the largest is more than ten times the smallest.
+    Sizes are on a logarithmic scale where the largest is more than ten times the smallest. `marks` has left and top in
+    percent, and the number, of each member of the frontier.
     """
     known = [one for one in board if is_finite(one["artifact_bytes"]) and one["artifact_bytes"] > 0]
     if len({one["artifact_bytes"] for one in known}) < 2:
@@ -323,14 +243,12 @@ def sizes(board: Sequence[Mapping[str, Any]]) -> Sizes | None:
 
     best = sorted((one for one in known if one["frontier"]), key=lambda one: one["artifact_bytes"])
     unit, name = (1e6, "MB") if across[-1] >= 1e6 else (1e3, "kB")
-    heights = [Tick(round(100 - tick.at, 3), tick.label) for tick in _plain(up)]
-    return Sizes(
+    return Drawing(
         points=dots(place(one) for one in known if not one["frontier"]),
         best=dots(map(place, best)),
         frontier=polyline(map(place, best)) if len(best) > 1 else "",
         marks=[(place(one)[0] / 10, place(one)[1] / 10, number) for number, one in enumerate(best[:NUMBERED], 1)],
-        grid=_lines(heights),
+        **upward((100 - tick.at, tick.label) for tick in marks(up)),
         across=[Tick(left(value), f"{value / unit:g} {name}") for value in across],
-        up=heights,
         summary=f"{len(best)} of {len(known)} on the frontier, from {min(sizes):,.0f} to {max(sizes):,.0f} bytes.",
     )

@@ -9,6 +9,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, TypeGuard
 
 POINTS = 400
@@ -29,33 +30,8 @@ class Tick:
     below: str = ""
 
 
-@dataclass(frozen=True)
-class LossChart:
-    """The lines of the loss chart in a 1,000 by 1,000 box, and its ticks."""
-
-    raw: str
-    smoothed: str
-    scale: str
-    scale_top: str
-    grid: str
-    across: list[Tick]
-    up: list[Tick]
-    summary: str
-    notes: list[str]
-
-
-@dataclass(frozen=True)
-class CurveChart:
-    """Predicted loss against the bytes of the file in a 1,000 by 1,000 box, and its ticks."""
-
-    line: str
-    tried: str
-    chosen: str
-    cap: str
-    grid: str
-    across: list[Tick]
-    up: list[Tick]
-    summary: str
+Drawing = SimpleNamespace
+"""Paths of a chart in a 1,000 by 1,000 box, its ticks and its summary, by the names that a template uses."""
 
 
 def is_finite(value: object) -> TypeGuard[float]:
@@ -127,6 +103,24 @@ def thin(count: int, limit: int) -> list[int]:
     return [round(index * (count - 1) / (limit - 1)) for index in range(limit)]
 
 
+def height(value: float, ticks: Sequence[float], box: float = 1000.0) -> float:
+    """Return the distance of `value` from the top of a box whose ends are those of the ticks."""
+    return max(-1000.0, box * (1 - (value - ticks[0]) / (ticks[-1] - ticks[0])))
+
+
+def marks(values: Sequence[float], sign: str = "") -> list[Tick]:
+    """Return ticks with as many digits as they need, from the first value to the last; `sign` "+" shows signs."""
+    digits = max(len(f"{value:.10g}".partition(".")[2]) for value in values)
+    labels = ["0" if sign and not value else f"{value:{sign}.{digits}f}".replace("-", "\u2212") for value in values]
+    return [Tick(percent(value, values[0], values[-1]), label) for value, label in zip(values, labels, strict=True)]
+
+
+def upward(ticks: Iterable[tuple[float, str]]) -> dict[str, Any]:
+    """Return `up`, the ticks of an upright axis from percent below the top and label, and `grid`, their lines."""
+    up = [Tick(round(at, 3), label) for at, label in ticks]
+    return {"up": up, "grid": " ".join(f"M0,{tick.at * 10:.1f}H1000" for tick in up)}
+
+
 def polyline(points: Iterable[tuple[float, float]]) -> str:
     """Return an SVG path through `points`."""
     return "M" + " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
@@ -137,7 +131,7 @@ def dots(points: Iterable[tuple[float, float]]) -> str:
     return " ".join(f"M{x:.1f},{y:.1f}h0" for x, y in points)
 
 
-def loss_chart(steps: Sequence[Mapping[str, Any]]) -> LossChart | None:
+def loss_chart(steps: Sequence[Mapping[str, Any]]) -> Drawing | None:
     """Draw loss against time, raw and smoothed, above the learning-rate multiplier; None with fewer than two points.
 
     The first steep twentieth of the run may leave the picture at the top, so that the rest has room.
@@ -157,8 +151,7 @@ def loss_chart(steps: Sequence[Mapping[str, Any]]) -> LossChart | None:
         return percent(time, 0.0, seconds[-1])
 
     def place(time: float, loss: float) -> tuple[float, float]:
-        height = (loss - ticks[0]) / (ticks[-1] - ticks[0])
-        return 10 * across(time), max(-1000.0, SPLIT * (1 - height))
+        return 10 * across(time), height(loss, ticks, SPLIT)
 
     rates = [(step["seconds"], step["lr_scale"]) for step in known if is_finite(step.get("lr_scale"))]
     top = max([1.0, *(rate for _, rate in rates)])
@@ -166,24 +159,22 @@ def loss_chart(steps: Sequence[Mapping[str, Any]]) -> LossChart | None:
     notes = [f"Losses above {ticks[-1]:g} lie outside the picture."] if max(losses) > ticks[-1] else []
     if len(known) < len(steps):
         notes.append(f"Entries of the log without a finite loss: {len(steps) - len(known):,}.")
-    up = [Tick(round(place(0.0, value)[1] / 10, 3), f"{value:g}") for value in ticks]
-    return LossChart(
+    return Drawing(
         raw=dots(place(seconds[index], losses[index]) for index in kept),
         smoothed=polyline(place(seconds[index], mean) for index, mean in zip(kept, means, strict=True)),
         scale=polyline(below[index] for index in thin(len(below), POINTS)) if len(below) > 1 else "",
         scale_top=f"{top:g}",
-        grid=" ".join(f"M0,{tick.at * 10:.1f}H1000" for tick in up),
+        **upward((height(value, ticks, SPLIT) / 10, f"{value:g}") for value in ticks),
         across=[
             Tick(across(time), label, f"{known[_nearest(seconds, time)]['step'] if time else 0:,}")
             for time, label in time_ticks(seconds[-1])
         ],
-        up=up,
         summary=f"From {losses[0]:.4f} to {means[-1]:.4f} nats per token in {seconds[-1]:,.1f} seconds.",
         notes=notes,
     )
 
 
-def curve_chart(compression: Mapping[str, Any], file_bytes: float | None, cap_bytes: float | None) -> CurveChart | None:
+def curve_chart(compression: Mapping[str, Any], file_bytes: float | None, cap_bytes: float | None) -> Drawing | None:
     """Draw the sizes and losses that the fit tried, losses on a logarithmic scale.
 
     `None` with fewer than two points. The cap is a line where it is in the picture.
@@ -199,17 +190,15 @@ def curve_chart(compression: Mapping[str, Any], file_bytes: float | None, cap_by
     def place(size: float, loss: float) -> tuple[float, float]:
         return 10 * percent(size, across[0], across[-1]), 1000 - 10 * percent(math.log(loss), bottom, top)
 
-    heights = [Tick(round(place(0.0, value)[1] / 10, 3), decimal(value)) for value in up]
     inside = is_finite(cap_bytes) and across[0] <= cap_bytes <= across[-1]
     unit, name = (1e6, "MB") if across[-1] >= 1e6 else (1e3, "kB")
-    return CurveChart(
+    return Drawing(
         line=polyline(place(*point) for point in points),
         tried=dots(place(*point) for point in points),
         chosen=dots(place(*point) for point in points if point[0] == file_bytes),
         cap=f"M{10 * percent(cap_bytes, across[0], across[-1]):.1f},0V1000" if inside else "",
-        grid=" ".join(f"M0,{tick.at * 10:.1f}H1000" for tick in heights),
+        **upward((place(0.0, value)[1] / 10, decimal(value)) for value in up),
         across=[Tick(percent(value, across[0], across[-1]), f"{value / unit:g} {name}") for value in across],
-        up=heights,
         summary=f"From {decimal(losses[0])} at {sizes[0]:,.0f} bytes to {decimal(losses[-1])} at {sizes[-1]:,.0f}.",
     )
 

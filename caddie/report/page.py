@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from caddie.config import show
 from caddie.files import replacing
-from caddie.report.charts import Tick, curve_chart, decimal, is_finite, loss_chart, nice_ticks, percent
+from caddie.report.charts import curve_chart, decimal, is_finite, loss_chart, marks, nice_ticks, percent
 from caddie.report.read import pick, read_scored_result, read_steps, result_errors
 from caddie.report.run_files import LOG, REPORT, RESULT
 
@@ -177,7 +177,6 @@ def _line(result: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     ticks = nice_ticks(min(finite), max(finite), 4)
     low, high = ticks[0], ticks[-1]
-    digits = max(len(f"{tick:.10g}".partition(".")[2]) for tick in ticks)
     rows, before = [], None
     result_row = max(index for index, value in enumerate(values) if is_finite(value))
     for index, ((stage, way, _), value) in enumerate(zip(_STAGES, values, strict=True)):
@@ -189,8 +188,8 @@ def _line(result: Mapping[str, Any]) -> dict[str, Any] | None:
             before, at = value, percent(value, low, high)
         bar = Bar(stage, number(value, ".4f"), at, change, int(index == result_row))
         rows.append({"stage": stage, "way": way, "bar": bar})
-    marks = [Tick(percent(tick, low, high), f"{tick:.{digits}f}") for tick in ticks]
-    return {"rows": rows, "ticks": marks, "low": marks[0].label, "high": marks[-1].label}
+    drawn = marks(ticks)
+    return {"rows": rows, "ticks": drawn, "low": drawn[0].label, "high": drawn[-1].label}
 
 
 def _beside(result: Mapping[str, Any]) -> list[Bar]:
