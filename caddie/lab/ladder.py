@@ -15,15 +15,14 @@ from typing import Any
 from caddie.errors import UserError
 from caddie.files import replacing
 from caddie.lab.agreement import Transfer, transfer
-from caddie.lab.report import signed
+from caddie.lab.report import markdown_table, signed
 from caddie.lab.results import Results, run_study
 from caddie.lab.rows import Row
 from caddie.lab.search import invalid_reason
-from caddie.lab.stats import Proportion
 from caddie.lab.study import Study
 from caddie.lab.verdicts import Verdict, judge_pairs
 from caddie.report.charts import is_finite
-from caddie.report.tables import crop, printable, table
+from caddie.report.tables import crop, number, printable, table
 
 PAGE = "ladder.md"
 NO_KIND = "no kind named"
@@ -45,50 +44,49 @@ class Ladder:
     def facts(self) -> dict[str, Any]:
         """Results as JSON values: each smaller scale against the largest, and every entry at every scale."""
         verdicts = {scale: judge_study(found.study, found.rows) for scale, found in self.scales.items()}
+        kinds = {label: entry.kind or NO_KIND for label, entry in self.study.entries.items()}
         *smaller, largest = verdicts
+        steps = []
+        for small in smaller:
+            found = transfer(verdicts[small], verdicts[largest], kinds)
+            if len(found) > 1:
+                found += transfer(verdicts[small], verdicts[largest], dict.fromkeys(kinds, ALL_KINDS))
+            steps.append({"small": small, "large": largest, "kinds": list(map(_facts, found))})
         return {
             "study": self.study.name,
             "scales": list(verdicts),
             "results": [str(found.folder) for found in self.scales.values()],
-            "steps": [
-                {"small": small, "large": largest, "kinds": self._kinds(verdicts[small], verdicts[largest])}
-                for small in smaller
-            ],
+            "steps": steps,
             "entries": [
                 {
                     "label": label,
-                    "kind": entry.kind or NO_KIND,
+                    "kind": kind,
                     "at": {
                         scale: {"difference": judged[label].difference, "word": judged[label].word}
                         for scale, judged in verdicts.items()
                         if label in judged
                     },
                 }
-                for label, entry in self.study.entries.items()
+                for label, kind in kinds.items()
             ],
         }
-
-    def _kinds(self, small: Mapping[str, Verdict], large: Mapping[str, Verdict]) -> list[dict[str, Any]]:
-        """Return facts for each kind of change, and for all together where there are several."""
-        kinds = {label: entry.kind or NO_KIND for label, entry in self.study.entries.items()}
-        found = transfer(small, large, kinds)
-        if len(found) > 1:
-            found += transfer(small, large, dict.fromkeys(kinds, ALL_KINDS))
-        return [_facts(one) for one in found]
 
     def markdown(self) -> str:
         """Return the results as Markdown."""
         facts = self.facts
         parts = [f"# {facts['study']} at {len(facts['scales'])} scales"]
         for step in facts["steps"]:
-            rows = [_row(one) for one in step["kinds"]]
-            parts += [f"## What {step['small']} told of {step['large']}", _markdown(_NAMES, rows)]
-        rows = [
-            [one["label"], one["kind"], *(_at(one["at"].get(scale)) for scale in facts["scales"])]
-            for one in facts["entries"]
-        ]
+            parts += [
+                f"## What {step['small']} told of {step['large']}",
+                markdown_table(_NAMES, list(map(_row, step["kinds"]))),
+            ]
+        rows = []
+        for one in facts["entries"]:
+            found = [one["at"].get(scale) for scale in facts["scales"]]
+            at = [f"{signed(result['difference'])} {result['word']}" if result else "-" for result in found]
+            rows.append([one["label"], one["kind"], *at])
         parts += ["## Differences in bits per byte, negative is better"]
-        parts += [_markdown(["entry", "kind of change", *facts["scales"]], rows)]
+        parts += [markdown_table(["entry", "kind of change", *facts["scales"]], rows)]
         return "\n\n".join(parts) + "\n"
 
     def __str__(self) -> str:
@@ -137,18 +135,11 @@ def judge_study(study: Study, rows: Sequence[Row]) -> dict[str, Verdict]:
 
 
 def _facts(one: Transfer) -> dict[str, Any]:
-    return {
-        "kind": one.kind,
-        "labels": list(one.labels),
-        "signs": _share(one.signs),
-        "decided": _share(one.decided),
-        "spearman": one.spearman,
-        "kendall": one.kendall,
+    shares = {
+        name: {"count": share.count, "of": share.of, "interval": list(share.interval())}
+        for name, share in (("signs", one.signs), ("decided", one.decided))
     }
-
-
-def _share(part: Proportion) -> dict[str, Any]:
-    return {"count": part.count, "of": part.of, "interval": list(part.interval())}
+    return {**vars(one), "labels": list(one.labels), **shares}
 
 
 def _row(one: Mapping[str, Any]) -> list[object]:
@@ -160,14 +151,5 @@ def _row(one: Mapping[str, Any]) -> list[object]:
         f"{signs['count']} of {signs['of']}",
         f"{low:.0%} to {high:.0%}",
         f"{decided['count']} of {decided['of']}" if decided["of"] else "-",
-        *("-" if one[name] is None else f"{one[name]:.2f}" for name in ("spearman", "kendall")),
+        *(number(one[name], ".2f") for name in ("spearman", "kendall")),
     ]
-
-
-def _at(found: Mapping[str, Any] | None) -> str:
-    return f"{signed(found['difference'])} {found['word']}" if found else "-"
-
-
-def _markdown(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    lines = [names, ["---"] * len(names), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", r"\|") for cell in line) + " |" for line in lines)

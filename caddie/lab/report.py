@@ -17,6 +17,7 @@ from caddie.lab.rows import RESULTS, STUDY, read_rows, read_study
 from caddie.report.charts import is_finite
 from caddie.report.page import template
 from caddie.report.run_files import REPORT
+from caddie.report.tables import number
 
 OPEN_ROWS = 40
 """Rows of a long list that are shown before the rest is folded away."""
@@ -35,25 +36,23 @@ def write_study_report(folder: Path, *, price: float | None = None) -> list[Path
 
     `price` is the money for an hour of one GPU, or of the machine where there is none.
     """
-    folder = Path(folder)
     return _write(folder, read_study(folder / STUDY), read_rows(folder / RESULTS), price)
 
 
 def write_runs_report(folders: Sequence[Path], out: Path, *, price: float | None = None) -> list[Path]:
     """Write the same for finished runs to `out`: runs of one recipe are one label, the first the base."""
     study, rows = from_runs(folders)
-    Path(out).mkdir(parents=True, exist_ok=True)
-    return _write(Path(out), study, rows, price)
+    out.mkdir(parents=True, exist_ok=True)
+    return _write(out, study, rows, price)
 
 
 def _write(folder: Path, study: Mapping[str, Any], rows: Sequence[Row], price: float | None) -> list[Path]:
     facts = findings(study, rows, price)
-    written = []
-    for name, text in ((REPORT, page(facts)), ("report.md", markdown(facts)), ("results.csv", _csv(rows))):
+    texts = {REPORT: page(facts), "report.md": markdown(facts), "results.csv": _csv(rows)}
+    for name, text in texts.items():
         with replacing(folder / name) as temporary:
             temporary.write_text(text, encoding="utf-8", errors="replace", newline="")
-        written.append(folder / name)
-    return written
+    return [folder / name for name in texts]
 
 
 def page(facts: Mapping[str, Any]) -> str:
@@ -86,13 +85,7 @@ def _context(facts: Mapping[str, Any]) -> dict[str, Any]:
         "plot": forest(facts["verdicts"], facts["study"]["margin"]),
         "claimed": any(one["claim"] for one in facts["verdicts"]),
         "open_rows": OPEN_ROWS,
-        "signed": signed,
-        "bits": bits,
-        "whole": whole,
-        "more": more,
-        "chance": chance,
-        "duration": duration,
-        "money": money,
+        **{function.__name__: function for function in (signed, bits, whole, more, chance, duration, money)},
     }
 
 
@@ -151,21 +144,16 @@ def markdown(facts: Mapping[str, Any]) -> str:
     if facts["board"]:
         parts += ["## Leaderboard", _board_table(facts["board"])]
     if early := facts["early"]:
-        rows = [
-            [
-                f"{row['progress']:.0%}",
-                "-" if row["spearman"] is None else f"{row['spearman']:.2f}",
-                "-" if row["order_held"] is None else f"{row['order_held']:.0%}",
-                f"{row['best_kept']} of {row['of']}",
-            ]
-            for row in early["rows"]
-        ]
+        rows = []
+        for row in early["rows"]:
+            ranks, held = number(row["spearman"], ".2f"), number(row["order_held"], ".0%")
+            rows.append([f"{row['progress']:.0%}", ranks, held, f"{row['best_kept']} of {row['of']}"])
         names = ["after", "rank correlation with the end", "pairs that kept their order", "best in the better half"]
-        parts += ["## How early the ranks were known", _table(names, rows)]
+        parts += ["## How early the ranks were known", markdown_table(names, rows)]
     if facts["failed"]:
         rows = [[one["label"], ", ".join(map(str, one["seeds"])), one["error"]] for one in facts["failed"]]
-        parts += ["## Failed runs", _table(["label", "seeds", "reason"], rows)]
-    parts += ["## How it was measured", _table(["", ""], facts["measured"])]
+        parts += ["## Failed runs", markdown_table(["label", "seeds", "reason"], rows)]
+    parts += ["## How it was measured", markdown_table(["", ""], facts["measured"])]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -209,7 +197,7 @@ def _verdicts_table(verdicts: Sequence[Mapping[str, Any]], base: str) -> str:
             row += [f"{claim['word']} {signed(claim['difference']) or ''}".strip(), one["agrees"] or "-"]
         rows.append([*row, duration(one["seconds"]), *([money(one["money"])] if priced else [])])
     names += ["a source says", "we"] if claimed else []
-    return _table([*names, "a run takes", *(["costs"] if priced else [])], rows)
+    return markdown_table([*names, "a run takes", *(["costs"] if priced else [])], rows)
 
 
 def _board_table(board: Sequence[Mapping[str, Any]]) -> str:
@@ -225,10 +213,10 @@ def _board_table(board: Sequence[Mapping[str, Any]]) -> str:
         ]
         for place, one in enumerate(board, 1)
     ]
-    return _table([*names, "tokens/s", *(["held back"] if held else [])], rows)
+    return markdown_table([*names, "tokens/s", *(["held back"] if held else [])], rows)
 
 
-def _table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def markdown_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return _lines([list(map(_cell, line)) for line in (names, *rows)])
 
 
