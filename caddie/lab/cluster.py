@@ -10,13 +10,11 @@ from typing import Any
 
 from caddie.errors import UserError
 from caddie.files import reason
-from caddie.lab.child_process import finish, start, stopped
-from caddie.lab.executors import GRACE_SECONDS, death
+from caddie.lab.executors import GRACE_SECONDS, death, finish, start
 
 RETRIES = 5
 """Most restarts of a job after its machine was lost."""
-
-
+START = "start one with: ray start --head, and on each other machine: ray start --address=THIS_MACHINE:6379"
 ANSWER_SECONDS = 5.0
 """Seconds that a cluster has to answer."""
 
@@ -50,7 +48,8 @@ class Cluster:
                 # What it says of lost machines would still go to standard output, which is the study's.
                 self._ray._private.worker._worker_logs_enabled = False
             except (OSError, RuntimeError, ValueError) as error:
-                raise UserError(_unreachable(address, error)) from None
+                missing = f"at {address}: {reason(error)}" if address else f"runs here; {START}"
+                raise UserError(f"no Ray cluster {missing}") from None
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         gpus_each = gpus_each or int(any(node.get("GPU", 0) for node in nodes))
         self._gpus_each, self._cores_each, self.workers = share(nodes, gpus_each, cores_each)
@@ -102,20 +101,11 @@ def share(nodes: Sequence[dict[str, float]], gpus_each: int, cores_each: int) ->
     return gpus_each, cores_each, sum(map(min, fit, at_once)) if gpus_each else sum(fit)
 
 
-def _unreachable(address: str, error: Exception) -> str:
-    if address:
-        return f"no Ray cluster at {address}: {reason(error)}"
-    return (
-        "no Ray cluster runs here; start one with: ray start --head, and on each other machine: "
-        "ray start --address=THIS_MACHINE:6379"
-    )
-
-
 def _do(job: str, folder: str, threads: int, gpus: int) -> str | None:
     """Run a job on this machine. Returns the reason why its process died, or None."""
     if not Path(job).exists():
         raise UserError(f"{socket.gethostname()} does not see {job}; all machines must share this folder")
     status = finish(start(Path(job), Path(folder), threads, gpus))
-    if stopped(status):
+    if status and death(status) is None:
         raise Stopped(f"status {status}")
     return death(status)

@@ -1,4 +1,8 @@
-"""Run the jobs of a study in processes of this machine, each on cores or GPUs of its own."""
+"""Run the jobs of a study in processes of this machine, each on cores or GPUs of its own.
+
+The worker of a cluster's engine has the engine's libraries and signals, and a run has neither. So it starts a process
+too: what ends a run ends no worker, which can say why.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,8 @@ from caddie.report.run_files import OUTPUT
 
 GRACE_SECONDS = 20.0
 """Seconds that a run has to write its checkpoint when it must stop."""
+POLL_SECONDS = 0.2
+"""Seconds between two checks of a job; a waiting system call would keep a cluster's engine from interrupting it."""
 
 
 class Executor(Protocol):
@@ -38,7 +44,8 @@ class Local:
         """`gpus_each` is the number of GPUs of a run; 0 takes one where there are any."""
         import torch
 
-        gpus, cores = torch.cuda.device_count(), _cores()
+        gpus, allowed = torch.cuda.device_count(), getattr(os, "sched_getaffinity", None)
+        cores = sorted(allowed(0)) if allowed else list(range(os.cpu_count() or 1))
         self._gpus_each = gpus_each or min(gpus, 1)
         self.workers = workers
         if gpus and workers * self._gpus_each > gpus:
@@ -62,52 +69,75 @@ class Local:
                 for slot, (process, job) in list(busy.items()):
                     if process.poll() is not None:
                         del busy[slot]
-                        _end(process)
+                        stop(process)
                         yield job, death(process.returncode)
                 time.sleep(0.05)
         finally:
             for process, _ in busy.values():
                 process.terminate()
             for process, _ in busy.values():
-                _end(process)
+                process.wait()
+                stop(process)
 
     def _begin(self, job: Path, slot: int) -> subprocess.Popen[bytes]:
         cores, gpus = self._cores[slot], range(slot * self._gpus_each, (slot + 1) * self._gpus_each)
-        environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, len(cores) // max(1, len(gpus))))}
+        visible = {}
         if gpus:
             seen = os.environ.get("CUDA_VISIBLE_DEVICES")  # those that this process was given, by number or name
             names = seen.split(",") if seen else list(map(str, range(gpus.stop)))
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(names[gpus.start : gpus.stop])
-        with (job.parent / OUTPUT).open("ab") as output:
-            process = subprocess.Popen(
-                [*command(job, len(gpus)), "--with-parent"],
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,  # so that Ctrl-C reaches it once, from here
-            )
+            visible = {"CUDA_VISIBLE_DEVICES": ",".join(names[gpus.start : gpus.stop])}
+        process = start(job, Path.cwd(), len(cores), len(gpus), session=True, **visible)
         if pin := getattr(os, "sched_setaffinity", None):  # Linux alone has it
             with suppress(ProcessLookupError):
                 pin(process.pid, cores)
         return process
 
 
+def start(
+    job: Path, folder: Path, threads: int, gpus: int, *, session: bool = False, **variables: str
+) -> subprocess.Popen[bytes]:
+    """Begin a job in a working folder, on `threads` threads and on `gpus` GPUs of those that this process sees.
+
+    It ends when the process that started it does; in a session of its own, Ctrl-C reaches it only through that one.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, threads // max(1, gpus))), **variables}
+    with (job.parent / OUTPUT).open("ab") as output:
+        return subprocess.Popen(
+            [*command(job, gpus), "--with-parent"],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=session,
+        )
+
+
+def finish(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a job and return its exit status. An exception that ends the waiting stops the job first."""
+    try:
+        while process.poll() is None:
+            time.sleep(POLL_SECONDS)
+    finally:
+        stop(process)
+    return process.returncode
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Let a job write its checkpoint and end; kill it if it does not."""
+    process.terminate()
+    try:
+        process.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdin:
+        process.stdin.close()
+
+
 def command(job: Path, gpus: int = 0) -> list[str]:
     """Return the command line that runs a job, here or on another machine."""
     return [sys.executable, "-m", "caddie", "trial", str(job), *(["--gpus", str(gpus)] if gpus > 1 else [])]
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.wait()
-    assert process.stdin is not None
-    process.stdin.close()
-
-
-def _cores() -> list[int]:
-    """Return the cores that this process may use."""
-    allowed = getattr(os, "sched_getaffinity", None)
-    return sorted(allowed(0)) if allowed else list(range(os.cpu_count() or 1))
 
 
 def end_with_parent() -> None:

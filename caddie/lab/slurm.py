@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from caddie.errors import UserError
-from caddie.lab.child_process import finish, start, stop
-from caddie.lab.executors import death
+from caddie.lab.executors import death, finish, start, stop
 
 POLL_SECONDS = 10.0
 """Seconds between two checks of the jobs."""

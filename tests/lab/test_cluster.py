@@ -24,7 +24,7 @@ from conftest import Ended
 from tiny_study import begin_study, events, write_study
 
 from caddie.errors import UserError
-from caddie.lab import child_process as attached
+from caddie.lab import executors as attached
 from caddie.lab import slurm
 from caddie.lab.cluster import Cluster, Stopped, _do, share
 from caddie.lab.slurm import Slurm
@@ -76,9 +76,8 @@ def test_what_ends_the_waiting_stops_the_job(script: Path, tmp_path: Path, monke
     with pytest.raises(KeyboardInterrupt):
         attached.finish(process)
     assert process.returncode == -signal.SIGTERM
-    assert attached.stopped(process.returncode)
-    assert not attached.stopped(0)
-    assert not attached.stopped(-signal.SIGKILL)
+    assert attached.death(process.returncode) is None
+    assert attached.death(-signal.SIGKILL) is not None
 
 
 # Ray
