@@ -1,15 +1,14 @@
 """Agreement of cheap measurements with full ones: early losses with final ones, small runs with large ones.
 
 Stopping the worse half of the runs early is successive halving (Jamieson and Talwalkar, "Non-stochastic best arm
-identification and hyperparameter optimization", AISTATS 2016). Whether it is safe is a property of the runs, and so is
-whether a small model stands for a large one: both are measured here, on runs that were finished at full length.
+identification and hyperparameter optimization", AISTATS 2016).
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -32,10 +31,10 @@ class EarlyAgreement:
     progress: float
     spearman: float | None
     """Rank correlation of early and final loss, its mean over the groups; None where the losses do not vary."""
-    best_kept: Proportion
-    """Groups whose best run was in the better half early (which has the odd one)."""
     order_held: float | None
     """Share of the pairs of runs of a group that ended in their early order."""
+    best_kept: Proportion
+    """Groups whose best run was in the better half early (which has the odd one)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +65,12 @@ def early_agreement(*groups: Mapping[str, Curve], at: Sequence[float] = (0.1, 0.
         losses = [_losses(group, progress) for group in groups]
         ranks = [found for early, final in losses if (found := spearman(early, final)) is not None]
         orders = [order_agreement(early, final) for early, final in losses]
-        held = Proportion(sum(order.count for order in orders), sum(order.of for order in orders))
         rows.append(
             EarlyAgreement(
                 progress=progress,
                 spearman=fmean(ranks) if ranks else None,
                 best_kept=Proportion(sum(_regret(*pair) <= 0 for pair in losses), len(losses)),
-                order_held=held.value,
+                order_held=Proportion(sum(order.count for order in orders), sum(order.of for order in orders)).value,
             )
         )
     return rows
@@ -90,8 +88,7 @@ def safe_stop(*groups: Mapping[str, Curve], regret: float = 0.0, frequency: floa
     for progress in (hundredth / 100 for hundredth in range(99, 0, -1)):
         if progress < first:
             break
-        safe = sum(_regret(*_losses(group, progress)) <= regret for group in groups)
-        if safe < frequency * len(groups):
+        if sum(_regret(*_losses(group, progress)) <= regret for group in groups) < frequency * len(groups):
             break
         earliest = progress
     return earliest
@@ -110,43 +107,38 @@ def transfer(small: Mapping[str, Verdict], large: Mapping[str, Verdict], kinds: 
         if label not in kinds:
             raise UserError(f"{label} has no kind of change; name one")
         labels.setdefault(kinds[label], []).append(label)
-    return [_transfer(kind, [(label, small[label], large[label]) for label in group]) for kind, group in labels.items()]
-
-
-def _transfer(kind: str, entries: Sequence[tuple[str, Verdict, Verdict]]) -> Transfer:
-    small, large = _differences((a, b) for _, a, b in entries)
-    decided = _differences((a, b) for _, a, b in entries if {a.word, b.word} <= {"better", "worse"})
-    return Transfer(
-        kind=kind,
-        labels=tuple(label for label, _, _ in entries),
-        signs=sign_agreement(small, large),
-        decided=sign_agreement(*decided),
-        spearman=spearman(small, large),
-        kendall=kendall(small, large),
-    )
-
-
-def _differences(pairs: Iterable[tuple[Verdict, Verdict]]) -> tuple[list[float], list[float]]:
-    both = [(a.difference, b.difference) for a, b in pairs]
-    return [a for a, _ in both], [b for _, b in both]
+    found = []
+    for kind, group in labels.items():
+        pairs = [(small[label], large[label]) for label in group]
+        decided = [(a, b) for a, b in pairs if {a.word, b.word} <= {"better", "worse"}]
+        (a, b), firm = (
+            ([one.difference for one, _ in some], [other.difference for _, other in some]) for some in (pairs, decided)
+        )
+        found.append(
+            Transfer(
+                kind=kind,
+                labels=tuple(group),
+                signs=sign_agreement(a, b),
+                decided=sign_agreement(*firm),
+                spearman=spearman(a, b),
+                kendall=kendall(a, b),
+            )
+        )
+    return found
 
 
 def _losses(group: Mapping[str, Curve], progress: float) -> tuple[list[float], list[float]]:
     """Return early and final losses of a group; NaN ranks as the worst."""
     if len(group) < 2:
         raise UserError(f"ranks need at least two finished runs in a group, not {len(group)}")
-    early, final = [], []
+    early, final = list[float](), list[float]()
     for label, curve in group.items():
         known = bisect_right(curve, progress, key=lambda point: point[0])
         if not known:
             raise UserError(f"{label} has no loss by progress {progress:g}; ask for a later one or leave it out")
-        early.append(_rankable(curve[known - 1][1]))
-        final.append(_rankable(curve[-1][1]))
+        for losses, (_, loss) in ((early, curve[known - 1]), (final, curve[-1])):
+            losses.append(math.inf if math.isnan(loss) else loss)
     return early, final
-
-
-def _rankable(loss: float) -> float:
-    return math.inf if math.isnan(loss) else loss
 
 
 def _regret(early: Sequence[float], final: Sequence[float]) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 
 from caddie.lab.agreement import Curve, early_agreement, safe_stop
 from caddie.lab.swept import swept
-from caddie.lab.verdicts import LEVEL, Verdict, cost, judge_pairs
+from caddie.lab.verdicts import LEVEL, cost, judge_pairs
 from caddie.report.charts import is_finite, smooth
 
 Row = Mapping[str, Any]
@@ -29,8 +29,6 @@ ALONE = 0.9
 """Least share of its threads' time of a run that was alone on the machine."""
 STEADY = 1.1
 """Largest ratio of the speeds of two seeds on an undisturbed machine."""
-BASE = "base"
-"""Label of the base, unless the description has another."""
 WORDS = ("better", "worse", "same", "unclear")
 _SURROUNDINGS = {
     "device": "device",
@@ -58,7 +56,10 @@ def findings(described: Mapping[str, Any], rows: Sequence[Row], price: float | N
     groups = {label: [row for row in done if row["label"] == label] for label in study["entries"]}
     verdicts = _verdicts(study, groups, price)
     board = sorted((_standing(label, group) for label, group in groups.items() if group), key=lambda one: one["mean"])
-    _mark_frontier(board)
+    places = [(one["artifact_bytes"], one["mean"]) for one in board if one["artifact_bytes"] is not None]
+    for one in board:  # the Pareto frontier of size and score
+        size, score = place = one["artifact_bytes"], one["mean"]
+        one["frontier"] = place in places and not any(s <= size and m <= score and (s, m) != place for s, m in places)
     return {
         "study": study,
         "level": LEVEL,
@@ -72,7 +73,7 @@ def findings(described: Mapping[str, Any], rows: Sequence[Row], price: float | N
             for place, axis in enumerate(("steps", "seconds"))
         },
         "early": _early(groups),
-        "failed": _failures([row for row in kept if not _scored(row) and row.get("state") != "pruned"]),
+        "failed": _failures(kept),
         "notes": _notes(study, rows, done, groups),
         "cost": _costs(done, price),
         "measured": _measured(study, done),
@@ -81,7 +82,7 @@ def findings(described: Mapping[str, Any], rows: Sequence[Row], price: float | N
 
 def _study(described: Mapping[str, Any]) -> dict[str, Any]:
     """Return the description with its entries by label, the base first, and the budget in words."""
-    base = {"label": described.get("label", BASE), "against": None, "kind": "", "why": "", "claim": None, "diff": {}}
+    base = {"label": described.get("label", "base"), "against": None, "kind": "", "why": "", "claim": None, "diff": {}}
     amount = re.fullmatch(r"\w+\(\w+=([\d.e+]+)\)", described["budget"])
     words = f"{float(amount[1]):,.10g} {described['equal']} each" if amount else f"{described['budget']} budget"
     entries = {entry["label"]: entry for entry in [base, *described["entries"]]}
@@ -103,27 +104,25 @@ def _verdicts(
         margin=study["margin"],
     )
     found = []
-    for label in against:
+    for label, rival in against.items():
         if label not in scores:
             continue
-        entry, verdict = study["entries"][label], judged.get(label)
-        seconds = fmean(_seconds(row) for row in groups[label])
-        facts: dict[str, Any] = {
-            name: getattr(verdict, name, None)
-            for name in ("difference", "interval", "test", "p", "q", "q_same", "seeds_needed")
-        }
+        entry, verdict, claim = study["entries"][label], judged.get(label), study["entries"][label]["claim"]
+        word = verdict.word if verdict else "unclear"
+        agrees = "open" if word == "unclear" else "agrees" if claim and word == claim["word"] else "disagrees"
+        tested = ("difference", "interval", "test", "p", "q", "q_same", "seeds_needed")
         found.append(
             {
                 "label": label,
                 **{name: entry[name] for name in ("kind", "why", "against", "claim", "diff")},
                 "seeds": list(verdict.seeds) if verdict else sorted(scores[label]),
                 "mean": verdict.mean if verdict else fmean(scores[label].values()),
-                **facts,
-                "word": verdict.word if verdict else "unclear",
-                "reason": verdict.reason if verdict else f"{against[label]} has no finished run",
-                "agrees": _agrees(entry["claim"], verdict),
-                "bytes": _more_bytes(groups[label], groups[against[label]]),
-                "seconds": seconds,
+                **{name: getattr(verdict, name, None) for name in tested},
+                "word": word,
+                "reason": verdict.reason if verdict else f"{rival} has no finished run",
+                "agrees": agrees if claim else None,
+                "bytes": _more_bytes(groups[label], groups[rival]),
+                "seconds": fmean(map(_seconds, groups[label])),
                 "money": None if price is None else fmean(_money(row, price, _seconds(row)) for row in groups[label]),
             }
         )
@@ -142,29 +141,18 @@ def _more_bytes(group: Sequence[Row], rival: Sequence[Row]) -> float | None:
     return fmean(sizes[seed] for seed in common or sizes) - fmean(others[seed] for seed in common or others)
 
 
-def _agrees(claim: Mapping[str, Any] | None, verdict: Verdict | None) -> str | None:
-    """Compare the verdict with a source's claim: agrees, disagrees or open."""
-    if claim is None:
-        return None
-    if verdict is None or verdict.word == "unclear":
-        return "open"
-    return "agrees" if verdict.word == claim["word"] else "disagrees"
-
-
 def _found(study: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[Row]]) -> str:
     """Return the summary in one or two sentences."""
-    entries = len(study["entries"]) - 1
     counts = [f"{sum(one['word'] == word for one in verdicts)} {word}" for word in WORDS]
     without = sum(not group for label, group in groups.items() if study["entries"][label]["against"] is not None)
     counts += [f"{without} without a finished run"] if without else []
+    entries, claims = len(study["entries"]) - 1, [one["agrees"] for one in verdicts if one["agrees"]]
     sentence = f"Of {entries} {'entry' if entries == 1 else 'entries'}: {', '.join(counts)}."
-    claims = [one["agrees"] for one in verdicts if one["agrees"]]
-    if claims:
-        sentence += (
-            f" Of {len(claims)} {'claim' if len(claims) == 1 else 'claims'}: {claims.count('agrees')} true here, "
-            f"{claims.count('disagrees')} not, {claims.count('open')} undecided."
-        )
-    return sentence
+    if not claims:
+        return sentence
+    agree, disagree, undecided = (claims.count(word) for word in ("agrees", "disagrees", "open"))
+    one_or_more = "claim" if len(claims) == 1 else "claims"
+    return f"{sentence} Of {len(claims)} {one_or_more}: {agree} true here, {disagree} not, {undecided} undecided."
 
 
 def _standing(label: str, group: Sequence[Row]) -> dict[str, Any]:
@@ -185,19 +173,6 @@ def _standing(label: str, group: Sequence[Row]) -> dict[str, Any]:
 def _mean(values: Iterable[Any]) -> float | None:
     known = [value for value in values if is_finite(value)]
     return fmean(known) if known else None
-
-
-def _mark_frontier(board: Sequence[dict[str, Any]]) -> None:
-    """Mark the Pareto frontier of size and score."""
-    sized = [one for one in board if one["artifact_bytes"] is not None]
-    for one in sized:
-        here = one["artifact_bytes"], one["mean"]
-        one["frontier"] = not any(
-            other["artifact_bytes"] <= here[0]
-            and other["mean"] <= here[1]
-            and (other["artifact_bytes"], other["mean"]) != here
-            for other in sized
-        )
 
 
 def _points(row: Row, axis: int) -> list[tuple[float, float]]:
@@ -235,24 +210,19 @@ def _early(groups: Mapping[str, Sequence[Row]]) -> dict[str, Any] | None:
     if not competing:
         return None
     rows = [
-        {
-            "progress": one.progress,
-            "spearman": one.spearman,
-            "order_held": one.order_held,
-            "best_kept": one.best_kept.count,
-            "of": one.best_kept.of,
-        }
+        {**vars(one), "best_kept": one.best_kept.count, "of": one.best_kept.of}
         for one in early_agreement(*competing, at=EARLY)
     ]
     return {"rows": rows, "runs": sum(map(len, competing)), "safe": safe_stop(*competing)}
 
 
-def _failures(failed: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the runs without a score, by label and reason."""
+def _failures(kept: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the runs without a score that no search pruned, by label and reason."""
     seeds: dict[tuple[str, str], list[Any]] = {}
-    for row in failed:
-        reason = row.get("error") or ("no finite score" if row.get("state") == "finished" else "not finished")
-        seeds.setdefault((row["label"], str(reason)), []).append(row.get("seed"))
+    for row in kept:
+        if not _scored(row) and row.get("state") != "pruned":
+            reason = row.get("error") or ("no finite score" if row.get("state") == "finished" else "not finished")
+            seeds.setdefault((row["label"], str(reason)), []).append(row.get("seed"))
     return [{"label": label, "seeds": found, "error": reason} for (label, reason), found in seeds.items()]
 
 
@@ -262,56 +232,51 @@ def _notes(
     """Return notes on what limits a comparison of the figures."""
     notes = []
     planned = {(label, seed) for label in study["entries"] for seed in study["seeds"]}
-    missing = planned - {(row.get("label"), row.get("seed")) for row in rows}
-    if missing:
+    if missing := planned - {(row.get("label"), row.get("seed")) for row in rows}:
         notes.append(f"Not run yet: {len(missing):,} of {len(planned):,} planned runs.")
-    pruned = sum(row.get("state") == "pruned" for row in rows)
-    if pruned:
+    if pruned := sum(row.get("state") == "pruned" for row in rows):
         notes.append(f"Ended early by the search: {pruned:,} of {len(planned):,} runs, which have no score.")
     for name, what in _SURROUNDINGS.items():
         notes += _mixed(what, [(row, row.get(name)) for row in done])
     for name, what in _TEXTS.items():
         notes += _mixed(what, [(row, (row.get("sha256") or {}).get(name)) for row in done])
+    notes += _disturbed(done, groups) if study.get("equal") == "seconds" else []
+    for label, group in groups.items():
+        if len({(row.get("sha256") or {}).get("recipe") for row in group}) > 1:
+            notes.append(f"{label} has runs of different settings; run the study again.")
+    for name, what in (("verified", "fail verification"), ("under_cap", "are over their cap")):
+        if wrong := dict.fromkeys(row["label"] for row in done if row.get(name) is False):
+            notes.append(f"Artifacts that {what}: {_listed(list(wrong))}.")
+    notes += _mixed("holdout text", [(row, row["holdout_documents"]) for row in done if row.get("holdout_documents")])
+    if len({frozenset(row["seed"] for row in group) for group in groups.values() if group}) > 1:
+        notes.append("Labels have different seeds: verdicts compare those in common, means of the leaderboard all.")
+    if foreign := dict.fromkeys(str(row.get("label")) for row in rows if row.get("label") not in study["entries"]):
+        notes.append(f"Left out, because the study no longer has them: {_listed(list(foreign))}.")
+    return notes
+
+
+def _disturbed(done: Sequence[Row], groups: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Return notes if runs were not alone, or seeds of a label, which do the same work, had different speeds."""
+    notes = []
     shares = [(row["cpu_share"], row) for row in done if is_finite(row.get("cpu_share"))]
-    crowded = [one for one in shares if one[0] < ALONE]
-    if crowded and study.get("equal") == "seconds":
+    if crowded := [one for one in shares if one[0] < ALONE]:
         share, row = min(crowded, key=lambda one: one[0])
         notes.append(
             f"Not alone on their threads: {len(crowded):,} of {len(shares):,} runs had under {ALONE:.0%} of the time "
             f"(least: {row['label']}, seed {row['seed']}, {share:.0%}), so they trained less in the same seconds."
         )
-    if study.get("equal") == "seconds":
-        notes += _uneven(groups)
-    for label, group in groups.items():
-        if len({(row.get("sha256") or {}).get("recipe") for row in group}) > 1:
-            notes.append(f"{label} has runs of different settings; run the study again.")
-    for name, what in (("verified", "fail verification"), ("under_cap", "are over their cap")):
-        wrong = dict.fromkeys(row["label"] for row in done if row.get(name) is False)
-        notes += [f"Artifacts that {what}: {_listed(list(wrong))}."] if wrong else []
-    notes += _mixed("holdout text", [(row, row["holdout_documents"]) for row in done if row.get("holdout_documents")])
-    if len({frozenset(row["seed"] for row in group) for group in groups.values() if group}) > 1:
-        notes.append("Labels have different seeds: verdicts compare those in common, means of the leaderboard all.")
-    foreign = dict.fromkeys(str(row.get("label")) for row in rows if row.get("label") not in study["entries"])
-    if foreign:
-        notes.append(f"Left out, because the study no longer has them: {_listed(list(foreign))}.")
-    return notes
-
-
-def _uneven(groups: Mapping[str, Sequence[Row]]) -> list[str]:
-    """Return a note if seeds of a label, which do the same work, ran at different speeds."""
     ratios: dict[str, float] = {}
     for label, group in groups.items():
         speeds: list[float] = [row["tokens_per_second"] for row in group if is_finite(row.get("tokens_per_second"))]
         if len(speeds) > 1 and min(speeds) > 0:
             ratios[label] = max(speeds) / min(speeds)
-    wrong = [label for label, ratio in ratios.items() if ratio > STEADY]
-    if not wrong:
-        return []
-    worst = max(wrong, key=lambda label: ratios[label])
-    return [
-        f"The machine's speed changed: {len(wrong):,} of {len(ratios):,} labels have seeds that went more than "
-        f"{STEADY - 1:.0%} faster than others (most: {worst}, {ratios[worst] - 1:.0%}), and so saw more text."
-    ]
+    if wrong := [label for label, ratio in ratios.items() if ratio > STEADY]:
+        worst = max(wrong, key=lambda label: ratios[label])
+        notes.append(
+            f"The machine's speed changed: {len(wrong):,} of {len(ratios):,} labels have seeds that went more than "
+            f"{STEADY - 1:.0%} faster than others (most: {worst}, {ratios[worst] - 1:.0%}), and so saw more text."
+        )
+    return notes
 
 
 def _mixed(what: str, values: Sequence[tuple[Row, object]]) -> list[str]:
