@@ -10,7 +10,8 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -54,18 +55,22 @@ def run_jobs(
     planned = plan(study, data, runs, progress)
     if (results / STUDY).exists() and read_study(results / STUDY)["name"] != study.name:
         raise UserError(f"{results} holds the results of another study; name another folder with --out")
-    place = runs / study.name
-    place.mkdir(parents=True, exist_ok=True)
+    with alone(runs / study.name / ".lock", f"the study {study.name} is being run by another process"):
+        for run in planned if retry else ():
+            for name in (STOP, ERROR):  # in this order, for without its error a run is not over
+                (run.folder / name).unlink(missing_ok=True)
+        return _drive(study, planned, results, executor, command, progress, total or len(planned))
+
+
+@contextmanager
+def alone(lock: Path, otherwise: str) -> Iterator[None]:
+    """Hold a lock; if another process has it, raise a `UserError` that says `otherwise`."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
     try:
-        lock = FileLock(place / ".lock", timeout=0)
-        with lock:
-            if retry:
-                for run in planned:
-                    for name in (STOP, ERROR):  # in this order, for without its error a run is not over
-                        (run.folder / name).unlink(missing_ok=True)
-            return _drive(study, planned, results, executor, command, progress, total or len(planned))
+        with FileLock(lock, timeout=0):
+            yield
     except Timeout:
-        raise UserError(f"the study {study.name} is being run by another process; wait for it or stop it") from None
+        raise UserError(f"{otherwise}; wait for it or stop it") from None
 
 
 def plan(study: Study, data: str | None, runs: Path, progress: Progress = SILENT) -> list[Run]:
@@ -134,22 +139,19 @@ def _drive(
                 fail(left[0].folder, death or f"it was begun {ATTEMPTS} times and never ended")
             rows = keep(study, planned, results)
             for run in jobs[job]:
-                if run.over and run.folder not in over:
+                if run.folder not in over and (facts := row(study, run)) is not None:
                     over.add(run.folder)
-                    if (facts := row(study, run)) is not None:
-                        done = sum(other.over for other in planned)
-                        progress.step({"event": "runs", "done": done, "total": total, "text": outcome(facts)})
+                    done = sum(other.over for other in planned)
+                    progress.step({"event": "runs", "done": done, "total": total, "text": outcome(facts)})
     return rows
 
 
 def _groups(left: Iterable[Run]) -> list[list[Run]]:
     """Group the runs of the same training and seed; the same run comes once."""
-    groups: dict[object, list[Run]] = {}
+    groups: dict[object, dict[Path, Run]] = {}
     for run in left:
-        group = groups.setdefault(_training(run), [])
-        if run.folder not in [other.folder for other in group]:
-            group.append(run)
-    return list(groups.values())
+        groups.setdefault(_training(run), {}).setdefault(run.folder, run)
+    return [list(group.values()) for group in groups.values()]
 
 
 def _training(run: Run) -> object:
@@ -159,8 +161,7 @@ def _training(run: Run) -> object:
 
 def keep(study: Study, planned: list[Run], results: Path) -> list[Row]:
     """Write the rows of what is over, by label and seed, and give them."""
-    order = {label: index for index, label in enumerate(study.labels)}
-    inside = sorted(planned, key=lambda run: (order[run.label], run.seed))
+    inside = sorted(planned, key=lambda run: (study.labels.index(run.label), run.seed))
     rows = [facts for run in inside if (facts := row(study, run)) is not None]
     write_rows(results / RESULTS, rows)
     return rows

@@ -24,15 +24,13 @@ from threading import Event
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
-
 from caddie.config import Diff, show
 from caddie.errors import UserError
 from caddie.lab.executors import Executor
 from caddie.lab.job import Run, write_json
 from caddie.lab.results import Results, run_study
 from caddie.lab.rows import Row
-from caddie.lab.runner import plan
+from caddie.lab.runner import alone, plan
 from caddie.lab.study import BASE, Entry, Study, labelled, read_values
 from caddie.recipes.recipe import Recipe
 from caddie.report.charts import is_finite
@@ -48,7 +46,7 @@ if TYPE_CHECKING:
 JOURNAL = "search.jsonl"
 SAMPLERS = {"tpe": "TPESampler", "gp": "GPSampler", "nsgaii": "NSGAIISampler", "random": "RandomSampler"}
 """Samplers and their classes in Optuna; tpe learns from as few as ten trials."""
-PRUNERS = ("none", "median", "hyperband")
+PRUNERS = {"none": "NopPruner", "median": "MedianPruner", "hyperband": "HyperbandPruner"}
 LOG_FROM = 10
 """Least factor between the ends of a positive range that is drawn from on a logarithmic scale."""
 ATTEMPTS = 100
@@ -115,7 +113,8 @@ def draw(recipe: Recipe, space: Space, trials: int, seed: int = 0) -> dict[str, 
 
     A draw that is no possible recipe, or the recipe itself, is drawn again. Raises `UserError` where that does not end.
     """
-    _check(space)
+    if not space or not all(isinstance(values, Between) or values for values in space.values()):
+        raise UserError("a search needs a path and values for it, as in train.optimizers.matrix.lr=0.01..0.1")
     chance, seen, entries, reason = random.Random(seed), set[str](), dict[str, Entry](), "there are no more"
     for _ in range(ATTEMPTS * trials):
         diff = {path: _pick(values, chance.random()) for path, values in space.items()}
@@ -129,11 +128,6 @@ def draw(recipe: Recipe, space: Space, trials: int, seed: int = 0) -> dict[str, 
         if len(entries) == trials:
             return entries
     raise UserError(f"{trials} different trials were asked for and {len(entries)} found; {reason}")
-
-
-def _check(space: Space) -> None:
-    if not space or not all(isinstance(values, Between) or values for values in space.values()):
-        raise UserError("a search needs a path and values for it, as in train.optimizers.matrix.lr=0.01..0.1")
 
 
 def _pick(values: Values, part: float) -> object:
@@ -164,7 +158,7 @@ def search(
 
     Raises `UserError` for a missing Optuna, an unknown sampler or pruner, and a space without a possible trial.
     """
-    for name, given, known in (("sampler", sampler, [*SAMPLERS]), ("pruner", pruner, [*PRUNERS])):
+    for name, given, known in (("sampler", sampler, SAMPLERS), ("pruner", pruner, PRUNERS)):
         if given not in known:
             raise UserError(f"no {name} {given}; there are {', '.join(known)}")
     drawn = draw(study.base, space, 1)  # a misspelt path is an error now
@@ -172,7 +166,7 @@ def search(
     folder = folder or Path("runs") / study.name
     progress = progress or Display(stream=sys.stdout)
     how |= {"progress": progress, "total": (len(study.labels) + trials) * len(study.seeds)}
-    with _alone(folder):
+    with alone(folder / f".{JOURNAL}", f"{folder} is being searched by another process"):
         proposals = _Proposals(study, space, data, folder, sampler, pruner, seed)
         entries, batch = proposals.earlier(), list[_Trial]()
         while True:
@@ -181,9 +175,10 @@ def search(
                 found = run_study(grown, data, executor=executor, folder=folder, retry=retry, **how)
             for trial in batch:
                 proposals.tell(trial, [row for row in found.rows if row["label"] == trial.label])
-            if proposals.over >= trials:
+            left = trials - len(proposals.finished())
+            if left <= 0:
                 return found
-            proposed = [proposals.ask(progress) for _ in range(min(executor.workers, trials - proposals.over))]
+            proposed = [proposals.ask(progress) for _ in range(min(executor.workers, left))]
             batch = [trial for trial in proposed if trial is not None]
             entries |= {trial.label: trial.entry for trial in batch}
             retry = False
@@ -213,23 +208,20 @@ class _Proposals:
         self._sampler, self._seed = SAMPLERS[sampler], seed
         keys = [run.key for run in plan(replace(study, entries={}), data, Path("runs"))]
         shown = {path: str(values) if isinstance(values, Between) else show(values) for path, values in space.items()}
+        longest = {"max_resource": PARTS * self._seeds} if pruner == "hyperband" else {}
         path = folder / JOURNAL
         if path.exists():  # a process that was killed may have left half a line
             os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
         self._journal = optuna.create_study(
             study_name=hashlib.sha256(json.dumps([keys, shown, pruner]).encode()).hexdigest()[:16],
             storage=optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path))),
-            pruner=_pruner(optuna, pruner, PARTS * self._seeds),
+            pruner=getattr(optuna.pruners, PRUNERS[pruner])(**longest),
             load_if_exists=True,
         )
         self._states = optuna.trial.TrialState
 
-    @property
-    def over(self) -> int:
-        """Number of trials that are over."""
-        return len(self._finished())
-
-    def _finished(self) -> Sequence[Any]:
+    def finished(self) -> list[Any]:
+        """Return Optuna's trials that are over."""
         return [*self._journal.get_trials(states=(self._states.COMPLETE, self._states.PRUNED))]
 
     def earlier(self) -> dict[str, Entry]:
@@ -237,7 +229,7 @@ class _Proposals:
         for trial in self._journal.get_trials(states=(self._states.RUNNING,)):
             self._journal.enqueue_trial(trial.params)
             self._journal.tell(trial.number, state=self._states.FAIL)
-        diffs = [self._diff(trial.params) for trial in self._finished()]
+        diffs = [self._diff(trial.params) for trial in self.finished()]
         return {labelled(diff): Entry(diff=diff) for diff in diffs if not invalid_reason(self._recipe, diff)}
 
     def ask(self, progress: Progress) -> _Trial | None:
@@ -256,20 +248,17 @@ class _Proposals:
     def tell(self, trial: _Trial, rows: Sequence[Row]) -> None:
         """Record the scores of a trial. Without a score on every seed it is pruned, which samplers take for bad."""
         scores = [row["bits_per_byte"] for row in rows if is_finite(row.get("bits_per_byte"))]
-        if len(scores) == self._seeds:
-            self._journal.tell(trial.trial, fmean(scores))
-        else:
-            self._journal.tell(trial.trial, state=self._states.PRUNED)
+        whole = len(scores) == self._seeds
+        self._journal.tell(trial.trial, fmean(scores) if whole else None, None if whole else self._states.PRUNED)
 
     def _diff(self, chosen: Mapping[str, Any]) -> dict[str, object]:
         """Return the diff of Optuna's values: numbers of a range, or values of a list by their text."""
-        diff: dict[str, object] = {}
-        for path, value in chosen.items():
-            values = self._space[path]
-            diff[path] = (
-                values.near(value) if isinstance(values, Between) else {show(one): one for one in values}[value]
-            )
-        return diff
+        return {
+            path: values.near(value)
+            if isinstance(values := self._space[path], Between)
+            else next(one for one in values if show(one) == value)
+            for path, value in chosen.items()
+        }
 
     def _distribution(self, values: Values) -> Any:
         kinds = self._optuna.distributions
@@ -295,23 +284,6 @@ def _optuna() -> ModuleType:
         raise UserError("this search needs optuna; run: pip install 'caddie[search]'") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would print every trial
     return optuna
-
-
-def _pruner(optuna: ModuleType, name: str, longest: int) -> Any:
-    if name == "hyperband":
-        return optuna.pruners.HyperbandPruner(max_resource=longest)
-    return optuna.pruners.MedianPruner() if name == "median" else optuna.pruners.NopPruner()
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep another process from going on with the same journal."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder / f".{JOURNAL}", timeout=0):
-            yield
-    except Timeout:
-        raise UserError(f"{folder} is being searched by another process; wait for it or stop it") from None
 
 
 @contextmanager
@@ -341,10 +313,10 @@ def _look(trial: _Trial, runs: Sequence[Run]) -> None:
     """Report a trial's logged losses to Optuna, and stop its runs if it is pruned."""
     for place, run in enumerate(runs):
         for part, cost in parts(read_steps(run.folder / LOG)).items():
-            if PARTS * place + part in trial.reported:
+            if (step := PARTS * place + part) in trial.reported:
                 continue
-            trial.reported.add(PARTS * place + part)
-            trial.trial.report(cost, PARTS * place + part)
+            trial.reported.add(step)
+            trial.trial.report(cost, step)
             if trial.trial.should_prune():
                 reason = f"its training loss was {cost:.4f} bits per byte at {part / PARTS:.0%} of seed {run.seed}"
                 for one in runs:

@@ -15,13 +15,12 @@ study can be stopped at any moment and gone on with.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 import re
-from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,21 +29,21 @@ from caddie.config.schedules import PiecewiseConstant
 from caddie.config.userfile import execute
 from caddie.errors import UserError
 from caddie.recipes.catalog import find, shipped
-from caddie.recipes.recipe import Figure, Recipe
+from caddie.recipes.recipe import Recipe
 from caddie.run.run import check_recipe
 
 BASE = "base"
 """Label of the base."""
-_LABEL = re.compile(r"[^\x00-\x1f\x7f]{1,100}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EqualBudget(Config):
     """Budget that is equal for all runs of a study."""
 
-    @abstractmethod
     def give(self, recipe: Recipe) -> Recipe:
         """Return the recipe with this budget."""
+        amounts = {f"train.{name}": amount for name, amount in vars(self).items()}
+        return recipe.but({"train.seconds": None, "train.steps": None} | amounts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +53,6 @@ class Seconds(EqualBudget):
     seconds: Positive
     """Training time of each run."""
 
-    def give(self, recipe: Recipe) -> Recipe:
-        """Return the recipe with this budget."""
-        return recipe.but({"train.seconds": self.seconds, "train.steps": None})
-
 
 @dataclass(frozen=True, kw_only=True)
 class Steps(EqualBudget):
@@ -65,10 +60,6 @@ class Steps(EqualBudget):
 
     steps: Count
     """Optimizer steps of each run."""
-
-    def give(self, recipe: Recipe) -> Recipe:
-        """Return the recipe with this budget."""
-        return recipe.but({"train.seconds": None, "train.steps": self.steps})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,17 +70,12 @@ class Tokens(EqualBudget):
     """Training tokens of each run."""
 
     def give(self, recipe: Recipe) -> Recipe:
-        """Return the recipe with this budget, in whole steps of its own batch."""
-        steps = max(1, round(self.tokens / _mean(recipe.train.batch_tokens)))
-        return recipe.but({"train.seconds": None, "train.steps": steps})
-
-
-def _mean(number: int | PiecewiseConstant) -> float:
-    """Return the mean over progress."""
-    if not isinstance(number, PiecewiseConstant):
-        return float(number)
-    bounds = [0.0, *number.begins, 1.0]
-    return sum(value * (end - begin) for value, begin, end in zip(number.values, bounds, bounds[1:], strict=False))
+        """Return the recipe with this budget, in whole steps of its own batch (of its mean over progress)."""
+        size = recipe.train.batch_tokens
+        sizes = size if isinstance(size, PiecewiseConstant) else PiecewiseConstant(values=(size,), begins=())
+        spans = pairwise([0.0, *sizes.begins, 1.0])
+        batch = sum(value * (end - begin) for value, (begin, end) in zip(sizes.values, spans, strict=True))
+        return Steps(steps=max(1, round(self.tokens / batch))).give(recipe)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +137,7 @@ class Study:
         for label, entry in self.entries.items():
             if not isinstance(entry.diff, Mapping) or not all(isinstance(path, str) for path in entry.diff):
                 raise UserError(f"the diff of {label} must be dotted paths to values")
-            if not _LABEL.fullmatch(label):
+            if not re.fullmatch(r"[^\x00-\x1f\x7f]{1,100}", label):
                 raise UserError(f"a label is 1 to 100 characters of one line, which {label[:120]!r} is not")
             if entry.against not in self.labels or entry.against == label:
                 raise UserError(f"{label} is set against {entry.against}, which is no other label of {self.name}")
@@ -182,9 +168,7 @@ class Study:
 
     def shown(self, label: str) -> dict[str, str]:
         """Return the changes of a label to its rival: path to value as it could be typed."""
-        if label == BASE:
-            return {}
-        entry = self.entries[label]
+        entry = self.entries.get(label, Entry(diff={}))
         diff = entry.diff
         if entry.against != BASE:
             rival = self.base.but(self.entries[entry.against].diff)
@@ -192,7 +176,14 @@ class Study:
         return {path: show(value) for path, value in diff.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the description of the study that its report needs."""
+        """Return the description of the study that its report needs.
+
+        `public` are the results of the base or of the recipe whose mini it is; `base_values` what it has at all paths
+        that an entry changes, as it could be typed.
+        """
+        twin_of = shipped().get(self.base.name.removesuffix("_mini"))
+        public = self.base.public or (twin_of.public if twin_of else ())
+        back = [self.base.but(entry.diff).settings.diff(self.base.settings) for entry in self.entries.values()]
         return {
             "name": self.name,
             "why": self.why,
@@ -201,7 +192,7 @@ class Study:
             "equal": type(self.budget).__name__.lower() if self.budget else "",
             "margin": self.margin,
             "seeds": list(self.seeds),
-            "public": [asdict(figure) for figure in self._public()],
+            "public": [asdict(figure) for figure in public],
             "entries": [
                 {
                     "label": label,
@@ -213,19 +204,8 @@ class Study:
                 }
                 for label, entry in self.entries.items()
             ],
-            "base_values": self._base_values(),
+            "base_values": {path: show(value) for diff in back for path, value in diff.items()},
         }
-
-    def _base_values(self) -> dict[str, str]:
-        """Return the base's values, as they could be typed, of all paths that an entry changes."""
-        base = self.base.settings
-        back = (self.base.but(entry.diff).settings.diff(base) for entry in self.entries.values())
-        return {path: show(value) for diff in back for path, value in diff.items()}
-
-    def _public(self) -> tuple[Figure, ...]:
-        """Return the public results of the base, or of the recipe whose mini it is."""
-        twin_of = shipped().get(self.base.name.removesuffix("_mini"))
-        return self.base.public or (twin_of.public if twin_of else ())
 
     def at(self, scale: str) -> Study:
         """Return this study at one of its scales."""
@@ -252,19 +232,17 @@ def ablate(recipe: Recipe, **settings: Any) -> Study:
         raise UserError(f"{recipe.name or 'the recipe'} names no base, so it has no lines to take back")
     origin = find(recipe.base)
     lines = recipe.settings.diff(origin.settings)
-    entries = {}
-    for path in lines:
-        if not path.startswith(("train.seconds", "train.steps")):
-            back = _taken_back(recipe, lines, path)
-            entries[_cut(f"without {', '.join(back)}")] = Entry(diff=back)
-    return _study(recipe, entries, {"name": f"ablate-{recipe.name}", **settings})
+    paths = [path for path in lines if not path.startswith(("train.seconds", "train.steps"))]
+    backs = [_taken_back(recipe, lines, path) for path in paths]
+    entries = {_cut(f"without {', '.join(back)}"): Entry(diff=back) for back in backs}
+    return Study(base=recipe, entries=entries, **{"name": f"ablate-{recipe.name}", **settings})
 
 
 def _taken_back(recipe: Recipe, lines: Diff, path: str) -> Diff:
     """Return the fewest changes, this one among them, without which the recipe is still valid."""
     others = [other for other in lines if other != path]
     for chosen in [(), *((other,) for other in others), tuple(others)]:
-        back = {line: lines[line] for line in lines if line == path or line in chosen}
+        back = {line: value for line, value in lines.items() if line == path or line in chosen}
         with suppress(UserError):
             check_recipe(recipe.but(back).but({"train.seconds": 1.0}))
             return back
@@ -272,46 +250,29 @@ def _taken_back(recipe: Recipe, lines: Diff, path: str) -> Diff:
 
 
 def sweep(recipe: Recipe, values: Mapping[str, Sequence[object]], **settings: Any) -> Study:
-    """Return the study of every combination of a value for each path; `settings` are a study's."""
-    return _study(recipe, grid(recipe, values), {"name": f"sweep-{recipe.name}", **settings})
+    """Return the study of every combination of a value for each path; `settings` are a study's.
 
-
-def grid(recipe: Recipe, values: Mapping[str, Sequence[object]]) -> dict[str, Entry]:
-    """Return label to entry of every combination that is not the recipe itself."""
+    A combination that is the recipe itself is left out.
+    """
     if not values or not all(values.values()):
         raise UserError("a sweep needs a path and values for it, as in train.optimizers.matrix.lr=0.02,0.04")
-    entries = {}
-    for combination in itertools.product(*values.values()):
-        diff = dict(zip(values, combination, strict=True))
-        if recipe.but(diff).settings != recipe.settings:
-            entries[labelled(diff)] = Entry(diff=diff)
-    return entries
+    diffs = [dict(zip(values, combination, strict=True)) for combination in product(*values.values())]
+    changed = [diff for diff in diffs if recipe.but(diff).settings != recipe.settings]
+    entries = {labelled(diff): Entry(diff=diff) for diff in changed}
+    return Study(base=recipe, entries=entries, **{"name": f"sweep-{recipe.name}", **settings})
 
 
 def labelled(diff: Mapping[str, object]) -> str:
-    """Return the label of a diff: its values and the last words of their paths."""
-    return _cut(
-        ", ".join(f"{name}={show(value)}" for name, value in zip(_last_words(diff), diff.values(), strict=True))
-    )
-
-
-def _last_words(paths: Iterable[str]) -> list[str]:
-    """Return the last word of each path, or as many as tell them apart."""
-    names = [path.split(".") for path in paths]
-    words = next(
-        n for n in itertools.count(1) if n >= max(map(len, names)) or len({*(str(p[-n:]) for p in names)}) == len(names)
-    )
-    return [".".join(name[-words:]) for name in names]
+    """Return the label of a diff: its values and the last words of their paths, as many as tell these apart."""
+    names = [path.split(".") for path in diff]
+    most = max(map(len, names))
+    words = next(n for n in range(1, most + 1) if n == most or len({(*name[-n:],) for name in names}) == len(names))
+    values = zip(names, diff.values(), strict=True)
+    return _cut(", ".join(f"{'.'.join(name[-words:])}={show(value)}" for name, value in values))
 
 
 def _cut(label: str) -> str:
     return label if len(label) <= 100 else f"{label[:90]}… {hashlib.sha256(label.encode()).hexdigest()[:8]}"
-
-
-def _study(recipe: Recipe, entries: Mapping[str, Entry], settings: Mapping[str, Any]) -> Study:
-    for entry in entries.values():
-        recipe.but(entry.diff)
-    return Study(base=recipe, entries=entries, **settings)
 
 
 def read_values(text: str) -> tuple[str, list[object]]:
