@@ -19,7 +19,7 @@ from caddie.lab.stats import LEVEL, MOST_SEEDS, POWER, mean, seeds_needed, welch
 from caddie.lab.verdicts import measure
 from caddie.report.read import read_scored_result, result_errors
 from caddie.report.run_files import RESULT
-from caddie.report.tables import crop, printable, table
+from caddie.report.tables import crop, number, printable, table
 from caddie.report.units import Unit, convert
 
 _COMMON = {
@@ -90,26 +90,22 @@ def compare(
     """
     if not math.isfinite(by):
         raise UserError(f"--by must be a finite number, not {by}")
-    b, a = (sorted(map(read, group), key=lambda run: run.seed) for group in (places, against))
-    _check_group(b)
-    _check_group(a)
+    b, a = (_group(group) for group in (places, against))
     _check_both(b, a, unit)
     costs_b, costs_a = ({run.seed: run.cost(unit) for run in group} for group in (b, a))
-    facts: dict[str, Any] = {
+    facts = {
         "unit": unit,
         "by": by,
         "by_bits_per_byte": convert(by, unit, "bits-per-byte", tokens=b[0].tokens, source_bytes=b[0].source_bytes),
-        "runs": _group(b, list(costs_b.values())),
-        "against": _group(a, list(costs_a.values())),
+        "runs": _facts(b, list(costs_b.values())),
+        "against": _facts(a, list(costs_a.values())),
         "difference": fmean(costs_a.values()) - fmean(costs_b.values()),
-        "interval": None,
-        "test": None,
+        **dict.fromkeys(("interval", "test")),
         "why": "a test needs two seeds a side",
         **dict.fromkeys(("p", "p_welch", "p_paired")),
         "level": LEVEL,
         "power": POWER,
-        "seeds_to_show_by": None,
-        "seeds_to_show_difference": None,
+        **dict.fromkeys(("seeds_to_show_by", "seeds_to_show_difference")),
         "notes": _notes(b, a),
     }
     return facts | _tested(costs_b, costs_a, by) if min(len(b), len(a)) > 1 else facts
@@ -133,7 +129,7 @@ def _tested(b: Mapping[int, float], a: Mapping[int, float], by: float) -> dict[s
     return facts
 
 
-def _group(runs: Sequence[ScoredRun], costs: Sequence[float]) -> dict[str, Any]:
+def _facts(runs: Sequence[ScoredRun], costs: Sequence[float]) -> dict[str, Any]:
     deviation = stdev(costs) if len(costs) > 1 else None
     return {
         "recipe": runs[0].recipe,
@@ -146,10 +142,10 @@ def _group(runs: Sequence[ScoredRun], costs: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def _check_group(runs: Sequence[ScoredRun]) -> None:
-    """Refuse runs of different recipes or texts, and repeated seeds."""
-    first = runs[0]
-    for run in runs[1:]:
+def _group(places: Sequence[Path]) -> list[ScoredRun]:
+    """Read a group, by seed. Refuses runs of different recipes or texts, and repeated seeds."""
+    first, *others = runs = sorted(map(read, places), key=lambda run: run.seed)
+    for run in others:
         for name, what in _COMMON.items():
             if run.sha256[name] != first.sha256[name]:
                 raise UserError(
@@ -162,23 +158,22 @@ def _check_group(runs: Sequence[ScoredRun]) -> None:
             f"seed {seed} stands {times} times in the group of {first.place}, and a seed run again is no further "
             "observation; leave the repeats out"
         )
+    return runs
 
 
 def _check_both(b: Sequence[ScoredRun], a: Sequence[ScoredRun], unit: Unit) -> None:
     """Refuse costs of different texts or in different units, and an artifact on both sides."""
-    places = f"{b[0].place} and {a[0].place}"
+    first, places = a[0], f"{b[0].place} and {a[0].place}"
+    if b[0].sha256["validation_documents"] != first.sha256["validation_documents"]:
+        raise UserError(f"{places} were scored on different held-out texts; score both on the same")
     for run in (*b, *a):
-        if run.sha256["validation_documents"] != a[0].sha256["validation_documents"]:
-            raise UserError(f"{places} were scored on different held-out texts; score both on the same")
-        if (run.byte_source, run.source_bytes) != (a[0].byte_source, a[0].source_bytes):
+        if (run.byte_source, run.source_bytes) != (first.byte_source, first.source_bytes):
             raise UserError(
-                f"{run.place} counts {run.source_bytes:,} bytes from the {run.byte_source}, {a[0].place} "
-                f"{a[0].source_bytes:,} from the {a[0].byte_source}; prepare both corpora from the same documents"
+                f"{run.place} counts {run.source_bytes:,} bytes from the {run.byte_source}, {first.place} "
+                f"{first.source_bytes:,} from the {first.byte_source}; prepare both corpora from the same documents"
             )
-        if unit == "nats-per-token" and (run.sha256["tokenizer"], run.tokens) != (
-            a[0].sha256["tokenizer"],
-            a[0].tokens,
-        ):
+        same = run.sha256["tokenizer"] == first.sha256["tokenizer"] and run.tokens == first.tokens
+        if unit == "nats-per-token" and not same:
             raise UserError(f"{places} have different tokens, so nats per token differ; take --unit bits-per-byte")
     for run in b:
         if run.sha256["artifact"] in {other.sha256["artifact"] for other in a}:
@@ -208,30 +203,27 @@ def _notes(b: Sequence[ScoredRun], a: Sequence[ScoredRun]) -> list[str]:
 
 def summary(facts: Mapping[str, Any]) -> str:
     """Format the facts of `compare` for a terminal."""
-    unit, difference = facts["unit"].replace("-", " "), facts["difference"]
+    unit, difference, interval = facts["unit"].replace("-", " "), facts["difference"], _bounds(facts["interval"])
     rows = [
         (
             f"{letter} {crop(group['recipe'], 20)}-{group['key']}",
             len(group["seeds"]),
             f"{group['mean']:.6f}",
-            "-" if group["standard_deviation"] is None else f"{group['standard_deviation']:.6f}",
+            number(group["standard_deviation"], ".6f"),
             _bounds(group["interval"]),
         )
         for letter, group in (("B", facts["runs"]), ("A", facts["against"]))
     ]
-    header = [unit, "seeds", "mean", "deviation", "95 % interval"]
     better = "better" if difference > 0 else "worse" if difference < 0 else "no better"
-    lines = [("difference", f"B is {better} by {abs(difference):.6f}")]
-    if facts["test"] is None:
-        lines.append(("conclusion", "none; with one seed on a side nothing can be concluded"))
-    elif facts["p"] is None:
-        lines.append(("conclusion", f"none; {facts['why']}"))
+    found = f"B is {better} by {abs(difference):.6f}"
+    if facts["p"] is not None:
+        lines = [("difference", f"{found}, 95 % interval {interval}"), *_verdict(facts, unit)]
     else:
-        lines[0] = "difference", f"{lines[0][1]}, 95 % interval {_bounds(facts['interval'])}"
-        lines += _verdict(facts, unit)
+        why = "with one seed on a side nothing can be concluded" if facts["test"] is None else facts["why"]
+        lines = [("difference", found), ("conclusion", f"none; {why}")]
     lines += [("note", note) for note in facts["notes"]]
-    text = [*table(rows, header).split("\n"), "", *(f"{label:<12}{line}" for label, line in lines)]
-    return "\n".join(map(printable, text))
+    head = table(rows, [unit, "seeds", "mean", "deviation", "95 % interval"]).split("\n")
+    return "\n".join(map(printable, [*head, "", *(f"{label:<12}{line}" for label, line in lines)]))
 
 
 def _verdict(facts: Mapping[str, Any], unit: str) -> list[tuple[str, str]]:
@@ -240,17 +232,17 @@ def _verdict(facts: Mapping[str, Any], unit: str) -> list[tuple[str, str]]:
     question = f"is B better by at least {by:g} {unit}" if by else "is B better"
     if by and facts["unit"] != "bits-per-byte":
         question += f", {facts['by_bits_per_byte']:.6f} bits per byte"
-    test = f"one-sided {'paired test' if facts['test'] == 'paired' else 'Welch test'}, as {facts['why']}"
     if facts["test"] == "paired":
-        test += f" (Welch: p = {_p(facts['p_welch'])})"
-    power = f"for p < {level} with {100 * facts['power']:.0f} % power"
-    difference = f"{facts['difference']:.6f}"
-    if facts["difference"] > by:
-        seeds = f"{_seeds(facts['seeds_to_show_difference'])} a side {power}, if the difference is {difference}"
+        test = f"one-sided paired test, as {facts['why']} (Welch: p = {_p(facts['p_welch'])})"
     else:
-        seeds = f"no number gives a yes, if the difference is {difference}"
+        test = f"one-sided Welch test, as {facts['why']}"
+    seeds = "no number gives a yes"
+    if facts["difference"] > by:
+        power = f"for p < {level} with {100 * facts['power']:.0f} % power"
+        seeds = f"{_seeds(facts['seeds_to_show_difference'])} a side {power}"
     answer = f"{'yes' if p < level else 'not shown'}, p = {_p(p)}"
-    lines = [("question", f"{question}?"), ("answer", answer), ("test", test), ("seeds", seeds)]
+    lines = [("question", f"{question}?"), ("answer", answer), ("test", test)]
+    lines += [("seeds", f"{seeds}, if the difference is {facts['difference']:.6f}")]
     if by:
         lines.append(("", f"{_seeds(facts['seeds_to_show_by'])} a side to tell a difference of {by:g} from none"))
     return lines
