@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from caddie.files import reason
 from caddie.report.read import Log, known_number, pick, read_object, read_regular
 from caddie.report.run_files import ERROR, LOG, RECIPE, REPORT, RESULT, TASK
 
@@ -61,13 +62,14 @@ class RunFolder:
             if name not in files:
                 self.documents.pop(name, None)
                 self.faults.pop(name, None)
-            elif name not in before or _signature(files[name]) != _signature(before[name]) or self._unread(name):
+            elif (
+                name not in before
+                or _signature(files[name]) != _signature(before[name])
+                or (name == LOG and files[LOG].st_size > self.log.offset)
+            ):
                 self._read(name)
         if LOG not in files:
             self.log = Log()
-
-    def _unread(self, name: str) -> bool:
-        return name == LOG and self.files[LOG].st_size > self.log.offset
 
     def _read(self, name: str) -> None:
         self.faults.pop(name, None)
@@ -81,7 +83,7 @@ class RunFolder:
         except (ValueError, RecursionError):
             self.faults[name] = f"{name} is no JSON object"
         except OSError as error:
-            self.faults[name] = f"{name} cannot be read: {error.strerror or error}"
+            self.faults[name] = f"{name} cannot be read: {reason(error)}"
 
     @property
     def state(self) -> str:

@@ -22,20 +22,17 @@ from caddie.errors import UserError
 from caddie.files import reason
 
 ADDRESS = "127.0.0.1"
-PAGE_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-REPORT_POLICY = (
-    "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
+_CLOSED = "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+PAGE_POLICY = f"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; {_CLOSED}"
+REPORT_POLICY = f"sandbox; default-src 'none'; style-src 'unsafe-inline'; {_CLOSED}"
 """Policy for reports, which come from run folders: no scripts and no origin."""
 _ASSETS = {
     "/": ("page.html", "text/html; charset=utf-8"),
     "/board.js": ("board.js", "text/javascript; charset=utf-8"),
     "/board.css": ("board.css", "text/css; charset=utf-8"),
 }
+_SAME_ORIGIN = dict.fromkeys(("Cross-Origin-Resource-Policy", "Cross-Origin-Opener-Policy"), "same-origin")
+_HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
 _HOST = re.compile(r"(localhost|127\.0\.0\.1)(:[0-9]{1,5})?", re.IGNORECASE)
 
 
@@ -56,9 +53,8 @@ class Board(ThreadingHTTPServer):
         try:
             super().__init__((ADDRESS, port), _Handler)
         except OSError as error:
-            raise UserError(
-                f"port {port} cannot be used: {reason(error)}; choose another with --port N, or 0 for any"
-            ) from None
+            what = f"port {port} cannot be used: {reason(error)}"
+            raise UserError(f"{what}; choose another with --port N, or 0 for any") from None
 
     @property
     def url(self) -> str:
@@ -112,14 +108,9 @@ class _Handler(BaseHTTPRequestHandler):
         self, status: HTTPStatus, content: bytes, kind: str = "text/plain; charset=utf-8", policy: str = PAGE_POLICY
     ) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("Content-Security-Policy", policy)
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Referrer-Policy", "no-referrer")
-        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
-        self.send_header("Cross-Origin-Opener-Policy", "same-origin")
-        self.send_header("Cache-Control", "no-store")
+        own = {"Content-Type": kind, "Content-Length": str(len(content)), "Content-Security-Policy": policy}
+        for name, value in (own | _HEADERS | _SAME_ORIGIN).items():
+            self.send_header(name, value)
         if status == HTTPStatus.METHOD_NOT_ALLOWED:
             self.send_header("Allow", "GET, HEAD")
         self.end_headers()

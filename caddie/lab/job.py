@@ -29,32 +29,24 @@ from caddie.report.tables import one_line
 from caddie.run.run import run
 from caddie.runtime import distributed
 from caddie.runtime.distributed import Ranks
-from caddie.runtime.progress import Event
+from caddie.runtime.progress import Event, Silent
 from caddie.train.loop import Interrupted
-
-_LOCK = ".lock"
 
 
 class _Stopped(Exception):
     """`stop.json` in the folder of a run ends it before its budget."""
 
 
-class _StopFile:
+class _StopFile(Silent):
     """Progress of a run that raises `_Stopped` once `stop.json` is in its folder."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / STOP
 
-    def phase(self, name: str) -> None:
-        """Go on."""
-
     def step(self, event: Event) -> None:
         """Raise if the run is to stop."""
         if event["event"] in ("start", "step", "forecast", "end") and self._path.exists():
             raise _Stopped(json.loads(self._path.read_text())["reason"])
-
-    def note(self, text: str) -> None:
-        """Go on."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +83,8 @@ def definitions(node: object) -> Iterator[Path]:
             if module.partition(".")[0] != "caddie":
                 file = getattr(sys.modules.get(module), "__file__", None)
                 if file is None:
-                    name = type(node).__name__
-                    raise UserError(
-                        f"{name} is defined in no file; write it in one, for runs are processes of their own"
-                    )
+                    what = f"{type(node).__name__} is defined in no file"
+                    raise UserError(f"{what}; write it in one, for runs are processes of their own")
                 yield Path(file).resolve()
             left += [getattr(node, field.name) for field in fields(node)]
         elif isinstance(node, tuple):
@@ -108,12 +98,13 @@ def write_job(runs: list[Run], study: Mapping[str, Any], trained: Run | None = N
 
     `trained` is a run that has done the training already.
     """
+    trained = trained or runs[0]
     spec = {
         "corpus": str(runs[0].corpus.resolve()),
         "definitions": sorted({str(file) for run in runs for file in definitions(run.recipe)}),
         "seed": runs[0].seed,
-        "study": {**study, "trained_with": (trained or runs[0]).label},
-        "trained": str((trained or runs[0]).folder.resolve()),
+        "study": {**study, "trained_with": trained.label},
+        "trained": str(trained.folder.resolve()),
         "runs": [
             {"label": run.label, "folder": str(run.folder.resolve()), "recipe": run.recipe.to_json()} for run in runs
         ],
@@ -146,7 +137,7 @@ def run_job(job: Path) -> None:
         for one in spec["runs"]:
             folder = Path(one["folder"])
             folder.mkdir(parents=True, exist_ok=True)
-            with FileLock(folder / _LOCK) if ranks.first else nullcontext():
+            with FileLock(folder / ".lock") if ranks.first else nullcontext():
                 ranks.wait()
                 if not (finished(folder) or (folder / ERROR).exists()):
                     torch.set_num_threads(threads)  # the run before may have chosen fewer

@@ -33,7 +33,9 @@ class Progress(Protocol):
         """Take one line that stays."""
 
 
-class _Silent:
+class Silent:
+    """Progress that is dropped."""
+
     def phase(self, name: str) -> None:
         """Drop it."""
 
@@ -44,7 +46,7 @@ class _Silent:
         """Drop it."""
 
 
-SILENT: Progress = _Silent()
+SILENT: Progress = Silent()
 
 
 class Phases:
