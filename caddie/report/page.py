@@ -20,7 +20,7 @@ from caddie.report.read import pick, read_scored_result, read_steps, result_erro
 from caddie.report.run_files import LOG, REPORT, RESULT
 
 if TYPE_CHECKING:
-    from jinja2 import Environment, Template
+    from jinja2 import Template
 
 OPEN_BARS = 12
 """Bars of a long list that are shown before the rest is folded away."""
@@ -31,14 +31,7 @@ _STAGES = (
     ("Quantized, packed", "sliding", "quantized_sliding"),
     ("Quantized, packed", "adaptive", "quantized_adaptive"),
 )
-_PARTS = {
-    "weights": "Weights",
-    "tokenizer": "Tokenizer",
-    "config": "Model config",
-    "manifest": "Manifest",
-    "source": "Source code",
-    "container": "Container overhead",
-}
+_PARTS = {"config": "Model config", "source": "Source code", "container": "Container overhead"}
 _PHASE_COLORS = (5, 1, 0, 3, 4, 2)
 
 
@@ -55,40 +48,30 @@ class Bar:
 
 def write_report(folder: Path) -> Path:
     """Write `report.html` beside the `result.json` and `log.jsonl` of `folder`, and return its path."""
-    folder = Path(folder)
     with result_errors(folder / RESULT, "a report"):
         page = render(read_scored_result(folder / RESULT), read_steps(folder / LOG))
-    path = folder / REPORT
-    with replacing(path) as temporary:
+    with replacing(folder / REPORT) as temporary:
         temporary.write_text(page, encoding="utf-8", errors="replace")
-    return path
+    return folder / REPORT
 
 
 def render(result: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> str:
     """Return the page as HTML."""
+    sizes, seconds = pick(result, "ledger", "parts") or {}, result.get("seconds") or {}
+    phases = {name.replace("_", " ").capitalize(): value for name, value in seconds.items() if name != "total"}
     return template("report/report.html.jinja").render(
         result=result,
         head=_head(result),
         line=_line(result),
         beside=_beside(result),
         chart=loss_chart(steps),
-        parts=_shares(
-            {_PARTS.get(name, name): size for name, size in (pick(result, "ledger", "parts") or {}).items()}, ",d"
-        ),
-        phases=_shares(
-            {
-                name.replace("_", " ").capitalize(): value
-                for name, value in (result.get("seconds") or {}).items()
-                if name != "total"
-            },
-            ",.1f",
-            _PHASE_COLORS,
-        ),
+        parts=_shares({_PARTS.get(name, name.capitalize()): size for name, size in sizes.items()}, ",d"),
+        phases=_shares(phases, ",.1f", _PHASE_COLORS),
         by_bytes=_tensors(result, "bytes", ",d"),
         by_error=_tensors(result, "relative_error", ".5f"),
         by_loss=_tensors(result, "predicted_bits_per_byte", ".6f"),
         compression=_compression(result),
-        total_seconds=number(pick(result, "seconds", "total"), ",.1f"),
+        total_seconds=number(seconds.get("total"), ",.1f"),
         settings=[(path, setting(value)) for path, value in (result.get("diff") or {}).items()],
         policies=_policies(result),
         public=_public(result),
@@ -97,13 +80,9 @@ def render(result: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> str
     )
 
 
+@cache
 def template(name: str) -> Template:
     """Return a template of the package. It escapes every value; a missing variable is an error."""
-    return _environment().get_template(name)
-
-
-@cache
-def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     return Environment(
@@ -113,7 +92,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=_shown,
-    )
+    ).get_template(name)
 
 
 def number(value: float | None, form: str) -> str | None:
@@ -218,21 +197,15 @@ def _tensors(result: Mapping[str, Any], key: str, form: str) -> list[Bar]:
     known = [entry for entry in result.get("tensors") or [] if isinstance(entry.get(key), (int, float))]
     known.sort(key=lambda entry: -entry[key] if is_finite(entry[key]) else -math.inf)
     longest = max((entry[key] for entry in known if is_finite(entry[key])), default=0.0)
-    return [
-        Bar(
-            str(entry.get("name")),
-            number(entry[key], form),
-            percent(entry[key], 0, longest) if is_finite(entry[key]) else 100.0,
-            " ".join([" × ".join(map(str, entry.get("shape") or [])), str(entry.get("quantizer") or "")]).strip()
-            + (_per_weight(entry) if key == "bytes" else ""),
-        )
-        for entry in known
-    ]
-
-
-def _per_weight(entry: Mapping[str, Any]) -> str:
-    size, count = entry["bytes"], entry.get("parameters")
-    return f", {8 * size / count:.2f} bits per weight" if is_finite(size) and is_finite(count) and count else ""
+    bars = []
+    for entry in known:
+        value, count = entry[key], entry.get("parameters")
+        detail = f"{' × '.join(map(str, entry.get('shape') or []))} {entry.get('quantizer') or ''}".strip()
+        if key == "bytes" and is_finite(value) and is_finite(count) and count:
+            detail += f", {8 * value / count:.2f} bits per weight"
+        length = percent(value, 0, longest) if is_finite(value) else 100.0
+        bars.append(Bar(str(entry.get("name")), number(value, form), length, detail))
+    return bars
 
 
 def _compression(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,10 +214,8 @@ def _compression(result: Mapping[str, Any]) -> dict[str, Any]:
     step, more, fewer = (found.get(f"step_{name}") for name in ("bytes", "more_bits_per_byte", "fewer_bits_per_byte"))
     worth = None
     if is_finite(step) and is_finite(more) and is_finite(fewer):
-        worth = (
-            f"{step:,.0f} bytes more would lower the predicted loss by {decimal(-more)} bits per byte; "
-            f"{step:,.0f} fewer would raise it by {decimal(fewer)}."
-        )
+        worth = f"{step:,.0f} bytes more would lower the predicted loss by {decimal(-more)} bits per byte; "
+        worth += f"{step:,.0f} fewer would raise it by {decimal(fewer)}."
     return {
         "chart": curve_chart(found, result.get("artifact_bytes"), result.get("cap_bytes")),
         "worth": worth,

@@ -15,20 +15,8 @@ from typing import Any
 WIDTH = 79
 """Columns of everything printed here."""
 
-_FIGURE = re.compile(r"[-+]?[\d,]+(\.\d+)?")
-_PARTS = {
-    "weights": "weights",
-    "tokenizer": "tokenizer",
-    "config": "model config",
-    "manifest": "manifest",
-    "source": "source code",
-    "container": "container",
-}
-_ACROSS = (12, 17, 15, 15)  # columns of the figures of a policy
-_STEPS = ("step_more_bits_per_byte", "step_fewer_bits_per_byte")
-_STAGES = {"trained": "trained", "averaged": "averaged", "quantized": "quantized, packed"}
-
-
+PARTS = {"config": "model config", "source": "source code"}
+"""Parts of an artifact whose names on a terminal are others than those in `result.json`."""
 LONGEST_LINE = 600
 """Most characters of an error's line."""
 
@@ -73,19 +61,16 @@ def table(rows: Iterable[Sequence[object]], header: Sequence[str], width: int = 
     Text that is a figure already, such as `1.530120`, is kept as it is. No line end follows the last line.
     """
     values = [list(row) for row in rows]
-    cells = [[_cell(value) for value in row] for row in values]
+    lines = [list(header), *([_cell(value) for value in row] for row in values)]
     right = [_is_numeric([row[index] for row in values]) for index in range(len(header))]
-    lines = [list(header), *cells]
     widths = [max(columns(line[index]) for line in lines) for index in range(len(header))]
-    room = max(20, width - sum(widths[:-1]) - 2 * (len(widths) - 1))
+    indent = sum(widths[:-1]) + 2 * (len(widths) - 1)
     text = []
     for line in lines:
-        pieces = textwrap.wrap(line[-1], room) or [""]
-        first = [_pad(cell, space, side) for cell, space, side in zip(line, widths, right, strict=True)][:-1]
-        last = _pad(pieces[0], widths[-1] if right[-1] else 0, right[-1])
-        text.append("  ".join([*first, last]).rstrip())
-        indent = " " * (sum(widths[:-1]) + 2 * (len(widths) - 1))
-        text.extend(indent + piece for piece in pieces[1:])
+        first, *more = textwrap.wrap(line[-1], max(20, width - indent)) or [""]
+        cells = [_pad(cell, space, side) for cell, space, side in zip(line, widths, right, strict=True)][:-1]
+        text.append("  ".join([*cells, _pad(first, widths[-1] if right[-1] else 0, right[-1])]).rstrip())
+        text += [" " * indent + piece for piece in more]
     return "\n".join(text)
 
 
@@ -137,15 +122,15 @@ def score_table(result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _isnumber(value: object) -> bool:
-    if isinstance(value, str):
-        return _FIGURE.fullmatch(value) is not None
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 def _is_numeric(column: list[object]) -> bool:
+    """True if a column holds numbers, or text that is figures already, and nothing else but None."""
     present = [value for value in column if value is not None]
-    return bool(present) and all(_isnumber(value) for value in present)
+    return bool(present) and all(
+        re.fullmatch(r"[-+]?[\d,]+(\.\d+)?", value)
+        if isinstance(value, str)
+        else isinstance(value, (int, float)) and not isinstance(value, bool)
+        for value in present
+    )
 
 
 def _cell(value: object) -> str:
@@ -199,7 +184,8 @@ def _lost(changed_documents: int | None) -> list[str]:
 
 def _scores(result: Mapping[str, Any]) -> list[str]:
     lines = [_row("bits per byte", "plain", "sliding")]
-    for stage, label in _STAGES.items():
+    stages = (("trained", "trained"), ("averaged", "averaged"), ("quantized", "quantized, packed"))
+    for stage, label in stages:
         entries = [result["scores"].get(f"{stage}_{way}") for way in ("plain", "sliding")]
         if any(entries):
             lines.append(_row("  " + label, *(number(entry and entry["bits_per_byte"], ".4f") for entry in entries)))
@@ -208,17 +194,15 @@ def _scores(result: Mapping[str, Any]) -> list[str]:
     compression = result.get("compression") or {}
     losses = [compression.get(f"{way}_bits_per_byte") for way in ("predicted", "measured")]
     if losses != [None, None]:
-        lines += [
-            _row("", "predicted", "measured"),
-            _row("  lost by rounding", *(number(loss, ".4f") for loss in losses)),
-        ]
+        lines += [_row("", "predicted", "measured")]
+        lines += [_row("  lost by rounding", *(number(loss, ".4f") for loss in losses))]
     return lines
 
 
 def _worth(compression: Mapping[str, Any]) -> list[str]:
     """Format bits per weight, and the expected effect of more or fewer bytes."""
-    bits = compression.get("bits_per_weight")
-    step, more, fewer = (compression.get(name) for name in ("step_bytes", *_STEPS))
+    names = ("bits_per_weight", "step_bytes", "step_more_bits_per_byte", "step_fewer_bits_per_byte")
+    bits, step, more, fewer = (compression.get(name) for name in names)
     if bits is None:
         return []
     if step is None or more is None or fewer is None:
@@ -227,16 +211,13 @@ def _worth(compression: Mapping[str, Any]) -> list[str]:
 
 
 def _seconds(result: Mapping[str, Any]) -> list[str]:
-    rows = [
-        _row("  " + name.replace("_", " "), number(value, ",.1f"), width=23)
-        for name, value in result["seconds"].items()
-    ]
-    return ["seconds", *rows]
+    shown = {f"  {name.replace('_', ' ')}": number(value, ",.1f") for name, value in result["seconds"].items()}
+    return ["seconds", *(_row(name, value, width=23) for name, value in shown.items())]
 
 
 def _bytes(result: Mapping[str, Any]) -> list[str]:
     ledger = result["ledger"]
-    shown = {_PARTS.get(name, name): value for name, value in ledger["parts"].items()}
+    shown = {PARTS.get(name, name): value for name, value in ledger["parts"].items()}
     shown |= {"whole file": ledger["file_bytes"], "cap": result.get("cap_bytes")}
     return [_row("artifact bytes"), *(_row("  " + name, number(value, ",")) for name, value in shown.items())]
 
@@ -250,22 +231,17 @@ def _compressors(result: Mapping[str, Any]) -> list[str]:
 
 def _policies(result: Mapping[str, Any]) -> list[str]:
     policies = result.get("policies") or []
-    lines = [_policy("counted by policy", "bytes", "cap", "training s", "evaluation s")]
+    rows = [("counted by policy", "bytes", "cap", "training s", "evaluation s")] if policies else []
     for entry in policies:
         size, cap = entry["bytes"], entry["cap_bytes"]
         room = "-" if size is None or cap is None else "under" if size <= cap else f"{size - cap:,} over"
         clocks = (_charged(entry["training"]), _charged(entry["evaluation"]))
-        lines.append(_policy("  " + printable(entry["name"]), number(size, ","), room, *clocks))
+        rows.append(("  " + printable(entry["name"]), number(size, ","), room, *clocks))
+    lines = [f"{_pad(crop(name, 20), 20, False)}{a:>12}{b:>17}{c:>15}{d:>15}" for name, a, b, c, d in rows]
     machines = dict.fromkeys(printable(entry["hardware"]) for entry in policies if entry["hardware"])
     if machines:
         lines.append(crop(f"  seconds of this machine; budgets are for {', '.join(machines)}", WIDTH))
-    return lines if policies else []
-
-
-def _policy(name: str, *cells: str) -> str:
-    return _pad(crop(name, 20), 20, False) + "".join(
-        f"{cell:>{width}}" for cell, width in zip(cells, _ACROSS, strict=True)
-    )
+    return lines
 
 
 def _charged(budget: Mapping[str, Any]) -> str:
