@@ -52,15 +52,16 @@ def _budget_options(verb: Verb) -> Verb:
     return verb
 
 
-def _budget(seeds: int, **budgets: Any) -> dict[str, Any]:
-    """Return the study settings of these options."""
+def _budget(options: dict[str, Any]) -> dict[str, Any]:
+    """Take these options out of all and return the study settings that they mean."""
     from caddie.lab.study import EqualBudget, Seconds, Steps, Tokens
 
     kinds: dict[str, Callable[..., EqualBudget]] = {"seconds": Seconds, "steps": Steps, "tokens": Tokens}
-    given = [kinds[name](**{name: value}) for name, value in budgets.items() if value is not None]
+    amounts = {name: options.pop(name) for name in kinds}
+    given = [kinds[name](**{name: amount}) for name, amount in amounts.items() if amount is not None]
     if len(given) > 1:
         raise UserError("runs have equal seconds, equal steps or equal tokens; give one of them")
-    return {"seeds": tuple(range(1, seeds + 1)), "budget": given[0] if given else None}
+    return {"seeds": tuple(range(1, options.pop("seeds") + 1)), "budget": given[0] if given else None}
 
 
 @click.command()
@@ -112,8 +113,7 @@ def ablate(recipe: str, settings: tuple[str, ...], **how: Any) -> int:
     """Ablate RECIPE: revert each of its changes in turn."""
     from caddie.lab.study import ablate as ablation
 
-    equal = _budget(**{name: how.pop(name) for name in ("seeds", "seconds", "steps", "tokens")})
-    return _run(ablation(named_recipe(recipe, settings), **equal), None, **how)
+    return _run(ablation(named_recipe(recipe, settings), **_budget(how)), None, **how)
 
 
 @click.command()
@@ -143,7 +143,7 @@ def sweep(
     from caddie.lab.study import Study
     from caddie.lab.study import sweep as grid
 
-    equal = _budget(**{name: how.pop(name) for name in ("seeds", "seconds", "steps", "tokens")})
+    equal = _budget(how)
     base, space = named_recipe(recipe, ()), assignments(values, read_space)
     if (sampler is None) != (trials is None) or (pruner and sampler is None) or (drawn and sampler):
         raise UserError("a search is --search SAMPLER --trials N, with --pruner PRUNER if wanted and without --random")
@@ -234,8 +234,7 @@ def _print(found: Results | Selection | Ladder, as_json: bool) -> int:
     if not isinstance(found, Results):
         tell(found.facts, as_json, str(found))
         return 0
-    keep = ("found", "verdicts", "board", "failed", "notes", "cost")
     facts = {"study": found.study.name, "results": str(found.folder / RESULTS), "report": str(found.folder / REPORT)}
-    facts |= {name: found.facts[name] for name in keep}
+    facts |= {name: found.facts[name] for name in ("found", "verdicts", "board", "failed", "notes", "cost")}
     tell(facts, as_json, f"{found}\n\nreport  {found.folder / REPORT}")
     return 0 if found.facts["verdicts"] or not found.study.entries else 1  # nothing could be judged

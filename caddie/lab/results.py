@@ -52,19 +52,14 @@ class Results:
         return verdict_html(self.facts)
 
     def __str__(self) -> str:
-        facts, rows = self.facts, []
-        study = facts["study"]
+        facts, study, rows = self.facts, self.facts["study"], []
         for one in facts["verdicts"]:
             reach = one["interval"] and (one["interval"][1] - one["interval"][0]) / 2
             difference = (signed(one["difference"]) or "-") + (f" ±{reach:.4f}" if reach else "")
-            figures = [
-                len(one["seeds"]),
-                f"{one['mean']:.4f}",
-                difference,
-                chance(one["q_same" if one["word"] == "same" else "q"]) or "-",
-            ]
-            says = one["claim"]["word"] if one["claim"] else ""
-            rows.append([crop(one["label"], 24), *figures, one["word"], says])
+            q = chance(one["q_same" if one["word"] == "same" else "q"]) or "-"
+            figures = [len(one["seeds"]), f"{one['mean']:.4f}", difference, q]
+            claimed = one["claim"]["word"] if one["claim"] else ""
+            rows.append([crop(one["label"], 24), *figures, one["word"], claimed])
         lines = [f"{study['name']}: {study['why']}" if study["why"] else study["name"], facts["found"]]
         if rows:
             names = ["entry", "seeds", "mean", "difference", "q", "verdict", "claimed"]

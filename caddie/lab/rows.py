@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from caddie.errors import UserError
@@ -19,7 +20,6 @@ Row = dict[str, Any]
 STUDY, RESULTS = "study.json", "results.jsonl"
 CURVE_POINTS = 60
 """Most points of the loss curve in a row."""
-_TRAINING = ("parameters", "steps", "tokens", "tokens_per_second", "threads", "cpu_share")
 
 
 def row(study: Study, run: Run) -> Row | None:
@@ -51,6 +51,7 @@ def measured(folder: Path, result: Mapping[str, Any]) -> Row:
         value = pick(result, "scores", stage, "bits_per_byte")
         return value if is_finite(value) else None
 
+    training = result.get("training")
     return {
         "state": "finished",
         "error": None,
@@ -60,7 +61,8 @@ def measured(folder: Path, result: Mapping[str, Any]) -> Row:
         "packed": score("quantized_plain"),
         "quantization_loss": pick(result, "compression", "measured_bits_per_byte"),
         "artifact_bytes": result.get("artifact_bytes"),
-        **{name: pick(result, "training", name) for name in _TRAINING},
+        **{name: pick(training, name) for name in ("parameters", "steps", "tokens", "tokens_per_second")},
+        **{name: pick(training, name) for name in ("threads", "cpu_share")},
         "train_seconds": pick(result, "seconds", "train"),
         "total_seconds": pick(result, "seconds", "total"),
         **{name: result.get(name) for name in ("verified", "under_cap", "device", "precision", "world", "code")},
@@ -103,9 +105,8 @@ def curve(steps: Sequence[Mapping[str, Any]]) -> list[list[float]]:
     count = min(CURVE_POINTS, len(steps))
     for index in range(count):
         part = steps[index * len(steps) // count : (index + 1) * len(steps) // count]
-        costs = [float(step.get("bits_per_byte", step["loss"])) for step in part]
-        last = part[-1]
-        points.append([last["step"], round(last["seconds"], 2), last["tokens"], round(sum(costs) / len(costs), 5)])
+        cost, last = fmean(float(step.get("bits_per_byte", step["loss"])) for step in part), part[-1]
+        points.append([last["step"], round(last["seconds"], 2), last["tokens"], round(cost, 5)])
     return points
 
 

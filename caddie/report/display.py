@@ -37,10 +37,10 @@ def clock(seconds: float) -> str:
 def start_line(event: Event) -> str:
     """Format the choices of the warm-up, from a `start` event of the log."""
     threads = "1 thread" if event["threads"] == 1 else f"{event['threads']} threads"
-    compiled = "compiled" if event["compiled"] else "not compiled"
-    graphs = ", CUDA graphs" if event.get("cuda_graphs") else ""
-    attention = f", attention by {event['attention']}" if event["attention"] else ""
-    return f"{event['precision']}, {threads}, {compiled}{graphs}{attention}"
+    fields = [event["precision"], threads, "compiled" if event["compiled"] else "not compiled"]
+    fields += ["CUDA graphs"] if event.get("cuda_graphs") else []
+    fields += [f"attention by {event['attention']}"] if event["attention"] else []
+    return ", ".join(fields)
 
 
 def step_line(event: Event) -> str:
@@ -76,12 +76,8 @@ class Display:
         self._live: LiveBars | None = None
         self._task: TaskID | None = None
         self._file: TaskID | None = None
-        self._last_half = -1
-        self._phase = ""
-        self._began = now()
-        self._last_step = ""
-        self._last_line = -math.inf
-        self._last_tenth = -1
+        self._phase, self._began, self._last_step = "", now(), ""
+        self._last_line, self._last_tenth, self._last_half = -math.inf, -1, -1
 
     def __enter__(self) -> Self:
         self._live = None if self.quiet else _live(self.stream)
@@ -177,12 +173,11 @@ class Display:
 
     def _is_due(self, progress: float) -> bool:
         now, tenth = self.now(), int(progress * 10 + 1e-9)
-        gap = now - self._last_line
-        ends = progress >= 1.0 and self._last_tenth < 10
-        if not (ends or (gap >= SHORTEST_GAP and tenth > self._last_tenth) or gap >= LONGEST_GAP):
-            return False
-        self._last_line, self._last_tenth = now, max(tenth, self._last_tenth)
-        return True
+        gap, ends = now - self._last_line, progress >= 1.0 and self._last_tenth < 10
+        due = ends or (gap >= SHORTEST_GAP and tenth > self._last_tenth) or gap >= LONGEST_GAP
+        if due:
+            self._last_line, self._last_tenth = now, max(tenth, self._last_tenth)
+        return due
 
     def _end_phase(self) -> None:
         if self._live is None or self._task is None:

@@ -10,7 +10,7 @@ import math
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,7 +43,7 @@ def read_result(path: Path) -> dict[str, Any]:
         raise UserError(f"no {path}; a report is made from the folder of a finished run") from None
     except (UnicodeDecodeError, ValueError, RecursionError):
         raise UserError(f"{path} is not JSON; run the recipe again") from None
-    version = result.get("version") if isinstance(result, dict) else None
+    version = pick(result, "version")
     if version != VERSION:
         raise UserError(f"{path} has version {show(version)}, this program reads {VERSION}; run the recipe again")
     if not isinstance(result.get("recipe"), str):
@@ -69,9 +69,8 @@ def result_errors(path: Path, reader: str) -> Iterator[None]:
     except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, UndefinedError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(
-            f"{path} lacks what {reader} needs ({type(error).__name__}: {error}); run the recipe again"
-        ) from None
+        what = f"{type(error).__name__}: {error}"
+        raise UserError(f"{path} lacks what {reader} needs ({what}); run the recipe again") from None
 
 
 def read_json(path: Path) -> Any:
@@ -85,9 +84,7 @@ def read_json(path: Path) -> Any:
 def read_steps(path: Path) -> list[dict[str, Any]]:
     """Return the `step` events of the log at `path` in order. A resumed run's steps replace its earlier ones."""
     steps: list[dict[str, Any]] = []
-    if not path.exists():
-        return steps
-    with path.open(encoding="utf-8", errors="replace") as lines:
+    with suppress(FileNotFoundError), path.open(encoding="utf-8", errors="replace") as lines:
         for event in _events(lines, json.loads):
             if event.get("event") == "step" and isinstance(event.get("step"), int):
                 while steps and steps[-1]["step"] >= event["step"]:
