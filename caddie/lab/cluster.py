@@ -56,12 +56,9 @@ class Cluster:
 
     def run(self, jobs: Sequence[Path]) -> Iterator[tuple[Path, str | None]]:
         """Yield each job as it ends, with the reason why its process died early, or None."""
+        retries = {"max_retries": RETRIES, "retry_exceptions": [Stopped]}
         task = self._ray.remote(_do).options(
-            num_cpus=self._cores_each,
-            num_gpus=self._gpus_each,
-            max_retries=RETRIES,
-            retry_exceptions=[Stopped],
-            scheduling_strategy="SPREAD",
+            num_cpus=self._cores_each, num_gpus=self._gpus_each, scheduling_strategy="SPREAD", **retries
         )
         given = str(Path.cwd()), self._cores_each, self._gpus_each
         waiting = {task.remote(str(job.resolve()), *given): job for job in jobs}
@@ -92,9 +89,8 @@ def share(nodes: Sequence[dict[str, float]], gpus_each: int, cores_each: int) ->
     """Return GPUs and cores of a run, and runs at once, on machines with these resources of Ray."""
     able = [node for node in nodes if node.get("CPU", 0) >= max(1, cores_each) and node.get("GPU", 0) >= gpus_each]
     if not able:
-        raise UserError(
-            f"no machine of the cluster has {max(1, cores_each)} cores and {gpus_each} GPUs; lower --cores or --gpus"
-        )
+        wanted = f"{max(1, cores_each)} cores and {gpus_each} GPUs"
+        raise UserError(f"no machine of the cluster has {wanted}; lower --cores or --gpus")
     at_once = [int(node["GPU"]) // gpus_each if gpus_each else 1 for node in able]
     cores_each = cores_each or max(1, min(int(node["CPU"]) // runs for node, runs in zip(able, at_once, strict=True)))
     fit = [int(node["CPU"]) // cores_each for node in able]

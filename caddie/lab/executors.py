@@ -49,9 +49,8 @@ class Local:
         self._gpus_each = gpus_each or min(gpus, 1)
         self.workers = workers
         if gpus and workers * self._gpus_each > gpus:
-            raise UserError(
-                f"{workers} workers of {self._gpus_each} GPUs need more than {gpus} GPUs; lower --workers or --gpus"
-            )
+            need = f"{workers} workers of {self._gpus_each} GPUs need more than {gpus} GPUs"
+            raise UserError(f"{need}; lower --workers or --gpus")
         if workers > len(cores):
             raise UserError(f"{workers} workers on {len(cores)} cores would disturb one another; ask for fewer")
         threads = len(cores) // workers

@@ -20,14 +20,17 @@ def from_runs(folders: Sequence[Path]) -> tuple[dict[str, Any], list[dict[str, A
     """
     if not folders:
         raise UserError("no runs to report; name the folders of finished runs")
-    results = [(Path(folder), read_result(Path(folder) / RESULT)) for folder in folders]
+    results = [(folder, read_result(folder / RESULT)) for folder in folders]
     groups: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
     for folder, result in results:
         groups.setdefault(str(pick(result, "sha256", "recipe") or result.get("key")), []).append((folder, result))
-    names = [_name(*group[0]) for group in groups.values()]
-    keys = [str(group[0][1].get("key")) for group in groups.values()]
-    labels = [f"{name} {key}" if names.count(name) > 1 else name for name, key in zip(names, keys, strict=True)]
-    settings = [_settings(group[0][0]) for group in groups.values()]
+    firsts = [group[0] for group in groups.values()]
+    names = [str(pick(read_json(folder / TASK), "label") or result["recipe"]) for folder, result in firsts]
+    labels = [
+        f"{name} {result.get('key')}" if names.count(name) > 1 else name
+        for name, (_, result) in zip(names, firsts, strict=True)
+    ]
+    settings = [_settings(folder) for folder, _ in firsts]
     entries, rows = [], []
     for label, group, own in zip(labels, groups.values(), settings, strict=True):
         diff = dict(_changes(settings[0], own))
@@ -40,7 +43,6 @@ def from_runs(folders: Sequence[Path]) -> tuple[dict[str, Any], list[dict[str, A
                 raise UserError(f"{other} and {folder} are the same recipe and seed; leave one out")
             facts = {"label": label, "kind": "", "seed": result.get("seed"), "key": result.get("key"), "diff": diff}
             rows.append({"study": pick(result, "study", "study"), **facts, **measured(folder, result)})
-    first = results[0][1]
     study = {
         "name": "Runs",
         "why": f"{len(results)} finished runs side by side.",
@@ -51,14 +53,10 @@ def from_runs(folders: Sequence[Path]) -> tuple[dict[str, Any], list[dict[str, A
         "margin": 0.0,
         "budget": "each recipe's own",
         "equal": "",
-        "public": first.get("public") or [],
+        "public": results[0][1].get("public") or [],
         "base_values": {path: value for own in settings for path, value in _changes(own, settings[0])},
     }
     return study, rows
-
-
-def _name(folder: Path, result: Mapping[str, Any]) -> str:
-    return str(pick(read_json(folder / TASK), "label") or result["recipe"])
 
 
 def _settings(folder: Path) -> Any:

@@ -32,16 +32,18 @@ def score_holdout(
     `UserError` while runs are left to do, and if `text` has no new document.
     """
     planned = plan(study, data, runs, progress)
-    left = sum(not run.over for run in planned)
-    if left:
-        raise UserError(
-            f"{left} of {len(planned)} runs of {study.name} are left to do; the holdout comes after the last"
-        )
+    if left := sum(not run.over for run in planned):
+        what = f"{left} of {len(planned)} runs of {study.name} are left to do"
+        raise UserError(f"{what}; the holdout comes after the last")
     corpora: dict[Path, Corpus] = {}
     chosen = [run for run in planned if finished(run.folder)]
     for number, run in enumerate(chosen, 1):
         if run.corpus not in corpora:
-            corpora[run.corpus] = _unseen(Corpus.load(run.corpus), text, progress)
+            own = Corpus.load(run.corpus)
+            place = own.folder.with_name(f"{own.folder.name}-holdout")
+            corpora[run.corpus] = prepare_validation(
+                text, folder=place, tokenizer=own.tokenizer(), against=own, unseen=True, progress=progress
+            )
         corpus = corpora[run.corpus]
         documents = corpus.manifest.validation.document_set_sha256
         bits = read_holdout(run.folder, documents)
@@ -54,10 +56,3 @@ def score_holdout(
         line = f"{run.label}, seed {run.seed}  {bits:.4f} bpb"
         progress.step({"event": "runs", "done": number, "total": len(chosen), "text": line})
     return keep(study, planned, results)
-
-
-def _unseen(corpus: Corpus, text: str, progress: Progress) -> Corpus:
-    folder = corpus.folder.with_name(f"{corpus.folder.name}-holdout")
-    return prepare_validation(
-        text, folder=folder, tokenizer=corpus.tokenizer(), against=corpus, unseen=True, progress=progress
-    )

@@ -1,7 +1,6 @@
 """Charts of a lab report: differences with intervals, sweeps, standings, loss curves, and size against score.
 
-What comes out are percentages of a strip, and paths in a box of 1,000 by 1,000 (see `caddie.report.charts`), so a page
-may be as wide as it likes. Findings are as `caddie.lab.findings` has them.
+They are drawn from `caddie.lab.findings` in percentages and boxes of 1,000 by 1,000 (see `caddie.report.charts`).
 """
 
 from __future__ import annotations

@@ -74,13 +74,10 @@ class Slurm:
 
 
 def _outcome(ended: Any) -> str | None:
-    error = ended.exception()
-    if error is None:
-        reason: str | None = ended.result()
-        return reason
-    if ended.state.startswith(LOST):
-        return None
-    return f"its Slurm job ended as {ended.state}; see {ended.paths.stderr}"
+    if ended.exception() is None:
+        return ended.result()  # type: ignore[no-any-return]
+    lost = ended.state.startswith(LOST)
+    return None if lost else f"its Slurm job ended as {ended.state}; see {ended.paths.stderr}"
 
 
 @dataclass

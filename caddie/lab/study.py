@@ -1,15 +1,6 @@
-"""A study: a base, labelled diffs of it, seeds and one budget for all.
+"""A study: a base, labelled diffs of it, seeds and one budget for all (`docs/studies.md`).
 
-    study = Study(
-        name="gates",
-        why="Do gates pay?",
-        base=find("baseline_mini"),
-        entries={"sparse gate": Entry(diff={"model.block.attention.gate": "SparseGate"}, kind="architecture")},
-        budget=Seconds(30),
-    )
-
-Every run is the base, an entry's diff and the budget, with a seed; what is said of it follows from these alone, so a
-study can be stopped at any moment and gone on with.
+Every run follows from these alone, so a study can be stopped at any moment and gone on with.
 """
 
 from __future__ import annotations
