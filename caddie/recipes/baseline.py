@@ -9,29 +9,20 @@ from caddie.pack.codecs import Zlib
 from caddie.pack.coding import Packed
 from caddie.pack.compress import Pack
 from caddie.pack.quantize import Float16, Float32, Percentile, Rows
-from caddie.recipes.figures import RECORDS, figures
-from caddie.recipes.recipe import Figure, Recipe
+from caddie.recipes.notation import figures, per_role
+from caddie.recipes.recipe import Recipe
 from caddie.train.trainer import Train
-
-_OLD_VALIDATION = "scored on an earlier validation export; about 1.2275 on the current one"
 
 baseline = Recipe(
     why="The contest's naive baseline: 9 layers of width 512 for 600 seconds, int8 rows and zlib.",
     train=Train(seconds=600, steps=20_000, lr_schedule=IterationWarmdown(steps=1200), warmup_steps=20),
     public=(
-        Figure(
-            label="8xH100, seed 1337",
-            bits_per_byte=1.22436570,
-            artifact_bytes=15_863_489,
-            source=RECORDS + "2026-03-17_NaiveBaseline",
-            note=_OLD_VALIDATION,
+        *figures(
+            "2026-03-17_NaiveBaseline",
+            "1337 1.22436570 15863489",
+            note="scored on an earlier validation export; about 1.2275 on the current one",
         ),
-        Figure(
-            label="8xH100, re-run v3",
-            bits_per_byte=1.22739739,
-            artifact_bytes=15_884_843,
-            source=RECORDS + "2026-03-17_LoRA_TTT",
-        ),
+        *figures("2026-03-17_LoRA_TTT", "re-run v3 1.22739739 15884843"),
     ),
 ).but(
     {
@@ -58,20 +49,14 @@ fp16_embedding = baseline.but(
     },
     base="baseline",
     why="Tied embedding in fp16 for 32 hidden channels, longer warmdown, higher rate.",
-    public=figures(
-        RECORDS + "2026-03-18_FP16Embed_WD3600", (1337, 1.21972502, 15_896_222), (42, 1.22006458, 15_897_173)
-    ),
+    public=figures("2026-03-18_FP16Embed_WD3600", "1337 1.21972502 15896222, 42 1.22006458 15897173"),
 )
 
 lower_lr = baseline.but(
-    {
-        "train.optimizers.matrix.lr": 0.02,
-        "train.optimizers.scalar.lr": 0.02,
-        "train.optimizers.embedding.lr": 0.03,
-    },
+    {"train.optimizers.matrix.lr": 0.02, "train.optimizers.scalar.lr": 0.02, "train.optimizers.embedding.lr": 0.03},
     base="baseline",
     why="About half the learning rates, the best of a sweep over six.",
-    public=figures(RECORDS + "2026-03-18_LowerLR", (1337, 1.22296644, 15_854_246), machine="8xH200"),
+    public=figures("2026-03-18_LowerLR", "1337 1.22296644 15854246", machine="8xH200"),
 )
 
 tiny = baseline.but(
@@ -91,8 +76,7 @@ tiny = baseline.but(
         "train.sequence_length": 256,
         "train.loader": ShuffledSequences(),
         "train.lr_schedule": Warmdown(fraction=0.5),
-        "train.optimizers.matrix.lr": 0.02,
-        "train.optimizers.embedding.lr": 0.04,
+        **per_role("train.optimizers.*.lr", matrix=0.02, embedding=0.04),
         "train.optimizers.matrix.momentum": Ramp(start=0.85, end=0.95, finish=0.1),
         "train.warmup_steps": 3,
         "pack": Pack(cap_bytes=1_000_000),

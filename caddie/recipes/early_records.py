@@ -12,15 +12,12 @@ from caddie.pack.codecs import Zstd
 from caddie.pack.coding import Packed
 from caddie.pack.quantize import BestPercentile, Float16, Percentile, Rows
 from caddie.recipes.baseline import baseline, lower_lr
-from caddie.recipes.figures import RECORDS, figures
+from caddie.recipes.notation import figures, per_role
 from caddie.score import DocumentLoRA
 from caddie.train.averaging import EMA, SWA
 from caddie.train.qat import StraightThrough
 
-ORTHOGONAL = {
-    "model.block.attention.linear.initial": Orthogonal(),
-    "model.block.mlp.linear.initial": Orthogonal(),
-}
+ORTHOGONAL = {"model.block.attention.linear.initial": Orthogonal(), "model.block.mlp.linear.initial": Orthogonal()}
 """Orthogonal initialization of all matrices that read the stream."""
 
 document_lora = baseline.but(
@@ -40,11 +37,8 @@ document_lora = baseline.but(
     base="baseline",
     why="The baseline scored by LoRA-TTT, adapters of each document's own; LoRA_TTT.",
     public=figures(
-        RECORDS + "2026-03-17_LoRA_TTT",
-        ("run v0", 1.1935, 15_872_848),
-        ("run v1", 1.1927, 15_863_031),
-        ("run v2", 1.1921, 15_866_451),
-        ("run v3", 1.1929, 15_884_843),
+        "2026-03-17_LoRA_TTT",
+        "run v0 1.1935 15872848, run v1 1.1927 15863031, run v2 1.1921 15866451, run v3 1.1929 15884843",
         note="most of the gain is from separate documents and more context; v1 is 2,400 s on two GPUs",
     ),
 )
@@ -52,19 +46,14 @@ document_lora = baseline.but(
 rows_2048 = baseline.but(
     {
         "train.sequence_length": 2048,
-        "train.optimizers.matrix.lr": 0.032,
-        "train.optimizers.scalar.lr": 0.032,
-        "train.optimizers.embedding.lr": 0.04,
+        **per_role("train.optimizers.*.lr", matrix=0.032, scalar=0.032, embedding=0.04),
         "score.sequence_length": 2048,
         "score.stride": 2048,
     },
     base="baseline",
     why="Sequences of 2,048 tokens and lower rates; LongContextSeq2048.",
     public=figures(
-        RECORDS + "2026-03-18_LongContextSeq2048",
-        (1337, 1.20576, 15_867_270),
-        (1338, 1.20617, 15_861_239),
-        (1339, 1.20716, 15_861_752),
+        "2026-03-18_LongContextSeq2048", "1337 1.20576 15867270, 1338 1.20617 15861239, 1339 1.20716 15861752"
     ),
 )
 
@@ -73,20 +62,15 @@ rows_4096 = rows_2048.but(
         "train.sequence_length": 4096,
         "train.batch_tokens": 393_216,
         "train.lr_schedule.steps": 3000,
-        "train.optimizers.matrix.lr": 0.02,
+        **per_role("train.optimizers.*.lr", matrix=0.02, scalar=0.02, embedding=0.03),
         "train.optimizers.matrix.momentum": StepRamp(start=0.92, end=0.99, steps=1500),
-        "train.optimizers.scalar.lr": 0.02,
-        "train.optimizers.embedding.lr": 0.03,
         "score.sequence_length": 4096,
         "score.stride": 4096,
     },
     base="rows_2048",
     why="Sequences of 4,096 tokens, smaller batches, longer momentum; TrainingOptSeq4096.",
     public=figures(
-        RECORDS + "2026-03-19_TrainingOptSeq4096",
-        (1337, 1.20143, 15_868_326),
-        (1338, 1.19945, 15_883_154),
-        (1339, 1.20320, 15_887_250),
+        "2026-03-19_TrainingOptSeq4096", "1337 1.20143 15868326, 1338 1.19945 15883154, 1339 1.20320 15887250"
     ),
 )
 
@@ -95,8 +79,8 @@ ten_layers = lower_lr.but(
     base="lower_lr",
     why="A tenth layer, paid for by int6 in layers 3 to 6; 10L_MixedPrecision.",
     public=figures(
-        RECORDS + "2026-03-19_10L_MixedPrecision",
-        (1337, 1.21474500, 15_928_974),
+        "2026-03-19_10L_MixedPrecision",
+        "1337 1.21474500 15928974",
         note="its six bits are eight, rounded to multiples of four",
     ),
 )
@@ -105,7 +89,7 @@ sliding_window = baseline.but(
     {"score.stride": 64},
     base="baseline",
     why="The baseline with sliding window evaluation, stride 64; SlidingWindowEval.",
-    public=figures(RECORDS + "2026-03-19_SlidingWindowEval", (1337, 1.19250007, 15_874_829)),
+    public=figures("2026-03-19_SlidingWindowEval", "1337 1.19250007 15874829"),
 )
 
 overtone_start = sliding_window.but(
@@ -114,19 +98,15 @@ overtone_start = sliding_window.but(
         "model.embedding.initial": Overtone(),
         "model.block.residual_mix": PhaseMix(),
         "train.lr_schedule.steps": 2500,
-        "train.optimizers.matrix.weight_decay": 0.02,
-        "train.optimizers.scalar.weight_decay": 0.01,
+        **per_role("train.optimizers.*.weight_decay", matrix=0.02, scalar=0.01, embedding=0.01),
         "train.optimizers.embedding.lr": 0.1,
-        "train.optimizers.embedding.weight_decay": 0.01,
         "pack.quantizers.embedding": Float16(),
     },
     base="sliding_window",
     why="Weight decay, overtone embedding, residual mix by depth; OvertoneInit.",
     public=figures(
-        RECORDS + "2026-03-19_SlidingWindow_FP16Emb_10L_MuonWD_OvertoneInit",
-        (1337, 1.17558517, 15_374_243),
-        (42, 1.17423973, 15_350_371),
-        (7, 1.17443456, 15_397_085),
+        "2026-03-19_SlidingWindow_FP16Emb_10L_MuonWD_OvertoneInit",
+        "1337 1.17558517 15374243, 42 1.17423973 15350371, 7 1.17443456 15397085",
         note="Muon's weight decay follows its step there",
     ),
 )
@@ -135,18 +115,16 @@ six_bits = sliding_window.but(
     {
         "model.block.mlp.hidden": 1536,
         "train.lr_schedule.steps": 3000,
-        "train.optimizers.matrix.lr": 0.02,
+        **per_role("train.optimizers.*.lr", matrix=0.02, scalar=0.02, embedding=0.03),
         "train.optimizers.matrix.momentum": StepRamp(start=0.92, end=0.99, steps=1500),
-        "train.optimizers.scalar.lr": 0.02,
-        "train.optimizers.embedding.lr": 0.03,
         "train.qat": {"matrix": StraightThrough(quantizer=Rows(bits=6), strength=1.0)},
         "pack.quantizers.matrix": Rows(bits=6, scale=Percentile(floor="absolute")),
     },
     base="sliding_window",
     why="QAT to int6 from the start pays for wider MLPs; MixedQuant_Int6Int8.",
     public=figures(
-        RECORDS + "2026-03-19_MixedQuant_Int6Int8_SlidingWindow",
-        (1337, 1.16301431, 15_353_490),
+        "2026-03-19_MixedQuant_Int6Int8_SlidingWindow",
+        "1337 1.16301431 15353490",
         note="1.19650941 without overlap, 1.1950 before quantization",
     ),
 )
@@ -166,10 +144,7 @@ six_bits_ten_layers = six_bits.but(
     base="six_bits",
     why="A tenth layer, longer sequences, fp16 embedding; Seq2048_FP16Emb_TunedLR.",
     public=figures(
-        RECORDS + "2026-03-19_Seq2048_FP16Emb_TunedLR",
-        (1337, 1.16101576, 15_558_319),
-        (42, 1.15978656, 15_398_999),
-        (3, 1.15861696, 15_519_859),
+        "2026-03-19_Seq2048_FP16Emb_TunedLR", "1337 1.16101576 15558319, 42 1.15978656 15398999, 3 1.15861696 15519859"
     ),
 )
 
@@ -186,8 +161,8 @@ smear_and_bigrams = six_bits.but(
     base="six_bits",
     why="SmearGate, BigramHash and orthogonal initialization; smeargate.",
     public=figures(
-        RECORDS + "2026-03-19_smeargate_orthoinit_muonwd",
-        (1337, 1.15555486, 15_878_809),
+        "2026-03-19_smeargate_orthoinit_muonwd",
+        "1337 1.15555486 15878809",
         note="22,368,840 parameters: no scale of the pairs; another hash; the smear before the norm, from 5 % on",
     ),
 )
@@ -195,22 +170,16 @@ smear_and_bigrams = six_bits.but(
 six_bits_eleven_layers = six_bits.but(
     {
         "model.depth": 11,
-        "train.optimizers.matrix.lr": 0.025,
-        "train.optimizers.matrix.weight_decay": 0.04,
-        "train.optimizers.scalar.lr": 0.025,
-        "train.optimizers.scalar.weight_decay": 0.04,
-        "train.optimizers.embedding.lr": 0.035,
-        "train.optimizers.embedding.weight_decay": 0.04,
+        **per_role("train.optimizers.*.lr", matrix=0.025, scalar=0.025, embedding=0.035),
+        **per_role("train.optimizers.*.weight_decay", matrix=0.04, scalar=0.04, embedding=0.04),
         "pack.quantizers.embedding": Float16(),
         "pack.coding": Packed(codec=Zstd()),
     },
     base="six_bits",
     why="Eleven layers, which weight decay makes small enough; MLP3x_QAT_Int6.",
     public=figures(
-        RECORDS + "2026-03-19_MLP3x_QAT_Int6_SlidingWindow",
-        (1337, 1.15055135, 15_360_260),
-        (42, 1.15020896, 15_556_813),
-        (123, 1.14970047, 15_365_293),
+        "2026-03-19_MLP3x_QAT_Int6_SlidingWindow",
+        "1337 1.15055135 15360260, 42 1.15020896 15556813, 123 1.14970047 15365293",
         note="from its README; the log beside it is another experiment's",
     ),
 )
@@ -223,18 +192,14 @@ snapshot_average = smear_and_bigrams.but(
         "train.clip_norm": 0.3,
         "train.qat": {},
         "train.averaging": SWA(fraction=0.2, snapshots=30),
-        "train.optimizers.matrix.weight_decay": 0.04,
-        "train.optimizers.scalar.weight_decay": 0.01,
-        "train.optimizers.embedding.weight_decay": 0.01,
+        **per_role("train.optimizers.*.weight_decay", matrix=0.04, scalar=0.01, embedding=0.01),
         "score.sequence_length": 2048,
     },
     base="smear_and_bigrams",
     why="SWA of 30 snapshots, longer sequences, larger batches; SmearGate_BigramHash.",
     public=figures(
-        RECORDS + "2026-03-20_Int6_MLP3x_SmearGate_BigramHash_MuonWD_SWA",
-        (1337, 1.14597, 15_862_650),
-        (42, 1.14656, 15_917_304),
-        (7, 1.14492, 15_944_907),
+        "2026-03-20_Int6_MLP3x_SmearGate_BigramHash_MuonWD_SWA",
+        "1337 1.14597 15862650, 42 1.14656 15917304, 7 1.14492 15944907",
         note="the keys' matrix of the last layer is kept in fp16 there",
     ),
 )
@@ -244,17 +209,14 @@ five_bits = snapshot_average.but(
         "model.depth": 10,
         "model.embedding.bigrams": HashedNGrams(buckets=10_240, dims=128, initial=Orthogonal(gain=20**-0.5)),
         "train.averaging": SWA(fraction=0.18, snapshots=24),
-        "train.optimizers.scalar.weight_decay": 0.04,
-        "train.optimizers.embedding.weight_decay": 0.04,
+        **per_role("train.optimizers.*.weight_decay", scalar=0.04, embedding=0.04),
         "pack.quantizers.blocks.*.mlp.*": Rows(bits=5, scale=Percentile(floor="absolute")),
     },
     base="snapshot_average",
     why="Int5 MLPs pay for a tenth layer and more hashed pairs; Int5MLP.",
     public=figures(
-        RECORDS + "2026-03-20_10L_Int5MLP_MuonWD04_SWA50",
-        (42, 1.14271, 15_965_978),
-        (1337, 1.14298, 15_830_186),
-        (2024, 1.14260, 15_684_876),
+        "2026-03-20_10L_Int5MLP_MuonWD04_SWA50",
+        "42 1.14271 15965978, 1337 1.14298 15830186, 2024 1.14260 15684876",
         note="the smallest 3 % of the weights are zero there",
     ),
 )
@@ -268,35 +230,23 @@ exclusive_three = snapshot_average.but(
         "train.steps": 9000,
         "train.warmup_steps": 30,
         "train.averaging": SWA(fraction=0.22, snapshots=13),
-        "train.optimizers.matrix.lr": 0.025,
-        "train.optimizers.scalar.lr": 0.025,
-        "train.optimizers.scalar.weight_decay": 0.04,
-        "train.optimizers.embedding.lr": 0.035,
-        "train.optimizers.embedding.weight_decay": 0.04,
+        **per_role("train.optimizers.*.lr", matrix=0.025, scalar=0.025, embedding=0.035),
+        **per_role("train.optimizers.*.weight_decay", scalar=0.04, embedding=0.04),
         "pack.quantizers.embedding": Rows(scale=Percentile(floor="absolute")),
         "pack.quantizers.matrix": Rows(bits=6, scale=Percentile(floor="absolute")),
     },
     base="snapshot_average",
     why="Eleven layers, XSA in the last three; EfficientPartialXSA.",
-    public=figures(
-        RECORDS + "2026-03-20_11L_EfficientPartialXSA_FA3_SWA120",
-        (1337, 1.13071416, 15_892_986),
-    ),
+    public=figures("2026-03-20_11L_EfficientPartialXSA_FA3_SWA120", "1337 1.13071416 15892986"),
 )
 
 exclusive_four = exclusive_three.but(
-    {
-        "model.layers": {"7-10": {"attention.xsa": True}},
-        "train.warmup_steps": 20,
-        "train.averaging": EMA(decay=0.997),
-    },
+    {"model.layers": {"7-10": {"attention.xsa": True}}, "train.warmup_steps": 20, "train.averaging": EMA(decay=0.997)},
     base="exclusive_three",
     why="XSA in the last four layers, and EMA; XSA4_EMA.",
     public=figures(
-        RECORDS + "2026-03-20_11L_XSA4_EMA_Int6_MLP3x_WD04_1.1271",
-        (1337, 1.12707, 15_534_645),
-        (42, 1.12862, 15_745_973),
-        (2025, 1.12836, 15_649_516),
+        "2026-03-20_11L_XSA4_EMA_Int6_MLP3x_WD04_1.1271",
+        "1337 1.12707 15534645, 42 1.12862 15745973, 2025 1.12836 15649516",
     ),
 )
 
@@ -309,10 +259,8 @@ partial_rotary = exclusive_four.but(
     base="exclusive_four",
     why="Partial RoPE on a quarter of the channels, depth-scaled norms; PartialRoPE.",
     public=figures(
-        RECORDS + "2026-03-21_11L_XSA4_EMA_PartialRoPE_LateQAT_1.1248",
-        (2025, 1.12484502, 15_612_308),
-        (42, 1.12498, 15_528_666),
-        (1337, 1.12527, 15_639_340),
+        "2026-03-21_11L_XSA4_EMA_PartialRoPE_LateQAT_1.1248",
+        "2025 1.12484502 15612308, 42 1.12498 15528666, 1337 1.12527 15639340",
     ),
 )
 
@@ -327,9 +275,7 @@ value_embeddings = partial_rotary.but(
     base="partial_rotary",
     why="Value embeddings in the last layers, longer warmdown; GPTQ-lite.",
     public=figures(
-        RECORDS + "2026-03-22_11L_EMA_GPTQ-lite_warmdown3500_QAT015_1.1233",
-        (1337, 1.12278, 15_555_017),
-        (42, 1.12360, 15_540_675),
-        (2024, 1.12357, 15_586_805),
+        "2026-03-22_11L_EMA_GPTQ-lite_warmdown3500_QAT015_1.1233",
+        "1337 1.12278 15555017, 42 1.12360 15540675, 2024 1.12357 15586805",
     ),
 )

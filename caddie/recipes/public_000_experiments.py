@@ -18,7 +18,7 @@ from caddie.train.optim import AdamW
 from caddie.train.qat import SoftRound, StraightThrough
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Experiment:
     """An experiment and its outcome."""
 
@@ -47,30 +47,30 @@ _KERNEL = "how a kernel is written changes no setting"
 _HABIT = "a habit of experimenters, not a setting"
 
 public_000_experiments = (
-    Experiment(label="cutlass_gemm", outcome="2.5 times as slow as cuBLAS", note=_KERNEL),
+    Experiment("cutlass_gemm", "2.5 times as slow as cuBLAS", note=_KERNEL),
     Experiment(
-        label="fused_triton_mlp",
-        outcome="forward 1.82 times as fast, forward and backward together 2.7 times as slow",
+        "fused_triton_mlp",
+        "forward 1.82 times as fast, forward and backward together 2.7 times as slow",
         note=_KERNEL + "; later records made the same fusion pay",
     ),
-    Experiment(label="triton_op_gemm", outcome="does not compile: fake tensors have no data pointer", note=_KERNEL),
-    Experiment(label="cuda_activation", outcome="6 % slower", note=_KERNEL),
-    Experiment(label="fused_norm_and_residual", outcome="0.136 ms for 0.136 ms, the compiler fuses it", note=_KERNEL),
+    Experiment("triton_op_gemm", "does not compile: fake tensors have no data pointer", note=_KERNEL),
+    Experiment("cuda_activation", "6 % slower", note=_KERNEL),
+    Experiment("fused_norm_and_residual", "0.136 ms for 0.136 ms, the compiler fuses it", note=_KERNEL),
     Experiment(
-        label="fp8_training",
-        outcome="90 ms for 89 ms a step",
+        "fp8_training",
+        "90 ms for 89 ms a step",
         diff={"train.float8": ("head", "mlp")},
         note="products of this size wait for memory; the system does not say which layers",
     ),
     Experiment(
-        label="fused_query_key_value",
-        outcome="3 to 17 % slower",
+        "fused_query_key_value",
+        "3 to 17 % slower",
         diff={"model.block.attention.fused": True},
         note="its split into pieces that are not contiguous costs more than one product saves",
     ),
     Experiment(
-        label="late_quantization_aware_training",
-        outcome="recompiled when its switch was thrown, out of memory with larger models",
+        "late_quantization_aware_training",
+        "recompiled when its switch was thrown, out of memory with larger models",
         diff={
             "train.qat": {
                 "matrix": StraightThrough(
@@ -81,21 +81,19 @@ public_000_experiments = (
         note="here both graphs are compiled before the clock starts; begins as the base's learning rate comes to 0.15",
     ),
     Experiment(
-        label="constant_benchmark_data",
-        outcome="25 to 50 % too optimistic, since memory compresses constant data",
+        "constant_benchmark_data",
+        "25 to 50 % too optimistic, since memory compresses constant data",
         note=_HABIT + "; warm-ups here run on random tokens",
     ),
     Experiment(
-        label="hadamard_rotation",
-        outcome="-0.0002, and a larger file",
+        "hadamard_rotation",
+        "-0.0002, and a larger file",
         bits_per_byte=1.1151,
-        diff={
-            "pack.quantizers.matrix": Rotated(of=Gptq(of=Rows(bits=6, scale=BestPercentile()))),
-        },
+        diff={"pack.quantizers.matrix": Rotated(of=Gptq(of=Rows(bits=6, scale=BestPercentile())))},
     ),
     Experiment(
-        label="five_bits_in_the_middle",
-        outcome="+0.006",
+        "five_bits_in_the_middle",
+        "+0.006",
         bits_per_byte=1.1209,
         diff={
             "pack.quantizers.matrix": Rows(scale=Percentile(floor="absolute")),
@@ -104,8 +102,8 @@ public_000_experiments = (
         note="eight bits in the outer layers, five between; how many are outer is not said, here two on either side",
     ),
     Experiment(
-        label="soft_rounding",
-        outcome="-0.0002, 500 steps being too few",
+        "soft_rounding",
+        "-0.0002, 500 steps being too few",
         bits_per_byte=1.1151,
         diff={
             "train.qat": {
@@ -118,26 +116,26 @@ public_000_experiments = (
         },
     ),
     Experiment(
-        label="pruning_of_ones",
-        outcome="28 to 37 % of the weights: +0.004 to +0.005; below 10 %: none",
+        "pruning_of_ones",
+        "28 to 37 % of the weights: +0.004 to +0.005; below 10 %: none",
         bits_per_byte=1.1198,
         note="how many follows from the cap, not from a setting",
     ),
     Experiment(
-        label="exclusive_in_all_layers",
-        outcome="+0.014 after 100 seconds, 2.9 ms more a step",
+        "exclusive_in_all_layers",
+        "+0.014 after 100 seconds, 2.9 ms more a step",
         diff={"model.block.attention.xsa": True, "model.layers": {}},
         note="judged too early: the same author's next record has it, for about -0.002",
     ),
     Experiment(
-        label="value_residual",
-        outcome="+0.0008, since value embeddings do the same",
+        "value_residual",
+        "+0.0008, since value embeddings do the same",
         bits_per_byte=1.1179,
         diff={"model.block.attention.value_residual": MixedValueResidual()},
     ),
     Experiment(
-        label="gated_attention",
-        outcome="+0.0026, 86.7 ms for 83 ms a step",
+        "gated_attention",
+        "+0.0026, 86.7 ms for 83 ms a step",
         bits_per_byte=1.1197,
         diff={
             "model.block.attention.gate": DenseGate(),
@@ -147,43 +145,43 @@ public_000_experiments = (
         note="later records gain with narrower gates",
     ),
     Experiment(
-        label="weight_decay_008",
-        outcome="+0.008, though better after 100 seconds",
+        "weight_decay_008",
+        "+0.008, though better after 100 seconds",
         bits_per_byte=1.1235,
         diff={"train.optimizers.matrix.weight_decay": 0.08},
         note="later records gain with it and a larger model",
     ),
     Experiment(
-        label="million_token_batches",
-        outcome="+0.003, 5,526 steps for 7,189",
+        "million_token_batches",
+        "+0.003, 5,526 steps for 7,189",
         bits_per_byte=1.1197,
         diff={"train.batch_tokens": 1_048_576},
     ),
     Experiment(
-        label="wider_with_five_bits",
-        outcome="+0.006, 110 ms a step",
+        "wider_with_five_bits",
+        "+0.006, 110 ms a step",
         bits_per_byte=1.1233,
         diff={"model.width": 576, "model.block.mlp.hidden": 1728, "pack.quantizers.matrix": _FIVE_BITS},
     ),
     Experiment(
-        label="hard_shards_first",
-        outcome="+0.0009, the shards' losses being only 0.024 apart",
+        "hard_shards_first",
+        "+0.0009, the shards' losses being only 0.024 apart",
         bits_per_byte=1.1162,
         note="shards are read in the order of their names",
     ),
     Experiment(
-        label="test_time_training",
-        outcome="+0.0006 for the best of 22 variants",
+        "test_time_training",
+        "+0.0006 for the best of 22 variants",
         bits_per_byte=1.1177,
         diff={"score.ttt.sgd.lr": 0.005},
         note="the variants are not listed; this is the rate of later records",
     ),
     Experiment(
-        label="hessians_of_all_ranks",
-        outcome="-0.0002, one rank's 256 batches suffice",
+        "hessians_of_all_ranks",
+        "-0.0002, one rank's 256 batches suffice",
         bits_per_byte=1.1169,
         note="here all processes calibrate together",
     ),
-    Experiment(label="stale_processes", outcome="2 to 3 times as slow", note=_HABIT),
-    Experiment(label="early_losses_decide", outcome="false: see weight decay and exclusive layers", note=_HABIT),
+    Experiment("stale_processes", "2 to 3 times as slow", note=_HABIT),
+    Experiment("early_losses_decide", "false: see weight decay and exclusive layers", note=_HABIT),
 )

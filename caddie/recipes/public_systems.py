@@ -10,7 +10,7 @@ from caddie.pack.coding import Packed
 from caddie.pack.quantize import BestPercentile, Gptq, Percentile, Rows
 from caddie.recipes.baseline import baseline
 from caddie.recipes.early_records import ORTHOGONAL, value_embeddings
-from caddie.recipes.figures import RECORDS, figures
+from caddie.recipes.notation import figures, per_role
 from caddie.score import SGD, ChunkSGD
 from caddie.train.optim import AdamW
 from caddie.train.qat import StraightThrough
@@ -27,12 +27,8 @@ single_gpu = baseline.but(
         "train.sequence_length": 2048,
         "train.steps": 35_000,
         "train.lr_schedule": Warmdown(fraction=0.2),
-        "train.optimizers.matrix.lr": 0.032,
-        "train.optimizers.matrix.weight_decay": 0.02,
-        "train.optimizers.embedding.lr": 0.04,
-        "train.optimizers.embedding.weight_decay": 0.04,
-        "train.optimizers.scalar.lr": 0.032,
-        "train.optimizers.scalar.weight_decay": 0.04,
+        **per_role("train.optimizers.*.lr", matrix=0.032, embedding=0.04, scalar=0.032),
+        **per_role("train.optimizers.*.weight_decay", matrix=0.02, embedding=0.04, scalar=0.04),
         "train.qat": {"matrix": StraightThrough(quantizer=Rows(scale=Percentile(floor="absolute")))},
         "pack.quantizers.scalar": Rows(scale=Percentile(floor="absolute")),
         "score.sequence_length": 2048,
@@ -41,8 +37,8 @@ single_gpu = baseline.but(
     base="baseline",
     why="Eight layers for one GPU, partial RoPE, XSA in two layers; public system 001.",
     public=figures(
-        "openai/parameter-golf #1559",
-        (1337, 1.24979460, 15_201_324),
+        "#1559",
+        "1337 1.24979460 15201324",
         machine="1xH100",
         note="sliding, stride 128; 1.27307324 without; the title's 1.24 is a goal; quantization-aware over the last "
         "15 % by its script, 10 by its text",
@@ -54,8 +50,8 @@ gold6 = value_embeddings.but(
     base="value_embeddings",
     why="Eleven layers and small batches, for machines that make few steps; public system 002.",
     public=figures(
-        "openai/parameter-golf #649",
-        (42, 1.21083708, None),
+        "#649",
+        "42 1.21083708 -",
         machine="8xH100 (degraded)",
         note="1.20740615 before quantization, which is the headline",
     ),
@@ -78,17 +74,13 @@ parallel_muon = value_embeddings.but(
     why="LeakyReLU², Parallel Muon, score-first TTT; public system 000 builds on it.",
     public=(
         *figures(
-            "openai/parameter-golf #593",
-            (1337, 1.11705692, 15_962_990),
-            (2025, 1.11674, 15_901_230),
-            (2024, 1.11733, 15_994_746),
+            "#593",
+            "1337 1.11705692 15962990, 2025 1.11674 15901230, 2024 1.11733 15994746",
             note="seed 1337: 1.11709513 without test-time training",
         ),
         *figures(
-            RECORDS + "2026-03-23_LeakyReLU_LegalTTT_ParallelMuon",
-            (1337, 1.11923, 15_977_386),
-            (42, 1.12002, 15_876_510),
-            (2025, 1.11889, 15_990_006),
+            "2026-03-23_LeakyReLU_LegalTTT_ParallelMuon",
+            "1337 1.11923 15977386, 42 1.12002 15876510, 2025 1.11889 15990006",
             note="the same settings, but a search for the clip where #593 has GPTQ",
         ),
     ),

@@ -17,37 +17,22 @@ from typing import Any
 
 import torch
 
-from caddie.config.schedules import (
-    IntSchedule,
-    IterationWarmdown,
-    PiecewiseConstant,
-    Ramp,
-    StepRamp,
-    Warmdown,
-    all_values,
-)
+from caddie.config import schedules
+from caddie.config.schedules import IntSchedule, IterationWarmdown, PiecewiseConstant, all_values
 from caddie.errors import UserError
 from caddie.model import GPT, Block, GroupedQueryAttention, NTKRoPE, RandomMap, YaRNRoPE
 from caddie.recipes.recipe import Recipe
 from caddie.train.averaging import EMA, ProgressEMA
 from caddie.train.trainer import Train
 
-WIDTH = 128
-HEADS = 4
-ROW = 8
-"""Rows of a twin are shorter by this factor."""
-RANK = 4
-"""Tables and maps that are projected have fewer channels by this factor."""
-BATCH = 512
-"""Steps of a twin have fewer tokens by this factor."""
+WIDTH, HEADS = 128, 4
+ROW, RANK, BATCH = 8, 4, 512
+"""Factors by which a twin's rows, the channels of its projected tables and maps, and the tokens of its steps shrink."""
 TOKENS = 7e9
 """Tokens that a record saw; divided by the tokens of a step, its number of steps."""
 
 _VOCABULARY, _WIDTH, _HIDDEN, _BUCKETS, _ROW = 96, 64, 48, 64, 64
 """Most ids, channels, hidden channels, hashed rows and tokens per row of a copy, where that divides."""
-
-
-# Twins
 
 
 def mini(recipe: Recipe) -> Recipe:
@@ -139,18 +124,15 @@ def _twin_training(train: Train, row: int) -> dict[str, Any]:
         "warmup_steps": 3,
     }
     if isinstance(train.lr_schedule, IterationWarmdown):
-        diff["lr_schedule"] = Warmdown(fraction=min(1.0, train.lr_schedule.steps / steps))
+        diff["lr_schedule"] = schedules.Warmdown(fraction=min(1.0, train.lr_schedule.steps / steps))
     if isinstance(train.averaging, EMA):
         diff["averaging"] = ProgressEMA(fraction=min(1.0, 1.0 / (1.0 - train.averaging.decay) / steps))
     for rule, optimizer in train.optimizers.items():
         momentum = getattr(optimizer, "momentum", None)
-        if isinstance(momentum, StepRamp):
+        if isinstance(momentum, schedules.StepRamp):
             finish = min(1.0, momentum.steps / steps)
-            diff[f"optimizers.{rule}.momentum"] = Ramp(start=momentum.start, end=momentum.end, finish=finish)
+            diff[f"optimizers.{rule}.momentum"] = schedules.Ramp(start=momentum.start, end=momentum.end, finish=finish)
     return diff
-
-
-# Copies
 
 
 def small_copy(recipe: Recipe) -> tuple[GPT, Train]:
@@ -169,8 +151,10 @@ def small_copy(recipe: Recipe) -> tuple[GPT, Train]:
         compile="never",
         cuda_graphs="never",
     )
+    heads = (getattr(block.attention, "heads", 1) for block in recipe.model.blocks if block.attention)
+    fewer = math.gcd(recipe.model.width, max(1, recipe.model.width // _WIDTH), *heads)  # as wide as before, each
     try:
-        return _small_model(recipe.model, scale, _shared_heads(recipe.model)), train
+        return _small_model(recipe.model, scale, fewer), train
     except UserError:  # an attention of the user's own may divide otherwise
         return _small_model(recipe.model, scale, 1), train
 
@@ -179,12 +163,6 @@ def row_scale(train: Train) -> float:
     """Return the factor on the length of rows in a copy."""
     common = math.gcd(*all_values(train.sequence_length))
     return max(1, _ROW * common // train.longest_row) / common
-
-
-def _shared_heads(gpt: GPT) -> int:
-    """Return the largest divisor of the width and of all layers' heads that keeps about one head's width."""
-    heads = (getattr(block.attention, "heads", 1) for block in gpt.blocks if block.attention)
-    return math.gcd(gpt.width, max(1, gpt.width // _WIDTH), *heads)
 
 
 def _small_model(gpt: GPT, scale: float, fewer: int) -> GPT:
@@ -213,16 +191,10 @@ def _small_model(gpt: GPT, scale: float, fewer: int) -> GPT:
 def _small_block(block: Block, scale: float, fewer: int) -> Block:
     attention: Any = block.attention
     if attention is not None:
-        new: dict[str, Any] = _lengths(attention, scale)
-        if heads := getattr(attention, "heads", None):
-            new["heads"] = heads // fewer
-        if shared := getattr(attention, "key_value_heads", None):
-            new["key_value_heads"] = shared // fewer if shared % fewer == 0 else 1
-        attention = replace(attention, **new)
+        held = {name: getattr(attention, name, None) for name in ("heads", "key_value_heads")}
+        heads = {name: count // fewer if count % fewer == 0 else 1 for name, count in held.items() if count}
+        attention = replace(attention, **_lengths(attention, scale), **heads)
     return replace(block, attention=attention, mlp=replace(block.mlp, hidden=min(block.mlp.hidden, _HIDDEN)))
-
-
-# Both
 
 
 def _lengths(attention: object, scale: float) -> dict[str, IntSchedule]:

@@ -36,7 +36,12 @@ def details(word: str) -> str:
         lines += ["", f"{', '.join(term.names)}: {term.meaning}", f"In caddie: {', '.join(term.places)}"]
     for socket in find(word):
         lines += ["", *section(socket)]
-    return "\n".join(text for line in lines[1:] for text in _wrapped(line))
+    wrapper = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False)
+    wrapped = []
+    for line in lines[1:]:
+        wrapper.subsequent_indent = " " * (len(line) - len(line.lstrip(" -")))  # a list's item below its first word
+        wrapped += wrapper.wrap(line) or [""]
+    return "\n".join(wrapped)
 
 
 def techniques_page() -> str:
@@ -130,12 +135,6 @@ def _known(entry: Entry) -> list[str]:
         f"- measured elsewhere: {entry.elsewhere or 'not known'}",
         f"- measured here: {entry.here}",
     ]
-
-
-def _wrapped(line: str) -> list[str]:
-    """Return a line of Markdown as lines of a terminal, the text of a list's item below its first word."""
-    indent = " " * (len(line) - len(line.lstrip(" -")))
-    return textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _link(place: str, term: Term, known: Sequence[Socket]) -> str:

@@ -102,11 +102,7 @@ class Packing:
     decode_seconds: float
 
 
-def compare(
-    folder: Path,
-    caps: Sequence[int] = (),
-    progress: Progress = SILENT,
-) -> dict[str, Any]:
+def compare(folder: Path, caps: Sequence[int] = (), progress: Progress = SILENT) -> dict[str, Any]:
     """Pack the run in `folder` in every way, for each of the caps, or for the recipe's own.
 
     No file is written and no held-out text is read: losses are measured on training text that calibration has not

@@ -38,11 +38,7 @@ AUDIT_BYTES = 1 << 22
 
 
 def open_corpus(
-    recipe: Recipe,
-    source: str | None,
-    progress: Progress = SILENT,
-    folder: Path | None = None,
-    ranks: Ranks = Ranks(),
+    recipe: Recipe, source: str | None, progress: Progress = SILENT, folder: Path | None = None, ranks: Ranks = Ranks()
 ) -> Corpus:
     """Return the corpus of a text under the recipe's tokenizer, prepared once and found again afterwards.
 

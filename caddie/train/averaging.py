@@ -74,7 +74,7 @@ class EMA(Averaging):
             "Polyak and Juditsky 1992; openai/parameter-golf #287 on (0.997), L3 on (0.9965), public system 002",
             "-0.003 for SWA (#375); too long a memory hurts: +0.007 at 1,830 steps (a fork of #670), +0.077 "
             "at 850 (#1125)",
-        ),
+        )
     }
 
     decay: Fraction = 0.997
@@ -99,7 +99,7 @@ class ProgressEMA(Averaging):
             "The same memory on a laptop and on eight GPUs.",
             "openai/parameter-golf #2005 for the length in short runs; counting progress is this project's",
             "as EMA in 1,000 to 3,000 steps: decay 0.990 -0.0117, 0.995 -0.006 (#2005)",
-        ),
+        )
     }
 
     fraction: Annotated[float, Range(1e-6, 1.0)] = 0.05
@@ -131,7 +131,7 @@ class SWA(Averaging):
             "2026-03-20_Int6_MLP3x_SmearGate_BigramHash_MuonWD_SWA, INT5",
             "-0.0006 over the last 40 % of the warm-down (INT5); from too early on +0.037 (#1125); LAWA "
             "+0.0024 (a fork of #670)",
-        ),
+        )
     }
 
     fraction: Annotated[float, Range(1e-6, 1.0)] = 0.2
