@@ -23,32 +23,20 @@ if TYPE_CHECKING:
     from caddie.score.score import score
     from caddie.verify import verify
 
-_HOMES = {
-    "Artifact": "pack.artifact",
-    "CheckFailed": "errors",
-    "Claim": "lab.study",
-    "Entry": "lab.study",
-    "Recipe": "recipes.recipe",
-    "Results": "lab.results",
-    "Seconds": "lab.study",
-    "Steps": "lab.study",
-    "Study": "lab.study",
-    "Tokens": "lab.study",
-    "UserError": "errors",
-    "ablate": "lab.study",
-    "run_study": "lab.results",
-    "find": "recipes.catalog",
-    "load": "pack.artifact",
-    "open_corpus": "run.resolve_corpus",
-    "open_for_scoring": "run.resolve_corpus",
-    "shipped": "recipes.catalog",
-    "run": "run.run",
-    "sample": "inference.sample",
-    "score": "score.score",
-    "sweep": "lab.study",
-    "held_out_text": "run.resolve_corpus",
-    "verify": "verify.verify",
+_NAMES = {
+    "errors": "CheckFailed UserError",
+    "inference.sample": "sample",
+    "lab.results": "Results run_study",
+    "lab.study": "Claim Entry Seconds Steps Study Tokens ablate sweep",
+    "pack.artifact": "Artifact load",
+    "recipes.catalog": "find shipped",
+    "recipes.recipe": "Recipe",
+    "run.resolve_corpus": "held_out_text open_corpus open_for_scoring",
+    "run.run": "run",
+    "score.score": "score",
+    "verify.verify": "verify",
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 _VERBS = ("run", "score", "verify")
 """Functions that share the name of their folder, which becomes the attribute of that name once it is imported."""
 

@@ -59,11 +59,8 @@ def data(
         else:
             corpus = make_corpus(source, recipe, tokenizer=tokenizer, against=against, out=out, progress=display)
     lossy = [rule for rule in audit_corpus(corpus) if rule.lossy]
-    facts = {
-        "folder": str(corpus.folder),
-        "manifest": json.loads((corpus.folder / "manifest.json").read_text()),
-        "lossy_rules": [rule.to_json() for rule in lossy],
-    }
+    manifest = json.loads((corpus.folder / "manifest.json").read_text())
+    facts = {"folder": str(corpus.folder), "manifest": manifest, "lossy_rules": [rule.to_json() for rule in lossy]}
     tell(facts, as_json, "\n".join([describe(corpus), *map(str, lossy), f"corpus in {corpus.folder}"]))
     return 0
 
@@ -81,20 +78,11 @@ def recipes(as_json: bool) -> int:
     from caddie.report.tables import table
 
     # The public results from the first to the best are nearly the history; recipes without one come first.
-    catalog = sorted(shipped().values(), key=lambda recipe: -(recipe.published or 9.0))
-    facts = [
-        {
-            "name": recipe.name,
-            "why": recipe.why,
-            "base": recipe.base,
-            "parameters": recipe.parameters,
-            "public": [plain(figure) for figure in recipe.public],
-        }
-        for recipe in catalog
-    ]
-    rows = [
-        (one.name, f"{one.parameters:,}", f"{one.published:.4f}" if one.published else "", one.why) for one in catalog
-    ]
+    facts, rows = [], []
+    for one in sorted(shipped().values(), key=lambda recipe: -(recipe.published or 9.0)):
+        known = {"name": one.name, "why": one.why, "base": one.base, "parameters": one.parameters}
+        facts.append({**known, "public": [plain(figure) for figure in one.public]})
+        rows.append((one.name, f"{one.parameters:,}", f"{one.published:.4f}" if one.published else "", one.why))
     tell({"recipes": facts}, as_json, table(rows, ["recipe", "parameters", "bpb", "purpose; its record"]))
     return 0
 
@@ -114,11 +102,8 @@ def techniques(words: tuple[str, ...], as_json: bool) -> int:
 
     word = " ".join(words)
     if as_json:
-        facts = {
-            "words": [asdict(term) for term in lookup(word)],
-            "sockets": [asdict(socket) for socket in (find(word) if words else sockets())],
-        }
-        tell(facts, True, "")
+        found = find(word) if words else sockets()
+        tell({"words": list(map(asdict, lookup(word))), "sockets": list(map(asdict, found))}, True, "")
     else:
         print(details(word) if words else overview())
     return 0
@@ -153,13 +138,8 @@ def diff(a: str, b: str | None, settings: tuple[str, ...], as_json: bool) -> int
         }
         for side, recipe in (("from", left), ("to", right))
     }
-    facts = {
-        "from": left.name,
-        "to": right.name,
-        "diff": {path: plain(value) for path, value in changes.items()},
-        "parameters": size,
-        "training_flops_per_token": work,
-    }
+    names, plainly = {"from": left.name, "to": right.name}, {path: plain(value) for path, value in changes.items()}
+    facts = {**names, "diff": plainly, "parameters": size, "training_flops_per_token": work}
     rows = [(path, f"{crop(_held(left, path), 60)} -> {show(value)}") for path, value in changes.items()]
     figures = [("parameters", f"{size['from']:,}", f"{size['to']:,}", _relative(size["from"], size["to"]))]
     grows = any(one["start"] != one["end"] for one in work.values())

@@ -194,13 +194,13 @@ def _compare_packings(
 
     if out is not None:
         raise UserError("--compare writes no file; leave out --out")
-    changes = [_pack_setting(text) for text in settings]
-    for path, _ in changes:
+    caps = []
+    for path, value in map(_pack_setting, settings):
         if path != "pack.cap_bytes":
             raise UserError(
                 f"--compare tries the quantizers and codings that it knows and takes cap=N alone, not {path}"
             )
-    caps = [recipe.but({path: value}).pack.cap_bytes for path, value in changes]
+        caps.append(recipe.but({path: value}).pack.cap_bytes)
     facts = compare(folder, caps, display)
     tell(facts, as_json, summary(facts))
     return 0
@@ -250,11 +250,8 @@ def verify(
         lines += ["", table(rows, ["known-bad example", "", "must be caught by, and what that saw"])]
     facts = [asdict(check) for check in verdict.checks]
     caught = [asdict(bad) | {"passed": bad.passed} for bad in verdict.caught]
-    tell(
-        {"passed": verdict.passed, "checks": facts, **({"known_bad": caught} if caught else {})},
-        as_json,
-        "\n".join(lines),
-    )
+    known_bad = {"known_bad": caught} if caught else {}
+    tell({"passed": verdict.passed, "checks": facts, **known_bad}, as_json, "\n".join(lines))
     return judge([*facts, *({**bad, "name": f"{bad['name']} was not caught by {bad['probe']}"} for bad in caught)])
 
 

@@ -233,7 +233,6 @@ exclusive_three = snapshot_average.but(
         **per_role("train.optimizers.*.lr", matrix=0.025, scalar=0.025, embedding=0.035),
         **per_role("train.optimizers.*.weight_decay", scalar=0.04, embedding=0.04),
         "pack.quantizers.embedding": Rows(scale=Percentile(floor="absolute")),
-        "pack.quantizers.matrix": Rows(bits=6, scale=Percentile(floor="absolute")),
     },
     base="snapshot_average",
     why="Eleven layers, XSA in the last three; EfficientPartialXSA.",

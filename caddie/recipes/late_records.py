@@ -67,7 +67,6 @@ narrow_gates = three_phases.but(
         "model.block.attention.gate": NarrowGate(),
         "train.seconds": 587,
         "train.optimizers.gate": _GATE_OPTIMIZER,
-        "pack.quantizers.gate": Float16(),
         "score.ttt.phases": None,
     },
     base="three_phases",

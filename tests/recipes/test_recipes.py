@@ -13,7 +13,7 @@ from caddie.model import DenseGate
 from caddie.model.parameters import assign
 from caddie.pack.fit import FillCap
 from caddie.recipes.catalog import shipped
-from caddie.recipes.figures import figures
+from caddie.recipes.notation import figures
 from caddie.recipes.public_000_experiments import Experiment, public_000_experiments
 from caddie.recipes.recipe import Recipe
 from caddie.train.qat import Views
@@ -158,12 +158,12 @@ def test_public_figures_are_whole() -> None:
             assert figure.source.startswith("openai/parameter-golf")
             assert 1.0 < figure.bits_per_byte < 1.5
             assert figure.artifact_bytes is None or 4_000_000 < figure.artifact_bytes <= 16_000_000
-    assert figures("a paper", (7, 1.5, None), ("run b", 1.25, 10), machine="a laptop", note="n")[1].to_json() == {
+    assert figures("#7", "7 1.5 -, run b 1.25 10", machine="a laptop", note="n")[1].to_json() == {
         "kind": "Figure",
         "label": "a laptop, run b",
         "bits_per_byte": 1.25,
         "artifact_bytes": 10,
-        "source": "a paper",
+        "source": "openai/parameter-golf #7",
         "note": "n",
     }
 
