@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from torch import Tensor
 from caddie.data.corpus import Corpus
 from caddie.model import Model, build
 from caddie.model.parameters import assign
-from caddie.pack.artifact import Metadata
 from caddie.pack.calibrate import TrainingText
 from caddie.pack.candidates import Candidate, Candidates
 from caddie.pack.codecs import Lzma, Stored, Zlib, Zstd
@@ -46,12 +45,9 @@ SMALLEST = "smallest"
 """The shortest stream of all of these for each array, in the time of all of them together."""
 MEASURED_TOKENS = 16_384
 """Training tokens, beside those of the calibration, that every way is measured on."""
-_BATCH_TOKENS = 4096
 
 Streams = list[list[bytes]]
 """For each weight its coded arrays."""
-
-_AS_THEY_ARE = Packed(codec=Stored())
 
 
 @dataclass(frozen=True)
@@ -71,60 +67,42 @@ class Way:
         return {**large, "gate": Float16(), "scalar": Float16()}
 
 
-_SIX = Gptq(of=Rows(bits=6, scale=SigmaClip(k=12.85)))
-# six bits' steps in eight bits' range, so that finer ones clip nothing
-_FINER, _TABLE = Gptq(of=Rows(scale=SigmaClip(k=12.85 * 127 / 31))), Gptq(of=Rows(scale=SigmaClip(k=20.0)))
+_TABLE = Gptq(of=Rows(scale=SigmaClip(k=20.0)))
 WAYS = (
     Way("int8, percentile", Rows(), Rows()),
     Way("int6, five percentiles", Rows(bits=6, scale=BestPercentile()), Rows(scale=BestPercentile())),
-    Way("GPTQ int6, SDClip", _SIX, _TABLE),
-    Way("GPTQ, SDClip", _FINER, _TABLE, fills="brotli -11"),
+    Way("GPTQ int6, SDClip", Gptq(of=Rows(bits=6, scale=SigmaClip(k=12.85))), _TABLE),
+    # six bits' steps in eight bits' range, so that finer ones clip nothing
+    Way("GPTQ, SDClip", Gptq(of=Rows(scale=SigmaClip(k=12.85 * 127 / 31))), _TABLE, fills="brotli -11"),
     Way("Waterfilling", Waterfilling(), Waterfilling(), fills="entropy model"),
 )
 """Quantizers that are compared: those of the records with the steps they had, and two that fill the cap."""
 
 
-@dataclass(frozen=True)
-class Packing:
-    """The file that one way and coding make. Losses are what rounding costs, in bits per byte of training text."""
-
-    quantizer: str
-    cap_bytes: int | None
-    """The cap that the steps were fitted to, or none."""
-    fitted_with: str | None
-    """The coding that they were fitted with."""
-    coding: str
-    bytes: int
-    bits_per_weight: float
-    predicted_bits_per_byte: float | None
-    measured_bits_per_byte: float | None
-    encode_seconds: float
-    decode_seconds: float
-
-
 def compare(folder: Path, caps: Sequence[int] = (), progress: Progress = SILENT) -> dict[str, Any]:
     """Pack the run in `folder` in every way, for each of the caps, or for the recipe's own.
 
-    No file is written and no held-out text is read: losses are measured on training text that calibration has not
-    seen, and None where there is none.
+    No file is written and no held-out text is read. Losses are what rounding costs in bits per byte of training text
+    that calibration has not seen, None where there is none. `cap_bytes` and `fitted_with` of a packing are the cap that
+    its steps were fitted to and the coding that they were fitted with, or None.
     """
     recipe, seed, corpus = read_run(folder)
-    weights, caps = run_weights(folder, recipe, corpus), list(caps) or [recipe.pack.cap_bytes]
+    caps = list(caps) or [recipe.pack.cap_bytes]
     progress.phase("calibrate")
     packings = []
     with ProcessPool(torch.get_num_threads()) as pool:
-        bench = _Bench(recipe, corpus, weights, metadata_of(recipe, seed, corpus), pool, progress)
+        bench = _Bench(folder, recipe, seed, corpus, pool, progress)
         for way in WAYS:
             for cap in caps if way.fills else [None]:
                 progress.phase(f"{way.name}, {cap:,} bytes" if cap else way.name)
                 packings += bench.packings(way, cap)
     return {
         "run": str(folder),
-        "parameters": sum(weight.numel() for weight in weights.values()),
+        "parameters": sum(weight.numel() for weight in bench.weights.values()),
         "caps": caps,
         "measured_tokens": bench.tokens,
         "unpacked_bits_per_byte": bench.before,
-        "packings": [asdict(packing) for packing in packings],
+        "packings": packings,
     }
 
 
@@ -134,38 +112,29 @@ def summary(facts: Mapping[str, Any]) -> str:
     for one in facts["packings"]:
         group = one["quantizer"], one["cap_bytes"]
         name = one["quantizer"] + (f", {one['cap_bytes']:,}" if one["cap_bytes"] else "")
-        losses = [
-            "-" if loss is None else f"{loss:.4f}"
-            for loss in (one["predicted_bits_per_byte"], one["measured_bits_per_byte"])
-        ]
+        expected, measured = one["predicted_bits_per_byte"], one["measured_bits_per_byte"]
+        losses = ["-" if loss is None else f"{loss:.4f}" for loss in (expected, measured)]
         seconds = [f"{one[key]:.1f}" for key in ("encode_seconds", "decode_seconds")]
         coding = one["coding"] + (" *" if one["coding"] == one["fitted_with"] else "")
         rows.append(["" if group == before else name, coding, one["bytes"], *losses, *seconds])
         before = group
     tokens = facts["measured_tokens"]
-    lines = [table(rows, ["quantizer", "coding", "bytes", "predicted", "measured", "enc. s", "dec. s"]), ""]
-    lines.append("Bytes are those of the whole file. predicted and measured are what rounding costs in bits")
-    if tokens:
-        lines.append(f"per byte, on training text; measured on {tokens:,} tokens that calibration has not seen.")
-    else:
-        lines.append("per byte; not measured, for calibration has seen all of the training text.")
-    lines.append("* The steps were fitted to fill the cap with this coding; the others code the same integers.")
-    return "\n".join(lines)
+    text = f", on training text; measured on {tokens:,} tokens that calibration has not seen."
+    return f"""{table(rows, ["quantizer", "coding", "bytes", "predicted", "measured", "enc. s", "dec. s"])}
+
+Bytes are those of the whole file. predicted and measured are what rounding costs in bits
+per byte{text if tokens else "; not measured, for calibration has seen all of the training text."}
+* The steps were fitted to fill the cap with this coding; the others code the same integers."""
 
 
 class _Bench:
     """Weights, their calibrations, and text to measure on."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        corpus: Corpus,
-        weights: Mapping[str, Tensor],
-        metadata: Metadata,
-        pool: ProcessPool,
-        progress: Progress,
+        self, folder: Path, recipe: Recipe, seed: int, corpus: Corpus, pool: ProcessPool, progress: Progress
     ) -> None:
-        self.metadata, self.pool, self.progress = metadata, pool, progress
+        weights = run_weights(folder, recipe, corpus)
+        self.metadata, self.pool, self.progress = metadata_of(recipe, seed, corpus), pool, progress
         self.bos, self.per_nat = corpus.manifest.tokenizer.bos, bits_per_nat(corpus)
         self.calibrations = calibrate_recipe(recipe, weights, corpus)
         self.weights = weights
@@ -174,7 +143,7 @@ class _Bench:
         self.tokens = sum(ids.numel() for ids in self.rows)
         self.before = self._bits_per_byte(weights)
 
-    def packings(self, way: Way, cap: int | None) -> list[Packing]:
+    def packings(self, way: Way, cap: int | None) -> list[dict[str, Any]]:
         """Pack one way with each coding."""
         quantizers = assign(way.rules, self.model, "quantizers")
         dequantizers = {rule: quantizer.dequantizer for rule, quantizer in way.rules.items()}
@@ -187,7 +156,7 @@ class _Bench:
         candidates = Candidates(
             self.weights,
             self.calibrations,
-            CODINGS[way.fills] if way.fills else _AS_THEY_ARE,
+            CODINGS[way.fills] if way.fills else Packed(codec=Stored()),
             lambda sections: self.metadata.file_bytes(dequantizers, sections),
             report,
             self.pool,
@@ -214,20 +183,11 @@ class _Bench:
             decoded = time.perf_counter() - begin
             sections = _sections(candidate, streams)
             weight_bits = 8 * sum(len(section.data) for section in sections)
-            found.append(
-                Packing(
-                    quantizer=way.name,
-                    cap_bytes=cap,
-                    fitted_with=way.fills,
-                    coding=name,
-                    bytes=self.metadata.file_bytes(dequantizers, sections),
-                    bits_per_weight=weight_bits / sum(weight.numel() for weight in self.weights.values()),
-                    predicted_bits_per_byte=predicted,
-                    measured_bits_per_byte=measured,
-                    encode_seconds=seconds[name],
-                    decode_seconds=decoded,
-                )
-            )
+            facts: dict[str, Any] = {"quantizer": way.name, "cap_bytes": cap, "fitted_with": way.fills, "coding": name}
+            facts["bytes"] = self.metadata.file_bytes(dequantizers, sections)
+            facts["bits_per_weight"] = weight_bits / sum(weight.numel() for weight in self.weights.values())
+            facts |= {"predicted_bits_per_byte": predicted, "measured_bits_per_byte": measured}
+            found.append({**facts, "encode_seconds": seconds[name], "decode_seconds": decoded})
         return found
 
     @torch.no_grad()
@@ -237,7 +197,7 @@ class _Bench:
             return None
         self.model.load_state_dict(dict(weights))
         nats = torch.zeros((), dtype=torch.float64)
-        for ids in torch.split(torch.cat(self.rows), max(1, _BATCH_TOKENS // self.rows[0].shape[1])):
+        for ids in torch.split(torch.cat(self.rows), max(1, 4096 // self.rows[0].shape[1])):
             logits = self.model(ids, ids == self.bos)[:, :-1]
             nats += F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten().long(), reduction="sum").double().cpu()
         return float(nats) / sum(ids[:, 1:].numel() for ids in self.rows) * self.per_nat

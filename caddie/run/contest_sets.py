@@ -10,9 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _BYTES_KNOWN_TO = 10_000
-_LONGEST_SEQUENCE = 2_048
-_LEAST_PART = 0.01  # of the bytes; a text of one's own easily has the density of a smaller part
-_DENSITY = 0.1  # by which the bytes per token of a part may differ from the whole's
 
 
 @dataclass(frozen=True)
@@ -52,14 +49,15 @@ def identify(tokens: int, bytes_: int, documents: int, vocabulary: int) -> str:
     """
     for known in (CURRENT, FIRST):
         if abs(bytes_ - known.bytes) <= _BYTES_KNOWN_TO and documents == (known.documents or documents):
-            names = [name for name, count in known.tokens.items() if 0 <= tokens - count <= _LONGEST_SEQUENCE]
-            names = [name for name in names if _vocabulary(name) == vocabulary]
+            held = [name for name, count in known.tokens.items() if 0 <= tokens - count <= 2_048]
+            names = [name for name in held if _vocabulary(name) == vocabulary]
             under = f"tokenized by {names[0]}" if names else "under another tokenizer"
             return f"By its totals this is {known.name}, {under}: {_totals(known)}."
     for name, count in CURRENT.tokens.items():
-        smaller = documents < (CURRENT.documents or 0) and _LEAST_PART * CURRENT.bytes <= bytes_ < CURRENT.bytes
-        whole = CURRENT.bytes * tokens  # beside count * bytes_: both are bytes times tokens
-        if _vocabulary(name) == vocabulary and smaller and abs(count * bytes_ - whole) <= _DENSITY * whole:
+        # A text of one's own easily has the density of a part below 1 %.
+        smaller = documents < (CURRENT.documents or 0) and 0.01 * CURRENT.bytes <= bytes_ < CURRENT.bytes
+        whole = CURRENT.bytes * tokens  # beside count * bytes_: bytes per token within 10 % of the whole's
+        if _vocabulary(name) == vocabulary and smaller and abs(count * bytes_ - whole) <= 0.1 * whole:
             return (
                 f"By its totals this may be a part of {CURRENT.name}, {bytes_ / CURRENT.bytes:.1%} of its bytes, and is"
                 " not the whole: its score compares with no official one."

@@ -54,10 +54,7 @@ BOS = 1
 """Id that begins the documents of a copy."""
 STEPS = 4801
 """Number of steps assumed for a run whose budget is of seconds alone."""
-FEWEST_STEPS = 64
-"""Least number of steps assumed, so that momentum matters in a trial of one step."""
 _ABSENT = object()
-_NOTHING = (None, False, _ABSENT)
 
 Copy = tuple[GPT, Train]
 """Model and training of a small copy."""
@@ -106,13 +103,17 @@ def dead_settings(recipe: Recipe, base: Recipe | None = None) -> list[Finding]:
     try:
         observed = _Observed(recipe, changes)
         suspects = [change for change in changes if not observed.differs(change.reverted)]
-        removals = {f"{change.path}." for change in suspects if change.value in _NOTHING}
-        acting = _acting_on(base, recipe) if removals else []
-        hidden = {removal for removal in removals if any(f"{path}.".startswith(removal) for path in acting)}
+        removals = {f"{change.path}." for change in suspects if change.value in (None, False, _ABSENT)}
+        acting: list[str] = []
+        if removals:  # acting are the paths at which the recipe's value alone would change the base
+            back = list(_changes(recipe, base))
+            other = _Observed(base, back)
+            acting = [f"{change.path}." for change in back if other.differs(change.reverted)]
+        hidden = {removal for removal in removals if any(path.startswith(removal) for path in acting)}
     finally:
         torch.set_num_threads(threads)
     return [
-        Finding(change.path, _shown(change.value), _shown(change.instead), unread=not change.is_read(observed.read))
+        Finding(change.path, _shown(change.value), _shown(change.instead), change.is_unread(observed.read))
         for change in suspects
         if f"{change.path}." not in hidden
     ]
@@ -125,18 +126,8 @@ def _origin(recipe: Recipe) -> Recipe:
     return Recipe()
 
 
-def _acting_on(base: Recipe, recipe: Recipe) -> list[str]:
-    """Return the paths at which the recipe's value alone would change the base."""
-    changes = list(_changes(recipe, base))
-    observed = _Observed(base, changes)
-    return [change.path for change in changes if observed.differs(change.reverted)]
-
-
 def _shown(value: object) -> str:
     return "nothing" if value is _ABSENT else show(value)
-
-
-# Changes, and the recipes without them
 
 
 @dataclass(frozen=True)
@@ -149,9 +140,9 @@ class _Change:
     reverted: Recipe
     owner: type[Config]
 
-    def is_read(self, read: set[tuple[type, str]]) -> bool:
+    def is_unread(self, read: set[tuple[type, str]]) -> bool:
         name = self.path.rpartition(".")[2]
-        return name not in configs.field_types(self.owner) or (self.owner, name) in read
+        return name in configs.field_types(self.owner) and (self.owner, name) not in read
 
 
 def _changes(base: Recipe, recipe: Recipe) -> Iterator[_Change]:
@@ -205,9 +196,6 @@ def _defaults(cls: type[Config]) -> dict[str, Any]:
         for field in fields(cls)
         if field.default is not field.default_factory  # both missing
     }
-
-
-# Observations
 
 
 @contextmanager
@@ -364,13 +352,10 @@ def _stream(gpt: GPT, train: Train) -> Stream:
     )
 
 
-# Moments of the simulated clock
-
-
 def _moments(recipe: Recipe, others: list[Recipe]) -> list[TrainProgress]:
     """Return the first steps, the last, some between, and those at which schedules of two recipes differ most."""
     budget = recipe.train.budget
-    steps = max(FEWEST_STEPS, budget.steps or STEPS)
+    steps = max(64, budget.steps or STEPS)  # so that momentum matters in a trial of one step
     budget = replace(budget, steps=budget.steps and steps)
     last = TrainProgress(steps - 1, 0.999999 * (budget.seconds or 0.0), budget)
     fine = _spread(last, 1001)

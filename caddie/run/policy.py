@@ -112,12 +112,18 @@ def state(result: Mapping[str, Any], policies: Sequence[Policy] = POLICIES) -> l
     A figure that was not measured makes its sum and its verdict None. Seconds are those of the run's own machine,
     whatever machine a budget is defined for.
     """
-    sizes, seconds = _sizes(result), _seconds(result)
+    sizes = _sizes(result)
+    # The run's phase of scoring scores every stage, so an evaluation has clocks of its own.
+    unknown = dict.fromkeys(("load", "warm_up", "score"))
+    seconds = {**result["seconds"], **unknown, **(result.get("evaluation") or {})}
     return [
         {
             "name": policy.name,
             "why": policy.why,
-            **_charge({part: sizes[part] for part in policy.counts}, policy.cap_bytes),
+            "parts": (parts := {part: sizes[part] for part in policy.counts}),
+            "bytes": (total := _sum(parts)),
+            "cap_bytes": policy.cap_bytes,
+            "under_cap": _within(total, policy.cap_bytes),
             "hardware": policy.hardware,
             "training": _clock(policy.training, seconds),
             "evaluation": _clock(policy.evaluation, seconds),
@@ -141,23 +147,14 @@ def _sizes(result: Mapping[str, Any]) -> dict[str, int | None]:
     }
 
 
-def _seconds(result: Mapping[str, Any]) -> dict[str, float | None]:
-    """Seconds by phase. The run's phase of scoring scores every stage, so an evaluation has clocks of its own."""
-    evaluation: dict[str, float | None] = {"load": None, "warm_up": None, "score": None}
-    return {**result["seconds"], **evaluation, **(result.get("evaluation") or {})}
-
-
-def _charge(parts: Mapping[str, int | None], cap: int | None) -> dict[str, Any]:
-    total = _sum(parts)
-    under = None if total is None or cap is None else total <= cap
-    return {"parts": dict(parts), "bytes": total, "cap_bytes": cap, "under_cap": under}
-
-
 def _clock(allowance: Allowance, seconds: Mapping[str, float | None]) -> dict[str, Any]:
     phases = {phase: seconds[phase] for phase in allowance.phases if phase in seconds}
     total, budget = _sum(phases), allowance.seconds
-    within = None if total is None or budget is None else total <= budget
-    return {"phases": phases, "seconds": total, "budget_seconds": budget, "within": within}
+    return {"phases": phases, "seconds": total, "budget_seconds": budget, "within": _within(total, budget)}
+
+
+def _within(total: float | None, most: float | None) -> bool | None:
+    return None if total is None or most is None else total <= most
 
 
 def _sum(values: Mapping[Any, Any]) -> Any:

@@ -7,20 +7,13 @@ import json
 from itertools import accumulate, islice
 from pathlib import Path
 
+from caddie.data import tokenizers
 from caddie.data.corpus import DOCUMENTS, MANIFEST, Corpus, is_corpus
 from caddie.data.loaders import TrainingData
 from caddie.data.prepare import OWN_SHARDS, prepare, prepare_validation
 from caddie.data.round_trip_audit import Rule, audit
 from caddie.data.shards import split_documents
-from caddie.data.tokenizers import (
-    CaseOps,
-    CaseOpsTokenizer,
-    RawBytes,
-    SentencePieceFile,
-    SentencePieceTokenizer,
-    Tokenizer,
-    TokenizerSource,
-)
+from caddie.data.tokenizers import Tokenizer, TokenizerSource
 from caddie.errors import UserError
 from caddie.files import replacing
 from caddie.pack import artifact as artifacts
@@ -47,33 +40,24 @@ def open_corpus(
     """
     if not ranks.first:
         ranks.wait()
-    corpus = _open(recipe, source, progress, folder)
-    if ranks.first:
-        ranks.wait()
-    return corpus
-
-
-def _open(recipe: Recipe, source: str | None, progress: Progress, folder: Path | None) -> Corpus:
     _check_whole(source)
-    data = recipe.data
-    folder = folder or _corpus_folder(
-        source, [data.tokenizer.to_json(), recipe.model.vocabulary, data.validation_fraction]
-    )
+    data, size = recipe.data, recipe.model.vocabulary
     corpus = prepare(
         source,
-        folder=folder,
+        folder=folder or _corpus_folder(source, [data.tokenizer.to_json(), size, data.validation_fraction]),
         tokenizer_source=data.tokenizer,
-        vocabulary=recipe.model.vocabulary,
+        vocabulary=size,
         validation_fraction=data.validation_fraction,
         progress=progress,
     )
-    vocabulary = corpus.manifest.tokenizer.vocabulary
-    if vocabulary != recipe.model.vocabulary:
+    if (vocabulary := corpus.manifest.tokenizer.vocabulary) != size:
         raise UserError(f"the tokenizer of {corpus.folder} has {vocabulary:,} ids; set model.vocabulary={vocabulary}")
     corpus.tokenizer()
     corpus.train_shards()
     corpus.check_shards("train")
     corpus.check_shards("validation")
+    if ranks.first:
+        ranks.wait()
     return corpus
 
 
@@ -131,14 +115,14 @@ def open_for_scoring(artifact: Artifact, source: str | None, progress: Progress 
 def _tokenizer_source(tokenizer: Tokenizer) -> TokenizerSource:
     data = tokenizer.serialize()
     if not data:
-        return RawBytes()
+        return tokenizers.RawBytes()
     path = CORPORA / "tokenizers" / f"{tokenizer.sha256[:16]}.model"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             temporary.write_bytes(data)
-    model = SentencePieceFile(path=str(path))
-    return CaseOps(of=model) if isinstance(tokenizer, CaseOpsTokenizer) else model
+    model = tokenizers.SentencePieceFile(path=str(path))
+    return tokenizers.CaseOps(of=model) if isinstance(tokenizer, tokenizers.CaseOpsTokenizer) else model
 
 
 def training_data(corpus: Corpus) -> TrainingData:
@@ -219,15 +203,14 @@ def make_corpus(
         return prepare_validation(source, folder=folder, tokenizer=given, against=other, progress=progress)
     if tokenizer is not None:
         given = _given_tokenizer(Path(tokenizer))
-        diff = {"model.vocabulary": given.vocabulary, "data.tokenizer": _tokenizer_source(given)}
-        recipe = recipe.but(diff)
+        recipe = recipe.but({"model.vocabulary": given.vocabulary, "data.tokenizer": _tokenizer_source(given)})
     return open_corpus(recipe, source, progress, Path(out) if out else None)
 
 
 def _given_tokenizer(path: Path) -> Tokenizer:
     if path.suffix == ".model":
         try:
-            return SentencePieceTokenizer(path.read_bytes())
+            return tokenizers.SentencePieceTokenizer(path.read_bytes())
         except OSError as error:
             raise UserError(f"{path}: cannot read the tokenizer ({error.strerror})") from None
         except UserError as error:

@@ -31,7 +31,6 @@ from caddie.train.loop import Trained
 from caddie.verify import Verdict
 
 VERSION = 1
-_STEEPEST = 50.0
 
 
 def describe_run(
@@ -43,7 +42,7 @@ def describe_run(
     held_out = manifest.validation.source_bytes
     base = shipped().get(recipe.base or "")
     diff = base.settings.diff(recipe.settings) if base else {}
-    compressors = manifest.validation_compressors
+    compressors, trip = manifest.validation_compressors, manifest.tokenizer.round_trip
     per_nat = bits_per_nat(corpus)
     return {
         "version": VERSION,
@@ -65,7 +64,7 @@ def describe_run(
                 "name": tensor.name,
                 "role": tensor.role,
                 "shape": list(tensor.shape),
-                "quantizer": f"{type(tensor.quantizer).__name__}",
+                "quantizer": type(tensor.quantizer).__name__,
                 "bytes": artifact.tensor_bytes[tensor.name],
                 "parameters": math.prod(tensor.shape),
                 "relative_error": tensor.relative_error,
@@ -88,10 +87,7 @@ def describe_run(
         "device": device_name(ranks.device, trained.threads),
         "precision": trained.precision,
         "world": ranks.world,
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("caddie", "torch", "numpy")},
-        },
+        "versions": {"python": platform.python_version(), **{x: version(x) for x in ("caddie", "torch", "numpy")}},
         "code": commit(),
         "sha256": {
             "corpus": file_sha256(corpus.folder / MANIFEST),
@@ -106,9 +102,8 @@ def describe_run(
             "documents": {"train": manifest.train.documents, "validation": manifest.validation.documents},
             "tokens": {"train": manifest.train.tokens, "validation": manifest.validation.tokens},
             "source_bytes": {"train": manifest.train.source_bytes, "validation": held_out},
-            "lossless": manifest.tokenizer.round_trip is not None
-            and not manifest.tokenizer.round_trip.changed_documents,
-            "changed_documents": manifest.tokenizer.round_trip and manifest.tokenizer.round_trip.changed_documents,
+            "lossless": trip is not None and not trip.changed_documents,
+            "changed_documents": trip and trip.changed_documents,
             "duplicates_removed": manifest.duplicates_removed,
         },
         "public": [asdict(figure) for figure in recipe.public],
@@ -165,7 +160,7 @@ def describe_compression(compressed: Compressed, artifact: Artifact, corpus: Cor
     step = min(10 ** (len(str(artifact.file_bytes // 2)) - 1), 1_000_000)
     more = fewer = None
     if loss and slope is not None:
-        more, fewer = (loss * per_nat * math.expm1(min(-slope * change, _STEEPEST)) for change in (step, -step))
+        more, fewer = (loss * per_nat * math.expm1(min(-slope * change, 50.0)) for change in (step, -step))
     return {
         "bits_per_weight": 8 * artifact.ledger["weights"] / sum(math.prod(t.shape) for t in compressed.tensors),
         "predicted_bits_per_byte": _times(loss, per_nat),
