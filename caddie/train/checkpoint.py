@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -35,31 +34,24 @@ def restore(path: Path, tensors: Mapping[str, Tensor], identity: Mapping[str, st
 
     A checkpoint that is damaged, or whose metadata differ from `identity`, is a `UserError`.
     """
-    with _checkpoint(path, identity) as (file, metadata):
-        for name, tensor in tensors.items():
-            tensor.data.copy_(file.get_tensor(name))
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = dict(file.metadata() or {})
+            if any(metadata.get(key) != value for key, value in identity.items()):
+                raise UserError(f"{path} is of another recipe, text or seed; name another --out or remove it")
+            for name, tensor in tensors.items():
+                tensor.data.copy_(file.get_tensor(name))
+    except UserError:
+        raise
+    except (SafetensorError, KeyError, OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"{path} is not a readable checkpoint ({error}); remove it to start anew") from None
     return metadata
 
 
 def check_checkpoint(path: Path, identity: Mapping[str, str]) -> None:
     """Raise the `UserError` of `restore` now, if there is a checkpoint."""
     if path.exists():
-        with _checkpoint(path, identity):
-            pass
-
-
-@contextmanager
-def _checkpoint(path: Path, identity: Mapping[str, str]) -> Iterator[tuple[Any, dict[str, str]]]:
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = dict(file.metadata() or {})
-            if any(metadata.get(key) != value for key, value in identity.items()):
-                raise UserError(f"{path} is of another recipe, text or seed; name another --out or remove it")
-            yield file, metadata
-    except UserError:
-        raise
-    except (SafetensorError, KeyError, OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"{path} is not a readable checkpoint ({error}); remove it to start anew") from None
+        restore(path, {}, identity)
 
 
 def load_weights(path: Path, identity: Mapping[str, str]) -> dict[str, Tensor]:

@@ -8,7 +8,6 @@ tensors. Not yet measured on a GPU; `bench/gpu.py` times it.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,14 +36,6 @@ def recorder(device: torch.device) -> Recorder | None:
     return record
 
 
-class _Recording(NamedTuple):
-    inputs: tuple[Tensor, ...]
-    """Tensors that the replay reads."""
-    reached: Sequence[nn.Parameter]
-    """Parameters that get a gradient from it, which depends on the shape of the step."""
-    replay: Replay
-
-
 class Recordings:
     """Recordings by key, of work that adds to the gradients of parameters and returns nothing."""
 
@@ -52,25 +43,26 @@ class Recordings:
         self._parameters = list(parameters)
         self._record = record
         self._gradients: dict[nn.Parameter, Tensor] = {}
-        self._recordings: dict[Hashable, _Recording] = {}
+        self._recordings: dict[Hashable, tuple[tuple[Tensor, ...], list[nn.Parameter], Replay]] = {}
+        """Tensors that a replay reads, the parameters that get a gradient from it, and the replay."""
 
     def run(self, key: Hashable, inputs: tuple[Tensor, ...], work: Callable[..., None]) -> None:
         """Do `work(*inputs)`, replayed from the second call of a key on; the shapes of a key's inputs are fixed.
 
         The first call does the work and then records it: kernels have been compiled and tables made by then.
         """
-        recording = self._recordings.get(key)
-        if recording is None:
+        if key not in self._recordings:
             work(*inputs)
             reached = [parameter for parameter in self._parameters if parameter.grad is not None]
             self._place(reached)
             fixed = tuple(tensor.clone() for tensor in inputs)
-            self._recordings[key] = _Recording(fixed, reached, self._record(lambda: work(*fixed)))
+            self._recordings[key] = fixed, reached, self._record(lambda: work(*fixed))
             return
-        self._place(recording.reached)
-        for fixed_input, tensor in zip(recording.inputs, inputs, strict=True):
-            fixed_input.copy_(tensor)
-        recording.replay()
+        fixed, reached, replay = self._recordings[key]
+        self._place(reached)
+        for place, tensor in zip(fixed, inputs, strict=True):
+            place.copy_(tensor)
+        replay()
 
     def _place(self, parameters: Sequence[nn.Parameter]) -> None:
         """Move these gradients to the memory that recordings add to; gradients that are None begin at zero."""

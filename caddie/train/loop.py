@@ -11,11 +11,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 from torch import Tensor
 
@@ -96,20 +95,13 @@ def train(
     execution = warm_up(trainer, budget, shape)
     warmed = time.perf_counter() - begin
     identity = checkpoint_identity(gpt, config, data, seed)
-    with _Log(folder, data.bits_per_nat, ranks.first, progress) as log:
+    with closing(_Log(folder, data.bits_per_nat, ranks.first, progress)) as log:
         run = _Run(trainer, budget, folder / CHECKPOINT, identity, log, forecaster if ranks.first else None)
         run.restore()
-        log.write(
-            {
-                "event": "start",
-                "step": run.at.step,
-                "seconds": run.at.seconds,
-                **execution._asdict(),
-                "compiled": trainer.compiled,
-                "cuda_graphs": trainer.recordings is not None,
-                "attention": trainer.attention(shape[1]),
-            }
-        )
+        compiled, recorded = trainer.compiled, trainer.recordings is not None
+        chosen = {**execution._asdict(), "compiled": compiled, "cuda_graphs": recorded}
+        begun = {"event": "start", "step": run.at.step, "seconds": run.at.seconds}
+        log.write({**begun, **chosen, "attention": trainer.attention(shape[1])})
         for text in trainer.notes:
             log.note(text)
         if forecaster is not None:
@@ -141,15 +133,6 @@ def train(
     if ranks.first:
         save_tensors(folder / WEIGHTS, trained.weights, weights_identity(gpt, config, data))
     return trained
-
-
-class PendingStep(NamedTuple):
-    """A launched step whose loss has not been read yet."""
-
-    step: int
-    position: int
-    lr_scale: float
-    loss: AsyncScalar
 
 
 class BackgroundJobs:
@@ -197,9 +180,8 @@ class _Run:
         log: _Log,
         forecaster: Forecaster | None,
     ) -> None:
-        self.trainer, self.config, self.budget = trainer, trainer.config, budget
+        self.trainer, self.config, self.budget, self.log = trainer, trainer.config, budget, log
         self.background = BackgroundJobs(trainer.asynchronous)
-        self.log = log
         self.checkpoint = _Checkpoint(self, checkpoint, identity)
         self.forecast = _Forecast(self, forecaster)
         self.at = self.done = TrainProgress(0, 0.0, budget)
@@ -207,10 +189,10 @@ class _Run:
         self.position = 0
         """Micro-batches that all processes together have read."""
         self.loss = math.nan
-        self.pending: deque[PendingStep] = deque()
+        self.pending: deque[tuple[int, int, float, AsyncScalar]] = deque()
+        """Launched steps whose losses have not been read: steps and micro-batches done, learning-rate scale, loss."""
         self.received: Sequence[int] = ()
-        self.signalled = 0
-        self.began = 0.0
+        self.signalled, self.began = 0, 0.0
 
     def restore(self) -> None:
         """Go on from the checkpoint if there is one."""
@@ -244,7 +226,7 @@ class _Run:
         loss = trainer.launch(batches, at, bos)
         trainer.forget_gradients()
         self.position += self.config.micro_batches_at(at)
-        self.pending.append(PendingStep(at.step + 1, self.position, lr_scale, loss))
+        self.pending.append((at.step + 1, self.position, lr_scale, loss))
         self.read_losses(1 if trainer.asynchronous else 0)
         self.at = TrainProgress(at.step + 1, self.done.seconds, self.budget)
         trainer.watch(self.at, lr_scale)
@@ -277,12 +259,8 @@ class _Log:
         self._file = open(path if first else os.devnull, "a", buffering=1)  # noqa: SIM115
         self._bits_per_nat, self._progress = bits_per_nat, progress
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
     def write(self, event: Event) -> None:
@@ -356,8 +334,7 @@ class _Forecast:
     """Predicts the artifact now and then, from gradients and weights at hand."""
 
     def __init__(self, run: _Run, forecaster: Forecaster | None) -> None:
-        self.run, self.forecaster = run, forecaster
-        self.due = False
+        self.run, self.forecaster, self.due = run, forecaster, False
         self.events: deque[dict[str, Any]] = deque()
         """Events found in the background that are still to be written."""
 

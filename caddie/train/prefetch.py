@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,11 +44,8 @@ class DeviceBatch:
     """Documents that begin in the inputs, counted on the host."""
 
 
-class Upload(NamedTuple):
-    """Batch that is being copied to the device, and the event that ends the copy."""
-
-    batch: DeviceBatch
-    event: torch.cuda.Event | None
+Upload = tuple[DeviceBatch, torch.cuda.Event | None]
+"""Batch that is being copied to the device, and the event that ends the copy."""
 
 
 class Uploads:
@@ -64,21 +60,22 @@ class Uploads:
         inputs, targets = torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets)
         begun = batch.begun(self._bos)
         if self._stream is None:
-            return Upload(DeviceBatch(inputs, targets, begun), None)
+            return DeviceBatch(inputs, targets, begun), None
         with torch.cuda.stream(self._stream):  # which is this thread's alone
             inputs, targets = (t.pin_memory().to(self._device, non_blocking=True) for t in (inputs, targets))
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
-        return Upload(DeviceBatch(inputs, targets, begun), event)
+        return DeviceBatch(inputs, targets, begun), event
 
     def take(self, upload: Upload) -> DeviceBatch:
         """Return the batch for later launches of this thread; the device waits for the copy, this thread does not."""
-        if upload.event is not None:
+        batch, event = upload
+        if event is not None:
             stream = torch.cuda.current_stream(self._device)
-            stream.wait_event(upload.event)
-            for tensor in (upload.batch.inputs, upload.batch.targets):
+            stream.wait_event(event)
+            for tensor in (batch.inputs, batch.targets):
                 tensor.record_stream(stream)  # its memory goes to no other batch before this one was used
-        return upload.batch
+        return batch
 
 
 @contextmanager

@@ -7,27 +7,15 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from caddie.config import Config, Count, NonNegative, Positive, Range, Technique
-from caddie.config.schedules import (
-    Budget,
-    IntSchedule,
-    PiecewiseConstant,
-    Schedule,
-    StepRamp,
-    TrainProgress,
-    Warmdown,
-    all_values,
-    changes,
-    check_int_schedule,
-    int_at,
-    value_at,
-)
+from caddie.config import Config, Count, NonNegative, Positive, Range, Technique, schedules
+from caddie.config.schedules import Budget, IntSchedule, Schedule, StepRamp, TrainProgress, Warmdown, all_values, int_at
 from caddie.data.loaders import Batch, Loader, SequentialStream
 from caddie.errors import UserError
 from caddie.model import GPT, GroupedQueryAttention, ModelPart, build
@@ -135,8 +123,8 @@ class Train(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_int_schedule("batch_tokens", self.batch_tokens)
-        check_int_schedule("sequence_length", self.sequence_length)
+        schedules.check_int_schedule("batch_tokens", self.batch_tokens)
+        schedules.check_int_schedule("sequence_length", self.sequence_length)
 
     @property
     def budget(self) -> Budget:
@@ -206,10 +194,7 @@ class Trainer:
 
     def __init__(self, gpt: GPT, config: Train, seed: int, ranks: Ranks) -> None:
         self.micro_tokens = config.micro_tokens(ranks.world)
-        self.config = config
-        self.ranks = ranks
-        self.seed = seed
-        self.vocabulary = gpt.vocabulary
+        self.config, self.ranks, self.seed, self.vocabulary = config, ranks, seed, gpt.vocabulary
         if ranks.device.type == "cpu":
             keep_freed_memory()
         self.model = build(gpt, seed, ranks.device)
@@ -217,8 +202,7 @@ class Trainer:
         chosen = assign({rule: rule for rule in config.optimizers}, self.model, "train.optimizers")
         self.updaters: dict[str, Updater] = {}
         for rule, optimizer in config.optimizers.items():
-            members = {name: self.parameters[name] for name in self.parameters if chosen[name] == rule}
-            if members:
+            if members := {name: self.parameters[name] for name in self.parameters if chosen[name] == rule}:
                 self.updaters[rule] = optimizer.build(members, ranks)
         self.average: Average | None = config.averaging.build(self.parameters) if config.averaging else None
         self.views = Views(config.qat, self.model, "train.qat")
@@ -278,7 +262,7 @@ class Trainer:
         found: dict[Shape, TrainProgress] = {}
         strengths = [view.strength for view in self.config.qat.values()]
         numbers = (self.config.batch_tokens, self.config.sequence_length, *strengths)
-        begins = changes(number for number in numbers if isinstance(number, PiecewiseConstant))
+        begins = schedules.changes(number for number in numbers if isinstance(number, schedules.PiecewiseConstant))
         for fraction in sorted({*np.linspace(0.0, 1.0, 1000, endpoint=False).tolist(), *self.model.stages, *begins}):
             train_progress = progress_at(fraction, budget)
             if train_progress.progress < 1.0:  # else no step begins there
@@ -286,11 +270,8 @@ class Trainer:
         return found
 
     def indices(self, position: int) -> Iterator[int]:
-        """Yield the indices of this rank's micro-batches from `position` on, without end."""
-        index = position + self.ranks.rank
-        while True:
-            yield index
-            index += self.ranks.world
+        """Return the indices of this rank's micro-batches from `position` on, without end."""
+        return count(position + self.ranks.rank, self.ranks.world)
 
     def step(self, batches: Batches, train_progress: TrainProgress, bos: int, lr_scale: float | None = None) -> float:
         """Make one optimizer step and return its mean loss, NaN if the loss or the gradient is not finite.
@@ -319,7 +300,7 @@ class Trainer:
             clip = self.config.clip_norm
             scale = None if clip is None else (clip / (norm + 1e-6)).clamp(max=1.0)
             if lr_scale is None:
-                lr_scale = value_at(self.config.lr_schedule, train_progress)
+                lr_scale = schedules.value_at(self.config.lr_schedule, train_progress)
             for updater in self.updaters.values():
                 updater.step(train_progress, lr_scale, scale)
         return AsyncScalar(mean)
@@ -328,11 +309,11 @@ class Trainer:
         """Accumulate this rank's gradients of one step, without communication, and return its part of the mean loss."""
         shape = self.shape(train_progress)
         self.views.set(train_progress)
-        count = self.config.micro_batches_at(train_progress)
-        self.count.fill_(count)
+        batches_of_step = self.config.micro_batches_at(train_progress)
+        self.count.fill_(batches_of_step)
         self.losses.zero_()
         counts = self.counts_segments(shape.sequence_length)
-        for _ in range(count // self.ranks.world):
+        for _ in range(batches_of_step // self.ranks.world):
             batch = next(batches)
             tensors = self._tensors(batch, shape.sequence_length, bos)
             segments = self._segments(batch, tensors[0], bos) if counts else 0
@@ -342,7 +323,7 @@ class Trainer:
             else:
                 self.recordings.run((shape, segments), tensors, work)
             if self.observe is not None:  # the loss is a mean over the tokens; the Fisher information needs their sum
-                self.observe(self.parameters, float(count**2 * self.micro_tokens))
+                self.observe(self.parameters, float(batches_of_step**2 * self.micro_tokens))
                 self.observe = None
         return self.losses
 
@@ -396,9 +377,7 @@ class Trainer:
 
     def state(self) -> dict[str, Tensor]:
         """Return every tensor that a step changes, by name; the tensors themselves. All ranks call it together."""
-        found: dict[str, Tensor] = {f"weights/{name}": tensor for name, tensor in self.parameters.items()}
-        for rule, updater in self.updaters.items():
-            found.update({f"optimizers/{rule}/{name}": tensor for name, tensor in updater.state().items()})
-        if self.average is not None:
-            found.update({f"average/{name}": tensor for name, tensor in self.average.state().items()})
-        return found
+        states: dict[str, Mapping[str, Tensor]] = {"weights": self.parameters}
+        states |= {f"optimizers/{rule}": updater.state() for rule, updater in self.updaters.items()}
+        states |= {"average": self.average.state()} if self.average else {}
+        return {f"{part}/{name}": tensor for part, state in states.items() for name, tensor in state.items()}

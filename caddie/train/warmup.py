@@ -17,9 +17,6 @@ from caddie.runtime.autotune import allow_graphs, quickest, thread_counts, worth
 from caddie.train.cuda_graphs import Recordings, recorder
 from caddie.train.trainer import Execution, Trainer, progress_at
 
-_DIVERGED = 1e4
-"""Magnitude of a weight that shows that the learning rates are far too high."""
-
 
 def warm_up(trainer: Trainer, budget: Budget, rows: tuple[int, int]) -> Execution:
     """Run every shape on random tokens, choose precision, threads, compilation and CUDA graphs, and undo the steps.
@@ -56,8 +53,8 @@ class _WarmUp:
         for fraction in (0.25, 0.5, 0.75):  # at the points above an optimizer's own rate may be zero
             for _ in range(3 if steps >= 3 and (self.unreached or self.unmoved(saved)) else 0):
                 self.step(progress_at(fraction, self.budget))
-        # A run that diverges has dead channels too, and reports that itself.
-        tame = all(bool((parameter.abs() < _DIVERGED).all()) for parameter in trainer.parameters.values())
+        # A run that diverges, as weights of 1e4 show, has dead channels too, and reports that itself.
+        tame = all(bool((parameter.abs() < 1e4).all()) for parameter in trainer.parameters.values())
         unmoved = self.unmoved(saved)
         for name, tensor in trainer.state().items():
             tensor.data.copy_(saved[name])
@@ -128,12 +125,11 @@ class _WarmUp:
 
     def compiling_fails(self, points: Sequence[TrainProgress]) -> bool:
         """Return True if compiling fails at one of the points; then the model runs uncompiled, with a note."""
-        for train_progress in points:
-            if failure := self.failure(train_progress):
-                self.trainer.compile(False)
-                self.trainer.notes.append(f"compiling failed, so the model runs uncompiled: {failure}")
-                return True
-        return False
+        failure = next(filter(None, map(self.failure, points)), "")
+        if failure:
+            self.trainer.compile(False)
+            self.trainer.notes.append(f"compiling failed, so the model runs uncompiled: {failure}")
+        return bool(failure)
 
     def choose_recording(self) -> None:
         """On a GPU, record every shape as a CUDA graph on all ranks unless never; with auto, check that it pays.
@@ -210,5 +206,4 @@ def _patience(budget: Budget) -> float:
 
 
 def _some(names: set[str]) -> str:
-    """Return the first of the names, and their number."""
     return f"{', '.join(sorted(names)[:3])} ({len(names)} in all)"
