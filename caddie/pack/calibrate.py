@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from caddie.config import Config, Count, NonNegative, Technique
+from caddie.config import Config, Count, NonNegative, known
 from caddie.data.loaders import ShuffledSequences
 from caddie.data.shards import Tokens
 from caddie.model import Cache, Linear, Model, TiedHead
@@ -67,12 +67,10 @@ class SelfGenerated(CalibrationText):
     openai/parameter-golf, 2026-03-25_ValCalib_GPTQ_XSA_BigramHash3072.
     """
 
-    techniques: ClassVar = {
-        "": Technique(
-            "Calibration after the clock, when the training text may no longer be read.",
-            "openai/parameter-golf, 2026-03-25_ValCalib_GPTQ_XSA_BigramHash3072",
-        ),
-    }
+    techniques: ClassVar = known(
+        "Calibration after the clock, when the training text may no longer be read.",
+        "openai/parameter-golf, 2026-03-25_ValCalib_GPTQ_XSA_BigramHash3072",
+    )
 
     sequences: Count = 64
     """Rows of all processes together; at least one batch for each is written."""

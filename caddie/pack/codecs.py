@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 import brotli
 import zstandard
 
-from caddie.config import Config, Range, Technique
+from caddie.config import Config, Range, known
 from caddie.errors import UserError
 
 _DICTIONARY_BYTES = 64 << 20
@@ -60,13 +60,11 @@ class Stored(Codec):
 class Zlib(Codec):
     """Raw deflate (RFC 1951): quick, with the least overhead on a few bytes."""
 
-    techniques: ClassVar = {
-        "": Technique(
-            "Part of every Python; for int8 weights it was better than lzma.",
-            "openai/parameter-golf, the baseline; public system 003",
-            "lzma for zlib: a larger file (public system 003)",
-        ),
-    }
+    techniques: ClassVar = known(
+        "Part of every Python; for int8 weights it was better than lzma.",
+        "openai/parameter-golf, the baseline; public system 003",
+        "lzma for zlib: a larger file (public system 003)",
+    )
 
     level: Annotated[int, Range(0, 9)] = 9
     """Effort, from 0 (none) to 9."""
@@ -90,12 +88,10 @@ class Zlib(Codec):
 class Lzma(Codec):
     """Raw LZMA2, the coder inside xz: it stores incompressible data, which LZMA1 would grow by 1.4 %."""
 
-    techniques: ClassVar = {
-        "": Technique(
-            "Quantized weights of 6 bits in bytes, to 99.7 % of their empirical entropy.",
-            "openai/parameter-golf #609, 2026-03-23_LeakyReLU_LegalTTT_ParallelMuon (#549)",
-        ),
-    }
+    techniques: ClassVar = known(
+        "Quantized weights of 6 bits in bytes, to 99.7 % of their empirical entropy.",
+        "openai/parameter-golf #609, 2026-03-23_LeakyReLU_LegalTTT_ParallelMuon (#549)",
+    )
 
     preset: Annotated[int, Range(0, 9)] = 9
     """Effort, from 0 to 9."""
@@ -121,12 +117,10 @@ class Lzma(Codec):
 class Zstd(Codec):
     """Zstandard (RFC 8878), its frames without the magic number."""
 
-    techniques: ClassVar = {
-        "": Technique(
-            "Smaller than zlib for weights of 6 bits that lie in bytes.",
-            "openai/parameter-golf, the five-bit record and public system 002",
-        ),
-    }
+    techniques: ClassVar = known(
+        "Smaller than zlib for weights of 6 bits that lie in bytes.",
+        "openai/parameter-golf, the five-bit record and public system 002",
+    )
 
     level: Annotated[int, Range(1, 22)] = 22
     """Effort, from 1 to 22."""
@@ -162,13 +156,11 @@ class Zstd(Codec):
 class Brotli(Codec):
     """Brotli (RFC 7932), the best on short text."""
 
-    techniques: ClassVar = {
-        "": Technique(
-            "The last byte codec of the records, behind the shuffle of bytes by `Packed`.",
-            "openai/parameter-golf #1218, 2026-04-01_Vocab4096_MLPMult4_WD085",
-            "5.9 % smaller than lzma on the weights of one fork",
-        ),
-    }
+    techniques: ClassVar = known(
+        "The last byte codec of the records, behind the shuffle of bytes by `Packed`.",
+        "openai/parameter-golf #1218, 2026-04-01_Vocab4096_MLPMult4_WD085",
+        "5.9 % smaller than lzma on the weights of one fork",
+    )
 
     quality: Annotated[int, Range(0, 11)] = 11
     """Effort, from 0 to 11."""

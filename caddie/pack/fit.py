@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from caddie.config import Config, Technique
+from caddie.config import Config, known
 from caddie.errors import UserError
 from caddie.pack.candidates import Candidate, Candidates
 from caddie.pack.quantize import Quantizer, Rows, without_ones
@@ -53,12 +53,10 @@ class FillCap(Fit):
     A file stays smaller where the next byte would buy nothing: its predicted loss is below a billionth of a nat.
     """
 
-    techniques: ClassVar = {
-        "": Technique(
-            "No byte is left over, and none is missing.",
-            "openai/parameter-golf tunes clips by hand (SDClip and after); one multiplier as in rate-distortion theory",
-        )
-    }
+    techniques: ClassVar = known(
+        "No byte is left over, and none is missing.",
+        "openai/parameter-golf tunes clips by hand (SDClip and after); one multiplier as in rate-distortion theory",
+    )
 
     def fit(self, candidates: Candidates, quantizers: Mapping[str, Quantizer], cap_bytes: int) -> Fitted:
         """Return the finest candidate that fits."""
@@ -90,13 +88,11 @@ class PruneOnes(Fit):
     The others stay as they are, and a file that fits is left alone.
     """
 
-    techniques: ClassVar = {
-        "": Technique(
-            "The last kilobytes over the cap cost least where steps are small.",
-            "openai/parameter-golf #609, 2026-03-25_ValCalib_GPTQ_XSA_BigramHash3072",
-            "below 10 % of the weights nothing, 28 to 37 % 0.004 to 0.005 bits per byte (#670)",
-        )
-    }
+    techniques: ClassVar = known(
+        "The last kilobytes over the cap cost least where steps are small.",
+        "openai/parameter-golf #609, 2026-03-25_ValCalib_GPTQ_XSA_BigramHash3072",
+        "below 10 % of the weights nothing, 28 to 37 % 0.004 to 0.005 bits per byte (#670)",
+    )
 
     def fit(self, candidates: Candidates, quantizers: Mapping[str, Quantizer], cap_bytes: int) -> Fitted:
         """Return the candidate with the fewest ones taken, to a part in 256 of all."""

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from caddie.config import Technique
+from caddie.config import known
 from caddie.pack.codecs import Brotli
 from caddie.pack.coding.array_codec import CHECKSUM_BITS, ENTROPY_MODEL, Array, ArrayCodec, Shape, checksum, damaged
 from caddie.pack.coding.packed import Packed, matrix_shape
@@ -78,12 +78,10 @@ class EntropyModel(ArrayCodec):
     Floating-point numbers and integers of 64 bits are written by `Packed`. One damaged stream in 2^24 is not noticed.
     """
 
-    techniques: ClassVar[dict[str, Technique]] = {
-        "": Technique(
-            why="codes quantized weights at the entropy of a model of row and column scales, with nothing sent beside",
-            source="adaptive arithmetic coding: Witten, Neal and Cleary, CACM 30(6), 1987",
-        )
-    }
+    techniques: ClassVar = known(
+        "codes quantized weights at the entropy of a model of row and column scales, with nothing sent beside",
+        "adaptive arithmetic coding: Witten, Neal and Cleary, CACM 30(6), 1987",
+    )
 
     def encode(self, array: Array, like: bytes = b"") -> bytes:
         """Return the stream with the settings that suit the array's first rows best, or with those of `like`."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from caddie.config import Technique
+from caddie.config import Technique, known
 from caddie.errors import UserError
 from caddie.pack.codecs import Brotli, Codec, Lzma, Stored, Zlib, Zstd
 from caddie.pack.coding.array_codec import CHECKSUM_BITS, PACKED, Array, ArrayCodec, Shape, checked, checksum, damaged
@@ -37,20 +36,18 @@ class Packed(ArrayCodec):
     """Follow each row by the nearest of those that are left; the order is stored, 2 or 4 bytes a row. Takes time with
     the square of the rows."""
 
-    techniques: ClassVar[Mapping[str, Technique]] = {
-        "": Technique(
-            why="general compressors find that few integers are common, at 1 to 7 % above the entropy",
-            source="https://github.com/openai/parameter-golf, the records up to 2026-03",
+    techniques: ClassVar = known(
+        "general compressors find that few integers are common, at 1 to 7 % above the entropy",
+        "https://github.com/openai/parameter-golf, the records up to 2026-03",
+        columns=Technique(
+            "the inputs of a matrix differ in scale more than its outputs do",
+            "the record of per-group lrzip, pull requests 1586 and 1667",
         ),
-        "columns": Technique(
-            why="the inputs of a matrix differ in scale more than its outputs do",
-            source="the record of per-group lrzip, pull requests 1586 and 1667",
+        sort_rows=Technique(
+            "similar rows stand together, for compressors that look back",
+            "the record of per-group lrzip, pull requests 1586 and 1667",
         ),
-        "sort_rows": Technique(
-            why="similar rows stand together, for compressors that look back",
-            source="the record of per-group lrzip, pull requests 1586 and 1667",
-        ),
-    }
+    )
 
     def encode(self, array: Array, like: bytes = b"") -> bytes:
         """Return the bytes of the array, laid out and compressed."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caddie.config import Technique
+from caddie.config import known
 from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, Rounding, plain
 
 
@@ -43,13 +43,11 @@ class _Floats:
 class Float16(_Floats, Quantizer):
     """Half precision, for what is small or sensitive."""
 
-    techniques: ClassVar = {
-        "": Technique(
-            "A tied embedding is the head as well, and is hurt most by int8; gates and scales are too small to matter.",
-            "openai/parameter-golf, 2026-03-18_FP16Embed_WD3600 (public system 003)",
-            "lost by rounding 0.007 to 0.0005 for 0.5 MB (public system 003)",
-        ),
-    }
+    techniques: ClassVar = known(
+        "A tied embedding is the head as well, and is hurt most by int8; gates and scales are too small to matter.",
+        "openai/parameter-golf, 2026-03-18_FP16Embed_WD3600 (public system 003)",
+        "lost by rounding 0.007 to 0.0005 for 0.5 MB (public system 003)",
+    )
     _format, _stored = torch.float16, np.dtype("<f2")
 
 
@@ -67,13 +65,11 @@ class Float8(_Floats, Quantizer):
     openai/parameter-golf, 2026-03-24_74M_Ternary_UNet_FP8_10L_8192BPE_YaRN_NeoMuon, for what is not ternary.
     """
 
-    techniques: ClassVar = {
-        "": Technique(
-            "Half the bytes of half precision, and no steps to store.",
-            "arXiv 2209.05433; openai/parameter-golf, 2026-03-24_74M_Ternary_UNet_FP8",
-            "0.002 for small matrices",
-        )
-    }
+    techniques: ClassVar = known(
+        "Half the bytes of half precision, and no steps to store.",
+        "arXiv 2209.05433; openai/parameter-golf, 2026-03-24_74M_Ternary_UNet_FP8",
+        "0.002 for small matrices",
+    )
     _format, _stored = torch.float8_e4m3fn, np.dtype(np.uint8)
 
     def fake(self, weight: Tensor, rounding: Rounding = torch.round) -> Tensor:

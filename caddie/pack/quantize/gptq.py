@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from caddie.config import Range, Technique
+from caddie.config import Range, known
 from caddie.errors import UserError
 from caddie.pack.quantize.quantizer import Arrays, Calibration, Quantizer, Rounding, Wrapper, as_rows, plain
 from caddie.pack.quantize.rows import Rows
@@ -24,13 +24,11 @@ class Gptq(Wrapper, Quantizer):
     linear map, this is `of`.
     """
 
-    techniques: ClassVar = {
-        "": Technique(
-            "Columns that are rounded later make good what the earlier ones lost.",
-            "arXiv 2210.17323; openai/parameter-golf #593 and nearly all records after it",
-            "loss by rounding 0.0035 to 0.0042 for 0.008 with six bits (#593)",
-        )
-    }
+    techniques: ClassVar = known(
+        "Columns that are rounded later make good what the earlier ones lost.",
+        "arXiv 2210.17323; openai/parameter-golf #593 and nearly all records after it",
+        "loss by rounding 0.0035 to 0.0042 for 0.008 with six bits (#593)",
+    )
 
     of: Rows = Rows()
     """The integers, their steps and how they are stored."""

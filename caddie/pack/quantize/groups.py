@@ -12,17 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from caddie.config import Range, Technique
-from caddie.pack.quantize.quantizer import (
-    Arrays,
-    Calibration,
-    Layout,
-    Quantizer,
-    Rounding,
-    as_rows,
-    plain,
-    rows_and_columns,
-)
+from caddie.config import Range, known
+from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, Rounding, as_rows, plain, rows_shape
 from caddie.pack.quantize.rows import half
 from caddie.pack.quantize.scales import LARGEST_STEP
 
@@ -35,13 +26,11 @@ _POWERS = 3 ** np.arange(_TRITS, dtype=np.uint8)
 class Ternary(Quantizer):
     """-1, 0 or 1 times the mean |weight| of each group of columns (arXiv 2402.17764)."""
 
-    techniques: ClassVar = {
-        "": Technique(
-            "1.6 bits a weight: more weights in the same file, if they are trained for it.",
-            "arXiv 2402.17764; openai/parameter-golf, 2026-03-24_74M_Ternary_UNet_FP8_10L_8192BPE_YaRN_NeoMuon",
-            "1.1570 with 64.9 million ternary parameters, the round trip 0.002",
-        )
-    }
+    techniques: ClassVar = known(
+        "1.6 bits a weight: more weights in the same file, if they are trained for it.",
+        "arXiv 2402.17764; openai/parameter-golf, 2026-03-24_74M_Ternary_UNet_FP8_10L_8192BPE_YaRN_NeoMuon",
+        "1.1570 with 64.9 million ternary parameters, the round trip 0.002",
+    )
 
     group: Annotated[int, Range(1, 65_536)] = 128
     """Columns with one step; rows are padded with zeros to whole groups."""
@@ -64,7 +53,7 @@ class Ternary(Quantizer):
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
         """Return trits · steps."""
-        rows, columns = rows_and_columns(shape)
+        rows, columns = rows_shape(shape)
         if self.packed:
             trits = _unpack_trits(arrays["packed"], rows * -(-columns // self.group) * self.group)
             groups = torch.from_numpy(trits).reshape(-1, self.group)
@@ -75,7 +64,7 @@ class Ternary(Quantizer):
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
         """Return trits of the weight's shape, or their bytes, and one step for each group."""
-        rows, columns = rows_and_columns(shape)
+        rows, columns = rows_shape(shape)
         groups = rows * -(-columns // self.group)
         steps = (np.dtype("<f2"), (groups,))
         if self.packed:
@@ -100,13 +89,11 @@ class Ternary(Quantizer):
 class Binary(Quantizer):
     """-1 or 1 times the mean |weight| of each group of columns (arXiv 1603.05279): one bit a weight."""
 
-    techniques: ClassVar = {
-        "": Technique(
-            "One bit a weight, if they are trained for it.",
-            "arXiv 1603.05279; CiprianFlorin-Ifrim/openai-parameter-golf-lab",
-            "1.1824 after ten minutes, 1.1239 after 50,000 steps",
-        )
-    }
+    techniques: ClassVar = known(
+        "One bit a weight, if they are trained for it.",
+        "arXiv 1603.05279; CiprianFlorin-Ifrim/openai-parameter-golf-lab",
+        "1.1824 after ten minutes, 1.1239 after 50,000 steps",
+    )
 
     group: Annotated[int, Range(1, 65_536)] = 128
     """Columns with one step; the last group of a row may have fewer."""
@@ -128,7 +115,7 @@ class Binary(Quantizer):
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
         """Return a bit for each weight and one step for each group."""
-        rows, columns = rows_and_columns(shape)
+        rows, columns = rows_shape(shape)
         return {
             "packed": (np.dtype(np.uint8), (-(-math.prod(shape) // 8),)),
             "steps": (np.dtype("<f2"), (rows * -(-columns // self.group),)),
@@ -142,7 +129,7 @@ class Binary(Quantizer):
 
     def _sizes(self, shape: tuple[int, ...]) -> Tensor:
         """Return the columns of each group without padding, (groups,)."""
-        rows, columns = rows_and_columns(shape)
+        rows, columns = rows_shape(shape)
         sizes = [min(self.group, columns - begin) for begin in range(0, columns, self.group)]
         return torch.tensor(sizes, dtype=torch.float32).repeat(rows)
 
@@ -159,7 +146,7 @@ def _groups(rows: Tensor, group: int) -> Tensor:
 
 def _ungrouped(groups: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return the weight of this shape, without padding."""
-    rows, columns = rows_and_columns(shape)
+    rows, columns = rows_shape(shape)
     width = groups.numel() // rows if rows else columns
     return groups.reshape(rows, width)[:, :columns].reshape(shape)
 

@@ -10,19 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caddie.config import Range, Technique
+from caddie.config import Range, known
 from caddie.errors import UserError
 from caddie.pack.quantize.gptq import Gptq
-from caddie.pack.quantize.quantizer import (
-    Arrays,
-    Calibration,
-    Layout,
-    Quantizer,
-    Wrapper,
-    as_rows,
-    plain,
-    rows_and_columns,
-)
+from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, Wrapper, as_rows, plain, rows_shape
 from caddie.pack.quantize.scales import LARGEST_STEP
 
 _GROUP = 64
@@ -37,13 +28,11 @@ class LowRank(Wrapper, Quantizer):
     A has the left singular vectors times the singular values, B the right ones.
     """
 
-    techniques: ClassVar = {
-        "": Technique(
-            "A few kilobytes take back the part of the rounding error that all rows share.",
-            "arXiv 2402.02446; openai/parameter-golf #1851, #1868, on the three matrices that err most",
-            "-0.002 in a bundle (#1851)",
-        )
-    }
+    techniques: ClassVar = known(
+        "A few kilobytes take back the part of the rounding error that all rows share.",
+        "arXiv 2402.02446; openai/parameter-golf #1851, #1868, on the three matrices that err most",
+        "-0.002 in a bundle (#1851)",
+    )
 
     of: Quantizer = Gptq()
     """Quantizer of the weight itself."""
@@ -94,7 +83,7 @@ class LowRank(Wrapper, Quantizer):
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
         """Return the arrays of `of`, both factors and their steps."""
-        rows, columns = rows_and_columns(shape)
+        rows, columns = rows_shape(shape)
         rank = min(self.rank, rows, columns)
         steps = (1, rank * columns // _GROUP) if self._grouped(shape) else (rows, rank)
         return self.of.layout(shape) | {
@@ -105,5 +94,5 @@ class LowRank(Wrapper, Quantizer):
         }
 
     def _grouped(self, shape: tuple[int, ...]) -> bool:
-        rows, columns = rows_and_columns(shape)
+        rows, columns = rows_shape(shape)
         return self.form == "asymmetric" and not min(self.rank, rows, columns) * columns % _GROUP

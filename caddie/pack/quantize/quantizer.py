@@ -122,6 +122,6 @@ def as_rows(weight: Tensor) -> Tensor:
     return weight.reshape(-1, weight.shape[-1]) if weight.ndim > 1 else weight.reshape(1, -1)
 
 
-def rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
+def rows_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     """Return the shape of `as_rows` of a weight of this shape."""
     return (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else (1, math.prod(shape))

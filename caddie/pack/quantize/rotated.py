@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caddie.config import Technique
+from caddie.config import known
 from caddie.errors import UserError
 from caddie.pack.quantize.low_rank import LowRank
 from caddie.pack.quantize.quantizer import Arrays, Calibration, Quantizer, Rounding, Wrapper, plain
@@ -28,13 +28,11 @@ class Rotated(Wrapper, Quantizer):
     (arXiv 2307.13304) and SpinQuant (arXiv 2405.16406) that touches no activation.
     """
 
-    techniques: ClassVar = {
-        "": Technique(
-            "Sums of many weights are similar in size, so that no row is ruled by its largest.",
-            "arXiv 2307.13304 and 2405.16406; openai/parameter-golf #670, #586, #609",
-            "-0.0002 and a larger file (#670, #609); without GPTQ the loss by rounding 0.0084 for 0.0093 (#586)",
-        )
-    }
+    techniques: ClassVar = known(
+        "Sums of many weights are similar in size, so that no row is ruled by its largest.",
+        "arXiv 2307.13304 and 2405.16406; openai/parameter-golf #670, #586, #609",
+        "-0.0002 and a larger file (#670, #609); without GPTQ the loss by rounding 0.0084 for 0.0093 (#586)",
+    )
 
     of: Quantizer = Rows()
     """Quantizer of the rotated weight: not another Rotated, and LowRank goes around Rotated, not inside."""

@@ -11,17 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caddie.config import Range, Technique
-from caddie.pack.quantize.quantizer import (
-    Arrays,
-    Calibration,
-    Layout,
-    Quantizer,
-    Rounding,
-    as_rows,
-    plain,
-    rows_and_columns,
-)
+from caddie.config import Range, Technique, known
+from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, Rounding, as_rows, plain, rows_shape
 from caddie.pack.quantize.scales import Grid, Percentile, Scale
 
 
@@ -29,18 +20,16 @@ from caddie.pack.quantize.scales import Grid, Percentile, Scale
 class Rows(Quantizer):
     """One step per row (per tensor for vectors): integer = round(weight / step)."""
 
-    techniques: ClassVar = {
-        "": Technique(
-            "Every row gets the step it needs.",
-            "openai/parameter-golf, the baseline (8 bits), 6 bits from MixedQuant_Int6Int8_SlidingWindow on",
-            "loss by rounding: 8 bits 0.0004, 6 bits 0.006, 5 bits 0.012 (#375)",
-        ),
-        "packed": Technique(
+    techniques: ClassVar = known(
+        "Every row gets the step it needs.",
+        "openai/parameter-golf, the baseline (8 bits), 6 bits from MixedQuant_Int6Int8_SlidingWindow on",
+        "loss by rounding: 8 bits 0.0004, 6 bits 0.006, 5 bits 0.012 (#375)",
+        packed=Technique(
             "Without an entropy coder six bits for a weight are fewer than eight.",
             "openai/parameter-golf #1559, mixed_int6_int8_per_row_v1",
             "worse than one byte each with any coder behind it (#1510)",
         ),
-    }
+    )
 
     bits: Annotated[int, Range(2, 8)] = 8
     """Width of an integer; the largest is 2^(bits - 1) - 1."""
@@ -101,7 +90,7 @@ class Rows(Quantizer):
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
         """Return integers of the weight's shape, or their bytes, and one step per row."""
-        steps = (self._step_dtype, (rows_and_columns(shape)[0],))
+        steps = (self._step_dtype, (rows_shape(shape)[0],))
         if self.packed:
             return {"packed": (np.dtype(np.uint8), (_packed_bytes(math.prod(shape), self.bits),)), "steps": steps}
         return {"integers": (np.dtype(np.int8), shape), "steps": steps}

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caddie.config import NonNegative, Positive, Technique
+from caddie.config import NonNegative, Positive, known
 from caddie.errors import UserError
 from caddie.pack.quantize.gptq import cholesky_upper
-from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, as_rows, plain, rows_and_columns
+from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, as_rows, plain, rows_shape
 
 _PER_OCTAVE = 4
 """Step sizes from one power of two to the next. The best step is then within an eighth of an octave, which costs 0.004
@@ -40,13 +40,11 @@ class Waterfilling(Quantizer):
     and which of them get more. Weights smaller than half their step become 0, and cost almost nothing.
     """
 
-    techniques: ClassVar = {
-        "": Technique(
-            "Bits go where they lower the loss, between matrices, rows and columns.",
-            "arXiv 2603.04956 (columns), 2307.13304, 1503.05671",
-            "20 % less distortion of layers from the columns alone (this project's reference measurement)",
-        )
-    }
+    techniques: ClassVar = known(
+        "Bits go where they lower the loss, between matrices, rows and columns.",
+        "arXiv 2603.04956 (columns), 2307.13304, 1503.05671",
+        "20 % less distortion of layers from the columns alone (this project's reference measurement)",
+    )
 
     step: Positive = 5e-4
     """Square root of twice the cost, in nats per token, of an error of one step. `pack.fit` chooses it."""
@@ -86,7 +84,7 @@ class Waterfilling(Quantizer):
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
         """Return integers of the weight's shape, step sizes of rows and columns, and their common factor."""
-        rows, columns = rows_and_columns(shape)
+        rows, columns = rows_shape(shape)
         small = np.dtype(np.int8)
         return {
             "row_steps": (small, (rows,)),
