@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -94,17 +95,11 @@ class Metadata:
 
     def sections(self, dequantizers: Mapping[str, Quantizer]) -> list[Section]:
         """Return the sections that come before the weights, with the rules that `dequantizers` read weights by."""
-        config = {
-            "model": self.gpt.to_json(),
-            "quantizers": {rule: quantizer.to_json() for rule, quantizer in dequantizers.items()},
-            "score": self.scoring.to_json(),
-        }
-        return [
-            Section(CONFIG, _dump(config), Brotli()),
-            Section(MANIFEST, _dump(self.manifest.to_json()), Brotli()),
-            Section(TOKENIZER, self.tokenizer.serialize(), Brotli()),
-            *([self.source] if self.source else []),
-        ]
+        rules = {rule: quantizer.to_json() for rule, quantizer in dequantizers.items()}
+        config = {"model": self.gpt.to_json(), "quantizers": rules, "score": self.scoring.to_json()}
+        parts = {CONFIG: _dump(config), MANIFEST: _dump(self.manifest.to_json()), TOKENIZER: self.tokenizer.serialize()}
+        sections = [Section(name, data, Brotli()) for name, data in parts.items()]
+        return [*sections, self.source] if self.source else sections
 
     def file_bytes(self, dequantizers: Mapping[str, Quantizer], weights: Sequence[Section]) -> int:
         """Return the bytes of the file that holds these sections of weights."""
@@ -117,27 +112,24 @@ def load(path: Path, device: torch.device | str = "cpu") -> Artifact:
     if torch.device(device).type == "cpu":
         keep_freed_memory()
     contents = container.read(path, _limits(path))
+    sections = contents.sections
     for name in (CONFIG, MANIFEST, TOKENIZER):
-        if name not in contents.sections:
+        if name not in sections:
             raise UserError(f"{path} is not a complete artifact: it has no {name}")
-    for name in contents.sections:
+    for name in sections:
         if name not in (CONFIG, MANIFEST, TOKENIZER, SOURCE) and not name.startswith(PREFIX):
             raise UserError(f"{path} is not an artifact: it has a section {name}, which nothing reads")
-    if (carried := len(contents.sections.get(SOURCE, b""))) > _SOURCE_BYTES:
+    if (carried := len(sections.get(SOURCE, b""))) > _SOURCE_BYTES:
         raise UserError(f"{path} carries {carried:,} bytes of source, over the limit of {_SOURCE_BYTES:,}")
-    config = _parse(contents.sections[CONFIG], CONFIG)
+    config = _parse(sections[CONFIG], CONFIG)
     _check_rules(config)
-    manifest = _describe(Manifest, _parse(contents.sections[MANIFEST], MANIFEST), MANIFEST)
+    manifest = _describe(Manifest, _parse(sections[MANIFEST], MANIFEST), MANIFEST)
     gpt = _describe(GPT, config.get("model"), CONFIG)
     scoring = _describe(Scoring, config.get("score"), CONFIG)
-    try:
+    with _valid(CONFIG):
         check_windows(scoring.sequence_length, scoring.stride)
         quantizers = coerce(config.get("quantizers"), dict[str, Quantizer], "quantizers")
-    except UserError as error:
-        raise UserError(f"the artifact's {CONFIG} is not valid: {error}") from None
-    except RecursionError:
-        raise UserError(f"the artifact's {CONFIG} is nested too deeply") from None
-    tokenizer = deserialize(manifest.tokenizer, contents.sections[TOKENIZER])
+    tokenizer = deserialize(manifest.tokenizer, sections[TOKENIZER])
     if tokenizer.sha256 != manifest.tokenizer_sha256:
         raise UserError("the artifact's tokenizer is not the one its manifest names")
     if tokenizer.vocabulary != gpt.vocabulary:
@@ -147,7 +139,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> Artifact:
     # The sum does not depend on how many windows are run at once; the memory does.
     scoring = scoring.but(batch_tokens=min(scoring.batch_tokens, _LOGITS // gpt.vocabulary))
     # Each layer has weights of its own, and a thousand layers take a second to build.
-    held = sum(name.startswith(PREFIX) for name in contents.sections)
+    held = sum(name.startswith(PREFIX) for name in sections)
     if gpt.depth > held:
         raise UserError(f"the artifact's model has {gpt.depth:,} layers, too many for its {held:,} weights")
     with torch.device("meta"):
@@ -156,7 +148,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> Artifact:
     parameters, size = sum(parameter.numel() for parameter in model.parameters()), path.stat().st_size
     if parameters > max(_SMALLEST_BOMB, _RATIO * size):
         raise UserError(f"the artifact's model has {parameters:,} parameters, too many for its {size:,} bytes")
-    weights = decompress(gpt, quantizers, contents.sections)
+    weights = decompress(gpt, quantizers, sections)
     drawn = [buffer.numel() for buffer in model.buffers()]
     if sum(drawn) > _CONSTANTS or max(drawn, default=0) > _CONSTANT:
         raise UserError(
@@ -165,32 +157,25 @@ def load(path: Path, device: torch.device | str = "cpu") -> Artifact:
         )
     model.load_state_dict(weights, assign=True)
     draw_constants(model)
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
+    model.requires_grad_(False)
     stored = {entry.name: entry.stored_bytes for entry in contents.entries}
     tensor_bytes = {name.removeprefix(PREFIX): size for name, size in stored.items() if name.startswith(PREFIX)}
     data = path.read_bytes()
     ledger = {
         "weights": sum(tensor_bytes.values()),
-        "tokenizer": stored[TOKENIZER],
-        "config": stored[CONFIG],
-        "manifest": stored[MANIFEST],
-        **({SOURCE: stored[SOURCE]} if SOURCE in stored else {}),
+        **{name: stored[name] for name in (TOKENIZER, CONFIG, MANIFEST, SOURCE) if name in stored},
         "container": len(data) - sum(stored.values()),
     }
-    digest = hashlib.sha256(data).hexdigest()
-    model = model.to(device)
+    digest, model = hashlib.sha256(data).hexdigest(), model.to(device)
     seconds = time.perf_counter() - begin
     return Artifact(path, digest, model, tokenizer, scoring, manifest, ledger, tensor_bytes, seconds)
 
 
 def _limits(path: Path) -> container.Limits:
-    try:
-        size = path.stat().st_size
-    except OSError:
-        return container.LIMITS  # reading the file says what is wrong with it
-    raw_bytes = min(container.LIMITS.raw_bytes, max(_SMALLEST_BOMB, _RATIO * size))
-    return replace(container.LIMITS, raw_bytes=raw_bytes)
+    with suppress(OSError):  # reading the file says what is wrong with it
+        raw_bytes = min(container.LIMITS.raw_bytes, max(_SMALLEST_BOMB, _RATIO * path.stat().st_size))
+        return replace(container.LIMITS, raw_bytes=raw_bytes)
+    return container.LIMITS
 
 
 def _check_rules(config: Mapping[str, Any]) -> None:
@@ -199,10 +184,8 @@ def _check_rules(config: Mapping[str, Any]) -> None:
     if isinstance(rules, dict) and len(rules) > _RULES:
         raise UserError(f"the artifact's {CONFIG} has {len(rules):,} rules for quantizers, over the limit of {_RULES}")
     layers, depth = (model.get("layers"), model.get("depth")) if isinstance(model, dict) else (None, None)
-    if (
-        isinstance(layers, dict)
-        and len(layers) * (depth if isinstance(depth, (int, float)) else GPT().depth) > _EXCEPTIONS
-    ):
+    count = depth if isinstance(depth, (int, float)) else GPT().depth
+    if isinstance(layers, dict) and len(layers) * count > _EXCEPTIONS:
         raise UserError(f"the artifact's {CONFIG} has {len(layers):,} exceptions for {depth} layers, too many to read")
 
 
@@ -221,10 +204,17 @@ def _parse(data: bytes, name: str) -> dict[str, Any]:
 
 
 def _describe(cls: type[Any], value: object, name: str) -> Any:
-    try:
+    with _valid(name):
         if not isinstance(value, dict):
             raise UserError(f"no {cls.__name__}")
         return cls.from_json(value)
+
+
+@contextmanager
+def _valid(name: str) -> Iterator[None]:
+    """Say of which section an error is."""
+    try:
+        yield
     except UserError as error:
         raise UserError(f"the artifact's {name} is not valid: {error}") from None
     except RecursionError:

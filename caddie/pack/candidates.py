@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -83,43 +83,29 @@ class Candidates:
 
     def changed(self, candidate: Candidate, arrays: Mapping[str, Arrays]) -> Candidate:
         """Return `candidate` with other arrays for some weights, of the same quantizers."""
-        return self._candidate(
-            candidate.weights
-            | self._store({name: (candidate.weights[name].quantizer, found) for name, found in arrays.items()})
-        )
+        found = {name: (candidate.weights[name].quantizer, stored) for name, stored in arrays.items()}
+        return self._candidate(candidate.weights | self._store(found))
 
     def _candidate(self, weights: dict[str, StoredWeight]) -> Candidate:
-        candidate = Candidate(weights, 0)
-        candidate = replace(candidate, file_bytes=self._size(candidate.sections))
+        candidate = Candidate(weights, self._size([stored.section for stored in weights.values()]))
         if self._on_candidate is not None:
             self._on_candidate(candidate)
         return candidate
 
     def _store(self, found: Mapping[str, tuple[Quantizer, Arrays]]) -> dict[str, StoredWeight]:
         """Code arrays into stored weights."""
-        keys = [
-            (name, key)
-            for name, (quantizer, arrays) in found.items()
-            for key in quantizer.layout(tuple(self.weights[name].shape))
-        ]
+        shapes = {name: tuple(self.weights[name].shape) for name in found}
+        keys = [(name, key) for name, (quantizer, _) in found.items() for key in quantizer.layout(shapes[name])]
         jobs = [EncodeJob(found[name][1][key], self._streams.get((name, key), b"")) for name, key in keys]
         streams = dict(zip(keys, self._pool.encode(self._coding, jobs), strict=True))
         self._streams = streams | self._streams
-        return {name: self._stored(name, *found[name], streams) for name in found}
-
-    def _stored(
-        self, name: str, quantizer: Quantizer, arrays: Arrays, streams: Mapping[tuple[str, str], bytes]
-    ) -> StoredWeight:
-        weight, shape = self.weights[name], tuple(self.weights[name].shape)
-        restored = quantizer.dequantize(arrays, shape)
-        coded = [streams[name, key] for key in quantizer.layout(shape)]
-        data = b"".join(len(stream).to_bytes(LENGTH_BYTES, "little") + stream for stream in coded)
-        calibration = self.calibrations.get(name)
-        return StoredWeight(
-            quantizer,
-            arrays,
-            restored,
-            Section(PREFIX + name, data),
-            float((restored - weight).norm() / weight.norm().clamp_min(1e-30)),
-            None if calibration is None else predicted_loss(calibration, weight, restored),
-        )
+        stored = {}
+        for name, (quantizer, arrays) in found.items():
+            weight, calibration = self.weights[name], self.calibrations.get(name)
+            restored = quantizer.dequantize(arrays, shapes[name])
+            error = float((restored - weight).norm() / weight.norm().clamp_min(1e-30))
+            loss = None if calibration is None else predicted_loss(calibration, weight, restored)
+            coded = [streams[name, key] for key in quantizer.layout(shapes[name])]
+            data = b"".join(len(stream).to_bytes(LENGTH_BYTES, "little") + stream for stream in coded)
+            stored[name] = StoredWeight(quantizer, arrays, restored, Section(PREFIX + name, data), error, loss)
+        return stored

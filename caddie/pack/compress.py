@@ -21,7 +21,7 @@ from caddie.pack.calibrate import CalibrationText, TrainingText
 from caddie.pack.candidates import Candidate, Candidates
 from caddie.pack.coding import ArrayCodec, ProcessPool, Smallest
 from caddie.pack.container import Section
-from caddie.pack.fit import FillCap, Fit
+from caddie.pack.fit import FillCap, Fit, Fitted
 from caddie.pack.quantize import Calibration, Float16, LowRank, Quantizer, Waterfilling
 from caddie.runtime.memory import keep_freed_memory
 from caddie.runtime.progress import SILENT, Progress
@@ -142,17 +142,15 @@ def compress(
         if name not in weights or tuple(weights[name].shape) != shapes.get(name):
             raise UserError(f"the weights are not those of this model: {name} does not fit; train again")
         if not bool(torch.isfinite(weights[name]).all()):
-            raise UserError(
-                f"{name} has values that are not finite; the training run diverged, lower its learning rates"
-            )
+            why = "values that are not finite; the training run diverged, lower its learning rates"
+            raise UserError(f"{name} has {why}")
     chosen = assign(config.quantizers, model, "pack.quantizers")
     quantizers = {name: chosen[name] for name in shapes}
     dequantizers = {rule: quantizer.dequantizer for rule, quantizer in config.quantizers.items()}
-    number = count(1)
+    number, cap = count(1), {"cap_bytes": config.cap_bytes}
 
     def report(candidate: Candidate) -> None:
-        sizes = {"file_bytes": candidate.file_bytes, "cap_bytes": config.cap_bytes}
-        progress.step({"event": "candidate", "number": next(number), **sizes})
+        progress.step({"event": "candidate", "number": next(number), "file_bytes": candidate.file_bytes, **cap})
 
     with ProcessPool(torch.get_num_threads()) as pool:
         candidates = Candidates(
@@ -170,17 +168,14 @@ def compress(
             dequantizers = {rule: dequantizer for rule, dequantizer in dequantizers.items() if rule not in corrected}
             dequantizers |= {name: quantizer.dequantizer for name, quantizer in corrected.items()}
         if config.fit is None:
-            chosen_candidate, curve = candidates.make(quantizers), []
+            fitted = Fitted(candidates.make(quantizers))
         else:
             fitted = config.fit.fit(candidates, quantizers, config.cap_bytes)
-            chosen_candidate, curve = fitted.candidate, fitted.curve
     tensors = [
-        QuantizedTensor(
-            name, declared[name].role, shapes[name], stored.quantizer, stored.relative_error, stored.predicted_loss
-        )
-        for name, stored in chosen_candidate.weights.items()
+        QuantizedTensor(name, declared[name].role, shapes[name], one.quantizer, one.relative_error, one.predicted_loss)
+        for name, one in fitted.candidate.weights.items()
     ]
-    return Compressed(chosen_candidate.sections, tensors, dequantizers, chosen_candidate.predicted_loss, curve)
+    return Compressed(fitted.candidate.sections, tensors, dequantizers, fitted.candidate.predicted_loss, fitted.curve)
 
 
 def _corrected(candidates: Candidates, candidate: Candidate, correction: Correction) -> dict[str, Quantizer]:

@@ -29,7 +29,7 @@ import stat
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -66,7 +66,7 @@ class Section:
 
     name: str
     data: bytes
-    codec: Codec = field(default_factory=Stored)
+    codec: Codec = Stored()
 
 
 @dataclass(frozen=True)
@@ -89,71 +89,24 @@ class Contents:
 
 def pack(sections: Sequence[Section]) -> bytes:
     """Return the bytes of a file with `sections`; the same sections give the same bytes."""
-    return _pack(sections)[0]
-
-
-def unpack(blob: bytes, limits: Limits = LIMITS) -> dict[str, bytes]:
-    """Return the sections, by name, in the bytes of a file; `UserError` says what is wrong with it."""
-    return _unpack(blob, limits).sections
-
-
-def write(path: str | os.PathLike[str], sections: Sequence[Section]) -> list[Entry]:
-    """Write `sections` to `path`: the whole file or, after a `UserError`, nothing."""
-    blob, entries = _pack(sections)
-    with replacing(Path(path)) as temporary:
-        temporary.write_bytes(blob)
-    return entries
-
-
-def read(path: str | os.PathLike[str], limits: Limits = LIMITS) -> Contents:
-    """Return the contents of the file at `path`; `UserError` says what is wrong with it."""
-    try:
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):
-            folder = " but a folder; name the file in it" if stat.S_ISDIR(status.st_mode) else ""
-            raise OSError(errno.EINVAL, f"it is not a regular file{folder}")
-        _check_limit("file", status.st_size, limits.file_bytes)
-        blob = Path(path).read_bytes()
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {reason(error)}") from error
-    try:
-        return _unpack(blob, limits)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
-
-
-@lru_cache(maxsize=64)
-def _encoded(section: Section) -> bytes:
-    """Compress a section; kept, because fitting a file to its cap sizes the same sections many times."""
-    return section.codec.encode(section.data)
-
-
-def _pack(sections: Sequence[Section]) -> tuple[bytes, list[Entry]]:
     _check_limit("raw data", sum(len(section.data) for section in sections), LIMITS.raw_bytes)
     stored = [section.data if isinstance(section.codec, Stored) else _encoded(section) for section in sections]
-    entries = [
-        Entry(section.name, type(section.codec).__name__, len(data), len(section.data))
-        for section, data in zip(sections, stored, strict=True)
-    ]
-    _check_entries(entries, LIMITS)
-    numbers = [
-        *(entry.stored_bytes for entry in entries),
-        *(entry.raw_bytes for entry in entries),
-        *(zlib.crc32(section.data) for section in sections),
-    ]
-    words = [*(entry.name for entry in entries), *(entry.codec for entry in entries)]
-    table = struct.pack(f"<I{len(numbers)}I", len(entries), *numbers) + "".join(f"{word}\n" for word in words).encode()
+    codecs = [type(section.codec).__name__ for section in sections]
+    names, lengths = [section.name for section in sections], [len(section.data) for section in sections]
+    _check_entries([*map(Entry, names, codecs, map(len, stored), lengths)], LIMITS)
+    numbers = [*map(len, stored), *lengths, *(zlib.crc32(section.data) for section in sections)]
+    words = "".join(f"{word}\n" for word in [*names, *codecs])
+    table = struct.pack(f"<I{len(numbers)}I", len(sections), *numbers) + words.encode()
     _check_limit("table", len(table), LIMITS.table_bytes)
     packed = _TABLE_CODEC.encode(table)
     header = _HEADER.pack(MAGIC, VERSION, len(packed), len(table), zlib.crc32(table))
     blob = b"".join([header, packed, *stored])
     _check_limit("file", len(blob) + _DIGEST_BYTES, LIMITS.file_bytes)
-    return blob + hashlib.sha256(blob).digest(), entries
+    return blob + hashlib.sha256(blob).digest()
 
 
-def _unpack(blob: bytes, limits: Limits) -> Contents:
+def unpack(blob: bytes, limits: Limits = LIMITS) -> Contents:
+    """Return the contents of the bytes of a file; `UserError` says what is wrong with it."""
     _check_limit("file", len(blob), limits.file_bytes)
     table, position = _read_table(blob, limits)
     entries, checksums = _parse_table(table, limits)
@@ -166,6 +119,34 @@ def _unpack(blob: bytes, limits: Limits) -> Contents:
     if hashlib.sha256(memoryview(blob)[:position]).digest() != blob[position:]:
         raise UserError(f"the checksum over the whole file does not match; {_DAMAGED}")
     return Contents(sections, entries)
+
+
+def write(path: str | os.PathLike[str], sections: Sequence[Section]) -> None:
+    """Write `sections` to `path`: the whole file or, after a `UserError`, nothing."""
+    blob = pack(sections)
+    with replacing(Path(path)) as temporary:
+        temporary.write_bytes(blob)
+
+
+def read(path: str | os.PathLike[str], limits: Limits = LIMITS) -> Contents:
+    """Return the contents of the file at `path`; `UserError` says what is wrong with it."""
+    try:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            folder = " but a folder; name the file in it" if stat.S_ISDIR(status.st_mode) else ""
+            raise OSError(errno.EINVAL, f"it is not a regular file{folder}")
+        _check_limit("file", status.st_size, limits.file_bytes)
+        return unpack(Path(path).read_bytes(), limits)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {reason(error)}") from error
+
+
+@lru_cache(maxsize=64)
+def _encoded(section: Section) -> bytes:
+    """Compress a section; kept, because fitting a file to its cap sizes the same sections many times."""
+    return section.codec.encode(section.data)
 
 
 def _read_table(blob: bytes, limits: Limits) -> tuple[bytes, int]:

@@ -6,12 +6,15 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import ClassVar
+
+import numpy as np
 
 from caddie.config import Config, known
 from caddie.errors import UserError
 from caddie.pack.candidates import Candidate, Candidates
-from caddie.pack.quantize import Quantizer, Rows, without_ones
+from caddie.pack.quantize import Arrays, Quantizer, Rows
 
 CLOSE = 0.998
 """A file of this part of the cap or more has filled it."""
@@ -71,14 +74,15 @@ class FillCap(Fit):
             now = candidates.make({name: quantizer.coarser(2.0**place) for name, quantizer in quantizers.items()})
             seen[place] = now
             useful = {where: one for where, one in seen.items() if not _too_fine(where, seen)}
-            fits = place in useful and now.file_bytes <= cap_bytes
-            if fits and (now.file_bytes >= CLOSE * cap_bytes or _buys_nothing(now)):
+            loss = now.predicted_loss
+            enough = now.file_bytes >= CLOSE * cap_bytes or (loss is not None and loss < _NOTHING_NATS)
+            if enough and place in useful and now.file_bytes <= cap_bytes:
                 break
             place = _next(seen, useful, cap_bytes)
-        fitting = [one for one in useful.values() if one.file_bytes <= cap_bytes]
-        best = max(fitting, key=_bytes) if fitting else min(seen.values(), key=_bytes)
-        points = {(one.file_bytes, one.predicted_loss) for one in useful.values()}
-        return Fitted(best, sorted((size, loss) for size, loss in points if loss is not None))
+        size, fitting = attrgetter("file_bytes"), [one for one in useful.values() if one.file_bytes <= cap_bytes]
+        best = max(fitting, key=size) if fitting else min(seen.values(), key=size)
+        points = {(one.file_bytes, loss) for one in useful.values() if (loss := one.predicted_loss) is not None}
+        return Fitted(best, sorted(points))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +121,27 @@ class PruneOnes(Fit):
         return Fitted(best)
 
 
-def _bytes(candidate: Candidate) -> int:
-    return candidate.file_bytes
+def without_ones(tensors: Mapping[str, Arrays], count: int) -> dict[str, Arrays]:
+    """Return the arrays of `Rows` with `count` entries of 1 or -1 set to 0, those of the smallest steps.
+
+    An entry of one step s adds s² to the squared error, or less. Among equal steps the first entries are pruned; with
+    fewer entries of 1 or -1, all are.
+    """
+    integers = {name: arrays["integers"].reshape(len(arrays["steps"]), -1) for name, arrays in tensors.items()}
+    # All entries of a row cost the same, so rows are sorted, which are few.
+    counts = np.concatenate([np.zeros(0, np.int64), *((abs(rows) == 1).sum(1) for rows in integers.values())])
+    steps = np.concatenate([np.zeros(0, np.float32), *(arrays["steps"] for arrays in tensors.values())])
+    order = np.argsort(steps, kind="stable")
+    before = np.cumsum(counts[order]) - counts[order]
+    taken = np.zeros_like(counts)
+    taken[order] = np.clip(count - before, 0, counts[order])
+    found, begin = {}, 0
+    for name, rows in integers.items():
+        ones, here = abs(rows) == 1, taken[begin : begin + len(rows), None]
+        begin += len(rows)
+        kept = np.where(ones & (np.cumsum(ones, axis=1) <= here), 0, rows).astype(rows.dtype)
+        found[name] = {**tensors[name], "integers": kept.reshape(tensors[name]["integers"].shape)}
+    return found
 
 
 def _cost(candidate: Candidate) -> float:
@@ -131,11 +154,6 @@ def _too_fine(place: float, seen: Mapping[float, Candidate]) -> bool:
     """True if coarser steps cost less: where integers have few bits, ever finer steps clip ever more of them."""
     least = min(_cost(one) for where, one in seen.items() if where >= place)
     return _cost(seen[place]) > _AS_GOOD * least
-
-
-def _buys_nothing(candidate: Candidate) -> bool:
-    loss = candidate.predicted_loss
-    return loss is not None and loss < _NOTHING_NATS
 
 
 def _next(seen: Mapping[float, Candidate], useful: Mapping[float, Candidate], cap_bytes: int) -> float | None:

@@ -79,7 +79,7 @@ def made(calibrated: bool = True, gpt: GPT = GPT_SMALL, **settings: Any) -> Comp
 
 def sections_of(compressed: Compressed) -> dict[str, bytes]:
     """The sections, once through a file's bytes."""
-    return container.unpack(container.pack([Section("config", b"{}"), *compressed.sections]))
+    return container.unpack(container.pack([Section("config", b"{}"), *compressed.sections])).sections
 
 
 def read(compressed: Compressed, gpt: GPT = GPT_SMALL) -> dict[str, Tensor]:

@@ -4,7 +4,6 @@ from caddie.pack.quantize.floats import Float8, Float16, Float32
 from caddie.pack.quantize.gptq import Gptq
 from caddie.pack.quantize.groups import Binary, Ternary
 from caddie.pack.quantize.low_rank import LowRank
-from caddie.pack.quantize.pruning import without_ones
 from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, Rounding
 from caddie.pack.quantize.rotated import Rotated
 from caddie.pack.quantize.rows import Rows
@@ -31,5 +30,4 @@ __all__ = [
     "SigmaClip",
     "Ternary",
     "Waterfilling",
-    "without_ones",
 ]

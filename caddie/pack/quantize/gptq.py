@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -36,16 +36,12 @@ class Gptq(Wrapper, Quantizer):
     """Added to the diagonal of the inputs' second moments, in units of its mean."""
     block: Annotated[int, Range(1, 65_536)] = 128
     """Columns after which later ones are updated, all at once; changes time alone."""
+    calibrated: ClassVar[bool] = True
 
     @property
     def dequantizer(self) -> Quantizer:
         """The dequantizer of `of`: the arrays are the same."""
         return self.of.dequantizer
-
-    @property
-    def calibrated(self) -> bool:
-        """True."""
-        return True
 
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
         """Return the arrays of `of`; `UserError` for inputs that are not finite or of another width."""
@@ -54,8 +50,20 @@ class Gptq(Wrapper, Quantizer):
         rows = as_rows(plain(weight))
         grids = self.of.grids(rows, calibration)
         with torch.autocast("cpu", enabled=False):
-            hessian, alive = _damped(calibration.inputs, rows.shape[1], self.damping)
-            order = torch.argsort(hessian.diagonal(), descending=True, stable=True)
+            hessian = calibration.inputs.detach().float().cpu().clone()
+            if hessian.shape != (width := rows.shape[1],) * 2:
+                raise UserError(
+                    f"calibration is for {len(hessian):,} inputs, the weight has {width:,}; calibrate again"
+                )
+            if not bool(torch.isfinite(hessian).all()):
+                raise UserError(
+                    "calibration met inputs that are not finite; the model diverged, lower its learning rates"
+                )
+            diagonal = hessian.diagonal()
+            alive = (diagonal != 0).float()
+            diagonal += 1 - alive
+            diagonal += self.damping * diagonal.mean()
+            order = torch.argsort(diagonal, descending=True, stable=True)
             upper = _upper_factor_of_inverse(hessian[order][:, order])
             columns = (rows * alive).T[order].contiguous()
             found = [_round_columns(columns, upper, grid, self.of.stored(grid.steps), self.block) for grid in grids]
@@ -70,20 +78,6 @@ class Gptq(Wrapper, Quantizer):
         return self.of.fake(weight, rounding)
 
 
-def _damped(inputs: Tensor, columns: int, damping: float) -> tuple[Tensor, Tensor]:
-    """Return the damped second moments H of the inputs, (columns, columns), and 0 for inputs always 0, else 1."""
-    hessian = inputs.detach().float().cpu().clone()
-    if hessian.shape != (columns, columns):
-        raise UserError(f"calibration is for {hessian.shape[-1]:,} inputs, the weight has {columns:,}; calibrate again")
-    if not bool(torch.isfinite(hessian).all()):
-        raise UserError("calibration met inputs that are not finite; the model diverged, lower its learning rates")
-    diagonal = hessian.diagonal()
-    alive = (diagonal != 0).float()
-    diagonal += 1 - alive
-    diagonal += damping * diagonal.mean()
-    return hessian, alive
-
-
 def _upper_factor_of_inverse(hessian: Tensor) -> Tensor:
     """Return the upper triangular U with U^T U = H^-1.
 
@@ -92,21 +86,19 @@ def _upper_factor_of_inverse(hessian: Tensor) -> Tensor:
     """
     remedy = "the inputs' second moments are not positive definite; raise the damping of Gptq"
     factor = cholesky_upper(hessian, remedy)
-    upper: Tensor = torch.linalg.solve_triangular(factor, torch.eye(len(factor), dtype=factor.dtype), upper=True)
-    return upper
+    return cast(Tensor, torch.linalg.solve_triangular(factor, torch.eye(len(factor), dtype=factor.dtype), upper=True))
 
 
 def _round_columns(columns: Tensor, upper: Tensor, grid: Grid, steps: Tensor, block: int) -> Tensor:
     """Return the integers of W^T, (columns, rows): a column of W is contiguous there."""
     rest, integers = columns.clone(), torch.empty_like(columns)
     pivots = upper.diagonal().tolist()
-    low, high = -grid.limits, grid.limits
     for begin in range(0, len(rest), block):
         end = min(begin + block, len(rest))
         errors = torch.empty_like(rest[begin:end])
         for column in range(begin, end):
             weight, integer, error = rest[column], integers[column], errors[column - begin]
-            torch.div(weight, grid.steps, out=integer).clamp_(low, high).round_()
+            torch.div(weight, grid.steps, out=integer).clamp_(-grid.limits, grid.limits).round_()
             torch.sub(weight, integer * steps, out=error).div_(pivots[column])
             rest[column + 1 : end].addr_(upper[column, column + 1 : end], error, alpha=-1)
         rest[end:].addmm_(upper[begin:end, end:].T, errors, alpha=-1)
@@ -121,5 +113,4 @@ def cholesky_upper(matrix: Tensor, remedy: str) -> Tensor:
     lower, failed = torch.linalg.cholesky_ex(matrix.flip(0, 1))
     if int(failed):
         raise UserError(remedy)
-    upper: Tensor = lower.flip(0, 1)
-    return upper
+    return cast(Tensor, lower.flip(0, 1))

@@ -17,8 +17,7 @@ from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantize
 from caddie.pack.quantize.rows import half
 from caddie.pack.quantize.scales import LARGEST_STEP
 
-_TRITS = 5
-"""Trits in a byte: 3^5 is 243."""
+_TRITS = 5  # in a byte: 3^5 is 243
 _POWERS = 3 ** np.arange(_TRITS, dtype=np.uint8)
 
 
@@ -39,33 +38,32 @@ class Ternary(Quantizer):
     for weights that were not trained as trits. The record's file has it because its forward takes the mean again; what
     its products see, and what is trained, is the plain step."""
     packed: bool = False
-    """Store five trits in a byte; otherwise a byte each, which coders compress better."""
+    """Store five trits in a byte, the first the lowest; otherwise a byte each, which coders compress better."""
 
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
         """Return `integers` (int8, the weight's shape) or `packed` (bytes, padded groups), and `steps` (groups,)."""
-        groups = _groups(as_rows(plain(weight)), self.group)
+        groups = _groups(plain(weight), self.group)
         steps = _mean_steps(groups)
         trits = _counts(groups, steps).round().to(torch.int8)
         stored = steps.numpy().astype("<f2")
-        if self.packed:
-            return {"packed": _pack_trits(trits.reshape(-1).numpy()), "steps": stored}
-        return {"integers": _ungrouped(trits, weight.shape).numpy(), "steps": stored}
+        if not self.packed:
+            return {"integers": _ungrouped(trits, weight.shape).numpy(), "steps": stored}
+        digits = F.pad(trits.reshape(-1) + 1, (0, -trits.numel() % _TRITS)).numpy().astype(np.uint8)
+        return {"packed": (digits.reshape(-1, _TRITS) * _POWERS).sum(1, dtype=np.uint8), "steps": stored}
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
         """Return trits · steps."""
-        rows, columns = rows_shape(shape)
-        if self.packed:
-            trits = _unpack_trits(arrays["packed"], rows * -(-columns // self.group) * self.group)
-            groups = torch.from_numpy(trits).reshape(-1, self.group)
+        steps = torch.from_numpy(arrays["steps"].astype(np.float32))
+        if self.packed:  # a byte over 242, which nothing packs, gives its digits too
+            trits = (arrays["packed"][:, None] // _POWERS % 3).reshape(-1)[: len(steps) * self.group]
+            groups = torch.from_numpy(trits.astype(np.float32)).reshape(-1, self.group) - 1
         else:
-            weight = torch.from_numpy(arrays["integers"].astype(np.float32)).reshape(shape)
-            groups = _groups(as_rows(weight), self.group)
-        return _ungrouped(groups * self._factors(groups, torch.from_numpy(arrays["steps"].astype(np.float32))), shape)
+            groups = _groups(torch.from_numpy(arrays["integers"].astype(np.float32)).reshape(shape), self.group)
+        return _ungrouped(groups * self._factors(groups, steps), shape)
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
         """Return trits of the weight's shape, or their bytes, and one step for each group."""
-        rows, columns = rows_shape(shape)
-        groups = rows * -(-columns // self.group)
+        groups = _group_count(shape, self.group)
         steps = (np.dtype("<f2"), (groups,))
         if self.packed:
             return {"packed": (np.dtype(np.uint8), (-(-groups * self.group // _TRITS),)), "steps": steps}
@@ -73,7 +71,7 @@ class Ternary(Quantizer):
 
     def fake(self, weight: Tensor, rounding: Rounding = torch.round) -> Tensor:
         """Return trits · steps."""
-        groups = _groups(as_rows(weight.float()), self.group)
+        groups = _groups(weight.float(), self.group)
         steps = _mean_steps(groups.detach())
         trits = _counts(groups.detach(), steps).round()
         return _ungrouped(rounding(_with_gradient(groups, steps)) * self._factors(trits, steps), weight.shape)
@@ -100,8 +98,8 @@ class Binary(Quantizer):
 
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
         """Return `packed` (bytes, the first sign in the lowest bit, 1 for positive) and `steps` (groups,)."""
-        groups = _groups(as_rows(plain(weight)), self.group)
-        steps = _mean_steps(groups, self._sizes(tuple(weight.shape)))
+        groups = _groups(plain(weight), self.group)
+        steps = _mean_steps(groups, self._sizes(weight.shape))
         positive = _ungrouped(_signs(_counts(groups, steps), torch.round) > 0, weight.shape)
         packed = np.packbits(positive.reshape(-1).numpy(), bitorder="little")
         return {"packed": packed, "steps": steps.numpy().astype("<f2")}
@@ -111,20 +109,17 @@ class Binary(Quantizer):
         positive = np.unpackbits(arrays["packed"], count=math.prod(shape), bitorder="little")
         signs = torch.from_numpy(positive.astype(np.float32) * 2 - 1).reshape(shape)
         steps = torch.from_numpy(arrays["steps"].astype(np.float32))
-        return _ungrouped(_groups(as_rows(signs), self.group) * steps[:, None], shape)
+        return _ungrouped(_groups(signs, self.group) * steps[:, None], shape)
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
         """Return a bit for each weight and one step for each group."""
-        rows, columns = rows_shape(shape)
-        return {
-            "packed": (np.dtype(np.uint8), (-(-math.prod(shape) // 8),)),
-            "steps": (np.dtype("<f2"), (rows * -(-columns // self.group),)),
-        }
+        steps = (np.dtype("<f2"), (_group_count(shape, self.group),))
+        return {"packed": (np.dtype(np.uint8), (-(-math.prod(shape) // 8),)), "steps": steps}
 
     def fake(self, weight: Tensor, rounding: Rounding = torch.round) -> Tensor:
         """Return signs · steps."""
-        groups = _groups(as_rows(weight.float()), self.group)
-        steps = _mean_steps(groups.detach(), self._sizes(tuple(weight.shape)))
+        groups = _groups(weight.float(), self.group)
+        steps = _mean_steps(groups.detach(), self._sizes(weight.shape))
         return _ungrouped(_signs(_with_gradient(groups, steps), rounding) * steps[:, None], weight.shape)
 
     def _sizes(self, shape: tuple[int, ...]) -> Tensor:
@@ -139,9 +134,15 @@ def _signs(counts: Tensor, rounding: Rounding) -> Tensor:
     return 2 * rounding((counts - 1) / 2) + 1
 
 
-def _groups(rows: Tensor, group: int) -> Tensor:
+def _groups(weight: Tensor, group: int) -> Tensor:
     """Return (groups, group); rows are padded with zeros."""
+    rows = as_rows(weight)
     return F.pad(rows, (0, -rows.shape[1] % group)).reshape(-1, group)
+
+
+def _group_count(shape: tuple[int, ...], group: int) -> int:
+    rows, columns = rows_shape(shape)
+    return rows * -(-columns // group)
 
 
 def _ungrouped(groups: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -167,16 +168,3 @@ def _with_gradient(groups: Tensor, steps: Tensor) -> Tensor:
     """Return `_counts`, with the gradient of weights in units of their step also beyond the clip."""
     values = groups.detach()
     return _counts(values, steps) + (groups - values) / steps[:, None].clamp_min(2.0**-24)
-
-
-def _pack_trits(trits: np.ndarray) -> np.ndarray:
-    """Return trits + 1 as digits of base 3, the first the lowest, five to a byte."""
-    digits = np.zeros(-(-len(trits) // _TRITS) * _TRITS, np.uint8)
-    digits[: len(trits)] = trits + 1
-    packed: np.ndarray = (digits.reshape(-1, _TRITS) * _POWERS).sum(1, dtype=np.uint8)
-    return packed
-
-
-def _unpack_trits(packed: np.ndarray, count: int) -> np.ndarray:
-    """Return the first `count` trits, float32; a byte over 242, which nothing packs, gives its digits too."""
-    return ((packed[:, None] // _POWERS % 3).reshape(-1)[:count].astype(np.float32)) - 1

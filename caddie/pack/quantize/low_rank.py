@@ -67,8 +67,7 @@ class LowRank(Wrapper, Quantizer):
             largest = groups.abs().amax(1) if groups.numel() else groups.new_zeros(len(groups))
             steps = (largest / span).clamp(2.0**-24, LARGEST_STEP).half()
             integers = (groups / steps.float()[:, None]).round().clamp(low, high)
-            found[name] = integers.to(torch.int8).reshape(factor.shape).numpy()
-            found[f"{name}_steps"] = steps.numpy()
+            found |= {name: integers.to(torch.int8).reshape(factor.shape).numpy(), f"{name}_steps": steps.numpy()}
         return found
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -87,8 +87,7 @@ class Wrapper:
     @property
     def dequantizer(self) -> Quantizer:
         """The same around the dequantizer of `of`."""
-        found: Quantizer = self.but(of=self.of.dequantizer)
-        return found
+        return cast("Quantizer", self.but(of=self.of.dequantizer))
 
     @property
     def calibrated(self) -> bool:
@@ -97,8 +96,7 @@ class Wrapper:
 
     def coarser(self, factor: float) -> Quantizer:
         """Return the same around a coarser `of`."""
-        found: Quantizer = self.but(of=self.of.coarser(factor))
-        return found
+        return cast("Quantizer", self.but(of=self.of.coarser(factor)))
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
         """Return the weight that `of` reads from the arrays."""

@@ -73,10 +73,8 @@ class Rows(Quantizer):
     def arrays(self, integers: Tensor, grid: Grid, shape: tuple[int, ...]) -> Arrays:
         """Return the stored arrays of integers (rows, columns), float32, for a weight of this shape."""
         found = integers.to(torch.int8).reshape(shape).numpy()
-        steps = self.stored(grid.steps).numpy().astype(self._step_dtype)
-        if self.packed:
-            return {"packed": _pack(found.reshape(-1), self.bits), "steps": steps}
-        return {"integers": found, "steps": steps}
+        stored = {"packed": _pack(found.reshape(-1), self.bits)} if self.packed else {"integers": found}
+        return {**stored, "steps": self.stored(grid.steps).numpy().astype(self._step_dtype)}
 
     def stored(self, steps: Tensor) -> Tensor:
         """Return steps rounded to their stored number format, in float32."""
@@ -110,7 +108,7 @@ class Rows(Quantizer):
             return grids[0]
         seen = [grid.clipped(rows).round() * self.stored(grid.steps)[:, None] for grid in grids]
         least = torch.stack([(rows - restored).square().mean() for restored in seen]).argmin().reshape(1)
-        steps, limits = (torch.stack(each) for each in zip(*((g.steps, g.limits) for g in grids), strict=True))
+        steps, limits = torch.stack([g.steps for g in grids]), torch.stack([g.limits for g in grids])
         return Grid(steps.index_select(0, least)[0], limits.index_select(0, least)[0])
 
     @property
@@ -123,8 +121,7 @@ def half(positive: Tensor) -> Tensor:
 
     Done by arithmetic, because torch.compile leaves out a conversion to half precision and back.
     """
-    exponent = (positive.view(torch.int32) & 0x7F80_0000).view(torch.float32)  # the power of two at or below
-    spacing = (exponent * 2.0**-10).clamp_min(2.0**-24)
+    spacing = ((positive.view(torch.int32) & 0x7F80_0000).view(torch.float32) * 2.0**-10).clamp_min(2.0**-24)
     return (positive / spacing).round() * spacing
 
 

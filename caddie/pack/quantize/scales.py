@@ -108,11 +108,9 @@ class BestPercentile(Scale):
 
     def grids(self, rows: Tensor, largest: int, stored: Rounding, calibration: Calibration) -> list[Grid]:
         """Return one candidate for each quantile."""
-        found = []
-        for fraction in self.fractions:
-            steps = stored(_at_least(_quantile(rows.abs(), fraction) / largest, largest, self.floor))
-            found.append(Grid(steps, torch.full_like(steps, largest)))
-        return found
+        clips = [_quantile(rows.abs(), fraction) for fraction in self.fractions]
+        steps = [stored(_at_least(clip / largest, largest, self.floor)) for clip in clips]
+        return [Grid(each, torch.full_like(each, largest)) for each in steps]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,8 +156,7 @@ class SigmaClip(Scale):
         if self.importance and calibration.inputs is not None:
             squares = calibration.inputs.diagonal().to(rows)
             important = (rows.abs() * squares).mean(1)
-            factor = important / important.mean().clamp_min(1e-30)
-            spread = spread * (1 + self.importance * (factor - 1))
+            spread = spread * (1 + self.importance * (important / important.mean().clamp_min(1e-30) - 1))
         # the scripts' floor, 1e-10, is 0 in half precision; this is the smallest half
         steps = stored((spread / largest).nan_to_num(nan=LARGEST_STEP).clamp(2.0**-24, LARGEST_STEP))
         return [Grid(steps, torch.full_like(steps, largest))]

@@ -50,6 +50,7 @@ class Waterfilling(Quantizer):
     """Square root of twice the cost, in nats per token, of an error of one step. `pack.fit` chooses it."""
     damping: NonNegative = 0.02
     """Added to the diagonal of C, in units of its mean, because C is measured on a sample."""
+    calibrated: ClassVar[bool] = True
 
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
         """Return `row_steps` and `column_steps` (int8, quarters of an octave), `integers` (int16) and `step`.
@@ -97,11 +98,6 @@ class Waterfilling(Quantizer):
     def dequantizer(self) -> Quantizer:
         """The default: no setting is needed to dequantize."""
         return Waterfilling()
-
-    @property
-    def calibrated(self) -> bool:
-        """True."""
-        return True
 
     def coarser(self, factor: float) -> Waterfilling:
         """Return the same with `factor` times the step."""

@@ -14,6 +14,7 @@ from samples import quick, restored, sample
 from script_names import NAMES
 
 from caddie.model.parameters import assign
+from caddie.pack.fit import without_ones
 from caddie.pack.quantize import (
     Binary,
     Calibration,
@@ -28,7 +29,6 @@ from caddie.pack.quantize import (
     Rows,
     SigmaClip,
     Ternary,
-    without_ones,
 )
 from caddie.pack.quantize.rotated import rotated
 from caddie.recipes.catalog import shipped
