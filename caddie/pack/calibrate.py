@@ -103,12 +103,7 @@ class SelfGenerated(CalibrationText):
 
 
 def calibrate(
-    model: Model,
-    batches: Iterable[Tensor],
-    *,
-    bos: int,
-    ranks: Ranks = Ranks(),
-    seed: int = 0,
+    model: Model, batches: Iterable[Tensor], *, bos: int, ranks: Ranks = Ranks(), seed: int = 0
 ) -> dict[str, Calibration]:
     """Return the calibration of each parameter by name, measured on `batches` of ids (rows, length).
 

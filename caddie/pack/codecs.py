@@ -75,13 +75,7 @@ class Zlib(Codec):
 
     def decode(self, data: bytes, size: int) -> bytes:
         """Return the original of `size` bytes."""
-        stream = zlib.decompressobj(wbits=_RAW_DEFLATE)
-        try:
-            # One byte more than `size`, here and below, tells a longer stream from a whole one.
-            result = stream.decompress(data, size + 1)
-        except zlib.error as error:
-            raise _damaged(self, size) from error
-        return _whole(self, result, size, stream.eof and not stream.unused_data)
+        return _decompressed(self, zlib.decompressobj(wbits=_RAW_DEFLATE), data, size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,12 +99,7 @@ class Lzma(Codec):
 
     def decode(self, data: bytes, size: int) -> bytes:
         """Return the original of `size` bytes."""
-        stream = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_lzma_filters(size))
-        try:
-            result = stream.decompress(data, size + 1)
-        except lzma.LZMAError as error:
-            raise _damaged(self, size) from error
-        return _whole(self, result, size, stream.eof and not stream.unused_data)
+        return _decompressed(self, lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_lzma_filters(size)), data, size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,27 +118,24 @@ class Zstd(Codec):
         """Return `data` compressed; no bytes stay no bytes."""
         if not data:
             return b""
-        parameters = zstandard.ZstdCompressionParameters.from_level(
-            self.level, source_size=len(data), format=_MAGICLESS
-        )
+        settings = {"source_size": len(data), "format": _MAGICLESS}
+        parameters = zstandard.ZstdCompressionParameters.from_level(self.level, **settings)
         return zstandard.ZstdCompressor(compression_params=parameters).compress(data)
 
     def decode(self, data: bytes, size: int) -> bytes:
         """Return the original of `size` bytes."""
-        if not size:
-            # The library reads no further than the header of an empty frame.
+        if not size:  # the library reads no further than the header of an empty frame
             return _whole(self, data, 0, True)
-        window = min(max(size, 1024), _WINDOW_BYTES)
         try:
             # The decoder allocates the size that the frame claims, so the claim is checked first.
             claim = zstandard.get_frame_parameters(data, format=_MAGICLESS).content_size
             if claim != size or claim > len(data) * _ZSTD_RATIO:
                 raise _damaged(self, size)
+            window = min(max(size, 1024), _WINDOW_BYTES)
             stream = zstandard.ZstdDecompressor(max_window_size=window, format=_MAGICLESS)
-            result = stream.decompress(data, allow_extra_data=False)
+            return _whole(self, stream.decompress(data, allow_extra_data=False), size, True)
         except zstandard.ZstdError as error:
             raise _damaged(self, size) from error
-        return _whole(self, result, size, True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +157,7 @@ class Brotli(Codec):
 
     def decode(self, data: bytes, size: int) -> bytes:
         """Return the original of `size` bytes."""
-        stream = brotli.Decompressor()
-        result = bytearray()
+        stream, result = brotli.Decompressor(), bytearray()
         try:
             piece = stream.process(data, output_buffer_limit=_PIECE_BYTES)
             while piece and len(result) <= size:
@@ -186,6 +171,15 @@ class Brotli(Codec):
 def _lzma_filters(size: int, **settings: int) -> list[dict[str, Any]]:
     dictionary = min(max(size, 4096), _DICTIONARY_BYTES)
     return [{"id": lzma.FILTER_LZMA2, "dict_size": dictionary, **settings}]
+
+
+def _decompressed(codec: Codec, stream: Any, data: bytes, size: int) -> bytes:
+    """Return what a decompressor of Python's own makes of the data."""
+    try:
+        result = stream.decompress(data, size + 1)  # one byte more tells a longer stream from a whole one
+    except (zlib.error, lzma.LZMAError) as error:
+        raise _damaged(codec, size) from error
+    return _whole(codec, result, size, stream.eof and not stream.unused_data)
 
 
 def _whole(codec: Codec, result: bytes, size: int, finished: bool) -> bytes:

@@ -105,12 +105,11 @@ class EntropyModel(ArrayCodec):
 
         best = _Settings()
         other = 2 if matrix.shape[1] == 1 else 1
-        for field, steps in (("layout", (other,)), ("columns", (-1, 1)), ("rows", (-1, 1)), ("skewed", (1,))):
-            for step in steps:
-                while (near := best._replace(**{field: getattr(best, field) + step})) in _CHOICES and (
-                    size(near) < size(best)
-                ):
-                    best = near
+        moves = ("layout", other), ("columns", -1), ("columns", 1), ("rows", -1), ("rows", 1), ("skewed", 1)
+        for field, step in moves:
+            near = best._replace(**{field: getattr(best, field) + step})
+            while near in _CHOICES and size(near) < size(best):
+                best, near = near, near._replace(**{field: getattr(near, field) + step})
         return best
 
 
@@ -170,8 +169,7 @@ def _read(shape: tuple[int, int], coder: Reader, center_bytes: int) -> Array:
     """Read a matrix that `_write` wrote."""
     if not prod(shape):
         return np.zeros(shape, np.int32)
-    number = coder.byte()
-    if number >= len(_CHOICES):
+    if (number := coder.byte()) >= len(_CHOICES):
         raise Damaged
     settings = _CHOICES[number]
     center = coder.number(center_bytes) if settings.centered else 0
@@ -179,21 +177,17 @@ def _read(shape: tuple[int, int], coder: Reader, center_bytes: int) -> Array:
     if most := coder.byte():
         _code(values, most, _mean(coder.byte()), settings, coder)
     if most == LARGEST:
-        size = coder.byte()
-        if size > 8:
+        if (size := coder.byte()) > 8:
             raise Damaged
         places = np.abs(values) == LARGEST
-        count = int(places.sum())
-        rest = np.zeros(count * size, np.int32)
-        coder.code(rest, BYTES, np.array([rest.size]))
-        beyond = np.zeros((count, 8), np.uint8)
-        beyond[:, :size] = rest.reshape(count, size)
+        rest = np.zeros((int(places.sum()), size), np.int32)
+        coder.code(rest.reshape(-1), BYTES, np.array([rest.size]))
+        beyond = np.pad(rest, ((0, 0), (0, 8 - size))).astype(np.uint8)
         values = values.astype(np.int64)
         values[places] += np.sign(values[places]) * beyond.view("<i8")[:, 0]
     if settings.layout == 2:
         values = values.cumsum(axis=0)
-    if center:
-        values = values + np.int64(center)
+    values = values + np.int64(center) if center else values
     return values.T if settings.layout == 1 else values
 
 
@@ -240,9 +234,7 @@ def _prior(most: int) -> Integers:
 
 def _code(values: Symbols, most: int, mean: int, settings: _Settings, coder: SymbolCoder) -> None:
     """Write a matrix of integers from -most to most, or fill it in; `mean` is the first guess of their magnitude."""
-    rows, columns = values.shape
-    symbols = 2 * most + 1
-    prior = _prior(most)
+    (rows, columns), symbols, prior = values.shape, 2 * most + 1, _prior(most)
     column_trust, row_trust = _TRUST[settings.columns], _TRUST[settings.rows]
     counts, totals = np.zeros((CONTEXTS, symbols), np.int64), np.zeros(CONTEXTS, np.int64)
     # `mean`, `usual`, `ratios` and `scales` are fixed-point numbers; sums are of magnitudes.
@@ -251,27 +243,24 @@ def _code(values: Symbols, most: int, mean: int, settings: _Settings, coder: Sym
     recent, recent_rows = 4 * mean, 4
     for top, bottom, borders in _tiles(rows, columns):
         usual = recent // recent_rows
-        ratios = ((column_sums << FRACTION_BITS) + column_trust * usual << FRACTION_BITS) // max(
-            above + column_trust * usual, 1
-        )
+        expected = column_trust * usual
+        ratios = ((column_sums << FRACTION_BITS) + expected << FRACTION_BITS) // max(above + expected, 1)
         log_ratios = log2(ratios) - FRACTION_BITS * PER_OCTAVE
         row_sums = np.zeros(bottom - top, np.int64)
         passed = np.concatenate([[0], ratios.cumsum()])  # sums of the ratios so far
         for left, right in pairwise(borders):
-            scales = ((row_sums << FRACTION_BITS) + row_trust * usual << FRACTION_BITS) // (
-                passed[left] + (row_trust << FRACTION_BITS)
-            )
+            beside = passed[left] + (row_trust << FRACTION_BITS)
+            scales = ((row_sums << FRACTION_BITS) + row_trust * usual << FRACTION_BITS) // beside
             places = contexts(log2(scales)[:, None] + log_ratios[left:right]).reshape(-1)
             tile = values[top:bottom, left:right]
-            order = places.argsort(kind="stable")
-            present = np.bincount(places, minlength=CONTEXTS)
+            order, present = places.argsort(kind="stable"), np.bincount(places, minlength=CONTEXTS)
             used = present.nonzero()[0]
-            spread = width(top + column_trust, left + row_trust)
-            weights = _weights(prior[spread, used], counts[used], settings.skewed)
+            shares = prior[width(top + column_trust, left + row_trust), used]
+            weights = _weights(shares, counts[used], settings.skewed)
             flat = tile.reshape(-1)[order] + np.int32(most)
             coder.code(flat, weights, present[used])
             np.add.at(counts.reshape(-1), places[order] * np.int64(symbols) + flat, 1)
-            if coder.fills_in:
+            if isinstance(coder, Reader):
                 back = np.empty_like(flat)
                 back[order] = flat
                 tile[...] = back.reshape(tile.shape) - np.int32(most)
@@ -290,8 +279,7 @@ def _code(values: Symbols, most: int, mean: int, settings: _Settings, coder: Sym
 
 def _weights(prior: Integers, counts: Integers, skewed: int) -> Integers:
     """Return weights for the coder, (contexts, symbols), that sum to 2^24 - symbols in each context."""
-    seen = 2 * counts if skewed else counts + counts[:, ::-1]
-    shares = prior + (seen << PRIOR_BITS - 1)
+    shares = prior + ((2 * counts if skewed else counts + counts[:, ::-1]) << PRIOR_BITS - 1)
     free = (1 << PRECISION_BITS) - shares.shape[1]
     weights: Integers = shares * free // shares.sum(axis=1, keepdims=True)
     weights[:, weights.shape[1] // 2] += free - weights.sum(axis=1)

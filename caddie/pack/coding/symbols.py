@@ -7,7 +7,7 @@ The coder is ANS (J. Duda, arXiv 0902.0271; R. Bamler, arXiv 2201.01741). Its `C
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any
 
 import constriction
 import numpy as np
@@ -27,9 +27,6 @@ _ONE = np.ones(1, np.int64)
 
 class SymbolCoder(ABC):
     """Interface of writer, reader and meter, so that one function encodes, decodes and measures."""
-
-    fills_in: ClassVar[bool] = False
-    """True if `code` fills its symbols in."""
 
     @abstractmethod
     def code(self, symbols: Symbols, weights: Integers, counts: Integers) -> None:
@@ -76,12 +73,9 @@ class Writer(SymbolCoder):
 class Reader(SymbolCoder):
     """Reads the stream of a `Writer` under the same weights; raises `Damaged` if it ends too early."""
 
-    fills_in = True
-
     def __init__(self, data: bytes) -> None:
         words = np.frombuffer(data.ljust(-(-len(data) // 4) * 4, b"\0"), "<u4").astype(np.uint32)
-        # The coder takes no last word of zero.
-        self.damaged = not len(words) or data[-1] == 0
+        self.damaged = not len(words) or data[-1] == 0  # the coder takes no last word of zero
         self._coder = constriction.stream.stack.AnsCoder(words[:0] if self.damaged else words)
 
     def code(self, symbols: Symbols, weights: Integers, counts: Integers) -> None:
@@ -89,8 +83,7 @@ class Reader(SymbolCoder):
         start = 0
         for each, count in zip(weights, counts.tolist(), strict=True):
             # The rest of a whole stream is never shorter than its seal.
-            self.damaged |= self._coder.num_valid_bits() < CHECKSUM_BITS
-            if self.damaged:
+            if self.damaged or self._coder.num_valid_bits() < CHECKSUM_BITS:
                 raise Damaged
             symbols[start : start + count] = self._coder.decode(_model(each), count)
             start += count
