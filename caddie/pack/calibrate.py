@@ -115,26 +115,18 @@ def calibrate(
     their own, as many each, and all get the answer of all of them. The model is left as it is.
     """
     weights = {name: parameter.detach().float().requires_grad_() for name, parameter in model.named_parameters()}
-    device = _device(model)
-    given = list(batches)
-
-    def gradients(count: int) -> Iterator[dict[str, Tensor]]:
-        for number, ids in enumerate(given[:count]):
-            generator = torch.Generator(device).manual_seed((seed << 32) + number * ranks.world + ranks.rank)
-            yield _gradients(model, weights, ids, bos, generator)
-
-    uses = _uses(model)
+    device, given, uses = _device(model), list(batches), _uses(model)
     sums = {name: _Sums(weight, name in uses) for name, weight in weights.items()}
     with ExitStack() as stack:
         stack.enter_context(torch.autocast(device.type, enabled=False))
-        for name, one in sums.items():
-            if name in uses:
-                stack.callback(uses[name].register_forward_pre_hook(one.gather).remove)
+        for name in sums.keys() & uses.keys():
+            stack.callback(uses[name].register_forward_pre_hook(sums[name].gather).remove)
         for count in (math.ceil(len(given) * _PILOT), len(given)):
             for one in sums.values():
                 one.begin()
-            for found in gradients(count):
-                for name, gradient in found.items():
+            for number, ids in enumerate(given[:count]):
+                generator = torch.Generator(device).manual_seed((seed << 32) + number * ranks.world + ranks.rank)
+                for name, gradient in _gradients(model, weights, ids, bos, generator).items():
                     sums[name].add(gradient)
             ranks.sum([tensor for one in sums.values() for tensor in one.all])
     tokens = torch.tensor(sum(ids.numel() for ids in given), dtype=torch.float64, device=device)
@@ -147,7 +139,7 @@ def predicted_loss(calibration: Calibration, weight: Tensor, restored: Tensor) -
 
     An unknown factor counts as the identity.
     """
-    error = _matrix((restored - weight).float())
+    error = as_matrix((restored - weight).float())
     rows, columns = calibration.rows, calibration.columns
     through = error if columns is None else error @ columns
     cost = (through * error).sum(1, dtype=torch.float64)
@@ -166,21 +158,20 @@ def _gradients(
     logits = functional_call(model, weights, (ids, ids == bos))
     with torch.no_grad():
         probabilities = logits.softmax(-1)
-        shape, kind = probabilities.shape, {"device": probabilities.device, "dtype": probabilities.dtype}
-        signs = torch.randint(2, shape, generator=generator, **kind) * 2 - 1
+        signs = torch.empty_like(probabilities).random_(2, generator=generator) * 2 - 1
         drawn = probabilities.sqrt() * signs
         drawn -= probabilities * drawn.sum(-1, keepdim=True)
     # Their product, whose gradient they are: with gradients given, autograd imports sympy, half a second.
     product = torch.linalg.vecdot(logits, drawn).sum()
     found = torch.autograd.grad(product, list(weights.values()), allow_unused=True)
-    return {name: _matrix(gradient) for name, gradient in zip(weights, found, strict=True) if gradient is not None}
+    return {name: as_matrix(gradient) for name, gradient in zip(weights, found, strict=True) if gradient is not None}
 
 
 class _Sums:
     """Running sums of one weight's gradients (rows, columns), and of the inputs of its products."""
 
     def __init__(self, weight: Tensor, used: bool) -> None:
-        height, width = _matrix(weight).shape
+        height, width = as_matrix(weight).shape
         self.squares, self.seen = weight.new_zeros(height), weight.new_zeros(height)
         self.columns, self.batches = weight.new_zeros(width, width), weight.new_zeros(())
         self.inputs = weight.new_zeros(width, width) if used else None
@@ -209,13 +200,10 @@ class _Sums:
     def gather(self, module: nn.Module, given: tuple[Tensor, ...]) -> None:
         """Add x x^T over a module's inputs; a forward pre-hook."""
         assert self.inputs is not None
-        x = given[0]
-        if not isinstance(module, Linear):  # a tied head, whose table is no layer of its own
-            x = rms_norm(x)
-            if isinstance(projection := getattr(module, "projection", None), Linear):
-                x = projection.forward(x)  # a call would be counted
-        elif module.normed:
-            x = rms_norm(x)
+        linear = isinstance(module, Linear)  # otherwise a tied head, whose table is no layer of its own
+        x = rms_norm(given[0]) if not linear or module.normed else given[0]
+        if not linear and isinstance(projection := getattr(module, "projection", None), Linear):
+            x = projection.forward(x)  # a call would be counted
         flat = x.reshape(-1, x.shape[-1]).float()
         self.inputs.addmm_(flat.T, flat)
         self.count += len(flat)
@@ -256,13 +244,12 @@ def _floored(squares: Tensor, seen: Tensor) -> Tensor:
 
 def _uses(model: Model) -> dict[str, nn.Module]:
     """Return the module whose inputs each weight of a matrix product multiplies, by name."""
-    found: dict[str, nn.Module] = {
-        f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, Linear)
-    }
+    found: dict[str, nn.Module] = {f"{n}.weight": each for n, each in model.named_modules() if isinstance(each, Linear)}
     return {**found, "embedding.weight": model.head} if isinstance(model.config.head, TiedHead) else found
 
 
-def _matrix(tensor: Tensor) -> Tensor:
+def as_matrix(tensor: Tensor) -> Tensor:
+    """Return a weight or its gradient as a matrix (rows, columns); a vector is one column."""
     return tensor.reshape(-1, 1) if tensor.ndim < 2 else tensor.flatten(1)
 
 

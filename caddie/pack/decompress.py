@@ -18,6 +18,7 @@ PREFIX = "weights/"
 """Prefix of the names of sections with weights; the parameter's name follows."""
 LENGTH_BYTES = 4
 """Bytes of the little-endian length before each array of a section."""
+_UNFIT = "the artifact's weights do not fit its model"
 
 
 def decompress(gpt: GPT, quantizers: Mapping[str, Quantizer], sections: Mapping[str, bytes]) -> dict[str, Tensor]:
@@ -28,36 +29,28 @@ def decompress(gpt: GPT, quantizers: Mapping[str, Quantizer], sections: Mapping[
     stored = {name.removeprefix(PREFIX) for name in sections if name.startswith(PREFIX)}
     if stored != set(shapes):
         odd = sorted(stored ^ set(shapes))[0]
-        raise UserError(
-            f"the artifact's weights do not fit its model: {odd} is {'missing' if odd in shapes else 'unknown'}"
-        )
+        raise UserError(f"{_UNFIT}: {odd} is {'missing' if odd in shapes else 'unknown'}")
     chosen = assign(quantizers, model, "quantizers")
-    streams: dict[str, dict[str, DecodeJob]] = {}
-    spare = {}
+    streams, spare = {}, {}
     for name, quantizer in chosen.items():
-        streams[name], data = {}, sections[PREFIX + name]
+        data = sections[PREFIX + name]
         for key, (dtype, shape) in quantizer.layout(shapes[name]).items():
             length, data = int.from_bytes(data[:LENGTH_BYTES], "little"), data[LENGTH_BYTES:]
             if length > len(data):
-                raise UserError(f"the artifact's weights do not fit its model: {name} ends within its {key}")
-            streams[name][key], data = DecodeJob(data[:length], dtype, shape), data[length:]
+                raise UserError(f"{_UNFIT}: {name} ends within its {key}")
+            streams[name, key], data = DecodeJob(data[:length], dtype, shape), data[length:]
         spare[name] = len(data)
     weights = {}
-    with (
-        ProcessPool(torch.get_num_threads()) as pool,
-        closing(pool.decode([stream for found in streams.values() for stream in found.values()])) as decoded,
-    ):
+    with ProcessPool(torch.get_num_threads()) as pool, closing(pool.decode([*streams.values()])) as decoded:
         for name, quantizer in chosen.items():
             arrays = {}
-            for key in streams[name]:
+            for key in quantizer.layout(shapes[name]):
                 try:
                     arrays[key] = next(decoded)
                 except UserError as error:
                     raise UserError(f"the {key} of the artifact's {name}: {error}") from None
             if spare[name]:
-                raise UserError(
-                    f"the artifact's weights do not fit its model: {name} has {spare[name]:,} bytes too many"
-                )
+                raise UserError(f"{_UNFIT}: {name} has {spare[name]:,} bytes too many")
             weights[name] = quantizer.dequantize(arrays, shapes[name])
             if not bool(torch.isfinite(weights[name]).all()):
                 raise UserError(f"the artifact's {name} has values that are not finite")

@@ -83,13 +83,12 @@ def source_needed(roots: tuple[str, ...] = SCORING) -> Bundle:
         for imported in _imported(text):
             parts = imported.split(".")
             if parts[0] == "caddie":
-                around = [".".join(parts[:count]) for count in range(len(parts), 1, -1)]
+                around = (".".join(parts[:count]) for count in range(len(parts), 1, -1))
                 wanted += [module for module in around if module in modules][:1]
             elif parts[0] not in sys.stdlib_module_names:
                 libraries.add(parts[0])
-    for path in list(files):
-        for folder in list(Path(path).parents)[:-1]:
-            files.setdefault((folder / "__init__.py").as_posix(), "")
+    folders = {folder for path in files for folder in [*Path(path).parents][:-1]}
+    files = {(folder / "__init__.py").as_posix(): "" for folder in folders} | files
     data = json.dumps(dict(sorted(files.items())), separators=(",", ":"), ensure_ascii=False).encode()
     return Bundle(files, tuple(sorted(libraries)), data)
 
@@ -99,10 +98,9 @@ def unpack(data: bytes, folder: Path) -> None:
 
     Nothing is run. `UserError` for data that is not a bundle, names that lead elsewhere, and a folder in use.
     """
-    try:
+    files = None
+    with suppress(ValueError, RecursionError):
         files = json.loads(data)
-    except (ValueError, RecursionError):
-        raise UserError("this is not a bundle of source") from None
     if not isinstance(files, dict) or not all(isinstance(text, str) for text in files.values()):
         raise UserError("this is not a bundle of source")
     for name in files:
@@ -119,11 +117,10 @@ def unpack(data: bytes, folder: Path) -> None:
 
 def installed_bytes(library: str) -> int | None:
     """Return the bytes of a distribution's files by its own list, without its dependencies; None without a list."""
-    try:
-        files = metadata.files(library)
-    except metadata.PackageNotFoundError:
-        return None
-    return sum(file.size or 0 for file in files) if files else None
+    with suppress(metadata.PackageNotFoundError):
+        if files := metadata.files(library):
+            return sum(file.size or 0 for file in files)
+    return None
 
 
 def describe_source() -> dict[str, Any]:
@@ -188,13 +185,5 @@ def _imports(node: ast.AST) -> Iterator[str]:
 @cache
 def _strip(text: str) -> str:
     """Return minified source."""
-    annotations = python_minifier.RemoveAnnotationsOptions(
-        remove_variable_annotations=True,
-        remove_return_annotations=True,
-        remove_argument_annotations=True,
-        remove_class_attribute_annotations=False,
-    )
     # Hoisting literals into names would make the source shorter, but longer after compression.
-    return python_minifier.minify(
-        text, remove_annotations=annotations, remove_literal_statements=True, hoist_literals=False
-    )
+    return python_minifier.minify(text, remove_literal_statements=True, hoist_literals=False)

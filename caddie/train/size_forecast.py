@@ -17,12 +17,14 @@ from torch import Tensor
 from caddie.config.schedules import TrainProgress
 from caddie.model import GPT
 from caddie.model.parameters import assign, declarations
+from caddie.pack.calibrate import as_matrix
 from caddie.pack.candidates import Candidate, Candidates, StoredWeight
 from caddie.pack.compress import Dequantizers, Pack
 from caddie.pack.container import Section
 from caddie.pack.decompress import LENGTH_BYTES, PREFIX
 from caddie.pack.fit import FillCap, PruneOnes
 from caddie.pack.quantize import Arrays, LowRank, Quantizer, Waterfilling
+from caddie.pack.quantize.quantizer import as_rows
 
 Floats = npt.NDArray[np.float64]
 
@@ -101,9 +103,7 @@ class Forecaster:
                 dequantizers[name] = self.quantizers[name].dequantizer
         # Checksums and lengths of the sections do not compress: names stand in for what would be in them.
         sections = [Section(PREFIX + name, name.encode()) for name in self.shapes]
-        self.fixed_bytes = (
-            size(dequantizers, sections) - sum(len(section.data) for section in sections) + 2 * len(sections)
-        )
+        self.fixed_bytes = size(dequantizers, sections) + sum(2 - len(section.data) for section in sections)
         self.groups: dict[tuple[Quantizer, tuple[int, ...]], list[str]] = {}
         """Names of the weights of one shape and quantizer."""
         for name, quantizer in self.quantizers.items():
@@ -145,7 +145,7 @@ class Forecaster:
         """
         began = time.perf_counter()
         gradients = {
-            name: _matrix(parameter.grad).float() * math.sqrt(factor)
+            name: as_matrix(parameter.grad).float() * math.sqrt(factor)
             for name, parameter in parameters.items()
             if parameter.grad is not None
         }
@@ -167,17 +167,15 @@ class Forecaster:
         """Return a `forecast` event, and a note the first time that the file would be too big."""
         found = self.forecast(weights, moment.seconds, anew)
         cap = self.config.cap_bytes
-        events: list[dict[str, Any]] = [
-            {"event": "forecast", "file_bytes": found.file_bytes, "cap_bytes": cap, "gap": found.gap_nats}
-        ]
-        if found.file_bytes > _SURELY * cap and not self._warned:
-            self._warned = True
-            way = "a smaller model or a larger pack.cap_bytes"
-            if not isinstance(self.config.fit, FillCap):
-                way = f"pack.quantizers of fewer bits, Waterfilling with pack.fit=FillCap, or {way}"
-            over = f"the artifact would be over the cap by about {found.file_bytes - cap:,} bytes"
-            events.append({"event": "note", "text": f"{over}; set {way}"})
-        return events
+        event = {"event": "forecast", "file_bytes": found.file_bytes, "cap_bytes": cap, "gap": found.gap_nats}
+        if self._warned or found.file_bytes <= _SURELY * cap:
+            return [event]
+        self._warned = True
+        way = "a smaller model or a larger pack.cap_bytes"
+        if not isinstance(self.config.fit, FillCap):
+            way = f"pack.quantizers of fewer bits, Waterfilling with pack.fit=FillCap, or {way}"
+        over = f"the artifact would be over the cap by about {found.file_bytes - cap:,} bytes"
+        return [event, {"event": "note", "text": f"{over}; set {way}"}]
 
     @torch.no_grad()
     def forecast(self, weights: Mapping[str, Tensor], seconds: float = 0.0, anew: bool = False) -> Forecast:
@@ -185,12 +183,11 @@ class Forecaster:
 
         With `anew` it is off the clock and codes all that it looks at, which may take seconds.
         """
-        began, self.renewed = time.perf_counter(), None
+        began = time.perf_counter()
         if anew:
             self.ratios.clear()
-        for group, known in self.ratios.items():
-            if self.renewed is None and self._coding + known.seconds <= _CODING_SHARE * seconds:
-                self.renewed = group
+        spare = _CODING_SHARE * seconds - self._coding
+        self.renewed = next((group for group, known in self.ratios.items() if known.seconds <= spare), None)
         estimates, fit = _Estimates(self, weights), self.config.fit
         if isinstance(fit, FillCap):
             candidate = fit.fit(estimates, self.quantizers, self.config.cap_bytes).candidate
@@ -204,13 +201,10 @@ class Forecaster:
 
     def costs(self, name: str, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return the diagonals of R and C (see `Calibration`) of a weight like `weight`."""
-        height, width = _matrix(torch.empty(self.shapes[name], device="meta")).shape
+        height, width = as_matrix(torch.empty(self.shapes[name], device="meta")).shape
         if name not in self.squares:
-            alike = sum(
-                math.prod(self.shapes[other])
-                for other in self.shapes
-                if (other in self.tables) == (name in self.tables)
-            )
+            table = name in self.tables
+            alike = sum(math.prod(shape) for other, shape in self.shapes.items() if (other in self.tables) == table)
             mean = _UNTRAINED_NATS / alike / float(weight.square().mean().clamp_min(1e-20))
             return torch.full((height,), mean), torch.ones(width)
         rows, columns, reached = (tensor.cpu() for tensor in self.squares[name])
@@ -230,16 +224,18 @@ class _Estimates(Candidates):
                 wanted = max(len(names), -(-math.prod(shape) * len(names) // _SAMPLE))
                 self.strides |= dict.fromkeys(names, max(1, min(wanted, shape[0] // _LEAST_ROWS)))
         sampled = {
-            name: weights[name][:: self.strides[name]] if shape else weights[name] for name, shape in of.shapes.items()
+            name: weights[name][:: self.strides[name]] if of.shapes[name] else weights[name] for name in of.shapes
         }
         super().__init__(
-            sampled, {}, of.config.coding, lambda sections: of.fixed_bytes + sum(len(one.data) for one in sections)
+            sampled, {}, of.config.coding, lambda ones: of.fixed_bytes + sum(len(one.data) for one in ones)
         )
-        self.of = of
-        self.coding_seconds = 0.0
+        self.of, self.coding_seconds = of, 0.0
         generator = torch.Generator().manual_seed(0)
         self.weights = {name: _moved(weight, generator) for name, weight in self.weights.items()}
-        self.costs = {name: self._costs(name, weight) for name, weight in self.weights.items()}
+        self.costs = {}
+        for name, weight in self.weights.items():
+            rows, columns = of.costs(name, weight)
+            self.costs[name] = rows[:: self.strides[name]], columns
         self._gaussians: dict[str, Floats] = {}
 
     def make(self, quantizers: Mapping[str, Quantizer]) -> Candidate:
@@ -256,14 +252,9 @@ class _Estimates(Candidates):
                 made[name] = StoredWeight(quantizers[name], {}, self.weights[name], section, 0.0, loss)
         return self._candidate(made)
 
-    def _costs(self, name: str, weight: Tensor) -> tuple[Tensor, Tensor]:
-        rows, columns = self.of.costs(name, weight)
-        return rows[:: self.strides[name]], columns
-
     def _saved(self, name: str) -> float:
-        if len(self.of.shapes[name]) < 2:
-            return 0.0
-        return _TABLE_BITS if name in self.of.tables else _MATRIX_BITS
+        bits = _TABLE_BITS if name in self.of.tables else _MATRIX_BITS
+        return bits if len(self.of.shapes[name]) > 1 else 0.0
 
     def _rounded(self, quantizers: Mapping[str, Quantizer]) -> dict[str, tuple[float, float]]:
         """Bytes and nats of a group by quantizing the sample."""
@@ -277,7 +268,7 @@ class _Estimates(Candidates):
                 share = math.prod(whole[key][1]) / max(array.size, 1)
                 size += LENGTH_BYTES + ratios[key] * _entropy_bytes(array) * share
             rows, columns = self.costs[name]
-            errors = _matrix(quantizer.dequantize(quantized[name], tuple(weight.shape)) - weight).square()
+            errors = as_matrix(quantizer.dequantize(quantized[name], tuple(weight.shape)) - weight).square()
             loss = 0.5 * float(rows @ errors @ columns) * math.prod(shape) / max(weight.numel(), 1)
             found[name] = (size, loss * 2.0 ** (-2 * self._saved(name)) if quantizer.calibrated else loss)
         return found
@@ -302,8 +293,7 @@ class _Estimates(Candidates):
 
     def _coded(self, quantized: Mapping[str, Arrays], most: int | None = None) -> dict[str, float]:
         """Bytes over the sum of the entropies of a group's arrays, or both of the first `most` elements of all."""
-        ratios = {}
-        first = next(iter(quantized))
+        ratios, first = {}, next(iter(quantized))
         for key in quantized[first]:
             arrays = [np.atleast_1d(arrays[key]) for arrays in quantized.values()]
             together = np.concatenate(arrays)
@@ -319,19 +309,17 @@ class _Estimates(Candidates):
         if name not in self._gaussians:
             self._gaussians[name] = self._deviations(name)
         counts = self._gaussians[name]
-        octaves = _octaves() - math.log2(quantizer.step)
-        bits, errors = _gaussian(octaves)
-        height, width = _matrix(self.weights[name]).shape
+        bits, errors = _gaussian(_octaves() - math.log2(quantizer.step))
+        height, width = as_matrix(self.weights[name]).shape
         sides = (height * self.strides[name] + width) * _STEP_BITS
         return float(counts @ bits + sides) / 8 + 4 * LENGTH_BYTES + 8, 0.5 * quantizer.step**2 * float(counts @ errors)
 
     def _deviations(self, name: str) -> Floats:
         """Count the weights of the whole tensor by `_octaves`, such that a step costs 1/2 nat."""
         rows, columns = self.costs[name]
-        energy = rows[:, None] * _matrix(self.weights[name]).square() * columns
-        over = energy.sum(1).clamp_min(2.0**-100).log2(), energy.sum(0).clamp_min(2.0**-100).log2()
-        total = energy.sum().clamp_min(2.0**-100).log2()
-        octaves = 0.5 * (over[0][:, None] + over[1] - total) - self._saved(name)
+        energy = rows[:, None] * as_matrix(self.weights[name]).square() * columns
+        over = [part.clamp_min(2.0**-100).log2() for part in (energy.sum(1), energy.sum(0), energy.sum())]
+        octaves = 0.5 * (over[0][:, None] + over[1] - over[2]) - self._saved(name)
         places = ((octaves - _LEAST_OCTAVE) * _PER_OCTAVE).round().long().clamp(0, len(_octaves()) - 1)
         found = torch.bincount(places.reshape(-1), minlength=len(_octaves())).double().numpy()
         return np.asarray(found * (math.prod(self.of.shapes[name]) / max(places.numel(), 1)))
@@ -339,15 +327,10 @@ class _Estimates(Candidates):
 
 def _moved(weight: Tensor, generator: torch.Generator) -> Tensor:
     """The weight, with noise of the usual size if each row is constant, as it only is before training."""
-    rows = weight.reshape(-1, weight.shape[-1]) if weight.ndim > 1 else weight.reshape(1, -1)
+    rows = as_rows(weight)
     if not rows.numel() or not torch.equal(rows.amax(1), rows.amin(1)):
         return weight
-    noise = torch.randn(weight.shape, generator=generator)
-    return weight + noise * float((3 * rows.shape[1]) ** -0.5)
-
-
-def _matrix(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1, 1) if tensor.ndim < 2 else tensor.flatten(1)
+    return weight + torch.randn(weight.shape, generator=generator) * float((3 * rows.shape[1]) ** -0.5)
 
 
 def _entropy_bytes(array: npt.NDArray[np.generic]) -> float:

@@ -59,8 +59,7 @@ class Packed(ArrayCodec):
         order = b""
         if self.sort_rows:
             places = nearest_rows(matrix)
-            order = places.astype(_order_dtype(len(matrix))).tobytes()
-            matrix = matrix[places]
+            order, matrix = places.astype(_order_dtype(len(matrix))).tobytes(), matrix[places]
         flat = np.ascontiguousarray(matrix.T if self.columns else matrix).reshape(-1)
         data = flat.view(np.uint8).reshape(-1, dtype.itemsize).T.tobytes() if self.shuffle else flat.tobytes()
         kind = PACKED + layout + _LAYOUTS * _CODECS.index(type(self.codec))
@@ -81,13 +80,12 @@ def unpack(data: bytes, dtype: np.dtype[Any], shape: Shape) -> Array:
     flat = flat.view(checked(dtype))
     matrix = flat.reshape(columns, rows).T if layout & _COLUMNS else flat.reshape(rows, columns)
     result = np.empty((rows, columns), dtype)
+    order: Any = slice(None)
     if layout & _SORT_ROWS:
         order = np.frombuffer(found, order_dtype, rows)
         if not np.array_equal(np.sort(order), np.arange(rows)):
             raise damaged(dtype, shape)
-        result[order] = matrix
-    else:
-        result[:] = matrix
+    result[order] = matrix
     if checksum(result) != int.from_bytes(data[1 : 1 + _CHECKSUM_BYTES], "little"):
         raise damaged(dtype, shape)
     return result.reshape(shape)
@@ -103,17 +101,13 @@ def nearest_rows(matrix: Array) -> npt.NDArray[np.int64]:
 
     Of several at the same distance it is the first.
     """
-    rows = len(matrix)
     # Sums of small integers are exact, so that the order is the same everywhere.
     values = matrix.astype(np.int64 if matrix.dtype.kind in "biu" and matrix.dtype.itemsize < 8 else np.float64)
-    left = np.arange(rows)
-    order = np.zeros(rows, np.int64)
-    at = 0
-    for place in range(rows):
-        order[place] = left[at]
-        last = values[at]
-        keep = np.arange(len(left)) != at
-        left, values = left[keep], values[keep]
+    left = np.arange(len(matrix))
+    order, at = np.zeros_like(left), 0
+    for place in range(len(matrix)):
+        order[place], last = left[at], values[at]
+        left, values = np.delete(left, at), np.delete(values, at, axis=0)
         if len(left):
             with np.errstate(invalid="ignore", over="ignore"):
                 at = int(np.abs(values - last).sum(axis=1).argmin())

@@ -35,7 +35,6 @@ _WORTH = 1 << 21
 """Elements that other processes must save this one for them to be worth starting: about half a second of coding."""
 _TRIED = 1 << 18
 """Elements gone through at most to choose settings for an array: eight trials."""
-_PACKAGES = Path(__file__).absolute().parents[3]
 _LAUNCHER = "import sys; sys.path.append(sys.argv[1]); from caddie.pack.coding import process_pool as p; p.serve()"
 
 
@@ -125,8 +124,7 @@ class ProcessPool:
             # Largest first, so that short jobs are left at the end.
             order = sorted(range(len(jobs)), key=lambda number: -jobs[number].elements)
             pending = {number: threads.submit(run, jobs[number]) for number in order}
-            for number in range(len(jobs)):
-                yield pending.pop(number).result()
+            yield from (pending.pop(number).result() for number in range(len(jobs)))
         finally:
             threads.shutdown(cancel_futures=True)
 
@@ -135,17 +133,15 @@ class ProcessPool:
         total = sum(elements)
         if self.processes < 2 or total - max(0, *elements, total // self.processes) < _WORTH:
             return False
+        null = subprocess.DEVNULL
+        command = [sys.executable, "-P", "-c", _LAUNCHER, str(Path(__file__).absolute().parents[3])]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with suppress(OSError):
             for _ in range(self.processes):
                 connection, far_end = Pipe()
                 with far_end:
                     process = subprocess.Popen(
-                        [sys.executable, "-P", "-c", _LAUNCHER, str(_PACKAGES)],
-                        env=environment,
-                        stdin=far_end.fileno(),
-                        stdout=subprocess.DEVNULL,
-                        stderr=subprocess.DEVNULL,
+                        command, stdin=far_end.fileno(), stdout=null, stderr=null, env=environment
                     )
                 self._started.append(process)
                 self._idle.put(connection)
