@@ -21,10 +21,8 @@ from caddie.ops import rms_norm
 from caddie.pack.quantize import Calibration
 from caddie.runtime.distributed import Ranks
 
-_DIRECTIONS = 16.0
-"""Directions that gradients must show for each column to count as much as the inputs."""
-_PILOT = 1 / 8
-"""Part of the batches that are run through first, to say how much each row and column counts."""
+_DIRECTIONS = 16.0  # directions that gradients must show for each column to count as much as the inputs
+_PILOT = 1 / 8  # part of the batches that are run through first, to say how much each row and column counts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,14 +18,10 @@ import zstandard
 from caddie.config import Config, Range, known
 from caddie.errors import UserError
 
-_DICTIONARY_BYTES = 64 << 20
-"""Largest dictionary of Lzma, that of its highest preset."""
-_WINDOW_BYTES = 128 << 20
-"""Largest window of Zstd, that of its highest level."""
-_ZSTD_RATIO = 1 << 15
-"""Highest ratio of Zstd: a block of 128 KiB in four bytes."""
-_PIECE_BYTES = 1 << 16
-"""Bytes of Brotli's output at a time: its decoder overshoots a limit in proportion."""
+_DICTIONARY_BYTES = 64 << 20  # largest dictionary of Lzma, that of its highest preset
+_WINDOW_BYTES = 128 << 20  # largest window of Zstd, that of its highest level
+_ZSTD_RATIO = 1 << 15  # highest ratio of Zstd: a block of 128 KiB in four bytes
+_PIECE_BYTES = 1 << 16  # bytes of Brotli's output at a time: its decoder overshoots a limit in proportion
 _RAW_DEFLATE = -15
 _MAGICLESS = zstandard.FORMAT_ZSTD1_MAGICLESS
 

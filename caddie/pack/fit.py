@@ -19,14 +19,10 @@ from caddie.pack.quantize import Arrays, Quantizer, Rows
 CLOSE = 0.998
 """A file of this part of the cap or more has filled it."""
 _AIM = 0.9993
-_NOTHING_NATS = 1e-9
-"""Predicted loss per token below which more bytes would buy nothing."""
-_AS_GOOD = 1.1
-"""A candidate whose cost is up to so many times the least is not worse by more than chance."""
-_NARROW = 0.25
-"""Octaves within which the finest useful steps are found."""
-_OCTAVES = 20.0
-"""The furthest that steps are moved from where they are set."""
+_NOTHING_NATS = 1e-9  # predicted loss per token below which more bytes would buy nothing
+_AS_GOOD = 1.1  # a candidate whose cost is up to so many times the least is not worse by more than chance
+_NARROW = 0.25  # octaves within which the finest useful steps are found
+_OCTAVES = 20.0  # the furthest that steps are moved from where they are set
 _CANDIDATES = 16
 _SHARES = 256
 

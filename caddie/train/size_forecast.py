@@ -28,29 +28,24 @@ from caddie.pack.quantize.quantizer import as_rows
 
 Floats = npt.NDArray[np.float64]
 
-_TIMES = 20
-"""Forecasts over the budget, where they are quick enough."""
+_TIMES = 20  # forecasts over the budget, where they are quick enough
 _FORECAST_SHARE, _CODING_SHARE, _OBSERVE_SHARE = 0.002, 0.001, 0.001
 """Parts of the time so far that forecasts, coding for them, and looks at gradients may have taken."""
 _SAMPLE = 1 << 18
 """Weights that are looked at of a group of tensors of the same shape and quantizer, whose rows are then coded together:
 in all about those of one tensor, because a coder learns as it goes."""
-_GLANCE = 1 << 13
-"""Elements of an array that are coded on the clock."""
+_GLANCE = 1 << 13  # elements of an array that are coded on the clock
 _LEAST_ROWS = 8
 _LEAST_ENTROPY = 1 / 16  # of an array's bytes: less is not what decides how many it takes
-_MEMORY = 0.25
-"""Part of the run so far that the average of squared gradients goes back to; they fall by much at first."""
+_MEMORY = 0.25  # part of the run so far that the average of squared gradients goes back to; they fall by much at first
 _UNTRAINED_NATS = 5.0
 """Nats per token that losing all weights would cost by the second order, before any gradient is known: 4.4 to 4.8 in
 three of four trained mini models, 24 in one. A half is for tables, a half for all else."""
 _TABLE_BITS, _MATRIX_BITS = 0.1, 0.3
 """Bits a weight saved because later columns take up the errors of those before: 0.03 to 0.18 in tables and 0.2 to 0.5
 in most matrices of these models."""
-_STEP_BITS = 4.0
-"""Bits that the step of a row or column of `Waterfilling` takes in the file, about."""
-_SURELY = 1.02
-"""A file is said to be too big from this part of the cap on."""
+_STEP_BITS = 4.0  # bits that the step of a row or column of `Waterfilling` takes in the file, about
+_SURELY = 1.02  # a file is said to be too big from this part of the cap on
 _PER_OCTAVE, _LEAST_OCTAVE, _MOST_OCTAVE = 8, -60, 20  # deviations of Gaussian weights
 _FEW_STEPS, _MANY_STEPS = -8, 4  # octaves of a deviation in steps beyond which nothing need be integrated
 
@@ -108,18 +103,14 @@ class Forecaster:
         """Names of the weights of one shape and quantizer."""
         for name, quantizer in self.quantizers.items():
             self.groups.setdefault((quantizer, self.shapes[name]), []).append(name)
-        self.ratios: dict[tuple[str, ...], _Ratios] = {}
-        """Of each group, the one that was looked at longest ago first."""
-        self.renewed: tuple[str, ...] | None = None
-        """The group that is looked at again."""
+        self.ratios: dict[tuple[str, ...], _Ratios] = {}  # of each group, the one that was looked at longest ago first
+        self.renewed: tuple[str, ...] | None = None  # the group that is looked at again
         self.squares: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
         """Fisher information of rows and of columns, and how many rows a gradient reached, on the device."""
         self.learned: Collection[str] = ()
         """Names of the weights that training sees quantized, which quantizing costs nothing more."""
-        self._first: dict[str, Tensor] | None = None
-        """Gradients that wait for those of the next step."""
-        self._gradients = 0.0
-        """Number of gradients in the average, by weight."""
+        self._first: dict[str, Tensor] | None = None  # gradients that wait for those of the next step
+        self._gradients = 0.0  # number of gradients in the average, by weight
         self._now = self._observed = 0.0
         self._spent = self._coding = self._observing = self._cost = 0.0
         self._warned = False

@@ -39,10 +39,8 @@ from caddie.pack.coding.priors import (
 )
 from caddie.pack.coding.symbols import BYTES, PRECISION_BITS, Damaged, Meter, Reader, SymbolCoder, Symbols, Writer
 
-_PRIOR_COUNT = 200
-"""Weight of the prior, in integers seen."""
-_MOST_COUNT = 1 << 16
-"""Sum of a context's counts above which they are halved."""
+_PRIOR_COUNT = 200  # weight of the prior, in integers seen
+_MOST_COUNT = 1 << 16  # sum of a context's counts above which they are halved
 _LEAST_TILE, _LARGEST_TILE = 64, 1 << 15  # elements
 _GROWTH = 4  # a tile is as high and wide as a quarter of what is above and left of it
 _LEAST_COLUMNS = 4  # of a tile

@@ -33,8 +33,7 @@ Result = TypeVar("Result")
 
 _WORTH = 1 << 21
 """Elements that other processes must save this one for them to be worth starting: about half a second of coding."""
-_TRIED = 1 << 18
-"""Elements gone through at most to choose settings for an array: eight trials."""
+_TRIED = 1 << 18  # elements gone through at most to choose settings for an array: eight trials
 _LAUNCHER = "import sys; sys.path.append(sys.argv[1]); from caddie.pack.coding import process_pool as p; p.serve()"
 
 

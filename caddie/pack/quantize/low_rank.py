@@ -17,8 +17,7 @@ from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantize
 from caddie.pack.quantize.scales import LARGEST_STEP
 
 _GROUP = 64
-_LARGEST = 1e30
-"""Bound that errors are clipped to, so that their squares stay finite where steps end."""
+_LARGEST = 1e30  # bound that errors are clipped to, so that their squares stay finite where steps end
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,7 @@ from caddie.pack.quantize.low_rank import LowRank
 from caddie.pack.quantize.quantizer import Arrays, Calibration, Quantizer, Rounding, Wrapper, plain
 from caddie.pack.quantize.rows import Rows
 
-_LARGEST = 1e30
-"""Bound that weights are clipped to, so that sums of them stay finite."""
+_LARGEST = 1e30  # bound that weights are clipped to, so that sums of them stay finite
 
 
 @dataclass(frozen=True, kw_only=True)

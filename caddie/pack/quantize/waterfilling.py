@@ -20,12 +20,9 @@ _PER_OCTAVE = 4
 """Step sizes from one power of two to the next. The best step is then within an eighth of an octave, which costs 0.004
 bits per weight; a finer grid would cost more in the bytes of the step sizes."""
 _POWERS = torch.tensor([2.0 ** (i / _PER_OCTAVE) for i in range(_PER_OCTAVE)])
-_MOST = 127
-"""Largest step size, in quarters of an octave: it is stored as int8."""
-_LARGEST = 32_767
-"""Largest integer: it is stored as int16."""
-_BLOCK = 64
-"""Columns after which later ones are updated, all at once."""
+_MOST = 127  # largest step size, in quarters of an octave: it is stored as int8
+_LARGEST = 32_767  # largest integer: it is stored as int16
+_BLOCK = 64  # columns after which later ones are updated, all at once
 
 
 @dataclass(frozen=True, kw_only=True)
