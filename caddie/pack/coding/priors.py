@@ -46,8 +46,7 @@ _BORDERS = [1.5 * variance for variance in _VARIANCES_PER_THOUSAND[:-1]]
 def log2(numbers: npt.NDArray[Any]) -> Integers:
     """Return base-2 logarithms of integers below 2^53, in units of 1 / PER_OCTAVE, rounded down; 0 for 0."""
     bits = np.maximum(numbers, 1).astype(np.float64).view(np.int64)  # exact
-    # The exponent and the first bits of the mantissa.
-    logs: Integers = _logs()[(bits - _BITS_OF_ONE) >> _BITS_IGNORED]
+    logs: Integers = _logs()[(bits - _BITS_OF_ONE) >> _BITS_IGNORED]  # by exponent and first bits of the mantissa
     return logs
 
 
@@ -59,8 +58,7 @@ def contexts(logs: Integers) -> npt.NDArray[np.uint8]:
 
 def width(rows: int, columns: int) -> int:
     """Return the mixture for a magnitude estimated from so many rows of its column and columns of its row."""
-    variance = 60 + 800 // rows + 800 // columns
-    return bisect_left(_BORDERS, variance)
+    return bisect_left(_BORDERS, 60 + 800 // rows + 800 // columns)
 
 
 @cache
@@ -96,6 +94,5 @@ def _logs() -> Integers:
     """Return logarithms of numbers from 1 up, by exponent and mantissa."""
     # The bits of number**64 are 64 times those of the number.
     logs = [(number**PER_OCTAVE).bit_length() - 1 for number in range(_MANTISSAS, 2 * _MANTISSAS)]
-    octaves = np.arange(64) - (_MANTISSAS.bit_length() - 1)
-    result: Integers = (np.array(logs, np.int64) + PER_OCTAVE * octaves[:, None]).reshape(-1)
-    return result
+    octaves = np.arange(64)[:, None] - (_MANTISSAS.bit_length() - 1)
+    return (np.array(logs, np.int64) + PER_OCTAVE * octaves).reshape(-1)

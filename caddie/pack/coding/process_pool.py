@@ -1,10 +1,8 @@
 """A pool of processes that encode and decode arrays; threads gain nothing, since the coder holds Python's lock.
 
-Each process answers jobs over one socket, its standard input, and ends when that is closed, so none outlives the
-process that started it, even after SIGKILL. Processes are started neither by `multiprocessing`, which would run a
-user's script a second time, nor by a fork, which PyTorch's threads would not survive; loky leaves processes behind
-after SIGKILL and does not start in a sandbox. A job that a process cannot do, as with a user's own codec, or that
-finds no process, is done in this one.
+Each process answers jobs over its standard input, a socket, and ends when that is closed, even after SIGKILL. Neither
+`multiprocessing`, which runs a user's script twice, nor a fork, which PyTorch's threads do not survive, nor loky, which
+outlives SIGKILL, starts them. A job that no process can do, as with a user's own codec, is done in this one.
 """
 
 from __future__ import annotations

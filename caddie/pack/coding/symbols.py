@@ -66,8 +66,7 @@ class Writer(SymbolCoder):
         coder = constriction.stream.stack.AnsCoder(np.array([seal], np.uint32))
         for symbols, weights in reversed(self._groups):
             coder.encode_reverse(symbols, _model(weights))
-        words: npt.NDArray[np.uint32] = coder.get_compressed()
-        return words.astype("<u4").tobytes().rstrip(b"\0")
+        return bytes(coder.get_compressed().astype("<u4").tobytes().rstrip(b"\0"))
 
 
 class Reader(SymbolCoder):

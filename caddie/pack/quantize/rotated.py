@@ -69,11 +69,7 @@ def rotated(values: Tensor) -> Tensor:
     if block <= 1 or not values.numel():
         return values.clone()
     blocks = values.reshape(-1, block)
-    width = 1
-    while width < block:
-        pairs = blocks.reshape(-1, block // (2 * width), 2, width)
-        first, second = pairs.unbind(2)
+    for octave in range(block.bit_length() - 1):
+        first, second = blocks.reshape(-1, block >> octave + 1, 2, 1 << octave).unbind(2)
         blocks = torch.stack([first + second, first - second], dim=2).reshape(-1, block)
-        width *= 2
-    scale: float = block**-0.5
-    return (blocks * scale).reshape(values.shape)
+    return (blocks * float(block**-0.5)).reshape(values.shape)
