@@ -153,13 +153,9 @@ def compress(
         progress.step({"event": "candidate", "number": next(number), "file_bytes": candidate.file_bytes, **cap})
 
     with ProcessPool(torch.get_num_threads()) as pool:
+        known, ordered = calibrations if config.calibrated else {}, {name: weights[name] for name in shapes}
         candidates = Candidates(
-            {name: weights[name] for name in shapes},
-            calibrations if config.calibrated else {},
-            config.coding,
-            lambda sections: size(dequantizers, sections),
-            report,
-            pool,
+            ordered, known, config.coding, lambda sections: size(dequantizers, sections), report, pool
         )
         if config.correction is not None:
             corrected = _corrected(candidates, candidates.make(quantizers), config.correction)
@@ -167,10 +163,8 @@ def compress(
             # The last match wins, so they come last.
             dequantizers = {rule: dequantizer for rule, dequantizer in dequantizers.items() if rule not in corrected}
             dequantizers |= {name: quantizer.dequantizer for name, quantizer in corrected.items()}
-        if config.fit is None:
-            fitted = Fitted(candidates.make(quantizers))
-        else:
-            fitted = config.fit.fit(candidates, quantizers, config.cap_bytes)
+        fit = config.fit
+        fitted = fit.fit(candidates, quantizers, config.cap_bytes) if fit else Fitted(candidates.make(quantizers))
     tensors = [
         QuantizedTensor(name, declared[name].role, shapes[name], one.quantizer, one.relative_error, one.predicted_loss)
         for name, one in fitted.candidate.weights.items()
