@@ -18,7 +18,7 @@ from caddie.pack.quantize.rows import half
 from caddie.pack.quantize.scales import LARGEST_STEP
 
 _TRITS = 5  # in a byte: 3^5 is 243
-_POWERS = 3 ** np.arange(_TRITS, dtype=np.uint8)
+_POWERS = 3 ** np.arange(_TRITS, dtype=np.uint8)  # of the digits in a byte, the first the lowest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Ternary(Quantizer):
     for weights that were not trained as trits. The record's file has it because its forward takes the mean again; what
     its products see, and what is trained, is the plain step."""
     packed: bool = False
-    """Store five trits in a byte, the first the lowest; otherwise a byte each, which coders compress better."""
+    """Store five trits in a byte; otherwise a byte each, which coders compress better."""
 
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
         """Return `integers` (int8, the weight's shape) or `packed` (bytes, padded groups), and `steps` (groups,)."""
