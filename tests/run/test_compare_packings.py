@@ -71,7 +71,7 @@ def test_no_text_is_left_to_measure_on(tiny_run: Any, tmp_path: Path, monkeypatc
     monkeypatch.setattr(packing, "CODINGS", {"zlib -9": Packed(codec=Zlib())})
     monkeypatch.setattr(packing, "WAYS", WAYS[:1])
     told = json.loads((tiny_run.folder / "recipe.json").read_text())
-    told["recipe"]["compress"]["calibration"] |= {"tokens": 100_000, "batch_tokens": 4096}
+    told["recipe"]["pack"]["calibration"] |= {"tokens": 100_000, "batch_tokens": 4096}
     (tmp_path / "recipe.json").write_text(json.dumps(told))
     (tmp_path / "weights.safetensors").write_bytes((tiny_run.folder / "weights.safetensors").read_bytes())
     facts = compare(tmp_path)
