@@ -40,7 +40,7 @@ ENVIRONMENT = {
     ("run.run", "score_in_new_process"),
     ("data.fineweb", "_contained"),
     ("verify.sandbox", "_environment"),
-    ("lab.executors", "Local"),
+    ("lab.executors", "start"),
     ("pack.coding.process_pool", "ProcessPool"),
     ("doctor.host", "environment"),
 }

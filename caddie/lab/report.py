@@ -217,6 +217,7 @@ def _board_table(board: Sequence[Mapping[str, Any]]) -> str:
 
 
 def markdown_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a Markdown table of values."""
     return _lines([list(map(_cell, line)) for line in (names, *rows)])
 
 

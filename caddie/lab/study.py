@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -31,10 +32,9 @@ BASE = "base"
 class EqualBudget(Config):
     """Budget that is equal for all runs of a study."""
 
+    @abstractmethod
     def give(self, recipe: Recipe) -> Recipe:
         """Return the recipe with this budget."""
-        amounts = {f"train.{name}": amount for name, amount in vars(self).items()}
-        return recipe.but({"train.seconds": None, "train.steps": None} | amounts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +44,10 @@ class Seconds(EqualBudget):
     seconds: Positive
     """Training time of each run."""
 
+    def give(self, recipe: Recipe) -> Recipe:
+        """Return the recipe with this budget."""
+        return recipe.but({"train.seconds": self.seconds, "train.steps": None})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Steps(EqualBudget):
@@ -51,6 +55,10 @@ class Steps(EqualBudget):
 
     steps: Count
     """Optimizer steps of each run."""
+
+    def give(self, recipe: Recipe) -> Recipe:
+        """Return the recipe with this budget."""
+        return recipe.but({"train.seconds": None, "train.steps": self.steps})
 
 
 @dataclass(frozen=True, kw_only=True)

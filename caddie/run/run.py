@@ -84,7 +84,7 @@ def run(
     with phases("compress"):
         metadata = metadata_of(recipe, seed, corpus)
         compressed = pack(metadata, trained.weights, recipe.pack, folder / ARTIFACT, calibrations, progress)
-    artifact = load(folder / ARTIFACT, ranks.device)
+    artifact = load(folder / ARTIFACT, "cpu" if study is None else ranks.device)
     with phases("score"):
         if study is None:
             scored = score_in_new_process(artifact.path, corpus.folder, ranks.world)
