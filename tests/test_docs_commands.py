@@ -64,6 +64,8 @@ class Command:
 
     page: Path
     words: tuple[str, ...]
+    output: str | None = None
+    """File that its standard output goes to."""
 
     @property
     def caddie(self) -> bool:
@@ -91,10 +93,9 @@ def commands_of(page: Path) -> Iterator[Command]:
                     words = shlex.split(part, comments=True)
                     while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):  # of the environment
                         words.pop(0)
-                    if ">" in words:
-                        words = words[: words.index(">")]
+                    words, output = (words[: words.index(">")], words[-1]) if ">" in words else (words, None)
                     if words:
-                        yield Command(page, tuple(word for word in words if word != "&"))
+                        yield Command(page, tuple(word for word in words if word != "&"), output)
 
 
 COMMANDS = list(dict.fromkeys(command for page in PAGES for command in commands_of(page)))
@@ -280,11 +281,15 @@ def test_the_commands_of_a_page_run(page: Path, desk: Path) -> None:
             at = given.index(parsed.options["recipe"]) + 1
             given[at:at] = [*QUICK, *(() if "--data" in given else ("--data", "my_texts"))]
             given = [word for word in given if not word.startswith("model.depth=")]
+        if parsed.verb == "score" and "--data" not in given:
+            given += ["--data", "my_texts"]
         if out and (desk / out).exists():
             shutil.rmtree(desk / out)
         ended = call(*given)
         allowed = {0, 1} if parsed.verb in ("verify", "compare") else {0}  # 1: a check failed, as it does for two steps
         assert ended.status in allowed, f"{command}\n{ended.err}"
+        if command.output:
+            (desk / command.output).write_text(ended.out)
 
 
 # Programs

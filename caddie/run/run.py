@@ -84,12 +84,13 @@ def run(
     with phases("compress"):
         metadata = metadata_of(recipe, seed, corpus)
         compressed = pack(metadata, trained.weights, recipe.pack, folder / ARTIFACT, calibrations, progress)
-    artifact = load(folder / ARTIFACT, "cpu" if study is None else ranks.device)
+    artifact = load(folder / ARTIFACT)
     with phases("score"):
         if study is None:
             scored = score_in_new_process(artifact.path, corpus.folder, ranks.world)
         else:
-            scored = score_artifact(artifact, corpus, text, progress=progress)
+            there = artifact if ranks.device.type == "cpu" else load(artifact.path, ranks.device)
+            scored = score_artifact(there, corpus, text, progress=progress)
     with phases("verify"):
         verdict = verify(artifact, recipe.pack.cap_bytes)
     result = describe_run(recipe, corpus, trained, compressed, artifact, ranks)
