@@ -115,7 +115,7 @@ def techniques(words: tuple[str, ...], as_json: bool) -> int:
 @settings_argument
 @options("json")
 def diff(a: str, b: str | None, settings: tuple[str, ...], as_json: bool) -> int:
-    """Compare the settings of recipe A with those of B, or of its base.
+    """Compare the settings of two recipes. B is the base of A by default.
 
     Settings given as PATH=VALUE are changed in A.
     """

@@ -25,7 +25,7 @@ def doctor(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Check this machine and estimate whether RECIPE (default tiny) fits it.
+    """Check this machine and estimate whether RECIPE fits it. RECIPE is tiny by default.
 
     Takes a recipe and its settings as `caddie run` does. Changes nothing. The exit status is 0 for go and 1 for no-go.
     """

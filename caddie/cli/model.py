@@ -39,7 +39,7 @@ def sample(artifact: Path, prompt: str, tokens: int, temperature: float, seed: i
 @click.option("--out", type=click.Path(path_type=Path), help=f"File to write, else FILE with {ENDING} added.")
 @options("json", "quiet")
 def compress(artifact: Path, file: Path, out: Path | None, as_json: bool, quiet: bool) -> int:
-    """Compress FILE with the model of ARTIFACT, which decompressing needs too."""
+    """Compress FILE with the model of ARTIFACT. Decompressing needs the same ARTIFACT."""
     target = out or file.with_name(file.name + ENDING)
     source, packed = _coded("compress", artifact, file, target, quiet)
     rate = 8 * packed / source if source else 0.0

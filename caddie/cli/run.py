@@ -90,7 +90,7 @@ def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Co
 
 @trains
 def run(job: Job) -> tuple[dict[str, Any], str] | None:
-    """Train, pack, verify and score RECIPE, and write a report."""
+    """Train, pack, score and verify RECIPE, and write a report."""
     from caddie.report.run_files import REPORT
     from caddie.report.tables import result_table
     from caddie.run.run import run as run_recipe
@@ -224,7 +224,7 @@ def verify(
     data: str | None,
     as_json: bool,
 ) -> int:
-    """Check ARTIFACT's file, and probe its scorer for cheats in a sandbox.
+    """Check ARTIFACT and probe its scorer for cheats. The probes run in a sandbox.
 
     Settings are pack.cap_bytes=N and those of score, for another scoring than the artifact's own. The probe text is
     from Python's library, or from the held-out documents of --data, which must be proven to be held out.

@@ -138,7 +138,7 @@ def sweep(
     pruner: str | None,
     **how: Any,
 ) -> int:
-    """Run RECIPE with every combination of the values, or search them. Each is judged against RECIPE."""
+    """Run RECIPE with other values and judge each. All combinations are run, or those that a search proposes."""
     from caddie.lab.search import Between, draw, read_space, search
     from caddie.lab.study import Study
     from caddie.lab.study import sweep as grid

@@ -46,10 +46,10 @@ NonNegative = Annotated[float, Range(0.0, 1e30)]
 
 
 class Technique(NamedTuple):
-    """What is known of a class or of one of its settings, beside its docstring; `caddie techniques` shows it."""
+    """Facts about a class or one of its settings, beside its docstring; `caddie techniques` shows them."""
 
     why: str
-    """What it is for, in one sentence."""
+    """Its purpose, in one sentence."""
     source: str
     """Paper or record."""
     elsewhere: str = ""

@@ -35,7 +35,7 @@ class Processor:
     cores: float
     """Cores that this process may run on, or the CPU time that its container gets, in cores."""
     instruction_sets: tuple[str, ...] | None
-    """Those of `INSTRUCTION_SETS` that it has; None if unknown."""
+    """Its `INSTRUCTION_SETS`; None if unknown."""
 
 
 def allowed_cores() -> set[int]:

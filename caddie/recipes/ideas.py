@@ -68,7 +68,7 @@ _FOLDED = {
     "model.layers": {},
     "train.seconds": 555,
 }
-"""What #1110 and #1113 share."""
+"""Changes that #1110 and #1113 share."""
 
 universal_transformer = value_embeddings.but(
     {

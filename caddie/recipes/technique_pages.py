@@ -23,8 +23,8 @@ def overview() -> str:
             lines += _told(variant.settings)
     lines += [
         "",
-        "(base) marks the contest's baseline. `caddie techniques WORD` tells more: a name above,",
-        "a setting such as model.block.mlp, or a word of the field such as XSA or bpb.",
+        "(base) marks what the recipe `baseline` has. `caddie techniques WORD` explains a name",
+        "above, a setting such as model.block.mlp, or a word such as XSA or bpb.",
     ]
     return "\n".join(crop(line, WIDTH) for line in lines[1:])
 
@@ -52,7 +52,7 @@ def techniques_page() -> str:
         "Every place in a recipe where one of several parts can stand, and every part and setting of which more is"
         " known. Headings begin with the field's word ([glossary](glossary.md)) and end with the name in caddie.",
         "Effects are in bits per byte unless said, and minus is better; those measured elsewhere are their authors'.",
-        "(base) marks the contest's baseline.",
+        "(base) marks what the recipe `baseline` has.",
         "",
         "`caddie techniques WORD` prints a section. The page is made from the classes; a test fails when it is old.",
     ]

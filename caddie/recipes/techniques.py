@@ -19,6 +19,7 @@ from caddie.config import Config, Count, NonNegative, Positive, Range, Technique
 from caddie.config import variants as variants_of
 from caddie.config.field_docs import descriptions
 from caddie.errors import UserError, suggest
+from caddie.recipes.catalog import shipped
 from caddie.recipes.glossary import Term, lookup, simple, terms
 from caddie.recipes.recipe import Recipe
 
@@ -39,7 +40,7 @@ class Measurement(Config):
     recipe: str
     """Name of the recipe, with the settings that differ from it."""
     text: str
-    """What was trained on and scored."""
+    """Text that was trained on and scored."""
     seconds: Positive
     """Training time of a run."""
     date: str
@@ -94,7 +95,7 @@ class Variant(Entry):
     """A class that fits a socket."""
 
     base: bool
-    """True if `Recipe()`, the contest's baseline, has it."""
+    """True if the recipe `baseline` has it."""
     shipped: bool
     """True if it is part of caddie, and so of the page."""
     settings: tuple[Setting, ...]
@@ -130,7 +131,7 @@ def sockets() -> list[Socket]:
     for path, cls in _places(Recipe, "", ()):
         places.setdefault(cls, []).append(path)
     measured = measurements()
-    base = {type(value) for value in _held(Recipe())}
+    base = {type(value) for value in _held(shipped()["baseline"])}
     return [
         _socket(cls, tuple(dict.fromkeys(paths)), base, measured)
         for cls, paths in places.items()

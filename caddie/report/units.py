@@ -10,7 +10,7 @@ import math
 from typing import Literal, get_args
 
 Unit = Literal["bits-per-byte", "nats-per-byte", "nats-per-token"]
-"""What a cost is stated in."""
+"""Unit of a cost."""
 UNITS: tuple[Unit, ...] = get_args(Unit)
 
 

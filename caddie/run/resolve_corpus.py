@@ -25,9 +25,9 @@ from caddie.runtime.progress import SILENT, Progress
 from caddie.score import Text
 
 CORPORA = Path("data")
-"""Where texts are prepared, below the working directory."""
+"""Folder of prepared texts, below the working directory."""
 AUDIT_BYTES = 1 << 22
-"""Of held-out documents that the round-trip audit reads, some seconds' worth."""
+"""Bytes of held-out documents that the round-trip audit reads, some seconds' worth."""
 
 
 def open_corpus(
