@@ -285,7 +285,7 @@ def test_a_misspelt_name_is_a_mistake_with_a_suggestion(caddie: Call) -> None:
         ("SDClip", "SigmaClip"),
         ("LQER", "LowRank"),
         ("rate-distortion", "Waterfilling"),
-        ("range coder", "EntropyModel"),
+        ("ANS", "EntropyModel"),
         ("Muon", "Muon"),
         ("MuonEq-R", "Muon.normalize_rows"),
         ("muon eq r", "Muon.normalize_rows"),
