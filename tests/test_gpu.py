@@ -1,4 +1,4 @@
-"""What ships for GPUs, on one: pytest -m gpu. The same things in the interpreter or pretended are tested elsewhere."""
+"""Tests on a GPU of all that ships for one: pytest -m gpu. Elsewhere it is interpreted or pretended."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from caddie.data.corpus import Corpus
 from caddie.data.prepare import prepare_validation
 from caddie.errors import UserError
-from caddie.lab.job import finished, write_json
+from caddie.files import write_json
+from caddie.lab.job import finished
 from caddie.lab.rows import Row, read_holdout
 from caddie.lab.runner import keep, plan
 from caddie.lab.study import Study

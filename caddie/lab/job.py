@@ -22,7 +22,7 @@ from filelock import FileLock
 from caddie.config import Config
 from caddie.config.userfile import execute
 from caddie.errors import CheckFailed, UserError
-from caddie.files import replacing
+from caddie.files import replacing, write_json
 from caddie.recipes.recipe import Recipe
 from caddie.report.run_files import CHECKPOINT, ERROR, JOB, LOG, RESULT, STOP, TASK
 from caddie.report.tables import one_line
@@ -113,13 +113,6 @@ def write_job(runs: list[Run], study: Mapping[str, Any], trained: Run | None = N
         write_json(one.folder / TASK, {"study": one.study, "label": one.label, "seed": one.seed, "key": one.key})
     write_json(runs[0].folder / JOB, spec)
     return runs[0].folder / JOB
-
-
-def write_json(path: Path, value: object) -> None:
-    """Write a file whole or not at all, in a folder that is made if need be."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=1) + "\n")
 
 
 def run_job(job: Path) -> None:

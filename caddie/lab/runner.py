@@ -18,8 +18,9 @@ from filelock import FileLock, Timeout
 
 from caddie.data.corpus import Corpus, file_sha256
 from caddie.errors import UserError
+from caddie.files import write_json
 from caddie.lab.executors import Executor
-from caddie.lab.job import Run, adoptable, definitions, fail, finished, write_job, write_json
+from caddie.lab.job import Run, adoptable, definitions, fail, finished, write_job
 from caddie.lab.rows import RESULTS, STUDY, Row, outcome, read_study, row, write_rows
 from caddie.lab.study import Study
 from caddie.recipes.recipe import Recipe

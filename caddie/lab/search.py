@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 from caddie.config import Diff, show
 from caddie.errors import UserError
+from caddie.files import write_json
 from caddie.lab.executors import Executor
-from caddie.lab.job import Run, write_json
+from caddie.lab.job import Run
 from caddie.lab.results import Results, run_study
 from caddie.lab.rows import Row
 from caddie.lab.runner import alone, plan

@@ -6,6 +6,7 @@ import threading
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,6 +57,14 @@ def shards_of(arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
     return [arrays[f"shard{number}"].astype(np.uint16) for number in numbers]
 
 
+def check_parity(stream: Any, arrays: dict[str, np.ndarray], case: str, count: int, world: int, rank: int) -> None:
+    """Compare the batches that a rank reads with those of the public scripts."""
+    for number in range(count):
+        batch = stream.micro_batch(number * world + rank)
+        np.testing.assert_array_equal(batch.inputs, arrays[f"{case}.batch{number}.x"])
+        np.testing.assert_array_equal(batch.targets, arrays[f"{case}.batch{number}.y"])
+
+
 def test_sequential_parity(reference) -> None:  # type: ignore[no-untyped-def]
     arrays = reference[0]
     for match in matches(reference[1], r"sequential\.world(\d+)\.rank(\d+)\..+"):
@@ -63,10 +72,7 @@ def test_sequential_parity(reference) -> None:  # type: ignore[no-untyped-def]
         info = reference[1][case]
         tokens = info["global_tokens"] // (world * info["accumulation"])
         stream = build(SequentialStream(begin="first shard"), shards_of(arrays), tokens, info["row_length"])
-        for number in range(info["batches"]):
-            batch = stream.micro_batch(number * world + rank)
-            np.testing.assert_array_equal(batch.inputs, arrays[f"{case}.batch{number}.x"])
-            np.testing.assert_array_equal(batch.targets, arrays[f"{case}.batch{number}.y"])
+        check_parity(stream, arrays, case, info["batches"], world, rank)
 
 
 def test_packed_parity(reference) -> None:  # type: ignore[no-untyped-def]
@@ -76,10 +82,9 @@ def test_packed_parity(reference) -> None:  # type: ignore[no-untyped-def]
         info = reference[1][case]
         tokens = info["global_tokens"] // (world * info["accumulation"])
         stream = build(PackedDocuments(group=world, begin="first shard"), shards_of(arrays), tokens, info["cut_length"])
+        check_parity(stream, arrays, case, info["batches"], world, rank)
         for number in range(info["batches"]):
             batch = stream.micro_batch(number * world + rank)
-            np.testing.assert_array_equal(batch.inputs, arrays[f"{case}.batch{number}.x"])
-            np.testing.assert_array_equal(batch.targets, arrays[f"{case}.batch{number}.y"])
             ends = np.append(segments(batch.inputs, info["cut_length"]), tokens)
             assert ends.tolist() == sorted(set(arrays[f"{case}.batch{number}.boundaries"].tolist()))
             assert int(np.diff(ends).max()) == info["longest"][number]

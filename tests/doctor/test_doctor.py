@@ -399,7 +399,7 @@ class Nvml:
 
 
 def read(*cards: dict[str, Any]) -> list[gpus.Gpu]:
-    """What the doctor makes of these cards."""
+    """Return the findings of the doctor on these cards."""
     nvml = Nvml(*cards)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpus, "pynvml", nvml)

@@ -69,7 +69,7 @@ def alive(marker: str) -> list[int]:
 
 
 def soon(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
-    """Whether something comes true within so many seconds."""
+    """Return True if a condition holds within so many seconds."""
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
