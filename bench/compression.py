@@ -27,8 +27,7 @@ from caddie.pack.compress import Pack, pack
 from caddie.pack.quantize import Float16, Gptq, Rows, SigmaClip
 from caddie.report.run_files import WEIGHTS
 from caddie.run.resolve_corpus import held_out_text
-from caddie.run.result import metadata_of
-from caddie.run.run import calibrate_recipe
+from caddie.run.run import calibrate_recipe, metadata_of
 from caddie.run.run_folder import read_run
 from caddie.score import score
 

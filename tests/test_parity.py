@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from parity import SYSTEMS, Case, Golden, cases, matches, recorded, trained_case
+from parity import SYSTEMS, Case, Golden, cases, matches, recorded, tensors, trained_case
 from script_names import script_view
 from torch import Tensor
 
@@ -171,3 +171,27 @@ def test_quantized_weights(
     if "gradient_summary_of_mean_loss" in results:
         losses.mean().backward()
         compare_gradients(model, results["gradient_summary_of_mean_loss"], golden.expected, f"{case}.")
+
+
+# The set that comes with the tests
+
+TENSORS = {
+    "ARG": 158,
+    "BASE": 187,
+    "L3": 337,
+    "S000": 158,
+    "S001": 240,
+    "S002": 256,
+    "S003": 153,
+    "TOP": 413,
+    "components": 914,
+}
+"""Tensors of each folder of the compact set: tests take names from a set, and would not miss one that is gone."""
+
+
+def test_the_compact_set_is_whole() -> None:
+    folder = Path(__file__).parent / "golden" / "parity"
+    found = dict.fromkeys(TENSORS, 0)
+    for path in folder.rglob("*.safetensors.xz"):
+        found[path.relative_to(folder).parts[0]] += len(tensors(path.with_name(path.name.split(".")[0])))
+    assert found == TENSORS

@@ -144,8 +144,8 @@ def pack(folder: Path, settings: tuple[str, ...], out: Path | None, compare: boo
     from caddie.report.display import Display
     from caddie.report.run_files import ARTIFACT
     from caddie.report.tables import pack_table
-    from caddie.run.result import describe_compression, metadata_of
-    from caddie.run.run import calibrate_recipe
+    from caddie.run.result import describe_compression
+    from caddie.run.run import calibrate_recipe, metadata_of
     from caddie.run.run_folder import read_run, run_weights
     from caddie.runtime.distributed import Ranks, local_device
     from caddie.runtime.progress import Phases

@@ -83,7 +83,8 @@ def activity(seconds: float = WATCH_SECONDS) -> Activity:
     allowed = allowed_cores()
     idle = [1 - percent / 100 for core, percent in enumerate(busy_percent) if core in allowed]
     busiest = sorted(others, key=lambda process: (-process.cores, process.pid))
-    return Activity(tuple(busiest), sum(idle) if idle else None)
+    # psutil lists the cores that are online by place: with one offline, places are not the numbers of `allowed`.
+    return Activity(tuple(busiest), sum(idle) if len(busy_percent) > max(allowed, default=0) and idle else None)
 
 
 def descendants(parents: Mapping[int, int], pid: int) -> set[int]:

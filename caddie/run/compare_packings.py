@@ -27,8 +27,7 @@ from caddie.pack.quantize import BestPercentile, Float16, Gptq, Quantizer, Rows,
 from caddie.recipes.recipe import Recipe
 from caddie.report.tables import table
 from caddie.run.resolve_corpus import bits_per_nat
-from caddie.run.result import metadata_of
-from caddie.run.run import calibrate_recipe
+from caddie.run.run import calibrate_recipe, metadata_of
 from caddie.run.run_folder import read_run, run_weights
 from caddie.runtime.distributed import local_device
 from caddie.runtime.progress import SILENT, Progress
@@ -62,7 +61,7 @@ class Way:
 
     @property
     def rules(self) -> dict[str, Quantizer]:
-        """Quantizer by role, as in `Compress.quantizers`."""
+        """Quantizer by role, as in `Pack.quantizers`."""
         large = {"matrix": self.matrices, "embedding": self.tables, "head": self.tables}
         return {**large, "gate": Float16(), "scalar": Float16()}
 

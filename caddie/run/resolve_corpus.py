@@ -141,7 +141,7 @@ def bits_per_nat(corpus: Corpus) -> float:
 
 
 def held_out_text(corpus: Corpus) -> Text:
-    """Return the held-out text of a corpus for scoring; its bytes and documents are counted anew."""
+    """Return the held-out text of a corpus for scoring; its bytes and documents are counted once a process."""
     corpus.check_counts()
     split = corpus.manifest.validation
     return Text(

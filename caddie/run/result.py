@@ -17,20 +17,19 @@ from caddie.config import plain
 from caddie.data.corpus import MANIFEST, Corpus, file_sha256
 from caddie.files import write_json
 from caddie.inference.sample import sample
-from caddie.pack.artifact import SOURCE, Artifact, Manifest, Metadata
+from caddie.pack.artifact import Artifact
 from caddie.pack.compress import Compressed
-from caddie.pack.source_bundle import describe_source, source_needed
+from caddie.pack.source_bundle import describe_source
 from caddie.recipes.catalog import shipped
 from caddie.recipes.recipe import Recipe
 from caddie.report.page import write_report
+from caddie.report.read import VERSION
 from caddie.report.run_files import RESULT
 from caddie.run.policy import state
 from caddie.run.resolve_corpus import bits_per_nat
 from caddie.runtime.distributed import Ranks
 from caddie.train.loop import Trained
 from caddie.verify import Verdict
-
-VERSION = 1
 
 
 def describe_run(
@@ -131,25 +130,6 @@ def write_result(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     write_json(folder / RESULT, result)
     write_report(folder)
     return result
-
-
-def metadata_of(recipe: Recipe, seed: int, corpus: Corpus) -> Metadata:
-    """Return all that the artifact of a run holds beside its weights."""
-    split, tokenizer = corpus.manifest.train, corpus.tokenizer()
-    assert split is not None
-    manifest = Manifest(
-        caddie=version("caddie"),
-        recipe=recipe.name,
-        recipe_sha256=recipe.sha256,
-        seed=seed,
-        parameters=recipe.parameters,
-        tokenizer=tokenizer.kind,
-        tokenizer_sha256=tokenizer.sha256,
-        train_documents_sha256=split.document_set_sha256,
-        validation_fraction=corpus.manifest.validation_fraction,
-    )
-    source = source_needed().section(SOURCE) if recipe.pack.carry_source else None
-    return Metadata(recipe.model, tokenizer, recipe.score, manifest, source)
 
 
 def describe_compression(compressed: Compressed, artifact: Artifact, corpus: Corpus) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,17 @@ from caddie.data.corpus import Corpus
 from caddie.errors import CheckFailed
 from caddie.model import build
 from caddie.model.parameters import assign
-from caddie.pack.artifact import Artifact, load
+from caddie.pack.artifact import SOURCE, Artifact, Manifest, Metadata, load
 from caddie.pack.calibrate import calibrate
 from caddie.pack.compress import pack
 from caddie.pack.quantize import Calibration
+from caddie.pack.source_bundle import source_needed
 from caddie.recipes.recipe import Recipe
 from caddie.report.run_files import ARTIFACT
 from caddie.run.contest_sets import identify
 from caddie.run.dead_settings import check_settings_matter
 from caddie.run.resolve_corpus import describe, held_out_text, open_corpus, training_data
-from caddie.run.result import describe_run, describe_scores, metadata_of, write_result
+from caddie.run.result import describe_run, describe_scores, write_result
 from caddie.run.run_folder import begin_run, check_folder, check_unfinished, run_folder
 from caddie.runtime.distributed import SHARES_CORES, Ranks, local_device
 from caddie.runtime.progress import SILENT, Phases, Progress
@@ -84,8 +86,8 @@ def run(
     with phases("compress"):
         metadata = metadata_of(recipe, seed, corpus)
         compressed = pack(metadata, trained.weights, recipe.pack, folder / ARTIFACT, calibrations, progress)
-    artifact = load(folder / ARTIFACT)
     with phases("score"):
+        artifact = load(folder / ARTIFACT)
         if study is None:
             scored = score_in_new_process(artifact.path, corpus.folder, ranks.world)
         else:
@@ -115,7 +117,7 @@ def train_recipe(
 ) -> Trained:
     """Train into a run folder, which keeps recipe, log, checkpoint and weights."""
     data = training_data(corpus)
-    begin_run(folder, recipe, seed, corpus, ranks)
+    begin_run(folder, recipe, seed, corpus, data, ranks)
     forecaster = Forecaster(recipe.model, recipe.pack, metadata_of(recipe, seed, corpus).file_bytes)
     return train(
         recipe.model,
@@ -127,6 +129,25 @@ def train_recipe(
         progress=progress,
         forecaster=forecaster,
     )
+
+
+def metadata_of(recipe: Recipe, seed: int, corpus: Corpus) -> Metadata:
+    """Return all that the artifact of a run holds beside its weights."""
+    split, tokenizer = corpus.manifest.train, corpus.tokenizer()
+    assert split is not None
+    manifest = Manifest(
+        caddie=version("caddie"),
+        recipe=recipe.name,
+        recipe_sha256=recipe.sha256,
+        seed=seed,
+        parameters=recipe.parameters,
+        tokenizer=tokenizer.kind,
+        tokenizer_sha256=tokenizer.sha256,
+        train_documents_sha256=split.document_set_sha256,
+        validation_fraction=corpus.manifest.validation_fraction,
+    )
+    source = source_needed().section(SOURCE) if recipe.pack.carry_source else None
+    return Metadata(recipe.model, tokenizer, recipe.score, manifest, source)
 
 
 def calibrate_recipe(

@@ -8,11 +8,11 @@ from pathlib import Path
 from torch import Tensor
 
 from caddie.data.corpus import Corpus
+from caddie.data.loaders import TrainingData
 from caddie.errors import UserError
 from caddie.files import reason, write_json
 from caddie.recipes.recipe import Recipe
 from caddie.report.run_files import CHECKPOINT, LOG, RECIPE, RESULT, WEIGHTS
-from caddie.run.resolve_corpus import training_data
 from caddie.runtime.distributed import Ranks
 from caddie.train.checkpoint import check_checkpoint, checkpoint_identity, load_weights, weights_identity
 
@@ -58,12 +58,13 @@ def read_run(folder: Path) -> tuple[Recipe, int, Corpus]:
 
 def run_weights(folder: Path, recipe: Recipe, corpus: Corpus) -> dict[str, Tensor]:
     """Return the weights of a run folder; `UserError` if they are not those of this model and text."""
-    return load_weights(folder / WEIGHTS, weights_identity(recipe.model, recipe.train, training_data(corpus)))
+    documents = corpus.manifest.train.document_set_sha256 if corpus.manifest.train else ""
+    return load_weights(folder / WEIGHTS, weights_identity(recipe.model, recipe.train, documents))
 
 
-def begin_run(folder: Path, recipe: Recipe, seed: int, corpus: Corpus, ranks: Ranks) -> None:
+def begin_run(folder: Path, recipe: Recipe, seed: int, corpus: Corpus, data: TrainingData, ranks: Ranks) -> None:
     """Make the folder and write `recipe.json`; a checkpoint of another run there is a `UserError`."""
-    identity = checkpoint_identity(recipe.model, recipe.train, training_data(corpus), seed)
+    identity = checkpoint_identity(recipe.model, recipe.train, data, seed)
     check_checkpoint(folder / CHECKPOINT, identity)
     if ranks.first:
         run = {"recipe": recipe.to_json(), "seed": seed, "corpus": str(corpus.folder.resolve())}

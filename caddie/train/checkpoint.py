@@ -73,9 +73,9 @@ def checkpoint_identity(gpt: GPT, config: Train, data: TrainingData, seed: int) 
     return {"model": gpt.key(), "train": settings.key(), "seed": str(seed), "data": data.identity}
 
 
-def weights_identity(gpt: GPT, config: Train, data: TrainingData) -> dict[str, str]:
+def weights_identity(gpt: GPT, config: Train, documents_sha256: str) -> dict[str, str]:
     """Return the metadata that tie weights to a model, its training and the training documents."""
-    return {"model": gpt.key(), "train": config.key(), "data": data.documents_sha256}
+    return {"model": gpt.key(), "train": config.key(), "data": documents_sha256}
 
 
 def end_line(log: Path) -> None:

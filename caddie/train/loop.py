@@ -131,7 +131,7 @@ def train(
         peak_bytes=peak_bytes(ranks.device),
     )
     if ranks.first:
-        save_tensors(folder / WEIGHTS, trained.weights, weights_identity(gpt, config, data))
+        save_tensors(folder / WEIGHTS, trained.weights, weights_identity(gpt, config, data.documents_sha256))
     return trained
 
 

@@ -18,6 +18,7 @@ from tiny_study import SETTINGS, write_text
 from torch.distributed import DistBackendError
 
 from caddie.errors import CheckFailed, UserError
+from caddie.files import write_json
 from caddie.lab import job as trial
 from caddie.lab.executors import Local, death
 from caddie.lab.holdout import score_holdout
@@ -74,7 +75,7 @@ class Pretended:
                     result["source"] = {**(result.get("source") or {}), "sha256": "0" * 64}
                     (folder / "log.jsonl").touch()
                     (folder / "checkpoint.safetensors").touch()
-                    trial.write_json(folder / "result.json", result)
+                    write_json(folder / "result.json", result)
                 elif end == "fails":
                     trial.fail(folder, "a reason\nof two lines")
                     break
@@ -133,7 +134,7 @@ def test_what_fails_is_a_row_and_runs_again_only_when_asked(text: str, folders: 
     folder = next((folders["runs"] / "tiny").glob("low-rate-*-s1"))
     (folder / "result.json").unlink()
     trial.fail(folder, "too slow", "pruned")
-    trial.write_json(folder / STOP, {"reason": "too slow"})
+    write_json(folder / STOP, {"reason": "too slow"})
     rows = run_jobs(study(), text, executor=Pretended(), **folders)
     assert [row["state"] for row in rows].count("pruned") == 1
     rows = run_jobs(study(), text, executor=Pretended(), retry=True, **folders)
@@ -327,7 +328,7 @@ def one_of(ranks: Ranks, folder: Path) -> None:
 
 def pruned(ranks: Ranks, folder: Path) -> None:
     """The first of two processes is asked to end a run that both are at."""
-    trial.write_json(folder / STOP, {"reason": "its training loss was 9"})
+    write_json(folder / STOP, {"reason": "its training loss was 9"})
 
     def run(*given: object, progress: Progress, **settings: object) -> None:
         ranks.wait()
