@@ -23,6 +23,7 @@ from caddie.cli.options import (
     tell,
 )
 from caddie.config import assignments, parse_assignment
+from caddie.config.renamed import modernized_path
 from caddie.errors import CheckFailed, UserError
 
 if TYPE_CHECKING:
@@ -183,7 +184,9 @@ def pack(folder: Path, settings: tuple[str, ...], out: Path | None, compare: boo
 def _pack_setting(text: str) -> tuple[str, object]:
     path, value = parse_assignment(text)
     if path != "cap" and not path.startswith("pack."):
-        raise UserError(f"pack takes cap=N and settings of pack, as in pack.fit=none, not {path}")
+        now = modernized_path(path)
+        hint = f"; it is now {now}" if now != path else ""
+        raise UserError(f"pack takes cap=N and settings of pack, as in pack.fit=none, not {path}{hint}")
     return "pack.cap_bytes" if path == "cap" else path, value
 
 

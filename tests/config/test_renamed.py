@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from caddie.cli.run import _pack_setting
 from caddie.config.renamed import KINDS, SETTINGS, modernized_path
 from caddie.errors import UserError
 from caddie.recipes.catalog import find
@@ -84,3 +85,8 @@ def test_every_renamed_setting_is_known_by_its_new_name() -> None:
 def test_a_typed_old_class_is_told_the_new_one(path: str, old: str) -> None:
     with pytest.raises(UserError, match=rf"not {old}; it is now {KINDS[old]}$"):
         find("baseline").but({path: old})
+
+
+def test_pack_tells_the_new_name_too() -> None:
+    with pytest.raises(UserError, match=r"not compress\.cap_bytes; it is now pack\.cap_bytes$"):
+        _pack_setting("compress.cap_bytes=300000")
