@@ -13,7 +13,6 @@ import argparse
 import json
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ from caddie.run.run_folder import read_run
 from caddie.score import score
 
 
-@dataclass(frozen=True, kw_only=True)
 class BestBrotli(ArrayCodec):
     """Brotli on rows or on columns, whichever is shorter."""
 

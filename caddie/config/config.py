@@ -14,7 +14,7 @@ from abc import ABC
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, Union, dataclass_transform, get_args, get_origin
 
 from caddie.config.renamed import KINDS, SETTINGS, modernized, modernized_path
 from caddie.errors import UserError, suggest
@@ -61,12 +61,17 @@ def known(*technique: str, **settings: Technique) -> dict[str, Technique]:
     return {"": Technique(*technique), **settings} if technique else settings
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class Config(ABC):
-    """Base of all settings. Subclasses are frozen, keyword-only dataclasses; a socket is an abstract subclass."""
+    """Base of all settings. It makes subclasses frozen, keyword-only dataclasses; a socket is an abstract subclass."""
 
     techniques: ClassVar[Mapping[str, Technique]] = {}
     """Facts about the class, under an empty key, and about its settings, under their names."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dataclass(frozen=True, kw_only=True)(cls)
 
     def __post_init__(self) -> None:
         for name, annotation in field_types(type(self)).items():

@@ -48,7 +48,6 @@ class TrainProgress:
         return self.budget.progress(self.step, self.seconds)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Schedule(Config):
     """Socket: schedule of a value over the run."""
 
@@ -68,7 +67,6 @@ def value_at(number: Number, train_progress: TrainProgress) -> float:
     return number.at(train_progress) if isinstance(number, Schedule) else number
 
 
-@dataclass(frozen=True, kw_only=True)
 class Ramp(Schedule):
     """Linear ramp over progress, constant before and after."""
 
@@ -94,7 +92,6 @@ class Ramp(Schedule):
         return self.start + (self.end - self.start) * min(1.0, max(0.0, fraction))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Warmdown(Schedule):
     """Warm-down: 1, then a line toward 0 over the last `fraction` of the budget, never below `floor` (#1493 on)."""
 
@@ -116,7 +113,6 @@ class Warmdown(Schedule):
         return max(left / self.fraction, self.floor) if left <= self.fraction and self.fraction > 0 else 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class IterationWarmdown(Schedule):
     """Warm-down of the contest's baseline over the last `steps` steps, estimated from the mean step time so far.
 
@@ -143,7 +139,6 @@ class IterationWarmdown(Schedule):
         return left / length if left <= length and length > 0 else 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class StepRamp(Schedule):
     """Linear ramp over the first `steps` steps: the contest's warm-up of momentum."""
 
@@ -169,7 +164,6 @@ MOST_PIECES = 64
 """Largest number of pieces, each of which may be a graph of its own."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class PiecewiseConstant(Schedule):
     """Piecewise constant over progress: depth recurrence from 35 % of the run on (L3), longer rows, a larger batch."""
 

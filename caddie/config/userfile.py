@@ -23,5 +23,10 @@ def execute(path: Path) -> dict[str, object]:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise UserError(f"{path} does not run: {type(error).__name__}: {error}") from error
+        hint = (
+            "; a class of settings needs no @dataclass any more"
+            if "overwrite attribute __setattr__" in str(error)
+            else ""
+        )
+        raise UserError(f"{path} does not run: {type(error).__name__}: {error}{hint}") from error
     return vars(module)

@@ -70,7 +70,6 @@ class Stream(ABC):
         """Return batch number `index`, from 0."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Loader(Config, ABC):
     """The order in which training reads its shards."""
 
@@ -86,7 +85,6 @@ class Loader(Config, ABC):
 Begin = Literal["seed", "first shard"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class SequentialStream(Loader):
     """Read the shards one after the other, endlessly: the contest baseline's order.
 
@@ -104,7 +102,6 @@ class SequentialStream(Loader):
         return stream if self.begin == "first shard" else _RandomStart(stream, seed, total // (tokens + 1), 1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class ShuffledSequences(Loader):
     """Read the rows of all shards in random order, each once per epoch.
 
@@ -125,7 +122,6 @@ class ShuffledSequences(Loader):
         return _Epochs(shards, tokens, sequence_length, seed, _shuffled)
 
 
-@dataclass(frozen=True, kw_only=True)
 class CoprimeStride(Loader):
     """Walk each shard by a random stride coprime to its number of blocks, mixing shards at random (#726).
 
@@ -147,7 +143,6 @@ class CoprimeStride(Loader):
         return _Epochs(shards, tokens, sequence_length, seed, _coprime)
 
 
-@dataclass(frozen=True, kw_only=True)
 class PackedDocuments(Loader):
     """Pack consecutive documents into one long row, for an attention with the scope `document`.
 

@@ -28,7 +28,6 @@ BASE = "base"
 """Label of the base."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class EqualBudget(Config):
     """Budget that is equal for all runs of a study."""
 
@@ -37,7 +36,6 @@ class EqualBudget(Config):
         """Return the recipe with this budget."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Seconds(EqualBudget):
     """Equal time: what is slower sees less. Runs must not disturb one another (see `caddie study --workers`)."""
 
@@ -49,7 +47,6 @@ class Seconds(EqualBudget):
         return recipe.but({"train.seconds": self.seconds, "train.steps": None})
 
 
-@dataclass(frozen=True, kw_only=True)
 class Steps(EqualBudget):
     """Equal steps: nothing depends on the clock, so on a CPU a run repeats to the bit."""
 
@@ -61,7 +58,6 @@ class Steps(EqualBudget):
         return recipe.but({"train.seconds": None, "train.steps": self.steps})
 
 
-@dataclass(frozen=True, kw_only=True)
 class Tokens(EqualBudget):
     """Equal text: larger batches make fewer steps."""
 

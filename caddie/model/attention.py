@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
@@ -21,7 +20,6 @@ from caddie.model.values import ValueResidual
 from caddie.ops import normed_rotation, xsa
 
 
-@dataclass(frozen=True, kw_only=True)
 class Attention(Config):
     """Socket: attention of a layer."""
 
@@ -37,7 +35,6 @@ class Attention(Config):
         """Return the channels of all values of a position."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class GroupedQueryAttention(Attention):
     """Causal grouped-query attention with QK norm, RoPE and a learned gain per query head (the contest's baseline).
 

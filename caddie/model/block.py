@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
@@ -17,7 +15,6 @@ from caddie.model.norm import Norm, RMSNorm
 from caddie.model.parameters import Constant, Part
 
 
-@dataclass(frozen=True, kw_only=True)
 class Block(Config):
     """Transformer block: input mixed in, then attention and MLP, each on the normed stream and scaled per channel."""
 

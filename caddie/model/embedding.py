@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,7 +16,6 @@ from caddie.model.smear import Smear
 from caddie.ops import rms_norm
 
 
-@dataclass(frozen=True, kw_only=True)
 class Embedding(Config):
     """Socket: embedding of token ids."""
 
@@ -26,7 +24,6 @@ class Embedding(Config):
         """Return the module; its forward takes a context and returns the stream (B, T, width)."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class TokenEmbedding(Embedding):
     """Table with a row for each id, normed. Small initial values keep the first logits of a tied head near zero."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,7 +12,6 @@ from caddie.model.linear import Linear
 from caddie.model.parameters import Constant, Normal, Part
 
 
-@dataclass(frozen=True, kw_only=True)
 class HeadGate(Config):
     """Socket: gate for each head and position, computed from the input of attention."""
 
@@ -22,7 +20,6 @@ class HeadGate(Config):
         """Return the module; its forward takes the normed stream (B, T, width) and returns factors (B, T, heads)."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class DenseGate(HeadGate):
     """Gated attention: σ(W h + b), W (heads, width) (arXiv 2505.06708)."""
 
@@ -43,7 +40,6 @@ class DenseGate(HeadGate):
         return _Gate(width, heads, self.std, self.bias)
 
 
-@dataclass(frozen=True, kw_only=True)
 class NarrowGate(HeadGate):
     """Attention output gate: height · σ(W h[:channels]), W (heads, channels) initially 0, so heads start at height/2.
 
@@ -66,7 +62,6 @@ class NarrowGate(HeadGate):
         return _Gate(min(self.channels, width), heads, 0.0, None, height=self.height)
 
 
-@dataclass(frozen=True, kw_only=True)
 class SparseGate(HeadGate):
     """Sparse attention gate: σ(scale · W h[:channels]), W (heads, channels) initially 0, so heads start at one half."""
 

@@ -6,7 +6,7 @@ import re
 import typing
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -33,7 +33,6 @@ ModelPart = Literal["head", "mlp"]
 """Parts of a model whose linear layers can multiply in float8."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class GPT(Config):
     """Decoder-only transformer. The defaults are the contest's baseline, 17,059,912 parameters."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -14,7 +13,6 @@ from caddie.model.parameters import Constant, FanIn, Part
 from caddie.ops import SOFTCAPS, Softcap, cross_entropy, linear, rms_norm, softcap
 
 
-@dataclass(frozen=True, kw_only=True)
 class Head(Config):
     """Socket: output head, stream to logits."""
 
@@ -87,7 +85,6 @@ class HeadModule(Part):
         return cross_entropy(logits, targets, cap, self.config.softcap_form, z_loss)
 
 
-@dataclass(frozen=True, kw_only=True)
 class TiedHead(Head):
     """Head that shares the embedding's table (weight tying, arXiv 1608.05859).
 
@@ -103,7 +100,6 @@ class TiedHead(Head):
         return HeadModule(self, vocabulary, projection=projection)
 
 
-@dataclass(frozen=True, kw_only=True)
 class UntiedHead(Head):
     """Head with a table of its own, initially zero, so that the first predictions are uniform."""
 

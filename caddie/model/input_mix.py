@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
 
 from caddie.config import Config, known
 from caddie.model.parameters import Initial, RowConstants
 
 
-@dataclass(frozen=True, kw_only=True)
 class ResidualMix(Config):
     """Socket: initial a and b of x ← a·x + b·x0; both are learned, by channel."""
 
@@ -19,7 +17,6 @@ class ResidualMix(Config):
         """Return the initial a and b, the rows of (2, width), in `layer` of `depth`."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class StreamMix(ResidualMix):
     """Start from the stream alone: a = 1, b = 0 (the contest's baseline)."""
 
@@ -34,7 +31,6 @@ class StreamMix(ResidualMix):
         return RowConstants(values=(1.0, 0.0))
 
 
-@dataclass(frozen=True, kw_only=True)
 class PhaseMix(ResidualMix):
     """Start from the input in early layers, from the stream in late ones: a = σ(3(l/(depth - 1) - ½)), b = 1 - a."""
 

@@ -66,7 +66,6 @@ class Linear(Part):
         return adapted(self.product(x, weight), self.delta, x)
 
 
-@dataclass(frozen=True, kw_only=True)
 class LinearMap(Config):
     """Socket: kind of the matrices of attention and MLP."""
 
@@ -79,7 +78,6 @@ class LinearMap(Config):
         """Return a map that writes to the stream."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Dense(LinearMap):
     """Learned matrix. Matrices that write to the stream start at zero, so that a new layer is the identity."""
 
@@ -105,7 +103,6 @@ class Dense(LinearMap):
         return Linear(inputs, outputs, Constant(value=0.0), normed=self.normed)
 
 
-@dataclass(frozen=True, kw_only=True)
 class RandomMap(LinearMap):
     """Fixed random matrix plus a learned one of low rank: R + B A.
 

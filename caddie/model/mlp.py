@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import Annotated
 
 import torch.nn.functional as F
@@ -15,7 +14,6 @@ from caddie.model.parameters import Part
 from caddie.ops import squared
 
 
-@dataclass(frozen=True, kw_only=True)
 class MLP(Config):
     """Socket: MLP of a layer."""
 
@@ -29,7 +27,6 @@ class MLP(Config):
         """Return the module; its forward takes the normed stream (B, T, width) and keeps the shape."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReluSquared(MLP):
     """ReLU²: W2 relu(W1 x)² (Primer, arXiv 2109.08668)."""
 
@@ -44,7 +41,6 @@ class ReluSquared(MLP):
         return _Squared(self, width, 0.0)
 
 
-@dataclass(frozen=True, kw_only=True)
 class LeakyReluSquared(MLP):
     """LeakyReLU²: W2 leaky_relu(W1 x)², u² above zero and (slope·u)² below."""
 
@@ -62,7 +58,6 @@ class LeakyReluSquared(MLP):
         return _Squared(self, width, self.slope)
 
 
-@dataclass(frozen=True, kw_only=True)
 class SwiGLU(MLP):
     """SwiGLU: W2 (silu(W1 x) · W3 x) (arXiv 2002.05202)."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -18,7 +17,6 @@ FACTORS = (36_313, 27_191, 51_497)
 """Hash factors of a token's id, of the one before it and of the one before that."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class HashedNGrams(Config):
     """BigramHash: hashed n-gram embeddings, projected to the stream and scaled.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -13,7 +12,6 @@ from caddie.config import Config, Positive, known
 from caddie.ops import rms_norm
 
 
-@dataclass(frozen=True, kw_only=True)
 class Norm(Config):
     """Socket: norm before attention or MLP."""
 
@@ -32,7 +30,6 @@ class Norm(Config):
         return lambda x: rms_norm(x, epsilon) * scale
 
 
-@dataclass(frozen=True, kw_only=True)
 class RMSNorm(Norm):
     """RMSNorm: x over its root mean square, without a learned gain (arXiv 1910.07467)."""
 
@@ -41,7 +38,6 @@ class RMSNorm(Norm):
         return 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class DepthScaledNorm(Norm):
     """RMSNorm over the root of the layer's number, from 1: deep layers start with smaller inputs ("LN scale")."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -17,7 +16,6 @@ from caddie.model.parameters import Constant, Part
 Streams = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ParallelStreams(Config):
     """Socket: two residual streams from layer `first` on, and their merge at the end."""
 
@@ -45,7 +43,6 @@ class ParallelStreamsModule(Part):
         return (streams[0] + streams[1]) * 0.5
 
 
-@dataclass(frozen=True, kw_only=True)
 class RoutedStreams(ParallelStreams):
     """Routed streams: s_j ← r_j s_j + p_0j·attention + p_1j·MLP, r and p learned in each layer; merged by their mean.
 
@@ -69,7 +66,6 @@ class RoutedStreams(ParallelStreams):
         return _RoutedStreams(self, depth)
 
 
-@dataclass(frozen=True, kw_only=True)
 class SeparateStreams(ParallelStreams):
     """Separate streams: attention writes s₀ alone, the MLP s₁; merged as m·s₀ + (1 - m)·s₁, m learned from ½.
 

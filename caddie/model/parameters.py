@@ -21,7 +21,6 @@ ROLES: tuple[Role, ...] = get_args(Role)
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Initial(Config):
     """Socket: initial values of a parameter."""
 
@@ -30,7 +29,6 @@ class Initial(Config):
         """Fill `tensor` (float32, on the CPU) in place."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Constant(Initial):
     """One value for all elements."""
 
@@ -42,7 +40,6 @@ class Constant(Initial):
         tensor.fill_(self.value)
 
 
-@dataclass(frozen=True, kw_only=True)
 class RowConstants(Initial):
     """One value for each row."""
 
@@ -56,7 +53,6 @@ class RowConstants(Initial):
         tensor.copy_(torch.tensor(self.values).reshape(-1, *[1] * (tensor.ndim - 1)).expand_as(tensor))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Normal(Initial):
     """Independent normal values with mean 0."""
 
@@ -68,7 +64,6 @@ class Normal(Initial):
         tensor.normal_(0.0, self.std, generator=generator)
 
 
-@dataclass(frozen=True, kw_only=True)
 class FanIn(Initial):
     """Uniform within one over the root of the number of inputs: PyTorch's default for linear layers."""
 
@@ -78,7 +73,6 @@ class FanIn(Initial):
         tensor.uniform_(-bound, bound, generator=generator)
 
 
-@dataclass(frozen=True, kw_only=True)
 class FanInNormal(Initial):
     """Normal with a standard deviation of one over the root of the number of inputs (LeCun et al. 1998)."""
 
@@ -87,7 +81,6 @@ class FanInNormal(Initial):
         tensor.normal_(0.0, tensor.shape[-1] ** -0.5, generator=generator)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Orthogonal(Initial):
     """Orthogonal rows, or columns if there are fewer, of length `gain` (arXiv 1312.6120)."""
 
@@ -105,7 +98,6 @@ class Orthogonal(Initial):
         nn.init.orthogonal_(tensor, self.gain, generator)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Overtone(Initial):
     """Normal values, with singular values replaced by ones that fall like one over the root of their number.
 

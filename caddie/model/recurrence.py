@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from torch import Tensor
@@ -16,7 +15,6 @@ MOST_PASSES = 64
 """Largest number of passes of a layer."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Recurrence(Config):
     """Depth recurrence: layers first to last run several times with the same weights (arXiv 1807.03819).
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -15,7 +14,6 @@ from caddie.errors import UserError
 Dims = Annotated[int, Range(2, 1 << 16)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class RoPE(Config):
     """Socket: rotation frequencies of the channel pairs. They do not depend on the length of the row at hand.
 
@@ -43,7 +41,6 @@ def _powers(base: float, dims: int, device: torch.device, dtype: torch.dtype) ->
     return base ** (-torch.arange(0, dims, 2, dtype=dtype, device=device) / dims)
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlainRoPE(RoPE):
     """RoPE: pair i rotates by base^(-2i/dims) per position (RoFormer, arXiv 2104.09864)."""
 
@@ -61,7 +58,6 @@ class PlainRoPE(RoPE):
         return _powers(self.base, dims, device, dtype)
 
 
-@dataclass(frozen=True, kw_only=True)
 class NTKRoPE(RoPE):
     """NTK-aware RoPE for rows longer than the native length: the base becomes base · (length/native_length)^(d/(d-2)).
 
@@ -88,7 +84,6 @@ class NTKRoPE(RoPE):
         return _powers(base, dims, device, dtype)
 
 
-@dataclass(frozen=True, kw_only=True)
 class YaRNRoPE(RoPE):
     """YaRN: slow pairs rotate slower by length/native_length, fast ones as before, a ramp between (arXiv 2309.00071).
 

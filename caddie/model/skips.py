@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,7 +11,6 @@ from caddie.config import Config, known
 from caddie.model.parameters import Constant, Part
 
 
-@dataclass(frozen=True, kw_only=True)
 class Skips(Config):
     """Socket: connection from an early layer's output to a late layer's input.
 
@@ -25,7 +23,6 @@ class Skips(Config):
         """Return the module of `count` connections; forward(number, x, saved) adds the saved output to the stream x."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class UNet(Skips):
     """U-Net: x ← x + w·saved, w by channel, initially 1 (arXiv 1505.04597, as in the contest's baseline)."""
 
@@ -39,7 +36,6 @@ class UNet(Skips):
         return _UNet(count, width)
 
 
-@dataclass(frozen=True, kw_only=True)
 class GatedUNet(Skips):
     """Gated U-Net: x ← σ(γ)·x + (1 - σ(γ))·w·saved, γ by channel, initially 0, so the two start half and half."""
 

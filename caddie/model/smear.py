@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,7 +17,6 @@ GATE_CHANNELS = 12
 """Leading channels of a token that gate `TokenSmear`."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Smear(Config):
     """Socket: mix of the previous token into each token. The first of a row or a document has none."""
 
@@ -27,7 +25,6 @@ class Smear(Config):
         """Return the module; its forward takes tokens (B, T, width) and a context and returns them smeared, normed."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ChannelSmear(Smear):
     """SmearGate by channel: norm, then x_t ← (1 - σ(γ)) x_t + σ(γ) x_{t-1}, γ learned for each channel from 0.
 
@@ -46,7 +43,6 @@ class ChannelSmear(Smear):
         return _ChannelSmear(width)
 
 
-@dataclass(frozen=True, kw_only=True)
 class TokenSmear(Smear):
     """SmearGate by token: x_t ← x_t + λ σ(w · x_t[:12]) x_{t-1}, then norm; λ and w start at 0.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +14,6 @@ from caddie.model.linear import Linear
 from caddie.model.parameters import Constant, FanIn, Initial, Normal, Part
 
 
-@dataclass(frozen=True, kw_only=True)
 class ValueResidual(Config):
     """Socket: value residual, the values of the first layer mixed into later ones (ResFormer, arXiv 2410.17897)."""
 
@@ -24,7 +22,6 @@ class ValueResidual(Config):
         """Return the module of a later layer: forward(values, first), both (B, K, T, D), gives the mixed values."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class MixedValueResidual(ValueResidual):
     """Value residual v ← a·v₀ + b·v, both learned in each layer from ½ (openai/parameter-golf #670, ARG's flag)."""
 
@@ -39,7 +36,6 @@ class MixedValueResidual(ValueResidual):
         return _MixedValues()
 
 
-@dataclass(frozen=True, kw_only=True)
 class GatedValueResidual(ValueResidual):
     """Value residual v ← v + σ(α)·v₀, α learned in each layer from 0 (openai/parameter-golf #569)."""
 
@@ -73,7 +69,6 @@ class _GatedValues(Part):
         return values + torch.sigmoid(self.gate).to(values.dtype) * first
 
 
-@dataclass(frozen=True, kw_only=True)
 class ValueEmbedding(Config):
     """Value embedding: a second token table added to the values of some layers, v ← v + c_l · s · P U[token].
 

@@ -38,7 +38,6 @@ _CONSTANT = 1 << 23
 _SOURCE_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
 class Manifest(Config):
     """Origin of an artifact. Hashes are SHA-256 in hexadecimal."""
 

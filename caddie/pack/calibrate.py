@@ -6,7 +6,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -25,7 +24,6 @@ _DIRECTIONS = 16.0  # directions that gradients must show for each column to cou
 _PILOT = 1 / 8  # part of the batches that are run through first, to say how much each row and column counts
 
 
-@dataclass(frozen=True, kw_only=True)
 class CalibrationText(Config):
     """Socket: tokens that the model runs on to calibrate its weights."""
 
@@ -36,7 +34,6 @@ class CalibrationText(Config):
         """Yield this process's batches of ids, each (rows, length), on the model's device."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrainingText(CalibrationText):
     """Random rows of the training shards, never of held-out text."""
 
@@ -58,7 +55,6 @@ class TrainingText(CalibrationText):
             yield torch.from_numpy(inputs).to(_device(model))
 
 
-@dataclass(frozen=True, kw_only=True)
 class SelfGenerated(CalibrationText):
     """Text sampled from the model, from a first token drawn from the whole vocabulary; no training text is read.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import lzma
 import zlib
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import brotli
@@ -26,7 +25,6 @@ _RAW_DEFLATE = -15
 _MAGICLESS = zstandard.FORMAT_ZSTD1_MAGICLESS
 
 
-@dataclass(frozen=True, kw_only=True)
 class Codec(Config):
     """A lossless compressor of bytes. Every setting has a default and matters to `encode` only."""
 
@@ -39,7 +37,6 @@ class Codec(Config):
         """Return the original of `size` bytes, in memory proportional to it; `UserError` for any other stream."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Stored(Codec):
     """The bytes as they are, for data that is compressed already."""
 
@@ -52,7 +49,6 @@ class Stored(Codec):
         return _whole(self, data, size, True)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Zlib(Codec):
     """Raw deflate (RFC 1951): quick, with the least overhead on a few bytes."""
 
@@ -74,7 +70,6 @@ class Zlib(Codec):
         return _decompressed(self, zlib.decompressobj(wbits=_RAW_DEFLATE), data, size)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Lzma(Codec):
     """Raw LZMA2, the coder inside xz: it stores incompressible data, which LZMA1 would grow by 1.4 %."""
 
@@ -98,7 +93,6 @@ class Lzma(Codec):
         return _decompressed(self, lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_lzma_filters(size)), data, size)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Zstd(Codec):
     """Zstandard (RFC 8878), its frames without the magic number."""
 
@@ -134,7 +128,6 @@ class Zstd(Codec):
             raise _damaged(self, size) from error
 
 
-@dataclass(frozen=True, kw_only=True)
 class Brotli(Codec):
     """Brotli (RFC 7932), the best on short text."""
 

@@ -36,7 +36,6 @@ def _weights_alone(dequantizers: Dequantizers, sections: list[Section]) -> int:
     return sum(len(section.data) for section in sections)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Correction(Config):
     """Low-rank corrections of the matrices that rounding changes most (LQER, arXiv 2402.02446)."""
 
@@ -46,7 +45,6 @@ class Correction(Config):
     """Rank of each correction."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Pack(Config):
     """Settings of packing. The cap is the one that most users need."""
 

@@ -36,7 +36,6 @@ class Fitted:
     """Bytes of the file and predicted loss in nats per token of the candidates that have one, by size."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Fit(Config):
     """Socket: the choice among candidates."""
 
@@ -45,7 +44,6 @@ class Fit(Config):
         """Return a candidate whose file has at most `cap_bytes` bytes; where there is none, the smallest found."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class FillCap(Fit):
     """Scale all steps by one factor, so that the file fills the cap to 0.2 % and never exceeds it.
 
@@ -81,7 +79,6 @@ class FillCap(Fit):
         return Fitted(best, sorted(points))
 
 
-@dataclass(frozen=True, kw_only=True)
 class PruneOnes(Fit):
     """Zeros for as many integers of 1 and -1 as it takes for the file to fit, those of the smallest steps first.
 

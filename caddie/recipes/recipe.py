@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated
 
@@ -16,7 +15,6 @@ from caddie.score import Scoring
 from caddie.train.trainer import Train
 
 
-@dataclass(frozen=True, kw_only=True)
 class Figure(Config):
     """A public result as its source states it; none was measured by caddie."""
 
@@ -32,7 +30,6 @@ class Figure(Config):
     """Differences that matter to a comparison."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Data(Config):
     """The tokenizer and the held-out part of the text."""
 
@@ -42,7 +39,6 @@ class Data(Config):
     """Fraction of the documents held out for scoring, chosen by hash."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Recipe(Config):
     """Everything that decides a run, apart from the text, the seed and the machine."""
 

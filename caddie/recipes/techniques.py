@@ -27,7 +27,6 @@ NOT_MEASURED = "not measured"
 """Text for a technique without an entry in `measured.json`."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Measurement(Config):
     """Effect of a technique on a recipe, with and without it, over several seeds."""
 

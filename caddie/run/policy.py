@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from caddie.config import Config, Count, Positive
@@ -34,7 +33,6 @@ Phase = Literal["prepare", "train_warmup", "calibrate", "train", "compress", "lo
 """Phases of a run. `load`, `warm_up` and `score` are those of the artifact in a fresh process, by its own scoring."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Allowance(Config):
     """Phases whose seconds are charged to one budget."""
 
@@ -44,7 +42,6 @@ class Allowance(Config):
     """Seconds that they may take together; none where they are only added up."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Policy(Config):
     """A named rule of which bytes and seconds count."""
 

@@ -30,7 +30,6 @@ CACHED_TOKENS = 4096
 slower by a quarter to a half while freed memory was not yet kept (`docs/log.md`)."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Scoring(Config):
     """Scoring settings, stored in the artifact."""
 

@@ -6,7 +6,6 @@ import copy
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
 
@@ -29,7 +28,6 @@ Decay = Annotated[float, Range(0.0, 0.999999)]
 _MOST_NUMBERS = 1 << 29  # of all adapters together
 
 
-@dataclass(frozen=True, kw_only=True)
 class GlobalSGD(Config):
     """Train all weights on the scored documents, between groups of documents (records PH1, PH3, TOP)."""
 
@@ -56,7 +54,6 @@ class GlobalSGD(Config):
         return [most * (phase + 1) // self.phases for phase in range(self.phases)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class DocumentLoRA(TestTimeTraining):
     """LoRA-TTT: low-rank adapters (arXiv 2106.09685) for each document, trained chunk by chunk on its scored tokens.
 

@@ -6,7 +6,6 @@ import copy
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Annotated, ClassVar, TypeVar
 
@@ -29,7 +28,6 @@ Rows = Annotated[int, Range(1, 4096)]
 Tokens = Annotated[int, Range(1, 1 << 24)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class TestTimeTraining(Config):
     """Base of test-time training methods: learning from scored tokens."""
 
@@ -38,7 +36,6 @@ class TestTimeTraining(Config):
         """Return the scorer; `model` itself is never changed."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class SGD(Config):
     """SGD with momentum on all weights; the learning rate decays from chunk to chunk as half a cosine."""
 
@@ -124,7 +121,6 @@ def check_chunk(setting: str, chunk_tokens: int, length: int) -> None:
         raise UserError(f"{setting} must be at least score.sequence_length ({length:,}), not {chunk_tokens:,}")
 
 
-@dataclass(frozen=True, kw_only=True)
 class ChunkSGD(TestTimeTraining):
     """Train all weights on each chunk of the text after it was scored, and keep them for the rest of the text.
 

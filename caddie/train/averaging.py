@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, ClassVar
 
@@ -16,7 +15,6 @@ from caddie.config import Config, Fraction, Positive, Range, Technique
 from caddie.config.schedules import TrainProgress
 
 
-@dataclass(frozen=True, kw_only=True)
 class Averaging(Config):
     """Socket: average of the weights over the run."""
 
@@ -60,7 +58,6 @@ class Average:
         return weights | {f"counters/{name}": tensor for name, tensor in self.counters.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
 class EMA(Averaging):
     """Exponential moving average (EMA): e ← decay·e + (1 - decay)·w after every step, no bias correction (#287 on).
 
@@ -85,7 +82,6 @@ class EMA(Averaging):
         return 1.0 - self.decay
 
 
-@dataclass(frozen=True, kw_only=True)
 class ProgressEMA(Averaging):
     """EMA by progress: e ← e + (1 - exp(-d/fraction))·(w - e) after a step that spent d of the budget.
 
@@ -114,7 +110,6 @@ class ProgressEMA(Averaging):
         return -math.expm1(-max(0.0, spent) / self.fraction)  # progress falls when a run goes on with a larger budget
 
 
-@dataclass(frozen=True, kw_only=True)
 class SWA(Averaging):
     """Stochastic weight averaging (SWA): mean of snapshots at equal distances of progress (Izmailov et al. 2018).
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
@@ -18,7 +17,6 @@ from caddie.model.parameters import assign
 from caddie.pack.quantize import Quantizer, Rows
 
 
-@dataclass(frozen=True, kw_only=True)
 class QAT(Config):
     """Socket: fake quantization of a weight W in the forward, W + strength · (Q(W) - W)."""
 
@@ -68,7 +66,6 @@ class View:
         return self.config.quantized(weight, self)
 
 
-@dataclass(frozen=True, kw_only=True)
 class StraightThrough(QAT):
     """Straight-through estimator (STE): rounded weights forward, the identity backward (arXiv 1308.3432)."""
 
@@ -86,7 +83,6 @@ class StraightThrough(QAT):
         return weight + view.strength * (self.quantizer.fake(plain) - plain)
 
 
-@dataclass(frozen=True, kw_only=True)
 class SoftRound(QAT):
     """Soft rounding: a smooth step function that grows sharper over the run, with its gradient (arXiv 2006.09952)."""
 
@@ -120,7 +116,6 @@ def soft_round(y: Tensor, sharpness: Tensor) -> Tensor:
     return floor + 0.5 + 0.5 * torch.tanh(sharpness * (y - floor - 0.5)) / torch.tanh(0.5 * sharpness)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Noisy(QAT):
     """Uniform noise as wide as a quantization step in place of rounding, the identity backward (arXiv 1611.01704).
 

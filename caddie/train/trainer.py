@@ -36,7 +36,6 @@ Batches = Iterator[Batch | DeviceBatch]
 """Micro-batches in the order of the steps that read them."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Train(Config):
     """Settings of training."""
 

@@ -269,6 +269,13 @@ RECIPES = [
     Case("recipe file missing", lambda b: ["run", "none.py:mine"], "no file none.py; write FILE.py:NAME"),
     Case("recipe file broken", lambda b: b.mine("mine = ("), "mine.py does not run: SyntaxError"),
     Case("recipe file raises", lambda b: b.mine("1 / 0"), "mine.py does not run: ZeroDivisionError"),
+    Case(
+        "recipe file decorates a class of settings",
+        lambda b: b.mine(
+            "import dataclasses, caddie.config as c\n@dataclasses.dataclass(frozen=True)\nclass Mine(c.Config): pass"
+        ),
+        "a class of settings needs no @dataclass any more",
+    ),
     Case("recipe file ends", lambda b: b.mine("raise SystemExit(3)"), "mine.py does not run"),
     Case(
         "recipe not in file",

@@ -636,7 +636,6 @@ def test_a_description_is_the_string_below_the_field() -> None:
     assert descriptions(Muon)["lr"] == descriptions(Optimizer)["lr"], "inherited fields keep theirs"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Undescribed(Config):
     """A config whose second field lacks its string, for the test below."""
 

@@ -197,10 +197,8 @@ def test_code_of_ones_own_is_part_of_the_run(text: str, folders: dict[str, Path]
     keys = set()
     for backwards in (False, True):
         file.write_text(
-            "from dataclasses import dataclass\n"
             "from caddie.data.loaders import Loader, SequentialStream\n"
             "from caddie.recipes.catalog import find\n"
-            "@dataclass(frozen=True, kw_only=True)\n"
             "class Mine(Loader):\n"
             "    def build(self, shards, **how):\n"
             f"        return SequentialStream().build(shards[:: {-1 if backwards else 1}], **how)\n"

@@ -270,7 +270,6 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         yield field, number() if wire == 0 else rest.read(number() if wire == 2 else {1: 8, 5: 4}.get(wire, 0))
 
 
-@dataclass(frozen=True, kw_only=True)
 class TokenizerSource(Config, ABC):
     """Source of a tokenizer."""
 
@@ -282,7 +281,6 @@ class TokenizerSource(Config, ABC):
         """
 
 
-@dataclass(frozen=True, kw_only=True)
 class RawBytes(TokenizerSource):
     """Every byte is an id."""
 
@@ -291,7 +289,6 @@ class RawBytes(TokenizerSource):
         return _of_size(ByteTokenizer(), vocabulary, "RawBytes")
 
 
-@dataclass(frozen=True, kw_only=True)
 class SentencePieceSource(TokenizerSource):
     """Source of a SentencePiece model."""
 
@@ -300,7 +297,6 @@ class SentencePieceSource(TokenizerSource):
         """Return the model; if it is trained, each of `symbols`, single characters, is a piece and part of no other."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class SentencePieceFile(SentencePieceSource):
     """A SentencePiece model file."""
 
@@ -316,7 +312,6 @@ class SentencePieceFile(SentencePieceSource):
         return _of_size(tokenizer, vocabulary, self.path)
 
 
-@dataclass(frozen=True, kw_only=True)
 class SentencePieceBPE(SentencePieceSource):
     """Byte pair encoding trained on the training text, lossless and deterministic."""
 
@@ -328,7 +323,6 @@ class SentencePieceBPE(SentencePieceSource):
         return SentencePieceTokenizer(bpe.train(sample(), vocabulary, self.sample_bytes, symbols))
 
 
-@dataclass(frozen=True, kw_only=True)
 class CaseOps(TokenizerSource):
     """CaseOps: capitals as marks before small letters, then a SentencePiece model; lossless if the model is.
 

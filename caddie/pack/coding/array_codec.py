@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ CHECKSUM_BITS = 24
 """Bits of the array's CRC-32 in each stream, so that one damaged stream in 16 million passes."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ArrayCodec(Config):
     """Socket: arrays of numbers as bytes that `decode` reads without the settings.
 

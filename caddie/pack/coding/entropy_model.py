@@ -13,7 +13,6 @@ constant, and the integers of a context are one call of the coder.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import pairwise, product
 from math import isqrt, prod
@@ -69,7 +68,6 @@ _TRUST = (1, 4, 16, 64)
 _CHOICES = [_Settings(*choice) for choice in product(range(3), range(4), range(4), range(2), range(2))]
 
 
-@dataclass(frozen=True, kw_only=True)
 class EntropyModel(ArrayCodec):
     """Adaptive contexts of row and column scale with an ANS coder, for integers of up to 32 bits.
 

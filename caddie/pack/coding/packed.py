@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,7 +21,6 @@ STREAMS = range(PACKED, PACKED + _LAYOUTS * len(_CODECS))
 """First bytes of the streams of `Packed`."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Packed(ArrayCodec):
     """The array's bytes through a `Codec`, with a checksum of the array before them."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,6 @@ from caddie.pack.coding.entropy_model import EntropyModel, read
 from caddie.pack.coding.packed import STREAMS, Packed, unpack
 
 
-@dataclass(frozen=True, kw_only=True)
 class Smallest(ArrayCodec):
     """The shortest of several codecs' streams, the first of equals."""
 

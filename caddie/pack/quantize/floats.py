@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -39,7 +38,6 @@ class _Floats:
         return {"values": (self._stored, shape)}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Float16(_Floats, Quantizer):
     """Half precision, for what is small or sensitive."""
 
@@ -51,14 +49,12 @@ class Float16(_Floats, Quantizer):
     _format, _stored = torch.float16, np.dtype("<f2")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Float32(_Floats, Quantizer):
     """Full precision: exact."""
 
     _format, _stored = torch.float32, np.dtype("<f4")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Float8(_Floats, Quantizer):
     """A byte with 4 bits of exponent and 3 of mantissa, up to 448 (E4M3, arXiv 2209.05433).
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, cast
 
 import torch
@@ -15,7 +14,6 @@ from caddie.pack.quantize.rows import Rows
 from caddie.pack.quantize.scales import Grid
 
 
-@dataclass(frozen=True, kw_only=True)
 class Gptq(Wrapper, Quantizer):
     """Integers that keep the outputs W x, not the weights: GPTQ (arXiv 2210.17323) with activation order.
 

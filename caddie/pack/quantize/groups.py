@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -21,7 +20,6 @@ _TRITS = 5  # in a byte: 3^5 is 243
 _POWERS = 3 ** np.arange(_TRITS, dtype=np.uint8)  # of the digits in a byte, the first the lowest
 
 
-@dataclass(frozen=True, kw_only=True)
 class Ternary(Quantizer):
     """-1, 0 or 1 times the mean |weight| of each group of columns (arXiv 2402.17764)."""
 
@@ -83,7 +81,6 @@ class Ternary(Quantizer):
         return steps[:, None] / trits.abs().mean(1, keepdim=True).clamp_min(1e-8)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Binary(Quantizer):
     """-1 or 1 times the mean |weight| of each group of columns (arXiv 1603.05279): one bit a weight."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -20,7 +19,6 @@ _GROUP = 64
 _LARGEST = 1e30  # bound that errors are clipped to, so that their squares stay finite where steps end
 
 
-@dataclass(frozen=True, kw_only=True)
 class LowRank(Wrapper, Quantizer):
     """The rounding error of `of`, W - Ŵ, corrected by a product A B of low rank in a few bits: LQER (arXiv 2402.02446).
 

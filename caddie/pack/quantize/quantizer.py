@@ -39,7 +39,6 @@ class Calibration:
     """C, (columns, columns)."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Quantizer(Config):
     """Socket: a weight as arrays that can be coded."""
 

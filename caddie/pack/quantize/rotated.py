@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -19,7 +18,6 @@ from caddie.pack.quantize.rows import Rows
 _LARGEST = 1e30  # bound that weights are clipped to, so that sums of them stay finite
 
 
-@dataclass(frozen=True, kw_only=True)
 class Rotated(Wrapper, Quantizer):
     """Columns rotated by a block-diagonal Hadamard matrix, quantized, and rotated back when they are read.
 

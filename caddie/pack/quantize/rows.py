@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -16,7 +15,6 @@ from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantize
 from caddie.pack.quantize.scales import Grid, Percentile, Scale
 
 
-@dataclass(frozen=True, kw_only=True)
 class Rows(Quantizer):
     """One step per row (per tensor for vectors): integer = round(weight / step)."""
 

@@ -31,7 +31,6 @@ class Grid:
         return (rows / self.steps[:, None]).clamp(-limits, limits)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Scale(Config):
     """Socket: the choice of each row's step."""
 
@@ -56,7 +55,6 @@ class Scale(Config):
 Floor = Literal["relative", "absolute"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Percentile(Scale):
     """The largest integer stands for a quantile of the row's |weight|, as in the contest's baseline.
 
@@ -88,7 +86,6 @@ class Percentile(Scale):
         return [Grid(steps, (clip / steps).clamp(max=largest))]
 
 
-@dataclass(frozen=True, kw_only=True)
 class BestPercentile(Scale):
     """The quantile of the rows' |weight|, one of five for the whole matrix, with the least squared error.
 
@@ -113,7 +110,6 @@ class BestPercentile(Scale):
         return [Grid(each, torch.full_like(each, largest)) for each in steps]
 
 
-@dataclass(frozen=True, kw_only=True)
 class SigmaClip(Scale):
     """The largest integer stands for k standard deviations of the row: openai/parameter-golf, 2026-04-05 SDClip.
 

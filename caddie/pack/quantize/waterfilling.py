@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -25,7 +24,6 @@ _LARGEST = 32_767  # largest integer: it is stored as int16
 _BLOCK = 64  # columns after which later ones are updated, all at once
 
 
-@dataclass(frozen=True, kw_only=True)
 class Waterfilling(Quantizer):
     """A step for every row times one for every column, chosen so that every rounding costs the loss the same.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,6 @@ from caddie.runtime.distributed import Ranks
 from caddie.train.optim.optimizer import Optimizer, Updater, sum_of_squares
 
 
-@dataclass(frozen=True, kw_only=True)
 class AdamW(Optimizer):
     """AdamW: Adam with decoupled weight decay (arXiv 1412.6980, 1711.05101)."""
 

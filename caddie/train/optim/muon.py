@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
@@ -85,7 +84,6 @@ def adapt_rows(updates: Tensor, mean_squares: Tensor, beta2: float) -> Tensor:
     return adapted.to(updates.dtype)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Muon(Optimizer):
     """Muon: orthogonalized Nesterov momentum (Jordan et al. 2024), scaled by sqrt(max(1, rows/columns)).
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor, nn
 
@@ -13,7 +12,6 @@ from caddie.config.schedules import NonNegativeNumber, TrainProgress
 from caddie.runtime.distributed import Ranks
 
 
-@dataclass(frozen=True, kw_only=True)
 class Optimizer(Config):
     """Socket: optimizer."""
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +96,6 @@ def test_few_are_coded_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ProcessPool(2).encode(Smallest(), JOBS[:4]) == STREAMS[:4]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Unheard(ArrayCodec):
     """A codec that no other process knows."""
 
