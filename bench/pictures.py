@@ -1,6 +1,6 @@
-"""Draw the pictures of the README and of `docs/architecture.md`.
+"""Draw the pictures of the README and of `docs/architecture.md`, and list the files on that page.
 
-    python bench/pictures.py        # writes docs/images/*.svg
+    python bench/pictures.py        # writes docs/images/*.svg and the list
 
 `architecture.svg`: the folders in the page's order, each with the first sentence of its docstring; the arrows are the
 imports found in the code, less those that a chain of other arrows implies. `run.svg`: the stages of a run. `demo.svg`:
@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "caddie"
 PAGE = ROOT / "docs" / "architecture.md"
 IMAGES = ROOT / "docs" / "images"
+FILES = "## Every file in a line"
+"""Heading of the list of files, the last of the page."""
 
 LINE = ("data", "model", "train", "pack", "score", "verify", "inference", "run")
 """Folders through which a run goes; drawn in colour."""
@@ -342,8 +344,21 @@ PICTURES = {"architecture.svg": draw_folders, "run.svg": draw_run, "demo.svg": d
 """Each picture by its file."""
 
 
+def page_with_files(page: str) -> str:
+    """The architecture page with its last section made anew: every module and the first sentence of its docstring."""
+    parts = []
+    for folder in order():
+        modules = sorted((PACKAGE / folder).rglob("*.py")) or [PACKAGE / f"{folder}.py"]
+        for path in modules:
+            sentence = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0].replace("\n", " ")
+            if path.name != "__init__.py" or path.parent.name == "tokenizers":
+                parts.append(f"- `{path.relative_to(PACKAGE)}`: {sentence}")
+    return page.partition(FILES)[0] + FILES + "\n\n" + "\n".join(parts) + "\n"
+
+
 def main() -> None:
-    """Write all pictures."""
+    """Write all pictures and the list of files."""
+    PAGE.write_text(page_with_files(PAGE.read_text()))
     IMAGES.mkdir(exist_ok=True)
     for name, draw in PICTURES.items():
         (IMAGES / name).write_text(draw())

@@ -18,6 +18,13 @@ def test_the_committed_picture_is_fresh(name: str) -> None:
     assert (drawing.IMAGES / name).read_text() == drawing.PICTURES[name](), again
 
 
+def test_the_list_of_files_is_fresh() -> None:
+    page = drawing.PAGE.read_text()
+    assert page == drawing.page_with_files(page), "if this is meant: python bench/pictures.py"
+    for name in ("pack/fit.py", "data/tokenizers/bpe.py", "errors.py"):
+        assert f"- `{name}`: " in page
+
+
 def test_every_folder_is_drawn_with_its_purpose_and_the_arrows_point_down() -> None:
     svg = drawing.draw_folders()
     names = drawing.order()
