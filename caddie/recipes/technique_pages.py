@@ -142,9 +142,12 @@ def _link(place: str, term: Term, known: Sequence[Socket]) -> str:
     if place.startswith("docs/"):
         return f"[{place[5:]}]({place[5:]})"
     name = place.partition("=")[0]
-    found = parts(known, {simple(name)}) if name in term.links else []
+    owner = name.partition(".")[0] if name[0].isupper() else name  # a class, whose settings have no headings
+    found = parts(known, {simple(owner)}) if name in term.links else []
     if not found:
         return f"`{place}`"
-    whole = found[0].alone or found[0] in known or not found[0].variants
-    heading = _title(found[0] if whole else found[0].variants[0])
+    named = [one if one.alone else variant for one in found for variant in one.variants if variant.name == owner]
+    first = found[0]
+    whole = first.alone or first in known or not first.variants
+    heading = _title(named[0] if named else first if whole else first.variants[0])
     return f"[`{place}`](techniques.md#{re.sub(r'[^a-z0-9_ -]', '', heading.lower()).replace(' ', '-')})"
