@@ -29,7 +29,7 @@ Part = Literal[
 beyond that, stripped and compressed, carried or not; the scored text as the model codes it, which is the score in
 bytes; and the libraries that reading the file needs, as installed."""
 
-Phase = Literal["prepare", "train_warmup", "calibrate", "train", "compress", "load", "warm_up", "score", "verify"]
+Phase = Literal["prepare", "train_warmup", "calibrate", "train", "pack", "load", "warm_up", "score", "verify"]
 """Phases of a run. `load`, `warm_up` and `score` are those of the artifact in a fresh process, by its own scoring."""
 
 
@@ -86,7 +86,7 @@ STRICT = Policy(
     why="The contest's limits with nothing left out: tokenizer, warm-up, packing and loading count as well.",
     counts=(*_FILE, "source_needed", "source_training"),
     cap_bytes=16_000_000,
-    training=Allowance(phases=("train_warmup", "calibrate", "train", "compress"), seconds=600.0),
+    training=Allowance(phases=("train_warmup", "calibrate", "train", "pack"), seconds=600.0),
     evaluation=Allowance(phases=("load", "warm_up", "score"), seconds=600.0),
     hardware="8xH100",
 )

@@ -83,7 +83,7 @@ def run(
         scores = score_trained(recipe, trained, text, ranks, progress)
     if not ranks.first:
         return None
-    with phases("compress"):
+    with phases("pack"):
         metadata = metadata_of(recipe, seed, corpus)
         compressed = pack(metadata, trained.weights, recipe.pack, folder / ARTIFACT, calibrations, progress)
     with phases("score"):

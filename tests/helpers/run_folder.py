@@ -155,7 +155,7 @@ def make_result(depth: int = 4) -> dict[str, Any]:
             "prepare": 3.21,
             "train_warmup": 18.44,
             "train": 60.02,
-            "compress": 0.91,
+            "pack": 0.91,
             "verify": 4.12,
             "score": 38.3,
             "total": 125.0,

@@ -18,7 +18,7 @@ from run_folder import make_events, make_result, write_run
 from caddie.errors import UserError
 from caddie.report import page as report
 from caddie.report.page import number, setting, write_report
-from caddie.report.read import read_steps
+from caddie.report.read import read_result, read_steps
 from caddie.run.policy import state
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "report.txt"
@@ -209,6 +209,18 @@ def test_what_bytes_buy_is_said(tmp_path: Path) -> None:
     assert said + "100,000 fewer would raise it by 0.0039." in text
     assert text[text.index("Predicted loss") + 1] == "0.0010"
     assert text[text.index("Measured loss") + 1] == "0.0012"
+
+
+def test_the_phase_compress_of_a_result_from_before_is_read_as_pack(tmp_path: Path) -> None:
+    result = make_result()
+    old = json.loads(json.dumps(result).replace('"pack":', '"compress":'))
+    assert "compress" in old["seconds"] and "compress" in old["policies"][1]["training"]["phases"]
+    (tmp_path / "result.json").write_text(json.dumps(old))
+    found = read_result(tmp_path / "result.json")
+    assert json.dumps(found) == json.dumps(json.loads(json.dumps(result)))  # in their order, too
+    for odd in ({"policies": [3, {"training": None}], "seconds": [1]}, {"policies": 7, "seconds": None}):
+        (tmp_path / "result.json").write_text(json.dumps(result | odd))
+        assert read_result(tmp_path / "result.json")["seconds"] == odd["seconds"]
 
 
 def test_a_result_from_before_the_curve_is_read(tmp_path: Path) -> None:

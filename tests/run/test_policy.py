@@ -24,7 +24,7 @@ def result(**changes: Any) -> dict[str, Any]:
         "corpus": {"lossless": True, "source_bytes": {"validation": 4_096, "train": 10**6}},
         "ledger": {"parts": {"weights": 1, "tokenizer": 2, "config": 4, "manifest": 8, "container": 16}},
         "source": {"needed_bytes": 32, "training_bytes": 64, "decoders": {"torch": 128, "brotli": 256}},
-        "seconds": {"prepare": 1e1, "train_warmup": 1e2, "train": 1e3, "compress": 1e4, "score": 1e5, "verify": 1e6},
+        "seconds": {"prepare": 1e1, "train_warmup": 1e2, "train": 1e3, "pack": 1e4, "score": 1e5, "verify": 1e6},
         "evaluation": {"load": 0.25, "warm_up": 0.5, "score": 2.0},
         **changes,
     }
@@ -140,7 +140,7 @@ seconds = st.floats(0, 1e6)
     parts=st.fixed_dictionaries(dict.fromkeys(("weights", "tokenizer", "config", "manifest", "container"), sizes)),
     needed=sizes,
     training=sizes,
-    phases=st.fixed_dictionaries(dict.fromkeys(("train_warmup", "train", "compress"), seconds)),
+    phases=st.fixed_dictionaries(dict.fromkeys(("train_warmup", "train", "pack"), seconds)),
     evaluation=st.fixed_dictionaries(dict.fromkeys(("load", "warm_up", "score"), seconds)),
 )
 def test_strict_never_counts_less_than_the_contest(
