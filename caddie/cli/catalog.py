@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from caddie.cli.options import named_recipe, options, settings_argument, tell
+from caddie.cli.options import named_recipe, options, settings_argument, tell, written_out
 from caddie.config import Config, assignments, show
 from caddie.errors import UserError
 
@@ -115,9 +115,9 @@ def techniques(words: tuple[str, ...], as_json: bool) -> int:
 @settings_argument
 @options("json")
 def diff(a: str, b: str | None, settings: tuple[str, ...], as_json: bool) -> int:
-    """Compare the settings of two recipes. B is the base of A by default.
+    """Show the changes that turn recipe A into B. With A alone: those that turn its base into A.
 
-    Settings given as PATH=VALUE are changed in A.
+    Settings given as PATH=VALUE are changed in the last recipe named.
     """
     from caddie.config import plain
     from caddie.model.flops import flops_per_token
@@ -125,10 +125,10 @@ def diff(a: str, b: str | None, settings: tuple[str, ...], as_json: bool) -> int
     from caddie.report.tables import crop, table
 
     if b is not None and "=" in b:
-        settings = (b, *settings)
+        settings = (written_out(b), *settings)
         b = None
-    right = named_recipe(a, settings)
-    left = find(b or find(a).base or a)
+    left = find(a) if b else find(find(a).base or a)
+    right = named_recipe(b or a, settings)
     changes = left.settings.diff(right.settings)
     size = {"from": left.parameters, "to": right.parameters}
     work = {

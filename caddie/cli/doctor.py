@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from caddie.cli.options import Finite, options, settings_argument, tell
+from caddie.cli.options import Finite, options, settings_argument, tell, written_out
 from caddie.errors import CheckFailed
 
 
@@ -33,7 +33,7 @@ def doctor(
     from caddie.report.display import Display
 
     if "=" in recipe:
-        recipe, settings = "tiny", (recipe, *settings)
+        recipe, settings = "tiny", (written_out(recipe), *settings)
     if seconds is not None:
         others = (text for text in settings if not text.startswith("train.seconds="))
         settings = (*others, f"train.seconds={seconds!r}")

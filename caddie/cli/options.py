@@ -57,7 +57,21 @@ def options(*names: str) -> Callable[[Verb], Verb]:
     return decorate
 
 
-settings_argument = click.argument("settings", metavar="[PATH=VALUE]...", nargs=-1)
+def written_out(setting: str) -> str:
+    """Return `cap=N`, which every verb takes, as `pack.cap_bytes=N`, and any other setting as it is."""
+    return f"pack.cap_bytes{setting[3:]}" if setting.startswith("cap=") else setting
+
+
+def settings_option(name: str, metavar: str, required: bool = False) -> Callable[[Verb], Verb]:
+    """Return the argument of settings, PATH=VALUE, with short names written out."""
+
+    def write_out(_: click.Context, __: click.Parameter, settings: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(written_out, settings))
+
+    return click.argument(name, metavar=metavar, nargs=-1, required=required, callback=write_out)
+
+
+settings_argument = settings_option("settings", "[PATH=VALUE]...")
 
 
 def path_argument(name: str, metavar: str | None = None) -> Callable[[Verb], Verb]:

@@ -183,11 +183,11 @@ def pack(folder: Path, settings: tuple[str, ...], out: Path | None, compare: boo
 
 def _pack_setting(text: str) -> tuple[str, object]:
     path, value = parse_assignment(text)
-    if path != "cap" and not path.startswith("pack."):
+    if not path.startswith("pack."):
         now = modernized_path(path)
         hint = f"; it is now {now}" if now != path else ""
         raise UserError(f"pack takes cap=N and settings of pack, as in pack.fit=none, not {path}{hint}")
-    return "pack.cap_bytes" if path == "cap" else path, value
+    return path, value
 
 
 def _compare_packings(

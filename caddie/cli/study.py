@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from caddie.cli.options import Finite, Verb, named_recipe, options, path_argument, settings_argument, tell
+from caddie.cli.options import (
+    Finite,
+    Verb,
+    named_recipe,
+    options,
+    path_argument,
+    settings_argument,
+    settings_option,
+    tell,
+)
 from caddie.config import assignments
 from caddie.errors import UserError
 from caddie.report.run_files import REPORT
@@ -118,7 +127,7 @@ def ablate(recipe: str, settings: tuple[str, ...], **how: Any) -> int:
 
 @click.command()
 @click.argument("recipe")
-@click.argument("values", metavar="PATH=V1,V2...", nargs=-1, required=True)
+@settings_option("values", "PATH=V1,V2...", required=True)
 @click.option(
     "--random", "drawn", type=click.IntRange(1), metavar="N", help="Draw N random combinations; PATH=LOW..HIGH too."
 )

@@ -130,7 +130,7 @@ class Display:
             self._show(done / total, tokens_line(done, total, self.now() - self._began))
         elif kind == "candidate":
             cap = f" of {event['cap_bytes']:,}" if event["cap_bytes"] else ""
-            self._doing(f"candidate {event['number']}: {event['file_bytes']:,} bytes{cap}")
+            self._doing(f"{event['number']} tried, the last {event['file_bytes']:,} bytes{cap}")
         elif kind == "runs":
             text = f"{event['done']} of {event['total']} runs  {event['text']}"
             if self._live is not None:
@@ -143,8 +143,8 @@ class Display:
     def _forecast(self, event: Event) -> None:
         """Show the forecast size; off a terminal at the beginning, in the middle and at the end."""
         size, cap, half = event["file_bytes"], event["cap_bytes"], int(2 * event["progress"])
-        line = f"file about {size / 1e6:.2f} of {cap / 1e6:.2f} MB"
-        line += f" · quantization about {event['gap_bits_per_byte']:+.4f} bpb"
+        line = f"forecast: file about {size / 1e6:.2f} of {cap / 1e6:.2f} MB, "
+        line += f"lost by rounding about {event['gap_bits_per_byte']:.4f} bpb (before calibration)"
         if self._live is not None:
             if self._file is None:
                 self._file = self._live.add_task("file", total=None, text="")

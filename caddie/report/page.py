@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from caddie.config import show
 from caddie.files import replacing
 from caddie.report.charts import curve_chart, decimal, is_finite, loss_chart, marks, nice_ticks, percent
-from caddie.report.read import pick, read_scored_result, read_steps, result_errors
+from caddie.report.read import busy_machine, pick, read_scored_result, read_steps, result_errors
 from caddie.report.run_files import LOG, REPORT, RESULT
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def render(result: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> str
         line=_line(result),
         beside=_beside(result),
         chart=loss_chart(steps),
+        busy=busy_machine(result),
         parts=_shares({_PARTS.get(name, name.capitalize()): size for name, size in sizes.items()}, ",d"),
         phases=_shares(phases, ",.1f", _PHASE_COLORS),
         by_bytes=_tensors(result, "bytes", ",d"),

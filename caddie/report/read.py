@@ -9,9 +9,10 @@ import json
 import math
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,8 @@ LARGEST_BYTES = 1 << 24
 POINTS = 500
 """Most points of the curve of a `Log`."""
 _LARGEST_NUMBER = 1e30
+_BUSY_SHARE, _UNSTEADY_SHARE = 0.75, 0.9
+"""Share of its threads' time below which training was not alone; runs that were had 0.91 to 0.998 (`studies/`)."""
 
 
 def pick(value: Any, *path: str) -> Any:
@@ -104,6 +107,26 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
                     steps.pop()
                 steps.append(event)
     return steps
+
+
+def step_seconds(steps: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
+    """Return the seconds of a quick step (5th percentile) and a slow one (95th); None with fewer than ten entries."""
+    known = [(step["step"], step["seconds"]) for step in steps if is_finite(step.get("seconds"))]
+    spans = sorted((later[1] - one[1]) / (later[0] - one[0]) for one, later in pairwise(known))
+    if len(spans) < 10:
+        return None
+    return {"p5": spans[len(spans) // 20], "p95": spans[-1 - len(spans) // 20]}
+
+
+def busy_machine(result: Mapping[str, Any]) -> str | None:
+    """Return one sentence if other programs slowed the training down, judging by the time that its threads received."""
+    share = pick(result, "training", "cpu_share")
+    quick, slow = (pick(result, "training", "step_seconds", name) for name in ("p5", "p95"))
+    ranged = is_finite(quick) and is_finite(slow)
+    if not is_finite(share) or share >= (_UNSTEADY_SHARE if ranged and slow > 1.5 * quick else _BUSY_SHARE):
+        return None
+    took = f", and steps took {quick:.2g} to {slow:.2g} s" if ranged else ""
+    return f"The machine was busy: training got {share:.0%} of its threads' time{took}."
 
 
 def _events(lines: Iterable[Any], parse: Callable[[Any], Any]) -> Iterator[dict[str, Any]]:

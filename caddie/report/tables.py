@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from caddie.report.read import busy_machine
+
 WIDTH = 79
 """Columns of everything printed here."""
 
@@ -171,6 +173,7 @@ def _headline(result: Mapping[str, Any]) -> list[str]:
     if result.get("under_cap") is False:
         over = result["artifact_bytes"] - result["cap_bytes"]
         lines.append(f"THE ARTIFACT IS {over:,} BYTES OVER ITS CAP")
+    lines += textwrap.wrap(busy_machine(result) or "", WIDTH)
     return [*lines, *_lost(result["corpus"].get("changed_documents"))]
 
 
@@ -234,7 +237,7 @@ def _policies(result: Mapping[str, Any]) -> list[str]:
     rows = [("counted by policy", "bytes", "cap", "training s", "evaluation s")] if policies else []
     for entry in policies:
         size, cap = entry["bytes"], entry["cap_bytes"]
-        room = "-" if size is None or cap is None else "under" if size <= cap else f"{size - cap:,} over"
+        room = number(cap, ",") if size is None or cap is None else f"{'over' if size > cap else 'of'} {cap:,}"
         clocks = (_charged(entry["training"]), _charged(entry["evaluation"]))
         rows.append(("  " + printable(entry["name"]), number(size, ","), room, *clocks))
     lines = [f"{_pad(crop(name, 20), 20, False)}{a:>12}{b:>17}{c:>15}{d:>15}" for name, a, b, c, d in rows]

@@ -23,8 +23,8 @@ from caddie.pack.source_bundle import describe_source
 from caddie.recipes.catalog import shipped
 from caddie.recipes.recipe import Recipe
 from caddie.report.page import write_report
-from caddie.report.read import VERSION
-from caddie.report.run_files import RESULT
+from caddie.report.read import VERSION, read_steps, step_seconds
+from caddie.report.run_files import LOG, RESULT
 from caddie.run.policy import state
 from caddie.run.resolve_corpus import bits_per_nat
 from caddie.runtime.distributed import Ranks
@@ -126,6 +126,7 @@ def describe_scores(
 def write_result(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     """Add what follows from the rest, write `result.json` and the report, and return the result."""
     result["compression"]["measured_bits_per_byte"] = rounding_loss(result["scores"])
+    result["training"]["step_seconds"] = step_seconds(read_steps(folder / LOG))
     result["policies"] = state(result)
     write_json(folder / RESULT, result)
     write_report(folder)

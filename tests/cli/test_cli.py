@@ -212,7 +212,7 @@ def test_progress_is_told_on_standard_error(
     told = caddie(*arguments("train", tiny_run, copy, tmp_path / "out"), "--json").err.splitlines()
     assert told[0] == "train"
     assert any(line.startswith("100%  step 2  loss ") for line in told)
-    assert told[-1].strip().startswith("file about ")
+    assert told[-1].strip().startswith("forecast: file about ")
 
 
 @pytest.mark.long
@@ -225,7 +225,7 @@ def test_pack_at_another_cap_keeps_the_artifact_that_was_scored(copy: Path, cadd
     assert f"written  {path}\nnext     caddie score {path} --data " in ended.out
     assert 0.98 * 4500 <= path.stat().st_size <= 4500, "a few bytes are a step"
     assert (copy / "artifact.caddie").read_bytes() == scored
-    assert ended.err.startswith("calibrate\npack\n      candidate 1: ")
+    assert ended.err.startswith("calibrate\npack\n      1 tried, the last ")
     given = ("cap=4000", *quick, "--out", tmp_path / "a", "--json", "--quiet")
     facts = json.loads(caddie("pack", copy, *given).out)
     assert facts["artifact"] == str(tmp_path / "a")
@@ -281,7 +281,7 @@ def test_diff_shows_what_a_recipe_changes(caddie: Call) -> None:
 
 
 def test_diff_tells_size_and_work(caddie: Call) -> None:
-    lines = caddie("diff", "three_layer_recurrence", "baseline").out.splitlines()
+    lines = caddie("diff", "baseline", "three_layer_recurrence").out.splitlines()
     assert [line.split() for line in lines[-3:]] == [
         ["parameters", "17,059,912", "35,944,536", "+110.7%"],
         ["training", "MFLOP", "per", "token", "at", "the", "start", "130.6", "284.7", "+118.1%"],
@@ -300,7 +300,9 @@ def test_lists_fit_a_terminal(arguments: list[str], caddie: Call) -> None:
 
 
 def test_diff_takes_two_recipes_and_settings(caddie: Call) -> None:
-    facts = json.loads(caddie("diff", "lower_lr", "fp16_embedding", "train.optimizers.matrix.lr=0.06", "--json").out)
+    given = ("diff", "fp16_embedding", "lower_lr", "train.optimizers.matrix.lr=0.06")
+    assert caddie(*given).out.splitlines()[0].split() == ["setting", "fp16_embedding", "->", "lower_lr"]
+    facts = json.loads(caddie(*given, "--json").out)
     assert (facts["from"], facts["to"]) == ("fp16_embedding", "lower_lr")
     assert facts["diff"]["model.block.mlp.hidden"] == 1024
     assert "train.optimizers.matrix.lr" not in facts["diff"]
@@ -311,6 +313,27 @@ def test_diff_takes_two_recipes_and_settings(caddie: Call) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("where", [("tiny",), (), ("lower_lr", "tiny")], ids=["one", "none", "two"])
+def test_cap_is_short_for_a_setting(where: tuple[str, ...], caddie: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    if where:
+        facts = json.loads(caddie("diff", *where, "cap=300000", "--json").out)
+        assert facts["diff"]["pack.cap_bytes"] == 300_000
+        assert caddie("diff", *where, "cap=1", "pack.cap_bytes=2").err.startswith("caddie: pack.cap_bytes is set twice")
+    else:  # a verb that knows a recipe by default
+        examined = list[Any]()
+        found = SimpleNamespace(to_json=dict, text=str, go=True)
+        monkeypatch.setattr("caddie.doctor.examine", lambda *given, **how: examined.append(given) or found)
+        assert caddie("doctor", "cap=300000").status == 0
+        assert examined == [("tiny", ("pack.cap_bytes=300000",))]
+
+
+def test_a_sweep_takes_caps(caddie: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[Any]()
+    monkeypatch.setattr("caddie.cli.study._run", lambda study, *how, **more: made.append(study) or 0)
+    assert caddie("sweep", "tiny", "cap=200000,300000", "--steps", 2).status == 0
+    assert [entry.diff for entry in made[0].entries.values()] == [{"pack.cap_bytes": 200_000}, {"pack.cap_bytes": 300_000}]
+
+
 def test_seconds_is_short_for_a_setting(tiny_run: Any, alive_once: None, caddie: Call, tmp_path: Path) -> None:
     out = tmp_path / "out"
     ended = caddie(

@@ -167,6 +167,8 @@ def make_result(depth: int = 4) -> dict[str, Any]:
             "tokens_per_second": 27_707.0,
             "parameters": sum(entry["parameters"] for entry in found),
             "final_loss": 2.6121,
+            "cpu_share": 0.97,
+            "step_seconds": {"p5": 0.071, "p95": 0.077},
         },
         "sample": SAMPLE,
         "device": "cpu, 2 threads",

@@ -13,6 +13,7 @@ from run_folder import make_events, make_result
 
 from caddie.cli.exits import fail
 from caddie.report.display import Display, clock, step_line
+from caddie.report.read import step_seconds
 from caddie.report.tables import WIDTH, columns, crop, pack_table, printable, result_table, table
 from caddie.run.policy import state
 from caddie.runtime import distributed
@@ -93,6 +94,25 @@ def test_tables_say_that_a_tokenizer_is_lossy() -> None:
         )
 
 
+def test_a_busy_machine_is_told() -> None:
+    result = make_result()
+
+    def told(share: float | None, quick: float = 0.1, slow: float = 0.12) -> str:
+        training = result["training"] | {"cpu_share": share, "step_seconds": {"p5": quick, "p95": slow}}
+        return result_table(result | {"training": training})
+
+    assert "busy" not in told(None) + told(0.95) + told(0.8) + told(0.95, slow=2.0) + result_table(result)
+    assert "The machine was busy: training got 56% of its threads' time, and steps took 0.1" in told(0.56)
+    assert "\nto 0.12 s.\n" in told(0.56)
+    assert "training got 80% of its threads' time, and steps took 0.1\nto 2 s." in told(0.8, slow=2.0)
+
+
+def test_quick_and_slow_steps() -> None:
+    events = [{"step": 4 * index, "seconds": 0.4 * index + max(0, index - 30) * 4.0} for index in range(40)]
+    assert step_seconds(events) == pytest.approx({"p5": 0.1, "p95": 1.1})
+    assert step_seconds(events[:10]) is None
+
+
 def test_result_table_without_a_fit() -> None:
     result = make_result()
     assert "lost by rounding      0.0010    0.0012" in result_table(result)
@@ -156,7 +176,7 @@ def test_every_kind_of_event_has_its_line() -> None:
         Display(stream=stream, now=Hands()).step({**event, "event": kind})
         shown[kind] = stream.getvalue()
     assert shown["start"].startswith("float32, 2 threads")
-    assert shown["candidate"] == "      candidate 3: 999,219 bytes of 1,000,000\n"
+    assert shown["candidate"] == "      3 tried, the last 999,219 bytes of 1,000,000\n"
     assert shown["runs"] == "2 of 6 runs  base, seed 1  2.0001 bpb\n"
     assert shown["tokens"] == " 50%  50 of 100 tokens  nan tokens/s  -:-- left\n"
     assert shown["end"] == ""
@@ -178,8 +198,8 @@ def test_result_table_under_policies() -> None:
     lines = result_table(result | {"policies": state(result)}).splitlines()
     start = lines.index("counted by policy          bytes              cap     training s   evaluation s")
     assert lines[start + 1 : start + 5] == [
-        "  contest-2026        16,024,713      24,713 over 600.4 over 600 713.8 over 600",
-        "  strict              16,037,725      37,725 over 619.8 over 600              -",
+        "  contest-2026        16,024,713  over 16,000,000 600.4 over 600 713.8 over 600",
+        "  strict              16,037,725  over 16,000,000 619.8 over 600              -",
         "  hutter              16,255,830                -          619.8              -",
         "  seconds of this machine; budgets are for 8xH100",
     ]

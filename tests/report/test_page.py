@@ -211,6 +211,14 @@ def test_what_bytes_buy_is_said(tmp_path: Path) -> None:
     assert text[text.index("Measured loss") + 1] == "0.0012"
 
 
+def test_a_busy_machine_is_told(tmp_path: Path) -> None:
+    assert not any("busy" in line for line in read(tmp_path).text)
+    busy = make_result()
+    busy["training"] |= {"cpu_share": 0.56, "step_seconds": {"p5": 0.1, "p95": 2.0}}
+    said = "The machine was busy: training got 56% of its threads' time, and steps took 0.1 to 2 s."
+    assert said in read(tmp_path, busy).text
+
+
 def test_the_phase_compress_of_a_result_from_before_is_read_as_pack(tmp_path: Path) -> None:
     result = make_result()
     old = json.loads(json.dumps(result).replace('"pack":', '"compress":'))
