@@ -45,7 +45,7 @@ class Split:
 
     documents: int
     tokens: int
-    """Including the BOS of every document."""
+    """Including the BOS of every document; 0 for training documents that were not encoded."""
     source_bytes: int
     """Bytes of the documents; `Manifest.byte_source` names the count."""
     normalized_bytes: int

@@ -45,10 +45,20 @@ class Source:
     def documents(self, skipped: list[Path] | None = None) -> Iterator[bytes]:
         """Yield every document in order; files that are not text are added to `skipped`.
 
-        A file of a folder is one document, and so is a file of up to 64 KiB; a longer file given by itself is `cut`.
-        Each line of JSON lines (.jsonl, .ndjson) is one document, under the key "text". Files may be compressed (.gz,
-        .xz, .zst). Raises `UserError`, which names file and line, for what cannot be read.
+        A file is one document, and so is each line of JSON lines (.jsonl, .ndjson), under the key "text". A document of
+        more than 64 KiB that has none beside it is `cut`. Files may be compressed (.gz, .xz, .zst). Raises `UserError`,
+        which names file and line, for what cannot be read.
         """
+        found = self._texts(skipped)
+        first, second = next(found, None), next(found, None)
+        if first is not None and second is None and len(first) > UNCUT_BYTES:
+            yield from cut(first)
+        else:
+            yield from filter(None, (first, second))
+            yield from found
+
+    def _texts(self, skipped: list[Path] | None) -> Iterator[bytes]:
+        """Yield the documents before a lone one is cut."""
         for path in self.files:
             if (Path(path.stem) if path.suffix in COMPRESSED else path).suffix in LINES:
                 yield from _json_lines(path)
@@ -59,9 +69,7 @@ class Source:
                 raise UserError(f"{path}: not UTF-8 text; give text, JSON lines (.jsonl) or a folder of them{shards}")
             if text is None and skipped is not None:
                 skipped.append(path)
-            if text and not self.tolerant and len(text) > UNCUT_BYTES:
-                yield from cut(text)
-            elif text:
+            if text:
                 yield text
 
     def fingerprint(self) -> str:

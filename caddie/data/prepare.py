@@ -47,11 +47,13 @@ def prepare(
     validation_fraction: float,
     progress: Progress,
     limit_bytes: int | None = None,
+    held_out_only: bool = False,
 ) -> Corpus:
     """Return the corpus of a source (see `documents.find`), prepared in `folder` unless it is there already.
 
     A source that is itself a corpus is loaded; a folder of published shards (`*_train_*.bin`, `*_val_*.bin`) is
-    described in place. `limit_bytes` ends a text early. Raises `UserError` for a source, tokenizer, vocabulary or
+    described in place. `limit_bytes` ends a text early. With `held_out_only` the training documents are split off and
+    hashed, but neither encoded nor written: enough to score on, and to prove what was held out. Raises `UserError` for a source, tokenizer, vocabulary or
     fraction that cannot be used.
     """
     path = Path(source).expanduser() if source is not None else None
@@ -70,7 +72,14 @@ def prepare(
     plan = Plan(text, inputs, divide(sizes, validation_fraction, text.source, duplicates), duplicates)
     progress.note(f"tokenizer: {type(tokenizer_source).__name__} with {vocabulary:,} ids")
     tokenizer = tokenizer_source.build(vocabulary, lambda: plan.sample(SAMPLE_BYTES / sum(sizes.values())))
-    return _make(plan, tokenizer, folder, progress, plan.hashes("train"), validation_fraction=validation_fraction)
+    trained_on, fields = plan.hashes("train"), {"validation_fraction": validation_fraction}
+    if not held_out_only:
+        return _make(plan, tokenizer, folder, progress, trained_on, **fields)
+    size = sum(sizes[key] for key in trained_on)
+    progress.note(f"encoding the held-out documents; the {len(trained_on):,} others, {size:,} bytes, are left alone")
+    train = Split(len(trained_on), 0, size, 0, 0, corpus.set_sha256(trained_on), shards=())
+    held_out: dict[bytes, SplitName] = {key: split for key, split in plan.splits.items() if split == "validation"}
+    return _make(replace(plan, splits=held_out), tokenizer, folder, progress, trained_on, train=train, **fields)
 
 
 def prepare_validation(

@@ -95,6 +95,7 @@ def open_for_scoring(artifact: Artifact, source: str | None, progress: Progress 
             vocabulary=tokenizer.vocabulary,
             validation_fraction=fraction,
             progress=progress,
+            held_out_only=True,
         )
     if corpus.manifest.tokenizer.sha256 != tokenizer.sha256:
         raise UserError(

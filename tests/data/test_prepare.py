@@ -157,6 +157,21 @@ def test_a_long_file_is_cut_at_blank_lines(tmp_path: Path) -> None:
     assert len(list(sources.find(tmp_path / "a.txt").documents())) == 1
 
 
+def test_a_long_file_alone_in_a_folder_is_cut_too(tmp_path: Path) -> None:
+    """Beside another text it is one document, as it was before, so that splits made then are made again."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_text("words and more\n\n" * 9_000)
+    (folder / "picture.png").write_bytes(b"\x89PNG\0\0")
+    cut = list(sources.find(folder / "a.txt").documents())
+    assert list(sources.find(folder).documents()) == cut
+    assert make(folder, tmp_path / "corpus").manifest.validation.documents > 0
+    (folder / "b.txt").write_text("another")
+    assert list(map(len, sources.find(folder).documents())) == [144_000, 7]
+    (tmp_path / "one.jsonl").write_bytes(lines("words and more\n\n" * 9_000))
+    assert list(sources.find(tmp_path / "one.jsonl").documents()) == cut
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([b"\n", b"\n\n", b"\n \r\n", b"x"]), st.integers(1, 30_000)), max_size=9))
 def test_cutting_loses_nothing(parts: list[tuple[bytes, int]]) -> None:
@@ -397,6 +412,26 @@ def test_scoring_needs_no_training_shards(made: Corpus) -> None:
     loaded.check_shards("validation")
     with pytest.raises(UserError, match="cannot read the shard"):
         loaded.train_shards()
+
+
+def test_for_a_score_only_held_out_documents_are_encoded(text: Path, tmp_path: Path, made: Corpus) -> None:
+    progress = RecordedProgress()
+    alone = make(text, tmp_path / "alone", held_out_only=True, progress=progress)
+    assert not list(alone.folder.glob("train_*"))
+    assert alone.manifest.validation == made.manifest.validation
+    train, whole = alone.manifest.train, made.manifest.train
+    assert train and whole
+    same = (train.documents, train.source_bytes, train.document_set_sha256)
+    assert same == (whole.documents, whole.source_bytes, whole.document_set_sha256)
+    assert (train.tokens, train.shards) == (0, ())
+    alone.check_disjoint()
+    alone.check_counts()
+    assert not any(note.startswith("train:") for note in progress.notes)
+    said = f"the {train.documents} others, {train.source_bytes:,} bytes, are left alone"
+    assert f"encoding the held-out documents; {said}" in progress.notes
+    assert make(text, tmp_path / "alone", held_out_only=True).manifest == alone.manifest
+    with pytest.raises(UserError, match="for validation only"):
+        alone.train_shards()
 
 
 def test_no_corpus_says_how_to_make_one(tmp_path: Path) -> None:
