@@ -175,7 +175,7 @@ def caddie() -> Callable[..., Ended]:
     return call
 
 
-def fresh(artifact: Path, corpus: Path, world: int = 1) -> dict[str, Any]:
+def fresh(artifact: Path, corpus: Path, world: int = 1, progress: object = None) -> dict[str, Any]:
     """Score in this process, for runs whose point is not that the file stands alone."""
     return dict(json.loads(call("score", artifact, "--data", corpus, "--quiet", "--json").out))
 

@@ -74,7 +74,7 @@ def _coded(verb: str, artifact: Path, file: Path, target: Path, quiet: bool) -> 
     try:
         data = file.read_bytes()
     except OSError as error:
-        raise UserError(f"{file}: cannot be read ({reason(error)})") from None
+        raise UserError(f"{file}: cannot be read ({reason(error)}); name a file that you may read") from None
     with Display(quiet=quiet) as display:
         display.phase(verb)
         if verb == "compress":

@@ -262,11 +262,13 @@ def verify(
 @path_argument("artifact")
 @settings_argument
 @click.option("--scorer", metavar="FILE.py:NAME", help="Score with a class of your own.")
+@click.option("--events", is_flag=True, hidden=True, help="Progress on standard error as JSON, for another process.")
 @options("data", "gpus", "json", "quiet")
 def score(
     artifact: Path,
     settings: tuple[str, ...],
     scorer: str | None,
+    events: bool,
     data: str | None,
     gpus: int,
     as_json: bool,
@@ -282,14 +284,16 @@ def score(
     from caddie.run.resolve_corpus import held_out_text, open_for_scoring
     from caddie.run.run import score_artifact
     from caddie.runtime import distributed
+    from caddie.runtime.progress import JsonLines
 
     if gpus > 1 and not distributed.under_torchrun():
         return distributed.launch(gpus, sys.argv[1:])
-    with distributed.join() as ranks, Display(quiet=quiet or not ranks.first) as display:
+    with distributed.join() as ranks, Display(quiet=quiet or events or not ranks.first) as display:
+        progress = JsonLines(sys.stderr) if events and ranks.first else display
         loaded = load_artifact(artifact)
         scoring = changed_recipe(loaded, settings).score
-        corpus = open_for_scoring(loaded, data, display)
-        result = score_artifact(loaded, corpus, held_out_text(corpus), scoring, scorer, display, ranks)
+        corpus = open_for_scoring(loaded, data, progress)
+        result = score_artifact(loaded, corpus, held_out_text(corpus), scoring, scorer, progress, ranks)
     if not ranks.first:
         return 0
     if not math.isfinite(result["bits_per_byte"]):

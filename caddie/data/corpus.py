@@ -133,7 +133,7 @@ class Corpus:
         except (FileNotFoundError, NotADirectoryError):
             raise UserError(f"no corpus in {folder}; make one with: caddie data PATH --out {folder}") from None
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{path}: cannot be read ({error})") from None
+            raise UserError(f"{path}: cannot be read ({error}); {again}") from None
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path}: not JSON ({error}); {again}") from None
         if not isinstance(value, dict):
@@ -154,7 +154,9 @@ class Corpus:
         try:
             data = (self.folder / entry.file).read_bytes()
         except OSError as error:
-            raise UserError(f"{self.folder / entry.file}: cannot read the tokenizer ({error.strerror})") from None
+            raise UserError(
+                f"{self.folder / entry.file}: cannot read the tokenizer ({error.strerror}); prepare the data again"
+            ) from None
         tokenizer = deserialize(entry.kind, data)
         if (tokenizer.sha256, tokenizer.bos, tokenizer.vocabulary) != (entry.sha256, entry.bos, entry.vocabulary):
             raise UserError(f"{self.folder / entry.file}: not the tokenizer of the manifest; prepare the data again")
@@ -322,7 +324,7 @@ def read_hashes(folder: Path, split: SplitName) -> set[bytes]:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             data = arrays[split].tobytes()
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path}: cannot read the document hashes ({error})") from None
+        raise UserError(f"{path}: cannot read the document hashes ({error}); prepare the data again") from None
     return {data[begin : begin + HASH_BYTES] for begin in range(0, len(data), HASH_BYTES)}
 
 

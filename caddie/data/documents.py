@@ -175,7 +175,7 @@ def _text(path: Path) -> bytes | None:
     except UnicodeDecodeError:
         return None
     except UNREADABLE as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
+        raise UserError(f"{path}: cannot be read ({error}); save it again or leave it out") from None
     return None if b"\0" in text else text
 
 
@@ -187,7 +187,7 @@ def _json_lines(path: Path) -> Iterator[bytes]:
                 if line.strip() and (text := _json_text(line, f"{path}:{number}")):
                     yield text
     except UNREADABLE as error:
-        raise UserError(f"{path}:{number + 1}: cannot be read ({error})") from None
+        raise UserError(f"{path}:{number + 1}: cannot be read ({error}); save it again or leave it out") from None
 
 
 def _json_text(line: bytes, where: str) -> bytes:

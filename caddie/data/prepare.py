@@ -53,8 +53,8 @@ def prepare(
 
     A source that is itself a corpus is loaded; a folder of published shards (`*_train_*.bin`, `*_val_*.bin`) is
     described in place. `limit_bytes` ends a text early. With `held_out_only` the training documents are split off and
-    hashed, but neither encoded nor written: enough to score on, and to prove what was held out. Raises `UserError` for a source, tokenizer, vocabulary or
-    fraction that cannot be used.
+    hashed, but neither encoded nor written: enough to score on, and to prove what was held out. Raises `UserError` for
+    a source, tokenizer, vocabulary or fraction that cannot be used.
     """
     path = Path(source).expanduser() if source is not None else None
     if path and corpus.is_corpus(path):

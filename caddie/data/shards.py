@@ -38,7 +38,7 @@ def open_shard(path: Path) -> Tokens:
             header = file.read(HEADER_BYTES)
             size = os.fstat(file.fileno()).st_size
     except OSError as error:
-        raise UserError(f"{path}: cannot read the shard ({error.strerror})") from None
+        raise UserError(f"{path}: cannot read the shard ({error.strerror}); prepare or copy the data again") from None
     if len(header) < HEADER_BYTES:
         raise UserError(f"{path}: not a token shard; it has {len(header)} bytes and the header alone has 1,024")
     magic, version, count = np.frombuffer(header, "<i4", 3).tolist()

@@ -133,14 +133,14 @@ def read(path: str | os.PathLike[str], limits: Limits = LIMITS) -> Contents:
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
-            folder = " but a folder; name the file in it" if stat.S_ISDIR(status.st_mode) else ""
+            folder = " but a folder" if stat.S_ISDIR(status.st_mode) else ""
             raise OSError(errno.EINVAL, f"it is not a regular file{folder}")
         _check_limit("file", status.st_size, limits.file_bytes)
         return unpack(Path(path).read_bytes(), limits)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {reason(error)}") from error
+        raise UserError(f"cannot read {path}: {reason(error)}; name an artifact, as RUN/artifact.caddie") from error
 
 
 @lru_cache(maxsize=64)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from caddie.data import tokenizers
 from caddie.data.corpus import DOCUMENTS, MANIFEST, Corpus, is_corpus
+from caddie.data.documents import find
 from caddie.data.loaders import TrainingData
 from caddie.data.prepare import OWN_SHARDS, prepare, prepare_validation
 from caddie.data.round_trip_audit import Rule, audit
@@ -31,7 +32,11 @@ AUDIT_BYTES = 1 << 22
 
 
 def open_corpus(
-    recipe: Recipe, source: str | None, progress: Progress = SILENT, folder: Path | None = None, ranks: Ranks = Ranks()
+    recipe: Recipe,
+    source: str | Path | None,
+    progress: Progress = SILENT,
+    folder: Path | None = None,
+    ranks: Ranks = Ranks(),
 ) -> Corpus:
     """Return the corpus of a text under the recipe's tokenizer, prepared once and found again afterwards.
 
@@ -40,7 +45,7 @@ def open_corpus(
     """
     if not ranks.first:
         ranks.wait()
-    _check_whole(source)
+    check_source(source)
     data, size = recipe.data, recipe.model.vocabulary
     corpus = prepare(
         source,
@@ -61,29 +66,33 @@ def open_corpus(
     return corpus
 
 
-def _check_whole(source: str | None) -> None:
-    """Refuse a corpus that lost its manifest: it would pass for a folder of text, held-out documents and all."""
-    if source is None:
+def check_source(source: str | Path | None) -> None:
+    """Raise `UserError` for a text that is not there, or for a corpus that lost its manifest.
+
+    Such a corpus would pass for a folder of text, held-out documents and all.
+    """
+    folder = Path(source).expanduser() if source is not None else None
+    if folder is None or is_corpus(folder):
         return
-    folder = Path(source).expanduser()
-    if not is_corpus(folder) and any(any(folder.glob(name)) for name in OWN_SHARDS):
+    if any(any(folder.glob(name)) for name in OWN_SHARDS):
         raise UserError(f"{source} is a corpus without its {MANIFEST} or {DOCUMENTS}; prepare the data again")
+    find(source)
 
 
-def _corpus_folder(source: str | None, settings: list[object]) -> Path:
+def _corpus_folder(source: str | Path | None, settings: list[object]) -> Path:
     place = str(Path(source).expanduser().resolve()) if source else "stdlib"
     digest = hashlib.sha256(json.dumps([place, *settings], sort_keys=True).encode()).hexdigest()[:8]
     return CORPORA / f"{Path(place).name.split('.')[0] or 'root'}-{digest}"
 
 
-def open_for_scoring(artifact: Artifact, source: str | None, progress: Progress = SILENT) -> Corpus:
+def open_for_scoring(artifact: Artifact, source: str | Path | None, progress: Progress = SILENT) -> Corpus:
     """The corpus to score an artifact on: one that is proven to hold no document that the artifact was trained on.
 
     A text is split again as it was for training; unless that gives the very same training documents, nothing is proven
     and it is refused.
     """
     tokenizer, manifest = artifact.tokenizer, artifact.manifest
-    _check_whole(source)
+    check_source(source)
     if source is not None and is_corpus(Path(source).expanduser()):
         corpus = Corpus.load(Path(source).expanduser())
     else:
@@ -213,7 +222,7 @@ def _given_tokenizer(path: Path) -> Tokenizer:
         try:
             return tokenizers.SentencePieceTokenizer(path.read_bytes())
         except OSError as error:
-            raise UserError(f"{path}: cannot read the tokenizer ({error.strerror})") from None
+            raise UserError(f"{path}: cannot read the tokenizer ({error.strerror}); name a .model file") from None
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
     return artifacts.load(path).tokenizer

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,11 @@ from caddie.recipes.recipe import Recipe
 from caddie.report.run_files import ARTIFACT
 from caddie.run.contest_sets import identify
 from caddie.run.dead_settings import check_settings_matter
-from caddie.run.resolve_corpus import describe, held_out_text, open_corpus, training_data
+from caddie.run.resolve_corpus import check_source, describe, held_out_text, open_corpus, training_data
 from caddie.run.result import describe_run, describe_scores, write_result
 from caddie.run.run_folder import begin_run, check_folder, check_unfinished, run_folder
 from caddie.runtime.distributed import SHARES_CORES, Ranks, local_device
-from caddie.runtime.progress import SILENT, Phases, Progress
+from caddie.runtime.progress import SILENT, Phases, Progress, relay
 from caddie.score import KINDS, Scoring, Text, check_windows, score, score_kinds, use_quickest_threads
 from caddie.train.loop import Trained, train
 from caddie.train.size_forecast import Forecaster
@@ -42,7 +43,7 @@ from caddie.verify import verify
 
 def run(
     recipe: Recipe,
-    source: str | None,
+    source: str | Path | None,
     *,
     seed: int = 1337,
     folder: Path | None = None,
@@ -64,6 +65,7 @@ def run(
     if study is None:  # which keeps files of its own in the folder before its runs begin
         check_folder(folder)
     check_unfinished(folder)
+    check_source(source)
     with phases("prepare"):
         corpus = open_corpus(recipe, source, progress, ranks=ranks)
         text = held_out_text(corpus)
@@ -89,7 +91,7 @@ def run(
     with phases("score"):
         artifact = load(folder / ARTIFACT)
         if study is None:
-            scored = score_in_new_process(artifact.path, corpus.folder, ranks.world)
+            scored = score_in_new_process(artifact.path, corpus.folder, ranks.world, progress)
         else:
             there = artifact if ranks.device.type == "cpu" else load(artifact.path, ranks.device)
             scored = score_artifact(there, corpus, text, progress=progress)
@@ -194,6 +196,7 @@ def score_artifact(
     score together.
     """
     chosen, clock = scoring or artifact.scoring, Phases()
+    progress.step({"event": "doing", "text": "choosing the number of threads"})
     with clock("warm_up"):
         use_quickest_threads(artifact.model, text, chosen, ranks)
     scores = score_kinds(artifact.model, artifact.tokenizer, text, chosen, scorer, progress, ranks)
@@ -216,24 +219,40 @@ def score_artifact(
     }
 
 
-def score_in_new_process(artifact: Path, corpus: Path, world: int = 1) -> dict[str, Any]:
-    """Return what `caddie score ARTIFACT --json` prints in a process that knows nothing of this one's weights."""
+def score_in_new_process(artifact: Path, corpus: Path, world: int = 1, progress: Progress = SILENT) -> dict[str, Any]:
+    """Return what `caddie score ARTIFACT --json` prints in a process that knows nothing of this one's weights.
+
+    Its progress is shown as if it were this one's.
+    """
+    progress.step({"event": "doing", "text": "starting a new process that reads and scores the file"})
     gpus = max(1, min(world, torch.cuda.device_count()))  # of this machine
     hidden = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC"]  # that process starts others of its own, if any
     if SHARES_CORES in os.environ:  # and has all cores for itself
         hidden += [SHARES_CORES, "OMP_NUM_THREADS"]
     environment = {key: value for key, value in os.environ.items() if not key.startswith(tuple(hidden))}
     command = [sys.executable, "-m", "caddie", "score", str(artifact), "--data", str(corpus)]
-    done = subprocess.run(
-        [*command, "--gpus", str(gpus), "--quiet", "--json"],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with (
+        subprocess.Popen(
+            [*command, "--gpus", str(gpus), "--events", "--json"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process,
+        ThreadPoolExecutor(1) as reader,
+    ):
+        try:
+            assert process.stdout
+            assert process.stderr
+            printed = reader.submit(process.stdout.read)
+            said = [line for line in process.stderr if line.strip() and not relay(line, progress)]
+            result = printed.result()
+        except BaseException:
+            process.kill()
+            raise
     try:
-        return dict(json.loads(done.stdout))
+        return dict(json.loads(result))
     except ValueError:
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-        raise CheckFailed(f"score in a fresh process failed: {last[0]}") from None
+        last = said[-1].strip() if said else f"exit status {process.returncode}"
+        raise CheckFailed(f"score in a fresh process failed: {last}") from None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 Event = Mapping[str, Any]
 """An event of the current phase; `event` names its kind:
@@ -47,6 +48,41 @@ class Silent:
 
 
 SILENT: Progress = Silent()
+
+
+class JsonLines:
+    """Progress as lines of JSON, for the process that started this one to `relay`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def phase(self, name: str) -> None:
+        """Write the beginning of a phase."""
+        self._write("phase", name)
+
+    def step(self, event: Event) -> None:
+        """Write an event."""
+        self._write("step", dict(event))
+
+    def note(self, text: str) -> None:
+        """Write a line that stays."""
+        self._write("note", text)
+
+    def _write(self, method: str, value: object) -> None:
+        print(json.dumps({"progress": method, "value": value}), file=self.stream, flush=True)
+
+
+def relay(line: str, progress: Progress) -> bool:
+    """Hand a line of `JsonLines` on to `progress`; return False for any other line."""
+    try:
+        written = json.loads(line)
+        method, value = written["progress"], written["value"]
+    except (ValueError, TypeError, KeyError):
+        return False
+    if method not in ("phase", "step", "note"):
+        return False
+    getattr(progress, method)(value)
+    return True
 
 
 class Phases:

@@ -324,7 +324,7 @@ TEXTS = [
 ]
 
 TOKENIZERS = [
-    Case("tokenizer missing", lambda b: b.data("--tokenizer", "none.model"), "none.model: cannot read the tokenizer"),
+    Case("tokenizer missing", lambda b: b.data("--tokenizer", "none.model"), "name a .model file"),
     Case("tokenizer empty", lambda b: b.tokenizer(b""), "own.model: not a SentencePiece model, or a damaged one"),
     Case("tokenizer garbage", lambda b: b.tokenizer(bytes(range(256))), "own.model: not a SentencePiece model"),
     Case("tokenizer text", lambda b: b.tokenizer(b"the a of to and\n" * 30), "own.model: not a SentencePiece model"),
@@ -461,8 +461,16 @@ RUNS = [
 ]
 
 ARTIFACTS = [
-    Case("artifact missing", lambda b: ["verify", "none"], "cannot read none: No such file or directory"),
-    Case("artifact a folder", lambda b: ["sample", "."], "it is not a regular file but a folder; name the file in it"),
+    Case(
+        "artifact missing",
+        lambda b: ["verify", "none"],
+        "cannot read none: No such file or directory; name an artifact",
+    ),
+    Case(
+        "artifact a folder",
+        lambda b: ["sample", "."],
+        "it is not a regular file but a folder; name an artifact, as RUN/artifact.caddie",
+    ),
     Case("artifact empty", lambda b: b.artifact("verify", lambda data: b""), "this is not a caddie file"),
     Case("artifact cut", lambda b: b.artifact("score", half), "artifact: the file is cut short"),
     Case("artifact text", lambda b: ["sample", str(b.tiny.text)], "text.txt: this is not a caddie file"),

@@ -331,7 +331,17 @@ def test_a_sweep_takes_caps(caddie: Call, monkeypatch: pytest.MonkeyPatch) -> No
     made = list[Any]()
     monkeypatch.setattr("caddie.cli.study._run", lambda study, *how, **more: made.append(study) or 0)
     assert caddie("sweep", "tiny", "cap=200000,300000", "--steps", 2).status == 0
-    assert [entry.diff for entry in made[0].entries.values()] == [{"pack.cap_bytes": 200_000}, {"pack.cap_bytes": 300_000}]
+    assert [entry.diff for entry in made[0].entries.values()] == [
+        {"pack.cap_bytes": 200_000},
+        {"pack.cap_bytes": 300_000},
+    ]
+
+
+def test_a_missing_text_is_told_before_anything_else(caddie: Call, tmp_path: Path) -> None:
+    ended = caddie("run", "tiny", "--data", tmp_path / "none", "--out", tmp_path / "run")
+    assert ended.status == 2
+    assert ended.err.startswith(f"caddie: {tmp_path / 'none'}: no such file or folder; give a text file")
+    assert ended.err.count("\n") == 1
 
 
 def test_seconds_is_short_for_a_setting(tiny_run: Any, alive_once: None, caddie: Call, tmp_path: Path) -> None:

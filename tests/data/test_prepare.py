@@ -420,7 +420,8 @@ def test_for_a_score_only_held_out_documents_are_encoded(text: Path, tmp_path: P
     assert not list(alone.folder.glob("train_*"))
     assert alone.manifest.validation == made.manifest.validation
     train, whole = alone.manifest.train, made.manifest.train
-    assert train and whole
+    assert train
+    assert whole
     same = (train.documents, train.source_bytes, train.document_set_sha256)
     assert same == (whole.documents, whole.source_bytes, whole.document_set_sha256)
     assert (train.tokens, train.shards) == (0, ())

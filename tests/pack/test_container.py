@@ -346,7 +346,9 @@ def cannot_read(path: Path | str, limits: Limits = container.LIMITS) -> str:
 
 def test_files_that_cannot_be_read(tmp_path, monkeypatch):
     path = tmp_path / "model.caddie"
-    assert cannot_read(path) == f"cannot read {path}: No such file or directory"
+    assert (
+        cannot_read(path) == f"cannot read {path}: No such file or directory; name an artifact, as RUN/artifact.caddie"
+    )
     assert "not a regular file" in cannot_read(tmp_path)
     assert "null" in cannot_read("a\0b")
     path.write_bytes(b"nothing of the kind")
@@ -356,7 +358,7 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(Path, "read_bytes", fail)
-    assert cannot_read(path) == f"cannot read {path}: Permission denied"
+    assert cannot_read(path) == f"cannot read {path}: Permission denied; name an artifact, as RUN/artifact.caddie"
     assert cannot_read(path, Limits(file_bytes=10)) == f"{path}: the file is 19 bytes long, over the limit of 10"
 
 

@@ -14,7 +14,7 @@ from run_folder import make_events, make_result
 from caddie.cli.exits import fail
 from caddie.report.display import Display, clock, step_line
 from caddie.report.read import step_seconds
-from caddie.report.tables import WIDTH, columns, crop, pack_table, printable, result_table, table
+from caddie.report.tables import WIDTH, columns, crop, pack_table, printable, result_table, score_table, table
 from caddie.run.policy import state
 from caddie.runtime import distributed
 
@@ -111,6 +111,22 @@ def test_quick_and_slow_steps() -> None:
     events = [{"step": 4 * index, "seconds": 0.4 * index + max(0, index - 30) * 4.0} for index in range(40)]
     assert step_seconds(events) == pytest.approx({"p5": 0.1, "p95": 1.1})
     assert step_seconds(events[:10]) is None
+
+
+def test_a_score_speaks_of_the_contest_only_where_it_matters() -> None:
+    def told(official: str | None, table_bytes: int) -> str:
+        scored = make_result()["scores"]["quantized_plain"] | {"table_bytes": table_bytes}
+        about = {"own_scoring": True, "changed_documents": 0, "validation_set": official, "bits_per_byte": 1.5}
+        return score_table({"plain": scored, **about})
+
+    source = make_result()["scores"]["quantized_plain"]["source_bytes"]
+    for own_text in (told(None, source), told(None, source - 33)):
+        assert not [word for word in ("contest", "table", "normalized", "wrong") if word in own_text]
+    assert "By its totals" in told("By its totals this is the contest's validation set.", source)
+    for matters in (told("By its totals it is.", source - 33), told(None, source // 2)):
+        assert "bits per table byte" in matters
+        assert "The contest counts bytes by a table of its tokenizer: " in matters
+    assert f"{source // 2:,} here, where the\ntext has {source:,}." in told(None, source // 2)
 
 
 def test_result_table_without_a_fit() -> None:

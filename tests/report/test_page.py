@@ -222,7 +222,8 @@ def test_a_busy_machine_is_told(tmp_path: Path) -> None:
 def test_the_phase_compress_of_a_result_from_before_is_read_as_pack(tmp_path: Path) -> None:
     result = make_result()
     old = json.loads(json.dumps(result).replace('"pack":', '"compress":'))
-    assert "compress" in old["seconds"] and "compress" in old["policies"][1]["training"]["phases"]
+    assert "compress" in old["seconds"]
+    assert "compress" in old["policies"][1]["training"]["phases"]
     (tmp_path / "result.json").write_text(json.dumps(old))
     found = read_result(tmp_path / "result.json")
     assert json.dumps(found) == json.dumps(json.loads(json.dumps(result)))  # in their order, too

@@ -28,12 +28,14 @@ def test_the_official_set_is_known(totals: tuple[int, int, int, int], name: str)
 
 def test_the_same_text_under_another_tokenizer_is_known_by_bytes_and_documents() -> None:
     said = identify(151_130_645, 151_080_645, 50_000, 257)
+    assert said
     assert said.startswith("By its totals this is the contest's validation set, under another tokenizer: ")
-    assert "under another tokenizer" in identify(62_021_846, 151_080_645, 50_000, 4_096)
+    assert "under another tokenizer" in str(identify(62_021_846, 151_080_645, 50_000, 4_096))
 
 
 def test_the_first_export_is_told_apart() -> None:
     said = identify(63_779_900, 155_769_500, 50_900, 1_024)
+    assert said
     assert said.startswith("By its totals this is the contest's first validation set, which no later result was scored")
 
 
@@ -43,6 +45,7 @@ def test_the_first_export_is_told_apart() -> None:
 )
 def test_a_part_says_how_much(totals: tuple[int, int, int, int], part: str) -> None:
     said = identify(*totals)
+    assert said
     assert said.startswith(f"By its totals this may be a part of the contest's validation set, {part} of its bytes")
     assert NO_OFFICIAL in said
 
@@ -59,10 +62,7 @@ def test_a_part_says_how_much(totals: tuple[int, int, int, int], part: str) -> N
     ],
 )
 def test_anything_else_is_no_official_set(totals: tuple[int, int, int, int]) -> None:
-    said = identify(*totals)
-    assert "this is no validation set of the contest (50,000 documents, 151.08 MB known to 10 kB)" in said
-    assert NO_OFFICIAL in said
-    assert "\n" not in said
+    assert identify(*totals) is None
 
 
 def test_counts_in_logs_are_whole_sequences_at_the_bytes_per_token_they_print() -> None:

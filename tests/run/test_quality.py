@@ -18,7 +18,7 @@ from conftest import call, probe_nothing, score_here
 from caddie.data.corpus import Corpus
 from caddie.model import build
 from caddie.pack.artifact import Artifact, load
-from caddie.run.resolve_corpus import held_out_text, open_for_scoring
+from caddie.run.resolve_corpus import held_out_text
 from caddie.score.score import score
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,7 +66,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
         ended = call("run", "tiny", *SETTINGS, "--data", "texts", "--out", "run", "--json", "--quiet")
         assert (ended.status, ended.err) == (0, "")
         artifact = load(Path("run") / "artifact.caddie")
-        return Trained(json.loads(ended.out), artifact, open_for_scoring(artifact, "texts"))
+        (corpus,) = map(Corpus.load, Path("data").resolve().glob("texts-*"))  # that of the run
+        return Trained(json.loads(ended.out), artifact, corpus)
 
 
 def documents(trained: Trained, shards: list[np.ndarray]) -> Iterator[bytes]:

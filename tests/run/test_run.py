@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ import torch
 from conftest import call, fresh, probe_nothing, score_here
 from pretended_gpu import GPU, pretended_gpu
 from processes import CONTEXT
+from recording import RecordedProgress
 
 from caddie import cli
 from caddie.cli.options import named_recipe
@@ -317,7 +319,7 @@ printf '{"asked": "%s", "rank": "%s", "threads": "%s"}' "$*" "$RANK$WORLD_SIZE$L
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    command = "-m caddie score a.caddie --data c --gpus 1 --quiet --json"
+    command = "-m caddie score a.caddie --data c --gpus 1 --events --json"
     scored = line.score_in_new_process(Path("a.caddie"), Path("c"), 2)
     assert scored == {"asked": command, "rank": "", "threads": "3"}
     monkeypatch.setenv(SHARES_CORES, "1")
@@ -326,6 +328,24 @@ printf '{"asked": "%s", "rank": "%s", "threads": "%s"}' "$*" "$RANK$WORLD_SIZE$L
     )
     with pytest.raises(CheckFailed, match="score in a fresh process failed: Error: last"):
         line.score_in_new_process(Path("a.caddie"), Path("--fail"))
+
+
+def test_the_progress_of_the_fresh_process_is_shown_as_it_comes(
+    tiny_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First a line before the other process has begun; then what that one scores, while it scores."""
+    progress = RecordedProgress()
+    started = subprocess.Popen
+
+    def start(*given: Any, **how: Any) -> Any:
+        assert [event["event"] for event in progress.events] == ["doing"], "said before the process begins"
+        return started(*given, **how)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    scored = line.score_in_new_process(tiny_run.artifact, tiny_run.corpus, progress=progress)
+    assert scored["bits_per_byte"] == pytest.approx(tiny_run.printed["bits_per_byte"], abs=1e-6)
+    tokens = [event for event in progress.events if event["event"] == "tokens"]
+    assert tokens[-1]["done"] == tokens[-1]["total"] == scored["sliding"]["tokens"]
 
 
 def test_two_processes_give_the_result_of_one(result: dict[str, Any], by_two: Path) -> None:

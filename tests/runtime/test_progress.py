@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-from recording import Recorder
+import io
 
-from caddie.runtime.progress import SILENT, Phases
+import pytest
+from recording import RecordedProgress, Recorder
+
+from caddie.runtime.progress import SILENT, JsonLines, Phases, relay
 
 
 def test_phases_are_reported_as_they_begin() -> None:
@@ -19,6 +21,19 @@ def test_silent_progress_takes_everything() -> None:
     SILENT.phase("train")
     SILENT.step({"event": "tokens", "done": 1, "total": 2})
     SILENT.note("a line")
+
+
+def test_progress_goes_through_a_pipe() -> None:
+    stream, there = io.StringIO(), RecordedProgress()
+    here = JsonLines(stream)
+    here.phase("score")
+    here.step({"event": "tokens", "done": 1, "total": 2})
+    here.note("two\nlines")
+    assert all(relay(line, there) for line in stream.getvalue().splitlines())
+    assert (there.phases, there.notes) == (["score"], ["two\nlines"])
+    assert there.events == [{"event": "tokens", "done": 1, "total": 2}]
+    for other in ("", "Traceback", "7", "[]", "{}", '{"progress": "exit", "value": 1}', '{"progress": [], "value": 1}'):
+        assert not relay(other, there)
 
 
 class Ticks:
