@@ -16,7 +16,7 @@ $(shell mkdir -p .tmp)
 .NOTPARALLEL:  # all install into one folder
 
 demo: $(PROGRAM)
-	rm -rf runs/demo
+	@rm -rf runs/demo
 	$(VENV)/bin/caddie run tiny --out runs/demo
 
 PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -56,30 +56,31 @@ BESIDE := numpy scipy sympy networkx fsspec setuptools brotli click constriction
 	safetensors sentencepiece zstandard huggingface_hub optuna
 
 define install
-	$(PYTHON) -m venv --without-pip $(VENV)
-	PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m pip --python $(VENV)/bin/python $(PIP_INSTALL) pip 2>.tmp/pip \
+	@echo "installing caddie and PyTorch into $(VENV)"
+	@$(PYTHON) -m venv --without-pip $(VENV)
+	@PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m pip --python $(VENV)/bin/python $(PIP_INSTALL) pip 2>.tmp/pip \
 		|| $(PYTHON) -m venv $(VENV)
-	printf '%s\n' '--no-deps torch' '$(strip $(BESIDE) $(2))' | xargs -P 2 -L 1 $(PIP) 2>.tmp/pip || true
-	$(VENV)/bin/python -c 'import torch, scipy.special' 2>/dev/null & \
+	@printf '%s\n' '--no-deps torch' '$(strip $(BESIDE) $(2))' | xargs -P 2 -L 1 $(PIP) 2>.tmp/pip || true
+	@$(VENV)/bin/python -c 'import torch, scipy.special' 2>/dev/null & \
 		$(PIP) --no-build-isolation -e '.[$(1)]' 2>.tmp/pip || $(PIP) -e '.[$(1)]'; \
 		status=$$?; kill $$! 2>/dev/null; exit $$status
 endef
 
 $(PROGRAM): pyproject.toml constraints.txt
 	$(call install,$(ALL_VERBS))
-	touch $@
+	@touch $@
 
 $(TESTS): pyproject.toml constraints.txt
 	$(call install,test,hypothesis pytest-xdist)
-	touch $(PROGRAM) $@
+	@touch $(PROGRAM) $@
 
 $(CHECKS): pyproject.toml constraints.txt
 	$(call install,dev,hypothesis pytest-xdist pytest-cov mypy triton ruff)
-	touch $(PROGRAM) $(TESTS) $@
+	@touch $(PROGRAM) $(TESTS) $@
 
 $(DOCS): $(PROGRAM)
-	$(PIP) --no-build-isolation -e '.[docs]'
-	touch $@
+	@$(PIP) --no-build-isolation -e '.[docs]'
+	@touch $@
 
 clean:
 	rm -rf $(VENV) .tmp build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

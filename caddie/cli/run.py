@@ -91,7 +91,11 @@ def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Co
 
 @trains
 def run(job: Job) -> tuple[dict[str, Any], str] | None:
-    """Train, pack, score and verify RECIPE, and write a report."""
+    """Train, pack, score and verify RECIPE, and write a report.
+
+    RECIPE is one that `caddie recipes` lists, or FILE.py:NAME. All files go to runs/NAME-KEY-sSEED, unless --out names
+    another folder; KEY stands for the settings. The same command continues a run that was interrupted.
+    """
     from caddie.report.run_files import REPORT
     from caddie.report.tables import result_table
     from caddie.run.run import run as run_recipe
@@ -110,7 +114,11 @@ def run(job: Job) -> tuple[dict[str, Any], str] | None:
 
 @trains
 def train(job: Job) -> tuple[dict[str, Any], str] | None:
-    """Train RECIPE and keep its weights. `caddie pack` goes on from there."""
+    """Train RECIPE and keep its weights. `caddie pack` goes on from there.
+
+    RECIPE is one that `caddie recipes` lists, or FILE.py:NAME. All files go to runs/NAME-KEY-sSEED, unless --out names
+    another folder.
+    """
     from caddie.run.dead_settings import check_settings_matter
     from caddie.run.resolve_corpus import open_corpus
     from caddie.run.run import train_recipe
