@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from importlib.metadata import version
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from caddie.recipes.recipe import Recipe
     from caddie.run.resolve_corpus import held_out_text, open_corpus, open_for_scoring
     from caddie.run.run import run
+    from caddie.runtime.progress import SILENT
     from caddie.score.score import score
     from caddie.verify import verify
 
@@ -33,6 +35,7 @@ _NAMES = {
     "recipes.recipe": "Recipe",
     "run.resolve_corpus": "held_out_text open_corpus open_for_scoring",
     "run.run": "run",
+    "runtime.progress": "SILENT",
     "score.score": "score",
     "verify.verify": "verify",
 }
@@ -41,6 +44,7 @@ _VERBS = ("run", "score", "verify")
 """Functions that share the name of their folder, which becomes the attribute of that name once it is imported."""
 
 __all__ = [
+    "SILENT",
     "Artifact",
     "CheckFailed",
     "Claim",
@@ -68,7 +72,13 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return version("caddie")
     if name not in _HOMES:
         raise AttributeError(f"module 'caddie' has no attribute {name!r}")
     return importlib.import_module(f"caddie.{name}") if name in _VERBS else _function(name)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import caddie
+from caddie.config import assignments
 
 CALLS = """
 import caddie
@@ -28,6 +32,32 @@ def test_verbs_stay_callable_beside_the_folders_of_their_names(before: str) -> N
 
 def test_every_public_name_is_there() -> None:
     for name in caddie.__all__:
-        assert callable(getattr(caddie, name))
+        assert callable(getattr(caddie, name)) or name == "SILENT"
     with pytest.raises(AttributeError, match="no attribute 'rum'"):
         _ = caddie.rum
+
+
+def test_a_session_can_look_around() -> None:
+    assert {"run", "load", "Recipe", "__version__"} <= set(dir(caddie))
+    assert caddie.__version__ == version("caddie")
+
+
+def test_paths_and_prompts_may_be_plain_strings(tiny_run: Any) -> None:
+    artifact = caddie.load(str(tiny_run.artifact))
+    text = caddie.sample(artifact, "ab", tokens=2)
+    assert text.startswith(b"ab")
+    assert text == caddie.sample(artifact, b"ab", tokens=2)
+
+
+@pytest.mark.usefixtures("one_process", "unprobed", "alive_once")
+def test_a_run_in_python_shows_its_progress_unless_told_not_to(
+    tiny_run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = caddie.find("tiny").but(assignments(tiny_run.settings))
+    made = caddie.run(recipe, tiny_run.corpus, folder=str(tmp_path / "run"))
+    assert made["artifact_bytes"] == (tmp_path / "run" / "artifact.caddie").stat().st_size
+    out, err = capsys.readouterr()
+    assert (out, err.splitlines()[0]) == ("", "prepare")
+    assert "100%  step " in err
+    caddie.run(recipe, str(tiny_run.corpus), folder=tmp_path / "silent", progress=caddie.SILENT)
+    assert capsys.readouterr() == ("", "")

@@ -92,6 +92,12 @@ function title(row) {
   return row.seed === null || row.seed === undefined ? row.label : `${row.label}, seed ${row.seed}`;
 }
 
+// Titles of runs side by side; those that would read the same are told apart by their folders.
+function titles(runs) {
+  const all = runs.map((run) => title(run.row));
+  return all.map((one, place) => (all.indexOf(one) === all.lastIndexOf(one) ? one : `${one} (${runs[place].row.name})`));
+}
+
 // The view in the address
 
 function readView() {
@@ -305,7 +311,7 @@ function beside(id, caption, runs, entries) {
   const pair = runs.length === 2 && id === "figures";
   const kept = entries.filter(([, values]) => values.some((value) => value !== null && value !== undefined));
   const head = make("tr", {}, make("th", { scope: "col", ariaLabel: "Name" }));
-  runs.forEach((run, place) => head.append(make("th", { scope: "col" }, key(place), title(run.row))));
+  titles(runs).forEach((text, place) => head.append(make("th", { scope: "col" }, key(place), text)));
   if (pair) head.append(make("th", { scope: "col", textContent: "second less first" }));
   const body = make("tbody");
   for (const [name, values, count] of kept) {
@@ -378,7 +384,7 @@ function plot(runs) {
   const placeX = (x) => box.left + ((box.right - box.left) * x) / longest;
   const placeY = (y) => box.bottom - ((box.bottom - box.top) * (y - low)) / (high - low || 1);
 
-  const words = `Training loss of ${runs.map((run) => title(run.row)).join("; ")}, against ${name}`;
+  const words = `Training loss of ${titles(runs).join("; ")}, against ${name}`;
   const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": words });
   for (const value of up) {
     svg.append(draw("line", { x1: box.left, x2: box.right, y1: placeY(value), y2: placeY(value), class: "grid" }));
@@ -412,12 +418,13 @@ function plot(runs) {
 
 // Each run with its loss where the pointer is, else at its end.
 function legend(runs, curves, at) {
+  const named = titles(runs);
   const items = runs.map((run, place) => {
     const { x, y } = curves[place];
     let nearest = x.length - 1;
     if (at !== null) nearest = x.reduce((best, value, index) => (Math.abs(value - at) < Math.abs(x[best] - at) ? index : best), 0);
     const loss = nearest < 0 ? NONE : y[nearest].toFixed(4);
-    return make("li", {}, key(place), `${title(run.row)} `, make("b", { textContent: loss }));
+    return make("li", {}, key(place), `${named[place]} `, make("b", { textContent: loss }));
   });
   find("legend").replaceChildren(...items);
 }

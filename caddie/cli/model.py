@@ -28,7 +28,7 @@ def sample(artifact: Path, prompt: str, tokens: int, temperature: float, seed: i
     from caddie.report.tables import printable
 
     model = load_artifact(artifact)
-    text = write(model, prompt.encode(errors="replace"), tokens, temperature, seed).decode("utf-8", "replace")
+    text = write(model, prompt, tokens, temperature, seed).decode("utf-8", "replace")
     tell({"text": text}, as_json, "\n".join(map(printable, text.split("\n"))))
     return 0
 

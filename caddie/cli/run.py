@@ -237,14 +237,18 @@ def verify(
 ) -> int:
     """Check ARTIFACT and probe its scorer for cheats. The probes run in a sandbox.
 
-    Settings are pack.cap_bytes=N and those of score, for another scoring than the artifact's own. The probe text is
-    from Python's library, or from the held-out documents of --data, which must be proven to be held out.
+    Settings are cap=N and those of score, for another scoring than the artifact's own. Without cap=N, a file in a run
+    folder is held against the cap that it was packed for, and any other against the contest's. The probe text is from
+    Python's library, or from the held-out documents of --data, which must be proven to be held out.
     """
     from caddie.report.tables import table
     from caddie.run.resolve_corpus import open_for_scoring
+    from caddie.run.run_folder import cap_of
     from caddie.verify import verify as verify_artifact
 
     loaded = load_artifact(artifact)
+    if not any(setting.startswith("pack.cap_bytes=") for setting in settings) and (cap := cap_of(artifact)):
+        settings = (f"pack.cap_bytes={cap}", *settings)
     recipe = changed_recipe(loaded, settings, "pack.cap_bytes")
     verdict = verify_artifact(
         loaded,

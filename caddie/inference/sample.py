@@ -10,12 +10,14 @@ from caddie.pack.artifact import Artifact
 
 @torch.inference_mode()
 def sample(
-    artifact: Artifact, prompt: bytes = b"", tokens: int = 120, temperature: float = 0.8, seed: int = 0
+    artifact: Artifact, prompt: bytes | str = b"", tokens: int = 120, temperature: float = 0.8, seed: int = 0
 ) -> bytes:
     """Generate text: return the bytes of the prompt and of up to `tokens` sampled tokens, fewer if the document ends.
 
-    A temperature of 0 takes the most likely token. The same seed gives the same text on one machine.
+    A prompt may be text, which is taken as UTF-8. A temperature of 0 takes the most likely token. The same seed gives
+    the same text on one machine.
     """
+    prompt = prompt.encode(errors="replace") if isinstance(prompt, str) else prompt
     model, tokenizer, longest = artifact.model, artifact.tokenizer, artifact.scoring.sequence_length
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)

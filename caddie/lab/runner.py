@@ -129,6 +129,7 @@ def _drive(
     over = {run.folder for run in planned if run.over}
     write_json(results / STUDY, {**study.to_json(), "command": command})
     rows = keep(study, planned, results)
+    progress.step({"event": "runs", "done": len(over), "total": total, "text": "done so far"})
     while groups := _groups([run for run in planned if not run.over]):
         trained = {_training(run): run for run in reversed(planned) if adoptable(run.folder)}
         jobs = {write_job(group, context, trained.get(_training(group[0]))): group for group in groups}

@@ -105,9 +105,9 @@ class Metadata:
         return len(container.pack([*self.sections(dequantizers), *weights]))
 
 
-def load(path: Path, device: torch.device | str = "cpu") -> Artifact:
+def load(path: str | Path, device: torch.device | str = "cpu") -> Artifact:
     """Load the artifact in a file. Raises `UserError` for anything wrong with the file."""
-    begin = time.perf_counter()
+    begin, path = time.perf_counter(), Path(path)
     if torch.device(device).type == "cpu":
         keep_freed_memory()
     contents = container.read(path, _limits(path))

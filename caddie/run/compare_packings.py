@@ -88,12 +88,14 @@ def compare(folder: Path, caps: Sequence[int] = (), progress: Progress = SILENT)
     recipe, seed, corpus = read_run(folder)
     caps = list(caps) or [recipe.pack.cap_bytes]
     progress.phase("calibrate")
-    packings = []
+    packings, done, total = [], 0, sum(len(caps) if way.fills else 1 for way in WAYS)
     with ProcessPool(torch.get_num_threads()) as pool:
         bench = _Bench(folder, recipe, seed, corpus, pool, progress)
         for way in WAYS:
             for cap in caps if way.fills else [None]:
-                progress.phase(f"{way.name}, {cap:,} bytes" if cap else way.name)
+                done += 1
+                name = f"{way.name}, {cap:,} bytes" if cap else way.name
+                progress.phase(f"{done} of {total}: {name}")
                 packings += bench.packings(way, cap)
     return {
         "run": str(folder),
@@ -167,7 +169,7 @@ class _Bench:
         tried: dict[str, Streams] = {}
         seconds: dict[str, float] = {}
         for name, coding in CODINGS.items():
-            self.progress.step({"event": "doing", "text": name})
+            self.progress.step({"event": "doing", "text": f"{len(tried) + 1} of {len(CODINGS)} codings: {name}"})
             begin = time.perf_counter()
             tried[name] = _encoded(candidate, coding)
             seconds[name] = time.perf_counter() - begin

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from caddie.pack.compress import pack
 from caddie.pack.quantize import Calibration
 from caddie.pack.source_bundle import source_needed
 from caddie.recipes.recipe import Recipe
+from caddie.report.display import Display
 from caddie.report.run_files import ARTIFACT
 from caddie.run.contest_sets import identify
 from caddie.run.dead_settings import check_settings_matter
@@ -46,20 +48,26 @@ def run(
     source: str | Path | None,
     *,
     seed: int = 1337,
-    folder: Path | None = None,
+    folder: str | Path | None = None,
     ranks: Ranks | None = None,
-    progress: Progress = SILENT,
+    progress: Progress | None = None,
     command: str = "",
     study: Mapping[str, Any] | None = None,
 ) -> dict[str, Any] | None:
     """Train, pack, score and verify a recipe; return the result, also in `result.json`, or None on all but rank 0.
+
+    Progress is shown on standard error as `caddie run` does, unless another is given, such as `SILENT`.
 
     `study` is what a study adds to the result of its run. Such a run scores its artifact in this process instead of a
     new one, which gives the same number and costs short runs less.
 
     Raises `UserError` before training for all that can be known before. Finished stages stay in the folder.
     """
-    ranks, folder = ranks or Ranks(device=local_device()), folder or run_folder(recipe, seed)
+    if progress is None:
+        again = partial(run, recipe, source, seed=seed, folder=folder, ranks=ranks, command=command, study=study)
+        with Display() as display:
+            return again(progress=display)
+    ranks, folder = ranks or Ranks(device=local_device()), Path(folder or run_folder(recipe, seed))
     progress = progress if ranks.first else SILENT
     phases = Phases(progress)
     if study is None:  # which keeps files of its own in the folder before its runs begin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from torch import Tensor
@@ -12,7 +13,8 @@ from caddie.data.loaders import TrainingData
 from caddie.errors import UserError
 from caddie.files import reason, write_json
 from caddie.recipes.recipe import Recipe
-from caddie.report.run_files import CHECKPOINT, LOG, RECIPE, RESULT, WEIGHTS
+from caddie.report.read import pick, read_json
+from caddie.report.run_files import ARTIFACT, CHECKPOINT, LOG, RECIPE, RESULT, WEIGHTS
 from caddie.runtime.distributed import Ranks
 from caddie.train.checkpoint import check_checkpoint, checkpoint_identity, load_weights, weights_identity
 
@@ -54,6 +56,14 @@ def read_run(folder: Path) -> tuple[Recipe, int, Corpus]:
         raise UserError(
             f"{folder} is not a run folder, for its {RECIPE} is missing or damaged; name one that caddie train wrote"
         ) from None
+
+
+def cap_of(artifact: Path) -> int | None:
+    """Return the cap that a file was packed for: by its name (`caddie pack`), or by the recipe beside it; else None."""
+    if found := re.fullmatch(r"artifact-(\d+)\.caddie", artifact.name):
+        return int(found[1])
+    cap = pick(read_json(artifact.parent / RECIPE), "recipe", "pack", "cap_bytes")
+    return cap if artifact.name == ARTIFACT and isinstance(cap, int) else None
 
 
 def run_weights(folder: Path, recipe: Recipe, corpus: Corpus) -> dict[str, Tensor]:

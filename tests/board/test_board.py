@@ -606,8 +606,19 @@ def test_the_page_in_a_browser(served: Board, root: Path, tmp_path: Path) -> Non
         browser.click("#clear")
         assert browser.run("document.getElementById('comparison').hidden && !location.hash.includes('run=')")
 
+        again = write_run(root / "again/base", {**make_result(), "seed": 1}, make_events())
+        write(again, recipe=recipe(1, 0.03), task={"study": "again", "label": "base", "seed": 1})
+        browser.open(f"{served.url}#run=rates/base&run=again/base")
+        browser.until("document.querySelectorAll('#plot polyline').length", 2)
+        named = ",base, seed 1 (rates/base),base, seed 1 (again/base)"
+        assert browser.run(HEADERS) == f"{named},second less first,{named}", (
+            "names that are the same have their folders"
+        )
+        assert "(again/base)" in browser.run("document.getElementById('legend').textContent")
+
         for width in (1200, 390):
             browser.size(width)
+            browser.open("about:blank")
             browser.open(address)
             browser.until("document.querySelectorAll('#plot polyline').length", 3)
             assert browser.run("document.documentElement.scrollWidth") <= width, "nothing sticks out"

@@ -396,3 +396,19 @@ def test_ctrl_c_is_one_line_and_status_130(caddie: Call, monkeypatch: pytest.Mon
     monkeypatch.setattr(import_module("caddie.recipes.catalog"), "find", interrupt)
     ended = caddie("diff", "tiny")
     assert (ended.status, ended.out, ended.err.strip()) == (130, "", "caddie: interrupted")
+
+
+@pytest.mark.usefixtures("unprobed")
+def test_verify_holds_a_file_against_the_cap_that_it_was_packed_for(
+    tiny_run: Any, caddie: Call, tmp_path: Path
+) -> None:
+    def size(path: Path, *settings: str) -> str:
+        checks = json.loads(caddie("verify", path, *settings, "--json").out)["checks"]
+        return next(str(check["evidence"]) for check in checks if "bytes" in check["evidence"])
+
+    cap = tiny_run.printed["cap_bytes"]
+    assert f" of {cap:,} bytes" in size(tiny_run.artifact)
+    assert " of 70,001 bytes" in size(tiny_run.artifact, "cap=70001")
+    for name, expected in (("artifact-65432.caddie", "65,432"), ("elsewhere.caddie", "16,000,000")):
+        shutil.copy(tiny_run.artifact, tmp_path / name)
+        assert f" of {expected} bytes" in size(tmp_path / name)

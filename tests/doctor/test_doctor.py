@@ -21,6 +21,7 @@ import pynvml
 import pytest
 import torch
 from click.testing import CliRunner
+from conftest import call
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -759,6 +760,8 @@ def test_no_go_names_the_first_problem_and_ends_with_status_1(monkeypatch: pytes
     assert [one["level"] for one in facts["findings"][:4]] == ["problem"] * 4
     assert all(one["why"] and one["fix"] for one in facts["findings"] if one["level"] == "problem")
     assert str(ended.exception).startswith("NO-GO: 4 problems, the first: the driver has 1 GPU")
+    told = call("doctor", "tiny", "--quiet")
+    assert (told.status, told.err, told.out.count("NO-GO")) == (1, "", 1)
 
 
 @pytest.mark.usefixtures("quiet")

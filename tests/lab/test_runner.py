@@ -104,6 +104,9 @@ def test_every_run_once_and_those_of_one_training_together(text: str, folders: d
     assert [(row["label"], row["seed"]) for row in rows] == ALL
     assert executor.jobs == [["base", "halves"], ["low rate"]] * 2, "seeds last"
     assert {event["event"] for event in progress.events} == {"runs"}
+    assert progress.events[0] == {"event": "runs", "done": 0, "total": 6, "text": "done so far"}, (
+        "before the first ends"
+    )
     last = progress.events[-1]
     assert (last["done"], last["total"]) == (6, 6)
     assert last["text"].endswith(" bpb")

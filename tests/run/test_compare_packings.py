@@ -30,9 +30,9 @@ def test_every_way_in_every_coding(tiny_run: Any, caddie: Callable[..., Any], mo
     assert sorted(path.name for path in tiny_run.folder.iterdir()) == before
     assert [line for line in ended.err.splitlines() if not line.startswith(" ")] == [
         "calibrate",
-        "int6, five percentiles",
-        "Waterfilling, 4,500 bytes",
-        "Waterfilling, 4,000 bytes",
+        "1 of 3: int6, five percentiles",
+        "2 of 3: Waterfilling, 4,500 bytes",
+        "3 of 3: Waterfilling, 4,000 bytes",
     ]
     assert "\n      1 tried, the last " in ended.err
     facts = json.loads(ended.out)
