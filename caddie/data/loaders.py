@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import ClassVar, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from caddie.config import Config, Count, Technique
+from caddie.config import Config, Count, known
 from caddie.data.shards import Tokens
 from caddie.errors import UserError
 
@@ -109,13 +109,11 @@ class ShuffledSequences(Loader):
     the order follows the run's seed, not the rank.
     """
 
-    techniques: ClassVar = {
-        "": Technique(
-            "The rows of a batch come from different documents.",
-            "openai/parameter-golf #1394 to #1493",
-            "in bundles only",
-        )
-    }
+    techniques = known(
+        "The rows of a batch come from different documents.",
+        "openai/parameter-golf #1394 to #1493",
+        "in bundles only",
+    )
 
     def build(self, shards: Sequence[Tokens], *, tokens: int, sequence_length: int, seed: int, bos: int) -> Stream:
         """Return rows in an order fixed by `seed`."""
@@ -130,13 +128,11 @@ class CoprimeStride(Loader):
     1,800 batches, drawn by powers from 0.9 to 0.5 of what they have left; here any shard may be in any batch.
     """
 
-    techniques: ClassVar = {
-        "": Technique(
-            "Every batch mixes shards, and each block is read once per epoch.",
-            "openai/parameter-golf #726, #1060, #1218",
-            "-0.0025 with other changes (#1060)",
-        )
-    }
+    techniques = known(
+        "Every batch mixes shards, and each block is read once per epoch.",
+        "openai/parameter-golf #726, #1060, #1218",
+        "-0.0025 with other changes (#1060)",
+    )
 
     def build(self, shards: Sequence[Tokens], *, tokens: int, sequence_length: int, seed: int, bos: int) -> Stream:
         """Return rows in an order fixed by `seed`."""
@@ -149,13 +145,11 @@ class PackedDocuments(Loader):
     The sequential order, except that a shard is read from its first document on and its tail is skipped.
     """
 
-    techniques: ClassVar = {
-        "": Technique(
-            "Documents stay in one piece for an attention within documents.",
-            "openai/parameter-golf, 2026-04-10_VarLenAttn to the record at 1.0611",
-            "with the scope `document` about -0.001 nats and 2 % faster (#1530)",
-        )
-    }
+    techniques = known(
+        "Documents stay in one piece for an attention within documents.",
+        "openai/parameter-golf, 2026-04-10_VarLenAttn to the record at 1.0611",
+        "with the scope `document` about -0.001 nats and 2 % faster (#1530)",
+    )
 
     begin: Begin = "seed"
     """First position: drawn from the seed, so that seeds are independent, or the contest scripts' first shard."""

@@ -6,7 +6,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +60,7 @@ class SelfGenerated(CalibrationText):
     openai/parameter-golf, 2026-03-25_ValCalib_GPTQ_XSA_BigramHash3072.
     """
 
-    techniques: ClassVar = known(
+    techniques = known(
         "Calibration after the clock, when the training text may no longer be read.",
         "openai/parameter-golf, 2026-03-25_ValCalib_GPTQ_XSA_BigramHash3072",
     )

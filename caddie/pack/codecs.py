@@ -9,7 +9,7 @@ from __future__ import annotations
 import lzma
 import zlib
 from abc import abstractmethod
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import brotli
 import zstandard
@@ -52,7 +52,7 @@ class Stored(Codec):
 class Zlib(Codec):
     """Raw deflate (RFC 1951): quick, with the least overhead on a few bytes."""
 
-    techniques: ClassVar = known(
+    techniques = known(
         "Part of every Python; for int8 weights it was better than lzma.",
         "openai/parameter-golf, the baseline; public system 003",
         "lzma for zlib: a larger file (public system 003)",
@@ -73,7 +73,7 @@ class Zlib(Codec):
 class Lzma(Codec):
     """Raw LZMA2, the coder inside xz: it stores incompressible data, which LZMA1 would grow by 1.4 %."""
 
-    techniques: ClassVar = known(
+    techniques = known(
         "Quantized weights of 6 bits in bytes, to 99.7 % of their empirical entropy.",
         "openai/parameter-golf #609, 2026-03-23_LeakyReLU_LegalTTT_ParallelMuon (#549)",
     )
@@ -96,7 +96,7 @@ class Lzma(Codec):
 class Zstd(Codec):
     """Zstandard (RFC 8878), its frames without the magic number."""
 
-    techniques: ClassVar = known(
+    techniques = known(
         "Smaller than zlib for weights of 6 bits that lie in bytes.",
         "openai/parameter-golf, the five-bit record and public system 002",
     )
@@ -131,7 +131,7 @@ class Zstd(Codec):
 class Brotli(Codec):
     """Brotli (RFC 7932), the best on short text."""
 
-    techniques: ClassVar = known(
+    techniques = known(
         "The last byte codec of the records, behind the shuffle of bytes by `Packed`.",
         "openai/parameter-golf #1218, 2026-04-01_Vocab4096_MLPMult4_WD085",
         "5.9 % smaller than lzma on the weights of one fork",

@@ -7,7 +7,6 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import ClassVar
 
 import numpy as np
 
@@ -50,7 +49,7 @@ class FillCap(Fit):
     A file stays smaller where the next byte would buy nothing: its predicted loss is below a billionth of a nat.
     """
 
-    techniques: ClassVar = known(
+    techniques = known(
         "No byte is left over, and none is missing.",
         "openai/parameter-golf tunes clips by hand (SDClip and after); one multiplier as in rate-distortion theory",
     )
@@ -85,7 +84,7 @@ class PruneOnes(Fit):
     The others stay as they are, and a file that fits is left alone.
     """
 
-    techniques: ClassVar = known(
+    techniques = known(
         "The last kilobytes over the cap cost least where steps are small.",
         "openai/parameter-golf #609, 2026-03-25_ValCalib_GPTQ_XSA_BigramHash3072",
         "below 10 % of the weights nothing, 28 to 37 % 0.004 to 0.005 bits per byte (#670)",

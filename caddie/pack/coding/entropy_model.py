@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from functools import cache, lru_cache
 from itertools import pairwise, product
 from math import isqrt, prod
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -74,7 +74,7 @@ class EntropyModel(ArrayCodec):
     Floating-point numbers and integers of 64 bits are written by `Packed`. One damaged stream in 2^24 is not noticed.
     """
 
-    techniques: ClassVar = known(
+    techniques = known(
         "codes quantized weights at the entropy of a model of row and column scales, with nothing sent beside",
         "adaptive arithmetic coding: Witten, Neal and Cleary, CACM 30(6), 1987",
     )

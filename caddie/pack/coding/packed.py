@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ class Packed(ArrayCodec):
     """Follow each row by the nearest of those that are left; the order is stored, 2 or 4 bytes a row. Takes time with
     the square of the rows."""
 
-    techniques: ClassVar = known(
+    techniques = known(
         "general compressors find that few integers are common, at 1 to 7 % above the entropy",
         "https://github.com/openai/parameter-golf, the records up to 2026-03",
         columns=Technique(

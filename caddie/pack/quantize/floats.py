@@ -41,7 +41,7 @@ class _Floats:
 class Float16(_Floats, Quantizer):
     """Half precision, for what is small or sensitive."""
 
-    techniques: ClassVar = known(
+    techniques = known(
         "A tied embedding is the head as well, and is hurt most by int8; gates and scales are too small to matter.",
         "openai/parameter-golf, 2026-03-18_FP16Embed_WD3600 (public system 003)",
         "lost by rounding 0.007 to 0.0005 for 0.5 MB (public system 003)",
@@ -61,7 +61,7 @@ class Float8(_Floats, Quantizer):
     openai/parameter-golf, 2026-03-24_74M_Ternary_UNet_FP8_10L_8192BPE_YaRN_NeoMuon, for what is not ternary.
     """
 
-    techniques: ClassVar = known(
+    techniques = known(
         "Half the bytes of half precision, and no steps to store.",
         "arXiv 2209.05433; openai/parameter-golf, 2026-03-24_74M_Ternary_UNet_FP8",
         "0.002 for small matrices",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ _POWERS = 3 ** np.arange(_TRITS, dtype=np.uint8)  # of the digits in a byte, the
 class Ternary(Quantizer):
     """-1, 0 or 1 times the mean |weight| of each group of columns (arXiv 2402.17764)."""
 
-    techniques: ClassVar = known(
+    techniques = known(
         "1.6 bits a weight: more weights in the same file, if they are trained for it.",
         "arXiv 2402.17764; openai/parameter-golf, 2026-03-24_74M_Ternary_UNet_FP8_10L_8192BPE_YaRN_NeoMuon",
         "1.1570 with 64.9 million ternary parameters, the round trip 0.002",
@@ -84,7 +84,7 @@ class Ternary(Quantizer):
 class Binary(Quantizer):
     """-1 or 1 times the mean |weight| of each group of columns (arXiv 1603.05279): one bit a weight."""
 
-    techniques: ClassVar = known(
+    techniques = known(
         "One bit a weight, if they are trained for it.",
         "arXiv 1603.05279; CiprianFlorin-Ifrim/openai-parameter-golf-lab",
         "1.1824 after ten minutes, 1.1239 after 50,000 steps",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ class LowRank(Wrapper, Quantizer):
     A has the left singular vectors times the singular values, B the right ones.
     """
 
-    techniques: ClassVar = known(
+    techniques = known(
         "A few kilobytes take back the part of the rounding error that all rows share.",
         "arXiv 2402.02446; openai/parameter-golf #1851, #1868, on the three matrices that err most",
         "-0.002 in a bundle (#1851)",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from caddie.pack.quantize.scales import Grid, Percentile, Scale
 class Rows(Quantizer):
     """One step per row (per tensor for vectors): integer = round(weight / step)."""
 
-    techniques: ClassVar = known(
+    techniques = known(
         "Every row gets the step it needs.",
         "openai/parameter-golf, the baseline (8 bits), 6 bits from MixedQuant_Int6Int8_SlidingWindow on",
         "loss by rounding: 8 bits 0.0004, 6 bits 0.006, 5 bits 0.012 (#375)",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -62,7 +62,7 @@ class Percentile(Scale):
     small; the default floor follows the tensor's own largest step instead.
     """
 
-    techniques: ClassVar = known(
+    techniques = known(
         "The largest few of a row may be clipped for smaller steps.",
         "openai/parameter-golf, 2026-03-17_NaiveBaseline",
         floor=Technique(
@@ -92,7 +92,7 @@ class BestPercentile(Scale):
     openai/parameter-golf, 2026-03-22_11L_EMA_GPTQ-lite, and #649; its scripts are `BestPercentile(floor="absolute")`.
     """
 
-    techniques: ClassVar = known(
+    techniques = known(
         "Clipping the largest few makes the steps of all others smaller.",
         "openai/parameter-golf, 2026-03-22_11L_EMA_GPTQ-lite and #649",
         "-0.0006 (the record that brought it)",
@@ -117,7 +117,7 @@ class SigmaClip(Scale):
     costs about one bit for each weight.
     """
 
-    techniques: ClassVar = known(
+    techniques = known(
         "Where integers are entropy coded, the step decides how many bytes they take, not the largest of the row.",
         "openai/parameter-golf, 2026-04-05_SP8192_GPTQ-Embeddings_SDClip_Loop45x2",
         "in a bundle; 10 to 12 standard deviations for MLPs -0.00096",

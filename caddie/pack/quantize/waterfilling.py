@@ -35,7 +35,7 @@ class Waterfilling(Quantizer):
     and which of them get more. Weights smaller than half their step become 0, and cost almost nothing.
     """
 
-    techniques: ClassVar = known(
+    techniques = known(
         "Bits go where they lower the loss, between matrices, rows and columns.",
         "arXiv 2603.04956 (columns), 2307.13304, 1503.05671",
         "20 % less distortion of layers from the columns alone (this project's reference measurement)",
