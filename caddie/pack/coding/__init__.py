@@ -5,5 +5,3 @@ from caddie.pack.coding.entropy_model import EntropyModel
 from caddie.pack.coding.packed import Packed
 from caddie.pack.coding.process_pool import DecodeJob, EncodeJob, ProcessPool
 from caddie.pack.coding.smallest import Smallest, decode
-
-__all__ = ["ArrayCodec", "DecodeJob", "ProcessPool", "EntropyModel", "Packed", "EncodeJob", "Smallest", "decode"]

@@ -9,25 +9,3 @@ from caddie.pack.quantize.rotated import Rotated
 from caddie.pack.quantize.rows import Rows
 from caddie.pack.quantize.scales import BestPercentile, Percentile, Scale, SigmaClip
 from caddie.pack.quantize.waterfilling import Waterfilling
-
-__all__ = [
-    "Arrays",
-    "BestPercentile",
-    "Binary",
-    "Calibration",
-    "Float8",
-    "Float16",
-    "Float32",
-    "Gptq",
-    "Layout",
-    "LowRank",
-    "Percentile",
-    "Quantizer",
-    "Rotated",
-    "Rounding",
-    "Rows",
-    "Scale",
-    "SigmaClip",
-    "Ternary",
-    "Waterfilling",
-]
