@@ -18,6 +18,7 @@ import pytest
 import torch
 from conftest import TINY
 from processes import CONTEXT
+from reference_pages import glossary_page, techniques_page
 from safetensors.torch import load_file
 
 from caddie import cli
@@ -27,7 +28,7 @@ from caddie.model.parameters import Initial
 from caddie.recipes import techniques
 from caddie.recipes.glossary import Term, simple, terms
 from caddie.recipes.recipe import Recipe
-from caddie.recipes.technique_pages import details, glossary_page, overview, techniques_page
+from caddie.recipes.technique_pages import details, overview
 from caddie.recipes.techniques import Measurement, find, sockets
 from caddie.report.tables import WIDTH, columns
 

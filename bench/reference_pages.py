@@ -1,0 +1,68 @@
+"""Text of `docs/techniques.md` and `docs/glossary.md`; `tests/recipes/test_techniques.py` keeps both up to date."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from caddie.recipes.glossary import Term, simple, terms
+from caddie.recipes.technique_pages import section, title
+from caddie.recipes.techniques import Socket, parts, sockets
+
+
+def techniques_page() -> str:
+    """Return the page `docs/techniques.md`."""
+    lines = [
+        "# Techniques",
+        "",
+        "Every place in a recipe where one of several parts can stand, and every part and setting of which more is"
+        " known. Headings begin with the field's word ([glossary](glossary.md)) and end with the name in caddie.",
+        "Effects are in bits per byte unless said, and minus is better; those measured elsewhere are their authors'.",
+        "(base) marks what the recipe `baseline` has.",
+        "",
+        "`caddie techniques WORD` prints a section. The page is made from the classes; a test fails when it is old.",
+    ]
+    part = ""
+    for socket in sockets():
+        if (top := socket.paths[0].split(".")[0]) != part:
+            part = top
+            lines += ["", f"## {part}"]
+        lines += ["", *section(replace(socket, variants=tuple(one for one in socket.variants if one.shipped)))]
+    return "\n".join(lines) + "\n"
+
+
+def glossary_page() -> str:
+    """Return the page `docs/glossary.md`."""
+    lines = [
+        "# Glossary",
+        "",
+        "The field's words, in the order of the line. The last column says what a recipe sets, the verb or the file.",
+        "`caddie techniques WORD` finds by these words, in any case and with or without hyphens.",
+        "",
+        "Made from `caddie/recipes/glossary.txt`; a test checks that every name in it exists.",
+    ]
+    known, part = sockets(), ""
+    for term in terms():
+        if term.section != part:
+            part = term.section
+            lines += ["", f"## {part}", "", "| word | meaning | in caddie |", "|---|---|---|"]
+        places = ", ".join(_link(place, term, known) for place in term.places)
+        lines.append(f"| {', '.join([f'**{term.names[0]}**', *term.names[1:]])} | {term.meaning} | {places} |")
+    return "\n".join(lines) + "\n"
+
+
+def _link(place: str, term: Term, known: Sequence[Socket]) -> str:
+    """Return a place as Markdown, with a link to its page or to its section of the techniques."""
+    if place.startswith("docs/"):
+        return f"[{place[5:]}]({place[5:]})"
+    name = place.partition("=")[0]
+    owner = name.partition(".")[0] if name[0].isupper() else name  # a class, whose settings have no headings
+    found = parts(known, {simple(owner)}) if name in term.links else []
+    if not found:
+        return f"`{place}`"
+    named = [one if one.alone else variant for one in found for variant in one.variants if variant.name == owner]
+    first = found[0]
+    whole = first.alone or first in known or not first.variants
+    heading = title(named[0] if named else first if whole else first.variants[0])
+    return f"[`{place}`](techniques.md#{re.sub(r'[^a-z0-9_ -]', '', heading.lower()).replace(' ', '-')})"
