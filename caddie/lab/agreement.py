@@ -11,10 +11,10 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from caddie.errors import UserError
 from caddie.lab.stats import Proportion, kendall, order_agreement, sign_agreement, spearman
-from caddie.lab.verdicts import Verdict
 
 Curve = Sequence[tuple[float, float]]
 """(progress from 0 to 1, loss) of one run, in order of progress.
@@ -22,6 +22,9 @@ Curve = Sequence[tuple[float, float]]
 The last point is the final one. It alone may be in another unit, such as bits per byte of the artifact, as early and
 final losses are ranked apart.
 """
+
+Judged = Mapping[str, Mapping[str, Any]]
+"""Label to verdict, with `difference` and `word`, as in `caddie.lab.findings`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +97,7 @@ def safe_stop(*groups: Mapping[str, Curve], regret: float = 0.0, frequency: floa
     return earliest
 
 
-def transfer(small: Mapping[str, Verdict], large: Mapping[str, Verdict], kinds: Mapping[str, str]) -> list[Transfer]:
+def transfer(small: Judged, large: Judged, kinds: Mapping[str, str]) -> list[Transfer]:
     """Compare differences from the base at a small scale with those at a large one, by kind of change.
 
     `kinds` names the kind of each label. An entry without a verdict at both scales is left out. Raises `UserError` for
@@ -107,19 +110,20 @@ def transfer(small: Mapping[str, Verdict], large: Mapping[str, Verdict], kinds: 
         if label not in kinds:
             raise UserError(f"{label} has no kind of change; name one")
         labels.setdefault(kinds[label], []).append(label)
+
+    def differences(of: Sequence[str]) -> list[list[float]]:
+        return [[scale[label]["difference"] for label in of] for scale in (small, large)]
+
     found = []
     for kind, group in labels.items():
-        pairs = [(small[label], large[label]) for label in group]
-        decided = [(a, b) for a, b in pairs if {a.word, b.word} <= {"better", "worse"}]
-        (a, b), firm = (
-            ([one.difference for one, _ in some], [other.difference for _, other in some]) for some in (pairs, decided)
-        )
+        decided = [label for label in group if {small[label]["word"], large[label]["word"]} <= {"better", "worse"}]
+        a, b = differences(group)
         found.append(
             Transfer(
                 kind=kind,
                 labels=tuple(group),
                 signs=sign_agreement(a, b),
-                decided=sign_agreement(*firm),
+                decided=sign_agreement(*differences(decided)),
                 spearman=spearman(a, b),
                 kendall=kendall(a, b),
             )

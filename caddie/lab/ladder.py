@@ -6,7 +6,7 @@ one is compared with the largest: how often a difference has the same sign, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,11 +17,8 @@ from caddie.files import replacing
 from caddie.lab.agreement import Transfer, transfer
 from caddie.lab.report import markdown_table, signed
 from caddie.lab.results import Results, run_study
-from caddie.lab.rows import Row
 from caddie.lab.search import invalid_reason
 from caddie.lab.study import Study
-from caddie.lab.verdicts import Verdict, judge_pairs
-from caddie.report.charts import is_finite
 from caddie.report.tables import crop, number, printable, table
 
 PAGE = "ladder.md"
@@ -43,7 +40,7 @@ class Ladder:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """Results as JSON values: each smaller scale against the largest, and every entry at every scale."""
-        verdicts = {scale: judge_study(found.study, found.rows) for scale, found in self.scales.items()}
+        verdicts = {scale: _judged(found) for scale, found in self.scales.items()}
         kinds = {label: entry.kind or NO_KIND for label, entry in self.study.entries.items()}
         *smaller, largest = verdicts
         steps = []
@@ -62,7 +59,7 @@ class Ladder:
                     "label": label,
                     "kind": kind,
                     "at": {
-                        scale: {"difference": judged[label].difference, "word": judged[label].word}
+                        scale: {name: judged[label][name] for name in ("difference", "word")}
                         for scale, judged in verdicts.items()
                         if label in judged
                     },
@@ -120,18 +117,10 @@ def ladder(study: Study, data: str | None = None, *, folder: Path | None = None,
     return climbed
 
 
-def judge_study(study: Study, rows: Sequence[Row]) -> dict[str, Verdict]:
-    """Return the verdict on each entry that has a score and a rival with one."""
-    scores: dict[str, dict[int, float]] = {}
-    for row in rows:
-        if row["state"] == "finished" and is_finite(row["bits_per_byte"]):
-            scores.setdefault(row["label"], {})[row["seed"]] = row["bits_per_byte"]
-    pairs = {
-        label: (scores[entry.against], scores[label])
-        for label, entry in study.entries.items()
-        if {label, entry.against} <= scores.keys()
-    }
-    return judge_pairs(pairs, margin=study.margin)
+def _judged(found: Results) -> dict[str, Mapping[str, Any]]:
+    """Return the verdict on each entry that has a score and a rival with one, in the study's order."""
+    judged = {one["label"]: one for one in found.facts["verdicts"] if one["difference"] is not None}
+    return {label: judged[label] for label in found.study.entries if label in judged}
 
 
 def _facts(one: Transfer) -> dict[str, Any]:

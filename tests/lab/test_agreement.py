@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caddie.errors import UserError
-from caddie.lab.agreement import Curve, early_agreement, safe_stop, transfer
+from caddie.lab.agreement import Curve, Judged, early_agreement, safe_stop, transfer
 from caddie.lab.stats import Proportion
-from caddie.lab.verdicts import Verdict
 
 
 def crossing(at: float, late: float, early: float) -> Curve:
@@ -151,26 +150,8 @@ def test_what_has_no_early_rank_is_refused(group: dict[str, Curve], says: str) -
 # The ladder
 
 
-def judged(label: str, difference: float, word: str = "unclear") -> Verdict:
-    return Verdict(
-        label=label,
-        seeds=(1,),
-        mean=1.2 + difference,
-        deviation=None,
-        difference=difference,
-        interval=None,
-        test=None,
-        p=None,
-        q=None,
-        q_same=None,
-        word=word,
-        reason="",
-        seeds_needed=None,
-    )
-
-
-def scale(**entries: tuple[float, str]) -> dict[str, Verdict]:
-    return {label: judged(label, *entry) for label, entry in entries.items()}
+def scale(**entries: tuple[float, str]) -> Judged:
+    return {label: {"difference": difference, "word": word} for label, (difference, word) in entries.items()}
 
 
 SMALL = scale(

@@ -13,7 +13,8 @@ from test_search import DEPTH, RATE, STRIDE, Scored, quick, setting, text
 from tiny_study import SETTINGS as TINY
 
 from caddie.errors import UserError
-from caddie.lab.ladder import ALL_KINDS, NO_KIND, judge_study, ladder
+from caddie.lab.ladder import ALL_KINDS, NO_KIND, Ladder, ladder
+from caddie.lab.results import Results
 from caddie.lab.study import Entry, Steps, Study
 from caddie.recipes.catalog import find
 
@@ -103,13 +104,15 @@ def test_what_does_not_fit_is_known_before_the_first_run(text: str) -> None:
     assert executor.done == []
 
 
-def test_entries_without_a_score_or_a_rival_have_no_verdict() -> None:
+def test_entries_without_a_score_or_a_rival_have_no_verdict(tmp_path: Path) -> None:
     def row(label: str, seed: int, bits: float, state: str = "finished") -> dict[str, Any]:
         return {"label": label, "seed": seed, "state": state, "bits_per_byte": bits}
 
     rows = [row("base", seed, 2.0 + 0.01 * seed) for seed in (1, 2, 3)]
     rows += [row("deeper", seed, 1.9 + 0.011 * seed) for seed in (1, 2, 3)]
     rows += [row("deepest", 1, math.nan), row("slower", 1, 1.0), {"label": "slow", "seed": 1, "state": "failed"}]
-    verdicts = judge_study(climb(), rows)
-    assert list(verdicts) == ["deeper"]
-    assert verdicts["deeper"].difference == pytest.approx(-0.098)
+    study = climb()
+    found = Ladder(study, {"small": Results(study, rows, tmp_path)}, tmp_path)
+    at = {one["label"]: one["at"] for one in found.facts["entries"] if one["at"]}
+    assert list(at) == ["deeper"]
+    assert at["deeper"]["small"]["difference"] == pytest.approx(-0.098)
