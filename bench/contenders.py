@@ -16,7 +16,7 @@ from caddie.config.schedules import int_at
 from caddie.data.loaders import Integers
 from caddie.data.shards import Tokens, open_shard
 from caddie.doctor.pace import named
-from caddie.model.flops import count
+from caddie.model.flops import Flops, count
 from caddie.ops import product_dtype
 from caddie.runtime.distributed import Ranks, local_device
 from caddie.train.prefetch import AsyncScalar, prefetch
@@ -50,6 +50,11 @@ def step_facts(
         "compiled": compiled,
         "peak_bytes": None,
     }
+
+
+def formula(work: Flops) -> str:
+    """The sum of a step's FLOPs per token, for people."""
+    return f"6 x {work.products:,} + 12 x {work.attention:,.0f} = {work.per_token / 1e6:,.2f} MFLOP per token"
 
 
 class OurSteps(Repeated):
@@ -113,7 +118,7 @@ class OurSteps(Repeated):
             "tokens": int_at(train.batch_tokens, self.moment),
             "progress": self.moment.progress,
             "flops_per_token": work.per_token,
-            "formula": work.formula,
+            "formula": formula(work),
         }
         self._pace = None
 

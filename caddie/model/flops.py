@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import nn
@@ -29,11 +30,6 @@ class Flops:
         """FLOPs of forward and backward together."""
         return 3 * (2.0 * self.products + 4.0 * self.attention)  # a backward makes twice the products of a forward
 
-    @property
-    def formula(self) -> str:
-        """Formula of the sum, for people."""
-        return f"6 x {self.products:,} + 12 x {self.attention:,.0f} = {self.per_token / 1e6:,.2f} MFLOP per token"
-
 
 def flops_per_token(gpt: GPT, sequence_length: IntSchedule, progress: float = 1.0) -> float:
     """Return FLOPs per token of a training step, forward and backward, at that progress of the run; see `count`."""
@@ -55,7 +51,8 @@ def count(gpt: GPT, sequence_length: IntSchedule, progress: float = 1.0, documen
         model = gpt.build()
     products, attended = _outside_blocks(model), 0.0
     for layer, passes in Counter(gpt.order(progress)).items():
-        products += _block(model.blocks[layer], passes)
+        block = cast(BlockModule, model.blocks[layer])
+        products += passes * (_products(block) - _products(block.later_mlps))  # those take the place of the first MLP
         if (attention := gpt.blocks[layer].attention) is not None:
             visible = mean_visible(attention, length, train_progress)
             if documents is not None and getattr(attention, "scope", "row") == "document":
@@ -72,12 +69,6 @@ def mean_visible(attention: Attention, length: int, train_progress: TrainProgres
     window = getattr(attention, "window", None)
     width = length if window is None else min(length, int_at(window, train_progress))
     return width - width * (width - 1) / (2 * length)  # the first `width` queries see 1, 2, ... positions
-
-
-def _block(block: nn.Module, passes: int) -> int:
-    """Return multiply-adds per token of a layer with that many passes in one forward."""
-    assert isinstance(block, BlockModule)
-    return (_products(block) - _products(block.later_mlps)) * passes  # a later MLP takes the place of the first
 
 
 def _outside_blocks(model: Model) -> int:

@@ -81,7 +81,7 @@ def test_flops_of_public_runs_come_out(name: str, row: int, before: float, after
 
 def test_the_formula_adds_up() -> None:
     assert Flops(1000, 50.5).per_token == 6 * 1000 + 12 * 50.5
-    assert Flops(1_000_000, 250_000.0).formula == "6 x 1,000,000 + 12 x 250,000 = 9.00 MFLOP per token"
+    assert contenders.formula(Flops(1_000_000, 250_000.0)) == "6 x 1,000,000 + 12 x 250,000 = 9.00 MFLOP per token"
 
 
 def test_positions_seen_end_with_the_document() -> None:
