@@ -181,7 +181,7 @@ def write(name: str, settings: list[str], stage: int) -> None:
         trainer.dtype = torch.bfloat16
         length = recipe.train.longest_row
         ids = torch.zeros(trainer.micro_tokens // length, length, dtype=torch.int64, device=device)
-        segments = segment_bucket(len(ids), ids.numel()) if trainer.counts_segments(length) else 0
+        segments = segment_bucket(len(ids), ids.numel()) if "varlen" in trainer.attention(length) else 0
         torch.compile(trainer._losses, fullgraph=True, dynamic=False)(ids, ids, ids == 1, stage, segments)
 
 

@@ -76,10 +76,3 @@ def checkpoint_identity(gpt: GPT, config: Train, data: TrainingData, seed: int) 
 def weights_identity(gpt: GPT, config: Train, documents_sha256: str) -> dict[str, str]:
     """Return the metadata that tie weights to a model, its training and the training documents."""
     return {"model": gpt.key(), "train": config.key(), "data": documents_sha256}
-
-
-def end_line(log: Path) -> None:
-    """End the line that a killed run left unfinished, so that the next event has its own."""
-    if log.exists() and not log.read_bytes().endswith(b"\n"):
-        with log.open("a") as file:
-            file.write("\n")

@@ -311,11 +311,14 @@ class Trainer:
         batches_of_step = self.config.micro_batches_at(train_progress)
         self.count.fill_(batches_of_step)
         self.losses.zero_()
-        counts = self.counts_segments(shape.sequence_length)
+        counts_segments = "varlen" in self.attention(shape.sequence_length)
         for _ in range(batches_of_step // self.ranks.world):
             batch = next(batches)
             tensors = self._tensors(batch, shape.sequence_length, bos)
-            segments = self._segments(batch, tensors[0], bos) if counts else 0
+            segments = 0
+            if counts_segments:  # documents that begin in the batch, and one more for each row
+                begun = batch.begun if isinstance(batch, DeviceBatch) else batch.begun(bos)
+                segments = segment_bucket(begun + len(tensors[0]), tensors[0].numel())
             work = partial(self._micro_batch, shape.stage, segments)
             if self.recordings is None:
                 work(*tensors)
@@ -325,15 +328,6 @@ class Trainer:
                 self.observe(self.parameters, float(batches_of_step**2 * self.micro_tokens))
                 self.observe = None
         return self.losses
-
-    def counts_segments(self, length: int) -> bool:
-        """Return True if attention over rows of `length` needs the number of documents."""
-        return "varlen" in self.attention(length)
-
-    def _segments(self, batch: Batch | DeviceBatch, inputs: Tensor, bos: int) -> int:
-        """Return the rounded-up number of segments: documents that begin in the batch, and one more for each row."""
-        begun = batch.begun if isinstance(batch, DeviceBatch) else batch.begun(bos)
-        return segment_bucket(begun + len(inputs), inputs.numel())
 
     def _micro_batch(self, stage: int, segments: int, inputs: Tensor, targets: Tensor, starts: Tensor) -> None:
         """Accumulate the gradients and the loss of one micro-batch."""
