@@ -107,12 +107,11 @@ class RandomMap(LinearMap):
     """Fixed random matrix plus a learned one of low rank: R + B A.
 
     R is drawn from its name whenever the model is made, so it takes no bytes.
-    openai/parameter-golf #2058 (MLPs, rank 160) and #1113 (all maps, orthogonal, rank 32).
     """
 
     techniques = known(
         "Width that costs no bytes.",
-        "openai/parameter-golf #2058, #1113; cf. arXiv 2104.08821 and 1804.08838",
+        "openai/parameter-golf #2058 (MLPs, rank 160), #1113 (all maps, rank 32); cf. arXiv 2104.08821, 1804.08838",
         "1.1971 with MLPs alone (#2058), 1.3705 with all maps in 5.19 MB (#1113)",
     )
 

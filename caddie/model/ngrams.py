@@ -20,14 +20,13 @@ FACTORS = (36_313, 27_191, 51_497)
 class HashedNGrams(Config):
     """BigramHash: hashed n-gram embeddings, projected to the stream and scaled.
 
-    openai/parameter-golf, 2026-03-20_Int6_MLP3x_SmearGate_BigramHash_MuonWD_SWA; the idea: hash embeddings, arXiv
-    1709.03933. The rows start at zero, so projection and scale, which do not, get their first gradient at step 2; an
-    n-gram that never occurs in training keeps adding nothing.
+    The rows start at zero, so projection and scale, which do not, get their first gradient at step 2; an n-gram that
+    never occurs in training keeps adding nothing.
     """
 
     techniques = known(
         "Frequent runs of tokens are known without any layer's work.",
-        "arXiv 1709.03933; openai/parameter-golf smeargate to #1204, public systems 000 and 002",
+        "hash embeddings, arXiv 1709.03933; openai/parameter-golf smeargate to #1204, public systems 000 and 002",
         "in bundles only; +0.020 in the ternary record's model",
         buckets=Technique(
             "Fewer runs share a row.",

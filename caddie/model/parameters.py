@@ -99,10 +99,7 @@ class Orthogonal(Initial):
 
 
 class Overtone(Initial):
-    """Normal values, with singular values replaced by ones that fall like one over the root of their number.
-
-    openai/parameter-golf, 2026-03-19_SlidingWindow_FP16Emb_10L_MuonWD_OvertoneInit.
-    """
+    """Normal values, with singular values replaced by ones that fall like one over the root of their number."""
 
     techniques = known(
         "A table starts with a spectrum like that of a trained one.",

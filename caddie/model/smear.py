@@ -28,8 +28,7 @@ class Smear(Config):
 class ChannelSmear(Smear):
     """SmearGate by channel: norm, then x_t ← (1 - σ(γ)) x_t + σ(γ) x_{t-1}, γ learned for each channel from 0.
 
-    As in openai/parameter-golf, 2026-03-20_Int6_MLP3x_SmearGate_BigramHash_MuonWD_SWA, which smears across
-    documents too.
+    The records' smears across documents too.
     """
 
     techniques = known(
@@ -46,8 +45,7 @@ class ChannelSmear(Smear):
 class TokenSmear(Smear):
     """SmearGate by token: x_t ← x_t + λ σ(w · x_t[:12]) x_{t-1}, then norm; λ and w start at 0.
 
-    w gets its first gradient at step 2. As in openai/parameter-golf,
-    2026-04-27_SP8192_LQER_SparseGate_BOSSmearFix_9HpStack_1.0611.
+    w gets its first gradient at step 2.
     """
 
     techniques = known(

@@ -70,10 +70,7 @@ class _GatedValues(Part):
 
 
 class ValueEmbedding(Config):
-    """Value embedding: a second token table added to the values of some layers, v ← v + c_l · s · P U[token].
-
-    As in public systems 000 and 002 and the records from #374 to #1334 ("VE128"); after modded-nanogpt.
-    """
+    """Value embedding: a second token table added to the values of some layers, v ← v + c_l · s · P U[token]."""
 
     techniques = known(
         "Late layers can fetch what a token is instead of carrying it through the stream.",

@@ -55,10 +55,7 @@ class TrainingText(CalibrationText):
 
 
 class SelfGenerated(CalibrationText):
-    """Text sampled from the model, from a first token drawn from the whole vocabulary; no training text is read.
-
-    openai/parameter-golf, 2026-03-25_ValCalib_GPTQ_XSA_BigramHash3072.
-    """
+    """Text sampled from the model, from a first token drawn from the whole vocabulary; no training text is read."""
 
     techniques = known(
         "Calibration after the clock, when the training text may no longer be read.",

@@ -56,14 +56,11 @@ class Float32(_Floats, Quantizer):
 
 
 class Float8(_Floats, Quantizer):
-    """A byte with 4 bits of exponent and 3 of mantissa, up to 448 (E4M3, arXiv 2209.05433).
-
-    openai/parameter-golf, 2026-03-24_74M_Ternary_UNet_FP8_10L_8192BPE_YaRN_NeoMuon, for what is not ternary.
-    """
+    """A byte with 4 bits of exponent and 3 of mantissa, up to 448 (E4M3, arXiv 2209.05433)."""
 
     techniques = known(
         "Half the bytes of half precision, and no steps to store.",
-        "arXiv 2209.05433; openai/parameter-golf, 2026-03-24_74M_Ternary_UNet_FP8",
+        "arXiv 2209.05433; openai/parameter-golf, 2026-03-24_74M_Ternary_UNet_FP8, for what is not ternary",
         "0.002 for small matrices",
     )
     _format, _stored = torch.float8_e4m3fn, np.dtype(np.uint8)

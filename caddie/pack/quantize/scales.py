@@ -89,7 +89,7 @@ class Percentile(Scale):
 class BestPercentile(Scale):
     """The quantile of the rows' |weight|, one of five for the whole matrix, with the least squared error.
 
-    openai/parameter-golf, 2026-03-22_11L_EMA_GPTQ-lite, and #649; its scripts are `BestPercentile(floor="absolute")`.
+    The records' scripts are `BestPercentile(floor="absolute")`.
     """
 
     techniques = known(
