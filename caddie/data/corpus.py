@@ -118,8 +118,7 @@ class Manifest:
 class Corpus:
     """A prepared corpus. Scoring needs neither the training shards nor their documents."""
 
-    _counted: ClassVar[set[str]] = set()
-    """Fingerprints of corpora whose held-out text this process has counted."""
+    _counted: ClassVar[set[str]] = set()  # fingerprints of corpora whose held-out text this process has counted
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest

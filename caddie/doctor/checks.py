@@ -19,8 +19,7 @@ GIB = 1 << 30
 BUSY_CORES = 0.5
 """A process that uses more of a core slows training down and falsifies timings."""
 _SHOWN = 5
-_FEW_MIB = 1024
-"""GPU memory that a desktop or the driver itself may take."""
+_FEW_MIB = 1024  # GPU memory that a desktop or the driver itself may take
 _SLOW, _FAR_TOO_SLOW = 0.85, 0.5
 """Parts of the reference rate. In the contest 85 % of the step rate cost the whole margin of acceptance."""
 

@@ -12,8 +12,7 @@ from caddie.recipes.catalog import find
 from caddie.recipes.recipe import Recipe
 from caddie.train.trainer import Train
 
-_CELLS = 1000
-"""Parts of the budget that an estimate adds up."""
+_CELLS = 1000  # parts of the budget that an estimate adds up
 
 
 @dataclass(frozen=True)

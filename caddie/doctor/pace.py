@@ -43,11 +43,9 @@ PATIENCE_SECONDS = 120.0
 LONGEST_SECONDS = 600.0
 """Time limit, after which the process is killed."""
 _POLL_SECONDS = 1.5
-_CHOICES = 9
-"""Most steps that the warm-up takes to choose threads and number format."""
+_CHOICES = 9  # most steps that the warm-up takes to choose threads and number format
 _BOS = 1
-_DOCUMENT_TOKENS = 600
-"""Mean length of the random documents, about that of web pages."""
+_DOCUMENT_TOKENS = 600  # mean length of the random documents, about that of web pages
 
 
 @dataclass(frozen=True)

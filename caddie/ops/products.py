@@ -50,8 +50,7 @@ def _onednn_linear() -> Callable[..., Tensor] | None:
 
 
 _ONEDNN_LINEAR = _onednn_linear()
-_ONEDNN_ROWS = 256
-"""Rows from which oneDNN is taken: a call of it costs 12 µs more than one of MKL."""
+_ONEDNN_ROWS = 256  # rows from which oneDNN is taken: a call of it costs 12 µs more than one of MKL
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:

@@ -186,8 +186,7 @@ class _Run:
         self.forecast = _Forecast(self, forecaster)
         self.at = self.done = TrainProgress(0, 0.0, budget)
         """Before the next step, and after the last step whose loss was read."""
-        self.position = 0
-        """Micro-batches that all processes together have read."""
+        self.position = 0  # micro-batches that all processes together have read
         self.loss = math.nan
         self.pending: deque[tuple[int, int, float, AsyncScalar]] = deque()
         """Launched steps whose losses have not been read: steps and micro-batches done, learning-rate scale, loss."""
@@ -335,8 +334,7 @@ class _Forecast:
 
     def __init__(self, run: _Run, forecaster: Forecaster | None) -> None:
         self.run, self.forecaster, self.due = run, forecaster, False
-        self.events: deque[dict[str, Any]] = deque()
-        """Events found in the background that are still to be written."""
+        self.events: deque[dict[str, Any]] = deque()  # events found in the background that are still to be written
 
     def before_step(self) -> None:
         """Have the gradients of the next step observed if a forecast is due."""

@@ -36,8 +36,7 @@ class _WarmUp:
         self.timed = budget.seconds is not None and trainer.ranks.device.type == "cpu" and trainer.ranks.world == 1
         self.seconds = _patience(budget)
         self.points = list(trainer.shapes(budget).values())
-        self.unreached = set(trainer.parameters)
-        """Parameters that no gradient has reached so far."""
+        self.unreached = set(trainer.parameters)  # parameters that no gradient has reached so far
 
     def run(self) -> Execution:
         trainer, steps = self.trainer, self.trainer.config.warmup_steps

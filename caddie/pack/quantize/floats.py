@@ -17,8 +17,7 @@ class _Floats:
     """Mixin: one array, `values`, with every weight rounded to the nearest number of a format."""
 
     _format: ClassVar[torch.dtype]
-    _stored: ClassVar[np.dtype[Any]]
-    """Dtype of the array, which has the format's bits."""
+    _stored: ClassVar[np.dtype[Any]]  # dtype of the array, which has the format's bits
 
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
         """Return `values`, of the weight's shape; numbers beyond the format's largest are clipped to it."""
