@@ -27,9 +27,7 @@ baseline = Recipe(
 ).but(
     {
         "pack.quantizers": {
-            "embedding": Rows(scale=Percentile(floor="absolute")),
-            "matrix": Rows(scale=Percentile(floor="absolute")),
-            "head": Rows(scale=Percentile(floor="absolute")),
+            **dict.fromkeys(("embedding", "matrix", "head"), Rows(scale=Percentile(floor="absolute"))),
             "gate": Float16(),
             "scalar": Float32(),
         },

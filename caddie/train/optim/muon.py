@@ -250,13 +250,7 @@ class _MuonUpdater(Updater):
         """Start to sum a stack over the ranks; the returned function waits for this rank's share of the sum."""
         if self.config.communication == "reduce_scatter":
             return self.ranks.begin_reduce_scatter(stack)
-        finish = self.ranks.begin_sum([stack])
-
-        def wait() -> Tensor:
-            finish()
-            return stack[bank.share]
-
-        return wait
+        return self._begin_all_reduce(stack, bank.share)
 
     def _begin_gather(self, bank: _Bank, share: Tensor) -> Callable[[], Tensor]:
         """Start to send this rank's share to all; the returned function waits for the whole stack."""
@@ -264,11 +258,15 @@ class _MuonUpdater(Updater):
             return self.ranks.begin_all_gather(share)
         stack = share.new_zeros(bank.size, *share.shape[1:])
         stack[bank.share] = share
+        return self._begin_all_reduce(stack, slice(None))
+
+    def _begin_all_reduce(self, stack: Tensor, part: slice) -> Callable[[], Tensor]:
+        """Start to sum a stack over the ranks; the returned function waits for it and returns a part of it."""
         finish = self.ranks.begin_sum([stack])
 
         def wait() -> Tensor:
             finish()
-            return stack
+            return stack[part]
 
         return wait
 
