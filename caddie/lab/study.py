@@ -189,14 +189,7 @@ class Study:
             "seeds": list(self.seeds),
             "public": [asdict(figure) for figure in public],
             "entries": [
-                {
-                    "label": label,
-                    "diff": self.shown(label),
-                    "against": entry.against,
-                    "kind": entry.kind,
-                    "why": entry.why,
-                    "claim": entry.claim and asdict(entry.claim),
-                }
+                {"label": label, **vars(entry), "diff": self.shown(label), "claim": entry.claim and asdict(entry.claim)}
                 for label, entry in self.entries.items()
             ],
             "base_values": {path: show(value) for diff in back for path, value in diff.items()},
