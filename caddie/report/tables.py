@@ -7,6 +7,7 @@ so it cannot steer the terminal.
 from __future__ import annotations
 
 import re
+import shutil
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from caddie.report.read import busy_machine
 
 WIDTH = 79
-"""Columns of everything printed here."""
+"""Most columns of everything printed here; a narrower terminal has less."""
 
 PARTS = {"config": "model config", "source": "source code"}
 """Parts of an artifact whose names on a terminal are others than those in `result.json`."""
@@ -59,16 +60,27 @@ def crop(text: str, width: int) -> str:
     return "".join(kept).rstrip() + "..."
 
 
-def table(rows: Iterable[Sequence[object]], header: Sequence[str], width: int = WIDTH) -> str:
+def terminal_width() -> int:
+    """Return the columns to print in: those of the terminal less one, at most `WIDTH`, which is also for files."""
+    return max(20, min(WIDTH, shutil.get_terminal_size((WIDTH + 1, 24)).columns - 1))
+
+
+def table(rows: Iterable[Sequence[object]], header: Sequence[str], width: int | None = None) -> str:
     """Format a plain-text table: figures to the right with thousands separators, the last column wrapped at `width`.
 
-    Text that is a figure already, such as `1.530120`, is kept as it is. No line end follows the last line.
+    `width` is that of the terminal unless given. Where the columns do not fit a narrow one, each row becomes a block
+    with a line for each column. Text that is a figure already, such as `1.530120`, is kept as it is. No line end
+    follows the last line.
     """
+    width = width or terminal_width()
     values = [list(row) for row in rows]
     lines = [list(header), *([_cell(value) for value in row] for row in values)]
     right = [_is_numeric([row[index] for row in values]) for index in range(len(header))]
     widths = [max(columns(line[index]) for line in lines) for index in range(len(header))]
     indent = sum(widths[:-1]) + 2 * (len(widths) - 1)
+    if width < WIDTH and indent + (widths[-1] if right[-1] else min(20, widths[-1])) > width:
+        stacked = (line for row in lines[1:] for line in _stacked(row, header, width))
+        return "\n".join([*filter(None, header[:1]), *stacked])
     text = []
     for line in lines:
         first, *more = textwrap.wrap(line[-1], max(20, width - indent)) or [""]
@@ -78,8 +90,18 @@ def table(rows: Iterable[Sequence[object]], header: Sequence[str], width: int = 
     return "\n".join(text)
 
 
+def _stacked(row: Sequence[str], header: Sequence[str], width: int) -> list[str]:
+    """Return a row as lines: its first cell, and each of the others below it, behind the name of its column."""
+    lines = textwrap.wrap(row[0], width) or ["-"]
+    for name, cell in zip(header[1:], row[1:], strict=True):
+        if cell:
+            said = f"{name}  {cell}" if name else cell
+            lines += textwrap.wrap(said, width, initial_indent="  ", subsequent_indent="    ")
+    return lines
+
+
 def result_table(result: Mapping[str, Any], report: Path | str | None = None) -> str:
-    """Format a result in about 30 lines of at most 79 columns."""
+    """Format a result in about 30 lines of at most 79 columns, or in more for a narrow terminal."""
     blocks = [
         _headline(result),
         _beside(_scores(result), _seconds(result)),
@@ -116,7 +138,7 @@ def score_table(result: Mapping[str, Any]) -> str:
     rows.append(["seconds", *(f"{score['seconds']:.1f}" for _, score in scores)])
     lines = [table(rows, ["", *(kind for kind, _ in scores)]), ""]
     lines.append(f"bits per byte  {result['bits_per_byte']:.6f}")
-    lines += textwrap.wrap(official or "", WIDTH)
+    lines += textwrap.wrap(official or "", terminal_width())
     if not result["own_scoring"]:
         lines.append("Not the scoring that the artifact carries.")
     lines += _lost(result["changed_documents"])
@@ -124,7 +146,9 @@ def score_table(result: Mapping[str, Any]) -> str:
         said = (
             f"The contest counts bytes by a table of its tokenizer: {plain['table_bytes']:,} here, where the text has "
         )
-        lines += textwrap.wrap(f"{said}{plain['source_bytes']:,}.", WIDTH)
+        lines += textwrap.wrap(f"{said}{plain['source_bytes']:,}.", terminal_width())
+    for note in result.get("notes") or []:
+        lines += textwrap.wrap(note, terminal_width())
     return "\n".join(lines)
 
 
@@ -164,6 +188,8 @@ def _row(label: str, *cells: str, width: int = 20) -> str:
 
 
 def _beside(left: list[str], right: list[str]) -> list[str]:
+    if terminal_width() < WIDTH:
+        return [*left, "", *right]
     height = max(len(left), len(right))
     pad = [[*block, *[""] * (height - len(block))] for block in (left, right)]
     return [f"{a:<44}{b}" for a, b in zip(*pad, strict=True)]
@@ -177,8 +203,8 @@ def _headline(result: Mapping[str, Any]) -> list[str]:
     if result.get("under_cap") is False:
         over = result["artifact_bytes"] - result["cap_bytes"]
         lines.append(f"THE ARTIFACT IS {over:,} BYTES OVER ITS CAP")
-    lines += textwrap.wrap(busy_machine(result) or "", WIDTH)
-    return [*lines, *_lost(result["corpus"].get("changed_documents"))]
+    lines += [busy_machine(result) or "", *_lost(result["corpus"].get("changed_documents"))]
+    return [part for line in lines for part in textwrap.wrap(line, terminal_width())]
 
 
 def _lost(changed_documents: int | None) -> list[str]:
@@ -214,7 +240,8 @@ def _worth(compression: Mapping[str, Any]) -> list[str]:
         return []
     if step is None or more is None or fewer is None:
         return [f"  {bits:.2f} bits per weight"]
-    return [f"  {bits:.2f} bits per weight; {step:,} bytes more {more:+.4f} bits per byte, fewer {fewer:+.4f}"]
+    said = f"{bits:.2f} bits per weight; {step:,} bytes more {more:+.4f} bits per byte, fewer {fewer:+.4f}"
+    return textwrap.wrap(said, terminal_width(), initial_indent="  ", subsequent_indent="  ")
 
 
 def _seconds(result: Mapping[str, Any]) -> list[str]:
@@ -244,10 +271,14 @@ def _policies(result: Mapping[str, Any]) -> list[str]:
         room = number(cap, ",") if size is None or cap is None else f"{'over' if size > cap else 'of'} {cap:,}"
         clocks = (_charged(entry["training"]), _charged(entry["evaluation"]))
         rows.append(("  " + printable(entry["name"]), number(size, ","), room, *clocks))
-    lines = [f"{_pad(crop(name, 20), 20, False)}{a:>12}{b:>17}{c:>15}{d:>15}" for name, a, b, c, d in rows]
+    if terminal_width() < WIDTH and rows:
+        lines = table(rows[1:], rows[0]).split("\n")
+    else:
+        lines = [f"{_pad(crop(name, 20), 20, False)}{a:>12}{b:>17}{c:>15}{d:>15}" for name, a, b, c, d in rows]
     machines = dict.fromkeys(printable(entry["hardware"]) for entry in policies if entry["hardware"])
     if machines:
-        lines.append(crop(f"  seconds of this machine; budgets are for {', '.join(machines)}", WIDTH))
+        said = crop(f"  seconds of this machine; budgets are for {', '.join(machines)}", WIDTH)
+        lines += textwrap.wrap(said, terminal_width(), subsequent_indent="  ") if terminal_width() < WIDTH else [said]
     return lines
 
 
@@ -261,4 +292,8 @@ def _charged(budget: Mapping[str, Any]) -> str:
 def _sample(text: str) -> list[str]:
     lines = [printable(line).rstrip() for line in text.splitlines()]
     shown = [line for line in lines if line][:5]
-    return ["written by the packed artifact", *("  " + crop(line, WIDTH - 2) for line in shown)] if shown else []
+    return (
+        ["written by the packed artifact", *("  " + crop(line, terminal_width() - 2) for line in shown)]
+        if shown
+        else []
+    )

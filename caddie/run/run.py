@@ -37,7 +37,7 @@ from caddie.run.result import describe_run, describe_scores, write_result
 from caddie.run.run_folder import begin_run, check_folder, check_unfinished, run_folder
 from caddie.runtime.distributed import SHARES_CORES, Ranks, local_device
 from caddie.runtime.progress import SILENT, Phases, Progress, relay
-from caddie.score import KINDS, Scoring, Text, check_windows, score, score_kinds, use_quickest_threads
+from caddie.score import KINDS, ChunkSGD, Scoring, Text, check_windows, score, score_kinds, use_quickest_threads
 from caddie.train.loop import Trained, train
 from caddie.train.size_forecast import Forecaster
 from caddie.verify import verify
@@ -216,6 +216,7 @@ def score_artifact(
         "artifact_bytes": artifact.file_bytes,
         **{kind: scores[kind].to_json() if kind in scores else None for kind in KINDS},
         "scoring": show(chosen),
+        "notes": _notes(chosen, len(text.tokens) - 1),
         "own_scoring": chosen == artifact.scoring and scorer is None,
         "byte_source": corpus.manifest.byte_source,
         "changed_documents": trip and trip.changed_documents,
@@ -225,6 +226,14 @@ def score_artifact(
         "artifact_sha256": artifact.sha256,
         "validation_documents_sha256": held_out.document_set_sha256,
     }
+
+
+def _notes(scoring: Scoring, predictions: int) -> list[str]:
+    """Return what a reader of a score of so many predictions must know of its scoring."""
+    if not isinstance(scoring.ttt, ChunkSGD) or predictions > scoring.ttt.chunk_tokens:
+        return []
+    said = f"Nothing was learned on the way: the text's {predictions:,} predictions are less than one chunk"
+    return [f"{said}; set score.ttt.chunk_tokens below {predictions:,}."]
 
 
 def score_in_new_process(artifact: Path, corpus: Path, world: int = 1, progress: Progress = SILENT) -> dict[str, Any]:

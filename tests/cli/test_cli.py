@@ -412,3 +412,16 @@ def test_verify_holds_a_file_against_the_cap_that_it_was_packed_for(
     for name, expected in (("artifact-65432.caddie", "65,432"), ("elsewhere.caddie", "16,000,000")):
         shutil.copy(tiny_run.artifact, tmp_path / name)
         assert f" of {expected} bytes" in size(tmp_path / name)
+
+
+@pytest.mark.parametrize(("chunk", "learned"), [(32_768, False), (512, True)])
+def test_a_text_shorter_than_a_chunk_says_that_nothing_was_learned(
+    chunk: int, learned: bool, tiny_run: Any, caddie: Call
+) -> None:
+    ttt = f"score.ttt=ChunkSGD(chunk_tokens={chunk})"
+    facts = json.loads(caddie("score", tiny_run.artifact, "--data", tiny_run.corpus, ttt, "--json", "--quiet").out)
+    gained = abs(facts["adaptive"]["bits_per_byte"] - facts["sliding"]["bits_per_byte"])
+    assert (gained > 1e-4) == learned
+    tokens = facts["adaptive"]["tokens"]
+    said = f"Nothing was learned on the way: the text's {tokens:,} predictions are less than one chunk"
+    assert facts["notes"] == ([] if learned else [f"{said}; set score.ttt.chunk_tokens below {tokens:,}."])
