@@ -34,7 +34,10 @@ Symbols = npt.NDArray[np.int64]
 Coder = Callable[[Logits, Symbols], Symbols]
 """Codes symbols (rows,) under logits (rows, vocabulary) and returns them; a decoder ignores those given."""
 
-_MAGIC = b"caddie:1"
+VERSION = 1
+"""Version of the format."""
+_NAME = b"caddie:"
+_MAGIC = _NAME + b"%d" % VERSION
 _STORED, _FILE, _DOCUMENTS = 0, 1, 2
 _HASH_BYTES = 8
 _BODY = len(_MAGIC) + 2 * _HASH_BYTES
@@ -145,6 +148,9 @@ def _nats(artifact: Artifact, scoring: Scoring, ids: Sequence[Tokens]) -> float:
 def decompress(artifact: Artifact, data: bytes, *, progress: Progress = SILENT) -> bytes:
     """Return the text of compressed `data`; `UserError` if it is damaged or belongs to another artifact."""
     start = len(_MAGIC)
+    version = data[len(_NAME) : start]
+    if data.startswith(_NAME) and version.isdigit() and int(version) > VERSION:
+        raise UserError(f"the file has format version {int(version)}, this caddie reads {VERSION}; upgrade caddie")
     if data[:start] != _MAGIC or len(data) < _BODY:
         raise UserError("this is not a file that caddie compressed, or it was cut")
     model = data[start : start + _HASH_BYTES]

@@ -187,6 +187,20 @@ def test_too_few_tokens_are_one_line(loader: Loader) -> None:
     assert build(loader, distinct(33), 32, 16).micro_batch(0).inputs.size == 32
 
 
+@pytest.mark.parametrize("loader", LOADERS, ids=lambda loader: type(loader).__name__)
+def test_a_short_shard_beside_a_long_one_is_no_hindrance(loader: Loader) -> None:
+    for shards in (distinct(5, 100), distinct(100, 5)):
+        stream = build(loader, shards, 32, 16)
+        assert {stream.micro_batch(index).inputs.size for index in range(5)} == {32}
+
+
+@pytest.mark.parametrize(("loader", "firsts"), [(SequentialStream(), 8), (PackedDocuments(group=2), 4)])
+def test_a_random_start_is_any_place_that_the_order_passes(loader: Loader, firsts: int) -> None:
+    """88 tokens are eight spans of ten and one; of two micro-batches in a group only the first is one to begin at."""
+    places = {build(loader, distinct(88), 10, 10, seed).micro_batch(0).targets[0, 0] for seed in range(60)}
+    assert places == {11 + index * 88 // firsts for index in range(firsts)}
+
+
 @pytest.mark.parametrize("loader", LOADERS[:3], ids=lambda loader: type(loader).__name__)
 def test_a_micro_batch_is_whole_rows(loader: Loader) -> None:
     for tokens in (8, 40):

@@ -477,6 +477,9 @@ def test_changed_files_are_found(made: Corpus) -> None:
     (made.folder / "tokenizer.bin").write_bytes(b"x")
     with pytest.raises(UserError, match="no tokenizer of kind"):
         made.tokenizer()
+    (made.folder / "tokenizer.bin").unlink()
+    with pytest.raises(UserError, match=r"tokenizer.bin: cannot read the tokenizer \(No such file or directory\)"):
+        made.tokenizer()
     (made.folder / "validation.jsonl.zst").write_bytes(zstandard.compress(lines("forged")))
     with pytest.raises(UserError, match="not the text of the manifest"):
         made.validation_documents()

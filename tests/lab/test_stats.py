@@ -279,6 +279,14 @@ def test_the_seeds_that_decide_have_the_stated_power(difference: float, margin: 
     assert reached(seeds - 1) < 0.8 + 0.03
 
 
+def test_the_seeds_that_decide_by_hand() -> None:
+    """Beyond the margin as many as show the rest at half the level; at 0 within it, as many as one side needs alone."""
+    assert seeds_to_decide(0.002, [0.0009]) == seeds_needed(0.002, [0.0009], 0.025) == 4
+    assert seeds_to_decide(-0.004, [0.0009, 0.0012], 0.002) == seeds_needed(0.002, [0.0009, 0.0012], 0.025) == 6
+    assert seeds_to_decide(0.0, [1.0], 1.5) == seeds_needed(1.5, [1.0], 0.05, 0.9) == 6
+    assert seeds_to_decide(0.5, [1.0], 1.5) == seeds_to_decide(-0.5, [1.0], 1.5) == 8
+
+
 def test_what_no_number_of_seeds_decides() -> None:
     assert seeds_to_decide(0.0, [1.0]) is None
     assert seeds_to_decide(0.5, [1.0], 0.5) is None

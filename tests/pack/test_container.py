@@ -209,6 +209,18 @@ def test_hostile_tables():
     assert "4,294,967,295 entries" in refusal(forged(b"\xff" * 8))
 
 
+def test_what_is_just_within_the_limits_is_read_on():
+    within = {
+        "raw data": table_of((b"a", b"Stored", 0, 1 << 30, 0), (b"b", b"Stored", 0, 1 << 30, 0)),
+        "list": (65_536).to_bytes(4, "little"),
+    }
+    for what, table in within.items():
+        assert f"the {what}" not in refusal(forged(table)), "refused for another reason"
+    assert "the table" not in refusal(forged(EMPTY_TABLE, table_bytes=16 << 20)).split("table:")[0]
+    assert "the table is 16,777,217 bytes long" in refusal(forged(EMPTY_TABLE, table_bytes=(16 << 20) + 1))
+    assert container.LIMITS.file_bytes == 1 << 30
+
+
 def test_hostile_table_lengths():
     bomb = forged(bytes(4 << 20), table_bytes=1000)
     assert "table: the bytes are not one whole Brotli stream of 1,000 bytes" in refusal(bomb)

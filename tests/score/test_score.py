@@ -668,6 +668,41 @@ def test_threads_are_chosen_by_plain_scores_of_a_first_stretch(monkeypatch: pyte
     assert sum(ids.numel() for ids, _, _ in model.seen) == 8192
 
 
+def test_each_number_of_threads_is_tried_and_the_quickest_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def try_all(counts: Sequence[int], work: Any) -> int:
+        for count in (2, 1, 3):
+            work(count)
+            tried.append(torch.get_num_threads())
+        return 2
+
+    before = torch.get_num_threads()
+    monkeypatch.setattr(sys.modules["caddie.score.score"], "quickest", try_all)
+    use_quickest_threads(Known(16), random_text(100), Scoring(sequence_length=16))  # type: ignore[arg-type]
+    taken = torch.get_num_threads()
+    torch.set_num_threads(before)
+    assert (tried, taken) == ([2, 1, 3], 2)
+
+
+def test_the_seconds_are_those_that_scoring_took() -> None:
+    begin = time.perf_counter()
+    seconds = score(Slow(16), random_text(100), Scoring(sequence_length=16, stride=16)).seconds  # type: ignore[arg-type]
+    assert 0.002 <= seconds <= time.perf_counter() - begin
+
+
+def test_on_a_gpu_one_batch_of_all_rows_runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, asked = Known(16).to("meta"), []
+
+    def note(scorer: Scorer, tokens: np.ndarray, layout: Layout, rows: int, add: Any, *rest: Any) -> None:
+        asked.append((rows, *rest[:2]))
+        add(Window(0, 0, layout.predictions), np.zeros(layout.predictions))
+
+    monkeypatch.setattr(sys.modules["caddie.score.score"], "run", note)
+    score(model, random_text(100), Scoring(sequence_length=16, stride=16, batch_tokens=1600))  # type: ignore[arg-type]
+    assert asked == [(100, torch.device("meta"), 1)]
+
+
 @pytest.fixture
 def two_threads() -> Iterator[None]:
     before = torch.get_num_threads()

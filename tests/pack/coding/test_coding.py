@@ -312,6 +312,25 @@ def test_tiles_cover_a_matrix_once():
         assert (seen == 1).all()
 
 
+def test_what_the_model_does_not_code_is_packed_by_columns_and_bytes(monkeypatch: pytest.MonkeyPatch):
+    packed, floats = Packed(codec=Brotli(), columns=True, shuffle=True), gaussian(30, 40, 0.5).astype(np.float32)
+    assert EntropyModel().encode(floats) == packed.encode(floats)
+    few = gaussian(8, 8)
+    monkeypatch.setattr(model, "_MOST_ELEMENTS", 64)
+    assert EntropyModel().encode(few) == packed.encode(few)
+    assert returns(EntropyModel(), few[:, 1:])[0] == model.ENTROPY_MODEL
+
+
+def test_counts_are_halved_above_the_most_and_not_at_it(monkeypatch: pytest.MonkeyPatch):
+    values, streams = np.tile(np.array([[3, -3]], np.int32), (1, 64)), {}  # two tiles of 64 integers, of one context
+    for most in (63, 64, 10**9):
+        monkeypatch.setattr(model, "_MOST_COUNT", most)
+        writer = Writer()
+        model._code(values, 3, 3 << FRACTION_BITS, model._Settings(), writer)
+        streams[most] = writer.finish(1 << 24)
+    assert streams[63] != streams[64] == streams[10**9]
+
+
 # Few bytes, the same everywhere
 
 
