@@ -18,7 +18,6 @@ from caddie.config import Config, Range, known
 from caddie.errors import UserError
 
 _DICTIONARY_BYTES = 64 << 20  # largest dictionary of Lzma, that of its highest preset
-_WINDOW_BYTES = 128 << 20  # largest window of Zstd, that of its highest level
 _ZSTD_RATIO = 1 << 15  # highest ratio of Zstd: a block of 128 KiB in four bytes
 _PIECE_BYTES = 1 << 16  # bytes of Brotli's output at a time: its decoder overshoots a limit in proportion
 _RAW_DEFLATE = -15
@@ -117,12 +116,11 @@ class Zstd(Codec):
         if not size:  # the library reads no further than the header of an empty frame
             return _whole(self, data, 0, True)
         try:
-            # The decoder allocates the size that the frame claims, so the claim is checked first.
+            # The decoder allocates the size that the frame claims and no window, so the claim is checked first.
             claim = zstandard.get_frame_parameters(data, format=_MAGICLESS).content_size
             if claim != size or claim > len(data) * _ZSTD_RATIO:
                 raise _damaged(self, size)
-            window = min(max(size, 1024), _WINDOW_BYTES)
-            stream = zstandard.ZstdDecompressor(max_window_size=window, format=_MAGICLESS)
+            stream = zstandard.ZstdDecompressor(format=_MAGICLESS)
             return _whole(self, stream.decompress(data, allow_extra_data=False), size, True)
         except zstandard.ZstdError as error:
             raise _damaged(self, size) from error

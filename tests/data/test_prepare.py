@@ -706,6 +706,7 @@ def test_published_shards_are_described_where_they_lie(shards: Path, tmp_path: P
     train, validation = found.manifest.train, found.manifest.validation
     assert train is not None
     assert (train.documents, validation.documents, found.manifest.overlap) == (48, 12, 0)
+    assert (found.manifest.duplicates_removed, found.manifest.training_documents_removed) == (0, 0)
     assert validation.source_bytes == validation.table_bytes == len("".join(TEXTS[:12]))
     assert train.source_bytes == len("".join(TEXTS[12:]))
     assert (found.manifest.byte_source, found.manifest.hashed) == ("table", "tokens")

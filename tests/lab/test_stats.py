@@ -31,6 +31,7 @@ from caddie.lab.stats import (
     MOST_SEEDS,
     Estimate,
     Proportion,
+    _least,
     benjamini_hochberg,
     kendall,
     mean,
@@ -232,6 +233,8 @@ def test_ranks_by_hand() -> None:
     assert order_agreement([1, 2, 3, 4], [1, 2, 4, 4]) == Proportion(5, 5)
     assert spearman([1, 2, math.inf], [1, 2, math.inf]) == pytest.approx(1.0)
     assert sign_agreement([-1, 2, 0, 4], [-5, -1, 3, 9]) == Proportion(2, 3)
+    assert (Proportion(1, 4).value, Proportion(0, 0).value) == (0.25, None)
+    assert Proportion(0, 0).interval() == (0.0, 1.0)
     assert spearman([], []) is None
     with pytest.raises(ValueError, match="shorter"):
         kendall([1, 2], [1])
@@ -324,6 +327,17 @@ def test_the_power_of_few_seeds_is_what_a_simulation_finds(deviations: tuple[flo
         assert shown.mean() == pytest.approx(power(effect, count, deviations), abs=0.01)
 
 
+def test_the_power_of_few_seeds_is_what_a_million_simulations_found() -> None:
+    """Of three decimals, by SciPy's `ttest_ind`; the last of the columns."""
+    for count, deviations, found in (
+        (3, (0.0009, 0.0018), 0.3561),
+        (2, (0.0013, 0.0013), 0.0737),
+        (5, (0.0001, 0.0020), 0.7280),
+    ):
+        assert power(0.004, count, deviations) == pytest.approx(found, abs=0.0015)
+        assert power(0.004, count, deviations[::-1]) == pytest.approx(power(0.004, count, deviations), rel=1e-9)
+
+
 def test_the_number_needed_is_the_first_with_enough_power() -> None:
     for deviations in ([0.0009, 0.0018], [0.001]):
         seeds = seeds_needed(0.002, deviations)
@@ -346,6 +360,9 @@ def test_seeds_needed_at_the_ends() -> None:
     most = seeds_needed(0.05, [1.0, 1.0])
     assert most is not None
     assert 8000 < most <= MOST_SEEDS
+    for least in (2, 3, 4, 5, 9_999, MOST_SEEDS):
+        assert _least(least.__le__) == least
+    assert _least((MOST_SEEDS + 1).__le__) is None
 
 
 # Comparing runs

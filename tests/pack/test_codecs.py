@@ -202,6 +202,18 @@ def test_a_short_stream_cannot_ask_for_gigabytes(codec):
         codec.decode(stored, 1 << 40)
 
 
+def test_zstd_reads_any_ratio_that_it_writes_and_keeps_no_window():
+    """A frame by hand: blocks of 128 KiB of zeros in four bytes each, and a window of 256 MiB."""
+    blocks = [(last | 1 << 1 | 1 << 20).to_bytes(3, "little") + b"\0" for last in (0, 0, 1)]
+    frame = bytes([2 << 6, 28 - 10 << 3]) + (3 << 17).to_bytes(4, "little") + b"".join(blocks)
+    with memory_below(1 << 20):
+        assert Zstd().decode(frame, 3 << 17) == bytes(3 << 17)
+
+
+def test_brotli_looks_back_16_mib():
+    assert Brotli().encode(b"hello " * 100)[0] & 15 == 15, "the window as RFC 7932 writes it"
+
+
 def test_lzma_dictionary_is_bounded():
     stored = Lzma().encode(b"hello")
     with memory_below(66 << 20), pytest.raises(UserError):

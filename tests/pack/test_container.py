@@ -266,6 +266,10 @@ def test_pack_refuses_what_unpack_would(monkeypatch):
             pack(SMALL)
 
 
+def test_the_longest_name():
+    assert list(unpack(pack([Section("é" * 512, b"")])).sections) == ["é" * 512]
+
+
 def test_sections_are_stored_unless_told():
     assert Section("a", b"").codec == Stored()
 

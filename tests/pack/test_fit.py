@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from caddie.pack.candidates import Candidates
 from caddie.pack.codecs import Stored, Zlib
 from caddie.pack.coding import ArrayCodec, EntropyModel, Packed, decode
 from caddie.pack.container import Section
-from caddie.pack.fit import CLOSE, FillCap, Fitted, PruneOnes
+from caddie.pack.fit import CLOSE, FillCap, Fitted, PruneOnes, _next, without_ones
 from caddie.pack.quantize import (
     Binary,
     Calibration,
@@ -117,6 +119,20 @@ def test_it_is_filled_with_the_entropy_model() -> None:
     assert 0.99 * 8_000 <= draft.file_bytes <= 8_000  # 16 bytes more or less are beyond so small a file
 
 
+def test_steps_that_fill_the_cap_are_kept_and_no_others_tried() -> None:
+    found = filled(31_000).candidate
+    again = FillCap().fit(drafts(), all_by(found.weights["m0"].quantizer), 31_000)
+    assert again.candidate.file_bytes == found.file_bytes
+    assert len(again.curve) == 1
+
+
+def test_ones_of_the_smallest_steps_of_all_tensors_go_first() -> None:
+    steps = {"a": [3.0, 1.0], "b": [2.0, 5.0, 0.5]}
+    ones = {name: {"integers": np.ones((len(of), 2), np.int8), "steps": np.float32(of)} for name, of in steps.items()}
+    found = {name: arrays["integers"].tolist() for name, arrays in without_ones(ones, 5).items()}
+    assert found == {"a": [[1, 1], [0, 0]], "b": [[0, 1], [1, 1], [0, 0]]}
+
+
 def test_the_same_again() -> None:
     first, second = filled(31_000), FillCap().fit(drafts(), all_by(Waterfilling()), 31_000)
     assert [one.data for one in first.candidate.sections] == [one.data for one in second.candidate.sections]
@@ -141,6 +157,43 @@ def test_the_curve_has_the_chosen_point_and_falls() -> None:
     assert losses[0] == max(losses)
     assert losses[-1] == min(losses)
     assert len(fitted.curve) >= 2
+
+
+def sized(**sizes: float) -> dict[float, Any]:
+    """Candidates whose steps were moved by octaves, with the logarithm of their bytes over what is aimed at."""
+    aim = 0.9993 * 10_000
+    return {
+        float(place.replace("m", "-").lstrip("o")): SimpleNamespace(file_bytes=aim * 2**excess)
+        for place, excess in sizes.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("seen", "wanted"),
+    [
+        (sized(o0=0.7), 1.1 * 1.0 + 0.02),  # at first 0.7 octaves of bytes for one of steps
+        (sized(o0=-0.35), -0.55 - 0.02),
+        (sized(o0=0.0), 0.02),
+        (sized(o0=7.0), 6.02),  # no further than six octaves
+        (sized(o0=-7.0), -6.02),
+        (sized(o0=3.0, o2=2.0), 2 + 1.1 * 2.0 / 0.5 + 0.02),  # then along the line through the last two
+        (sized(o0=9.0, o1=3.0, o3=2.0), 3 + 1.1 * 2.0 / 0.5 + 0.02),
+        (sized(o0=1.05, o2=1.0), 2 + 1.1 * 1.0 / 0.2 + 0.02),  # that falls by a fifth at least
+        (sized(o0=1.0, o4=-3.0), 1.0),  # between a larger and a smaller file
+        (sized(o0=1.0, o4=-3.0, o2=0.5), 2 + 2 * 0.5 / 3.5),
+        (sized(o0=0.001, o4=-3.0), 4 * 0.02),
+        (sized(o0=3.0, o4=-0.001), 4 * 0.98),
+    ],
+)
+def test_the_next_steps_by_hand(seen: dict[float, Any], wanted: float) -> None:
+    assert _next(seen, seen, 10_000) == pytest.approx(wanted)
+
+
+def test_what_is_too_fine_is_closed_in_on() -> None:
+    seen = sized(o0=-3.0, m1=-1.0)
+    assert _next(seen, {0.0: seen[0.0]}, 10_000) == -0.5
+    seen = sized(o0=-3.0) | {-0.25: SimpleNamespace(file_bytes=5000)}
+    assert _next(seen, {0.0: seen[0.0]}, 10_000) is None
 
 
 # Where it ends

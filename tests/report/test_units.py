@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caddie.report.units import UNITS, bits_per_byte, convert, nats_per_byte, nats_per_token
+from caddie.report.units import UNITS, bits_per_byte, convert, nats_per_byte, nats_per_token, whole_bytes
 
 COUNTS = st.integers(1, 1 << 40)
 SOURCE_BYTES = 151_080_000
@@ -23,6 +23,7 @@ def test_by_hand() -> None:
     assert bits_per_byte(nats, 8) == 1.0
     assert nats_per_byte(nats, 8) == pytest.approx(0.693147180559945)
     assert nats_per_token(nats, 4) == pytest.approx(1.386294361119891)
+    assert whole_bytes(nats) == 1.0
 
 
 def test_what_entrants_stated_in_two_units() -> None:

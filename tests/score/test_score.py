@@ -346,6 +346,13 @@ def test_a_step_is_charged_then_learnt_from_then_the_next_is_planned() -> None:
     assert not isinstance(events[5][2], Stream), "the scorer is not handed the text itself"
 
 
+def test_slots_that_are_together_share_a_batch() -> None:
+    stream, slots = Stream(NINE, layout_of(NINE, BOS, per_document=True)), [0, 1, 2, 3]
+    step = Step([Window(0, 0, 2), Window(4, 4, 6), Window(0, 0, 2), Window(4, 4, 6)], slots)
+    for together, wanted in ((0, [[0, 1, 2, 3]]), (2, [[0, 1], [2, 3]]), (1, [[0], [1], [2], [3]])):
+        assert [list(batch.slots) for batch in same_shape_batches(step, stream, 9, together)] == wanted
+
+
 def test_windows_of_one_shape_are_asked_together() -> None:
     both = [(0, 0, 2), (4, 4, 5), (0, 2, 4), (4, 5, 6), (5, 6, 7), (5, 7, 8)]
     events = go(Planned([both]), layout_of(NINE, BOS, per_document=True), rows=2)
@@ -451,6 +458,25 @@ def test_a_question_that_nobody_answers_is_refused(owners: list[int]) -> None:
     with pytest.raises(CheckFailed, match="does not give each of 1 batches to one of 2 processes"):
         run(scorer, NINE, layout_of(NINE, BOS, False), 2, scorer.tell, ranks=Ranks(rank=0, world=2))
     assert scorer.events == [("plan",)], "nothing was asked"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_answers_what_it_is_given(rank: int) -> None:
+    class Shared(Planned):
+        def share(self, ranks: Ranks) -> bool:
+            return True
+
+        def owners(self, batches: Sequence[ScoringBatch], world: int) -> list[int]:
+            return [0, 1]
+
+    class Alone(Ranks):
+        def sum(self, tensors: Sequence[Tensor]) -> None:
+            """Add nothing of the other process."""
+
+    scorer, paid = Shared([[(0, 0, 4), (1, 4, 8)]]), list[bool]()
+    tell, ranks = (lambda window, losses: paid.append(bool(losses.any()))), Alone(rank=rank, world=2)
+    run(scorer, NINE, layout_of(NINE, BOS, False), 2, tell, ranks=ranks)
+    assert paid == [rank == 0, rank == 1]
 
 
 def test_looking_ahead_while_learning_is_refused() -> None:

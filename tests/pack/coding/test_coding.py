@@ -24,8 +24,8 @@ from caddie.pack.codecs import Brotli, Codec, Lzma, Stored, Zlib, Zstd
 from caddie.pack.coding import ArrayCodec, EntropyModel, Packed, Smallest, decode
 from caddie.pack.coding import entropy_model as model
 from caddie.pack.coding.packed import nearest_rows
-from caddie.pack.coding.priors import CONTEXTS, FRACTION_BITS, PER_OCTAVE, PRIOR_BITS, contexts, log2, priors
-from caddie.pack.coding.symbols import Writer
+from caddie.pack.coding.priors import CONTEXTS, FRACTION_BITS, PER_OCTAVE, PRIOR_BITS, contexts, log2, priors, width
+from caddie.pack.coding.symbols import Meter, Writer
 
 Array = npt.NDArray[Any]
 
@@ -329,6 +329,44 @@ def test_counts_are_halved_above_the_most_and_not_at_it(monkeypatch: pytest.Monk
         model._code(values, 3, 3 << FRACTION_BITS, model._Settings(), writer)
         streams[most] = writer.finish(1 << 24)
     assert streams[63] != streams[64] == streams[10**9]
+
+
+def test_probabilities_that_files_rely_on():
+    """Every prior and the choice among them, which no single array uses all of."""
+    widths = bytes(width(rows, columns) for rows in range(1, 200) for columns in range(1, 200))
+    assert hashlib.sha256(widths).hexdigest()[:16] == "47602cf9109ab9ab"
+    assert hashlib.sha256(priors().astype("<i8").tobytes()).hexdigest()[:16] == "1cf36814d062e426"
+
+
+def test_the_meter_measures_what_the_writer_writes():
+    weights = model._weights(priors()[2, 20:22, :32] * 9, np.zeros((2, 32), np.int64), 1)
+    symbols = np.random.default_rng(0).integers(0, 32, 500).astype(np.int32)
+    meter = Meter()
+    meter.code(symbols, weights, np.array([300, 200]))
+    odds = np.concatenate([weights[0, symbols[:300]], weights[1, symbols[300:]]]) + 1
+    bits = float(-np.log2(odds / 2**24).sum())
+    assert bits <= meter.size / PER_OCTAVE <= bits + 500 / PER_OCTAVE + 1
+
+
+@pytest.mark.parametrize("bits", [1, 7, 8, 9, 15, 16, 17, 24, 31])
+def test_what_is_beyond_the_largest_magnitude_comes_back(bits):
+    array = gaussian(6, 8).astype(np.int64)
+    array[1, 2], array[3, 4] = 255 + (1 << bits) - 1, -255 - (1 << bits) // 2
+    returns(EntropyModel(), np.clip(array, -(2**31), 2**31 - 1).astype(np.int32))
+
+
+def test_settings_of_a_similar_array_are_taken_over(monkeypatch: pytest.MonkeyPatch):
+    array = gaussian(20, 30, 2.4, 0.5)
+    stream = EntropyModel().encode(array)
+    assert EntropyModel().encode(array, Packed(codec=Stored()).encode(array)) == stream  # of another codec
+    monkeypatch.setattr(EntropyModel, "_best", lambda *given: pytest.fail("settings are tried"))
+    assert EntropyModel().encode(array, stream) == stream
+
+
+def test_slow_codecs_are_tried_on_small_arrays_alone():
+    codec = Smallest(of=(Packed(codec=Stored()),))
+    assert len(codec.encode(np.zeros(4096, np.int8))) < 100
+    assert len(codec.encode(np.zeros(4097, np.int8))) == 4101
 
 
 # Few bytes, the same everywhere
