@@ -12,7 +12,7 @@ export TMPDIR := $(CURDIR)/.tmp
 unexport PYTHONDONTWRITEBYTECODE  # without what Python compiled, every process of the tests compiles all of it anew
 $(shell mkdir -p .tmp)
 
-.PHONY: demo test test-long lint docs setup clean
+.PHONY: demo test test-long mutation lint docs setup clean
 .NOTPARALLEL:  # all install into one folder
 
 demo: $(PROGRAM)
@@ -28,6 +28,9 @@ test-long: $(CHECKS)
 	$(PYTEST) -m "long and not slow" --cov --cov-report=
 	@echo "coverage by the long tests, least first; what they start in other processes is not counted"
 	@$(VENV)/bin/python -m coverage report | sed -n '1,17p; /^TOTAL/p'
+
+mutation: $(TESTS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python bench/mutation.py --mutants $(or $(N),300) --seed $(or $(SEED),0)
 
 lint: $(CHECKS)
 	$(VENV)/bin/ruff check .

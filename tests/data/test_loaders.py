@@ -181,7 +181,8 @@ def test_packed_starts_at_a_document_and_skips_the_tail() -> None:
 @pytest.mark.parametrize("loader", LOADERS, ids=lambda loader: type(loader).__name__)
 def test_too_few_tokens_are_one_line(loader: Loader) -> None:
     for shards in ([], distinct(32)):
-        with pytest.raises(UserError, match="a micro-batch needs 33; use more text") as caught:
+        held = f"the training shards hold {sum(map(len, shards))} tokens in one piece and "
+        with pytest.raises(UserError, match=held + "a micro-batch needs 33; use more text") as caught:
             build(loader, shards, 32, 16)
         assert "\n" not in str(caught.value)
     assert build(loader, distinct(33), 32, 16).micro_batch(0).inputs.size == 32

@@ -201,6 +201,8 @@ def test_every_document_is_in_one_split(made: Corpus) -> None:
         assert (split.documents, split.tokens) == (len(texts(tokens)), len(tokens))
         assert split.source_bytes == split.normalized_bytes == split.table_bytes == size
     assert made.manifest.byte_source == "documents"
+    facts = made.manifest
+    assert (facts.duplicates_removed, facts.training_documents_removed, facts.overlap) == (0, 0, 0)
     assert made.manifest.tokenizer.round_trip == corpus.RoundTripFigures(60, 0, *(2 * [len("".join(TEXTS))]))
 
 
@@ -460,6 +462,18 @@ def test_a_damaged_manifest_is_one_line(made: Corpus) -> None:
             Corpus.load(made.folder)
         assert one_line(caught)
         assert "prepare the data again" in str(caught.value)
+
+
+def test_a_manifest_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").mkdir()
+    with pytest.raises(UserError, match=r"manifest.json: cannot be read \(.*directory"):
+        Corpus.load(tmp_path)
+
+
+def test_held_out_text_without_shards_is_refused(made: Corpus) -> None:
+    without = replace(made.manifest, validation=replace(made.manifest.validation, shards=()))
+    with pytest.raises(UserError, match="does not count its validation text"):
+        Corpus(made.folder, without).count_again()
 
 
 def test_changed_files_are_found(made: Corpus) -> None:

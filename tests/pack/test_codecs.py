@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from caddie.config import field_types, variants
 from caddie.config.field_docs import descriptions
 from caddie.errors import UserError
-from caddie.pack.codecs import Brotli, Codec, Lzma, Stored, Zlib, Zstd
+from caddie.pack.codecs import Brotli, Codec, Lzma, Stored, Zlib, Zstd, _lzma_filters
 
 NAMES = sorted(variants(Codec))
 COMPRESSORS = [name for name in NAMES if name != "Stored"]
@@ -212,6 +212,12 @@ def test_zstd_reads_any_ratio_that_it_writes_and_keeps_no_window():
 
 def test_brotli_looks_back_16_mib():
     assert Brotli().encode(b"hello " * 100)[0] & 15 == 15, "the window as RFC 7932 writes it"
+
+
+def test_the_dictionary_of_lzma_that_files_rely_on():
+    """Writer and reader choose it alike by the size: streams of longer data were written with the largest."""
+    sizes = {0: 4096, 4096: 4096, 5000: 5000, (64 << 20) + 1: 64 << 20, 1 << 30: 64 << 20}
+    assert {size: _lzma_filters(size)[0]["dict_size"] for size in sizes} == sizes
 
 
 def test_lzma_dictionary_is_bounded():

@@ -48,6 +48,7 @@ from caddie.score import (
     run,
     same_shape_batches,
     score,
+    score_kinds,
     use_quickest_threads,
     windows,
 )
@@ -651,6 +652,24 @@ def test_progress_is_reported_to_the_end() -> None:
     assert {total for _, total in reports} == {99}
 
 
+def test_an_artifact_has_the_scores_that_its_settings_have() -> None:
+    model, text, watched = tiny_model(), random_text(60), Recorder(lambda event: None)
+    sgd = ChunkSGD(chunk_tokens=24, sgd=SGD(lr=0.1))
+    for chosen, kinds in (
+        (Scoring(sequence_length=12, stride=12), ["plain"]),
+        (Scoring(sequence_length=12, stride=6), ["plain", "sliding"]),
+        (Scoring(sequence_length=12, stride=12, ttt=sgd), ["plain", "adaptive"]),
+        (Scoring(sequence_length=12, stride=6, ttt=sgd), ["plain", "sliding", "adaptive"]),
+    ):
+        watched.phases.clear()
+        found = score_kinds(model, ByteTokenizer(), text, chosen, progress=watched)
+        assert list(found) == watched.phases == kinds
+        alone = {"plain": chosen.plain, "sliding": chosen.but(ttt=None), "adaptive": chosen}
+        assert {kind: one.nats for kind, one in found.items()} == {
+            kind: score(model, text, alone[kind]).nats for kind in kinds
+        }
+
+
 def test_scoring_leaves_the_model_as_it_was() -> None:
     model = tiny_model()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -771,6 +790,12 @@ def test_few_windows_at_once_are_shared_by_all_threads(two_threads: None) -> Non
     score(slow, random_text(400), Scoring(sequence_length=12, stride=5, batch_tokens=240))  # type: ignore[arg-type]
     assert [threads for _, threads in slow.asked_by] == [1, 1]
     assert max(len(ids) for ids, _, _ in slow.seen) == 10, "the cache would hold all 20"
+
+
+def test_a_window_that_is_longer_than_the_cache_is_a_batch() -> None:
+    model = Known(16)
+    score(model, random_text(4200), Scoring(sequence_length=4100, stride=4100))  # type: ignore[arg-type]
+    assert {len(ids) for ids, _, _ in model.seen} == {1}
 
 
 def test_a_batch_that_fails_fails_the_score(two_threads: None) -> None:

@@ -363,6 +363,20 @@ def test_settings_of_a_similar_array_are_taken_over(monkeypatch: pytest.MonkeyPa
     assert EntropyModel().encode(array, stream) == stream
 
 
+def test_a_mean_below_the_first_context_is_that_of_the_first():
+    assert model._mean_code(np.eye(1, 999, dtype=np.int32)) == 0
+    returns(EntropyModel(), np.eye(1, 999, dtype=np.int8))
+
+
+def test_a_vector_is_never_transposed():
+    chance = np.random.default_rng(3)
+    for deviation in (0.3, 1.0, 9.0):
+        vector = np.rint(chance.normal(0, deviation, (200, 1))).astype(np.int8)
+        settings = model._settings_of(EntropyModel().encode(vector))
+        assert settings is not None
+        assert settings.layout != 1
+
+
 def test_slow_codecs_are_tried_on_small_arrays_alone():
     codec = Smallest(of=(Packed(codec=Stored()),))
     assert len(codec.encode(np.zeros(4096, np.int8))) < 100

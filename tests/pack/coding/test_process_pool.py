@@ -9,6 +9,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,6 +109,17 @@ class Unheard(ArrayCodec):
 def test_what_only_this_process_knows_is_done_here() -> None:
     with ProcessPool(2) as pool:
         assert pool.encode(Unheard(), JOBS) == [Unheard().encode(array) for array in ARRAYS]
+
+
+def test_a_job_whose_process_ends_is_done_here() -> None:
+    def ends(connection: Any, job: int) -> int:
+        raise EOFError
+
+    pool = ProcessPool(2)
+    pool._started, pool._idle = [Any], SimpleQueue()  # type: ignore[list-item]
+    pool._idle.put(Any)  # type: ignore[arg-type]
+    jobs = [DecodeJob(b"", np.dtype(np.int8), (size,)) for size in (3, 1, 2)]
+    assert list(pool._map(jobs, ends, lambda job: job.elements)) == [3, 1, 2]
 
 
 @pytest.mark.long
