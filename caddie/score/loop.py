@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import chain, compress, islice
+from itertools import chain, compress
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,13 @@ from torch import Tensor
 
 from caddie.errors import CheckFailed
 from caddie.runtime.distributed import Ranks
-from caddie.score.scorer import Layout, Scorer, ScoringBatch, Step, Stream, nats
+from caddie.score.scorer import Layout, Scorer, ScoringBatch, Step, Stream, nats, whole
 from caddie.score.windows import Window
 
 Losses = npt.NDArray[np.float64]
 _BLOCK = 1 << 22  # tokens that are searched for documents at once
 _QUEUED = 16  # batches per worker, so that none waits long for the others
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def layout_of(tokens: npt.NDArray[np.uint16], bos: int, per_document: bool) -> Layout:
@@ -44,38 +46,42 @@ def run(
     device: torch.device | str = "cpu",
     workers: int = 1,
     ranks: Ranks = Ranks(),
+    *,
+    vocabulary: int,
+    on_logits: Callable[[Sequence[Window], Tensor], None] | None = None,
 ) -> None:
     """Score every prediction of the layout once; call `on_window` with each window and its losses in nats, float64.
 
-    Batches have at most `rows` windows. `workers` threads, which divide PyTorch's threads among them, run the batches
-    of a stateless scorer. If the scorer can share its work, its batches are divided among `ranks`, and every rank gets
-    all losses; else every rank scores everything. Raises `CheckFailed` for a plan that leaves predictions out, repeats
-    some or goes back, and for logits of the wrong type or shape.
+    Batches have at most `rows` windows, and no row's inputs hold a target of another row. Each window of a scorer that
+    may remember its inputs is scored before the next of its stretch is shown to it. `workers` threads, which divide
+    PyTorch's threads among them, run the batches of a stateless scorer. If the scorer can share its work, its batches
+    are divided among `ranks`, and every rank gets all losses; else every rank scores everything. `on_logits` gets the
+    windows and logits of each batch that this process runs, in its worker's thread. Raises `CheckFailed` for a plan
+    that leaves predictions out, repeats some, goes back or shows targets too soon, and for logits that are not a plain
+    tensor of `vocabulary` floats for each target.
     """
-    stream = Stream(tokens, layout)
+    stream, together = Stream(tokens, layout), whole(scorer.together)
+    stateless = bool(scorer.stateless)
+    may_overlap = stateless or bool(scorer.fixed_between_updates)
 
     def losses_of(batch: ScoringBatch) -> Losses:
         targets = torch.from_numpy(stream.next_tokens(batch.windows)).to(device)
         inputs = torch.from_numpy(batch.inputs).to(device)
-        logits = scorer.logits(inputs, batch.slots, targets.shape[1])
-        if type(logits) is not Tensor:  # a subclass could compute any loss it likes
-            raise CheckFailed(f"the scorer returned a {type(logits).__name__} instead of a plain torch.Tensor")
-        logits = logits.detach()
-        if logits.shape[:-1] != targets.shape:
-            shape, wanted = tuple(logits.shape), tuple(targets.shape)
-            raise CheckFailed(f"the scorer returned logits of shape {shape} for targets of shape {wanted}")
+        answer = scorer.logits(inputs, batch.slots, targets.shape[1])
+        logits = plain_logits(answer, (*targets.shape, vocabulary), targets.device)
+        if on_logits is not None:
+            on_logits(batch.windows, logits)
         found: Losses = nats(logits, targets).cpu().double().numpy()
         return found
 
-    several = ranks.world > 1 and scorer.share(ranks)
-    steps_at_once = ranks.world * _QUEUED if several and scorer.stateless else 1
+    several = ranks.world > 1 and bool(scorer.share(ranks))
+    busy = workers * (ranks.world if several else 1)
+    least = busy * _QUEUED if stateless and busy > 1 else 0
     with _mapping(workers) as each:
-        plan = iter(scorer.plan(layout, rows if workers == 1 else rows * workers * _QUEUED))
-        while steps := [_fixed(step) for step in islice(plan, steps_at_once)]:
-            shaped = (same_shape_batches(step, stream, rows, scorer.together) for step in steps)
-            batches = tuple(chain.from_iterable(shaped))
+        plan = (_fixed(step, stream, may_overlap) for step in scorer.plan(layout, rows))
+        for steps, batches in _queued(plan, lambda step: same_shape_batches(step, stream, rows, together), least):
             if several:
-                owners = list(scorer.owners(batches, ranks.world))
+                owners = [whole(owner) for owner in scorer.owners(batches, ranks.world)]
                 if len(owners) != len(batches) or not set(owners) <= set(range(ranks.world)):
                     given = f"each of {len(batches):,} batches to one of {ranks.world:,} processes"
                     raise CheckFailed(f"the scorer does not give {given}")
@@ -91,10 +97,66 @@ def run(
     stream.check_complete()
 
 
-def _fixed(step: Step) -> Step:
-    """Copy a scorer's step, so that it cannot change it afterwards."""
-    windows = tuple(Window(int(window.start), int(window.first), int(window.end)) for window in step.windows)
-    return Step(windows, tuple(step.slots))
+def plain_logits(answer: object, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return a scorer's logits without a graph; `CheckFailed` unless they are dense floats of this shape and device.
+
+    A subclass could compute any loss it likes, and so could a method that was set on the tensor itself: the result is
+    a new tensor, made by the class's own method.
+    """
+    if type(answer) is not Tensor:
+        raise CheckFailed(f"the scorer returned a {type(answer).__name__} instead of a plain torch.Tensor")
+    logits = Tensor.detach(answer)
+    if logits.layout != torch.strided:
+        raise CheckFailed(f"the scorer returned logits with the layout {logits.layout}, not dense ones")
+    if logits.dtype not in _FLOATS:
+        known = ", ".join(map(str, _FLOATS))
+        raise CheckFailed(f"the scorer returned logits of {logits.dtype}; it must be one of {known}")
+    if logits.device != device:
+        raise CheckFailed(f"the scorer returned logits on {logits.device} for inputs on {device}")
+    if tuple(logits.shape) != shape:
+        raise CheckFailed(f"the scorer returned logits of shape {tuple(logits.shape)} instead of {shape}")
+    return logits
+
+
+def _queued(
+    plan: Iterable[Step], batches_of: Callable[[Step], Iterable[ScoringBatch]], least: int
+) -> Iterator[tuple[list[Step], list[ScoringBatch]]]:
+    """Yield the steps one by one with their batches, or several at once until there are `least` batches."""
+    steps: list[Step] = []
+    batches: list[ScoringBatch] = []
+    for step in plan:
+        steps.append(step)
+        batches += batches_of(step)
+        if len(batches) >= least:
+            yield steps, batches
+            steps, batches = [], []
+    if steps:
+        yield steps, batches
+
+
+def _fixed(step: Step, stream: Stream, may_overlap: bool) -> Step:
+    """Copy a scorer's step into plain numbers, which neither change afterwards nor compare as they like.
+
+    Two windows of a stretch always overlap: if one begins where the other ends, it reads its last target. Unless they
+    `may_overlap`, because the scorer keeps nothing of its inputs, a step may have one of each stretch: a scorer that
+    remembers would know the targets of the first from the inputs of the second, in whatever order they are scored.
+    """
+    try:
+        windows = tuple(Window(*map(whole, (window.start, window.first, window.end))) for window in step.windows)
+        slots = tuple(map(whole, step.slots))
+    except (AttributeError, TypeError) as error:
+        raise CheckFailed(f"the scorer's plan has a step that is none: {error}") from error
+    if len(windows) != len(slots):
+        raise CheckFailed(f"the scorer's plan has {len(windows):,} windows and {len(slots):,} slots in a step")
+    if not may_overlap:
+        shown = set[int]()
+        for window in windows:
+            stretch = stream.stretch(window.start)
+            if stretch in shown:
+                read = f"window {window.start:,} to {window.end:,} reads targets of another window of its step"
+                raise CheckFailed(f"the scorer's plan shows it targets before they are scored: {read}")
+            shown.add(stretch)
+    return Step(windows, slots)
 
 
 def _shared(
@@ -128,13 +190,27 @@ def _mapping(workers: int) -> Iterator[Callable[..., Any]]:
 
 
 def same_shape_batches(step: Step, stream: Stream, rows: int, together: int = 0) -> Iterator[ScoringBatch]:
-    """Yield the windows of a step in batches of one shape, of slots that are `together`, of at most `rows` windows."""
-    shapes: dict[tuple[int, int, int], list[int]] = {}
+    """Yield the windows of a step in batches of one shape, of slots that are `together`, of at most `rows` windows.
+
+    Of one stretch, a batch has only windows that begin behind the targets of one another.
+    """
+    shapes: dict[tuple[int, int, int], list[list[int]]] = {}
+    growing: dict[tuple[int, int, int], deque[tuple[list[int], dict[int, int]]]] = {}
     for index, (window, slot) in enumerate(zip(step.windows, step.slots, strict=True)):
-        part = slot // together if together else 0
-        shapes.setdefault((window.first - window.start, window.end - window.start, part), []).append(index)
-    for (context, _, _), members in shapes.items():
-        for begin in range(0, len(members), rows):
-            indices = members[begin : begin + rows]
-            windows = tuple(step.windows[index] for index in indices)
-            yield ScoringBatch(windows, tuple(step.slots[index] for index in indices), stream.inputs(windows), context)
+        part, stretch = slot // together if together else 0, stream.stretch(window.start)
+        shape = window.first - window.start, window.end - window.start, part
+        queue = growing.setdefault(shape, deque())
+        # The batch that was longest without a new row: if it overlaps the window, those behind it do as well.
+        if queue and window.start > queue[0][1].get(stretch, -1):
+            members, ends = queue.popleft()
+        else:
+            members, ends = [], {}
+            shapes.setdefault(shape, []).append(members)
+        members.append(index)
+        ends[stretch] = window.end
+        if len(members) < rows:
+            queue.append((members, ends))
+    for (context, _, _), batches in shapes.items():
+        for members in batches:
+            windows = tuple(step.windows[index] for index in members)
+            yield ScoringBatch(windows, tuple(step.slots[index] for index in members), stream.inputs(windows), context)

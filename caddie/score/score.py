@@ -138,14 +138,12 @@ def score(
         scored += len(losses)
         progress.step({"event": "tokens", "done": scored, "total": predictions})
 
-    device, rows, workers = next(model.parameters()).device, scoring.rows, 1
-    if device.type == "cpu":  # one batch per thread, small enough for the cache
-        workers = torch.get_num_threads() if chosen.stateless else 1
-        rows = max(1, min(CACHED_TOKENS // scoring.sequence_length, scoring.rows // workers))
-        workers = min(workers, scoring.rows // rows)
+    device, layout = next(model.parameters()).device, layout_of(text.tokens, text.bos, bool(chosen.per_document))
     # All ranks need the same batches, however many threads each has.
-    rows, workers = (-int(least) for least in ranks.maximum(-rows, -workers))
-    run(chosen, text.tokens, layout_of(text.tokens, text.bos, chosen.per_document), rows, add, device, workers, ranks)
+    sizes = rows_and_workers(chosen, scoring, device)
+    rows, workers = (-int(least) for least in ranks.maximum(*(-size for size in sizes)))
+    vocabulary = model.config.vocabulary
+    run(chosen, text.tokens, layout, rows, add, device, workers, ranks, vocabulary=vocabulary)
     assert scored == predictions
     return Score(
         nats=nats,
@@ -158,6 +156,15 @@ def score(
         ttt=show(scoring.ttt) if scoring.ttt and not scorer else None,
         seconds=time.perf_counter() - begin,
     )
+
+
+def rows_and_workers(scorer: Scorer, scoring: Scoring, device: torch.device) -> tuple[int, int]:
+    """Return the rows of a batch, and the threads that run one each; on a CPU a batch is small enough for the cache."""
+    if device.type != "cpu":
+        return scoring.rows, 1
+    workers = torch.get_num_threads() if scorer.stateless else 1
+    rows = max(1, min(CACHED_TOKENS // scoring.sequence_length, scoring.rows // workers))
+    return rows, min(workers, scoring.rows // rows)
 
 
 def use_quickest_threads(model: Model, text: Text, scoring: Scoring, ranks: Ranks = Ranks()) -> None:

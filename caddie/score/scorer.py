@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -71,20 +72,25 @@ class ScoredPrefix:
 
     def tokens(self, start: int, end: int) -> Positions:
         """Return tokens `start` to `end` of one stretch, int64; `CheckFailed` if one has not been scored yet."""
-        if not 0 <= start <= end <= self._done[self._stretch(start)] + 1:
+        start, end = whole(start), whole(end)
+        if not 0 <= start <= end <= self._done[self.stretch(start)] + 1:
             raise CheckFailed(f"the scorer asks for tokens {start:,} to {end:,}, which have not all been scored")
         return np.asarray(self._tokens[start:end], np.int64)
 
     def targets(self, windows: Sequence[Window]) -> Positions:
         """Return the targets of scored windows of one shape, int64 (rows, scored)."""
-        rows = [self.tokens(window.start, window.end + 1)[window.first + 1 - window.start :] for window in windows]
+        rows = []
+        for window in windows:
+            start, first, end = map(whole, (window.start, window.first, window.end))
+            rows.append(self.tokens(start, end + 1)[first + 1 - start :])
         return np.stack(rows)
 
     def is_last(self, window: Window) -> bool:
         """True if the window is the last of its stretch."""
-        return bool(self.layout.ends[self._stretch(window.start)] == window.end)
+        return bool(self.layout.ends[self.stretch(whole(window.start))] == whole(window.end))
 
-    def _stretch(self, position: int) -> int:
+    def stretch(self, position: int) -> int:
+        """Return the number of the stretch that has the prediction `position`."""
         return int(np.searchsorted(self.layout.begins, position, side="right")) - 1
 
 
@@ -106,11 +112,11 @@ class Stream(ScoredPrefix):
 
     def ready(self, window: Window) -> bool:
         """True if all predictions of the stretch before those of the window have been scored."""
-        return bool(self._done[self._stretch(window.start)] == window.first)
+        return bool(self._done[self.stretch(window.start)] == window.first)
 
     def mark(self, window: Window) -> None:
         """Record a window as scored; `CheckFailed` unless it begins where the scored part of its stretch ends."""
-        stretch = self._stretch(window.start)
+        stretch = self.stretch(window.start)
         if not (window.start <= window.first == self._done[stretch] < window.end <= self.layout.ends[stretch]):
             found = f"predictions {window.first:,} to {window.end:,} after {self._done[stretch]:,} were scored"
             raise CheckFailed(f"the scorer's plan is not one pass from left to right: {found}")
@@ -135,12 +141,15 @@ class Scorer(ABC):
     """True if it learns along the whole text, so that cutting the text into stretches would change the score."""
     stateless = False
     """True if logits depend on the inputs only, so that several batches may run at once."""
+    fixed_between_updates = False
+    """True if logits depend on a row's inputs and on past updates alone, so that a step may have several windows of a
+    stretch, which read targets of one another. A scorer that remembers its inputs would have seen these."""
     together = 0
     """Number of neighbouring slots that share batches with no others, or 0 if any slots may share one."""
 
     @abstractmethod
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
-        """Yield steps that score each prediction of each stretch once, left to right, about `rows` windows a step.
+        """Yield steps that score each prediction of each stretch once, left to right, in batches of `rows` windows.
 
         Unless the scorer is stateless, a step is taken from the iterator only after the update on the one before.
         """
@@ -168,6 +177,11 @@ class Scorer(ABC):
     def update(self, batches: Sequence[ScoringBatch], prefix: ScoredPrefix) -> None:
         """Learn from the scored batches of a step; `prefix` has their targets and all text scored before."""
         return
+
+
+def whole(number: object) -> int:
+    """Return a plain int: a subclass may compare and compute as it likes. `TypeError` if it is not a whole number."""
+    return int(operator.index(number))  # type: ignore[arg-type]
 
 
 def nats(logits: Tensor, targets: Tensor) -> Tensor:

@@ -147,6 +147,7 @@ class ChunkSGD(TestTimeTraining):
 
 class _ChunkSGD(Scorer):
     in_order = True
+    fixed_between_updates = True
 
     def __init__(self, config: ChunkSGD, model: Model, bos: int, length: int, stride: int, dtype: torch.dtype) -> None:
         check_chunk("score.ttt.chunk_tokens", config.chunk_tokens, length)

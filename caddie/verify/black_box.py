@@ -21,6 +21,7 @@ from caddie.model import Cache, Model
 from caddie.pack.artifact import Artifact
 from caddie.score import Layout, ScoredPrefix, Scorer, Scoring, ScoringBatch, Step, Window, layout_of, load_scorer, run
 from caddie.score.loop import Losses
+from caddie.score.score import rows_and_workers
 
 Floats = npt.NDArray[np.float64]
 Positions = npt.NDArray[np.int64]
@@ -78,61 +79,55 @@ class LoopScorer(BlackBoxScorer):
             scorer = self.scoring.scorer(self.model, self.bos)
         else:
             scorer = load_scorer(self._scorer, self.model, self.artifact.tokenizer)
-        recording = _RecordingScorer(scorer, positions)
-        layout = layout_of(tokens, self.bos, recording.per_document)
-        predictions = len(tokens) - 1
-        nats, step = np.zeros(predictions), np.zeros(predictions, np.int64)
+        return self._recorded(scorer, tokens, positions)
+
+    def _recorded(self, scorer: Scorer, tokens: Ids, positions: Positions) -> ScoredText:
+        layout = layout_of(tokens, self.bos, bool(scorer.per_document))
+        predictions, gpt = len(tokens) - 1, self.model.config
+        nats, probabilities = np.zeros(predictions), np.zeros((len(positions), gpt.vocabulary))
+        counting, device = _CountingScorer(scorer, predictions), next(self.model.parameters()).device
+        rows, workers = rows_and_workers(scorer, self.scoring, device)
 
         def record(window: Window, losses: Losses) -> None:
             nats[window.first : window.end] = losses
-            step[window.first : window.end] = recording.step
-            recording.keep(window)
 
-        run(recording, tokens, layout, self.scoring.rows, record, next(self.model.parameters()).device)
-        gpt = self.model.config
+        def keep(windows: Sequence[Window], logits: Tensor) -> None:
+            for window, row in zip(windows, logits, strict=True):
+                begin, end = np.searchsorted(positions, (window.first, window.end))
+                wanted = torch.from_numpy(positions[begin:end] - window.first).to(row.device)
+                probabilities[begin:end] = torch.softmax(row[wanted].double(), -1).cpu().numpy()
+
+        run(counting, tokens, layout, rows, record, device, workers, vocabulary=gpt.vocabulary, on_logits=keep)
         scopes = {getattr(gpt.blocks[layer].attention, "scope", None) for layer in range(gpt.depth)}
         return ScoredText(
             nats=nats,
-            step=step,
+            step=counting.step,
             segment=np.searchsorted(layout.begins, np.arange(predictions), side="right") - 1,
-            probabilities=recording.probabilities,
-            isolated=scorer.per_document or (self._scorer is None and scopes == {"document"}),
+            probabilities=probabilities,
+            isolated=bool(scorer.per_document) or (self._scorer is None and scopes == {"document"}),
             learns=type(scorer).update is not Scorer.update,
         )
 
 
-class _RecordingScorer(Scorer):
-    """Records the step that a scorer is in, and some of its distributions."""
+class _CountingScorer(Scorer):
+    """Another scorer, in the loop as that one would be; records the step of each prediction."""
 
-    def __init__(self, scorer: Scorer, positions: Positions) -> None:
-        self.scorer, self.per_document = scorer, scorer.per_document
-        self.step = -1
-        self.probabilities: Floats = np.empty((0, 0))
-        self._positions = positions
-        self._rows: Iterator[Tensor] = iter(())
+    def __init__(self, scorer: Scorer, predictions: int) -> None:
+        self.scorer, self.step = scorer, np.zeros(predictions, np.int64)
+        for claim in ("per_document", "in_order", "stateless", "fixed_between_updates", "together"):
+            setattr(self, claim, getattr(scorer, claim))
 
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
-        """Yield the scorer's own steps and count them."""
-        for step in self.scorer.plan(layout, rows):
-            self.step += 1
+        """Yield the scorer's own steps."""
+        for number, step in enumerate(self.scorer.plan(layout, rows)):
+            for window in step.windows:
+                self.step[window.first : window.end] = number
             yield step
 
     def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
-        """Return the scorer's own logits, kept until the loop has scored their windows."""
-        logits = self.scorer.logits(inputs, slots, last, cache)
-        self._rows = iter(logits.detach())
-        return logits
+        """Return the scorer's own logits."""
+        return self.scorer.logits(inputs, slots, last, cache)
 
-    def keep(self, window: Window) -> None:
-        """Keep the requested distributions of the next row of the last logits."""
-        row = next(self._rows)
-        begin, end = np.searchsorted(self._positions, (window.first, window.end))
-        if begin < end:
-            if not self.probabilities.size:
-                self.probabilities = np.zeros((len(self._positions), row.shape[1]))
-            wanted = torch.from_numpy(self._positions[begin:end] - window.first).to(row.device)
-            self.probabilities[begin:end] = torch.softmax(row[wanted].double(), -1).cpu().numpy()
-
-    def update(self, batches: Sequence[ScoringBatch], past: ScoredPrefix) -> None:
+    def update(self, batches: Sequence[ScoringBatch], prefix: ScoredPrefix) -> None:
         """Update the scorer."""
-        self.scorer.update(batches, past)
+        self.scorer.update(batches, prefix)

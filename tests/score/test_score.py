@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,7 @@ class Known(nn.Module):
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
+        self.config = SimpleNamespace(vocabulary=vocabulary)
         self.table = nn.Parameter(torch.zeros(vocabulary))
         self.seen: list[tuple[Tensor, Tensor, torch.dtype]] = []
 
@@ -303,6 +305,8 @@ def test_a_window_is_ready_when_all_before_it_was_scored() -> None:
 class Planned(Scorer):
     """A scorer with a given plan that finds everything equally likely and writes down what happens."""
 
+    fixed_between_updates = True
+
     def __init__(self, steps: Sequence[Sequence[tuple[int, int, int]]], vocabulary: int = 32) -> None:
         self.steps = [[Window(*window) for window in step] for step in steps]
         self.vocabulary = vocabulary
@@ -330,7 +334,7 @@ NINE = np.array([0, 11, 12, 13, 0, 21, 22, 23, 24], np.uint16)
 
 
 def go(scorer: Planned, layout: Layout | None = None, rows: int = 2) -> list[tuple[Any, ...]]:
-    run(scorer, NINE, layout or layout_of(NINE, BOS, per_document=False), rows, scorer.tell)
+    run(scorer, NINE, layout or layout_of(NINE, BOS, per_document=False), rows, scorer.tell, vocabulary=32)
     return scorer.events
 
 
@@ -361,9 +365,10 @@ def test_windows_of_one_shape_are_asked_together() -> None:
         ([[0, 11]], [0], 2),
         ([[0]], [1], 1),
         ([[0, 11, 12, 13]], [2], 2),
-        ([[0, 21], [21, 22]], [3, 4], 1),
+        ([[0, 21]], [3], 1),
+        ([[21, 22]], [4], 1),
         ([[21, 22, 23]], [5], 1),
-    ]
+    ], "no row reads the target of another"
     three = [(0, 0, 4), (4, 4, 5), (4, 5, 6), (5, 6, 7), (6, 7, 8)]
     layout = layout_of(NINE, BOS, per_document=True)
     step = Step([Window(*window) for window in three], range(5))
@@ -371,9 +376,10 @@ def test_windows_of_one_shape_are_asked_together() -> None:
     assert [(list(question.slots), question.context) for question in batches] == [
         ([0], 0),
         ([1], 0),
-        ([2, 3], 1),
+        ([2], 1),
+        ([3], 1),
         ([4], 1),
-    ]
+    ], "each of the last three reads a target of the one before"
     assert all(question.inputs.dtype == np.int64 for question in batches)
 
 
@@ -402,12 +408,176 @@ def test_a_plan_that_leaves_its_stretch_is_refused() -> None:
             go(Planned(steps), layout_of(NINE, BOS, per_document=True))
 
 
+# Targets that a row of the same step would show
+
+
+class Remembering(Planned):
+    """The same of a scorer that makes no promise about what it keeps."""
+
+    fixed_between_updates = False
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        [(0, 0, 2), (1, 2, 4)],
+        [(0, 0, 2), (2, 2, 4)],
+        [(0, 0, 2), (0, 2, 4), (4, 4, 8)],
+    ],
+    ids=["overlapping", "end to end", "two of one stretch beside another"],
+)
+def test_a_scorer_that_may_remember_gets_one_window_of_a_stretch(step: list[tuple[int, int, int]]) -> None:
+    layout = layout_of(NINE, BOS, per_document=len(step) == 3)
+    scorer = Remembering([step, [(3, 4, 8)]])
+    with pytest.raises(CheckFailed, match=r"shows it targets before they are scored: window \d to \d reads") as error:
+        go(scorer, layout)
+    assert "\n" not in str(error.value)
+    assert scorer.events == [("plan",)], "it was shown nothing"
+
+
+def test_windows_of_several_stretches_are_asked_together() -> None:
+    scorer = Remembering([[(0, 0, 2), (4, 4, 6)], [(1, 2, 4), (5, 6, 8)]])
+    events = go(scorer, layout_of(NINE, BOS, per_document=True))
+    assert [event[1] for event in events if event[0] == "batches"] == [
+        [[0, 11], [0, 21]],
+        [[11, 12, 13], [21, 22, 23]],
+    ]
+
+
+@quick
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 5), st.lists(st.integers(1, 60), min_size=1, max_size=3))
+def test_no_row_of_a_batch_reads_the_targets_of_another(
+    length: int, stride: int, rows: int, stretches: list[int]
+) -> None:
+    ends = np.cumsum(stretches)
+    layout = Layout(ends - stretches, ends)
+    stream = Stream(np.arange(ends[-1] + 1), layout)
+    plan = [list(windows(end - n, end, length, min(stride, length))) for end, n in zip(ends, stretches, strict=True)]
+    step = Step([window for stretch in plan for window in stretch], range(sum(map(len, plan))))
+    batches = list(same_shape_batches(step, stream, rows))
+    assert sorted(slot for batch in batches for slot in batch.slots) == list(step.slots), "each once"
+    for batch in batches:
+        assert len(batch.windows) <= rows
+        targets = [set(row.tolist()) - {int(end) for end in ends} for row in stream.next_tokens(batch.windows)]
+        for number, inputs in enumerate(batch.inputs.tolist()):
+            others = set().union(*targets[:number], *targets[number + 1 :])
+            assert not others & set(inputs)
+
+
+def test_batches_of_overlapping_windows_are_full() -> None:
+    """The windows between two rows of a batch fill the other batches, so that speed does not suffer."""
+    scorer = Scoring(sequence_length=8, stride=2).scorer(tiny_model(), BOS)
+    layout = Layout(np.array([0]), np.array([8 + 2 * 5 * 4 * 3]))
+    stream, rows = Stream(np.arange(layout.predictions + 1), layout), 4
+    batches = [batch for step in scorer.plan(layout, rows) for batch in same_shape_batches(step, stream, rows)]
+    assert sorted(len(batch.windows) for batch in batches) == [1, 1, 3, *[4] * 14], (
+        "but for the first and the last windows"
+    )
+
+
+# The border
+
+
+def answering(change: Any) -> Planned:
+    """A scorer whose logits are changed before it returns them."""
+
+    class Answers(Planned):
+        def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
+            answer: Tensor = change(super().logits(inputs, slots, last))
+            return answer
+
+    return Answers([[(0, 0, 4)], [(4, 4, 8)]])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda logits: None, r"returned a NoneType instead of a plain torch\.Tensor$"),
+        (lambda logits: logits.numpy(), r"returned a ndarray instead of a plain torch\.Tensor$"),
+        (lambda logits: logits.to_sparse(), r"logits with the layout torch\.sparse_coo, not dense ones$"),
+        (lambda logits: logits.long(), r"logits of torch\.int64; it must be one of torch\.float16, "),
+        (lambda logits: logits.to(torch.complex64), r"logits of torch\.complex64; it must be one of"),
+        (lambda logits: logits.to("meta"), r"logits on meta for inputs on cpu$"),
+        (lambda logits: logits[..., :25], r"logits of shape \(1, 4, 25\) instead of \(1, 4, 32\)$"),
+        (lambda logits: logits[:, 1:], r"logits of shape \(1, 3, 32\) instead of \(1, 4, 32\)$"),
+    ],
+    ids=["nothing", "an array", "sparse", "integers", "complex", "another device", "fewer ids", "fewer positions"],
+)
+def test_answers_that_are_no_logits_are_refused_in_one_line(change: Any, message: str) -> None:
+    with pytest.raises(CheckFailed, match=message) as error:
+        go(answering(change))
+    assert "\n" not in str(error.value)
+
+
+def test_methods_set_on_a_tensor_are_not_called() -> None:
+    """They could return a subclass, for which every loss is zero."""
+
+    def with_methods(logits: Tensor) -> Tensor:
+        for name in ("detach", "flatten", "to", "cpu", "view", "double"):
+            setattr(logits, name, lambda *given, **named: pytest.fail("called"))
+        return logits
+
+    scorer, losses = answering(with_methods), []
+    run(
+        *(scorer, NINE, layout_of(NINE, BOS, per_document=False), 2, lambda window, found: losses.extend(found)),
+        vocabulary=32,
+    )
+    assert losses == pytest.approx([math.log(32)] * 8)
+
+
+class Liar(int):
+    """A number that agrees to everything."""
+
+    def _yes(self, *others: object) -> bool:
+        return True
+
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _yes  # type: ignore[assignment]
+    __hash__ = int.__hash__
+
+    def __add__(self, other: int) -> Liar:
+        return Liar(int(self) + other)
+
+    __radd__ = __add__
+
+
+def test_numbers_that_lie_when_compared_do_not_help() -> None:
+    stream = Stream(*two_stretches())
+    stream.mark(Window(0, 0, 1))
+    for start, end in [(Liar(0), Liar(4)), (Liar(2), Liar(4)), (0, Liar(3))]:
+        with pytest.raises(CheckFailed, match="not all been scored"):
+            stream.prefix.tokens(start, end)
+    with pytest.raises(CheckFailed, match="not all been scored"):
+        stream.prefix.targets([Window(Liar(0), Liar(0), Liar(3))])
+    assert not stream.prefix.is_last(Window(Liar(0), Liar(0), Liar(1)))
+    for steps in ([[(Liar(0), Liar(2), Liar(4))]], [[(0, 0, 4)], [(Liar(4), Liar(6), Liar(8))]]):
+        with pytest.raises(CheckFailed, match="not one pass from left to right"):
+            go(Planned(steps))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (None, "has a step that is none: 'NoneType' object has no attribute 'windows'"),
+        (Step([Window(0, 0, 8)], [0, 1]), "has 1 windows and 2 slots in a step"),
+        (Step([Window(0.0, 0, 8)], [0]), "has a step that is none: 'float' object cannot be"),  # type: ignore[arg-type]
+        (Step([(0, 0, 8)], [0]), "has a step that is none: 'tuple' object has no attribute"),  # type: ignore[list-item]
+    ],
+)
+def test_steps_that_are_none_are_refused_in_one_line(step: Any, message: str) -> None:
+    class Odd(Planned):
+        def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
+            yield step
+
+    with pytest.raises(CheckFailed, match=message):
+        go(Odd([]))
+
+
 def test_answers_of_another_shape_are_refused() -> None:
     class All(Planned):
         def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
             return torch.zeros(*inputs.shape, self.vocabulary)
 
-    with pytest.raises(CheckFailed, match=r"logits of shape \(1, 6, 32\) for targets of shape \(1, 4\)$"):
+    with pytest.raises(CheckFailed, match=r"logits of shape \(1, 6, 32\) instead of \(1, 4, 32\)$"):
         go(All([[(0, 0, 4)], [(2, 4, 8)]]))
 
 
@@ -457,7 +627,7 @@ def test_a_question_that_nobody_answers_is_refused(owners: list[int]) -> None:
 
     scorer = Shared([[(0, 0, 4)], [(4, 4, 8)]])
     with pytest.raises(CheckFailed, match="does not give each of 1 batches to one of 2 processes"):
-        run(scorer, NINE, layout_of(NINE, BOS, False), 2, scorer.tell, ranks=Ranks(rank=0, world=2))
+        run(scorer, NINE, layout_of(NINE, BOS, False), 2, scorer.tell, ranks=Ranks(rank=0, world=2), vocabulary=32)
     assert scorer.events == [("plan",)], "nothing was asked"
 
 
