@@ -265,8 +265,10 @@ def verify(
         lines += ["", table(rows, ["known-bad example", "", "must be caught by, and what that saw"])]
     facts = [asdict(check) for check in verdict.checks]
     caught = [asdict(bad) | {"passed": bad.passed} for bad in verdict.caught]
-    known_bad = {"known_bad": caught} if caught else {}
-    tell({"passed": verdict.passed, "checks": facts, **known_bad}, as_json, "\n".join(lines))
+    more = {name: value for name, value in (("known_bad", caught), ("not_run", verdict.not_run)) if value}
+    tell({"passed": verdict.passed, "checks": facts, **more}, as_json, "\n".join(lines))
+    if verdict.passed is None:
+        raise UserError(f"not verified, because the probes could not be run in a sandbox: {verdict.not_run}")
     return judge([*facts, *({**bad, "name": f"{bad['name']} was not caught by {bad['probe']}"} for bad in caught)])
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -41,6 +42,7 @@ from caddie.score import KINDS, ChunkSGD, Scoring, Text, check_windows, score, s
 from caddie.train.loop import Trained, train
 from caddie.train.size_forecast import Forecaster
 from caddie.verify import verify
+from caddie.verify.remote_scorer import open_scorer
 
 
 def run(
@@ -207,7 +209,8 @@ def score_artifact(
     progress.step({"event": "doing", "text": "choosing the number of threads"})
     with clock("warm_up"):
         use_quickest_threads(artifact.model, text, chosen, ranks)
-    scores = score_kinds(artifact.model, artifact.tokenizer, text, chosen, scorer, progress, ranks)
+    with closing(open_scorer(artifact, scorer)) if scorer is not None else nullcontext() as own:
+        scores = score_kinds(artifact.model, text, chosen, own, progress, ranks)
     counted, held_out = list(scores.values())[-1], corpus.manifest.validation
     trip = corpus.manifest.tokenizer.round_trip
     return {

@@ -5,7 +5,7 @@ from caddie.score.score import KINDS, Score, Scoring, Text, score, score_kinds, 
 from caddie.score.scorer import Layout, ScoredPrefix, Scorer, ScoringBatch, Step, Stream
 from caddie.score.ttt_lora import DocumentLoRA, GlobalSGD
 from caddie.score.ttt_sgd import SGD, ChunkSGD, TestTimeTraining
-from caddie.score.user_scorer import TokenByToken, TokenScorer, load_scorer
+from caddie.score.user_scorer import TokenScorer, load_scorer
 from caddie.score.windows import Window, check_windows, windows
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "Step",
     "Stream",
     "Text",
-    "TokenByToken",
     "TokenScorer",
     "Window",
     "check_windows",

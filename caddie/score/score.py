@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from caddie.config import Config, Count, Range, show
-from caddie.data.tokenizers import Tokenizer
 from caddie.model import Model
 from caddie.report.units import bits_per_byte, nats_per_byte, nats_per_token
 from caddie.runtime.autotune import quickest, thread_counts
@@ -20,7 +19,6 @@ from caddie.score.frozen import Frozen
 from caddie.score.loop import Losses, layout_of, run
 from caddie.score.scorer import Scorer
 from caddie.score.ttt_sgd import TestTimeTraining
-from caddie.score.user_scorer import load_scorer
 from caddie.score.windows import Window, check_windows
 
 KINDS = ("plain", "sliding", "adaptive", "user")
@@ -185,14 +183,13 @@ def use_quickest_threads(model: Model, text: Text, scoring: Scoring, ranks: Rank
 
 def score_kinds(
     model: Model,
-    tokenizer: Tokenizer,
     text: Text,
     scoring: Scoring,
-    scorer: str | None = None,
+    scorer: Scorer | None = None,
     progress: Progress = SILENT,
     ranks: Ranks = Ranks(),
 ) -> dict[str, Score]:
-    """Return the scores of the `KINDS` that `scoring` has, and that of a user's `scorer` (`FILE.py:NAME`) if given."""
+    """Return the scores of the `KINDS` that `scoring` has, and that of a user's `scorer` if given."""
     kinds = {"plain": scoring.plain}
     if scoring.stride < scoring.sequence_length:
         kinds["sliding"] = scoring.but(ttt=None)
@@ -203,7 +200,6 @@ def score_kinds(
         progress.phase(kind)
         scores[kind] = score(model, text, settings, progress, ranks=ranks)
     if scorer is not None:
-        progress.phase(scorer)
-        loaded = load_scorer(scorer, model, tokenizer)
-        scores["user"] = score(model, text, scoring.plain, progress, scorer=loaded, ranks=ranks)
+        progress.phase("user")
+        scores["user"] = score(model, text, scoring.plain, progress, scorer=scorer, ranks=ranks)
     return scores

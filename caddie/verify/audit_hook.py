@@ -37,6 +37,24 @@ def watch_reads(allowed: Iterable[Path] = ()) -> Iterator[list[str]]:
         watches.remove(watch)
 
 
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Record nothing in the block: a scorer's own process is started, which records for itself."""
+    watches = _watches()
+    held = watches[:]
+    watches.clear()
+    try:
+        yield
+    finally:
+        watches[:] = held
+
+
+def record_reads(phrases: Iterable[str]) -> None:
+    """Add what another process has recorded."""
+    for watch in _watches():
+        watch.touched.extend(phrase for phrase in phrases if phrase not in watch.touched)
+
+
 _FILES = {
     "open": "opened",
     "mmap.__new__": "mapped",

@@ -19,9 +19,11 @@ from torch import Tensor
 from caddie.data.tokenizers import Ids
 from caddie.model import Cache, Model
 from caddie.pack.artifact import Artifact
-from caddie.score import Layout, ScoredPrefix, Scorer, Scoring, ScoringBatch, Step, Window, layout_of, load_scorer, run
+from caddie.score import Layout, ScoredPrefix, Scorer, Scoring, ScoringBatch, Step, Window, layout_of, run
 from caddie.score.loop import Losses
 from caddie.score.score import rows_and_workers
+from caddie.verify.audit_hook import record_reads, unwatched
+from caddie.verify.remote_scorer import open_scorer
 
 Floats = npt.NDArray[np.float64]
 Positions = npt.NDArray[np.int64]
@@ -76,10 +78,14 @@ class LoopScorer(BlackBoxScorer):
     def score(self, tokens: Ids, positions: Positions) -> ScoredText:
         """Score in the loop. Steps and distributions are recorded from outside, not reported by the scorer."""
         if self._scorer is None:
-            scorer = self.scoring.scorer(self.model, self.bos)
-        else:
-            scorer = load_scorer(self._scorer, self.model, self.artifact.tokenizer)
-        return self._recorded(scorer, tokens, positions)
+            return self._recorded(self.scoring.scorer(self.model, self.bos), tokens, positions)
+        with unwatched():
+            remote = open_scorer(self.artifact, self._scorer)
+        try:
+            return self._recorded(remote, tokens, positions)
+        finally:
+            record_reads(remote.reads())
+            remote.close()
 
     def _recorded(self, scorer: Scorer, tokens: Ids, positions: Positions) -> ScoredText:
         layout = layout_of(tokens, self.bos, bool(scorer.per_document))

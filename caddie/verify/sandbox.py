@@ -2,8 +2,8 @@
 
 On Linux (5.12 or later, and only with the right to make namespaces, which many containers refuse) the program runs in
 fresh user, mount, network, process and IPC namespaces: see namespaces(7), user_namespaces(7), pivot_root(2) and
-mount_setattr(2). Neither root nor another program is needed. Packages installed for one user alone, and files that only
-root's privileges can read, are missing inside. Elsewhere the process is a plain one, and says so.
+mount_setattr(2). Neither root nor another program is needed. Files that only root's privileges can read are missing
+inside. Elsewhere the process is a plain one, and says so.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -56,6 +56,54 @@ class Outcome:
     """Peak resident memory of it, its children and the launcher (some 25 MiB), every 50 ms; 0 if it ended sooner."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sandboxed:
+    """A running process in a sandbox."""
+
+    process: Popen[bytes]
+    isolated: bool
+    """True if it has neither network nor disk."""
+    isolation: str
+    """Sentence that describes the isolation, or what the system refused."""
+    others: frozenset[int]
+    """Processes that were there before, none of which is its child."""
+
+    def resident_bytes(self) -> int:
+        """Return the memory of the process, its children and the launcher."""
+        return _resident_bytes(self.process.pid, self.others)
+
+
+@contextmanager
+def open_sandbox(command: Sequence[str], *, readable: Iterable[Path] = (), stdin: int = PIPE) -> Iterator[Sandboxed]:
+    """Start `python COMMAND` where it can read `readable` and nothing else; kill all its processes in the end.
+
+    `readable` are files or folders; the working folder is the root, so `command` names them by absolute paths. `stdin`
+    is its standard input, as for `Popen`; both outputs are pipes. Of the environment it gets `PATH`, `LANG` and
+    `OMP_NUM_THREADS` alone. Even a plain process can neither make a file longer nor leave a core dump. Raises
+    `UserError` if a path cannot be read or no process can be started.
+    """
+    paths = [str(path.absolute()) for path in readable]
+    if absent := [path for path in paths if not os.access(path, os.R_OK)]:
+        raise UserError(f"cannot read {absent[0]}; the sandbox needs it")
+    on_linux = sys.platform == "linux"
+    levels, reason = ([CLOSED, OFFLINE, PLAIN], "") if on_linux else ([PLAIN], "more needs Linux")
+    others = frozenset(psutil.pids())
+    for level in levels:
+        process, report = _launch(level, paths, command, stdin)
+        with process:
+            try:
+                ready, _, refusal = report.partition("\n")
+                if refusal or not ready.startswith(READY):
+                    reason = f"the system refuses more ({refusal or 'its launcher failed'})"
+                    continue
+                isolation = _describe(level, len(paths), reason, ready.removeprefix(READY))
+                yield Sandboxed(process=process, isolated=level == CLOSED, isolation=isolation, others=others)
+                return
+            finally:
+                _kill(process)
+    raise UserError(f"cannot start a process of its own for {' '.join(command)}: {reason}")
+
+
 def run_in_sandbox(
     command: Sequence[str],
     *,
@@ -65,42 +113,24 @@ def run_in_sandbox(
     seconds: float,
     output_bytes: int = 64 * _MIB,
 ) -> Outcome:
-    """Run `python COMMAND` (as in `["-m", "caddie", "verify", ...]`) where it can read `readable` and nothing else.
+    """Run `python COMMAND` (as in `["-m", "caddie", "verify", ...]`) in a sandbox to its end: see `open_sandbox`.
 
-    `readable` are files or folders; the working folder is the root, so `command` names them by absolute paths.
     `memory_bytes` limits the resident memory of the process and its children together, `seconds` the wall-clock time,
-    and `output_bytes` standard output and standard error each; over a limit, all its processes are killed. Of the
-    environment it gets `PATH`, `LANG` and `OMP_NUM_THREADS` alone. Even a plain process can neither make a file longer
-    nor leave a core dump. Raises `UserError` if a path cannot be read; whatever the process does is an `Outcome`.
+    and `output_bytes` standard output and standard error each; over a limit, all its processes are killed. Raises
+    `UserError` if a path cannot be read; whatever the process does is an `Outcome`.
     """
-    paths = [str(path.absolute()) for path in readable]
-    if absent := [path for path in paths if not os.access(path, os.R_OK)]:
-        raise UserError(f"cannot read {absent[0]}; the sandbox needs it")
-    on_linux = sys.platform == "linux"
-    levels, reason = ([CLOSED, OFFLINE, PLAIN], "") if on_linux else ([PLAIN], "more needs Linux")
-    others = set(psutil.pids())  # processes that were there before are none of its children
-    for level in levels:
-        process, report = _launch(level, paths, command)
-        with process:
-            try:
-                ready, _, refusal = report.partition("\n")
-                if refusal or not ready.startswith(READY):
-                    reason = f"the system refuses more ({refusal or 'its launcher failed'})"
-                    continue
-                out, err, stopped, peak_bytes = _supervise(process, others, stdin, memory_bytes, seconds, output_bytes)
-            finally:
-                _kill(process)
-        status = process.returncode
-        return Outcome(
-            returncode=status if status >= 0 else 128 - status,
-            stdout=out[:output_bytes],
-            stderr=err[:output_bytes],
-            stopped=stopped and f"it was stopped because it {stopped}",
-            isolated=level == CLOSED,
-            isolation=_describe(level, len(paths), reason, ready.removeprefix(READY)),
-            peak_bytes=peak_bytes,
-        )
-    raise UserError(f"cannot start a process of its own for {' '.join(command)}: {reason}")
+    with open_sandbox(command, readable=readable) as sandboxed:
+        out, err, stopped, peak_bytes = _supervise(sandboxed, stdin, memory_bytes, seconds, output_bytes)
+    status = sandboxed.process.returncode
+    return Outcome(
+        returncode=status if status >= 0 else 128 - status,
+        stdout=out[:output_bytes],
+        stderr=err[:output_bytes],
+        stopped=stopped and f"it was stopped because it {stopped}",
+        isolated=sandboxed.isolated,
+        isolation=sandboxed.isolation,
+        peak_bytes=peak_bytes,
+    )
 
 
 def _describe(level: str, count: int, reason: str, missing: str) -> str:
@@ -114,7 +144,7 @@ def _describe(level: str, count: int, reason: str, missing: str) -> str:
     return f"{network} {disk}: {reason}"
 
 
-def _launch(level: str, readable: Sequence[str], command: Sequence[str]) -> tuple[Popen[bytes], str]:
+def _launch(level: str, readable: Sequence[str], command: Sequence[str], stdin: int) -> tuple[Popen[bytes], str]:
     """Start the process. Return it and the launcher's report: `READY` as the command begins, or what was refused."""
     reading, writing = os.pipe()
     paths = {path: os.path.realpath(path) for path in [*runtime_paths(), *readable]}
@@ -126,7 +156,7 @@ def _launch(level: str, readable: Sequence[str], command: Sequence[str]) -> tupl
                 [sys.executable, "-I", "-S", "-B", "-c", _LAUNCHER, *arguments],
                 env=_environment(),
                 cwd="/",
-                stdin=PIPE,
+                stdin=stdin,
                 stdout=PIPE,
                 stderr=PIPE,
                 pass_fds=[writing],
@@ -141,9 +171,18 @@ def _environment() -> dict[str, str]:
     # With its first optimizer PyTorch wants a folder to exist for compiled code, though nothing is compiled.
     folder = "/proc" if Path("/proc").exists() else "/"
     variables = {name: os.environ[name] for name in ("PATH", "LANG", "OMP_NUM_THREADS") if name in os.environ}
-    if str(_PACKAGE.parent) not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
-        variables["PYTHONPATH"] = str(_PACKAGE.parent)  # a checkout: the program runs the same code
+    # The program runs the same code, wherever this one found it: in a checkout, in another environment, in the home.
+    known = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    if more := [folder for folder in (str(_PACKAGE.parent), *_package_folders()) if folder not in known]:
+        variables["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(more))
     return {**variables, "TORCHINDUCTOR_CACHE_DIR": folder, "CUDA_VISIBLE_DEVICES": ""}
+
+
+def _package_folders() -> list[str]:
+    """Return the folders of `sys.path` in which packages are installed; a checkout or the working folder is none."""
+    folders = [Path(entry).absolute() for entry in sys.path if entry]
+    kinds = ("*.dist-info", "torch", "numpy")
+    return [str(folder) for folder in folders if any(next(folder.glob(kind), None) for kind in kinds)]
 
 
 @cache
@@ -160,14 +199,15 @@ def runtime_paths() -> tuple[str, ...]:
     paths += [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     paths += [Path("/dev", name) for name in ("null", "zero", "random", "urandom")]
     paths += [Path("/etc/ld.so.cache"), Path("/sys/devices/system/cpu"), _PACKAGE]
+    paths += map(Path, _package_folders())
     return tuple(dict.fromkeys(str(path.absolute()) for path in paths if path.exists()))
 
 
 def _supervise(
-    process: Popen[bytes], others: set[int], stdin: bytes, memory_bytes: int, seconds: float, output_bytes: int
+    sandboxed: Sandboxed, stdin: bytes, memory_bytes: int, seconds: float, output_bytes: int
 ) -> tuple[bytes, bytes, str | None, int]:
     """Feed the process and enforce its limits. Return both outputs, the limit it was killed at, and its peak memory."""
-    end, peak_bytes, limit, done = time.monotonic() + seconds, 0, None, False
+    process, end, peak_bytes, limit, done = sandboxed.process, time.monotonic() + seconds, 0, None, False
     wrote_too_much = f"wrote more than {output_bytes / _MIB:,.3g} MiB"
     # `communicate` would forget what is still to be sent when its time is over.
     pipe, process.stdin = process.stdin, None
@@ -178,7 +218,7 @@ def _supervise(
             done = True
         except TimeoutExpired as running:
             out, err = running.stdout or b"", running.stderr or b""
-        peak_bytes = max(peak_bytes, _resident_bytes(process.pid, others))
+        peak_bytes = max(peak_bytes, sandboxed.resident_bytes())
         if max(len(out), len(err)) > output_bytes:
             limit = wrote_too_much
         elif peak_bytes > memory_bytes:
@@ -206,7 +246,7 @@ def _kill(process: Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _resident_bytes(first: int, others: set[int]) -> int:
+def _resident_bytes(first: int, others: frozenset[int]) -> int:
     """Return the memory of a process and its descendants.
 
     `others` are not read: the files of a thousand processes would take 30 ms at each look.

@@ -25,6 +25,7 @@ from caddie.score import Scoring, check_windows
 from caddie.verify.known_bad import Caught, catch, known_bad
 from caddie.verify.probe_case import excerpts, library, probe_case_of
 from caddie.verify.probes import HELD_OUT, Check, check_disjoint, missing_probes, run_probes
+from caddie.verify.remote_scorer import scorer_server
 from caddie.verify.sandbox import run_in_sandbox
 
 MEMORY_BYTES, SECONDS = 8 << 30, 600.0
@@ -43,10 +44,14 @@ class Verdict:
     checks: tuple[Check, ...]
     caught: tuple[Caught, ...] = ()
     """Results of the known-bad examples, if they were tried."""
+    not_run: str | None = None
+    """Why the sandbox could not run the probes, which says nothing about the artifact; None if they ran."""
 
     @property
-    def passed(self) -> bool:
-        """True if every check passed and every known-bad example was caught."""
+    def passed(self) -> bool | None:
+        """True if every check passed and every known-bad example was caught; None if the probes could not run."""
+        if self.not_run and all(check.passed for check in self.checks):
+            return None
         return all(check.passed for check in self.checks) and all(example.passed for example in self.caught)
 
 
@@ -82,8 +87,15 @@ def verify(
         documents = _held_out_documents(corpus)
         hashes = [frozenset(read_hashes(corpus.folder, split)) for split in ("train", "validation")]
         checks.append(Check(HELD_OUT, *check_disjoint(*hashes)))
-    probed, caught = _probe_in_sandbox(artifact, chosen, scorer, documents, examples, lossless)
+    try:
+        probed, caught = _probe_in_sandbox(artifact, chosen, scorer, documents, examples, lossless)
+    except _NotSandboxed as error:
+        return Verdict(checks=tuple(checks), not_run=str(error))
     return Verdict(checks=(*checks, *probed), caught=tuple(caught))
+
+
+class _NotSandboxed(Exception):
+    """Python in the sandbox lacks a package that this process has."""
 
 
 def file_checks(artifact: Artifact, cap_bytes: int) -> list[Check]:
@@ -120,11 +132,10 @@ def _probe_in_sandbox(
         "examples": examples,
         "lossless": [piece.decode("latin-1") for piece in _sample(documents, seed)] if lossless else [],
     }
-    files = [path]
     if scorer and not scorer.startswith(_KNOWN_BAD):
-        files.append(Path(scorer.rpartition(":")[0] or scorer))
+        return _probe_user_scorer(artifact, job), []
     begin, stdin = time.perf_counter(), json.dumps(job).encode()
-    outcome = run_in_sandbox(["-c", _COMMAND], readable=files, stdin=stdin, memory_bytes=MEMORY_BYTES, seconds=SECONDS)
+    outcome = run_in_sandbox(["-c", _COMMAND], readable=[path], stdin=stdin, memory_bytes=MEMORY_BYTES, seconds=SECONDS)
     answer: dict[str, Any] = {}
     trouble = outcome.stopped
     if not trouble:
@@ -133,6 +144,8 @@ def _probe_in_sandbox(
         except ValueError:
             last = outcome.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["without an error message"]
             trouble = f"it ended with status {outcome.returncode}: {last[0]}"
+            if not outcome.stdout and last[0].startswith(("ImportError", "ModuleNotFoundError")):
+                raise _NotSandboxed(f"{last[0]} ({outcome.isolation})") from None
     if "error" in answer:
         raise UserError(answer["error"])
     probed = [Check(**check) for check in answer.get("checks", [])]
@@ -145,6 +158,19 @@ def _probe_in_sandbox(
     sandbox = Check("runs in a sandbox", not trouble, f"{outcome.isolation}; {trouble or used}")
     caught = [Caught(**{**example, "failed": tuple(example["failed"])}) for example in answer.get("caught", [])]
     return [sandbox, *probed], caught
+
+
+def _probe_user_scorer(artifact: Artifact, job: dict[str, Any]) -> list[Check]:
+    """Run the probes in this process, which runs none of the user's code: the sandbox holds the scorer alone."""
+    begin, threads = time.perf_counter(), torch.get_num_threads()
+    try:
+        answer = _run_job(job)
+    finally:
+        torch.set_num_threads(threads)
+    server = scorer_server(artifact.path.absolute(), artifact.sha256)
+    used = f"{time.perf_counter() - begin:.0f} seconds; random seed {job['seed']}"
+    sandbox = Check("runs in a sandbox", True, f"the scorer alone, with {server.isolation}; {used}")
+    return [sandbox, *(Check(**check) for check in answer["checks"])]
 
 
 def _sample(documents: Sequence[bytes], seed: int) -> list[bytes]:

@@ -1,0 +1,303 @@
+"""A user's scorer in a process of its own, in a sandbox: it is sent the text only as far as it was scored.
+
+The judge holds the text, the targets and the loss; the other process gets windows or tokens and answers with numbers.
+So neither frames, garbage collector and patched modules nor files, clocks and the length of the text give it anything.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from caddie.config.userfile import read_source
+from caddie.errors import CheckFailed, UserError
+from caddie.model import Cache
+from caddie.pack.artifact import Artifact
+from caddie.runtime.distributed import Ranks
+from caddie.score import Layout, ScoredPrefix, Scorer, ScoringBatch, Step, Window
+from caddie.verify.channel import (
+    DOUBLE,
+    END,
+    JOB,
+    LOGITS,
+    NEXT,
+    PLAN,
+    READS,
+    REFUSED,
+    SINGLE,
+    TOKEN,
+    UPDATE,
+    WRONG,
+    Channel,
+)
+from caddie.verify.sandbox import Sandboxed, open_sandbox
+from caddie.verify.scorer_process import fork_server
+
+MEMORY_BYTES, ANSWER_SECONDS = 8 << 30, 300.0
+"""Limits of a scorer's process: its resident memory, and the time for one answer."""
+OPEN_END = 1 << 40
+"""End of a text whose length a scorer is not told."""
+_TEXT_BYTES = 1 << 16  # of an answer in words
+_TEXT_LETTERS = 500
+_CHECK_SECONDS = 1.0
+_TAIL_LINES = 20
+
+
+class ScorerServer:
+    """A process in a sandbox that has loaded an artifact and forks one for each scorer; it ends with this object."""
+
+    def __init__(self, artifact: Path, sha256: str) -> None:
+        self._artifact, self._sha256 = artifact, sha256
+        self._close = weakref.finalize(self, lambda: None)
+        self._sandboxed: Sandboxed | None = None
+
+    def _start(self) -> None:
+        stack = ExitStack()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = fork_server([self._artifact])
+            sandboxed = stack.enter_context(open_sandbox(command, readable=[self._artifact], stdin=theirs.fileno()))
+        self._close = weakref.finalize(self, stack.close)
+        self._sandboxed, self._control, self._tail = sandboxed, ours, deque[bytes](maxlen=_TAIL_LINES)
+        stack.callback(ours.close)
+        errors = sandboxed.process.stderr
+        assert errors is not None
+        threading.Thread(target=_drain, args=(errors, self._tail), daemon=True).start()
+        if (loaded := ours.recv(64).decode()) != self._sha256:
+            why = "it has changed" if loaded else self.last_words()
+            self.close()
+            raise UserError(f"{self._artifact} could not be loaded in a sandbox: {why}")
+
+    @property
+    def isolation(self) -> str:
+        """Sentence that describes the isolation."""
+        return self._sandboxed.isolation if self._sandboxed else "not started"
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory of all its processes."""
+        return self._sandboxed.resident_bytes() if self._sandboxed else 0
+
+    def connect(self) -> socket.socket:
+        """Return a socket to a new process, which knows the artifact alone."""
+        if self._sandboxed is None or self._sandboxed.process.poll() is not None:
+            self._start()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+        return ours
+
+    def last_words(self) -> str:
+        """Return the last line that its processes wrote."""
+        time.sleep(0.1)  # for the thread that reads them
+        lines = [line for line in self._tail if line.strip()]
+        return _printable(lines[-1]) if lines else "without a message"
+
+    def close(self) -> None:
+        """End all its processes."""
+        self._close()
+        self._sandboxed = None
+
+
+def _drain(pipe: IO[bytes], tail: deque[bytes]) -> None:
+    with suppress(ValueError):  # closed
+        while line := pipe.readline(4096):
+            tail.append(line)
+
+
+def _printable(text: bytes | bytearray) -> str:
+    words = " ".join(text.decode(errors="replace").split())
+    return "".join(letter if letter.isprintable() else "?" for letter in words[:_TEXT_LETTERS])
+
+
+@lru_cache(maxsize=1)
+def scorer_server(artifact: Path, sha256: str) -> ScorerServer:
+    """Return the server of an artifact; that of the last artifact is kept, because it takes seconds to start."""
+    return ScorerServer(artifact, sha256)
+
+
+def open_scorer(artifact: Artifact, name: str) -> RemoteScorer:
+    """Return the scorer `FILE.py:NAME` in a new process, made with the artifact's model and tokenizer.
+
+    Raises `UserError` if it cannot be made. It runs on the CPU with as many threads as PyTorch has here.
+    """
+    path = Path(name.rpartition(":")[0] if ":" in name else name)
+    job = {"name": name, "source": read_source(path).hex(), "threads": torch.get_num_threads()}
+    server = scorer_server(artifact.path.absolute(), artifact.sha256)
+    try:
+        return _begin(_Link(server, name), job, artifact.tokenizer.vocabulary)
+    except (_Ended, OSError):  # an earlier scorer may have killed the process that this one was to come from
+        server.close()
+        return _begin(_Link(server, name), job, artifact.tokenizer.vocabulary)
+
+
+def _begin(link: _Link, job: dict[str, Any], vocabulary: int) -> RemoteScorer:
+    with ExitStack() as stack:
+        stack.callback(link.close)
+        answer = link.ask(JOB, json.dumps(job).encode(), _TEXT_BYTES)[1]
+        try:
+            claims: dict[str, Any] = dict(json.loads(answer))
+            kind = RemoteTokens if claims["tokens"] else RemoteLearner if claims["learns"] else RemoteScorer
+            per_document, together = bool(claims.get("per_document")), max(0, int(claims.get("together", 0)))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise link.nonsense("what it claims") from None
+        stack.pop_all()
+    return kind(link, vocabulary, per_document, together)
+
+
+class _Ended(UserError):
+    """The process has ended."""
+
+
+class _Link:
+    """Questions to a scorer's process and their answers, within its limits; errors begin with the scorer's name."""
+
+    def __init__(self, server: ScorerServer, name: str) -> None:
+        self.server, self.name = server, name
+        self._channel = Channel(server.connect(), self._check)
+        self._until = self._next_check = 0.0
+
+    def ask(self, kind: bytes, payload: bytes, most: int) -> tuple[bytes, bytearray]:
+        """Return the answer to a question, at most so many bytes, or raise the error that it is."""
+        now = time.monotonic()
+        self._until = now + ANSWER_SECONDS
+        try:
+            if now > self._next_check:
+                self._check()
+            self._channel.send(kind, payload)
+            answer, data = self._channel.receive(max(most, _TEXT_BYTES))
+        except (EOFError, OSError):
+            raise _Ended(f"{self.name}: its process ended: {self.server.last_words()}") from None
+        except ValueError as error:
+            raise self.nonsense(str(error)) from None
+        if answer in (WRONG, REFUSED):
+            raise (UserError if answer == WRONG else CheckFailed)(_printable(data))
+        if len(data) > most:
+            raise self.nonsense(f"{len(data):,} bytes, at most {most:,} were due")
+        return answer, data
+
+    def numbers(self, data: bytearray, columns: int) -> npt.NDArray[np.int64]:
+        """Return bytes as int64 (rows, columns)."""
+        if len(data) % (8 * columns):
+            raise self.nonsense(f"{len(data):,} bytes in place of rows of {columns} numbers")
+        return np.frombuffer(data, np.int64).reshape(-1, columns)
+
+    def nonsense(self, what: str) -> UserError:
+        """Return the error for an answer that is none."""
+        return UserError(f"{self.name}: its process sent what is no answer: {what}")
+
+    def close(self) -> None:
+        """Close the socket, at which the process ends."""
+        self._channel.close()
+
+    def _check(self) -> None:
+        now = time.monotonic()
+        self._next_check = now + _CHECK_SECONDS
+        limit = ""
+        if self.server.resident_bytes > MEMORY_BYTES:
+            limit = f"took more than {MEMORY_BYTES >> 20:,} MiB of memory"
+        elif now > self._until:
+            limit = f"gave no answer for {ANSWER_SECONDS:,.0f} seconds"
+        if limit:
+            self.server.close()
+            raise UserError(f"{self.name} was stopped because it {limit}")
+
+
+class RemoteScorer(Scorer):
+    """A `Scorer` of a user's that learns nothing, in its process; only what is here is believed of it."""
+
+    def __init__(self, link: _Link, vocabulary: int, per_document: bool, together: int) -> None:
+        self._link, self._vocabulary = link, vocabulary
+        self.per_document, self.together = per_document, together
+
+    def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
+        """Yield the scorer's steps. Unless it scores documents by themselves, it is not told where the text ends."""
+        begins, ends = layout.begins, layout.ends
+        shown = ends if self.per_document else np.array([OPEN_END])
+        self._link.ask(PLAN, np.concatenate([[rows, len(begins)], begins, shown]).tobytes(), 0)
+        while True:
+            kind, data = self._link.ask(NEXT, b"", max(_TEXT_BYTES, 32 * len(begins)))
+            if kind == END:
+                return
+            numbers = self._link.numbers(data, 4)
+            if not self.per_document:
+                if (numbers[:, 1] >= ends[0]).any():
+                    return
+                numbers[:, 2] = np.minimum(numbers[:, 2], ends[0])
+            yield Step([Window(*edges) for edges in numbers[:, :3].tolist()], numbers[:, 3].tolist())
+
+    def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
+        """Return the scorer's logits, float32 or float64, on the device of the inputs."""
+        shape = (len(inputs), last, self._vocabulary)
+        numbers = np.concatenate([np.array([len(inputs), last, *slots]), inputs.cpu().numpy().ravel()])
+        return self._logits(LOGITS, numbers.tobytes(), shape).to(inputs.device)
+
+    def _logits(self, kind: bytes, payload: bytes, shape: tuple[int, ...]) -> Tensor:
+        count = int(np.prod(shape, dtype=np.int64))
+        answer, data = self._link.ask(kind, payload, 8 * count)
+        dtype = {SINGLE: torch.float32, DOUBLE: torch.float64}.get(answer)
+        if dtype is None or len(data) != count * dtype.itemsize:
+            raise self._link.nonsense(f"{len(data):,} bytes in place of {count:,} logits")
+        return torch.frombuffer(data, dtype=dtype).view(shape)
+
+    def share(self, ranks: Ranks) -> bool:
+        """Return False: every process asks a scorer of its own."""
+        return False
+
+    def reads(self) -> list[str]:
+        """Return phrases for what the process used beside the artifact and Python's own files; [] if it has ended."""
+        with suppress(UserError, CheckFailed, ValueError, TypeError, RecursionError):
+            phrases = json.loads(self._link.ask(READS, b"", _TEXT_BYTES)[1])
+            return [_printable(str(phrase).encode()) for phrase in phrases]
+        return []
+
+    def close(self) -> None:
+        """End the scorer's process."""
+        self._link.close()
+
+
+class RemoteLearner(RemoteScorer):
+    """A `Scorer` of a user's that learns."""
+
+    def update(self, batches: Sequence[ScoringBatch], prefix: ScoredPrefix) -> None:
+        """Send the windows and targets of a step, now that they have been scored."""
+        parts = [
+            np.concatenate([np.array(batch.windows, np.int64).ravel(), prefix.targets(batch.windows).ravel()])
+            for batch in batches
+        ]
+        self._link.ask(UPDATE, np.concatenate(parts).tobytes() if parts else b"", 0)
+
+
+class RemoteTokens(RemoteScorer):
+    """A `TokenScorer` of a user's, which is sent token after token."""
+
+    def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
+        """Yield one prediction after the other."""
+        for begin, end in zip(layout.begins.tolist(), layout.ends.tolist(), strict=True):
+            for position in range(begin, end):
+                yield Step([Window(position, position, position + 1)], [0])
+
+    def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
+        """Send the token before, which has been scored, and return the prediction of the next."""
+        token = int(inputs[0, 0]).to_bytes(8, "little")
+        logits = self._logits(TOKEN, token, (1, 1, self._vocabulary))
+        if not logits.logsumexp(-1).isfinite():
+            raise UserError(f"{self._link.name}: predict must return finite logits, or minus infinity for some tokens")
+        return logits.to(inputs.device)
+
+    def update(self, batches: Sequence[ScoringBatch], prefix: ScoredPrefix) -> None:
+        """Do nothing: the token goes with the next question, and the last one of the text to nobody."""
