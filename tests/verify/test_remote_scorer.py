@@ -205,10 +205,11 @@ def test_answers_may_be_tensors_and_arrays(scored: Callable[..., Score]) -> None
         (COUNTS.replace("return [", "sys.exit(); ["), "", "mine.py: predict failed with SystemExit"),
         (COUNTS.replace("+= 1", "+= 1 / 0"), "", r"mine\.py: update failed with ZeroDivisionError: division"),
         (COUNTS.replace("return [", "os._exit(3); ["), "", "mine.py: its process ended: "),
-        (
+        pytest.param(
             COUNTS.replace("return [", "import time; os.kill(os.getppid(), 9); time.sleep(60); ["),
             "",
             "mine.py: its process ended: ",
+            marks=pytest.mark.long,  # a new process loads the artifact for the next
         ),
         (WINDOWS.replace("return self", "1 / 0; return self"), "", r"mine\.py: logits failed with ZeroDivisionError"),
         (WINDOWS.replace("yield Step", "1 / 0; yield Step"), "", r"mine\.py: plan failed with ZeroDivisionError"),

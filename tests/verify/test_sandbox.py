@@ -11,9 +11,11 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import sysconfig
 import textwrap
 import time
 import urllib.request
+import venv
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -241,6 +243,65 @@ def test_an_artifact_writes_and_a_weight_learns(step: str, namespaces: None, tin
     outcome = run(code, tiny_run.artifact, readable=[tiny_run.artifact], memory=2048 * MIB, seconds=120)
     assert answer(outcome) == [[], pytest.approx(0.8 * (1 - 0.1 * 0.01) - 0.1 if step else 0.8)]
     assert 64 * MIB < outcome.peak_bytes < 2048 * MIB
+
+
+# Where packages are
+
+
+def test_packages_are_found_wherever_this_process_found_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In any folder of its path that packages were installed in; a checkout or a working folder is not shown."""
+    for name, beside in (("installed", "x-1.0.dist-info"), ("checkout", "x.egg-info"), ("here", "data")):
+        (tmp_path / name / beside).mkdir(parents=True)
+        (tmp_path / name / f"x_{name}.py").write_text("")
+    monkeypatch.chdir(tmp_path / "here")
+    folders = ["", *map(str, (tmp_path / "here", tmp_path / "checkout", tmp_path / "installed"))]
+    monkeypatch.setattr(sys, "path", [*folders, *sys.path])
+    module.runtime_paths.cache_clear()
+    code = """
+        import importlib, json
+        found = []
+        for name in ("x_installed", "x_checkout", "x_here", "numpy"):
+            try:
+                importlib.import_module(name)
+                found.append(name)
+            except ModuleNotFoundError:
+                pass
+        print(json.dumps(found))
+    """
+    try:
+        assert answer(run(code)) == ["x_installed", "numpy"]
+    finally:
+        module.runtime_paths.cache_clear()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["PYTHONPATH", ".pth", "for one user"])
+def test_each_kind_of_installation_runs_in_the_sandbox(kind: str, tmp_path: Path) -> None:
+    """An interpreter whose own folders hold no package, with this one's packages and checkout elsewhere."""
+    base = Path(sys.base_prefix, "bin", f"python{sys.version_info[0]}.{sys.version_info[1]}")
+    packages, checkout = sysconfig.get_path("purelib"), str(PACKAGE.parent)
+    venv.create(tmp_path / "venv", symlinks=True)
+    python, environment = tmp_path / "venv" / "bin" / "python", {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    own = tmp_path / "venv" / "lib" / base.name / "site-packages"
+    if kind == "PYTHONPATH":
+        environment["PYTHONPATH"] = os.pathsep.join([checkout, packages])
+    elif kind == ".pth":
+        (own / "elsewhere.pth").write_text(f"{packages}\n{checkout}\n")
+    else:
+        python, environment["PYTHONUSERBASE"] = base, str(tmp_path)
+        user = tmp_path / "lib" / base.name
+        user.mkdir(parents=True)
+        (user / "site-packages").symlink_to(packages)
+        environment["PYTHONPATH"] = checkout
+    code = """
+        from caddie.verify.sandbox import run_in_sandbox
+        command = ["-c", "import torch, numpy, scipy, caddie.verify.verify; print('here')"]
+        print(run_in_sandbox(command, memory_bytes=4 << 30, seconds=120))
+    """
+    done = subprocess.run(
+        [python, "-c", textwrap.dedent(code)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert "stdout=b'here\\n'" in done.stdout, done
 
 
 # Limits
