@@ -210,6 +210,8 @@ def score_artifact(
     with clock("warm_up"):
         use_quickest_threads(artifact.model, text, chosen, ranks)
     with closing(open_scorer(artifact, scorer)) if scorer is not None else nullcontext() as own:
+        if own is not None:
+            progress.note(f"the scorer runs with {own.isolation}")
         scores = score_kinds(artifact.model, text, chosen, own, progress, ranks)
     counted, held_out = list(scores.values())[-1], corpus.manifest.validation
     trip = corpus.manifest.tokenizer.round_trip

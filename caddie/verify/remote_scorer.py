@@ -45,7 +45,7 @@ from caddie.verify.channel import (
     Channel,
 )
 from caddie.verify.sandbox import Sandboxed, open_sandbox
-from caddie.verify.scorer_process import fork_server
+from caddie.verify.scorer_process import allow_debuggers, fork_server
 
 MEMORY_BYTES, ANSWER_SECONDS = 8 << 30, 300.0
 """Limits of a scorer's process: its resident memory, and the time for one answer."""
@@ -72,6 +72,8 @@ class ScorerServer:
             command = fork_server([self._artifact])
             sandboxed = stack.enter_context(open_sandbox(command, readable=[self._artifact], stdin=theirs.fileno()))
         self._close = weakref.finalize(self, stack.close)
+        if not sandboxed.isolated:  # then a scorer may see this process
+            allow_debuggers(False)
         self._sandboxed, self._control, self._tail = sandboxed, ours, deque[bytes](maxlen=_TAIL_LINES)
         stack.callback(ours.close)
         errors = sandboxed.process.stderr
@@ -264,6 +266,11 @@ class RemoteScorer(Scorer):
             phrases = json.loads(self._link.ask(READS, b"", _TEXT_BYTES)[1])
             return [_printable(str(phrase).encode()) for phrase in phrases]
         return []
+
+    @property
+    def isolation(self) -> str:
+        """Sentence that describes the isolation of its process."""
+        return self._link.server.isolation
 
     def close(self) -> None:
         """End the scorer's process."""

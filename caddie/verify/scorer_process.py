@@ -57,7 +57,7 @@ def main(path: str) -> None:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)  # a user's scorer may print
     _prctl(_SUBREAPER, 1)
-    _prctl(_DUMPABLE, 0)  # scorers have the same user, and could otherwise change this process's memory
+    allow_debuggers(False)
     torch.set_num_threads(1)  # a thread pool would not survive the fork
     artifact = load(Path(path))
     control.sendall(artifact.sha256.encode())
@@ -69,11 +69,16 @@ def main(path: str) -> None:
         (connection,) = connections
         if not os.fork():
             control.close()
-            _prctl(_DUMPABLE, 1)
+            allow_debuggers(True)
             with suppress(EOFError, OSError):  # the judge is done
                 _serve(Channel(socket.socket(fileno=connection)), artifact)
             os._exit(0)
         os.close(connection)
+
+
+def allow_debuggers(allow: bool) -> None:
+    """Let other processes of this user read and change this process's memory, or, on Linux, forbid it."""
+    _prctl(_DUMPABLE, int(allow))
 
 
 def _prctl(option: int, value: int) -> None:

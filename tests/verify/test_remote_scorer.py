@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from caddie.errors import CheckFailed, UserError
 from caddie.pack.artifact import Artifact, load
 from caddie.score import Score, Scoring, Text, score
 from caddie.verify import remote_scorer as module
+from caddie.verify import sandbox, scorer_process
 from caddie.verify.remote_scorer import OPEN_END, RemoteLearner, RemoteScorer, RemoteTokens, open_scorer, scorer_server
 
 BOS = 256
@@ -314,6 +317,27 @@ def test_it_has_the_threads_of_its_judge(threads: int, scored: Callable[..., Sco
         scored(WINDOWS.replace("return self", f"assert torch.get_num_threads() == {threads}; return self"))
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such setting")
+def test_where_there_is_no_sandbox_the_judge_hides_its_memory(
+    artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = (
+        "import sandbox_launcher as it\ndef no(*_): raise PermissionError(1, 'Refused', 'step')\nit._unshare = no\n"
+    )
+    before, enter = sandbox._LAUNCHER.split("from ")
+    monkeypatch.setattr(sandbox, "_LAUNCHER", f"{before}\n{refused}from {enter}")
+    server, get_dumpable = module.ScorerServer(artifact.path, artifact.sha256), 3
+    try:
+        server.connect().close()
+        assert server.isolation.startswith("plain subprocess")
+        assert ctypes.CDLL(None).prctl(get_dumpable) == 0
+    finally:
+        server.close()
+        scorer_process.allow_debuggers(True)
+    assert ctypes.CDLL(None).prctl(get_dumpable) == 1
 
 
 @pytest.mark.long
