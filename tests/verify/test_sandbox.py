@@ -17,6 +17,8 @@ import time
 import urllib.request
 import venv
 from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +28,7 @@ import pytest
 import torch
 
 from caddie.errors import UserError
+from caddie.pack.artifact import load
 from caddie.verify import sandbox as module
 from caddie.verify.audit_hook import watch_reads
 from caddie.verify.sandbox import Outcome, run_in_sandbox
@@ -302,6 +305,32 @@ def test_each_kind_of_installation_runs_in_the_sandbox(kind: str, tmp_path: Path
         [python, "-c", textwrap.dedent(code)], env=environment, capture_output=True, text=True, check=False
     )
     assert "stdout=b'here\\n'" in done.stdout, done
+
+
+def test_a_sandbox_that_lacks_a_package_says_nothing_about_the_artifact(
+    tiny_run: Any, caddie: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verification = import_module("caddie.verify.verify")
+    missing = Outcome(
+        returncode=1,
+        stdout=b"",
+        stderr=b"Traceback\nModuleNotFoundError: No module named 'torch'\n",
+        stopped=None,
+        isolated=True,
+        isolation="S",
+        peak_bytes=0,
+    )
+    monkeypatch.setattr(verification, "run_in_sandbox", lambda *given, **limits: missing)
+    verdict = verification.verify(load(tiny_run.artifact), 16_000_000)
+    assert verdict.passed is None
+    assert verdict.not_run == "ModuleNotFoundError: No module named 'torch' (S)"
+    assert verification.verify(load(tiny_run.artifact), 1).passed is False, "the file is too large all the same"
+    ended = caddie("verify", tiny_run.artifact, "--json")
+    assert ended.status == 2
+    assert ended.err.startswith("caddie: not verified, because the probes could not be run in a sandbox: ModuleNotF")
+    assert json.loads(ended.out)["passed"] is None
+    monkeypatch.setattr(verification, "run_in_sandbox", lambda *given, **limits: replace(missing, stderr=b"Killed\n"))
+    assert verification.verify(load(tiny_run.artifact), 16_000_000).passed is False
 
 
 # Limits
