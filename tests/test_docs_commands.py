@@ -9,6 +9,7 @@ import ast
 import importlib
 import json
 import re
+import runpy
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -310,3 +311,46 @@ def test_a_program_takes_what_caddie_has(text: str) -> None:
                 assert hasattr(module, alias.name), f"{node.module} has no {alias.name}"
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "caddie":
             assert hasattr(importlib.import_module("caddie"), node.attr), f"caddie has no {node.attr}"
+
+
+NEEDS = {
+    "caddie.run(": "trains; `test_readme.py` runs it",
+    "from signed import": "needs the two runs of its page",
+    "Study(...": "a part of a definition",
+    "audit(tokenizer, documents)": "needs a tokenizer and documents of the reader's own",
+}
+"""Programs that are not run here, by a piece of them, and why."""
+DEFINITIONS = {
+    f"{page.stem}-{number}": text for page, number, text in PROGRAMS if not any(piece in text for piece in NEEDS)
+}
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_a_program_defines_what_a_verb_takes(
+    name: str, tiny_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file of recipes, of a study or of a scorer is run, and what it defines is built."""
+    import torch
+
+    from caddie import Recipe, Study, load
+    from caddie.score import Scorer, TokenScorer
+
+    artifact = load(tiny_run.artifact)
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "page_program.py"
+    path.write_text(DEFINITIONS[name])
+    found = runpy.run_path(str(path))
+    classes = [value for value in found.values() if isinstance(value, type) and value.__module__ == "<run_path>"]
+    recipes = [value for value in found.values() if isinstance(value, Recipe)]
+    recipes += [study.base for study in found.values() if isinstance(study, Study)]
+    scorers = [one for one in classes if issubclass(one, Scorer | TokenScorer)]
+    assert recipes or scorers
+    for recipe in recipes:
+        with torch.device("meta"):
+            assert sum(one.numel() for one in recipe.model.build().parameters()) == recipe.parameters
+    for scorer in scorers:
+        assert isinstance(scorer(artifact.model, artifact.tokenizer), Scorer | TokenScorer)
+
+
+def test_every_reason_is_needed() -> None:
+    assert all(any(piece in text for *_, text in PROGRAMS) for piece in NEEDS)
