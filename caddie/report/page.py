@@ -6,6 +6,10 @@ no content of a run folder can break the page out of its layout.
 
 from __future__ import annotations
 
+import base64
+import csv
+import io
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +36,7 @@ _STAGES = (
     ("Quantized, packed", "adaptive", "quantized_adaptive"),
 )
 _PARTS = {"config": "Model config", "source": "Source code", "container": "Container overhead"}
+_STEP_COLUMNS = ("step", "seconds", "progress", "loss", "bits_per_byte", "tokens", "tokens_per_second", "lr_scale")
 _PHASE_COLORS = (5, 1, 0, 3, 4, 2)
 
 
@@ -66,6 +71,7 @@ def render(result: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> str
         beside=_beside(result),
         chart=loss_chart(steps),
         busy=busy_machine(result),
+        downloads=_downloads(result, steps),
         parts=_shares({_PARTS.get(name, name.capitalize()): size for name, size in sizes.items()}, ",d"),
         phases=_shares(phases, ",.1f", _PHASE_COLORS),
         by_bytes=_tensors(result, "bytes", ",d"),
@@ -130,6 +136,7 @@ def _head(result: Mapping[str, Any]) -> dict[str, Any]:
         (number(pick(training, "steps"), ",d"), "steps"),
         (number(pick(training, "tokens"), ",d"), "tokens"),
         (number(pick(result, "seconds", "train"), ",.1f"), "seconds of training"),
+        (number(pick(training, "tokens_per_second"), ",.0f"), "tokens per second"),
     ]
     return {
         "way": way,
@@ -148,6 +155,23 @@ def _head(result: Mapping[str, Any]) -> dict[str, Any]:
             *([f"seed {result['seed']}"] if result.get("seed") is not None else []),
         ],
     }
+
+
+def _downloads(result: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Return the result as JSON and the steps of the log as CSV, each in an address of its own, so that the page needs
+    no file beside it."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, _STEP_COLUMNS, extrasaction="ignore", lineterminator="\n")
+    table.writeheader()
+    table.writerows(steps)
+    files = {
+        "result.json": ("application/json", json.dumps(result, indent=2)),
+        "steps.csv": ("text/csv", text.getvalue()),
+    }
+    return [
+        {"name": name, "address": f"data:{kind};base64,{base64.b64encode(content.encode(errors='replace')).decode()}"}
+        for name, (kind, content) in files.items()
+    ]
 
 
 def _line(result: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import csv
+import io
 import json
 import math
 import os
@@ -53,7 +56,11 @@ def test_page_stands_alone(tmp_path: Path) -> None:
     page = Page(text)
     assert not {"script", "link", "img", "iframe", "object", "embed", "base", "form"} & set(page.tags)
     loads = [(tag, name, value) for tag, name, value in page.attributes if name in ("src", "srcset", "href", "action")]
-    assert loads == [("a", "href", "https://github.com/openai/parameter-golf")]
+    assert [value.partition(",")[0] for _, _, value in loads] == [
+        "data:application/json;base64",
+        "data:text/csv;base64",
+        "https://github.com/openai/parameter-golf",
+    ]
     assert not re.search(r"url\(|@import|@font-face", text)
     assert not [name for _, name, _ in page.attributes if name.startswith("on")]
     assert "default-src 'none'" in text
@@ -101,7 +108,12 @@ def test_everything_is_escaped(tmp_path: Path, place: str) -> None:
     page = read(tmp_path, result)
     assert "script" not in page.tags
     assert any("<script>alert(1)</script>\"'\ufffd&amp;" in line for line in page.text)
-    assert not [value for _, name, value in page.attributes if name == "href" and not value.startswith("https://")]
+    assert not [
+        value
+        for _, name, value in page.attributes
+        if name == "href"
+        and not value.startswith(("https://", "data:application/json;base64,", "data:text/csv;base64,"))
+    ]
 
 
 def without(value: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -209,6 +221,17 @@ def test_what_bytes_buy_is_said(tmp_path: Path) -> None:
     assert said + "100,000 fewer would raise it by 0.0039." in text
     assert text[text.index("Predicted loss") + 1] == "0.0010"
     assert text[text.index("Measured loss") + 1] == "0.0012"
+
+
+def test_the_numbers_can_be_taken_from_the_page_alone(tmp_path: Path) -> None:
+    page, result = read(tmp_path), make_result()
+    held = [value for _, name, value in page.attributes if name == "href" and value.startswith("data:")]
+    facts, steps = (base64.b64decode(address.partition(",")[2]).decode() for address in held)
+    assert json.loads(facts) == result
+    rows = list(csv.DictReader(io.StringIO(steps)))
+    logged = [event for event in make_events() if event["event"] == "step"]
+    assert [(int(row["step"]), float(row["loss"])) for row in rows] == [(one["step"], one["loss"]) for one in logged]
+    assert "27,707 tokens per second" in page.text
 
 
 def test_a_busy_machine_is_told(tmp_path: Path) -> None:
