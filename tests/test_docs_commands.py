@@ -9,7 +9,6 @@ import ast
 import importlib
 import json
 import re
-import runpy
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -333,14 +332,15 @@ def test_a_program_defines_what_a_verb_takes(
     import torch
 
     from caddie import Recipe, Study, load
+    from caddie.config.userfile import execute
     from caddie.score import Scorer, TokenScorer
 
     artifact = load(tiny_run.artifact)
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "page_program.py"
     path.write_text(DEFINITIONS[name])
-    found = runpy.run_path(str(path))
-    classes = [value for value in found.values() if isinstance(value, type) and value.__module__ == "<run_path>"]
+    found = execute(path)
+    classes = [value for value in found.values() if isinstance(value, type) and value.__module__ == found["__name__"]]
     recipes = [value for value in found.values() if isinstance(value, Recipe)]
     recipes += [study.base for study in found.values() if isinstance(study, Study)]
     scorers = [one for one in classes if issubclass(one, Scorer | TokenScorer)]

@@ -351,8 +351,9 @@ def test_a_step_is_charged_then_learnt_from_then_the_next_is_planned() -> None:
 
 
 def test_slots_that_are_together_share_a_batch() -> None:
-    stream, slots = Stream(NINE, layout_of(NINE, BOS, per_document=True)), [0, 1, 2, 3]
-    step = Step([Window(0, 0, 2), Window(4, 4, 6), Window(0, 0, 2), Window(4, 4, 6)], slots)
+    tokens = np.tile(np.array([BOS, 11, 12], np.uint16), 4)
+    stream, slots = Stream(tokens, layout_of(tokens, BOS, per_document=True)), [0, 1, 2, 3]
+    step = Step([Window(start, start, start + 2) for start in (0, 3, 6, 9)], slots)
     for together, wanted in ((0, [[0, 1, 2, 3]]), (2, [[0, 1], [2, 3]]), (1, [[0], [1], [2], [3]])):
         assert [list(batch.slots) for batch in same_shape_batches(step, stream, 9, together)] == wanted
 
@@ -643,9 +644,9 @@ def test_a_process_answers_what_it_is_given(rank: int) -> None:
         def sum(self, tensors: Sequence[Tensor]) -> None:
             """Add nothing of the other process."""
 
-    scorer, paid = Shared([[(0, 0, 4), (1, 4, 8)]]), list[bool]()
+    scorer, paid = Shared([[(0, 0, 4), (4, 4, 8)]]), list[bool]()
     tell, ranks = (lambda window, losses: paid.append(bool(losses.any()))), Alone(rank=rank, world=2)
-    run(scorer, NINE, layout_of(NINE, BOS, False), 2, tell, ranks=ranks)
+    run(scorer, NINE, layout_of(NINE, BOS, per_document=True), 1, tell, ranks=ranks, vocabulary=32)
     assert paid == [rank == 0, rank == 1]
 
 
@@ -831,7 +832,7 @@ def test_an_artifact_has_the_scores_that_its_settings_have() -> None:
         (Scoring(sequence_length=12, stride=6, ttt=sgd), ["plain", "sliding", "adaptive"]),
     ):
         watched.phases.clear()
-        found = score_kinds(model, ByteTokenizer(), text, chosen, progress=watched)
+        found = score_kinds(model, text, chosen, progress=watched)
         assert list(found) == watched.phases == kinds
         alone = {"plain": chosen.plain, "sliding": chosen.but(ttt=None), "adaptive": chosen}
         assert {kind: one.nats for kind, one in found.items()} == {
@@ -908,7 +909,7 @@ def test_the_seconds_are_those_that_scoring_took() -> None:
 def test_on_a_gpu_one_batch_of_all_rows_runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model, asked = Known(16).to("meta"), []
 
-    def note(scorer: Scorer, tokens: np.ndarray, layout: Layout, rows: int, add: Any, *rest: Any) -> None:
+    def note(scorer: Scorer, tokens: np.ndarray, layout: Layout, rows: int, add: Any, *rest: Any, **more: Any) -> None:
         asked.append((rows, *rest[:2]))
         add(Window(0, 0, layout.predictions), np.zeros(layout.predictions))
 
