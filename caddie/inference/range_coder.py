@@ -76,7 +76,10 @@ class Encoder:
                 self._narrow(start, end - start, total)
 
     def finish(self) -> bytes:
-        """Return the stream, at most 1 byte longer than the symbols need; empty for no symbols."""
+        """Return the stream, at most 1 byte longer than the symbols need; empty for no symbols.
+
+        It ends where the decoder's reading does, zeros included: a decoder that reads on is reading a damaged stream.
+        """
         end, shift = self._low + self._range, _STATE_BITS
         while (value := -(-self._low >> shift) << shift) >= end:
             shift -= 8
@@ -85,7 +88,8 @@ class Encoder:
         while (carries := words >> _WORD_BITS).any():
             words &= _WORD_MASK
             words[:-1] += carries[1:]
-        return words.astype(">u4").tobytes().rstrip(b"\0")  # the decoder reads zeros after the end
+        # The decoder takes zeros for what is missing of the state.
+        return words.astype(">u4").tobytes().rstrip(b"\0").ljust(_WORD_BYTES * len(self._words), b"\0")
 
     def _narrow(self, start: int, size: int, total: int) -> None:
         """Narrow the interval to `size` of its `total` shares, from `start` on."""
@@ -101,7 +105,7 @@ class Encoder:
 class Decoder:
     """Decodes the stream of an `Encoder`, under the same logits.
 
-    A damaged stream gives wrong symbols or a `UserError`. After its end, zeros are read.
+    A damaged stream gives wrong symbols or a `UserError`, at the latest once all its bytes are used up.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -146,6 +150,8 @@ class Decoder:
         while self._range < _LEAST_RANGE:
             word = self._data[self._read : self._read + _WORD_BYTES].ljust(_WORD_BYTES, b"\0")
             self._read += _WORD_BYTES
+            if self._read > len(self._data) + _STATE_BYTES:
+                raise UserError("the compressed stream ends before the tokens that it states; it was cut or forged")
             self._offset = self._offset << _WORD_BITS | int.from_bytes(word, "big")
             self._range <<= _WORD_BITS
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import compress as compress_by
 from itertools import pairwise
 
 import numpy as np
@@ -45,6 +46,9 @@ _BODY = len(_MAGIC) + 2 * _HASH_BYTES
 # A stream costs about 6 bytes, and one step takes little longer for 64 streams than for 1.
 _MOST_STREAMS, _STREAM_TOKENS = 64, 2048
 _MOST_TOKENS = 1 << 32
+# A byte of the coded stream stands for no more tokens than this (0.002 bits each): a shorter stream is filled up with
+# zeros, and a file that states more tokens is refused before memory is taken for them.
+_TOKENS_PER_BYTE = 4096
 
 
 def compress(
@@ -78,7 +82,8 @@ def compress(
     _code(scorer, np.concatenate(parts) if parts else np.empty(0, np.uint16), lengths, encode, progress)
     diff = {path: plain(value) for path, value in artifact.scoring.diff(chosen).items()}
     settings = json.dumps(diff, separators=(",", ":")).encode() if diff else b""
-    coded = _leb128(mode, len(lengths), *lengths, len(settings)) + settings + encoder.finish()
+    coded = encoder.finish().ljust(sum(lengths) // _TOKENS_PER_BYTE, b"\0")
+    coded = _leb128(mode, len(lengths), *lengths, len(settings)) + settings + coded
     body = coded if len(coded) < len(text) + 1 else _leb128(_STORED) + text
     return _MAGIC + _hashes(artifact, text) + body
 
@@ -176,8 +181,10 @@ def _decode(artifact: Artifact, mode: int, body: BytesIO, progress: Progress) ->
         diff = None
     if not isinstance(diff, dict):
         raise UserError("this file is damaged: its scoring cannot be read")
-    scoring = artifact.scoring.but(diff)
-    decoder, bos = Decoder(body.read()), artifact.tokenizer.bos
+    scoring, coded = artifact.scoring.but(diff), body.read()
+    if sum(lengths) >= _TOKENS_PER_BYTE * (len(coded) + 1):
+        raise UserError(f"this file is damaged: it states {sum(lengths):,} tokens, more than {len(coded):,} bytes hold")
+    decoder, bos = Decoder(coded), artifact.tokenizer.bos
     tokens = np.zeros(sum(lengths), np.uint16)
     begins = np.cumsum([0, *lengths], dtype=np.int64)
     tokens[begins[:-1]] = bos
@@ -213,9 +220,10 @@ def _code(scorer: Scorer, tokens: Tokens, lengths: Sequence[int], coder: Coder, 
         waiting = list(zip(step.windows, step.slots, strict=True))
         while waiting:
             # A window needs the tokens of the one before it in its stream as context.
-            ready = [pair for pair in waiting if stream.ready(pair[0])]
-            waiting = [pair for pair in waiting if pair not in ready]
-            for batch in same_shape_batches(Step(*zip(*ready, strict=True)), stream, len(ready)):
+            now = [stream.ready(window) for window, _ in waiting]
+            ready = list(compress_by(waiting, now))
+            waiting = [pair for pair, coded in zip(waiting, now, strict=True) if not coded]
+            for batch in same_shape_batches(Step(*zip(*ready, strict=True)), stream, _MOST_STREAMS):
                 _code_windows(scorer, batch, tokens, coder)
                 batches.append(batch._replace(inputs=stream.inputs(batch.windows)))
             for window, _ in ready:

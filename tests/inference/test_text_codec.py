@@ -20,6 +20,8 @@ from rich_models import RICH
 
 from caddie.data.tokenizers import ByteTokenizer, SentencePieceTokenizer, Tokenizer
 from caddie.errors import UserError
+from caddie.inference import text_codec
+from caddie.inference.range_coder import Decoder
 from caddie.inference.text_codec import Measured, compress, decompress, measure
 from caddie.model import GPT, build
 from caddie.pack.artifact import Artifact
@@ -219,6 +221,55 @@ def test_damage_is_noticed(small: Artifact) -> None:
     for length in (24, 40):
         with pytest.raises(UserError):
             decompress(small, packed[:length])
+
+
+def forged(artifact: Artifact, lengths: Sequence[int], coded: bytes) -> bytes:
+    """A compressed file that states streams of these lengths before `coded`; its hash of the text is of nothing."""
+    head = text_codec._leb128(text_codec._FILE, len(lengths), *lengths, 0)
+    return text_codec._MAGIC + text_codec._hashes(artifact, b"") + head + coded
+
+
+def test_a_file_that_states_more_than_it_holds_is_refused_at_once(small: Artifact) -> None:
+    data = forged(small, [1 << 32], b"1234")
+    assert len(data) < 40
+    with pytest.raises(UserError, match=r"it states 4,294,967,296 tokens, more than 4 bytes hold"):
+        decompress(small, data)
+
+
+def test_the_decoder_stops_where_the_file_ends(small: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded = recorded_rows(monkeypatch)
+    with pytest.raises(UserError, match="ends before the tokens that it states"):
+        decompress(small, forged(small, [20_000], b"12345678"))
+    assert len(decoded) < 1000, "it went on with bytes that are not there"
+
+
+def test_streams_run_side_by_side_in_bounded_memory(small: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded = recorded_rows(monkeypatch)
+    with pytest.raises(UserError):
+        decompress(small, forged(small, [2] * 2000, bytes(range(256)) * 2))
+    assert max(decoded) == 64
+
+
+def recorded_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of rows of every call of the decoder from now on."""
+    rows, decode = list[int](), Decoder.decode
+
+    def recording(self: Decoder, logits: Any) -> Any:
+        rows.append(len(logits))
+        return decode(self, logits)
+
+    monkeypatch.setattr(Decoder, "decode", recording)
+    return rows
+
+
+def test_a_text_that_takes_almost_no_bits_comes_back(small: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stream is filled up to the least that its tokens may have."""
+    shortest = compress(small, [TEXT[:200]])
+    monkeypatch.setattr(text_codec, "_TOKENS_PER_BYTE", 2)
+    packed = compress(small, [TEXT[:200]])
+    assert len(packed) > len(shortest)
+    assert packed.startswith(shortest)
+    assert decompress(small, packed) == TEXT[:200]
 
 
 @pytest.mark.slow
