@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
 
 from caddie.cli.options import Finite, load_artifact, options, path_argument, tell
 from caddie.errors import UserError
-from caddie.files import reason, replacing
+from caddie.files import read_file, replacing
+from caddie.runtime.interrupt import ends_on_interrupt
 
 ENDING = ".cz"
 """Suffix of compressed files."""
@@ -22,6 +24,7 @@ ENDING = ".cz"
     "--temperature", type=Finite(0, 100), default=0.8, show_default=True, help="0 takes the most likely token."
 )
 @options("seed", "json")
+@ends_on_interrupt
 def sample(artifact: Path, prompt: str, tokens: int, temperature: float, seed: int, as_json: bool) -> int:
     """Generate text."""
     from caddie.inference.sample import sample as write
@@ -38,6 +41,7 @@ def sample(artifact: Path, prompt: str, tokens: int, temperature: float, seed: i
 @path_argument("file")
 @click.option("--out", type=click.Path(path_type=Path), help=f"File to write, else FILE with {ENDING} added.")
 @options("json", "quiet")
+@ends_on_interrupt
 def compress(artifact: Path, file: Path, out: Path | None, as_json: bool, quiet: bool) -> int:
     """Compress FILE with the model of ARTIFACT. Decompressing needs the same ARTIFACT."""
     target = out or file.with_name(file.name + ENDING)
@@ -53,6 +57,7 @@ def compress(artifact: Path, file: Path, out: Path | None, as_json: bool, quiet:
 @path_argument("file")
 @click.option("--out", type=click.Path(path_type=Path), help=f"File to write, else FILE without {ENDING}.")
 @options("json", "quiet")
+@ends_on_interrupt
 def decompress(artifact: Path, file: Path, out: Path | None, as_json: bool, quiet: bool) -> int:
     """Decompress FILE."""
     if out is None and file.suffix != ENDING:
@@ -68,13 +73,10 @@ def _coded(verb: str, artifact: Path, file: Path, target: Path, quiet: bool) -> 
     from caddie.inference import text_codec
     from caddie.report.display import Display
 
-    if target.exists():
+    if os.path.lexists(target):
         raise UserError(f"{target} exists; name another file with --out or remove it")
+    data = read_file(file)
     model = load_artifact(artifact)
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({reason(error)}); name a file that you may read") from None
     with Display(quiet=quiet) as display:
         display.phase(verb)
         if verb == "compress":

@@ -1,0 +1,64 @@
+"""Ctrl-C that is heard within a second, even inside a library's long call."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from caddie.files import remove_unfinished
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+PATIENCE_SECONDS = 0.7
+"""Seconds that the work has to end by itself after Ctrl-C."""
+STATUS = 130
+"""Exit status of an interrupted command."""
+
+
+def ends_on_interrupt(command: Callable[P, R]) -> Callable[P, R]:
+    """Wrap a command so that Ctrl-C ends its process within a second.
+
+    Python raises `KeyboardInterrupt` between two of its own instructions, so not while PyTorch or a compressor
+    computes. A thread that hears of the signal at once waits `PATIENCE_SECONDS` for the command to end, then removes
+    this process's unfinished files and ends it. For work that leaves nothing to save, in the main thread.
+    """
+
+    @wraps(command)
+    def watched(*args: P.args, **kwargs: P.kwargs) -> R:
+        if threading.current_thread() is not threading.main_thread():
+            return command(*args, **kwargs)
+        heard, sent = socket.socketpair()
+        sent.setblocking(False)
+        ended = threading.Event()
+        before = signal.set_wakeup_fd(sent.fileno(), warn_on_full_buffer=False)
+        watcher = threading.Thread(target=_watch, args=(heard, ended), daemon=True)
+        watcher.start()
+        try:
+            return command(*args, **kwargs)
+        finally:
+            ended.set()
+            signal.set_wakeup_fd(before)
+            sent.close()
+            watcher.join()
+            heard.close()
+
+    return watched
+
+
+def _watch(heard: socket.socket, ended: threading.Event) -> None:
+    """Wait for the number of a signal; after Ctrl-C, end the process unless the command ends first."""
+    while number := heard.recv(1):
+        if number[0] != signal.SIGINT or ended.wait(PATIENCE_SECONDS):
+            continue
+        remove_unfinished()
+        if sys.stderr is not None:
+            show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # which a live display hides
+            os.write(2, f"{show_cursor}caddie: interrupted\n".encode())
+        os._exit(STATUS)

@@ -1,0 +1,72 @@
+"""Ctrl-C ends a command within a second, wherever it comes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+CALL = """
+import lzma, os, sys
+from pathlib import Path
+from caddie.files import replacing
+from caddie.runtime.interrupt import ends_on_interrupt
+
+@ends_on_interrupt
+def command():
+    with replacing(Path("target")) as temporary:
+        temporary.write_bytes(b"half")
+        print("begun", flush=True)
+        lzma.compress(os.urandom(1 << 26), preset=9)
+
+command()
+"""
+
+
+def interrupted(process: subprocess.Popen[bytes]) -> float:
+    """Seconds until an interrupted process has ended."""
+    begin = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    process.wait(30)
+    return time.monotonic() - begin
+
+
+def test_a_long_call_of_a_library_is_interrupted(tmp_path: Path) -> None:
+    """Python itself would raise nothing before the call's end, half a minute later."""
+    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n" + CALL
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"begun\n"
+        time.sleep(0.3)
+        seconds = interrupted(process)
+        said = process.stderr.read()
+    assert seconds < 3
+    assert (process.returncode, said) == (130, b"caddie: interrupted\n")
+    assert not list(tmp_path.iterdir()), "what it had not finished is removed"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("verb", ["compress", "sample"])
+def test_verbs_are_interrupted(verb: str, tiny_run: object, tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"the cat sat on the mat; " * 400_000)
+    options = {"compress": ["text"], "sample": ["--tokens", "100000"]}[verb]
+    program = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\nfrom caddie.cli import main; main()"
+    )
+    command = [sys.executable, "-c", program, verb, str(tiny_run.artifact), *options]  # type: ignore[attr-defined]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        time.sleep(6)
+        seconds = interrupted(process)
+        said = process.stderr.read()
+    assert seconds < 3
+    assert process.returncode == 130
+    assert said.endswith(b"caddie: interrupted\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]
