@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from caddie.files import replacing
+from caddie.errors import UserError
+from caddie.files import read_file, replacing
 
 HERE, ELSEWHERE = platform.node(), "another-machine"
 
@@ -69,3 +70,25 @@ def test_what_is_unfinished_is_named_after_its_process(tmp_path: Path) -> None:
         second.touch()
         assert f"-{os.getpid()}-" in first.name
         assert first.exists()
+
+
+def test_a_link_to_nothing_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    with pytest.raises(UserError, match="it exists and is not a regular file"), replacing(tmp_path / "link") as file:
+        file.touch()
+    assert (tmp_path / "link").is_symlink()
+    assert [path.name for path in tmp_path.iterdir()] == ["link"]
+
+
+def test_devices_and_pipes_are_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path, why in (
+        (tmp_path / "pipe", "not a regular file"),
+        (Path("/dev/zero"), "not a regular file"),
+        (tmp_path, "(not a regular file|Is a directory)"),
+        (tmp_path / "loop", "Too many levels of symbolic links"),
+        (tmp_path / "none", "No such file or directory"),
+    ):
+        with pytest.raises(UserError, match=rf"{path}: cannot be read \({why}\)"):
+            read_file(path)

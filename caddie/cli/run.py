@@ -6,6 +6,7 @@ import math
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from caddie.cli.options import (
 from caddie.config import assignments, parse_assignment
 from caddie.config.renamed import modernized_path
 from caddie.errors import CheckFailed, UserError
+from caddie.runtime.interrupt import ends_on_interrupt
 
 if TYPE_CHECKING:
     from caddie.recipes.recipe import Recipe
@@ -122,13 +124,18 @@ def train(job: Job) -> tuple[dict[str, Any], str] | None:
     from caddie.run.dead_settings import check_settings_matter
     from caddie.run.resolve_corpus import open_corpus
     from caddie.run.run import train_recipe
-    from caddie.run.run_folder import check_folder
+    from caddie.run.run_folder import check_folder, failure_recorded
+    from caddie.run.run_lock import locked
+    from caddie.runtime.progress import Phases
 
     check_folder(job.folder)
-    corpus = open_corpus(job.recipe, job.data, job.display, ranks=job.ranks)
-    check_settings_matter(job.recipe)
-    job.display.phase("train")
-    trained = train_recipe(job.recipe, corpus, job.folder, job.seed, job.ranks, job.display)
+    phases, lock = Phases(job.display), locked(job.folder) if job.ranks.first else nullcontext()
+    with lock, failure_recorded(job.folder, phases, job.ranks.first):
+        with phases("prepare"):
+            corpus = open_corpus(job.recipe, job.data, job.display, ranks=job.ranks)
+            check_settings_matter(job.recipe)
+        phases.begin("train")
+        trained = train_recipe(job.recipe, corpus, job.folder, job.seed, job.ranks, job.display)
     if not job.ranks.first:
         return None
     facts = {"folder": str(job.folder), "steps": trained.steps, "tokens": trained.tokens, "loss": trained.final_loss}
@@ -142,6 +149,7 @@ def train(job: Job) -> tuple[dict[str, Any], str] | None:
 @click.option("--out", metavar="FILE", type=click.Path(path_type=Path), help="File to write.")
 @click.option("--compare", is_flag=True, help="Write nothing; compare all quantizers and codings on RUN.")
 @options("json", "quiet")
+@ends_on_interrupt
 def pack(folder: Path, settings: tuple[str, ...], out: Path | None, compare: bool, as_json: bool, quiet: bool) -> int:
     """Quantize and pack the weights of the run folder RUN.
 
@@ -278,6 +286,7 @@ def verify(
 @click.option("--scorer", metavar="FILE.py:NAME", help="Score with a class of your own.")
 @click.option("--events", is_flag=True, hidden=True, help="Progress on standard error as JSON, for another process.")
 @options("data", "gpus", "json", "quiet")
+@ends_on_interrupt
 def score(
     artifact: Path,
     settings: tuple[str, ...],

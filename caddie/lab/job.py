@@ -1,7 +1,8 @@
 """Run a job of a study: the runs of one training, each in a folder of its own.
 
 A job is a file, and so is all that comes of it, so it can be done anywhere the folders are seen, and twice without
-harm: a finished run is not run again, and while one process is at a job, another waits for it.
+harm: a finished run is not run again, and while one process is at a job, another waits for it. One that was given up
+and stands still is waited for no longer, and can write nothing more (`run_lock`).
 """
 
 from __future__ import annotations
@@ -17,28 +18,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 
 from caddie.config import Config
 from caddie.config.userfile import execute
 from caddie.errors import CheckFailed, UserError
 from caddie.files import replacing, write_json
+from caddie.lab.executors import GRACE_SECONDS
 from caddie.recipes.recipe import Recipe
 from caddie.report.run_files import CHECKPOINT, ERROR, JOB, LOG, RESULT, STOP, TASK
-from caddie.report.tables import one_line
 from caddie.run.run import run
+from caddie.run.run_folder import Pruned, write_error
+from caddie.run.run_lock import locked
 from caddie.runtime import distributed
 from caddie.runtime.distributed import Ranks
 from caddie.runtime.progress import Event, Silent
 from caddie.train.loop import Interrupted
 
-
-class _Stopped(Exception):
-    """`stop.json` in the folder of a run ends it before its budget."""
+PATIENCE_SECONDS = GRACE_SECONDS + 10
+"""Seconds that another process of the same run has to end. One that does not was given up: it stands still."""
 
 
 class _StopFile(Silent):
-    """Progress of a run that raises `_Stopped` once `stop.json` is in its folder."""
+    """Progress of a run that raises `Pruned` once `stop.json` is in its folder."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / STOP
@@ -46,7 +47,7 @@ class _StopFile(Silent):
     def step(self, event: Event) -> None:
         """Raise if the run is to stop."""
         if event["event"] in ("start", "step", "forecast", "end") and self._path.exists():
-            raise _Stopped(json.loads(self._path.read_text())["reason"])
+            raise Pruned(json.loads(self._path.read_text())["reason"])
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def run_job(job: Path) -> None:
         for one in spec["runs"]:
             folder = Path(one["folder"])
             folder.mkdir(parents=True, exist_ok=True)
-            with FileLock(folder / ".lock") if ranks.first else nullcontext():
+            with locked(folder, PATIENCE_SECONDS) if ranks.first else nullcontext():
                 ranks.wait()
                 if not (finished(folder) or (folder / ERROR).exists()):
                     torch.set_num_threads(threads)  # the run before may have chosen fewer
@@ -155,27 +156,14 @@ def _do(one: Mapping[str, Any], folder: Path, spec: Mapping[str, Any], ranks: Ra
         )
     except (Interrupted, KeyboardInterrupt):
         raise
-    except _Stopped as error:
-        _fail_run(folder, str(error), ranks, "pruned")
-    except (UserError, CheckFailed, OSError, MemoryError, RuntimeError) as error:
-        if distributed.lost_another(error):  # whoever is gone has left the reason, or is begun again
+    except Exception as error:  # a study goes on when one of its runs fails or meets a defect
+        lost = distributed.lost_another(error)  # whoever is gone has left the reason, or is begun again
+        if lost or not isinstance(error, (UserError, CheckFailed, Pruned)):
             traceback.print_exc()
+        if not (lost or (folder / ERROR).exists()):  # it failed before it began
+            write_error(folder, error)
+        if lost or ranks.world > 1:  # others may wait for this process in vain
             raise SystemExit(1) from None
-        _fail_run(folder, str(error), ranks)
-    except Exception as error:  # a study goes on when one of its runs meets a defect
-        traceback.print_exc()
-        _fail_run(folder, f"{type(error).__name__}: {error}", ranks)
-
-
-def _fail_run(folder: Path, reason: str, ranks: Ranks, state: str = "failed") -> None:
-    """Record a failure. One of several processes ends with it, as the others may wait for it in vain.
-
-    The first reason stays: what other processes meet after it may come of it.
-    """
-    if not (folder / ERROR).exists():
-        fail(folder, reason, state)
-    if ranks.world > 1:
-        raise SystemExit(1)
 
 
 def adoptable(folder: Path) -> bool:
@@ -187,11 +175,6 @@ def _adopt(source: Path, folder: Path) -> None:
     """Let a run begin where another with the same training ended, unless it began already."""
     if adoptable(source) and not (folder / CHECKPOINT).exists():
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / LOG, folder / LOG)
-        with replacing(folder / CHECKPOINT) as temporary:
-            shutil.copyfile(source / CHECKPOINT, temporary)
-
-
-def fail(folder: Path, reason: str, state: str = "failed") -> None:
-    """Write the reason why a run has no result: it failed, or a search pruned it."""
-    write_json(folder / ERROR, {"state": state, "error": one_line(reason)})
+        for name in (LOG, CHECKPOINT):
+            with replacing(folder / name) as temporary:
+                shutil.copyfile(source / name, temporary)

@@ -20,7 +20,7 @@ from caddie.data.corpus import Corpus, file_sha256
 from caddie.errors import UserError
 from caddie.files import write_json
 from caddie.lab.executors import Executor
-from caddie.lab.job import Run, adoptable, definitions, fail, finished, write_job
+from caddie.lab.job import Run, adoptable, definitions, finished, write_job
 from caddie.lab.rows import RESULTS, STUDY, Row, outcome, read_study, row, write_rows
 from caddie.lab.study import Study
 from caddie.recipes.recipe import Recipe
@@ -28,6 +28,7 @@ from caddie.report.read import pick, read_json
 from caddie.report.run_files import ERROR, STOP, TASK
 from caddie.run.resolve_corpus import open_corpus
 from caddie.run.run import check_recipe
+from caddie.run.run_folder import write_error
 from caddie.runtime.progress import SILENT, Progress
 
 ATTEMPTS = 3
@@ -138,7 +139,7 @@ def _drive(
             left = [run for run in jobs[job] if not run.over]
             moved = any(run.over and run.folder not in over for run in jobs[job])
             if left and not moved and (death or begun[job] >= ATTEMPTS):
-                fail(left[0].folder, death or f"it was begun {ATTEMPTS} times and never ended")
+                write_error(left[0].folder, death or f"it was begun {ATTEMPTS} times and never ended")
             rows = keep(study, planned, results)
             for run in jobs[job]:
                 if run.folder not in over and (facts := row(study, run)) is not None:

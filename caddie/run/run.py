@@ -35,7 +35,8 @@ from caddie.run.contest_sets import identify
 from caddie.run.dead_settings import check_settings_matter
 from caddie.run.resolve_corpus import check_source, describe, held_out_text, open_corpus, training_data
 from caddie.run.result import describe_run, describe_scores, write_result
-from caddie.run.run_folder import begin_run, check_folder, check_unfinished, run_folder
+from caddie.run.run_folder import begin_run, check_folder, check_unfinished, failure_recorded, run_folder
+from caddie.run.run_lock import locked
 from caddie.runtime.distributed import SHARES_CORES, Ranks, local_device
 from caddie.runtime.progress import SILENT, Phases, Progress, relay
 from caddie.score import KINDS, ChunkSGD, Scoring, Text, check_windows, score, score_kinds, use_quickest_threads
@@ -72,10 +73,28 @@ def run(
     ranks, folder = ranks or Ranks(device=local_device()), Path(folder or run_folder(recipe, seed))
     progress = progress if ranks.first else SILENT
     phases = Phases(progress)
-    if study is None:  # which keeps files of its own in the folder before its runs begin
+    alone = study is None
+    if alone:  # a study keeps files of its own in the folder before its runs begin, and holds its lock
         check_folder(folder)
     check_unfinished(folder)
     check_source(source)
+    with locked(folder) if alone and ranks.first else nullcontext(), failure_recorded(folder, phases, ranks.first):
+        ranks.wait()
+        return _run(recipe, source, seed, folder, ranks, phases, command, study)
+
+
+def _run(
+    recipe: Recipe,
+    source: str | None,
+    seed: int,
+    folder: Path,
+    ranks: Ranks,
+    phases: Phases,
+    command: str,
+    study: Mapping[str, Any] | None,
+) -> dict[str, Any] | None:
+    """Do the stages of `run` in a folder that nobody else writes to."""
+    progress = phases.progress
     with phases("prepare"):
         corpus = open_corpus(recipe, source, progress, ranks=ranks)
         text = held_out_text(corpus)
@@ -84,7 +103,7 @@ def run(
     progress.note(describe(corpus))
     if ranks.first:
         check_settings_matter(recipe)
-    progress.phase("train")
+    phases.begin("train")
     trained = train_recipe(recipe, corpus, folder, seed, ranks, progress)
     phases.seconds |= {"train_warmup": trained.warmup_seconds, "train": trained.seconds}
     calibrations: Mapping[str, Calibration] = {}

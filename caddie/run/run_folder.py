@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from torch import Tensor
 
 from caddie.data.corpus import Corpus
 from caddie.data.loaders import TrainingData
-from caddie.errors import UserError
+from caddie.errors import CheckFailed, UserError
 from caddie.files import reason, write_json
 from caddie.recipes.recipe import Recipe
 from caddie.report.read import pick, read_json
-from caddie.report.run_files import ARTIFACT, CHECKPOINT, LOG, RECIPE, RESULT, WEIGHTS
-from caddie.runtime.distributed import Ranks
+from caddie.report.run_files import ARTIFACT, CHECKPOINT, ERROR, LOG, RECIPE, RESULT, WEIGHTS
+from caddie.report.tables import one_line
+from caddie.run.run_lock import LOCK
+from caddie.runtime.distributed import Ranks, lost_another
+from caddie.runtime.progress import Phases
 from caddie.train.checkpoint import check_checkpoint, checkpoint_identity, load_weights, weights_identity
+from caddie.train.loop import Interrupted
 
 
 def run_folder(recipe: Recipe, seed: int) -> Path:
@@ -33,7 +40,9 @@ def check_folder(folder: Path) -> None:
         raise UserError(f"{folder}: cannot be written ({error.strerror}); name another folder") from None
     if not place.is_dir():
         raise UserError(f"{place} is a file; name a folder")
-    if held and not held & {RECIPE, LOG, CHECKPOINT, WEIGHTS, RESULT}:
+    if folder.is_symlink() and not folder.exists():
+        raise UserError(f"{folder} is a link to no folder; name another folder")
+    if held - {LOCK} and not held & {RECIPE, LOG, CHECKPOINT, WEIGHTS, RESULT, ERROR}:
         raise UserError(f"{folder} holds other files, such as {min(held)}; name an empty folder, or that of a run")
 
 
@@ -43,6 +52,40 @@ def check_unfinished(folder: Path) -> None:
         raise UserError(f"{folder} holds a finished run; name another folder with --out or remove it")
 
 
+class Pruned(Exception):
+    """A run of a search is ended before its budget. That is no failure."""
+
+
+@contextmanager
+def failure_recorded(folder: Path, phases: Phases, first: bool) -> Iterator[None]:
+    """Write why the block failed to `error.json` in a run folder; the `first` process removes it when it begins.
+
+    The first reason stays: what other processes meet after it may come of it. An interrupted run has not failed, and
+    nor has a process that lost another: that one has said why, or is begun again.
+    """
+    if first:
+        (folder / ERROR).unlink(missing_ok=True)
+    begin = time.monotonic()
+    try:
+        yield
+    except (Interrupted, Pruned):
+        raise
+    except Exception as error:
+        if not (lost_another(error) or (folder / ERROR).exists()):
+            with suppress(OSError, UserError):  # what failed may be the disk
+                write_error(folder, error, phases.current, time.monotonic() - begin)
+        raise
+
+
+def write_error(folder: Path, error: Exception | str, phase: str = "", seconds: float | None = None) -> None:
+    """Write the reason why a run has no result: an exception, or a text. `seconds` is the time since it began."""
+    known = isinstance(error, (str, UserError, CheckFailed, Pruned))
+    what = str(error) if known else f"{type(error).__name__}: {error}"
+    found = {"state": "pruned" if isinstance(error, Pruned) else "failed", "error": one_line(what), "phase": phase}
+    when = time.strftime("%Y-%m-%d %H:%M:%S")
+    write_json(folder / ERROR, {**found, "when": when, "seconds": seconds and round(seconds, 1)})
+
+
 def read_run(folder: Path) -> tuple[Recipe, int, Corpus]:
     """Return recipe, seed and corpus of a run folder; `UserError` if it is none."""
     if folder.is_file():
@@ -50,7 +93,7 @@ def read_run(folder: Path) -> tuple[Recipe, int, Corpus]:
     try:
         run = json.loads((folder / RECIPE).read_text())
         return Recipe.from_json(run["recipe"]), int(run["seed"]), Corpus.load(Path(run["corpus"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(

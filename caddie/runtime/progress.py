@@ -91,11 +91,18 @@ class Phases:
     def __init__(self, progress: Progress = SILENT, now: Callable[[], float] = time.perf_counter) -> None:
         self.progress, self.now = progress, now
         self.seconds: dict[str, float] = {}
+        self.current = ""
+        """The phase that began last."""
+
+    def begin(self, name: str) -> None:
+        """Report the phase `name`; somebody else counts its seconds."""
+        self.current = name
+        self.progress.phase(name)
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         """Report the phase `name` and charge the enclosed work to it."""
-        self.progress.phase(name)
+        self.begin(name)
         begin = self.now()
         try:
             yield

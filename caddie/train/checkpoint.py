@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -76,3 +76,14 @@ def checkpoint_identity(gpt: GPT, config: Train, data: TrainingData, seed: int) 
 def weights_identity(gpt: GPT, config: Train, documents_sha256: str) -> dict[str, str]:
     """Return the metadata that tie weights to a model, its training and the training documents."""
     return {"model": gpt.key(), "train": config.key(), "data": documents_sha256}
+
+
+def open_log(log: Path) -> IO[str]:
+    """Open a log to append to it, on a line of its own. It is a new file that takes the old one's place.
+
+    A process that wrote to the old one, was given up and goes on after all then writes to a file without a name.
+    """
+    with replacing(log) as temporary:
+        before = log.read_bytes() if log.exists() else b""
+        temporary.write_bytes(before if before.endswith(b"\n") or not before else before + b"\n")
+        return temporary.open("a", buffering=1)

@@ -26,7 +26,7 @@ from caddie.report.run_files import CHECKPOINT, LOG, WEIGHTS
 from caddie.runtime.distributed import Ranks
 from caddie.runtime.memory import peak_bytes
 from caddie.runtime.progress import SILENT, Event, Progress
-from caddie.train.checkpoint import checkpoint_identity, restore, save_tensors, weights_identity
+from caddie.train.checkpoint import checkpoint_identity, open_log, restore, save_tensors, weights_identity
 from caddie.train.prefetch import AsyncScalar, prefetch
 from caddie.train.size_forecast import Forecaster
 from caddie.train.trainer import Batches, Train, Trainer
@@ -252,10 +252,7 @@ class _Log:
     """Passes events on to `progress`; the first process also writes them to `log.jsonl`."""
 
     def __init__(self, folder: Path, bits_per_nat: float | None, first: bool, progress: Progress) -> None:
-        path = folder / LOG if first else Path(os.devnull)
-        unfinished = path.is_file() and not path.read_bytes().endswith(b"\n")  # the last line of a killed run
-        self._file = path.open("a", buffering=1)
-        self._file.write("\n" * unfinished)
+        self._file = open_log(folder / LOG) if first else open(os.devnull, "a")  # noqa: SIM115
         self._bits_per_nat, self._progress = bits_per_nat, progress
 
     def close(self) -> None:

@@ -29,6 +29,7 @@ from caddie.lab.selection import select
 from caddie.lab.study import Entry, Steps, Study
 from caddie.recipes.catalog import find
 from caddie.report.run_files import ERROR, STOP
+from caddie.run.run_folder import write_error
 
 RATE, DEPTH, STRIDE = "train.optimizers.matrix.lr", "model.depth", "score.stride"
 BASE = find("baseline_mini").but(TINY)
@@ -69,12 +70,12 @@ class Scored:
             raise KeyboardInterrupt
         if self.curve and one["label"] != "base" and self.logged(folder, self.curve(one["recipe"])):
             self.stopped.append((one["label"], told["seed"]))
-            trial.fail(folder, "pruned")
+            write_error(folder, "pruned")
             return
         self.done.append((one["label"], told["seed"]))
         score = self.score(one["recipe"], told["seed"])
         if score is None:
-            trial.fail(folder, "the loss was nan")
+            write_error(folder, "the loss was nan")
             return
         result = make_result() | {"study": {**told["study"], "label": one["label"]}, "bits_per_byte": score}
         result["training"] |= {"threads": 1, "cpu_share": 1.0}

@@ -1,0 +1,136 @@
+"""The lock of a run folder: one process at a time writes there, and one that was given up writes no more.
+
+The lock file names its holder and is locked by `flock`, so it is free again whenever the process ends. All that a run
+writes is made in a hidden folder of its holder's own and renamed into place. Whoever takes the run folder over removes
+that folder first: a process that stood still, was given up and wakes again has nowhere to write, and what it had not
+finished cannot be renamed. There is no moment between a check and a write.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from caddie.errors import UserError
+from caddie.files import read_file, reason, staged
+
+LOCK = ".lock"
+_STAGING, _GONE = ".writing-", ".removed-"
+_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that writes to a run folder, as its lock file names it."""
+
+    host: str
+    pid: int
+    started: float
+    """Start of the process, in seconds since 1970: numbers of processes are used again."""
+    since: str
+    """Time at which it took the lock."""
+
+    @property
+    def alive(self) -> bool | None:
+        """True if the process still runs, None if it is of another machine."""
+        import psutil
+
+        if self.host != platform.node():
+            return None
+        try:
+            return abs(psutil.Process(self.pid).create_time() - self.started) < 2
+        except psutil.Error:
+            return False
+
+
+def holder(folder: Path) -> Holder | None:
+    """Return the last process that took the lock of a run folder and has not given it back; None for none."""
+    try:
+        said = json.loads(read_file(folder / LOCK)[:4096])
+        return Holder(str(said["host"]), int(said["pid"]), float(said["started"]), str(said["since"]))
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):  # a `UserError` for no file too
+        return None
+
+
+@contextmanager
+def locked(folder: Path, patience_seconds: float = 0.0) -> Iterator[None]:
+    """Hold the lock of a run folder, which is made if it is missing, and remove what killed processes left there.
+
+    A holder that does not end within `patience_seconds` was given up by whoever started this process, and the lock is
+    taken from it. Without patience, a held lock is a `UserError` that names the holder.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = _acquire(folder, patience_seconds)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({reason(error)}); name another folder") from None
+    staging = folder / f"{_STAGING}{secrets.token_hex(8)}"
+    try:
+        for left in folder.glob(f"{_STAGING}*"):
+            gone = left.with_name(f"{_GONE}{secrets.token_hex(8)}")
+            left.rename(gone)  # at once, for its owner may be about to write there
+        for gone in folder.glob(f"{_GONE}*"):
+            shutil.rmtree(gone, ignore_errors=True)
+        staging.mkdir()
+        with staged(folder, staging):
+            yield
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        if _is(lock, folder / LOCK):
+            (folder / LOCK).unlink()
+        os.close(lock)
+        with suppress(OSError):
+            folder.rmdir()  # if nothing was written
+
+
+def _acquire(folder: Path, patience_seconds: float) -> int:
+    """Return the descriptor of the lock file, locked."""
+    import psutil
+
+    me = Holder(platform.node(), os.getpid(), psutil.Process().create_time(), time.strftime("%Y-%m-%d %H:%M:%S"))
+    path, deadline, held = folder / LOCK, 0.0, None
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if (inode := os.fstat(lock).st_ino) != held:  # another holder than at the last look
+                held, deadline = inode, time.monotonic() + patience_seconds
+            os.close(lock)
+            if time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
+            elif patience_seconds:
+                path.unlink(missing_ok=True)  # the holder keeps a lock on a file that nobody asks for any more
+            else:
+                raise _in_use(folder) from None
+            continue
+        if not _is(lock, path):  # its holder removed the file meanwhile
+            os.close(lock)
+            continue
+        with suppress(OSError):  # a full disk: it is locked all the same
+            os.ftruncate(lock, 0)
+            os.write(lock, json.dumps(asdict(me)).encode())
+        return lock
+
+
+def _in_use(folder: Path) -> UserError:
+    """Return the error that names the holder of a lock."""
+    who = holder(folder)
+    by = f"process {who.pid} on {who.host} since {who.since}" if who else "another process"
+    return UserError(f"{folder} is in use by {by}; wait for it, stop it or name another folder with --out")
+
+
+def _is(descriptor: int, path: Path) -> bool:
+    """True if a path still names an open file."""
+    with suppress(OSError):
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    return False
