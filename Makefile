@@ -12,7 +12,7 @@ export TMPDIR := $(CURDIR)/.tmp
 unexport PYTHONDONTWRITEBYTECODE  # without what Python compiled, every process of the tests compiles all of it anew
 $(shell mkdir -p .tmp)
 
-.PHONY: demo test test-long mutation lint docs setup clean
+.PHONY: demo test test-long mutation fuzz lint docs setup clean
 .NOTPARALLEL:  # all install into one folder
 
 demo: $(PROGRAM)
@@ -31,6 +31,9 @@ test-long: $(CHECKS)
 
 mutation: $(TESTS)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python bench/mutation.py --mutants $(or $(N),300) --seed $(or $(SEED),0)
+
+fuzz: $(TESTS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/fuzz/fuzz.py --cases $(or $(N),2000) --seed $(or $(SEED),0)
 
 lint: $(CHECKS)
 	$(VENV)/bin/ruff check .

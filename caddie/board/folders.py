@@ -19,6 +19,7 @@ from typing import Any
 from caddie.files import reason
 from caddie.report.read import Log, known_number, pick, read_object, read_regular
 from caddie.report.run_files import ERROR, LOG, RECIPE, REPORT, RESULT, TASK
+from caddie.run.run_lock import Holder, holder
 
 DEPTH = 4
 """Folder levels below the root that are searched."""
@@ -53,6 +54,8 @@ class RunFolder:
     faults: dict[str, str] = field(default_factory=dict)
     """File name to the reason why it cannot be read."""
     log: Log = field(default_factory=Log)
+    holder: Holder | None = None
+    """The process that writes there, or was killed while it did."""
 
     def look(self, files: dict[str, os.stat_result], changed: float) -> None:
         """Read what changed since the last look."""
@@ -70,6 +73,7 @@ class RunFolder:
                 self._read(name)
         if LOG not in files:
             self.log = Log()
+        self.holder = None if RESULT in files else holder(self.folder)
 
     def _read(self, name: str) -> None:
         self.faults.pop(name, None)
@@ -92,8 +96,11 @@ class RunFolder:
             return "failed" if RESULT in self.faults else "finished"
         if ERROR in self.files and not (LOG in self.files and self.files[LOG].st_mtime > self.files[ERROR].st_mtime):
             return "failed"
+        alive = self.holder and self.holder.alive
+        if alive is False:
+            return "failed"
         if not {RECIPE, LOG} & set(self.files):
-            return "waiting"
+            return "running" if alive else "waiting"
         training = self.log.last and not self.log.ended
         quiet = TRAINING_QUIET_SECONDS if training else QUIET_SECONDS
         return "stale" if time.time() - self.changed > quiet else "running"
@@ -104,7 +111,8 @@ class RunFolder:
         error = text(pick(self.documents.get(ERROR), "error")) if state == "failed" else ""
         reasons = [*([error] if error else []), *self.faults.values()]
         if state == "failed" and not reasons:
-            reasons.append("no reason was written down")
+            dead = f"its process, {self.holder.pid}, was killed" if self.holder else ""
+            reasons.append(dead or "no reason was written down")
         if pick(result, "verified") is False:
             reasons.append("verification failed")
         if pick(result, "under_cap") is False:

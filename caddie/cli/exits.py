@@ -35,10 +35,13 @@ def end(command: Callable[[], object]) -> NoReturn:
         where = f"{error.filename}: " if error.filename else ""
         status = fail(f"{where}{error.strerror or error}", 2)
     except (MemoryError, RuntimeError) as error:
+        _, loop, path = str(error).partition("Symlink loop from '")  # as pathlib says it before Python 3.13
         # PyTorch has no class of its own for memory that the system refuses.
-        if not isinstance(error, MemoryError) and "allocate" not in str(error) and "out of memory" not in str(error):
+        memory = isinstance(error, MemoryError) or "allocate" in str(error) or "out of memory" in str(error)
+        if not (loop or memory):
             raise
-        status = fail("not enough memory; take a smaller model, batch or sequence length", 2)
+        small = "not enough memory; take a smaller model, batch or sequence length"
+        status = fail(f"{path[:-1]}: too many levels of symbolic links" if loop else small, 2)
     status = status if isinstance(status, int) else 0
     if "torch" in sys.modules:
         from caddie.runtime.distributed import leave

@@ -6,6 +6,7 @@ import hashlib
 import json
 import typing
 import zipfile
+import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
@@ -322,7 +323,7 @@ def read_hashes(folder: Path, split: SplitName) -> set[bytes]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             data = arrays[split].tobytes()
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path}: cannot read the document hashes ({error}); prepare the data again") from None
     return {data[begin : begin + HASH_BYTES] for begin in range(0, len(data), HASH_BYTES)}
 

@@ -19,7 +19,7 @@ from caddie.recipes.recipe import Recipe
 from caddie.report.read import pick, read_json
 from caddie.report.run_files import ARTIFACT, CHECKPOINT, ERROR, LOG, RECIPE, RESULT, WEIGHTS
 from caddie.report.tables import one_line
-from caddie.run.run_lock import LOCK
+from caddie.run.run_lock import is_lock
 from caddie.runtime.distributed import Ranks, lost_another
 from caddie.runtime.progress import Phases
 from caddie.train.checkpoint import check_checkpoint, checkpoint_identity, load_weights, weights_identity
@@ -35,14 +35,14 @@ def check_folder(folder: Path) -> None:
     """Refuse a folder that no run can begin or go on in, such as that of somebody's texts."""
     try:
         place = next(place for place in (folder, *folder.parents) if place.exists())
-        held = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        held = {path.name for path in folder.iterdir() if not is_lock(path.name)} if folder.is_dir() else set()
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror}); name another folder") from None
     if not place.is_dir():
         raise UserError(f"{place} is a file; name a folder")
     if folder.is_symlink() and not folder.exists():
         raise UserError(f"{folder} is a link to no folder; name another folder")
-    if held - {LOCK} and not held & {RECIPE, LOG, CHECKPOINT, WEIGHTS, RESULT, ERROR}:
+    if held and not held & {RECIPE, LOG, CHECKPOINT, WEIGHTS, RESULT, ERROR}:
         raise UserError(f"{folder} holds other files, such as {min(held)}; name an empty folder, or that of a run")
 
 

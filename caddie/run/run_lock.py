@@ -61,6 +61,11 @@ def holder(folder: Path) -> Holder | None:
         return None
 
 
+def is_lock(name: str) -> bool:
+    """True for the names of the files and folders by which a run folder is held."""
+    return name == LOCK or name.startswith((_STAGING, _GONE))
+
+
 @contextmanager
 def locked(folder: Path, patience_seconds: float = 0.0) -> Iterator[None]:
     """Hold the lock of a run folder, which is made if it is missing, and remove what killed processes left there.

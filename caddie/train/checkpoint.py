@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -46,6 +47,18 @@ def restore(path: Path, tensors: Mapping[str, Tensor], identity: Mapping[str, st
     except (SafetensorError, KeyError, OSError, ValueError, RuntimeError) as error:
         raise UserError(f"{path} is not a readable checkpoint ({error}); remove it to start anew") from None
     return metadata
+
+
+def position_in(path: Path, metadata: Mapping[str, str]) -> tuple[int, int, float, float]:
+    """Return step, micro-batches, seconds and loss of a checkpoint's metadata; `UserError` if they are none."""
+    try:
+        step, position = int(metadata["step"]), int(metadata["position"])
+        seconds, loss = float(metadata["seconds"]), float(metadata["loss"])
+    except (KeyError, ValueError):
+        step = position = -1
+    if not (0 <= step < 1 << 62 and 0 <= position < 1 << 62 and 0 <= seconds < math.inf):
+        raise UserError(f"{path} is not a readable checkpoint (it does not say where it was); remove it to start anew")
+    return step, position, seconds, loss
 
 
 def check_checkpoint(path: Path, identity: Mapping[str, str]) -> None:

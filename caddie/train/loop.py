@@ -26,7 +26,7 @@ from caddie.report.run_files import CHECKPOINT, LOG, WEIGHTS
 from caddie.runtime.distributed import Ranks
 from caddie.runtime.memory import peak_bytes
 from caddie.runtime.progress import SILENT, Event, Progress
-from caddie.train.checkpoint import checkpoint_identity, open_log, restore, save_tensors, weights_identity
+from caddie.train.checkpoint import checkpoint_identity, open_log, position_in, restore, save_tensors, weights_identity
 from caddie.train.prefetch import AsyncScalar, prefetch
 from caddie.train.size_forecast import Forecaster
 from caddie.train.trainer import Batches, Train, Trainer
@@ -197,8 +197,8 @@ class _Run:
         """Go on from the checkpoint if there is one."""
         if self.trainer.ranks.maximum(float(self.checkpoint.path.exists()))[0]:  # all alike: they read it together
             found = restore(self.checkpoint.path, self.trainer.state(), self.checkpoint.identity)
-            self.at = self.done = TrainProgress(int(found["step"]), float(found["seconds"]), self.budget)
-            self.position, self.loss = int(found["position"]), float(found["loss"])
+            step, self.position, seconds, self.loss = position_in(self.checkpoint.path, found)
+            self.at = self.done = TrainProgress(step, seconds, self.budget)
 
     def to_the_end(self, batches: Batches, bos: int, received: Sequence[int]) -> None:
         """Step until the budget is spent or a signal comes."""

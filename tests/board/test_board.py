@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import psutil
 import pytest
 from browser import Browser
 from click.testing import CliRunner
@@ -313,6 +315,25 @@ def test_states_of_runs_that_go_wrong(ask: Ask, root: Path) -> None:
     assert found["untold"]["reason"] == "no reason was written down"
     assert (found["nan"]["loss"], found["nan"]["reason"]) == (None, "the loss is not finite")
     assert found["over"]["reason"] == "verification failed; the artifact is over its cap"
+
+
+def test_a_run_whose_process_was_killed_has_failed_at_once(ask: Ask, root: Path) -> None:
+    """It says so on the machine it ran on; a number that another process has now is not its."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    me = {"host": platform.node(), "pid": os.getpid(), "started": psutil.Process().create_time(), "since": "now"}
+    locks = {"alive": me, "killed": me | {"pid": gone.pid}, "reused": me | {"started": 1.0}, "far": me | {"host": "x"}}
+    for name, lock in locks.items():
+        write(root / name, recipe=recipe(), log=lines(3))
+        (root / name / ".lock").write_text(json.dumps(lock))
+    rows = runs(ask)
+    assert {name: rows[name]["state"] for name in locks} == {
+        "alive": "running",
+        "killed": "failed",
+        "reused": "failed",
+        "far": "running",
+    }
+    assert rows["killed"]["reason"] == f"its process, {gone.pid}, was killed"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import io
 import json
 import lzma
 import os
+import re
 import resource
 import shutil
 import signal
@@ -103,6 +104,35 @@ class Bench:
         folder = self.manifest(claim if seal else lambda manifest: None)
         np.savez(Path(folder, "documents.npz"), **held)
         return folder
+
+    def compression(self, method: int, flags: int = 0) -> str:
+        """A corpus whose document hashes are said to be compressed or encrypted by other methods."""
+
+        def edit(data: bytes) -> bytes:
+            method_bytes, flag_bytes = method.to_bytes(2, "little"), flags.to_bytes(2, "little")
+            for at in (match.start() for match in re.finditer(b"PK\1\2", data)):  # of the central directory
+                data = data[: at + 8] + flag_bytes + method_bytes + data[at + 12 :]
+            for at in (match.start() for match in re.finditer(b"PK\3\4", data)):
+                data = data[: at + 6] + flag_bytes + method_bytes + data[at + 10 :]
+            return data
+
+        return self.corpus("documents.npz", edit)
+
+    def compress(self, *arguments: str) -> list[str]:
+        """`caddie compress` with the tiny run's artifact."""
+        return ["compress", str(self.tiny.artifact), *arguments, "--quiet"]
+
+    def link(self, name: str, target: str) -> str:
+        """A symbolic link."""
+        if not os.path.lexists(name):
+            os.symlink(target, name)
+        return name
+
+    def pipe(self, name: str) -> str:
+        """A named pipe."""
+        if not os.path.lexists(name):
+            os.mkfifo(name)
+        return name
 
     def folder(self, name: str, edit: Callable[[bytes], bytes | str] | None, keep: str = "*") -> str:
         """A copy of the finished run, without its artifact, with one file edited or removed."""
@@ -345,6 +375,8 @@ CORPORA = [
     Case("no validation", lambda b: b.score(b.manifest(put([], "validation", "shards"))), "does not count its"),
     Case("no training", lambda b: b.run(data=b.manifest(put([], "train", "shards"))), "for validation only"),
     Case("hashes missing", lambda b: b.run(data=b.corpus("documents.npz", None)), "manifest.json or documents.npz"),
+    Case("hashes of another compression", lambda b: b.score(b.compression(21)), "cannot read the document hashes"),
+    Case("hashes encrypted", lambda b: b.score(b.compression(0, flags=1)), "cannot read the document hashes"),
     Case(
         "hashes broken", lambda b: b.score(b.corpus("documents.npz", lambda data: b"####")), "cannot read the document"
     ),
@@ -392,6 +424,7 @@ SCORING = [
 ]
 
 RUNS = [
+    Case("run recipe nested", lambda b: ["pack", b.folder("recipe.json", lambda d: "[" * 100_000)], "not a run folder"),
     Case("run folder missing", lambda b: ["pack", "none"], "none is not a run folder, for its recipe.json is missing"),
     Case("recipe broken", lambda b: ["pack", b.folder("recipe.json", half)], "kept is not a run folder"),
     Case(
@@ -471,11 +504,33 @@ ARTIFACTS = [
         lambda b: ["sample", "."],
         "it is not a regular file but a folder; name an artifact, as RUN/artifact.caddie",
     ),
+    Case("text to compress a device", lambda b: b.compress("/dev/zero"), "/dev/zero: cannot be read (not a regular"),
+    Case("text to compress a pipe", lambda b: b.compress(b.pipe("pipe")), "pipe: cannot be read (not a regular file)"),
+    Case("text to compress a loop", lambda b: b.compress(b.link("loop", "loop")), "Too many levels of symbolic links"),
+    Case(
+        "compressed to a link to nothing",
+        lambda b: b.compress(b.write("a.txt", "a"), "--out", b.link("link", "nothing")),
+        "link exists; name another file",
+    ),
+    Case("artifact a loop", lambda b: ["sample", b.link("loop", "loop")], "Too many levels of symbolic links"),
     Case("artifact empty", lambda b: b.artifact("verify", lambda data: b""), "this is not a caddie file"),
     Case("artifact cut", lambda b: b.artifact("score", half), "artifact: the file is cut short"),
     Case("artifact text", lambda b: ["sample", str(b.tiny.text)], "text.txt: this is not a caddie file"),
     Case("artifact changed", lambda b: b.artifact("verify", patched(2000, b"####")), "the file is damaged"),
     Case("artifact longer", lambda b: b.artifact("verify", lambda data: data + b"x"), "follow the end of the file"),
+]
+
+LOOPS = [
+    Case("run folder a loop", lambda b: ["pack", b.link("loop", "loop")], "loop is not a run folder"),
+    Case("result a loop", lambda b: ["report", b.link("loop", "loop")], "loop"),
+    Case("data a loop", lambda b: ["data", b.link("loop", "loop"), "--quiet"], "too many levels of symbolic links"),
+    Case("text a loop", lambda b: b.run(data=b.link("loop", "loop")), "loop: too many levels of symbolic links"),
+    Case("out a loop", lambda b: b.run(out=b.link("loop", "loop")), "loop is a link to no folder; name another"),
+    Case("out a link to nothing", lambda b: b.run(out=b.link("link", "none")), "link is a link to no folder; name"),
+    Case("study a loop", lambda b: ["study", b.link("loop.py", "loop.py")], "loop.py"),
+    Case("recipe file a loop", lambda b: ["run", b.link("loop.py", "loop.py") + ":mine"], "loop.py"),
+    Case("corpus a loop", lambda b: ["data", str(b.tiny.text), "--against", b.link("loop", "loop")], "loop"),
+    Case("tokenizer a loop", lambda b: b.data("--tokenizer", b.link("loop", "loop")), "Too many levels of symbolic"),
 ]
 
 CHECKS = [
@@ -501,7 +556,7 @@ CHECKS = [
     ),
 ]
 
-CASES = [*WORDS, *RECIPES, *TEXTS, *TOKENIZERS, *CORPORA, *SCORING, *RUNS, *ARTIFACTS, *CHECKS]
+CASES = [*WORDS, *RECIPES, *TEXTS, *TOKENIZERS, *CORPORA, *SCORING, *RUNS, *ARTIFACTS, *LOOPS, *CHECKS]
 
 
 def marked(cases: list[Any]) -> list[Any]:

@@ -1,0 +1,74 @@
+"""A run that fails writes why, and one that begins again forgets it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caddie.run import run_folder
+from caddie.run.run_lock import locked
+
+line = import_module("caddie.run.run")
+
+
+@pytest.mark.usefixtures("alive_once", "unprobed", "one_process")
+@pytest.mark.parametrize(
+    ("at", "phase"),
+    [("open_corpus", "prepare"), ("train_recipe", "train"), ("calibrate_recipe", "calibrate"), ("pack", None)],
+)
+def test_the_reason_phase_and_time_of_a_failure_are_written(
+    at: str,
+    phase: str | None,
+    tiny_run: Any,
+    caddie: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*given: Any, **named: Any) -> None:
+        raise MemoryError("no more")
+
+    folder = tmp_path / "out"
+    arguments = ("run", "tiny", *tiny_run.settings, "--data", tiny_run.corpus, "--out", folder, "--quiet")
+    with monkeypatch.context() as patch:
+        patch.setattr(line, at, fail)
+        assert caddie(*arguments).status == 2
+    told = json.loads((folder / "error.json").read_text())
+    assert (told["state"], told["error"]) == ("failed", "MemoryError: no more")
+    assert told["phase"] == phase or (phase is None and told["phase"] in ("pack", "compress"))
+    assert told["seconds"] >= 0
+    assert told["when"].startswith("20")
+    assert {path.name[0] for path in folder.iterdir()}.isdisjoint("."), "neither lock nor unfinished files are left"
+    if phase is None:
+        assert caddie(*arguments).status == 0
+        assert not (folder / "error.json").exists()
+
+
+def test_a_second_run_is_refused_by_one_line_and_changes_nothing(
+    tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "out"
+    with locked(folder):
+        before = {path.name for path in folder.iterdir()}
+        for verb in ("run", "train"):
+            ended = caddie(verb, "tiny", *tiny_run.settings, "--data", tiny_run.corpus, "--out", folder, "--quiet")
+            assert ended.status == 2
+            assert ended.err.startswith(f"caddie: {folder} is in use by process ")
+            assert ended.err.count("\n") == 1
+        assert {path.name for path in folder.iterdir()} == before
+
+
+def test_what_comes_after_the_first_failure_is_not_written(tmp_path: Path) -> None:
+    run_folder.write_error(tmp_path, "the first")
+    from caddie.runtime.progress import Phases
+
+    with pytest.raises(RuntimeError), run_folder.failure_recorded(tmp_path, Phases(), first=False):
+        raise RuntimeError("the second")
+    assert json.loads((tmp_path / "error.json").read_text())["error"] == "the first"
+    with pytest.raises(run_folder.Interrupted), run_folder.failure_recorded(tmp_path, Phases(), first=True):
+        raise run_folder.Interrupted(2, 1)
+    assert not (tmp_path / "error.json").exists(), "it began again, and was interrupted, which is no failure"
