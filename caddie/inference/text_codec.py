@@ -28,7 +28,18 @@ from caddie.model import Cache
 from caddie.pack.artifact import Artifact
 from caddie.report.units import whole_bytes
 from caddie.runtime.progress import SILENT, Progress
-from caddie.score import Layout, Scorer, Scoring, ScoringBatch, Step, Stream, Text, same_shape_batches, score
+from caddie.score import (
+    Layout,
+    Scorer,
+    Scoring,
+    ScoringBatch,
+    Step,
+    Stream,
+    Text,
+    check_windows,
+    same_shape_batches,
+    score,
+)
 
 Tokens = npt.NDArray[np.uint16]
 Symbols = npt.NDArray[np.int64]
@@ -205,7 +216,8 @@ def _read_header(body: BytesIO) -> tuple[list[int], bytes]:
 
 
 def _scorer(artifact: Artifact, scoring: Scoring) -> Scorer:
-    """Return the scorer in float64, in which machines agree to about 1e-13."""
+    """Return the scorer in float64, in which machines agree to about 1e-13; `UserError` for windows that do not fit."""
+    check_windows(scoring.sequence_length, scoring.stride)
     model = copy.deepcopy(artifact.model).double().cpu()
     return scoring.but(precision="float64").scorer(model, artifact.tokenizer.bos)
 

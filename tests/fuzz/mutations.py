@@ -85,7 +85,7 @@ def _change(chance: random.Random, node: Any, key: Any, values: list[Any]) -> No
     kind = chance.randrange(8)
     if kind < 4:
         node[key] = copy.deepcopy(chance.choice(EXTREMES))
-    elif kind == 4 and isinstance(node[key], (int, float)):
+    elif kind == 4 and isinstance(node[key], (int, float)) and abs(node[key]) < 2**64:
         node[key] = node[key] * chance.choice((-1, 0, 2, 0.5, 1000, 1e30)) + chance.choice((0, 1, -1))
     elif kind == 5:
         del node[key]

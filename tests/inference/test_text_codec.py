@@ -223,10 +223,15 @@ def test_damage_is_noticed(small: Artifact) -> None:
             decompress(small, packed[:length])
 
 
-def forged(artifact: Artifact, lengths: Sequence[int], coded: bytes) -> bytes:
+def forged(artifact: Artifact, lengths: Sequence[int], coded: bytes, settings: bytes = b"") -> bytes:
     """A compressed file that states streams of these lengths before `coded`; its hash of the text is of nothing."""
-    head = text_codec._leb128(text_codec._FILE, len(lengths), *lengths, 0)
+    head = text_codec._leb128(text_codec._FILE, len(lengths), *lengths, len(settings)) + settings
     return text_codec._MAGIC + text_codec._hashes(artifact, b"") + head + coded
+
+
+def test_windows_that_do_not_fit_are_refused(small: Artifact) -> None:
+    with pytest.raises(UserError, match="score.stride must be from 1 to score.sequence_length"):
+        decompress(small, forged(small, [300], bytes(range(200)), b'{"stride": 65536}'))
 
 
 def test_a_file_that_states_more_than_it_holds_is_refused_at_once(small: Artifact) -> None:

@@ -393,7 +393,7 @@ def test_a_cluster_that_loses_a_machine(machines: tuple[str, list[Machine]], los
         if loss == signal.SIGSTOP:
             time.sleep(10.0)
             first.send(signal.SIGCONT)
-        assert driver.wait(240) == 0, (tmp_path / "printed.txt").read_text()
+        assert driver.wait(480) == 0, (tmp_path / "printed.txt").read_text()
     finally:
         driver.kill()
         driver.wait()
