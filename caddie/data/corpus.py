@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import typing
 import zipfile
 import zlib
@@ -193,7 +194,8 @@ class Corpus:
         """Digest of the manifest and of path, size and time of the files that `count_again` reads."""
         shards = [shard.file for shard in self.manifest.validation.shards]
         paths = [self.folder.resolve() / name for name in (self.manifest.tokenizer.file, VALIDATION_TEXT, *shards)]
-        state = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.exists()]
+        there = filter(os.path.exists, paths)  # False too for a name that is too long to be one
+        state = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in there]
         return hashlib.sha256(repr((self.manifest, state)).encode()).hexdigest()
 
     def count_again(self) -> None:

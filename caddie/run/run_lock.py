@@ -47,7 +47,7 @@ class Holder:
         if self.host != platform.node():
             return None
         try:
-            return abs(psutil.Process(self.pid).create_time() - self.started) < 2
+            return bool(abs(psutil.Process(self.pid).create_time() - self.started) < 2)
         except psutil.Error:
             return False
 

@@ -200,6 +200,11 @@ class Case:
     """Why the case fails today, if it does."""
 
 
+def long_name(manifest: dict[str, Any]) -> None:
+    """No system has a file of this name."""
+    manifest["validation"]["shards"][0]["file"] = "x" * 3000
+
+
 TEXT = "".join(f"Paragraph {number} of a text, and no two are alike.\n\n" for number in range(4000))
 
 WORDS = [
@@ -375,6 +380,9 @@ CORPORA = [
     Case("no validation", lambda b: b.score(b.manifest(put([], "validation", "shards"))), "does not count its"),
     Case("no training", lambda b: b.run(data=b.manifest(put([], "train", "shards"))), "for validation only"),
     Case("hashes missing", lambda b: b.run(data=b.corpus("documents.npz", None)), "manifest.json or documents.npz"),
+    Case(
+        "shard with a long name", lambda b: b.score(b.manifest(long_name)), "cannot read the shard (File name too long"
+    ),
     Case("hashes of another compression", lambda b: b.score(b.compression(21)), "cannot read the document hashes"),
     Case("hashes encrypted", lambda b: b.score(b.compression(0, flags=1)), "cannot read the document hashes"),
     Case(

@@ -230,7 +230,7 @@ def forged(artifact: Artifact, lengths: Sequence[int], coded: bytes, settings: b
 
 
 def test_windows_that_do_not_fit_are_refused(small: Artifact) -> None:
-    with pytest.raises(UserError, match="score.stride must be from 1 to score.sequence_length"):
+    with pytest.raises(UserError, match=r"score\.stride must be from 1 to score\.sequence_length"):
         decompress(small, forged(small, [300], bytes(range(200)), b'{"stride": 65536}'))
 
 
