@@ -113,7 +113,7 @@ def read_file(path: Path) -> bytes:
                 raise OSError(errno.EINVAL, "not a regular file")
             return file.read()
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({reason(error)})") from None
+        raise UserError(f"{path}: cannot be read ({reason(error)}); name a file that you may read") from None
 
 
 def reason(error: Exception) -> str:

@@ -29,7 +29,7 @@ from caddie.report.run_files import CHECKPOINT
 from caddie.runtime.distributed import Ranks, join
 from caddie.train import loop as module
 from caddie.train.averaging import EMA
-from caddie.train.checkpoint import restore
+from caddie.train.checkpoint import position_in, restore
 from caddie.train.loop import Interrupted, Trained, train
 from caddie.train.prefetch import AsyncScalar
 from caddie.train.qat import StraightThrough
@@ -439,3 +439,11 @@ def test_time_budget_ends_the_run(tmp_path: Path) -> None:
     assert 0.2 <= trained.seconds < time.perf_counter() - begin
     assert trained.precision in ("float32", "bfloat16")
     assert json.dumps(trained.final_loss) != "NaN"
+
+
+@pytest.mark.parametrize("words", [{}, {"step": "nan"}, {"step": "-1"}, {"seconds": "inf"}, {"position": "x"}])
+def test_a_checkpoint_that_does_not_say_where_it_was_is_refused(words: dict[str, str]) -> None:
+    good = {"step": "3", "position": "3", "seconds": "0.5", "loss": "nan"}
+    assert position_in(Path("a"), good)[:3] == (3, 3, 0.5)
+    with pytest.raises(UserError, match="a is not a readable checkpoint"):
+        position_in(Path("a"), good | words if words else {})
