@@ -85,7 +85,7 @@ def run(
 
 def _run(
     recipe: Recipe,
-    source: str | None,
+    source: str | Path | None,
     seed: int,
     folder: Path,
     ranks: Ranks,
