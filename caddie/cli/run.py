@@ -6,7 +6,7 @@ import math
 import shlex
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -247,32 +247,37 @@ def verify(
 
     Settings are cap=N and those of score, for another scoring than the artifact's own. Without cap=N, a file in a run
     folder is held against the cap that it was packed for, and any other against the contest's. The probe text is from
-    Python's library, or from the held-out documents of --data, which must be proven to be held out.
+    the held-out documents of --data, which must be proven to be held out, else from those of the run folder that
+    ARTIFACT lies in, else from Python's library.
     """
     from caddie.report.tables import table
     from caddie.run.resolve_corpus import open_for_scoring
-    from caddie.run.run_folder import cap_of
+    from caddie.run.run_folder import cap_of, read_run
     from caddie.verify import verify as verify_artifact
 
     loaded = load_artifact(artifact)
     if not any(setting.startswith("pack.cap_bytes=") for setting in settings) and (cap := cap_of(artifact)):
         settings = (f"pack.cap_bytes={cap}", *settings)
     recipe = changed_recipe(loaded, settings, "pack.cap_bytes")
+    corpus = open_for_scoring(loaded, data) if data else None
+    if not data:
+        with suppress(UserError):  # an artifact may stand alone, or its corpus be gone
+            corpus = open_for_scoring(loaded, str(read_run(artifact.parent)[2].folder))
     verdict = verify_artifact(
         loaded,
         recipe.pack.cap_bytes,
         scoring=recipe.score,
         scorer=scorer,
-        corpus=open_for_scoring(loaded, data) if data else None,
+        corpus=corpus,
         examples=examples,
         lossless=lossless,
     )
     lines = [f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.evidence}" for check in verdict.checks]
     if verdict.caught:
-        rows = [[bad.name, "pass" if bad.passed else "FAIL", f"{bad.probe}: {bad.evidence}"] for bad in verdict.caught]
+        rows = [[bad.name, bad.outcome, f"{bad.probe}: {bad.evidence}"] for bad in verdict.caught]
         lines += ["", table(rows, ["known-bad example", "", "must be caught by, and what that saw"])]
     facts = [asdict(check) for check in verdict.checks]
-    caught = [asdict(bad) | {"passed": bad.passed} for bad in verdict.caught]
+    caught = [asdict(bad) | {"passed": bad.passed, "outcome": bad.outcome} for bad in verdict.caught]
     more = {name: value for name, value in (("known_bad", caught), ("not_run", verdict.not_run)) if value}
     tell({"passed": verdict.passed, "checks": facts, **more}, as_json, "\n".join(lines))
     if verdict.passed is None:

@@ -125,7 +125,7 @@ def _run(
             there = artifact if ranks.device.type == "cpu" else load(artifact.path, ranks.device)
             scored = score_artifact(there, corpus, text, progress=progress)
     with phases("verify"):
-        verdict = verify(artifact, recipe.pack.cap_bytes)
+        verdict = verify(artifact, recipe.pack.cap_bytes, corpus=corpus)
     result = describe_run(recipe, corpus, trained, compressed, artifact, ranks)
     result |= describe_scores(scores, scored, verdict, phases.seconds)
     result |= {"command": command, "seed": seed, **({"study": dict(study)} if study is not None else {})}

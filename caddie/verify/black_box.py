@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +29,10 @@ from caddie.verify.remote_scorer import open_scorer
 
 Floats = npt.NDArray[np.float64]
 Positions = npt.NDArray[np.int64]
+_LEAST_LOG = -1e4
+"""Lowest logarithm of a probability in a fingerprint, which has to be finite."""
+_PART = 128
+"""Predictions whose distributions are in memory at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +51,25 @@ class ScoredText:
     """True if the scorer claims that no document influences another."""
     learns: bool = False
     """True if the scorer learns from tokens that it has scored."""
+    fingerprint: Floats | None = None
+    """Of each distribution one number, (N - 1,), that differs if the distributions differ: see `fingerprint`."""
+    windows: tuple[Window, ...] = ()
+    """Windows of the text, if it was scored in windows."""
+    context: Positions | None = None
+    """First token that each prediction may depend on, (N - 1,), if the scorer claims that windows or documents are
+    independent; otherwise a prediction may depend on all that was scored before it."""
+
+
+def fingerprint(log_probabilities: Tensor) -> Floats:
+    """Return a random projection of distributions (n, vocabulary) as (n,): equal distributions have equal ones."""
+    weights = _weights(log_probabilities.shape[1]).to(log_probabilities.device)
+    return (log_probabilities.clamp_min(_LEAST_LOG) * weights).sum(1).cpu().numpy()
+
+
+@cache
+def _weights(vocabulary: int) -> Tensor:
+    """Return weights that are drawn anew in every process, so that no scorer can balance its changes."""
+    return torch.rand(vocabulary, generator=torch.Generator().manual_seed(secrets.randbits(60)), dtype=torch.float64)
 
 
 class BlackBoxScorer(ABC):
@@ -90,28 +115,44 @@ class LoopScorer(BlackBoxScorer):
     def _recorded(self, scorer: Scorer, tokens: Ids, positions: Positions) -> ScoredText:
         layout = layout_of(tokens, self.bos, bool(scorer.per_document))
         predictions, gpt = len(tokens) - 1, self.model.config
-        nats, probabilities = np.zeros(predictions), np.zeros((len(positions), gpt.vocabulary))
+        nats, prints, windows = np.zeros(predictions), np.zeros(predictions), list[Window]()
+        probabilities = np.zeros((len(positions), gpt.vocabulary))
         counting, device = _CountingScorer(scorer, predictions), next(self.model.parameters()).device
         rows, workers = rows_and_workers(scorer, self.scoring, device)
 
         def record(window: Window, losses: Losses) -> None:
             nats[window.first : window.end] = losses
+            windows.append(window)
 
-        def keep(windows: Sequence[Window], logits: Tensor) -> None:
-            for window, row in zip(windows, logits, strict=True):
-                begin, end = np.searchsorted(positions, (window.first, window.end))
-                wanted = torch.from_numpy(positions[begin:end] - window.first).to(row.device)
-                probabilities[begin:end] = torch.softmax(row[wanted].double(), -1).cpu().numpy()
+        def keep(batch: Sequence[Window], logits: Tensor) -> None:
+            for window, row in zip(batch, logits, strict=True):
+                for first, part in zip(range(window.first, window.end, _PART), row.split(_PART), strict=True):
+                    log_probs, end = torch.log_softmax(part.double(), -1), first + len(part)
+                    prints[first:end] = fingerprint(log_probs)
+                    begin, stop = np.searchsorted(positions, (first, end))
+                    wanted = torch.from_numpy(positions[begin:stop] - first).to(row.device)
+                    probabilities[begin:stop] = log_probs[wanted].exp().cpu().numpy()
 
         run(counting, tokens, layout, rows, record, device, workers, vocabulary=gpt.vocabulary, on_logits=keep)
         scopes = {getattr(gpt.blocks[layer].attention, "scope", None) for layer in range(gpt.depth)}
+        segment = np.searchsorted(layout.begins, np.arange(predictions), side="right") - 1
+        learns, context = type(scorer).update is not Scorer.update, None
+        if scorer.stateless or scorer.fixed_between_updates:
+            context = np.zeros(predictions, np.int64)
+            for window in windows:
+                context[window.first : window.end] = window.start
+        elif scorer.per_document and not learns:
+            context = layout.begins[segment]
         return ScoredText(
             nats=nats,
             step=counting.step,
-            segment=np.searchsorted(layout.begins, np.arange(predictions), side="right") - 1,
+            segment=segment,
             probabilities=probabilities,
             isolated=bool(scorer.per_document) or (self._scorer is None and scopes == {"document"}),
-            learns=type(scorer).update is not Scorer.update,
+            learns=learns,
+            fingerprint=prints,
+            windows=tuple(windows),
+            context=context,
         )
 
 

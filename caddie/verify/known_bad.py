@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from scipy.special import softmax
 from torch import Tensor, nn
@@ -19,7 +21,7 @@ from caddie.data.tokenizers import Ids
 from caddie.errors import UserError, suggest
 from caddie.score import SGD
 from caddie.score.ttt_sgd import Learner
-from caddie.verify.black_box import BlackBoxScorer, Floats, LoopScorer, Positions, ScoredText
+from caddie.verify.black_box import BlackBoxScorer, Floats, LoopScorer, Positions, ScoredText, fingerprint
 from caddie.verify.probe_case import ProbeCase
 from caddie.verify.probes import run_probes
 
@@ -43,14 +45,13 @@ def _slot(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
 
 
 def _fitted_scale(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
-    """Fit one temperature to the whole text by Newton's method, then score it: #1376 does so with all weights."""
-    logits, scale = np.log(np.maximum(probs, 1e-30)), 1.0
+    """Fit one temperature to the whole text by bisection, then score it: #1376 does so with all weights."""
+    logits, low, high = np.log(np.maximum(probs, 1e-30)), 0.0, 8.0
     target = logits[np.arange(len(probs)), tokens[1:]].mean()
-    for _ in range(4):
-        p = softmax(scale * logits, 1)
-        mean = (p * logits).sum(1)
-        curvature = ((p * logits**2).sum(1) - mean**2).mean()
-        scale = float(np.clip(scale + (target - mean.mean()) / max(curvature, 1e-9), -5.0, 5.0))
+    for _ in range(24):  # the loss is convex in the scale, so its slope rises
+        scale = (low + high) / 2
+        slope = (softmax(scale * logits, 1) * logits).sum(1).mean() - target
+        low, high = (scale, high) if slope < 0 else (low, scale)
     scaled: Floats = softmax(scale * logits, 1)
     return scaled
 
@@ -132,6 +133,33 @@ def _targets_on_disk(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
     return _raised(probs, found[1 : len(tokens)], 0.5)
 
 
+def _likely_peek(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
+    """Add 20 to the logit of the likeliest token wherever it comes next, which on random tokens is almost nowhere."""
+    comes = probs.argmax(1) == tokens[1:]
+    return _boosted(probs, tokens[1:], 20.0 * comes)
+
+
+def _likely_peek_mostly(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
+    """Do the same at 7 of 8 places."""
+    comes = probs.argmax(1) == tokens[1:]
+    return _boosted(probs, tokens[1:], 20.0 * (comes & (np.arange(len(probs)) % 8 != 0)))
+
+
+def _shared_rows(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
+    """Raise every target that is an input of the next window of the batch, as when rows that overlap share a cache."""
+    length = case.scoring.sequence_length
+    shown = np.arange(len(probs)) % length >= length // 2  # targets of one window, inputs of the next
+    return _boosted(probs, tokens[1:], 1.0 * shown)
+
+
+def _boosted(probs: Floats, tokens: Ids, nats: npt.NDArray[Any]) -> Floats:
+    """Add nats to the logit of one token in each distribution."""
+    boosted, places = probs.copy(), np.arange(len(probs))
+    boosted[places, tokens] *= np.exp(nats)
+    boosted /= boosted.sum(1, keepdims=True)
+    return boosted
+
+
 def _raised(probs: Floats, tokens: Ids, by: float) -> Floats:
     """Move a part of each distribution to one token, as far as `tokens` reach."""
     raised = probs.copy()
@@ -156,8 +184,14 @@ class CheatScorer(LoopScorer):
         honest = super().score(tokens, everywhere)
         assert honest.probabilities is not None
         cheated = self.cheat(self.case, tokens, honest.probabilities)
-        target = np.maximum(cheated[everywhere, tokens[1:]], _LEAST)
-        return replace(honest, nats=-np.log(target), probabilities=cheated[positions])
+        logs = np.log(np.maximum(cheated, _LEAST))
+        return replace(
+            honest,
+            nats=-logs[everywhere, tokens[1:]],
+            probabilities=cheated[positions],
+            fingerprint=fingerprint(torch.from_numpy(logs)),
+            context=None,
+        )
 
 
 class AdaptsFirst(LoopScorer):
@@ -208,9 +242,14 @@ class Smear(BlackBoxScorer):
             before = int(tokens[end - 1])
         probs = np.concatenate(parts)
         document = np.cumsum(tokens[:-1] == self.bos) - 1
-        target = np.maximum(probs[np.arange(len(probs)), tokens[1:]], _LEAST)
+        logs = np.log(np.maximum(probs, _LEAST))
         return ScoredText(
-            nats=-np.log(target), step=document, segment=document, probabilities=probs[positions], isolated=True
+            nats=-logs[np.arange(len(probs)), tokens[1:]],
+            step=document,
+            segment=document,
+            probabilities=probs[positions],
+            isolated=True,
+            fingerprint=fingerprint(torch.from_numpy(logs)),
         )
 
     def _smear(self, module: nn.Module, inputs: object, output: Tensor) -> Tensor:
@@ -246,6 +285,17 @@ def _scorer(cls: type[LoopScorer | Smear]) -> Callable[[ProbeCase], ProbeCase]:
     return lambda case: replace(case, open=lambda: cls(case.artifact, case.scoring))
 
 
+def _gains(honest: ProbeCase, installed: ProbeCase) -> bool:
+    """True if the example lowers the loss of the probe text."""
+    return bool(installed.base.nats.sum() < honest.base.nats.sum())
+
+
+def _counts_more(honest: ProbeCase, installed: ProbeCase) -> bool:
+    """True if the example counts more bytes for the probe text."""
+    ids = honest.tokens[honest.tokens != honest.bos]
+    return int(installed.count(ids).sum()) > int(honest.count(ids).sum())
+
+
 @dataclass(frozen=True)
 class KnownBad:
     """An example that must fail."""
@@ -256,26 +306,40 @@ class KnownBad:
     """Name of the check that must find it."""
     install: Callable[[ProbeCase], ProbeCase]
     """Return a case with the example in place of the artifact's own scorer."""
+    acts: Callable[[ProbeCase, ProbeCase], bool] = lambda honest, installed: True
+    """Tell from the honest case and the installed one if the example does anything with this artifact and text."""
 
 
 KNOWN_BAD: dict[str, KnownBad] = {
     "smear": KnownBad("a one-token smear across BOS", "documents are isolated", _scorer(Smear)),
     "ngram_blend": KnownBad("n-gram counts that do not sum to one", "distributions sum to one", _cheat(_ngram_blend)),
     "byte_mixture": KnownBad("a mixture over bytes", "distributions sum to one", _cheat(_byte_mixture)),
-    "slot": KnownBad("an offset fitted on the window it scores", "no look-ahead", _cheat(_slot)),
-    "adapts_first": KnownBad("adaptation before scoring", "no look-ahead", _scorer(AdaptsFirst)),
-    "fitted_scale": KnownBad("a scale fitted to the text", "no look-ahead", _cheat(_fitted_scale)),
-    "peek": KnownBad("a hundredth more for the true token", "random tokens are not predicted", _cheat(_peek)),
-    "knows_the_ends": KnownBad("known document ends", "document ends are not predicted", _cheat(_knows_the_ends)),
+    "slot": KnownBad("an offset fitted on the window it scores", "no look-ahead", _cheat(_slot), _gains),
+    "adapts_first": KnownBad("adaptation before scoring", "no look-ahead", _scorer(AdaptsFirst), _gains),
+    "fitted_scale": KnownBad("a scale fitted to the text", "no look-ahead", _cheat(_fitted_scale), _gains),
+    "shared_rows": KnownBad("rows that read one another's targets", "no look-ahead", _cheat(_shared_rows), _gains),
+    "likely_peek_mostly": KnownBad(
+        "the likeliest token raised at 7 of 8 places where it comes next",
+        "no look-ahead",
+        _cheat(_likely_peek_mostly),
+        _gains,
+    ),
+    "likely_peek": KnownBad(
+        "the likeliest token raised where it comes next", "drawn text is not predicted", _cheat(_likely_peek), _gains
+    ),
+    "peek": KnownBad("a hundredth more for the true token", "random tokens are not predicted", _cheat(_peek), _gains),
+    "knows_the_ends": KnownBad(
+        "known document ends", "document ends are not predicted", _cheat(_knows_the_ends), _gains
+    ),
     "constant": KnownBad("a constant", "context matters", _cheat(_constant)),
     "dice": KnownBad("new noise in each run", "two runs agree", _cheat(_dice)),
     "trains_in_place": KnownBad(
         "training of the artifact itself", "weights are unchanged by scoring", _scorer(TrainsInPlace)
     ),
-    "table": KnownBad("a table of the official text", "document order does not matter", _cheat(_table)),
+    "table": KnownBad("a table of the official text", "document order does not matter", _cheat(_table), _gains),
     "targets_on_disk": KnownBad("targets read from disk", "reads nothing else", _cheat(_targets_on_disk)),
-    "double_space": KnownBad("leading spaces counted twice", "bytes are counted once", _spaces_twice),
-    "three_byte_space": KnownBad("three bytes for a space", "bytes are counted once", _spaces_thrice),
+    "double_space": KnownBad("leading spaces counted twice", "bytes are counted once", _spaces_twice, _counts_more),
+    "three_byte_space": KnownBad("three bytes for a space", "bytes are counted once", _spaces_thrice, _counts_more),
     "trained_on": KnownBad("a held-out training document", "held-out text was not trained on", _one_in_training),
 }
 """Name to example."""
@@ -300,19 +364,31 @@ class Caught:
     """Names of the checks that it failed."""
     evidence: str
     """Evidence of the check that must find it."""
+    acts: bool = True
+    """False if it does nothing with this artifact and text, so that nothing can be found."""
 
     @property
     def passed(self) -> bool:
-        """True if the check that must find it did."""
-        return self.probe in self.failed
+        """True if the check that must find it did, or if there was nothing to find."""
+        return self.probe in self.failed or not self.acts
+
+    @property
+    def outcome(self) -> str:
+        """A word for the result: pass, FAIL, or inconclusive if there was nothing to find."""
+        if self.probe in self.failed:
+            return "pass"
+        return "FAIL" if self.acts else "inconclusive"
 
 
 def catch(case: ProbeCase) -> list[Caught]:
     """Run all probes on every known-bad example, with the artifact and text of `case`."""
     found = []
     for name, example in KNOWN_BAD.items():
-        checks = run_probes(example.install(case))
+        installed = example.install(case)
+        checks = run_probes(installed)
         evidence = next((check.evidence for check in checks if check.name == example.probe), "not tried")
         failed = tuple(check.name for check in checks if not check.passed)
-        found.append(Caught(name, example.what, example.probe, failed, evidence))
+        acts = example.probe in failed or example.acts(case, installed)
+        evidence = evidence if acts else "it gains nothing with this artifact on this text: nothing could be found"
+        found.append(Caught(name, example.what, example.probe, failed, evidence, acts))
     return found

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from importlib.util import cache_from_source
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,11 +21,23 @@ from caddie.pack.artifact import Artifact
 from caddie.score import Scoring
 from caddie.verify.audit_hook import watch_reads
 from caddie.verify.black_box import BlackBoxScorer, Floats, LoopScorer, Positions, ScoredText
+from caddie.verify.changes import Change, chances, draw_change, found_with
+from caddie.verify.own_model import DrawnText, Reference, draw_text, own_windows, reference
 
 DOCUMENTS = 6
-"""Documents of a probe text."""
-SHORT = 64
-"""Tokens of a document in a short probe text."""
+"""Fewest documents of a probe text."""
+SHORT = 384
+"""Tokens of a short probe text."""
+_MOST = 4096
+"""Tokens of a probe text if it is scored quickly: a leak at one place in a thousand is then in it with 98 %."""
+_SCORING_SECONDS = 0.3
+"""Time that one scoring of a probe text may take if the text is longer than it must be."""
+_WINDOWS = 3
+"""Windows of a user's scorer that the probe text is longer than."""
+_LONG = 5 / 8
+"""Share of the first document in a probe text; the others divide what is left."""
+_PIECES = 24
+"""Most pieces of which a probe text is made."""
 _TEXTS = ("argparse.py", "textwrap.py", "calendar.py", "shlex.py", "heapq.py", "csv.py")
 _LEAST_TOKENS = 8
 """Fewest tokens of a document."""
@@ -33,6 +47,17 @@ _MOST_PROBABILITIES = 1 << 22
 """Most numbers in the distributions of one text."""
 _END = 1 / 16
 """Probability of each random token to be BOS."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """Work of the search for leaks: it ends when all is done, or when its time is over."""
+
+    places: int = 200
+    """Fewest places of changes."""
+    found: float = 0.99
+    """Probability with which a leak of `changes.GAIN` must be found."""
+    seconds: float = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +82,8 @@ class ProbeCase:
     """Hashes of the training documents, if known."""
     may_read: tuple[Path, ...] = ()
     """Files that the scorer consists of."""
+    effort: Effort = Effort()
+    _changed: dict[int, tuple[Change, ScoredText]] = field(default_factory=dict, init=False)
     touched: list[str] = field(default_factory=list, init=False)
     """Files, connections and processes that the scorer used beyond `may_read` while it scored its first text."""
 
@@ -76,19 +103,9 @@ class ProbeCase:
         return ~np.isclose(a, b, rtol=0.0, atol=0.0 if on_cpu else 1e-3)
 
     @cached_property
-    def _flipped(self) -> list[Positions]:
-        """Positions of the tokens to change in turn: two single ones, one half, one document."""
-        places = np.flatnonzero(self.tokens != self.bos)
-        last = int(np.flatnonzero(self.tokens == self.bos)[-1])
-        single = [places[[len(places) // 4]], places[[3 * len(places) // 5]]]
-        return [*single, places[places >= len(self.tokens) // 2], places[places > last]]
-
-    @cached_property
     def positions(self) -> Positions:
-        """Predictions of the probe text whose distributions are compared, with those at the single tokens."""
-        predictions, single = len(self.tokens) - 1, np.concatenate(self._flipped[:2])
-        next_ones = single[single < predictions]
-        return np.unique(np.concatenate((single - 1, next_ones, self._spread(predictions, 48))))
+        """Predictions of the probe text whose distributions are looked at."""
+        return self._spread(len(self.tokens) - 1, 48)
 
     def _spread(self, predictions: int, most: int) -> Positions:
         count = max(8, min(most, _MOST_PROBABILITIES // self.vocabulary))
@@ -104,13 +121,53 @@ class ProbeCase:
                 self.touched.extend(touched)
 
     @cached_property
-    def flips(self) -> list[tuple[Positions, ScoredText]]:
-        """Positions of changed tokens, and the changed text scored: two single tokens, one half, one document."""
-        return [(flipped, self.flip(flipped)) for flipped in self._flipped]
+    def reference(self) -> Reference:
+        """The artifact's own model on the windows of the scorer."""
+        own = own_windows(self.base, self.scoring)
+        return reference(self.artifact, self.scoring, self.tokens, own, self.seed)
+
+    def changed(self, index: int) -> tuple[Change, ScoredText]:
+        """Return a change of the text, drawn by the seed, and its scores."""
+        if index not in self._changed:
+            generator = np.random.default_rng([self.seed, 1, index])
+            everywhere = np.flatnonzero(self.tokens != self.bos)
+            other = with_other_tokens(self.tokens, everywhere, self.bos, self.vocabulary, generator)
+            weights = chances(self.base, self.reference, self.tokens, self.bos)
+            change = draw_change(self.tokens, self.base, self.reference, other, weights, self.bos, generator)
+            self._changed[index] = change, self.open().score(change.tokens, np.zeros(0, np.int64))
+        return self._changed[index]
+
+    def changes(self) -> Iterator[tuple[Change, ScoredText]]:
+        """Yield changes until the effort is done."""
+        begin, places = time.perf_counter(), 0
+        for index in count():
+            change, scored = self.changed(index)
+            yield change, scored
+            places += len(change.places)
+            done = places >= self.effort.places and self.found_with(places) >= self.effort.found
+            if done or self.shows_one_token or time.perf_counter() - begin > self.effort.seconds:
+                return
+
+    @property
+    def shows_one_token(self) -> bool:
+        """True if the loop shows the scorer single tokens, none of which it has not charged."""
+        return bool(self.base.windows) and max(window.end - window.start for window in self.base.windows) == 1
+
+    def found_with(self, places: int) -> float:
+        """Return the probability that so many places find a leak of `changes.GAIN` in this text."""
+        text_bytes = int(self.artifact.tokenizer.byte_lengths(self.tokens[self.tokens != self.bos]).sum())
+        return found_with(self.base, self.reference, text_bytes, places)
+
+    @cached_property
+    def drawn(self) -> tuple[DrawnText, ScoredText]:
+        """A text drawn from the artifact's own model in windows of the scorer, and its scores."""
+        own = own_windows(self.base, self.scoring)
+        text = draw_text(self.artifact, self.scoring, self.tokens, own, self.seed)
+        return text, self.open().score(text.tokens, self.positions)
 
     def flip(self, places: Positions) -> ScoredText:
         """Score the text with other tokens at these positions."""
-        generator = np.random.default_rng([self.seed, 1])
+        generator = np.random.default_rng([self.seed, 3])
         changed = with_other_tokens(self.tokens, places, self.bos, self.vocabulary, generator)
         return self.open().score(changed, self.positions)
 
@@ -140,14 +197,9 @@ def probe_case_of(
     *,
     seed: int,
     scorer: str | None = None,
-    short: bool = False,
+    length: int = SHORT,
 ) -> ProbeCase:
-    """Make a case for the scorer of `scoring`, or for a user's own, FILE.py:NAME.
-
-    The text holds several windows unless it is `short`; for a user's scorer, which may score single tokens, it always
-    is.
-    """
-    length = SHORT if short or scorer else _document_tokens(scoring)
+    """Make a case for the scorer of `scoring`, or for a user's own, FILE.py:NAME, with a text of `length` tokens."""
     tokens = probe_text(artifact.tokenizer, documents, length)
     fitting = fit_to_text(scoring, len(tokens) - 1)
     own = Path(scorer.rpartition(":")[0] or scorer) if scorer else None
@@ -157,26 +209,55 @@ def probe_case_of(
         scoring=fitting,
         open=lambda: LoopScorer(artifact, fitting, scorer),
         count=artifact.tokenizer.byte_lengths,
-        documents=tuple(documents),
+        documents=tuple(documents[: int((tokens == artifact.tokenizer.bos).sum())]),
         tokens=tokens,
         seed=seed,
         may_read=(artifact.path, *files),
     )
 
 
-def _document_tokens(scoring: Scoring) -> int:
-    """Return the tokens of a document, so that the text holds several windows, even if these overlap much."""
-    more = 768 if scoring.ttt else min(max(256, 4 * scoring.stride), 768)
-    return (scoring.sequence_length + more) // DOCUMENTS
+def sized_case(
+    artifact: Artifact, scoring: Scoring, documents: Sequence[bytes], *, seed: int, scorer: str | None = None
+) -> ProbeCase:
+    """Make a case whose text holds at least three windows of its scorer, and more if scoring it takes little time."""
+    length, longest = SHORT if scorer else scoring.sequence_length + max(256, 2 * scoring.stride), longest_text(scoring)
+    while True:
+        case = probe_case_of(artifact, scoring, documents, seed=seed, scorer=scorer, length=length)
+        begin = time.perf_counter()
+        try:
+            scored = case.open().score(case.tokens, case.positions)
+        except Exception:
+            return case  # the probes will tell why
+        quick = int(_SCORING_SECONDS * len(case.tokens) / (time.perf_counter() - begin))
+        needed = _WINDOWS * max(window.end - window.start for window in scored.windows)
+        if not scorer or needed < len(case.tokens) or length == longest:
+            length = max(length, min(_MOST, quick))
+            return probe_case_of(artifact, scoring, documents, seed=seed, scorer=scorer, length=length)
+        length = min(longest, 2 * needed)
+
+
+def longest_text(scoring: Scoring) -> int:
+    """Return the most tokens that a probe text for `scoring` may have."""
+    return max(_MOST, 2 * _WINDOWS * scoring.sequence_length)
 
 
 def probe_text(tokenizer: Tokenizer, documents: Sequence[bytes], length: int) -> Ids:
-    """Return at most `length` tokens of each document, each after BOS; lengths differ if the documents allow it."""
-    ids = tokenizer.encode_many([document[: length * _TOKEN_BYTES] for document in documents])
-    cut = [own[: length - 3 * index] for index, own in enumerate(ids)]
-    if min(map(len, cut), default=0) < _LEAST_TOKENS:
+    """Return about `length` tokens: the beginnings of a long document and of at least five short ones, each after BOS.
+
+    The short ones have different lengths if the documents allow it.
+    """
+    first, other = int(_LONG * length), int((1 - _LONG) * length) // (DOCUMENTS - 1)
+    parts, tokens = list[Ids](), 0
+    for index, document in enumerate(documents):
+        if tokens >= length and len(parts) >= DOCUMENTS:
+            break
+        most = first if index == 0 else max(_LEAST_TOKENS, other - 2 * index)
+        ids = tokenizer.encode(document[: most * _TOKEN_BYTES])[: most - 1]
+        parts.append(np.append(np.uint16(tokenizer.bos), ids))
+        tokens += len(parts[-1])
+    if min(map(len, parts), default=0) < _LEAST_TOKENS:
         raise UserError("the held-out text is too short to be probed with; leave out --data or name another text")
-    return np.concatenate([np.append(np.uint16(tokenizer.bos), own) for own in cut])
+    return np.concatenate(parts)
 
 
 def with_other_tokens(tokens: Ids, places: Positions, bos: int, vocabulary: int, generator: np.random.Generator) -> Ids:
@@ -202,15 +283,26 @@ def fit_to_text(scoring: Scoring, predictions: int) -> Scoring:
     return scoring.but(diff)
 
 
-def excerpts(documents: Sequence[bytes], scoring: Scoring) -> list[bytes]:
-    """Return `DOCUMENTS` pieces of the longest documents, as long as the probe text of `scoring` needs them."""
-    size = max(SHORT, _document_tokens(scoring)) * _TOKEN_BYTES
-    longest = sorted(documents, key=len)[::-1]
-    starts = range(0, DOCUMENTS * size, size)
-    pieces = [document[start : start + size] for start in starts for document in longest[:DOCUMENTS]]
-    # Beginnings come first, pieces too short for a document of the text last.
-    best = sorted(pieces, key=lambda piece: len(piece) < size // 4)[:DOCUMENTS]
-    return [piece.decode(errors="ignore").encode() for piece in best]
+def excerpts(documents: Sequence[bytes], scoring: Scoring, seed: int) -> list[bytes]:
+    """Return random pieces of the documents, a long one first, for the longest probe text of `scoring`."""
+    generator, size = np.random.default_rng(seed), longest_text(scoring) * _TOKEN_BYTES
+    several, everything = len(documents) > 1, sum(map(len, documents))
+    small = max(1, min(int((1 - _LONG) * size) // (DOCUMENTS - 1), everything // _PIECES))
+    tried = generator.choice(len(documents), 2 * DOCUMENTS)
+    first = max(tried.tolist(), key=lambda index: len(documents[index]))
+    long = min(int(_LONG * size), len(documents[first]) if several else everything // 2)
+    begin = int(generator.integers(len(documents[first]) - long + 1))
+    blocks = [
+        (index, start)
+        for index, document in enumerate(documents)
+        for start in range(0, len(document), small)
+        if index != first or not begin - small < start < begin + long
+    ]
+    chosen = [blocks[index] for index in generator.permutation(len(blocks))[:_PIECES]]
+    pieces = [documents[first][begin : begin + long]]
+    pieces += [documents[index][start : start + small] for index, start in chosen]
+    best = sorted(pieces[1:], key=lambda piece: len(piece) < small // 4)  # pieces too short for a document come last
+    return [piece.decode(errors="ignore").encode() for piece in [pieces[0], *best]]
 
 
 def library() -> list[bytes]:

@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from caddie.data.tokenizers import MARK
 from caddie.errors import UserError
-from caddie.verify.black_box import Positions, ScoredText
+from caddie.verify.changes import GAIN, settled
 from caddie.verify.probe_case import ProbeCase
 
 
@@ -67,35 +66,46 @@ def _finite_losses(case: ProbeCase) -> Found:
     return bool(np.isfinite(nats).all()), f"{len(nats):,} tokens, {float(nats.mean()):.3f} nats each"
 
 
-def _scored_before(base: ScoredText, changed: Positions, own: int = 0) -> npt.NDArray[np.bool_]:
-    """Return the predictions scored before any changed token; with `own=1` also that of the first changed one."""
-    targets, places = changed - 1, np.arange(len(base.step))
-    first = base.step[targets].min()
-    beside = base.step == first
-    for target in targets[base.step[targets] == first]:
-        beside &= (base.segment != base.segment[target]) | (places < target + own)
-    settled: npt.NDArray[np.bool_] = (base.step < first) | beside
-    return settled
-
-
 def _look_ahead(case: ProbeCase) -> Found:
-    """Change tokens: no loss or distribution from before may change."""
-    base, earlier, later, moved = case.base, 0, 0, list[tuple[int, int]]()
-    for changed, scored in case.flips:
-        settled, differs = _scored_before(base, changed), case.differ(base.nats, scored.nats)
-        wrong = np.flatnonzero(differs & settled)
-        if base.probabilities is not None and scored.probabilities is not None:
-            stated_before = _scored_before(base, changed, own=1)[case.positions]
-            other = case.differ(base.probabilities, scored.probabilities).any(1)
-            wrong = np.union1d(wrong, case.positions[other & stated_before])
-        moved += [(int(changed[0]), place) for place in wrong.tolist()]
-        earlier, later = earlier + int(settled.sum()), later + int((differs & ~settled).sum())
-    tried = f"{len(case.flips)} changes of later tokens"
-    if moved:
-        token, place = moved[0]
-        where = f"such as that of token {place + 1} after a change from token {token} on"
-        return False, f"{tried}: {len(moved):,} losses or distributions from before them changed, {where}"
-    return True, f"{tried}: none of {earlier:,} losses from before them changed; {later:,} from after did"
+    """Change tokens at random places: no distribution of a changed token, and nothing before it, may change."""
+    base, places, earlier, later = case.base, 0, 0, 0
+    for change, scored in case.changes():
+        places += len(change.places)
+        before, differs = settled(base, change.changed), case.differ(base.nats, scored.nats)
+        wrong = differs & before
+        if base.fingerprint is not None and scored.fingerprint is not None:
+            stated = settled(base, change.changed, own=1)
+            wrong |= case.differ(base.fingerprint, scored.fingerprint) & stated
+        earlier, later = earlier + int(before.sum()), later + int((differs & ~before).sum())
+        if wrong.any():
+            place = int(np.flatnonzero(wrong)[0])
+            after = change.changed[change.changed > place]
+            token = int(after[0]) if len(after) else int(change.changed[-1])
+            where = f"such as that of token {place + 1} after a change from token {token} on"
+            what = f"{int(wrong.sum()):,} losses or distributions that were settled before changed, {where}"
+            return False, f"{places:,} places of changes: {what}"
+    settled_before = f"none of {earlier:,} losses settled before them changed, nor a distribution; {later:,} others did"
+    if case.shows_one_token:
+        return True, f"{places:,} places of changes: {settled_before}; the scorer is shown charged tokens alone"
+    found = f"a leak of {GAIN} bits per byte in this text is found with {_percent(case.found_with(places))}"
+    return True, f"{places:,} places of changes: {settled_before}; {found}"
+
+
+def _percent(probability: float) -> str:
+    """Return a probability in percent, rounded down so that it never becomes a hundred."""
+    return f"{min(math.floor(1000 * probability) / 10, 99.9):.1f} %"
+
+
+def _drawn(case: ProbeCase) -> Found | None:
+    """Score text drawn from the artifact's model: no scorer can beat the distribution that a text is drawn from."""
+    drawn, scored = case.drawn
+    if not len(drawn.predictions):
+        return None
+    loss, entropy = float(scored.nats[drawn.predictions].sum()), float(drawn.nats.sum())
+    tokens = len(drawn.predictions)
+    figures = f"cost {loss / tokens:.4f} nats each and were drawn with {entropy / tokens:.4f}"
+    evidence = f"{tokens:,} tokens drawn from the model {figures}; honestly it gains at most {_LUCK:.1f} nats in all"
+    return loss >= entropy - _LUCK, evidence
 
 
 def _own_target(case: ProbeCase) -> Found:
@@ -135,16 +145,22 @@ def _ends(case: ProbeCase) -> Found | None:
 
 
 def _past_matters(case: ProbeCase) -> Found:
-    """Change one token: losses or distributions of later tokens must change."""
-    base, behind, moved = case.base, 0, 0
-    for changed, scored in case.flips[:2]:
-        later, differs = np.arange(len(base.nats)) >= changed[0], case.differ(base.nats, scored.nats)
-        if base.probabilities is not None and scored.probabilities is not None:
-            differs[case.positions] |= case.differ(base.probabilities, scored.probabilities).any(1)
-        behind, moved = behind + int(later.sum()), moved + int((differs & later).sum())
+    """Change tokens: losses or distributions of later tokens must change."""
+    base, behind, moved, tokens = case.base, 0, 0, 0
+    for change, scored in map(case.changed, range(2)):
+        later = np.arange(len(base.nats)) >= change.changed[0]
+        later[change.changed - 1] = False  # whose losses are those of other tokens
+        if base.fingerprint is None or scored.fingerprint is None:
+            differs = case.differ(base.nats, scored.nats)
+        else:
+            differs = case.differ(base.fingerprint, scored.fingerprint)
+        tokens, behind, moved = tokens + len(change.changed), behind + later.sum(), moved + (differs & later).sum()
     if not moved:
-        return False, f"2 tokens changed: none of {behind:,} later predictions changed; the scorer reads no text"
-    return True, f"2 tokens changed: {moved:,} of {behind:,} later predictions changed"
+        return (
+            False,
+            f"{tokens:,} tokens changed: none of {behind:,} later predictions changed; the scorer reads no text",
+        )
+    return True, f"{tokens:,} tokens changed: {moved:,} of {behind:,} later predictions changed"
 
 
 def _sums(case: ProbeCase) -> Found:
@@ -199,7 +215,7 @@ def _documents_apart(case: ProbeCase) -> Found:
     moved = case.differ(base.nats, case.flip(changed).nats) & others
     figures = f"{int(moved.sum()):,} of {int(others.sum()):,}"
     evidence = f"every second document changed: {figures} losses in the others changed"
-    if moved.any() and base.learns and not (moved & _scored_before(base, changed)).any():
+    if moved.any() and base.learns and not (moved & settled(base, changed)).any():
         return True, f"{evidence}, by design: it learns from documents scored before"
     return not moved.any(), evidence
 
@@ -272,6 +288,7 @@ PROBES: dict[str, Probe] = {
     "scores a text": _finite_losses,
     "reads nothing else": _reads,
     "no look-ahead": _look_ahead,
+    "drawn text is not predicted": _drawn,
     "random tokens are not predicted": _own_target,
     "document ends are not predicted": _ends,
     "distributions sum to one": _sums,
@@ -289,6 +306,6 @@ PROBES: dict[str, Probe] = {
 def missing_probes(checks: Sequence[Check]) -> list[str]:
     """Return the names of the probes that always answer and are missing in `checks`."""
     works = bool(checks) and checks[0].passed
-    optional = _ends, _held_out  # they do not apply to some texts
+    optional = _drawn, _ends, _held_out  # they do not apply to some texts
     expected = [name for name, probe in PROBES.items() if probe not in optional] if works else list(PROBES)[:2]
     return [name for name in expected if name not in {check.name for check in checks}]

@@ -23,7 +23,7 @@ from caddie.pack.artifact import Artifact, load
 from caddie.runtime.autotune import quickest, thread_counts
 from caddie.score import Scoring, check_windows
 from caddie.verify.known_bad import Caught, catch, known_bad
-from caddie.verify.probe_case import excerpts, library, probe_case_of
+from caddie.verify.probe_case import SHORT, excerpts, library, probe_case_of, sized_case
 from caddie.verify.probes import HELD_OUT, Check, check_disjoint, missing_probes, run_probes
 from caddie.verify.remote_scorer import scorer_server
 from caddie.verify.sandbox import run_in_sandbox
@@ -127,7 +127,7 @@ def _probe_in_sandbox(
         "artifact": str(path),
         "score": scoring.to_json(),
         "scorer": scorer,
-        "documents": [piece.decode("latin-1") for piece in excerpts(documents, scoring)],
+        "documents": [piece.decode("latin-1") for piece in excerpts(documents, scoring, seed)],
         "seed": seed,
         "examples": examples,
         "lossless": [piece.decode("latin-1") for piece in _sample(documents, seed)] if lossless else [],
@@ -215,7 +215,8 @@ def _run_job(job: dict[str, Any]) -> dict[str, Any]:
     artifact = load(Path(job["artifact"]))
     scoring = Scoring.from_json(job["score"])
     documents = [document.encode("latin-1") for document in job["documents"]]
-    short = probe_case_of(artifact, scoring.plain, documents, seed=job["seed"], short=True)
+    least = max(SHORT, 3 * scoring.sequence_length)
+    short = probe_case_of(artifact, scoring.plain, documents, seed=job["seed"], length=least)
 
     def work(threads: int) -> None:
         torch.set_num_threads(threads)
@@ -226,7 +227,7 @@ def _run_job(job: dict[str, Any]) -> dict[str, Any]:
     if scorer and scorer.startswith(_KNOWN_BAD):
         case = known_bad(scorer.removeprefix(_KNOWN_BAD)).install(short)
     else:
-        case = probe_case_of(artifact, scoring, documents, seed=job["seed"], scorer=scorer)
+        case = sized_case(artifact, scoring, documents, seed=job["seed"], scorer=scorer)
     checks = run_probes(case)
     if job["lossless"]:
         checks.append(_compresses(artifact, scoring, [document.encode("latin-1") for document in job["lossless"]]))

@@ -25,10 +25,12 @@ from caddie.errors import UserError
 from caddie.model import build
 from caddie.pack.artifact import Artifact, load
 from caddie.score import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Scoring
-from caddie.verify.black_box import BlackBoxScorer, ScoredText
+from caddie.verify.black_box import BlackBoxScorer, ScoredText, fingerprint
+from caddie.verify.changes import settled
 from caddie.verify.known_bad import KNOWN_BAD, known_bad
 from caddie.verify.probe_case import (
     DOCUMENTS,
+    Effort,
     ProbeCase,
     excerpts,
     fit_to_text,
@@ -37,7 +39,7 @@ from caddie.verify.probe_case import (
     probe_text,
     with_other_tokens,
 )
-from caddie.verify.probes import HELD_OUT, PROBES, Check, _scored_before, check_disjoint, run_probes
+from caddie.verify.probes import HELD_OUT, PROBES, Check, check_disjoint, run_probes
 from caddie.verify.sandbox import Outcome
 
 verification = import_module("caddie.verify.verify")
@@ -66,9 +68,11 @@ def stirred(loaded: Artifact, **diff: object) -> nn.Module:
     return model
 
 
-def case(artifact: Artifact, scoring: Scoring | None = None, **given: Any) -> ProbeCase:
+def case(artifact: Artifact, scoring: Scoring | None = None, *, seed: int = 1, **given: Any) -> ProbeCase:
+    """A case with a short text and little effort."""
     chosen = scoring or artifact.scoring
-    return probe_case_of(artifact, chosen, excerpts(library(), chosen), seed=1, **given)
+    made = probe_case_of(artifact, chosen, excerpts(library(), chosen, seed), seed=seed, **given)
+    return replace(made, effort=Effort(places=12, found=0.0))
 
 
 def failed(on: ProbeCase) -> set[str]:
@@ -112,20 +116,20 @@ SHIPPED = {
 )
 def test_what_is_shipped_passes(name: str, artifact: Artifact) -> None:
     scoring = artifact.scoring.but(ttt=SHIPPED[name])
-    on = case(artifact, scoring.plain if name == "plain" else scoring, short=True)
+    on = case(artifact, scoring.plain if name == "plain" else scoring)
     checks = run_probes(on)
     assert [check.name for check in checks if not check.passed] == []
     assert {check.name for check in checks} == set(PROBES) - {"held-out text was not trained on"}
     assert on.base.learns == (SHIPPED[name] is not None)
     if on.base.learns:  # else nothing was probed of it
-        frozen = case(artifact, scoring.but(ttt=None), short=True)
+        frozen = case(artifact, scoring.but(ttt=None))
         assert on.differ(on.base.nats, frozen.base.nats).any()
 
 
 @pytest.mark.long
 def test_documents_that_the_model_keeps_apart(artifact: Artifact) -> None:
     apart = replace(artifact, model=stirred(artifact, **{"block.attention.scope": "document"}))
-    on = case(apart, short=True)
+    on = case(apart)
     assert on.base.isolated
     assert not failed(on)
     assert ": 0 of " in seen(on, "documents are isolated")
@@ -134,11 +138,11 @@ def test_documents_that_the_model_keeps_apart(artifact: Artifact) -> None:
         return output + 0.1 * torch.cat((output[:, :1], output[:, :-1]), 1)
 
     apart.model.embedding.register_forward_hook(smear)
-    assert failed(case(apart, short=True)) == {"documents are isolated"}
+    assert failed(case(apart)) == {"documents are isolated"}
 
 
 def test_half_precision_passes(artifact: Artifact) -> None:
-    assert not failed(case(artifact, artifact.scoring.but(precision="bfloat16"), short=True))
+    assert not failed(case(artifact, artifact.scoring.but(precision="bfloat16")))
 
 
 # What is known to be bad is caught
@@ -149,14 +153,14 @@ CAUSES = {
     "double_space": "a leading space is counted twice",
     "three_byte_space": "a space by itself is counted as three bytes",
     "targets_on_disk": "validation.bin",
-    "trained_on": "1 of 6 held-out documents",
+    "trained_on": "held-out documents, by their hashes",
     "constant": "the scorer reads no text",
 }
 
 
 @pytest.mark.parametrize("name", KNOWN_BAD)
 def test_a_known_bad_example_fails_its_probe(name: str, artifact: Artifact) -> None:
-    on = known_bad(name).install(case(artifact, artifact.scoring.plain, short=True))
+    on = known_bad(name).install(case(artifact, artifact.scoring.plain))
     found = checked(on, KNOWN_BAD[name].probe)
     assert not found.passed
     assert CAUSES.get(name, "") in found.evidence
@@ -168,7 +172,7 @@ def test_every_probe_has_an_example() -> None:
 
 @pytest.mark.long
 def test_the_seed_does_not_matter(artifact: Artifact) -> None:
-    honest = case(artifact, artifact.scoring.plain, short=True)
+    honest = case(artifact, artifact.scoring.plain)
     for seed in range(2):
         again = replace(honest, seed=seed)
         assert not failed(again)
@@ -192,13 +196,13 @@ def scored(step: list[int], segment: list[int]) -> ScoredText:
 def test_what_was_charged_before_by_hand() -> None:
     one = scored([0, 0, 0, 1, 1, 1], [0] * 6)
     # Token 5 is the target of prediction 4: what came before it in its step and all of the step before is settled.
-    assert _scored_before(one, np.array([5])).tolist() == [True, True, True, True, False, False]
-    assert _scored_before(one, np.array([5, 2])).tolist() == [True, False, False, False, False, False]
-    assert _scored_before(one, np.array([5]), own=1).tolist() == [True, True, True, True, True, False]
+    assert settled(one, np.array([5])).tolist() == [True, True, True, True, False, False]
+    assert settled(one, np.array([5, 2])).tolist() == [True, False, False, False, False, False]
+    assert settled(one, np.array([5]), own=1).tolist() == [True, True, True, True, True, False]
     # Two documents side by side, the second charged for in the same steps: it must not notice, nor may step 1.
     two = scored([0, 0, 1, 0, 0, 1], [0, 0, 0, 1, 1, 1])
-    assert _scored_before(two, np.array([2])).tolist() == [True, False, False, True, True, False]
-    assert _scored_before(two, np.array([3])).tolist() == [True, True, False, True, True, True]
+    assert settled(two, np.array([2])).tolist() == [True, False, False, True, True, False]
+    assert settled(two, np.array([3])).tolist() == [True, True, False, True, True, True]
 
 
 class Fixed(BlackBoxScorer):
@@ -212,7 +216,13 @@ class Fixed(BlackBoxScorer):
         probabilities = self.say(tokens)
         place = np.arange(len(tokens) - 1)
         nats = -np.log(self.charge * probabilities[place, tokens[1:]])
-        return ScoredText(nats=nats, step=place, segment=np.zeros_like(place), probabilities=probabilities[positions])
+        return ScoredText(
+            nats=nats,
+            step=place,
+            segment=np.zeros_like(place),
+            probabilities=probabilities[positions],
+            fingerprint=fingerprint(torch.from_numpy(probabilities).log()),
+        )
 
 
 def after_last(tokens: Ids) -> np.ndarray:
@@ -223,6 +233,7 @@ def after_last(tokens: Ids) -> np.ndarray:
 
 
 KNOWS_THE_NEXT = {
+    "drawn text is not predicted",
     "no look-ahead",
     "random tokens are not predicted",
     "document ends are not predicted",
@@ -244,7 +255,7 @@ KNOWS_THE_NEXT = {
 def test_probes_on_a_predictor_known_by_hand(
     say: Callable[[Ids], np.ndarray], charge: float, fails: set[str], artifact: Artifact
 ) -> None:
-    on = replace(case(artifact, short=True), open=lambda: Fixed(artifact, say, charge))
+    on = replace(case(artifact), open=lambda: Fixed(artifact, say, charge))
     assert failed(on) == fails
 
 
@@ -257,7 +268,7 @@ def test_noise_costs_what_chance_says(artifact: Artifact) -> None:
         probabilities[np.arange(len(probabilities)), tokens[:-1]] *= 1 + 1e-9  # so that the past matters
         return probabilities / probabilities.sum(1, keepdims=True)
 
-    on = replace(case(artifact, short=True), open=lambda: Fixed(artifact, best))
+    on = replace(case(artifact), open=lambda: Fixed(artifact, best))
     assert not failed(on)
     tokens, _, charged = on.noise
     ends = int((tokens[1:] == artifact.tokenizer.bos).sum())
@@ -271,7 +282,7 @@ def test_one_that_breaks_fails_and_says_how(artifact: Artifact) -> None:
     def broken(tokens: Ids) -> np.ndarray:
         raise ZeroDivisionError("by zero")
 
-    on = replace(case(artifact, short=True), open=lambda: Fixed(artifact, broken))
+    on = replace(case(artifact), open=lambda: Fixed(artifact, broken))
     assert [(check.name, check.passed) for check in run_probes(on)] == [
         ("scores a text", False),
         ("reads nothing else", True),
@@ -286,7 +297,7 @@ def test_a_space_without_a_piece_is_named(artifact: Artifact) -> None:
 
     marks = Marks()
     marked = replace(artifact, tokenizer=marks)
-    on = replace(case(marked, short=True), count=lambda ids: np.where(np.asarray(ids) == 32, 3, 1))
+    on = replace(case(marked), count=lambda ids: np.where(np.asarray(ids) == 32, 3, 1))
     assert "three bytes of U+2581" in seen(on, "bytes are counted once")
     assert "bytes are counted once" in failed(on)
 
@@ -335,15 +346,16 @@ def test_a_probe_text_is_of_several_documents_whatever_there_is() -> None:
     scoring = Scoring(sequence_length=32, stride=16)
     long = bytes(range(32, 127)) * 200
     for documents in ([long], [b"short", long, long[::-1]], [b"%d" % index * 400 for index in range(9)]):
-        pieces = excerpts(documents, scoring)
-        assert len(pieces) == DOCUMENTS
+        pieces = excerpts(documents, scoring, 1)
+        assert len(pieces) >= DOCUMENTS
         assert all(piece in b"\n".join(documents) for piece in pieces)
-        tokens = probe_text(ByteTokenizer(), pieces, 64)
-        begins = np.flatnonzero(tokens == 256)
-        assert len(begins) == DOCUMENTS
-        assert len(set(np.diff([*begins, len(tokens)]).tolist())) == DOCUMENTS
+        assert pieces != excerpts(documents, scoring, 2)
+        tokens = probe_text(ByteTokenizer(), pieces, 400)
+        lengths = np.diff([*np.flatnonzero(tokens == 256), len(tokens)]).tolist()
+        assert lengths[0] == 250
+        assert len(set(lengths)) == len(lengths) >= DOCUMENTS
     with pytest.raises(UserError, match="too short to be probed with"):
-        probe_text(ByteTokenizer(), excerpts([b"abc"], scoring), 64)
+        probe_text(ByteTokenizer(), excerpts([b"abc"], scoring, 1), 64)
 
 
 # A user's own
@@ -366,8 +378,7 @@ def scorers(page: Path) -> Iterator[tuple[str, str, set[str]]]:
 def test_the_scorers_on_the_page(name: str, code: str, fails: set[str], artifact: Artifact, tmp_path: Path) -> None:
     (tmp_path / name).write_text(code)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("caddie.verify.probe_case.SHORT", 24)
-        on = case(artifact, scorer=str(tmp_path / name))
+        on = case(artifact, scorer=str(tmp_path / name), length=200)
         patch.setattr("sys.dont_write_bytecode", True)  # as in the sealed process
         found = failed(on)
     assert fails <= found
@@ -427,7 +438,7 @@ def test_an_example_in_place_of_the_scorer(artifact: Artifact) -> None:
         "artifact": str(artifact.path),
         "score": artifact.scoring.to_json(),
         "scorer": "known_bad:slot",
-        "documents": [piece.decode("latin-1") for piece in excerpts(library(), artifact.scoring)],
+        "documents": [piece.decode("latin-1") for piece in excerpts(library(), artifact.scoring, 1)],
         "seed": 1,
         "examples": False,
         "lossless": [],

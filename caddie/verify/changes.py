@@ -1,0 +1,121 @@
+"""Changes of a text that tell whether a scorer knew a token before it was charged.
+
+One place is a token that is replaced, alone or with tokens after it. The distribution stated for it, and all that is
+settled before it, must stay the same. Places are drawn by chance: half of them evenly, half by what the scorer gains
+there over the artifact's own model, because a leak that lowers the score gains somewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from caddie.data.tokenizers import Ids
+from caddie.verify.black_box import Floats, Positions, ScoredText
+from caddie.verify.own_model import Reference
+
+Mask = npt.NDArray[np.bool_]
+GAIN = 0.005
+"""Bits per byte gained by a leak whose chance of being found is stated."""
+_LONGEST = 3.5
+"""Longest change, in windows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A text with some tokens replaced."""
+
+    tokens: Ids
+    changed: Positions
+    """Tokens that differ, sorted."""
+    places: Positions
+    """Those before which, in the context of their own prediction, nothing was changed."""
+
+
+def settled(base: ScoredText, changed: Positions, own: int = 0) -> Mask:
+    """Return the predictions that may not depend on the changed tokens; with `own=1` also those of changed ones.
+
+    If windows or documents are independent, these are all whose context holds none. Otherwise they are those scored
+    in earlier steps, and in the step of the first changed token other segments and what is left of it.
+    """
+    predictions = np.arange(len(base.step))
+    if base.context is not None:
+        before = np.concatenate([[0], np.cumsum(np.bincount(changed, minlength=len(predictions) + 1))])
+        return np.asarray(before[predictions + 2 - own] == before[base.context])
+    targets = changed - 1
+    first = base.step[targets].min()
+    beside = base.step == first
+    for target in targets[base.step[targets] == first]:
+        beside &= (base.segment != base.segment[target]) | (predictions < target + own)
+    return np.asarray((base.step < first) | beside)
+
+
+def chances(base: ScoredText, reference: Reference, tokens: Ids, bos: int) -> Floats:
+    """Return for each prediction the probability to be the first place of a change, (N - 1,)."""
+    free = tokens[1:] != bos
+    gain = np.where(free, np.maximum(reference.nats - base.nats, 0.0), 0.0)
+    even = free / free.sum()
+    drawn: Floats = 0.5 * even + 0.5 * (gain / gain.sum() if gain.sum() > 0 else even)
+    return drawn
+
+
+def found_with(base: ScoredText, reference: Reference, text_bytes: int, places: int, gain: float = GAIN) -> float:
+    """Return the probability that a leak is found that gains `gain` bits per byte of this text.
+
+    It holds a share of all that the scorer gains over the model itself, at least half of which share a place is drawn
+    by: see `chances`.
+    """
+    most = float(np.maximum(reference.nats - base.nats, 0.0).sum())
+    share = 0.5 * min(1.0, gain * math.log(2) * text_bytes / max(most, 1e-9))
+    return float(1.0 - (1.0 - share) ** places)
+
+
+def draw_change(
+    tokens: Ids,
+    base: ScoredText,
+    reference: Reference,
+    uniform: Ids,
+    weights: Floats,
+    bos: int,
+    generator: np.random.Generator,
+) -> Change:
+    """Draw as many places as one scoring can test; `uniform` (N,) has another random token for each.
+
+    A replaced token is a random one, the likeliest other one or one drawn from the model's distribution; half of the
+    places are changed alone, the others to the end of their window or up to 3.5 windows on. No BOS is changed.
+    """
+    predictions = len(tokens) - 1
+    ends = np.full(predictions, predictions)
+    for window in base.windows:
+        ends[window.first : window.end] = window.end
+    longest = max((window.end - window.start for window in base.windows), default=predictions)
+    with np.errstate(divide="ignore"):
+        order = np.argsort(-np.log(generator.random(predictions)) / weights)[: int((weights > 0).sum())]
+    kinds = generator.integers(3, size=predictions)
+    lengths = generator.random(predictions)
+    spans = np.where(lengths < 0.5, 1, ends - np.arange(predictions))
+    spans = np.where(lengths < 0.9, spans, (lengths * 10 - 9) * _LONGEST * longest + 1).astype(np.int64)
+    text, places, used = tokens.copy(), list[int](), set[int]()
+    is_changed, is_context = np.zeros(len(tokens), np.bool_), np.zeros(len(tokens), np.bool_)
+    for prediction in order.tolist():
+        place, segment = prediction + 1, int(base.segment[prediction])
+        end = min(place + int(spans[prediction]), len(tokens))
+        if base.context is not None:
+            begin = int(base.context[prediction])
+            if is_changed[begin:place].any() or is_context[place:end].any() or is_changed[place]:
+                continue
+            is_context[begin:place] = True
+        else:
+            if places and (base.step[prediction] != base.step[places[0] - 1] or segment in used):
+                continue
+            end = min(end, int(np.searchsorted(base.segment, segment, side="right")) + 1)
+            used.add(segment)
+        where = np.arange(place, end)[tokens[place:end] != bos]
+        text[where] = (uniform[where], reference.drawn[where - 1])[int(kinds[prediction] > 0)]
+        text[place] = (uniform[place], reference.likely[prediction], reference.drawn[prediction])[kinds[prediction]]
+        is_changed[where] = True
+        places.append(place)
+    return Change(tokens=text, changed=np.flatnonzero(text != tokens), places=np.sort(np.array(places)))

@@ -1,0 +1,234 @@
+"""Changes of a text and text drawn from the model: what is replaced, what must stay, and what is found with them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from caddie.pack.artifact import Artifact, load
+from caddie.score import ChunkSGD, Scoring, Window
+from caddie.score.ttt_sgd import SGD
+from caddie.verify.black_box import LoopScorer, ScoredText, fingerprint
+from caddie.verify.changes import chances, draw_change, found_with, settled
+from caddie.verify.known_bad import KNOWN_BAD, Caught, KnownBad, catch
+from caddie.verify.own_model import Reference, draw_text, own_windows, reference
+from caddie.verify.probe_case import Effort, ProbeCase, excerpts, library, probe_case_of, sized_case
+
+BOS = 256
+
+
+@pytest.fixture(scope="module")
+def artifact(tiny_run: Any) -> Artifact:
+    """A packed artifact with random weights of some size."""
+    loaded = load(tiny_run.artifact)
+    chance = torch.Generator().manual_seed(0)
+    for parameter in loaded.model.parameters():
+        parameter.requires_grad_(False).add_(0.2 * torch.randn(parameter.shape, generator=chance))
+    return loaded
+
+
+def case(artifact: Artifact, scoring: Scoring | None = None, length: int = 384) -> ProbeCase:
+    chosen = scoring or artifact.scoring
+    return probe_case_of(artifact, chosen, excerpts(library(), chosen, 3), seed=3, length=length)
+
+
+def scored(count: int, **given: Any) -> ScoredText:
+    step = np.zeros(count, np.int64)
+    return ScoredText(**{"nats": np.zeros(count), "step": step, "segment": step, "probabilities": None, **given})
+
+
+def test_what_is_settled_if_windows_are_independent() -> None:
+    # Windows of three predictions; token 4 is the target of prediction 3 and an input of the second window alone.
+    base = scored(9, context=np.array([0, 0, 0, 3, 3, 3, 6, 6, 6]))
+    assert settled(base, np.array([4])).tolist() == [True, True, True, False, False, False, True, True, True]
+    assert settled(base, np.array([4]), own=1).tolist() == [True, True, True, True, False, False, True, True, True]
+    assert settled(base, np.array([3])).tolist() == [True, True, False, False, False, False, True, True, True]
+
+
+def windows_of_four(count: int, **given: Any) -> ScoredText:
+    windows = tuple(Window(begin, begin, begin + 4) for begin in range(0, count, 4))
+    return scored(count, windows=windows, **given)
+
+
+@pytest.mark.parametrize("independent", [True, False])
+def test_a_change_leaves_the_context_of_its_places(independent: bool) -> None:
+    tokens = np.arange(41, dtype=np.uint16)
+    tokens[[0, 17]] = BOS
+    likely, drawn, uniform = (np.full(41, value, np.uint16) for value in (100, 101, 102))
+    model = Reference(nats=np.ones(40), likely=likely[:40], drawn=drawn[:40])
+    context = np.arange(40) // 4 * 4 if independent else None
+    base = windows_of_four(40, context=context)
+    drawn_places, kinds = set(), set()
+    for seed in range(60):
+        weights = chances(base, model, tokens, BOS)
+        change = draw_change(tokens, base, model, uniform, weights, BOS, np.random.default_rng(seed))
+        assert 17 not in change.changed
+        assert np.flatnonzero(change.tokens != tokens).tolist() == change.changed.tolist()
+        assert set(change.places) <= set(change.changed)
+        assert settled(base, change.changed, own=1)[change.places - 1].all()
+        assert independent or len(change.places) == 1
+        drawn_places |= set(change.places.tolist())
+        kinds |= set(change.tokens[change.places].tolist())
+    assert kinds == {100, 101, 102}
+    assert len(drawn_places) > 25  # of 39
+    assert 17 not in drawn_places
+
+
+def test_documents_of_one_step_are_changed_together() -> None:
+    tokens = np.tile(np.array([BOS, 1, 2, 3], np.uint16), 4)
+    segment, step = np.repeat(np.arange(4), 4)[:15], np.repeat([0, 1], [8, 7])
+    base = scored(15, segment=segment, step=step, learns=True)
+    model = Reference(nats=np.ones(15), likely=np.full(15, 9, np.uint16), drawn=np.full(15, 9, np.uint16))
+    weights = chances(base, model, tokens, BOS)
+    change = draw_change(tokens, base, model, np.full(16, 8, np.uint16), weights, BOS, np.random.default_rng(0))
+    assert len(change.places) == 2
+    assert len({int(step[place - 1]) for place in change.places}) == 1
+    assert settled(base, change.changed, own=1)[change.places - 1].all()
+
+
+def test_places_are_drawn_where_the_scorer_gains() -> None:
+    tokens = np.zeros(1001, np.uint16)
+    base = scored(1000)
+    base.nats[:] = 3.0
+    base.nats[500] = 1.0
+    model = Reference(nats=np.full(1000, 3.0), likely=np.ones(1000, np.uint16), drawn=np.ones(1000, np.uint16))
+    drawn = chances(base, model, tokens, BOS)
+    assert drawn.sum() == pytest.approx(1.0)
+    assert drawn[500] == pytest.approx(0.5 + 0.0005)
+    # All that it gains, 2 nats, is what 0.005 bits per byte are of 577 bytes, and twice what they are of 289.
+    gain = 0.005 * math.log(2)
+    assert found_with(base, model, round(2 / gain), 3) == pytest.approx(1 - 0.5**3, rel=1e-3)
+    assert found_with(base, model, round(1 / gain), 3) == pytest.approx(1 - 0.75**3, rel=2e-3)
+
+
+def test_a_fingerprint_differs_where_a_distribution_does() -> None:
+    logs = torch.log_softmax(torch.randn(3, 50, dtype=torch.float64), 1)
+    other = logs.clone()
+    other[1, 7] += 1e-9
+    assert (fingerprint(logs) != fingerprint(other)).tolist() == [False, True, False]
+
+
+# The artifact's own model
+
+
+def test_a_plain_scorer_gains_nothing_over_its_own_model(artifact: Artifact) -> None:
+    for scoring in (artifact.scoring, artifact.scoring.plain):
+        on = case(artifact, scoring)
+        assert np.abs(on.reference.nats - on.base.nats).max() < 1e-4
+        others = np.stack([on.reference.likely, on.reference.drawn])
+        assert not (others == on.tokens[1:]).any()
+        assert not (others == BOS).any()
+
+
+def test_the_probability_of_drawn_text_is_known(artifact: Artifact) -> None:
+    on = case(artifact, artifact.scoring.plain)
+    windows = own_windows(on.base, on.scoring)
+    text = draw_text(artifact, on.scoring, on.tokens, windows, 1)
+    assert len(text.predictions) > 0.8 * len(on.tokens)
+    assert set(np.flatnonzero(text.tokens != on.tokens) - 1) <= set(text.predictions.tolist())
+    assert ((text.tokens == BOS) == (on.tokens == BOS)).all()
+    distributions = LoopScorer(artifact, on.scoring).score(text.tokens, np.sort(text.predictions)).probabilities
+    again = reference(artifact, on.scoring, text.tokens, windows, 1).nats
+    order = np.argsort(text.predictions)
+    without_bos = again[text.predictions[order]] + np.log1p(-distributions[:, BOS])
+    assert np.allclose(without_bos, text.nats[order], atol=1e-4)
+    other = draw_text(artifact, on.scoring, on.tokens, windows, 2)
+    assert (other.tokens != text.tokens).mean() > 0.3
+
+
+def test_windows_that_overlap_are_not_drawn_side_by_side(artifact: Artifact) -> None:
+    on = case(artifact)  # windows of 32 every 16
+    text = draw_text(artifact, on.scoring, on.tokens, own_windows(on.base, on.scoring), 1)
+    assert 0.3 * len(on.tokens) < len(text.predictions) < 0.6 * len(on.tokens)
+
+
+# The case
+
+
+WIDE = """
+from caddie.score import Scorer, Step, Window
+class Wide(Scorer):
+    def __init__(self, model, tokenizer):
+        self.model = model
+    def plan(self, layout, rows):
+        for begin in range(0, layout.predictions, 300):
+            yield Step([Window(begin, begin, min(begin + 300, layout.predictions))], [0])
+    def logits(self, inputs, slots, last, cache=None):
+        return self.model(inputs)[:, -last:].detach()
+"""
+
+
+def test_the_text_is_longer_than_three_windows_of_a_users_scorer(artifact: Artifact, tmp_path: Path) -> None:
+    (tmp_path / "wide.py").write_text(WIDE)
+    given = excerpts(library(), artifact.scoring, 1)
+    on = sized_case(artifact, artifact.scoring, given, seed=1, scorer=str(tmp_path / "wide.py"))
+    assert len(on.tokens) > 900
+    assert max(window.end - window.start for window in on.base.windows) == 300
+
+
+def test_probes_score_with_several_threads_as_scoring_does(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    from caddie.verify import black_box
+
+    used, score_text = list[int](), black_box.run
+
+    def run(*given: Any, **named: Any) -> None:
+        used.append(given[6])
+        score_text(*given, **named)
+
+    monkeypatch.setattr(black_box, "run", run)
+    threads, one = torch.get_num_threads(), case(artifact).base
+    torch.set_num_threads(2)
+    try:
+        two = case(artifact).base
+    finally:
+        torch.set_num_threads(threads)
+    assert used == [1, 2]
+    assert np.allclose(one.nats, two.nats, atol=1e-4)
+    assert sorted(one.windows) == sorted(two.windows)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_leak_at_one_place_in_a_hundred_is_found(artifact: Artifact, seed: int) -> None:
+    bad = KNOWN_BAD["peek"].install(replace(case(artifact, artifact.scoring.plain), seed=seed))
+
+    class Rare(LoopScorer):
+        def score(self, tokens: Any, positions: Any) -> ScoredText:
+            honest, cheat = super().score(tokens, positions), bad.open().score(tokens, positions)
+            rare = np.arange(len(honest.nats)) % 100 == 50
+            return replace(
+                honest,
+                nats=np.where(rare, cheat.nats, honest.nats),
+                fingerprint=np.where(rare, cheat.fingerprint, honest.fingerprint),
+            )
+
+    on = replace(bad, open=lambda: Rare(artifact, bad.scoring), effort=Effort(places=30))
+    assert any(
+        (on.differ(on.base.fingerprint, found.fingerprint) & settled(on.base, change.changed, own=1)).any()
+        for change, found in on.changes()
+    )
+
+
+def test_the_search_ends_with_its_time(artifact: Artifact) -> None:
+    on = replace(case(artifact, artifact.scoring.but(ttt=ChunkSGD(sgd=SGD(epochs=1)))), effort=Effort(seconds=0.0))
+    assert len(list(on.changes())) == 1
+
+
+# Known-bad examples that cannot act
+
+
+def test_an_example_that_gains_nothing_is_inconclusive(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    idle = replace(KNOWN_BAD["slot"], install=lambda case: case)
+    blind = KnownBad("one that no probe sees", "no look-ahead", lambda case: replace(case))
+    monkeypatch.setattr("caddie.verify.known_bad.KNOWN_BAD", {"idle": idle, "blind": blind})
+    on = replace(case(artifact, artifact.scoring.plain), effort=Effort(places=1, found=0.0))
+    found = {one.name: one for one in catch(on)}
+    assert (found["idle"].outcome, found["idle"].passed) == ("inconclusive", True)
+    assert "nothing could be found" in found["idle"].evidence
+    assert (found["blind"].outcome, found["blind"].passed) == ("FAIL", False)
+    assert Caught("a", "b", "no look-ahead", ("no look-ahead",), "c").outcome == "pass"
