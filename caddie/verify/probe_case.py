@@ -30,7 +30,7 @@ SHORT = 384
 """Tokens of a short probe text."""
 _MOST = 4096
 """Tokens of a probe text if it is scored quickly: a leak at one place in a thousand is then in it with 98 %."""
-_SCORING_SECONDS = 0.3
+_SCORING_SECONDS = 0.4
 """Time that one scoring of a probe text may take if the text is longer than it must be."""
 _WINDOWS = 3
 """Windows of a user's scorer that the probe text is longer than."""

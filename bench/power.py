@@ -1,0 +1,181 @@
+"""Measure which leaks `caddie verify` finds: python bench/power.py ARTIFACT CORPUS [--seeds 10] [--out FILE]
+
+Each leak raises the logit of the true token at some places, as a scorer does that knows it: at a share of the places,
+by some nats, on a trigger. It hides in plain scoring, or in a scorer that also mixes in honest counts of what followed
+the last token in its window, so that not all that it gains is a leak. What the leak adds is measured on 30,000 held-out
+tokens, in bits per byte. Then the three checks for leaks run with several seeds, each on its own text of 4,096 tokens.
+One JSON row is printed for each leak. At the end a table says how often leaks were found, by their gain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from caddie.data.corpus import Corpus
+from caddie.data.tokenizers import Ids
+from caddie.pack.artifact import Artifact, load
+from caddie.score import Scoring
+from caddie.verify.black_box import Floats, LoopScorer, Positions, ScoredText
+from caddie.verify.known_bad import CheatScorer
+from caddie.verify.probe_case import ProbeCase, excerpts, probe_case_of
+from caddie.verify.probes import PROBES
+
+TOKENS, LONG = 4096, 30_000
+CHECKS = ("no look-ahead", "drawn text is not predicted", "random tokens are not predicted")
+SHARES = (1.0, 1 / 8, 1 / 100, 1 / 1000)
+NATS = (20.0, 3.0, 0.5)
+BINS = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 10.0)
+LATE = 1000
+
+Trigger = Callable[[ProbeCase, Ids, Floats], np.ndarray]
+
+
+def _true(tokens: Ids, probs: Floats) -> Floats:
+    return probs[np.arange(len(probs)), tokens[1:]]
+
+
+def _word_starts(case: ProbeCase, tokens: Ids, probs: Floats) -> np.ndarray:
+    spaces = np.array([piece[:1] == b" " for piece in case.artifact.tokenizer.token_bytes])
+    return np.asarray(spaces[tokens[1:]])
+
+
+TRIGGERS: dict[str, Trigger] = {
+    "always": lambda case, tokens, probs: np.ones(len(probs), np.bool_),
+    "likeliest comes next": lambda case, tokens, probs: probs.argmax(1) == tokens[1:],
+    "true token is rare": lambda case, tokens, probs: _true(tokens, probs) < math.exp(-5),
+    "word starts": _word_starts,
+    "second half of a window": lambda case, tokens, probs: (
+        np.arange(len(probs)) % case.scoring.sequence_length >= case.scoring.sequence_length // 2
+    ),
+    f"after {LATE:,} tokens": lambda case, tokens, probs: np.arange(len(probs)) >= LATE,
+}
+
+
+def _plain(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
+    return probs
+
+
+def _counts(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
+    """Mix in, with a weight of a fifth, how often each token followed the last one before in the window."""
+    length, mixed = case.scoring.sequence_length, probs.copy()
+    for begin in range(0, len(probs), length):
+        window = tokens[begin : begin + length][: len(probs) - begin]
+        same = np.tril(window[:, None] == window[None, :-1], -1)
+        counts = same.astype(np.float64) @ np.eye(probs.shape[1])[window[1:]]
+        total = counts.sum(1, keepdims=True)
+        seen = np.flatnonzero(total[:, 0])
+        mixed[begin + seen] = 0.8 * mixed[begin + seen] + 0.2 * counts[seen] / total[seen]
+    return mixed
+
+
+HIDES: dict[str, Callable[[ProbeCase, Ids, Floats], Floats]] = {"plain scoring": _plain, "mixed with counts": _counts}
+
+
+@dataclass(frozen=True)
+class Leak:
+    """A way to use the true token."""
+
+    hides_in: str
+    trigger: str
+    share: float
+    """Share of the places at which it may act."""
+    nats: float
+    """Nats by which it raises the logit of the true token."""
+
+    def __call__(self, case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
+        """Return the distributions with the leak."""
+        probs = HIDES[self.hides_in](case, tokens, probs)
+        at = TRIGGERS[self.trigger](case, tokens, probs)
+        at &= np.random.default_rng(0).random(len(probs)) < self.share
+        leaking, rows = probs.copy(), np.flatnonzero(at)
+        leaking[rows, tokens[rows + 1]] *= math.exp(self.nats)
+        leaking[rows] /= leaking[rows].sum(1, keepdims=True)
+        return leaking
+
+
+class LeakingScorer(CheatScorer):
+    """Claims that its windows are independent, as those of plain scoring are."""
+
+    def score(self, tokens: Ids, positions: Positions) -> ScoredText:
+        """Return the losses of the leaking distributions."""
+        context = np.arange(len(tokens) - 1) // self.scoring.sequence_length * self.scoring.sequence_length
+        return replace(super().score(tokens, positions), context=context)
+
+
+def gain(case: ProbeCase, tokens: Ids, honest: Floats, leak: Leak) -> float:
+    """Return what a leak gains on tokens, in bits per byte."""
+    without = HIDES[leak.hides_in](case, tokens, honest)
+    nats = float(np.log(_true(tokens, leak(case, tokens, honest)) / _true(tokens, without)).sum())
+    spelled = case.artifact.tokenizer.byte_lengths(tokens[tokens != case.bos]).sum()
+    return nats / math.log(2) / float(spelled)
+
+
+def found_by(artifact: Artifact, scoring: Scoring, documents: list[bytes], seed: int, leak: Leak) -> list[str]:
+    """Return the checks that find a leak with a text and places drawn by `seed`."""
+    honest = probe_case_of(artifact, scoring, excerpts(documents, scoring, seed), seed=seed, length=TOKENS)
+    case = replace(honest, open=lambda: LeakingScorer(honest, leak))
+    found = ((name, PROBES[name](case)) for name in CHECKS)
+    return [name for name, outcome in found if outcome is not None and not outcome[0]]
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return how often leaks were found, by where they hide and by their gain, as a table in Markdown."""
+    lines = ["| hidden in | gain, bits per byte | leaks | found | by each check |", "|---|---|---|---|---|"]
+    for hides_in, (low, high) in itertools.product(HIDES, itertools.pairwise((0.0, *BINS))):
+        within = [row for row in rows if row["hides_in"] == hides_in and low < row["gain"] <= high]
+        if trials := sum(row["seeds"] for row in within):
+            found = sum(row["found"] for row in within)
+            each = ", ".join(f"{sum(row['by'][name] for row in within) / trials:.0%} {name}" for name in CHECKS)
+            gains, share = f"{low:g} to {high:g}", f"{found:,} of {trials:,} ({found / trials:.1%})"
+            lines.append(f"| {hides_in} | {gains} | {len(within)} | {share} | {each} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure all leaks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("artifact", type=Path)
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--out", type=Path, help="file for the rows, besides standard output")
+    arguments = parser.parse_args()
+    artifact, corpus = load(arguments.artifact), Corpus.load(arguments.corpus)
+    scoring, documents = artifact.scoring.plain, corpus.validation_documents()
+    tokens = corpus.validation_tokens()[: LONG + 1]
+    whole = probe_case_of(artifact, scoring, excerpts(documents, scoring, 0), seed=0)
+    honest = LoopScorer(artifact, scoring).score(tokens, np.arange(len(tokens) - 1)).probabilities
+    assert honest is not None
+    rows = []
+    for hides_in, trigger, share, nats in itertools.product(HIDES, TRIGGERS, SHARES, NATS):
+        leak, begin = Leak(hides_in, trigger, share, nats), time.perf_counter()
+        seeds = range(1, arguments.seeds + 1)
+        found = [found_by(artifact, scoring, documents, seed, leak) for seed in seeds]
+        rows.append(
+            asdict(leak)
+            | {
+                "gain": gain(whole, tokens, honest, leak),
+                "seeds": len(found),
+                "found": sum(map(bool, found)),
+                "by": {name: sum(name in one for one in found) for name in CHECKS},
+                "seconds": round(time.perf_counter() - begin, 1),
+            }
+        )
+        print(json.dumps(rows[-1]), flush=True)
+    if arguments.out:
+        arguments.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    print(table(rows), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
