@@ -121,22 +121,25 @@ def gain(case: ProbeCase, tokens: Ids, honest: Floats, leak: Leak) -> float:
     return nats / math.log(2) / float(spelled)
 
 
-def found_by(artifact: Artifact, scoring: Scoring, documents: list[bytes], seed: int, leak: Leak) -> list[str]:
-    """Return the checks that find a leak with a text and places drawn by `seed`."""
+def found_by(artifact: Artifact, scoring: Scoring, documents: list[bytes], seed: int, leak: Leak) -> str | None:
+    """Return the first check that finds a leak with a text and places drawn by `seed`."""
     honest = probe_case_of(artifact, scoring, excerpts(documents, scoring, seed), seed=seed, length=TOKENS)
     case = replace(honest, open=lambda: LeakingScorer(honest, leak))
-    found = ((name, PROBES[name](case)) for name in CHECKS)
-    return [name for name, outcome in found if outcome is not None and not outcome[0]]
+    outcomes = ((name, PROBES[name](case)) for name in CHECKS)
+    return next((name for name, outcome in outcomes if outcome is not None and not outcome[0]), None)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return how often leaks were found, by where they hide and by their gain, as a table in Markdown."""
-    lines = ["| hidden in | gain, bits per byte | leaks | found | by each check |", "|---|---|---|---|---|"]
+    lines = [
+        "| hidden in | gain, bits per byte | leaks | found | by the first check that did |",
+        "|---|---|---|---|---|",
+    ]
     for hides_in, (low, high) in itertools.product(HIDES, itertools.pairwise((0.0, *BINS))):
         within = [row for row in rows if row["hides_in"] == hides_in and low < row["gain"] <= high]
         if trials := sum(row["seeds"] for row in within):
             found = sum(row["found"] for row in within)
-            each = ", ".join(f"{sum(row['by'][name] for row in within) / trials:.0%} {name}" for name in CHECKS)
+            each = ", ".join(f"{sum(row['by'][name] for row in within):,} by {name}" for name in CHECKS)
             gains, share = f"{low:g} to {high:g}", f"{found:,} of {trials:,} ({found / trials:.1%})"
             lines.append(f"| {hides_in} | {gains} | {len(within)} | {share} | {each} |")
     return "\n".join(lines)
@@ -166,8 +169,8 @@ def main() -> None:
             | {
                 "gain": gain(whole, tokens, honest, leak),
                 "seeds": len(found),
-                "found": sum(map(bool, found)),
-                "by": {name: sum(name in one for one in found) for name in CHECKS},
+                "found": sum(one is not None for one in found),
+                "by": {name: found.count(name) for name in CHECKS},
                 "seconds": round(time.perf_counter() - begin, 1),
             }
         )

@@ -81,9 +81,8 @@ def _look_ahead(case: ProbeCase) -> Found:
             place = int(np.flatnonzero(wrong)[0])
             after = change.changed[change.changed > place]
             token = int(after[0]) if len(after) else int(change.changed[-1])
-            where = f"such as that of token {place + 1} after a change from token {token} on"
-            what = f"{int(wrong.sum()):,} losses or distributions that were settled before changed, {where}"
-            return False, f"{places:,} places of changes: {what}"
+            what = f"settled losses and distributions changed with later tokens: {int(wrong.sum()):,}"
+            return False, f"{what}, such as that of token {place + 1} after a change from token {token} on"
     settled_before = f"none of {earlier:,} losses settled before them changed, nor a distribution; {later:,} others did"
     if case.shows_one_token:
         return True, f"{places:,} places of changes: {settled_before}; the scorer is shown charged tokens alone"
