@@ -56,8 +56,8 @@ class ScoredText:
     windows: tuple[Window, ...] = ()
     """Windows of the text, if it was scored in windows."""
     context: Positions | None = None
-    """First token that each prediction may depend on, (N - 1,), if the scorer claims that windows or documents are
-    independent; otherwise a prediction may depend on all that was scored before it."""
+    """First token that each prediction may depend on besides what was learnt in earlier steps, (N - 1,), if the scorer
+    claims that windows or documents are independent; otherwise it may depend on all that was scored before it."""
 
 
 def fingerprint(log_probabilities: Tensor) -> Floats:

@@ -38,15 +38,16 @@ class Change:
 def settled(base: ScoredText, changed: Positions, own: int = 0) -> Mask:
     """Return the predictions that may not depend on the changed tokens; with `own=1` also those of changed ones.
 
-    If windows or documents are independent, these are all whose context holds none. Otherwise they are those scored
-    in earlier steps, and in the step of the first changed token other segments and what is left of it.
+    If windows or documents are independent, these are all whose context holds none, up to the step of the first changed
+    one if the scorer learns. Otherwise they are those scored in earlier steps, and in that step other segments and what
+    is left of it.
     """
-    predictions = np.arange(len(base.step))
+    predictions, targets = np.arange(len(base.step)), changed - 1
+    first = base.step[targets].min()
     if base.context is not None:
         before = np.concatenate([[0], np.cumsum(np.bincount(changed, minlength=len(predictions) + 1))])
-        return np.asarray(before[predictions + 2 - own] == before[base.context])
-    targets = changed - 1
-    first = base.step[targets].min()
+        same = before[predictions + 2 - own] == before[base.context]
+        return np.asarray(same & (base.step <= first) if base.learns else same)
     beside = base.step == first
     for target in targets[base.step[targets] == first]:
         beside &= (base.segment != base.segment[target]) | (predictions < target + own)
@@ -103,13 +104,15 @@ def draw_change(
     for prediction in order.tolist():
         place, segment = prediction + 1, int(base.segment[prediction])
         end = min(place + int(spans[prediction]), len(tokens))
+        if places and (base.context is None or base.learns) and base.step[prediction] != base.step[places[0] - 1]:
+            continue
         if base.context is not None:
             begin = int(base.context[prediction])
             if is_changed[begin:place].any() or is_context[place:end].any() or is_changed[place]:
                 continue
             is_context[begin:place] = True
         else:
-            if places and (base.step[prediction] != base.step[places[0] - 1] or segment in used):
+            if segment in used:
                 continue
             end = min(end, int(np.searchsorted(base.segment, segment, side="right")) + 1)
             used.add(segment)

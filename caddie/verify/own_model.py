@@ -48,7 +48,7 @@ class DrawnText:
 def own_windows(scored: ScoredText, scoring: Scoring) -> list[Window]:
     """Return the windows of a scored text, or plain ones in their place where a window shows but one token."""
     if max((window.end - window.start for window in scored.windows), default=1) > 1:
-        return list(scored.windows)
+        return sorted(scored.windows)
     begins = np.flatnonzero(np.diff(scored.segment, prepend=-1)).tolist()
     edges = zip(begins, [*begins[1:], len(scored.segment)], strict=True)
     length = scoring.sequence_length

@@ -51,6 +51,12 @@ def test_what_is_settled_if_windows_are_independent() -> None:
     assert settled(base, np.array([3])).tolist() == [True, True, False, False, False, False, True, True, True]
 
 
+def test_what_is_settled_if_chunks_of_windows_are_learnt() -> None:
+    base = scored(9, context=np.array([0, 0, 0, 3, 3, 3, 6, 6, 6]), step=np.repeat([0, 1], [6, 3]), learns=True)
+    assert settled(base, np.array([2]), own=1).tolist() == [True, True, False, True, True, True, False, False, False]
+    assert settled(base, np.array([8]), own=1).tolist() == [True] * 8 + [False]
+
+
 def windows_of_four(count: int, **given: Any) -> ScoredText:
     windows = tuple(Window(begin, begin, begin + 4) for begin in range(0, count, 4))
     return scored(count, windows=windows, **given)
@@ -212,6 +218,12 @@ def test_a_leak_at_one_place_in_a_hundred_is_found(artifact: Artifact, seed: int
         (on.differ(on.base.fingerprint, found.fingerprint) & settled(on.base, change.changed, own=1)).any()
         for change, found in on.changes()
     )
+
+
+def test_windows_of_a_chunk_are_changed_together(artifact: Artifact) -> None:
+    learning = artifact.scoring.but({"ttt": ChunkSGD(chunk_tokens=128, sgd=SGD(epochs=1)), "stride": 32})
+    change, _ = case(artifact, learning).changed(0)
+    assert len(change.places) > 1
 
 
 def test_the_search_ends_with_its_time(artifact: Artifact) -> None:
