@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,14 +28,12 @@ from caddie.pack.compress import pack
 from caddie.pack.quantize import Calibration
 from caddie.pack.source_bundle import source_needed
 from caddie.recipes.recipe import Recipe
-from caddie.report.display import Display
 from caddie.report.run_files import ARTIFACT
 from caddie.run.contest_sets import identify
 from caddie.run.dead_settings import check_settings_matter
 from caddie.run.resolve_corpus import check_source, describe, held_out_text, open_corpus, training_data
 from caddie.run.result import describe_run, describe_scores, write_result
-from caddie.run.run_folder import begin_run, check_folder, check_unfinished, failure_recorded, run_folder
-from caddie.run.run_lock import locked
+from caddie.run.run_folder import begin_run, hold_folder, run_folder
 from caddie.runtime.distributed import SHARES_CORES, Ranks, local_device
 from caddie.runtime.progress import SILENT, Phases, Progress, relay
 from caddie.score import KINDS, ChunkSGD, Scoring, Text, check_windows, score, score_kinds, use_quickest_threads
@@ -59,77 +56,51 @@ def run(
 ) -> dict[str, Any] | None:
     """Train, pack, score and verify a recipe; return the result, also in `result.json`, or None on all but rank 0.
 
-    Progress is shown on standard error as `caddie run` does, unless another is given, such as `SILENT`.
-
-    `study` is what a study adds to the result of its run. Such a run scores its artifact in this process instead of a
-    new one, which gives the same number and costs short runs less.
+    Progress is shown on standard error as `caddie run` does, unless another is given, such as `SILENT`. `study` is what
+    a study adds to the result of its run. Such a run scores its artifact in this process instead of a new one, which
+    gives the same number and costs short runs less.
 
     Raises `UserError` before training for all that can be known before. Finished stages stay in the folder.
     """
-    if progress is None:
-        again = partial(run, recipe, source, seed=seed, folder=folder, ranks=ranks, command=command, study=study)
-        with Display() as display:
-            return again(progress=display)
     ranks, folder = ranks or Ranks(device=local_device()), Path(folder or run_folder(recipe, seed))
-    progress = progress if ranks.first else SILENT
-    phases = Phases(progress)
-    alone = study is None
-    if alone:  # a study keeps files of its own in the folder before its runs begin, and holds its lock
-        check_folder(folder)
-    check_unfinished(folder)
-    check_source(source)
-    with locked(folder) if alone and ranks.first else nullcontext(), failure_recorded(folder, phases, ranks.first):
-        ranks.wait()
-        return _run(recipe, source, seed, folder, ranks, phases, command, study)
-
-
-def _run(
-    recipe: Recipe,
-    source: str | Path | None,
-    seed: int,
-    folder: Path,
-    ranks: Ranks,
-    phases: Phases,
-    command: str,
-    study: Mapping[str, Any] | None,
-) -> dict[str, Any] | None:
-    """Do the stages of `run` in a folder that nobody else writes to."""
-    progress = phases.progress
-    with phases("prepare"):
-        corpus = open_corpus(recipe, source, progress, ranks=ranks)
-        text = held_out_text(corpus)
-        check_windows(recipe.score.sequence_length, recipe.score.stride, len(text.tokens) - 1)
-        corpus.check_disjoint()
-    progress.note(describe(corpus))
-    if ranks.first:
-        check_settings_matter(recipe)
-    phases.begin("train")
-    trained = train_recipe(recipe, corpus, folder, seed, ranks, progress)
-    phases.seconds |= {"train_warmup": trained.warmup_seconds, "train": trained.seconds}
-    calibrations: Mapping[str, Calibration] = {}
-    if recipe.pack.calibrated:
-        with phases("calibrate"):
-            calibrations = calibrate_recipe(recipe, trained.weights, corpus, ranks)
-    with phases("score"):
-        scores = score_trained(recipe, trained, text, ranks, progress)
-    if not ranks.first:
-        return None
-    with phases("pack"):
-        metadata = metadata_of(recipe, seed, corpus)
-        compressed = pack(metadata, trained.weights, recipe.pack, folder / ARTIFACT, calibrations, progress)
-    with phases("score"):
-        artifact = load(folder / ARTIFACT)
-        if study is None:
-            scored = score_in_new_process(artifact.path, corpus.folder, ranks.world, progress)
-        else:
-            there = artifact if ranks.device.type == "cpu" else load(artifact.path, ranks.device)
-            scored = score_artifact(there, corpus, text, progress=progress)
-    with phases("verify"):
-        verdict = verify(artifact, recipe.pack.cap_bytes, corpus=corpus)
-    result = describe_run(recipe, corpus, trained, compressed, artifact, ranks)
-    result |= describe_scores(scores, scored, verdict, phases.seconds)
-    result |= {"command": command, "seed": seed, **({"study": dict(study)} if study is not None else {})}
-    return write_result(folder, result)
+    with hold_folder(folder, ranks, progress, alone=study is None) as phases:
+        progress = phases.progress
+        check_source(source)
+        with phases("prepare"):
+            corpus = open_corpus(recipe, source, progress, ranks=ranks)
+            text = held_out_text(corpus)
+            check_windows(recipe.score.sequence_length, recipe.score.stride, len(text.tokens) - 1)
+            corpus.check_disjoint()
+        progress.note(describe(corpus))
+        if ranks.first:
+            check_settings_matter(recipe)
+        phases.begin("train")
+        trained = train_recipe(recipe, corpus, folder, seed, ranks, progress)
+        phases.seconds |= {"train_warmup": trained.warmup_seconds, "train": trained.seconds}
+        calibrations: Mapping[str, Calibration] = {}
+        if recipe.pack.calibrated:
+            with phases("calibrate"):
+                calibrations = calibrate_recipe(recipe, trained.weights, corpus, ranks)
+        with phases("score"):
+            scores = score_trained(recipe, trained, text, ranks, progress)
+        if not ranks.first:
+            return None
+        with phases("pack"):
+            metadata = metadata_of(recipe, seed, corpus)
+            compressed = pack(metadata, trained.weights, recipe.pack, folder / ARTIFACT, calibrations, progress)
+        with phases("score"):
+            artifact = load(folder / ARTIFACT)
+            if study is None:
+                scored = score_in_new_process(artifact.path, corpus.folder, ranks.world, progress)
+            else:
+                there = artifact if ranks.device.type == "cpu" else load(artifact.path, ranks.device)
+                scored = score_artifact(there, corpus, text, progress=progress)
+        with phases("verify"):
+            verdict = verify(artifact, recipe.pack.cap_bytes, corpus=corpus)
+        result = describe_run(recipe, corpus, trained, compressed, artifact, ranks)
+        result |= describe_scores(scores, scored, verdict, phases.seconds)
+        result |= {"command": command, "seed": seed, **({"study": dict(study)} if study is not None else {})}
+        return write_result(folder, result)
 
 
 def check_recipe(recipe: Recipe, world: int = 1) -> None:

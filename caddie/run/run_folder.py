@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from torch import Tensor
@@ -16,12 +16,13 @@ from caddie.data.loaders import TrainingData
 from caddie.errors import CheckFailed, UserError
 from caddie.files import reason, write_json
 from caddie.recipes.recipe import Recipe
+from caddie.report.display import Display
 from caddie.report.read import pick, read_json
 from caddie.report.run_files import ARTIFACT, CHECKPOINT, ERROR, LOG, RECIPE, RESULT, WEIGHTS
 from caddie.report.tables import one_line
-from caddie.run.run_lock import is_lock
+from caddie.run.run_lock import is_lock, locked
 from caddie.runtime.distributed import Ranks, lost_another
-from caddie.runtime.progress import Phases
+from caddie.runtime.progress import SILENT, Phases, Progress
 from caddie.train.checkpoint import check_checkpoint, checkpoint_identity, load_weights, weights_identity
 from caddie.train.loop import Interrupted
 
@@ -75,6 +76,23 @@ def failure_recorded(folder: Path, phases: Phases, first: bool) -> Iterator[None
             with suppress(OSError, UserError):  # what failed may be the disk
                 write_error(folder, error, phases.current, time.monotonic() - begin)
         raise
+
+
+@contextmanager
+def hold_folder(folder: Path, ranks: Ranks, progress: Progress | None, *, alone: bool) -> Iterator[Phases]:
+    """Hold a run folder while its run is at work: refuse another's, lock it, and record why the block failed.
+
+    Yields the clock of the phases, which shows them on standard error unless `progress` is given. A run that is not
+    `alone` is one of a study, which keeps files of its own in the folder before and holds its lock.
+    """
+    with Display() if progress is None and ranks.first else nullcontext(progress) as shown:
+        phases = Phases(shown if shown is not None and ranks.first else SILENT)
+        if alone:
+            check_folder(folder)
+        check_unfinished(folder)
+        with locked(folder) if alone and ranks.first else nullcontext(), failure_recorded(folder, phases, ranks.first):
+            ranks.wait()
+            yield phases
 
 
 def write_error(folder: Path, error: Exception | str, phase: str = "", seconds: float | None = None) -> None:
