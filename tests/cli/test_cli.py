@@ -210,7 +210,8 @@ def test_progress_is_told_on_standard_error(
     tiny_run: Any, copy: Path, alive_once: None, caddie: Call, tmp_path: Path
 ) -> None:
     told = caddie(*arguments("train", tiny_run, copy, tmp_path / "out"), "--json").err.splitlines()
-    assert told[0] == "prepare" and "train" in told
+    assert told[0] == "prepare"
+    assert "train" in told
     assert any(line.startswith("100%  step 2  loss ") for line in told)
     assert told[-1].strip().startswith("forecast: file about ")
 

@@ -18,10 +18,11 @@ from caddie.runtime.interrupt import ends_on_interrupt
 
 @ends_on_interrupt
 def command():
+    data = os.urandom(1 << 26)
     with replacing(Path("target")) as temporary:
         temporary.write_bytes(b"half")
         print("begun", flush=True)
-        lzma.compress(os.urandom(1 << 26), preset=9)
+        lzma.compress(data, preset=9)
 
 command()
 """
