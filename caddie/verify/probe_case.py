@@ -305,6 +305,15 @@ def excerpts(documents: Sequence[bytes], scoring: Scoring, seed: int) -> list[by
     return [piece.decode(errors="ignore").encode() for piece in [pieces[0], *best]]
 
 
+def long_enough(tokenizer: Tokenizer, pieces: Sequence[bytes]) -> bool:
+    """True if a probe text can be made of these pieces, at least a short one."""
+    try:
+        probe_text(tokenizer, pieces, SHORT)
+    except UserError:
+        return False
+    return True
+
+
 def library() -> list[bytes]:
     """Return some sources of Python's library, the default probe text."""
     root = Path(sysconfig.get_path("stdlib"))

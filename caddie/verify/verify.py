@@ -23,7 +23,7 @@ from caddie.pack.artifact import Artifact, load
 from caddie.runtime.autotune import quickest, thread_counts
 from caddie.score import Scoring, check_windows
 from caddie.verify.known_bad import Caught, catch, known_bad
-from caddie.verify.probe_case import SHORT, Effort, excerpts, library, probe_case_of, sized_case
+from caddie.verify.probe_case import SHORT, Effort, excerpts, library, long_enough, probe_case_of, sized_case
 from caddie.verify.probes import HELD_OUT, Check, check_disjoint, missing_probes, run_probes
 from caddie.verify.remote_scorer import scorer_server
 from caddie.verify.sandbox import run_in_sandbox
@@ -70,9 +70,9 @@ def verify(
     """Check an artifact that was read without an error, and probe its scorer in a sandbox.
 
     `scoring` replaces the artifact's own. `scorer` is a user's, FILE.py:NAME, or a known-bad one, known_bad:NAME. The
-    probe text is from the held-out documents of `corpus`, which are then checked not to be training documents, or from
-    Python's library. `examples` probes every known-bad example too; `lossless` compresses and decompresses some
-    documents. Raises `UserError` for wrong arguments.
+    probe text is from the held-out documents of `corpus`, which are then checked not to be training documents; without
+    one, or if they are too short to be probed with, from Python's library. `examples` probes every known-bad example
+    too; `lossless` compresses and decompresses some documents. Raises `UserError` for wrong arguments.
     """
     chosen = scoring or artifact.scoring
     check_windows(chosen.sequence_length, chosen.stride)
@@ -124,12 +124,14 @@ def _probe_in_sandbox(
     artifact: Artifact, scoring: Scoring, scorer: str | None, documents: Sequence[bytes], examples: bool, lossless: bool
 ) -> tuple[list[Check], list[Caught]]:
     seed = secrets.randbits(32)  # so that no scorer can know the random tokens
-    path = artifact.path.absolute()
+    path, pieces = artifact.path.absolute(), excerpts(documents, scoring, seed)
+    if not long_enough(artifact.tokenizer, pieces):
+        pieces = excerpts(library(), scoring, seed)
     job = {
         "artifact": str(path),
         "score": scoring.to_json(),
         "scorer": scorer,
-        "documents": [piece.decode("latin-1") for piece in excerpts(documents, scoring, seed)],
+        "documents": [piece.decode("latin-1") for piece in pieces],
         "seed": seed,
         "examples": examples,
         "lossless": [piece.decode("latin-1") for piece in _sample(documents, seed)] if lossless else [],

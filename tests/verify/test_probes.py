@@ -35,6 +35,7 @@ from caddie.verify.probe_case import (
     excerpts,
     fit_to_text,
     library,
+    long_enough,
     probe_case_of,
     probe_text,
     with_other_tokens,
@@ -356,6 +357,8 @@ def test_a_probe_text_is_of_several_documents_whatever_there_is() -> None:
         assert len(set(lengths)) == len(lengths) >= DOCUMENTS
     with pytest.raises(UserError, match="too short to be probed with"):
         probe_text(ByteTokenizer(), excerpts([b"abc"], scoring, 1), 64)
+    assert not long_enough(ByteTokenizer(), excerpts([b"abc"], scoring, 1)), "then it is of Python's library"
+    assert long_enough(ByteTokenizer(), excerpts([long], scoring, 1))
 
 
 # A user's own
