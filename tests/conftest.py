@@ -34,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     shared = ROOT.parent / "shared"
     parser.addoption("--parity", help="folder of a set of the public scripts' numbers, for those that are there")
     parser.addoption("--data", default=str(shared / "data"), help="folder of real text and tokenizers")
+    parser.addoption("--kills", type=int, default=10, help="kills at random moments in tests/faults")
     parser.addoption("--update-golden", action="store_true", help="write golden files anew instead of comparing")
 
 

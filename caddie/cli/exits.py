@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,12 +17,26 @@ from caddie.errors import CheckFailed, UserError
 from caddie.report.tables import one_line
 
 
+class Terminated(BaseException):
+    """Raised by SIGTERM."""
+
+
 def end(command: Callable[[], object]) -> NoReturn:
-    """Run a command and exit with its status: 0 success, 1 a failed check, 2 a mistake of the user's."""
+    """Run a command and exit with its status: 0 success, 1 a failed check, 2 a mistake of the user's.
+
+    SIGTERM unwinds it as Ctrl-C does, so that it leaves no unfinished file.
+    """
+    before = signal.getsignal(signal.SIGTERM)
     try:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, _terminate)
         status = command()
+    except SystemExit as error:
+        status = error.code
     except (KeyboardInterrupt, click.exceptions.Abort):
-        status = fail("interrupted", 130)
+        status = _stopped("interrupted", signal.SIGINT)
+    except Terminated:
+        status = _stopped("terminated", signal.SIGTERM)
     except click.ClickException as error:
         hint = getattr(error, "ctx", None)
         usage = f"; see `{hint.command_path} --help`" if hint else ""
@@ -38,10 +54,16 @@ def end(command: Callable[[], object]) -> NoReturn:
         _, loop, path = str(error).partition("Symlink loop from '")  # as pathlib says it before Python 3.13
         # PyTorch has no class of its own for memory that the system refuses.
         memory = isinstance(error, MemoryError) or "allocate" in str(error) or "out of memory" in str(error)
-        if not (loop or memory):
-            raise
         small = "not enough memory; take a smaller model, batch or sequence length"
-        status = fail(f"{path[:-1]}: too many levels of symbolic links" if loop else small, 2)
+        if loop or memory:
+            status = fail(f"{path[:-1]}: too many levels of symbolic links" if loop else small, 2)
+        elif _lost_another(error):
+            status = 1
+        else:
+            raise
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
     status = status if isinstance(status, int) else 0
     if "torch" in sys.modules:
         from caddie.runtime.distributed import leave
@@ -50,10 +72,34 @@ def end(command: Callable[[], object]) -> NoReturn:
     sys.exit(status)
 
 
+def _terminate(number: int, frame: object) -> NoReturn:
+    raise Terminated
+
+
+def _stopped(message: str, number: int) -> int:
+    """Return the exit status of a command that a signal stopped; of several processes the first prints the message."""
+    if "torch" in sys.modules:
+        from caddie.runtime.distributed import is_first
+
+        if not is_first():
+            return 128 + number
+    return fail(message, 128 + number)
+
+
+def _lost_another(error: Exception) -> bool:
+    """True if an exchange failed because another process has ended; says so where nobody else does."""
+    from caddie.runtime.distributed import lost_another, reported_elsewhere
+
+    lost = "torch" in sys.modules and lost_another(error)
+    if lost and not reported_elsewhere():
+        fail("another process of this run has ended, and so does this one; its own output says why", 1)
+    return lost
+
+
 def fail(message: str, status: int) -> int:
     """Print an error message and return `status`."""
     if sys.stderr is not None:  # None after `2>&-`: print would write to standard output
-        print(f"caddie: {one_line(message)}", file=sys.stderr)
+        print(f"caddie: {one_line(message)}\n", end="", file=sys.stderr)  # in one piece, for several may write
     return status
 
 
@@ -72,6 +118,7 @@ def resume_hint(command: str, folder: Path, named: bool) -> Iterator[None]:
 
     try:
         yield
-    except Interrupted as error:
+    except (Interrupted, KeyboardInterrupt, Terminated) as error:
         again = command if named else f"{command} --out {shlex.quote(str(folder))}"
-        raise SystemExit(fail(f"{error}; go on with: {again}", 128 + error.number)) from None
+        number = signal.SIGTERM if isinstance(error, Terminated) else getattr(error, "number", signal.SIGINT)
+        raise SystemExit(_stopped(f"{str(error) or 'stopped'}; go on with: {again}", number)) from None

@@ -11,9 +11,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -26,9 +27,13 @@ from caddie.errors import UserError
 
 SHARES_CORES = "CADDIE_SHARES_CORES"
 """Set if `OMP_NUM_THREADS` is a process's share, made by `launch`, and not the user's setting."""
+_LAUNCHED = "CADDIE_LAUNCHED"
+"""Set by `launch`, which itself tells how a process was ended."""
 _PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 _GRACE_SECONDS = 5.0
 """Time for the other processes to report an error of their own after one has failed."""
+_BEAT_SECONDS, _SILENT_BEATS = 2.0, 15
+"""Time between two signs of life, and how many of another process may be missing."""
 
 
 class _Sum:
@@ -147,6 +152,11 @@ def under_torchrun() -> bool:
     return "WORLD_SIZE" in os.environ
 
 
+def is_first() -> bool:
+    """True for the process that reports, also before it has joined the others and after."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def local_device() -> torch.device:
     """Return the GPU of this process if there is one, else the CPU."""
     if not torch.cuda.is_available():
@@ -170,16 +180,57 @@ def join() -> Iterator[Ranks]:
     # The first process prepares, packs and scores while the others wait, which may take longer than any usual limit.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, rank=rank, world_size=world, timeout=timedelta(days=7))
+    over = threading.Event()
+    threading.Thread(target=_watch, args=(rank, world, over), daemon=True).start()
     try:
         yield (ranks := Ranks(rank, world, device))
         ranks.wait()
     finally:
+        over.set()
         dist.destroy_process_group()
+
+
+def _watch(rank: int, world: int, over: threading.Event) -> None:
+    """Show the other processes that this one lives, and end it if one of them is silent, until all is `over`.
+
+    A process that is frozen, or whose machine is gone, closes no connection, so others would wait for it for ever.
+    Missing signs are counted in own ones: if all processes stood still, nobody is accused.
+    """
+    signs = {other: 0 for other in range(world) if other != rank}
+
+    def exchange() -> None:
+        with suppress(RuntimeError):  # the first process keeps the signs of all
+            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False)
+            while not over.wait(_BEAT_SECONDS):
+                store.add(f"caddie/alive/{rank}", 1)
+                signs.update({other: store.add(f"caddie/alive/{other}", 0) for other in signs})
+
+    threading.Thread(target=exchange, daemon=True).start()  # it is stuck where the first process is frozen
+    before, missing = signs.copy(), dict.fromkeys(signs, 0)
+    while max(missing.values()) < _SILENT_BEATS:
+        if over.wait(_BEAT_SECONDS):
+            return
+        now = signs.copy()
+        missing = {other: missing[other] + 1 if now[other] == before[other] else 0 for other in now}
+        before = now
+    if over.wait(_GRACE_SECONDS):  # an exchange that failed for the same reason ends this process by itself
+        return
+    if sys.stderr is not None:
+        silent, seconds = max(missing, key=lambda other: missing[other]), _BEAT_SECONDS * _SILENT_BEATS
+        line = f"caddie: process {silent} of {world} has not answered for {seconds:.0f} s: it is frozen or gone\n"
+        os.write(2, line.encode())
+    os._exit(1)  # for the main thread waits where nothing else ends it
 
 
 def lost_another(error: Exception) -> bool:
     """True if an exchange failed because another process has ended, which reports the reason itself."""
     return isinstance(error, dist.DistError) or "/gloo/" in str(error)  # gloo has no class for it, only its file name
+
+
+def reported_elsewhere() -> bool:
+    """True if the end of another process is told by the one that launched both, or by the other itself."""
+    return _LAUNCHED in os.environ
 
 
 def leave(status: int) -> None:
@@ -198,8 +249,8 @@ def leave(status: int) -> None:
 def launch(world: int, arguments: Sequence[str]) -> int:
     """Run `python -m caddie ARGUMENTS` as `world` processes of this machine. Return the first failure's exit status.
 
-    Only the first process keeps its standard output. If one fails, the others are killed. On Linux they get SIGTERM if
-    this process is killed. Raises `UserError` for more processes than GPUs.
+    Only the first process keeps its standard output. If one fails, the others are killed; if a signal ended it, that
+    is said. On Linux they get SIGTERM if this process is killed. Raises `UserError` for more processes than GPUs.
     """
     if torch.cuda.is_available() and world > torch.cuda.device_count():
         raise UserError(f"--gpus {world} was asked for, and this machine has {torch.cuda.device_count()}")
@@ -209,7 +260,8 @@ def launch(world: int, arguments: Sequence[str]) -> int:
     shared = dict(os.environ)
     if "OMP_NUM_THREADS" not in shared:
         shared |= {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // world)), SHARES_CORES: "1"}
-    shared |= {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no stack of C++ where another process has ended
+    shared |= {_LAUNCHED: "1", "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     end_with_this = None
     if sys.platform == "linux":
         end_with_this = partial(ctypes.CDLL(None).prctl, _PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
@@ -225,26 +277,45 @@ def launch(world: int, arguments: Sequence[str]) -> int:
         for rank in range(world)
     ]
 
+    forwarded: list[int] = []
+
     def forward(number: int, frame: object) -> None:
+        forwarded.append(number)
         for process in processes:
             process.send_signal(number)
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        status = _first_failure(processes)
-        return 128 - status if status < 0 else status  # a signal, as a shell reports it
+        rank, status = _first_failure(processes)
+        killed, status = status < 0, 128 - status if status < 0 else status  # a signal, as a shell reports it
+        if killed or (rank and status > 128 and not forwarded):  # others than the first are silent when they stop
+            print(f"caddie: process {rank} of {world} was ended by signal {status - 128}", file=sys.stderr)
+        return status
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Wait for all processes, or kill the others if one fails. Return the first status that is not 0, or 0."""
+def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> tuple[int, int]:
+    """Wait for all processes, or kill the others if one fails. Return rank and status of the cause, or of the first.
+
+    A signal, which is negative, is the cause of the other failures; a process that lost another ends with 1, and so is
+    the last to be taken for it.
+    """
+
+    def failed() -> list[tuple[int, int]]:
+        return [(rank, process.returncode) for rank, process in enumerate(processes) if process.poll()]
+
     while any(process.poll() is None for process in processes):
-        if failed := [process.returncode for process in processes if process.poll() not in (None, 0)]:
-            time.sleep(_GRACE_SECONDS)
+        if failed():
+            deadline = time.monotonic() + _GRACE_SECONDS
+            while time.monotonic() < deadline and any(process.poll() is None for process in processes):
+                time.sleep(0.05)
+            found = failed()
             for process in processes:
                 process.kill()
-            return min(failed)  # a signal is negative, and the cause of the other failures
+            break
         time.sleep(0.05)
-    return next((process.returncode for process in processes if process.returncode), 0)
+    else:
+        found = failed()
+    return min(found, key=lambda one: (one[1] > 0, one[1] == 1), default=(0, 0))

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from torch import Tensor
 
 from caddie.config.schedules import Budget, TrainProgress, value_at
 from caddie.data.loaders import TrainingData
-from caddie.errors import CheckFailed
+from caddie.errors import CheckFailed, UserError
+from caddie.files import reason
 from caddie.model import GPT
 from caddie.report.run_files import CHECKPOINT, LOG, WEIGHTS
 from caddie.runtime.distributed import Ranks
@@ -252,12 +253,14 @@ class _Log:
     """Passes events on to `progress`; the first process also writes them to `log.jsonl`."""
 
     def __init__(self, folder: Path, bits_per_nat: float | None, first: bool, progress: Progress) -> None:
-        self._file = open_log(folder / LOG) if first else open(os.devnull, "a")  # noqa: SIM115
+        self._path = folder / LOG
+        self._file = open_log(self._path) if first else open(os.devnull, "a")  # noqa: SIM115
         self._bits_per_nat, self._progress = bits_per_nat, progress
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with suppress(OSError):  # what is still to be written was refused before
+            self._file.close()
 
     def write(self, event: Event) -> None:
         """Write an event; losses in nats per token get bits per byte beside them."""
@@ -265,13 +268,19 @@ class _Log:
             rates = {"loss": "bits_per_byte", "gap": "gap_bits_per_byte"}
             rated = {rates[name]: event[name] * self._bits_per_nat for name in rates if name in event}
             event = {**event, **rated}
-        self._file.write(json.dumps(event) + "\n")
+        self._write_line(event)
         self._progress.step(event)
 
     def note(self, text: str) -> None:
         """Write a line that stays."""
-        self._file.write(json.dumps({"event": "note", "text": text}) + "\n")
+        self._write_line({"event": "note", "text": text})
         self._progress.note(text)
+
+    def _write_line(self, event: Event) -> None:
+        try:
+            self._file.write(json.dumps(event) + "\n")
+        except OSError as error:
+            raise UserError(f"cannot write {self._path}: {reason(error)}; free space, and start it again") from None
 
     def begin(self, run: _Run) -> None:
         """Start counting the speed and compiled graphs from here."""

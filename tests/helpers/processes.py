@@ -23,6 +23,9 @@ CONTEXT.set_forkserver_preload(
         "caddie.pack.calibrate",
         "caddie.train.optim",
         "caddie.train.loop",
+        "caddie.run.run",
+        "caddie.cli",
+        "caddie.report.display",
     ]
 )
 

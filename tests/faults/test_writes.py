@@ -1,0 +1,76 @@
+"""A disk that is full, or read-only, from any write of a command on: one line, nothing half written, and it goes on."""
+
+from __future__ import annotations
+
+import errno
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from faults import SMALL, Command, check_files, count_writes, fill_disk, refuse_writes, write_text
+
+RUN = ("run", "tiny", *SMALL, "train.steps=2", "--data", "../text.txt", "--out", "run", "--json", "--quiet")
+COMMANDS = {
+    "run": RUN,
+    "pack": ("pack", "run", "--out", "packed.caddie", "--json", "--quiet"),
+    "data": ("data", "../text.txt", "--out", "corpus", "data.tokenizer=RawBytes", "model.vocabulary=257", "--json"),
+    "compress": ("compress", "run/artifact.caddie", "../short.txt", "--out", "short.cz", "--json", "--quiet"),
+}
+FAULTS = {"full": (fill_disk,), "no space": (refuse_writes, errno.ENOSPC), "read-only": (refuse_writes, errno.EROFS)}
+SAYS = {"full": "File too large", "no space": "No space left on device", "read-only": "Read-only file system"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a text and, in `run`, of a run of it."""
+    folder = tmp_path_factory.mktemp("writes")
+    write_text(folder / "text.txt")
+    (folder / "short.txt").write_text((folder / "text.txt").read_text()[:300])
+    ended = Command(folder / "run", *RUN).end()
+    assert ended.status == 0, ended.err
+    return folder
+
+
+def begun(verb: str, place: Path, folder: Path) -> Path:
+    """The folder that a command begins in."""
+    for name in ("text.txt", "short.txt"):
+        shutil.copy(place / name, folder.parent)
+    if verb in ("pack", "compress"):
+        shutil.copytree(place / "run", folder)
+    else:
+        folder.mkdir()
+    return folder
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_every_write_may_be_refused(
+    verb: str, fault: str, place: Path, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    note = tmp_path / "writes"
+    folder = begun(verb, place, tmp_path / "whole")
+    assert Command(folder, *COMMANDS[verb], prepare=count_writes, given=[note]).end().status == 0
+    writes = note.read_text().splitlines()
+    every = 1 if pytestconfig.getoption("--kills") >= 100 or verb != "run" else 5
+    prepare, *given = FAULTS[fault]
+    refused = 0
+    for number in range(1, len(writes) + 1, every):
+        folder = begun(verb, place, tmp_path / f"{number}")
+        ended = Command(folder, *COMMANDS[verb], prepare=prepare, given=[number, *given]).end()
+        about = f"write {number} of {len(writes)}, {writes[number - 1]}: {ended}"
+        if ended.status or fault != "full":  # what is made or renamed needs no space
+            lines = [line for line in ended.err.splitlines() if line.startswith("caddie: ")]
+            assert (ended.status, len(lines), "Traceback" in ended.err) == (2, 1, False), about
+            assert SAYS[fault] in lines[0], about
+            assert re.search(r"\b(run|corpus|packed\.caddie|short\.cz|data)\b", lines[0]), about
+            refused += 1
+        check_files(folder)
+        again = Command(folder, *COMMANDS[verb]).end()
+        finished = verb == "run" and "holds a finished run" in again.err
+        assert again.status == 0 or finished or ended.status == 0, f"{about}; then {again}"
+        check_files(folder)
+        shutil.rmtree(folder)
+    print(f"{verb}, {fault}: refused at {refused} of {len(writes)} writes")
+    assert refused
