@@ -12,7 +12,7 @@ export TMPDIR := $(CURDIR)/.tmp
 unexport PYTHONDONTWRITEBYTECODE  # without what Python compiled, every process of the tests compiles all of it anew
 $(shell mkdir -p .tmp)
 
-.PHONY: demo test test-long mutation fuzz lint docs setup clean
+.PHONY: demo test test-long mutation fuzz faults lint docs setup clean
 .NOTPARALLEL:  # all install into one folder
 
 demo: $(PROGRAM)
@@ -34,6 +34,10 @@ mutation: $(TESTS)
 
 fuzz: $(TESTS)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/fuzz/fuzz.py --cases $(or $(N),2000) --seed $(or $(SEED),0)
+
+# Kills at N random moments, and every fault of docs/reliability.md; of a run every write is refused once where N >= 100.
+faults: $(CHECKS)
+	$(PYTEST) -m long tests/faults --kills $(or $(N),100)
 
 lint: $(CHECKS)
 	$(VENV)/bin/ruff check .

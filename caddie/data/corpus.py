@@ -124,6 +124,8 @@ class Corpus:
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
+        self._hashed: dict[Path, tuple[int, int]] = {}
+        """Size and time of the shards that `check_shards` has read."""
 
     @classmethod
     def load(cls, folder: Path) -> Corpus:
@@ -248,8 +250,16 @@ class Corpus:
         chosen = self.manifest.train if split == "train" else self.manifest.validation
         for shard in chosen.shards if chosen else ():
             self.open(shard)
-            if file_sha256(self.folder / shard.file) != shard.sha256:
-                raise UserError(f"{self.folder / shard.file}: changed since it was prepared; prepare the data again")
+            path = self.folder / shard.file
+            self._hashed[path] = _state(path)  # before it is read, so that a change meanwhile is seen
+            if file_sha256(path) != shard.sha256:
+                raise UserError(f"{path}: changed since it was prepared; prepare the data again")
+
+    def check_unchanged(self) -> None:
+        """Raise `UserError` if a shard has another size or time than when `check_shards` read it."""
+        for path, state in self._hashed.items():
+            if _state(path) != state:
+                raise UserError(f"{path} was changed while it was in use; prepare the data again, and start anew")
 
     def open(self, shard: Shard) -> Tokens:
         """Return the tokens of a shard; `UserError` if their number is not that of the manifest."""
@@ -300,6 +310,15 @@ def file_sha256(path: Path) -> str:
     """Return the hexadecimal SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """Return size and time of a file, or zeros if it is gone."""
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
 
 
 def document_hash(document: bytes) -> bytes:

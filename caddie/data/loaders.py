@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from typing import Literal, TypeVar
@@ -43,6 +43,8 @@ class TrainingData:
     """Hash of the tokenizer."""
     bits_per_nat: float | None = None
     """Bits per byte of the text that equal one nat per token; None where its bytes are unknown."""
+    check_unchanged: Callable[[], None] | None = field(default=None, compare=False)
+    """Raises an error if the shards have been changed."""
 
     @property
     def identity(self) -> str:

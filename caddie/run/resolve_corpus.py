@@ -140,7 +140,8 @@ def training_data(corpus: Corpus) -> TrainingData:
     split, tokenizer = corpus.manifest.train, corpus.manifest.tokenizer
     shards = corpus.train_shards()
     assert split is not None
-    return TrainingData(shards, tokenizer.bos, split.document_set_sha256, tokenizer.sha256, bits_per_nat(corpus))
+    per_nat, check = bits_per_nat(corpus), corpus.check_unchanged
+    return TrainingData(shards, tokenizer.bos, split.document_set_sha256, tokenizer.sha256, per_nat, check)
 
 
 def bits_per_nat(corpus: Corpus) -> float:

@@ -203,6 +203,7 @@ def score_artifact(
         if own is not None:
             progress.note(f"the scorer runs with {own.isolation}")
         scores = score_kinds(artifact.model, text, chosen, own, progress, ranks)
+    corpus.check_unchanged()
     counted, held_out = list(scores.values())[-1], corpus.manifest.validation
     trip = corpus.manifest.tokenizer.round_trip
     return {

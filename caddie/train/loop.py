@@ -81,7 +81,8 @@ def train(
     """Train on `data` until the budget is spent, from the checkpoint in `folder` if there is one.
 
     Leaves log, checkpoint and weights in `folder`, which must exist. A checkpoint of other data, settings or seed is a
-    `UserError`. `forecaster` predicts the artifact on the way; only the first process uses it.
+    `UserError`, and so are data that were changed meanwhile. `forecaster` predicts the artifact on the way; only the
+    first process uses it.
 
     Raises `Interrupted` after SIGINT or SIGTERM and `CheckFailed` when the loss is no longer finite; in both cases the
     checkpoint in `folder` is good.
@@ -131,6 +132,8 @@ def train(
         else None,
         peak_bytes=peak_bytes(ranks.device),
     )
+    if data.check_unchanged is not None:
+        data.check_unchanged()
     if ranks.first:
         save_tensors(folder / WEIGHTS, trained.weights, weights_identity(gpt, config, data.documents_sha256))
     return trained

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -188,7 +189,7 @@ def durations(command: Command, seconds: float) -> dict[str, float]:
     """Return the seconds of each phase of an undisturbed command that took `seconds` in all."""
     begins = [*command.phases, ("", seconds)]
     found: dict[str, float] = {}
-    for (phase, begin), (_, end) in zip(begins, begins[1:], strict=False):
+    for (phase, begin), (_, end) in pairwise(begins):
         found[phase] = found.get(phase, 0.0) + end - begin
     return found
 
@@ -265,6 +266,12 @@ def fill_disk(folder: Path, first: int) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
 
     Writes(folder, first, fill)
+
+
+def tensors(path: Path) -> dict[str, bytes]:
+    """Return the bits of each tensor of a file; the order of its metadata is another each time."""
+    with safe_open(path, "pt") as file:
+        return {name: file.get_tensor(name).numpy().tobytes() for name in file.keys()}  # noqa: SIM118
 
 
 def check_files(folder: Path, temporary: bool = False) -> None:
