@@ -320,7 +320,7 @@ def score(
         progress = JsonLines(sys.stderr) if events and ranks.first else display
         loaded = load_artifact(artifact)
         scoring = changed_recipe(loaded, settings).score
-        corpus = open_for_scoring(loaded, data, progress)
+        corpus = open_for_scoring(loaded, data, progress, ranks)
         result = score_artifact(loaded, corpus, held_out_text(corpus), scoring, scorer, progress, ranks)
     if not ranks.first:
         return 0

@@ -124,7 +124,7 @@ class Corpus:
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
-        self._hashed: dict[Path, tuple[int, int]] = {}
+        self._hashed: dict[Shard, tuple[int, int]] = {}
         """Size and time of the shards that `check_shards` has read."""
 
     @classmethod
@@ -251,14 +251,15 @@ class Corpus:
         for shard in chosen.shards if chosen else ():
             self.open(shard)
             path = self.folder / shard.file
-            self._hashed[path] = _state(path)  # before it is read, so that a change meanwhile is seen
+            self._hashed[shard] = _state(path)  # before it is read, so that a change meanwhile is seen
             if file_sha256(path) != shard.sha256:
                 raise UserError(f"{path}: changed since it was prepared; prepare the data again")
 
     def check_unchanged(self) -> None:
-        """Raise `UserError` if a shard has another size or time than when `check_shards` read it."""
-        for path, state in self._hashed.items():
-            if _state(path) != state:
+        """Hash the shards again that were written since `check_shards`; `UserError` names the first that has changed."""
+        for shard, state in self._hashed.items():
+            path = self.folder / shard.file
+            if path.exists() and _state(path) != state and file_sha256(path) != shard.sha256:
                 raise UserError(f"{path} was changed while it was in use; prepare the data again, and start anew")
 
     def open(self, shard: Shard) -> Tokens:
@@ -313,11 +314,8 @@ def file_sha256(path: Path) -> str:
 
 
 def _state(path: Path) -> tuple[int, int]:
-    """Return size and time of a file, or zeros if it is gone."""
-    try:
-        status = path.stat()
-    except OSError:
-        return 0, 0
+    """Return size and time of a file."""
+    status = path.stat()
     return status.st_size, status.st_mtime_ns
 
 

@@ -85,12 +85,16 @@ def _corpus_folder(source: str | Path | None, settings: list[object]) -> Path:
     return CORPORA / f"{Path(place).name.split('.')[0] or 'root'}-{digest}"
 
 
-def open_for_scoring(artifact: Artifact, source: str | Path | None, progress: Progress = SILENT) -> Corpus:
+def open_for_scoring(
+    artifact: Artifact, source: str | Path | None, progress: Progress = SILENT, ranks: Ranks = Ranks()
+) -> Corpus:
     """The corpus to score an artifact on: one that is proven to hold no document that the artifact was trained on.
 
     A text is split again as it was for training; unless that gives the very same training documents, nothing is proven
-    and it is refused.
+    and it is refused. Of several processes the first prepares it and the others wait.
     """
+    if not ranks.first:
+        ranks.wait()
     tokenizer, manifest = artifact.tokenizer, artifact.manifest
     check_source(source)
     if source is not None and is_corpus(Path(source).expanduser()):
@@ -119,6 +123,8 @@ def open_for_scoring(artifact: Artifact, source: str | Path | None, progress: Pr
         )
     corpus.check_disjoint()
     corpus.check_shards("validation")
+    if ranks.first:
+        ranks.wait()
     return corpus
 
 
