@@ -256,7 +256,7 @@ class Corpus:
                 raise UserError(f"{path}: changed since it was prepared; prepare the data again")
 
     def check_unchanged(self) -> None:
-        """Hash the shards again that were written since `check_shards`; `UserError` names the first that has changed."""
+        """Hash the shards again that were written since `check_shards`; `UserError` names one that has changed."""
         for shard, state in self._hashed.items():
             path = self.folder / shard.file
             if path.exists() and _state(path) != state and file_sha256(path) != shard.sha256:

@@ -37,6 +37,7 @@ def check_folder(folder: Path) -> None:
     try:
         place = next(place for place in (folder, *folder.parents) if place.exists())
         held = {path.name for path in folder.iterdir() if not is_lock(path.name)} if folder.is_dir() else set()
+        held = {name for name in held if not name.startswith(".caddie-")}  # what a killed run was just writing
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror}); name another folder") from None
     if not place.is_dir():

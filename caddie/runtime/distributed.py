@@ -27,8 +27,6 @@ from caddie.errors import UserError
 
 SHARES_CORES = "CADDIE_SHARES_CORES"
 """Set if `OMP_NUM_THREADS` is a process's share, made by `launch`, and not the user's setting."""
-_LAUNCHED = "CADDIE_LAUNCHED"
-"""Set by `launch`, which itself tells how a process was ended."""
 _PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 _GRACE_SECONDS = 5.0
 """Time for the other processes to report an error of their own after one has failed."""
@@ -201,7 +199,7 @@ def _watch(rank: int, world: int, over: threading.Event) -> None:
     def exchange() -> None:
         with suppress(RuntimeError):  # the first process keeps the signs of all
             address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False)
+            store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False)  # type: ignore[attr-defined]
             while not over.wait(_BEAT_SECONDS):
                 store.add(f"caddie/alive/{rank}", 1)
                 signs.update({other: store.add(f"caddie/alive/{other}", 0) for other in signs})
@@ -229,8 +227,8 @@ def lost_another(error: Exception) -> bool:
 
 
 def reported_elsewhere() -> bool:
-    """True if the end of another process is told by the one that launched both, or by the other itself."""
-    return _LAUNCHED in os.environ
+    """True in a process of `launch`, which tells what signal ended another, as that one tells its other reasons."""
+    return "CADDIE_LAUNCHED" in os.environ
 
 
 def leave(status: int) -> None:
@@ -261,7 +259,7 @@ def launch(world: int, arguments: Sequence[str]) -> int:
     if "OMP_NUM_THREADS" not in shared:
         shared |= {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // world)), SHARES_CORES: "1"}
     shared.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no stack of C++ where another process has ended
-    shared |= {_LAUNCHED: "1", "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared |= {"CADDIE_LAUNCHED": "1", "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     end_with_this = None
     if sys.platform == "linux":
         end_with_this = partial(ctypes.CDLL(None).prctl, _PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)

@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import signal
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def left(verb: str, folder: Path) -> dict[str, bytes]:
     patterns = {"run": ["run/weights.safetensors", "run/artifact.caddie"], "data": ["corpus/*"], "pack": ["run/art*-*"]}
     paths = [path for pattern in patterns.get(verb, []) for path in sorted(folder.glob(pattern))]
     assert paths or verb == "score"
-    place = re.compile(rb'"source": ".*",')
+    place = re.compile(rb'"(source|inputs)": ".*",')  # of the text, by its path
     return {
         path.name: _bits(path) if path.suffix == ".safetensors" else place.sub(b"", path.read_bytes()) for path in paths
     }
@@ -124,13 +125,15 @@ def _kill_one_of(command: Command, chance: random.Random, seconds: float) -> str
     """Kill the process of the command, or one that it has started."""
     command.wait(chance.uniform(0.0, seconds))
     victim, whom = command.process.pid, "the first process"
-    if command.process.is_alive() and chance.random() < 0.5:
-        started = [one for one in psutil.Process(victim).children() if "caddie" in one.cmdline()]
-        if started:
-            victim = chance.choice(started).pid
-            whom = "a job" if any("trial" in one.cmdline() for one in started) else "a process of two"
+    with suppress(psutil.NoSuchProcess):  # it may end meanwhile
+        if chance.random() < 0.5:
+            started = [one for one in psutil.Process(victim).children() if "caddie" in one.cmdline()]
+            job = any("trial" in one.cmdline() for one in started)
+            if started:
+                victim, whom = chance.choice(started).pid, "a job" if job else "a process of two"
     if command.process.is_alive():
-        psutil.Process(victim).kill()
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(victim).kill()
     else:
         whom = "its end"
     return whom

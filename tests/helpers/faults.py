@@ -279,7 +279,7 @@ def check_files(folder: Path, temporary: bool = False) -> None:
     for path in sorted(folder.rglob("*")):
         inside = any(part.startswith(".caddie-") for part in path.relative_to(folder).parts)
         assert temporary or not inside, f"{path} was left"
-        if path.is_file() and not inside:
+        if path.is_file() and not inside and path.parent.name != "__pycache__":
             _read(path)
 
 

@@ -381,7 +381,7 @@ def test_terminated_run_says_how_to_go_on_and_does(
     assert starts[1]["step"] >= 3
 
 
-@pytest.mark.parametrize("left", [[], ["log.jsonl"], ["checkpoint.safetensors", "notes.txt"]])
+@pytest.mark.parametrize("left", [[], ["log.jsonl"], ["checkpoint.safetensors", "notes.txt"], [".caddie-a-1-0.tmp"]])
 def test_a_run_that_was_interrupted_early_can_go_on(left: list[str], tmp_path: Path) -> None:
     for name in left:
         (tmp_path / name).write_text("")
