@@ -9,6 +9,7 @@ import io
 import json
 import os
 import random
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -178,7 +179,10 @@ def caddie() -> Callable[..., Ended]:
 
 def fresh(artifact: Path, corpus: Path, world: int = 1, progress: object = None) -> dict[str, Any]:
     """Score in this process, for runs whose point is not that the file stands alone."""
-    return dict(json.loads(call("score", artifact, "--data", corpus, "--quiet", "--json").out))
+    ended = call("score", artifact, "--data", corpus, "--quiet", "--json")
+    if ended.status > 128:  # a signal that was meant for this process
+        signal.raise_signal(ended.status - 128)
+    return dict(json.loads(ended.out))
 
 
 @pytest.fixture
