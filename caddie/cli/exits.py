@@ -51,11 +51,11 @@ def end(command: Callable[[], object]) -> NoReturn:
         where = f"{error.filename}: " if error.filename else ""
         status = fail(f"{where}{error.strerror or error}", 2)
     except (MemoryError, RuntimeError) as error:
+        from caddie.runtime.memory import out_of_memory
+
         _, loop, path = str(error).partition("Symlink loop from '")  # as pathlib says it before Python 3.13
-        # PyTorch has no class of its own for memory that the system refuses.
-        memory = isinstance(error, MemoryError) or "allocate" in str(error) or "out of memory" in str(error)
         small = "not enough memory; take a smaller model, batch or sequence length"
-        if loop or memory:
+        if loop or out_of_memory(error):
             status = fail(f"{path[:-1]}: too many levels of symbolic links" if loop else small, 2)
         elif _lost_another(error):
             status = 1

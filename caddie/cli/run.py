@@ -127,10 +127,15 @@ def train(job: Job) -> tuple[dict[str, Any], str] | None:
     from caddie.run.run_folder import check_folder, failure_recorded
     from caddie.run.run_lock import locked
     from caddie.runtime.progress import Phases
+    from caddie.train.memory import enough_memory
 
     check_folder(job.folder)
     phases, lock = Phases(job.display), locked(job.folder) if job.ranks.first else nullcontext()
-    with lock, failure_recorded(job.folder, phases, job.ranks.first):
+    with (
+        lock,
+        failure_recorded(job.folder, phases, job.ranks.first),
+        enough_memory(job.recipe.model, job.recipe.train, job.ranks, phases),
+    ):
         with phases("prepare"):
             corpus = open_corpus(job.recipe, job.data, job.display, ranks=job.ranks)
             check_settings_matter(job.recipe)

@@ -11,11 +11,11 @@ from typing import Literal
 
 from caddie.doctor.estimates import Estimate, Expected
 from caddie.doctor.gpus import Accelerators, Gpu
-from caddie.doctor.host import Disk, Memory
+from caddie.doctor.host import Disk
 from caddie.doctor.pace import STEPS, Pace
 from caddie.doctor.processes import Activity, Process, orphans
+from caddie.runtime.memory import GIB, Memory
 
-GIB = 1 << 30
 BUSY_CORES = 0.5
 """A process that uses more of a core slows training down and falsifies timings."""
 _SHOWN = 5
@@ -153,8 +153,11 @@ def check_disks(work: Disk, cache: Disk, parameters: int) -> list[Finding]:
     return found or [Finding("ok", f"{work.free_bytes / GIB:,.1f} GiB of disk are free")]
 
 
-def check_memory(memory: Memory) -> list[Finding]:
-    """Find a shortage of main memory."""
+def check_memory(memory: Memory, shortage: str = "") -> list[Finding]:
+    """Find a shortage of main memory; `shortage` is the line with which a run would refuse to begin, if it would."""
+    if shortage:
+        what, _, fix = shortage.partition("; ")
+        return [Finding("problem", what, "a run would refuse to begin", fix)]
     if memory.available < GIB:
         what = f"{memory.available / GIB:.2f} GiB of memory are available"
         return [Finding("problem", what, "the smallest recipe takes about one", "end what uses it: top -o %MEM")]

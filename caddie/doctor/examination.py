@@ -16,13 +16,16 @@ import torch
 
 from caddie.board.folders import Folders
 from caddie.doctor import checks, gpus, host, pace, processes
-from caddie.doctor.checks import GIB, Finding, OpenRun, count
+from caddie.doctor.checks import Finding, OpenRun, count
 from caddie.doctor.estimates import Estimate, Expected, estimate, expected
 from caddie.doctor.gpus import Accelerators
 from caddie.pack.fit import FillCap
 from caddie.report.tables import one_line, printable, table
 from caddie.run.run import check_recipe
+from caddie.runtime.distributed import Ranks, local_device
+from caddie.runtime.memory import GIB, Memory, memory
 from caddie.runtime.progress import SILENT, Progress
+from caddie.train.memory import MemoryEstimate, estimate_memory, judge_memory
 
 SECONDS = 10.0
 """Time limit for each question to the system."""
@@ -36,7 +39,7 @@ class Machine:
     """Hardware and versions of this machine; None for what is not known."""
 
     processor: host.Processor | None
-    memory: host.Memory | None
+    memory: Memory | None
     work: host.Disk | None
     """Disk of the working folder."""
     cache: host.Disk | None
@@ -95,6 +98,8 @@ class Examination:
     """None if it was not or could not be measured."""
     expected: Expected | None
     estimate: Estimate | None
+    memory: MemoryEstimate
+    """Memory of one process of the run at the peak of training."""
     artifact_bytes: int | None
     cap_bytes: int
     cost: float | None
@@ -131,6 +136,7 @@ class Examination:
             ("steps", f"{coming.steps:,}" if coming else _UNMEASURED),
             ("tokens", f"{coming.tokens:,}" if coming else _UNMEASURED),
             ("training seconds", _UNMEASURED if coming is None or coming.seconds is None else f"{coming.seconds:,.0f}"),
+            ("memory of a process", str(self.memory)),
             ("artifact bytes", f"{size}, of {self.cap_bytes:,}"),
         ]
         if found := self.pace:
@@ -138,7 +144,6 @@ class Examination:
             settings = f"{found.precision}, {count(found.threads, 'thread')}, {found.attention}"
             rows.append(("timed", f"{timed}; {settings}"))
             rows.append(("warm-up seconds", f"{found.warmup_seconds:,.1f}"))
-            rows.append(("memory of a process", f"{found.peak_bytes / GIB:,.1f} GiB"))
         if self.cost is not None:
             rows.append(("cost", f"{self.cost:,.2f} for warm-up and training, without packing and scoring"))
         findings = []
@@ -178,7 +183,7 @@ def examine(
     driver = ask("GPUs of the driver", gpus.driver_gpus)  # before this process holds memory of one
     machine = Machine(
         processor=ask("processor", host.processor),
-        memory=ask("memory", host.memory),
+        memory=ask("memory", memory),
         work=ask("disk of the working folder", lambda: host.disk(Path())),
         cache=ask("disk of the compile cache", lambda: host.disk(host.compile_cache(variables))),
         gpus=driver,
@@ -186,11 +191,15 @@ def examine(
         versions={name: version(name) for name in ("caddie", "torch")} | {"python": platform.python_version()},
     )
     runs = ask("runs", lambda: open_runs(RUNS, activity))
-    found = _check(machine, activity, variables, recipe.parameters, world)
+    ranks = Ranks(0, world, local_device())
+    needed, short = judge_memory(recipe.model, recipe.train, ranks, progress)
+    if not quick and not needed.traced:
+        needed = estimate_memory(recipe.model, recipe.train, ranks)
+    found = _check(machine, activity, variables, recipe.parameters, world, short)
     if activity is not None and runs is not None:
         found += checks.check_runs(runs)
     timed: pace.Pace | str | None = None
-    if not quick:
+    if not quick and not short:
         progress.note(f"timing {pace.STEPS} steps of {name}")
         working: list[gpus.Gpu] = []  # the GPUs at work: only then heat lowers their clocks
 
@@ -217,6 +226,7 @@ def examine(
         pace=measured,
         expected=known,
         estimate=coming,
+        memory=needed,
         artifact_bytes=measured.artifact_bytes if measured else recipe.pack.cap_bytes if fills_cap else None,
         cap_bytes=recipe.pack.cap_bytes,
         cost=cost,
@@ -253,7 +263,12 @@ def open_runs(root: Path, activity: processes.Activity | None) -> list[OpenRun]:
 
 
 def _check(
-    machine: Machine, activity: processes.Activity | None, variables: dict[str, str], parameters: int, world: int
+    machine: Machine,
+    activity: processes.Activity | None,
+    variables: dict[str, str],
+    parameters: int,
+    world: int,
+    short: str,
 ) -> list[Finding]:
     """Apply every rule to what is known of the machine."""
     seen, driver = machine.accelerators, machine.gpus
@@ -264,7 +279,7 @@ def _check(
     if machine.work and machine.cache:
         found += checks.check_disks(machine.work, machine.cache, parameters)
     if machine.memory:
-        found += checks.check_memory(machine.memory)
+        found += checks.check_memory(machine.memory, short)
     if seen is not None:
         compiler, triton = any(map(shutil.which, ("cc", "gcc", "clang"))), find_spec("triton") is not None
         found += checks.check_kernels(seen, driver, world, compiler, torch.__version__, torch.version.cuda, triton)

@@ -1,4 +1,4 @@
-"""Processor, memory, disks and environment of this machine, or of its container where that has less.
+"""Processor, disks and environment of this machine, or of its container where that has less.
 
 psutil reads the machine, this module what psutil does not report: the processor's name and the limits of containers.
 """
@@ -12,13 +12,14 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+from caddie.runtime.memory import GROUPS, PROC, group_limits, system_text
+
 INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
 """Processor flags that decide the speed of matrix products and bfloat16: first those of x86, then those of ARM."""
 NETWORK_DISKS = re.compile(
@@ -47,9 +48,9 @@ def allowed_cores() -> set[int]:
 
 def processor(proc: Path = PROC, groups: Path = GROUPS) -> Processor:
     """Return the CPU of this machine."""
-    limits = _limits(proc, groups, "cpu", ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
-    cores = min([len(allowed_cores()), *(quota / period for quota, period in limits if quota and period)])
-    text = _read(proc / "cpuinfo")
+    limits = group_limits(proc, groups, "cpu", ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+    cores = min([len(allowed_cores()), *(quota / period for quota, period, _ in limits if quota and period)])
+    text = system_text(proc / "cpuinfo")
     if text is None:
         brand = ""
         if sys.platform == "darwin":
@@ -60,25 +61,6 @@ def processor(proc: Path = PROC, groups: Path = GROUPS) -> Processor:
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)", text, re.MULTILINE)
     sets = tuple(flag for flag in INSTRUCTION_SETS if flag in flags[1].split()) if flags else None
     return Processor(name[1] if name else platform.machine() or None, cores, sets)
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Main memory, bytes."""
-
-    total: int
-    available: int
-
-
-def memory(proc: Path = PROC, groups: Path = GROUPS) -> Memory:
-    """Return the memory of this machine, or of its container where that has less."""
-    machine = psutil.virtual_memory()
-    total, available = machine.total, machine.available
-    files = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    for limit, used in _limits(proc, groups, "memory", *files):
-        if limit < total:
-            total, available = limit, min(available, limit - used)
-    return Memory(total, available)
 
 
 @dataclass(frozen=True)
@@ -116,31 +98,3 @@ def compile_cache(variables: Mapping[str, str]) -> Path:
     named = variables.get("TORCHINDUCTOR_CACHE_DIR")
     user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
     return Path(named) if named else Path(tempfile.gettempdir()) / f"torchinductor_{user}"
-
-
-def _read(path: Path) -> str | None:
-    """Return the beginning of a system file, or None if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return file.read(1 << 20).decode("utf-8", "replace")
-    except OSError:
-        return None
-
-
-def _limits(proc: Path, groups: Path, controller: str, *layouts: tuple[str, ...]) -> Iterator[tuple[int, int]]:
-    """Yield pairs of numbers from the control group of this process and all around it.
-
-    A layout names the files that hold such a pair, in version 2 and in version 1. Groups without a limit yield nothing.
-    """
-    for line in (_read(proc / "self" / "cgroup") or "").splitlines():
-        version, _, rest = line.partition(":")
-        controllers, _, place = rest.partition(":")
-        if version != "0" and controller not in controllers.split(","):
-            continue
-        root = groups if version == "0" else groups / controller
-        own = root / place.lstrip("/")
-        for folder in (path for path in (own, *own.parents) if path.is_relative_to(root)):
-            for names in layouts:
-                text = " ".join(_read(folder / name) or "" for name in names)
-                if found := re.fullmatch(r"(\d+)\s+(\d+)\s*", text):
-                    yield int(found[1]), int(found[2])

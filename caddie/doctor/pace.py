@@ -35,7 +35,7 @@ from caddie.runtime.memory import peak_bytes
 from caddie.train.prefetch import prefetch
 from caddie.train.size_forecast import Forecaster
 from caddie.train.trainer import Train, Trainer
-from caddie.train.warmup import warm_up
+from caddie.train.warmup import warm_up, warmup_seconds, warmup_steps
 
 STEPS = 20
 PATIENCE_SECONDS = 120.0
@@ -137,10 +137,10 @@ def measure(recipe: Recipe, processes: int, steps: int = STEPS) -> Pace:
         rows = train.but(batch_tokens=train.longest_row, micro_batches=1, warmup_steps=1)
         rough = _timed(recipe.model, rows, ranks, 0, artifact_bytes)
         shapes = len(rough.seconds_per_token)
-        before = _CHOICES + shapes * train.warmup_steps
+        before = _CHOICES + shapes * warmup_steps(train, shapes)
         most = max(all_values(train.batch_tokens)) * max(seconds for _, seconds in rough.seconds_per_token)
         if (before + max(steps, shapes)) * most > PATIENCE_SECONDS:
-            return rough
+            return replace(rough, warmup_seconds=warmup_seconds(train, shapes, most))
     return _timed(recipe.model, train, ranks, steps, artifact_bytes)
 
 
@@ -151,8 +151,8 @@ def _timed(gpt: GPT, train: Train, ranks: Ranks, steps: int, artifact_bytes: int
     stream = train.loader.build(documents, tokens=count, sequence_length=train.longest_row, seed=0, bos=_BOS)
     rows = stream.micro_batch(0).inputs.shape
     began = time.perf_counter()
-    execution = warm_up(trainer, train.budget, rows)
-    warmup_seconds = time.perf_counter() - began
+    execution = warm_up(trainer, train.budget, rows).execution
+    warmed = time.perf_counter() - began
     found = []
     moments = trainer.shapes(train.budget).values()
     each = ceil(steps / len(moments)) or 1
@@ -171,7 +171,7 @@ def _timed(gpt: GPT, train: Train, ranks: Ranks, steps: int, artifact_bytes: int
     return Pace(
         seconds_per_token=tuple(found),
         steps=each * len(moments) if steps else 0,
-        warmup_seconds=warmup_seconds,
+        warmup_seconds=warmed,
         device=device_name(ranks.device, execution.threads),
         precision=execution.precision,
         threads=execution.threads,

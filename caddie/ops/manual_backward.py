@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from torch.autograd.function import once_differentiable
 
 from caddie.ops import plain
@@ -95,7 +96,8 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, cap: float | None, z_loss: float, with_gradient: bool
     ) -> tuple[Tensor, Tensor]:
-        compute = _cross_entropy if torch.compiler.is_compiling() else _in_chunks
+        whole = torch.compiler.is_compiling() or isinstance(logits, FakeTensor)  # thousands of chunks without numbers
+        compute = _cross_entropy if whole else _in_chunks
         objective, entropies, gradient = compute(logits, targets, cap, z_loss, with_gradient)
         ctx.save_for_backward(gradient)
         ctx.factor = 1.0 if cap is None else 4.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -38,6 +39,7 @@ from caddie.runtime.distributed import SHARES_CORES, Ranks, local_device
 from caddie.runtime.progress import SILENT, Phases, Progress, relay
 from caddie.score import KINDS, ChunkSGD, Scoring, Text, check_windows, score, score_kinds, use_quickest_threads
 from caddie.train.loop import Trained, train
+from caddie.train.memory import enough_memory
 from caddie.train.size_forecast import Forecaster
 from caddie.verify import verify
 from caddie.verify.remote_scorer import open_scorer
@@ -63,7 +65,10 @@ def run(
     Raises `UserError` before training for all that can be known before. Finished stages stay in the folder.
     """
     ranks, folder = ranks or Ranks(device=local_device()), Path(folder or run_folder(recipe, seed))
-    with hold_folder(folder, ranks, progress, alone=study is None) as phases:
+    with (
+        hold_folder(folder, ranks, progress, alone=study is None) as phases,
+        enough_memory(recipe.model, recipe.train, ranks, phases),
+    ):
         progress = phases.progress
         check_source(source)
         with phases("prepare"):
@@ -268,4 +273,6 @@ def score_in_new_process(artifact: Path, corpus: Path, world: int = 1, progress:
         return dict(json.loads(result))
     except ValueError:
         last = said[-1].strip() if said else f"exit status {process.returncode}"
+        if process.returncode == -signal.SIGKILL or "not enough memory" in last:  # the system kills for memory
+            raise MemoryError from None
         raise CheckFailed(f"score in a fresh process failed: {last}") from None

@@ -1,15 +1,23 @@
-"""Memory of the process: peak use, and reuse of freed memory."""
+"""Memory of the machine and of the process: what is free, peak use, and reuse of freed memory."""
 
 from __future__ import annotations
 
 import ctypes
+import re
 import resource
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 if TYPE_CHECKING:
     import torch
 
+GIB = 1 << 30
+PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 """Parameters of `mallopt` in glibc (man 3 mallopt)."""
 _LARGEST_MMAP_THRESHOLD = 32 << 20
@@ -38,3 +46,68 @@ def peak_bytes(device: torch.device) -> int:
 
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Main memory, bytes."""
+
+    total: int
+    available: int
+
+
+def memory(proc: Path = PROC, groups: Path = GROUPS) -> Memory:
+    """Return the memory of this machine, or of its container where that has less."""
+    machine = psutil.virtual_memory()
+    total, available = machine.total, machine.available
+    files = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    for limit, used, folder in group_limits(proc, groups, "memory", *files):
+        if limit < total:
+            reclaimable = re.search(r"^inactive_file (\d+)$", system_text(folder / "memory.stat") or "", re.MULTILINE)
+            used -= int(reclaimable[1]) if reclaimable else 0  # pages of files, which the system takes back
+            total, available = limit, min(available, limit - used)
+    return Memory(total, available)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the bytes that this process may have in all: those that are free, and on a CPU those that it holds."""
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[0])
+    return memory().available + int(psutil.Process().memory_info().rss)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return True if the system, or a GPU, refused memory; PyTorch has no class of its own for the former."""
+    return isinstance(error, MemoryError) or "allocate" in str(error) or "out of memory" in str(error)
+
+
+def system_text(path: Path) -> str | None:
+    """Return the beginning of a system file, or None if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(1 << 20).decode("utf-8", "replace")
+    except OSError:
+        return None
+
+
+def group_limits(
+    proc: Path, groups: Path, controller: str, *layouts: tuple[str, ...]
+) -> Iterator[tuple[int, int, Path]]:
+    """Yield pairs of numbers, and their folder, from the control group of this process and all around it.
+
+    A layout names the files that hold such a pair, in version 2 and in version 1. Groups without a limit yield nothing.
+    """
+    for line in (system_text(proc / "self" / "cgroup") or "").splitlines():
+        version, _, rest = line.partition(":")
+        controllers, _, place = rest.partition(":")
+        if version != "0" and controller not in controllers.split(","):
+            continue
+        root = groups if version == "0" else groups / controller
+        own = root / place.lstrip("/")
+        for folder in (path for path in (own, *own.parents) if path.is_relative_to(root)):
+            for names in layouts:
+                text = " ".join(system_text(folder / name) or "" for name in names)
+                if found := re.fullmatch(r"(\d+)\s+(\d+)\s*", text):
+                    yield int(found[1]), int(found[2]), folder

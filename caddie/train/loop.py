@@ -49,6 +49,8 @@ class Trained:
     tokens: int
     seconds: float
     warmup_seconds: float
+    warmup_steps: int
+    """Steps that the warm-up made and undid."""
     final_loss: float
     precision: str
     threads: int
@@ -94,7 +96,7 @@ def train(
     )
     shape = stream.micro_batch(0).inputs.shape
     begin = time.perf_counter()
-    execution = warm_up(trainer, budget, shape)
+    execution, warmup_steps = warm_up(trainer, budget, shape, progress)
     warmed = time.perf_counter() - begin
     identity = checkpoint_identity(gpt, config, data, seed)
     with closing(_Log(folder, data.bits_per_nat, ranks.first, progress)) as log:
@@ -103,7 +105,8 @@ def train(
         compiled, recorded = trainer.compiled, trainer.recordings is not None
         chosen = {**execution._asdict(), "compiled": compiled, "cuda_graphs": recorded}
         begun = {"event": "start", "step": run.at.step, "seconds": run.at.seconds}
-        log.write({**begun, **chosen, "attention": trainer.attention(shape[1])})
+        before = {"warmup_steps": warmup_steps, "warmup_seconds": round(warmed, 3)}
+        log.write({**begun, **chosen, "attention": trainer.attention(shape[1]), **before})
         for text in trainer.notes:
             log.note(text)
         if forecaster is not None:
@@ -124,6 +127,7 @@ def train(
         tokens=run.position * trainer.micro_tokens,
         seconds=run.at.seconds,
         warmup_seconds=warmed,
+        warmup_steps=warmup_steps,
         final_loss=run.loss,
         precision=execution.precision,
         threads=execution.threads,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product, repeat
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,62 +17,106 @@ from caddie.data.loaders import Batch
 from caddie.errors import UserError, first_line
 from caddie.ops import product_dtype
 from caddie.runtime.autotune import allow_graphs, quickest, thread_counts, worth_compiling
+from caddie.runtime.progress import SILENT, Progress
 from caddie.train.cuda_graphs import Recordings, recorder
-from caddie.train.trainer import Execution, Trainer, progress_at
+from caddie.train.trainer import Execution, Train, Trainer, progress_at
+
+MOST_OF_RUN = 0.1
+"""Largest part of the budget, of its steps or of its seconds, that the steps of a warm-up may take."""
 
 
-def warm_up(trainer: Trainer, budget: Budget, rows: tuple[int, int]) -> Execution:
+_CHECKING_STEPS = 3
+"""Steps after which a gradient has reached every parameter that is not dead: a factor that starts at zero blocks those
+before it until it moved. A run whose warm-up is set to fewer is not checked."""
+
+
+class WarmedUp(NamedTuple):
+    """What the warm-up chose, and the steps that it made and undid."""
+
+    execution: Execution
+    steps: int
+
+
+def warmup_steps(train: Train, shapes: int) -> int:
+    """Return the steps that the warm-up makes in each of the run's `shapes`, as far as time allows.
+
+    With a budget of steps they are no more than a tenth of them, but one for each shape, which else would be compiled
+    on the clock.
+    """
+    if train.steps is None:
+        return train.warmup_steps
+    return min(train.warmup_steps, max(1, round(MOST_OF_RUN * train.steps / shapes)))
+
+
+def warm_up(trainer: Trainer, budget: Budget, rows: tuple[int, int], progress: Progress = SILENT) -> WarmedUp:
     """Run every shape on random tokens, choose precision, threads, compilation and CUDA graphs, and undo the steps.
 
     `rows` is the shape of micro-batches. With a budget of steps alone, no choice that changes a bit depends on the
     clock, so such a run repeats. Raises `UserError` for a parameter that no gradient reaches in any shape or that never
-    moves; three steps are enough for both.
+    moves. Where the first steps did not show it, up to nine more look. Each step is reported to `progress`.
     """
-    return _WarmUp(trainer, budget, rows).run()
+    warming = _WarmUp(trainer, budget, rows, progress)
+    return WarmedUp(warming.run(), warming.steps)
 
 
 class _WarmUp:
-    def __init__(self, trainer: Trainer, budget: Budget, rows: tuple[int, int]) -> None:
+    def __init__(self, trainer: Trainer, budget: Budget, rows: tuple[int, int], progress: Progress = SILENT) -> None:
         self.trainer = trainer
         self.budget = budget
         self.rows = rows
         self.timed = budget.seconds is not None and trainer.ranks.device.type == "cpu" and trainer.ranks.world == 1
         self.seconds = _patience(budget)
         self.points = list(trainer.shapes(budget).values())
+        self.progress, self.steps, self.planned, self.began = progress, 0, 0, time.perf_counter()
         self.unreached = set(trainer.parameters)  # parameters that no gradient has reached so far
 
     def run(self) -> Execution:
-        trainer, steps = self.trainer, self.trainer.config.warmup_steps
+        trainer, steps = self.trainer, warmup_steps(self.trainer.config, len(self.points))
+        executions = self.executions()
+        self.planned = steps * len(self.points) + _tries(executions)
         saved = {name: tensor.clone() for name, tensor in trainer.state().items()}
         if trainer.compiled:
             allow_graphs(4 * len(self.points))
-        chosen = self.choose_execution()
+        chosen = self.choose_execution(executions)
         self.choose_compiling()
         self.choose_recording()
-        for train_progress in self.points:
-            for _ in range(steps):
+        for turn in range(steps):  # every shape once before any twice, for time may run out
+            for train_progress in self.points if turn == 0 or not self.out_of_time() else ():
                 self.step(train_progress)
+        checks = trainer.config.warmup_steps >= _CHECKING_STEPS
         for fraction in (0.25, 0.5, 0.75):  # at the points above an optimizer's own rate may be zero
-            for _ in range(3 if steps >= 3 and (self.unreached or self.unmoved(saved)) else 0):
-                self.step(progress_at(fraction, self.budget))
+            for _ in range(_CHECKING_STEPS):
+                if checks and (self.unreached or self.unmoved(saved)):
+                    self.step(progress_at(fraction, self.budget))
         # A run that diverges, as weights of 1e4 show, has dead channels too, and reports that itself.
         tame = all(bool((parameter.abs() < 1e4).all()) for parameter in trainer.parameters.values())
         unmoved = self.unmoved(saved)
         for name, tensor in trainer.state().items():
             tensor.data.copy_(saved[name])
-        if steps >= 3 and tame and self.unreached:
+        if checks and tame and self.unreached:
             raise UserError(
                 f"no gradient reaches {_some(self.unreached)}: nothing that the loss depends on reads it, or two"
                 " factors start at zero; train.warmup_steps=0 trains it anyway"
             )
-        if steps >= 3 and tame and unmoved:
+        if checks and tame and unmoved:
             raise UserError(
                 f"{_some(unmoved)} never move: look at the rates of train.optimizers, or set train.warmup_steps=0"
             )
         return chosen
 
-    def choose_execution(self) -> Execution:
-        """Choose precision and threads, measured on uncompiled steps if anything is timed."""
+    def out_of_time(self) -> bool:
+        """Return True on all ranks once the warm-up has taken its part of a budget of seconds."""
+        if self.budget.seconds is None:
+            return False  # nothing then depends on the clock
+        seconds = self.trainer.ranks.maximum(time.perf_counter() - self.began)[0]
+        return seconds > MOST_OF_RUN * self.budget.seconds
+
+    def choose_execution(self, executions: list[Execution]) -> Execution:
+        """Choose precision and threads, measured on uncompiled steps if anything is timed.
+
+        Where trying all would take more than its part of the run, the usual one is taken: all threads, and bfloat16
+        where `auto` may have it.
+        """
         trainer = self.trainer
         compiled, forward = trainer.compiled, trainer.forward
         if self.timed:  # a graph is compiled anew for each number of threads, which would count as the time of the step
@@ -79,7 +126,12 @@ class _WarmUp:
             trainer.use(execution)
             self.step(self.points[0])
 
-        chosen = quickest(self.executions(), run, self.seconds)
+        if len(executions) > 1:
+            usual, began = executions[len(thread_counts()) - 1], time.perf_counter()
+            run(usual)
+            if (time.perf_counter() - began) * _tries(executions) > MOST_OF_RUN * (self.budget.seconds or math.inf):
+                executions = [usual]
+        chosen = quickest(executions, run, self.seconds)
         trainer.use(chosen)
         trainer.compile(compiled, forward)
         return chosen
@@ -181,6 +233,9 @@ class _WarmUp:
     def step(self, train_progress: TrainProgress) -> None:
         """Make a step on random tokens, and note the parameters that a gradient reached."""
         trainer = self.trainer
+        self.steps += 1
+        text = f"warm-up, step {self.steps} of {max(self.planned, self.steps)}"
+        self.progress.step({"event": "doing", "text": text})
         trainer.step(self.batches(), train_progress, bos=-1, lr_scale=1.0)  # at rate 0 nothing would move
         trainer.watch(train_progress, 1.0)
         for name in list(self.unreached):
@@ -197,6 +252,18 @@ class _WarmUp:
         """Yield random tokens without end."""
         ids = np.random.default_rng(self.trainer.seed).integers(0, self.trainer.vocabulary, (2, *self.rows))
         return repeat(Batch(ids[0], ids[1]))
+
+
+def _tries(executions: Sequence[Execution]) -> int:
+    """Return the least steps that the choice between these executions takes."""
+    return 2 + 2 * len(executions) if len(executions) > 1 else 0
+
+
+def warmup_seconds(train: Train, shapes: int, step_seconds: float) -> float:
+    """Return the seconds that the warm-up will take, of steps that take `step_seconds`, without compiling."""
+    steps = warmup_steps(train, shapes) * shapes
+    most = math.inf if train.seconds is None else max(MOST_OF_RUN * train.seconds, step_seconds * shapes)
+    return min(step_seconds * steps, most)
 
 
 def _patience(budget: Budget) -> float:

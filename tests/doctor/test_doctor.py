@@ -32,12 +32,14 @@ from caddie.doctor.checks import Finding, OpenRun
 from caddie.doctor.estimates import REFERENCES, Estimate, estimate, expected
 from caddie.doctor.examination import call_within
 from caddie.doctor.gpus import Accelerators, driver_gpus
-from caddie.doctor.host import Disk, Memory
+from caddie.doctor.host import Disk
 from caddie.doctor.pace import Pace
 from caddie.doctor.processes import Activity, Process
 from caddie.errors import CheckFailed, UserError
 from caddie.model.flops import flops_per_token
 from caddie.recipes.catalog import find
+from caddie.runtime.memory import Memory, memory
+from caddie.train.memory import MemoryEstimate
 
 GIB = 1 << 30
 
@@ -104,18 +106,18 @@ def test_memory_and_its_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     machine = SimpleNamespace(total=4_096_000, available=3_072_000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
     proc, groups = tmp_path / "proc", tmp_path / "groups"
-    assert host.memory(proc, groups) == Memory(4_096_000, 3_072_000)
+    assert memory(proc, groups) == Memory(4_096_000, 3_072_000)
     write(proc, self__cgroup="0::/box\n")
-    assert host.memory(proc, groups) == Memory(4_096_000, 3_072_000)
+    assert memory(proc, groups) == Memory(4_096_000, 3_072_000)
     write(groups, box__memory_dot_max="1000000\n", box__memory_dot_current="400000\n")
-    assert host.memory(proc, groups) == Memory(1_000_000, 600_000)
+    assert memory(proc, groups) == Memory(1_000_000, 600_000)
     write(groups, memory_dot_max="500000\n", memory_dot_current="450000\n")
-    assert host.memory(proc, groups) == Memory(500_000, 50_000), "a group around its own"
+    assert memory(proc, groups) == Memory(500_000, 50_000), "a group around its own"
     write(groups, memory_dot_max="max\n", box__memory_dot_max="9223372036854771712\n")
-    assert host.memory(proc, groups) == Memory(4_096_000, 3_072_000)
+    assert memory(proc, groups) == Memory(4_096_000, 3_072_000)
     write(proc, self__cgroup="5:memory:/old\n")
     write(groups, memory__old__memory_dot_limit_in_bytes="2000000", memory__old__memory_dot_usage_in_bytes="500000")
-    assert host.memory(proc, groups) == Memory(2_000_000, 1_500_000)
+    assert memory(proc, groups) == Memory(2_000_000, 1_500_000)
 
 
 def test_the_disk_of_a_folder_is_that_of_the_innermost_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -725,7 +727,8 @@ def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(host, "processor", lambda: host.Processor("AMD EPYC", 2, ("avx2",)))
     monkeypatch.setattr(host, "environment", dict)
     monkeypatch.setattr(host, "disk", lambda folder: Disk(str(folder), 50 * GIB, "ext4"))
-    monkeypatch.setattr(host, "memory", lambda: Memory(8 * GIB, 6 * GIB))
+    monkeypatch.setattr(examination, "memory", lambda: Memory(8 * GIB, 6 * GIB))
+    monkeypatch.setattr(examination, "judge_memory", lambda *arguments: (MemoryEstimate(GIB, GIB, GIB), ""))
     seconds = 1 / 29_700
     monkeypatch.setattr(pace, "measured", lambda *asked: replace(PACE, seconds_per_token=((0.0, seconds),)))
     return
@@ -774,7 +777,7 @@ def test_what_is_not_known_is_said_and_does_not_stop(monkeypatch: pytest.MonkeyP
         (gpus, "driver_gpus"),
         (host, "processor"),
         (host, "disk"),
-        (host, "memory"),
+        (examination, "memory"),
     ):
         monkeypatch.setattr(module, name, broken)
     monkeypatch.setattr(gpus, "torch_gpus", broken)
@@ -788,6 +791,17 @@ def test_what_is_not_known_is_said_and_does_not_stop(monkeypatch: pytest.MonkeyP
     assert "no reference" not in text
     assert text.count("not known") > 8
     json.dumps(found.to_json())
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_run_that_does_not_fit_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "training needs about 61.0 GiB, and this machine has 23.4 GiB free; train.micro_batches=64 needs about 9 GiB"
+    monkeypatch.setattr(examination, "judge_memory", lambda *arguments: (MemoryEstimate(GIB, 30 * GIB, 30 * GIB), line))
+    monkeypatch.setattr(pace, "measured", lambda *arguments: pytest.fail("it would be killed"))
+    found = examination.examine("tiny")
+    assert not found.go
+    assert found.problems[0].what == "training needs about 61.0 GiB, and this machine has 23.4 GiB free"
+    assert found.problems[0].fix == "train.micro_batches=64 needs about 9 GiB"
 
 
 @pytest.mark.usefixtures("quiet")

@@ -34,6 +34,7 @@ from caddie.train.loop import Interrupted, Trained, train
 from caddie.train.prefetch import AsyncScalar
 from caddie.train.qat import StraightThrough
 from caddie.train.trainer import Train, Trainer
+from caddie.train.warmup import warmup_steps
 
 TINY = GPT(
     vocabulary=64,
@@ -93,8 +94,9 @@ def test_interrupted_run_resumes_to_the_bit(unbroken: Trained, tmp_path: Path) -
     assert caught.value.number == signal.SIGTERM
     events: list[dict[str, Any]] = []
     assert equal(unbroken, go(tmp_path, progress=Recorder(events.append)))
-    assert events[0]["step"] == 6  # the signal came while step 5 was logged
-    assert events[0]["seconds"] > 0
+    start = next(event for event in events if event["event"] == "start")
+    assert start["step"] == 6  # the signal came while step 5 was logged
+    assert start["seconds"] > 0
 
 
 @pytest.mark.parametrize("saving", [False, True])
@@ -138,6 +140,7 @@ def test_time_before_a_resume_counts(tmp_path: Path) -> None:
         go(tmp_path, config, progress=Recorder(stop))
     events: list[dict[str, Any]] = []
     go(tmp_path, config, progress=Recorder(events.append))
+    events = [event for event in events if event["event"] != "doing"]
     assert events[0]["seconds"] > 0.2 * 0.4
     assert events[1]["progress"] > 0.2
     assert events[-2]["progress"] == 1.0
@@ -169,7 +172,7 @@ def test_killed_process_resumes_to_the_bit(unbroken: Trained, tmp_path: Path) ->
     config = STEPS.but(checkpoint_seconds=0.001)
     events: list[dict[str, Any]] = []
     assert equal(unbroken, go(tmp_path, config.but(checkpoint_seconds=0.001), progress=Recorder(events.append)))
-    assert events[0]["step"] >= 3
+    assert next(event for event in events if event["event"] == "start")["step"] >= 3
 
 
 def test_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
@@ -315,6 +318,35 @@ def test_a_parameter_that_never_moves_is_refused(tmp_path: Path) -> None:
         go(tmp_path, STEPS.but({"warmup_steps": 3, "optimizers.scalar.lr": 0.0}))
 
 
+def test_the_warm_up_is_a_tenth_of_the_steps_and_says_how_far_it_is(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    trained = go(tmp_path, STEPS, progress=Recorder(events.append))
+    assert trained.warmup_steps == 1  # of eight steps a tenth is less than one, but every shape runs once
+    assert events[0] == {"event": "doing", "text": "warm-up, step 1 of 1"}
+    start = next(event for event in events if event["event"] == "start")
+    assert start["warmup_steps"] == 1
+    assert start["warmup_seconds"] > 0
+    assert warmup_steps(STEPS.but(steps=400, warmup_steps=20), 2) == 20
+    assert warmup_steps(STEPS.but(steps=200, warmup_steps=20), 2) == 10
+
+
+def test_the_warm_up_looks_on_until_every_parameter_has_moved(tmp_path: Path) -> None:
+    """The factor behind one that starts at zero gets its first gradient in the second step."""
+    assert go(tmp_path, STEPS.but(warmup_steps=20)).warmup_steps == 2
+
+
+def test_the_warm_up_stops_at_a_tenth_of_the_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = Trainer.launch
+
+    def slow(trainer: Trainer, *rest: Any) -> AsyncScalar:
+        time.sleep(0.1)
+        return launched(trainer, *rest)
+
+    monkeypatch.setattr(Trainer, "launch", slow)
+    trained = go(tmp_path, STEPS.but(steps=None, seconds=1.0, warmup_steps=50))
+    assert trained.warmup_steps < 5
+
+
 def test_compiling_needs_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(UserError, match="compile=always needs a compiler"):
@@ -399,8 +431,9 @@ def test_the_start_of_the_log_says_how_attention_is_computed(tmp_path: Path) -> 
         folder=tmp_path,
         progress=Recorder(events.append),
     )
-    assert events[0]["attention"].split(", ")[0] == "SDPA"
-    assert "bands" in events[0]["attention"]
+    start = next(event for event in events if event["event"] == "start")
+    assert start["attention"].split(", ")[0] == "SDPA"
+    assert "bands" in start["attention"]
 
 
 RANKS = STEPS.but({"micro_batches": 4, "clip_norm": 1.0, "steps": 4, "optimizers.matrix.precision": "float32"})

@@ -1,0 +1,216 @@
+"""Memory that training needs: a bound that costs nothing and, near it, the bytes found by tracing a step.
+
+A trace counts every tensor that the trainer's own step makes, from its birth to its death, so no part has a formula.
+Small models are traced on real tensors, large ones on PyTorch's fake tensors, which have shapes and no memory; both
+give the same bytes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from caddie.config.schedules import all_values
+from caddie.errors import UserError
+from caddie.model import GPT
+from caddie.model.flops import flops_per_token
+from caddie.runtime.distributed import Ranks
+from caddie.runtime.memory import GIB, free_bytes, out_of_memory
+from caddie.runtime.progress import SILENT, Phases, Progress
+from caddie.train.prefetch import DeviceBatch
+from caddie.train.trainer import Train, Trainer
+
+_REAL_FLOPS = 2e11
+"""Arithmetic up to which real tensors are traced: two seconds. Fake ones take as long to import the compiler."""
+_LIBRARIES = 64 << 20
+"""Code that PyTorch loads for its first step, and memory that its kernels keep."""
+_READY_BATCHES = 8
+"""Micro-batches on their way from the shards to the step, and those of the warm-up."""
+_STATE_BYTES, _ACTIVATION_BYTES = 64, 4.0
+"""What bounds memory: bytes per weight, and bytes per token for each product of a step over the width. The shipped
+recipes need 16 to 41 and 0.8 to 2.5 (`docs/log.md`)."""
+_PLENTY = 0.5
+"""Part of the free memory below which a bound is enough and nothing is traced."""
+_BOS = 1
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes of one process at the peak of training."""
+
+    process: int
+    """The program itself, before the model is built."""
+    state: int
+    """Weights, optimizers' state and averages, and the warm-up's copy of them."""
+    step: int
+    """What a step makes beside them: gradients, activations, logits, updates, data."""
+    traced: bool = True
+    """False for an upper bound."""
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.process + self.state + self.step
+
+    def __str__(self) -> str:
+        return f"{'about' if self.traced else 'less than'} {self.total / GIB:,.1f} GiB"
+
+    def needed(self, ranks: Ranks) -> int:
+        """Return the bytes of all processes of a machine; on a GPU those that compiling cannot save."""
+        return self.state if ranks.device.type == "cuda" else ranks.world * self.total
+
+
+class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of the tensors that operations make, while they live. Numbers read from a tensor are 1."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+        self._seen: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else every operation would ask the compiler, which takes seconds to import
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Sequence[Any] = (), named: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run one operation and count what it returns."""
+        if function is torch.ops.aten._local_scalar_dense.default:
+            return arguments[0].dtype == torch.bool or 1  # as of a step that is well: finite, with equal gradients
+        result = function(*arguments, **(named or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage()) not in self._seen:
+                self._seen[storage] = None
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self._free, storage.nbytes())
+        return result
+
+    def _free(self, count: int) -> None:
+        self.now -= count
+
+
+def estimate_memory(gpt: GPT, train: Train, ranks: Ranks = Ranks()) -> MemoryEstimate:
+    """Return the memory of one of the processes that train these settings.
+
+    That of uncompiled steps; compiled ones need less. Packing and scoring come after training and are not in it.
+    """
+    micro, length = train.micro_tokens(ranks.world), train.longest_row
+    shard = np.zeros(64 * (length + 1), np.uint16)
+    shard[0] = _BOS
+    stream = train.loader.build([shard], tokens=2 * length, sequence_length=length, seed=0, bos=_BOS)
+    rows = 1 if len(stream.micro_batch(0).inputs) == 1 else micro // length
+    parts = 2 if train.micro_batches > ranks.world else 1  # the gradients of one stand beside a forward of the next
+    real = parts * micro * flops_per_token(gpt, length) < _REAL_FLOPS
+    mode = nullcontext() if real else FakeTensorMode()
+    process = psutil.Process().memory_info().rss + _LIBRARIES
+    with mode, _LiveBytes() as live:
+        trainer = Trainer(gpt, train.but(batch_tokens=parts * micro, micro_batches=parts), 0, Ranks())
+        trainer.dtype = (
+            torch.bfloat16 if ranks.device.type == "cuda" or train.precision == "bfloat16" else torch.float32
+        )
+        shapes = trainer.shapes(train.budget)
+        shape = max(shapes, key=lambda one: (len(trainer.model.orders[one.stage]), one.sequence_length, one.quantized))
+        saved = [tensor.clone() for tensor in trainer.state().values()]
+        state, ids = live.now, torch.zeros(rows, micro // rows, dtype=torch.int64)
+        trainer.step(repeat(DeviceBatch(ids, ids.clone(), 1)), shapes[shape], _BOS)
+        del saved
+    return MemoryEstimate(process, state, live.peak - state + _READY_BATCHES * 2 * 8 * micro)
+
+
+def bound_memory(gpt: GPT, train: Train, ranks: Ranks = Ranks()) -> MemoryEstimate:
+    """Return an upper bound, by counting weights and products.
+
+    Each number that a step keeps for its backward costs a product over some width, forward, and two backward.
+    """
+    with torch.device("meta"):
+        model = gpt.build()
+    weights = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+    products = flops_per_token(gpt, train.longest_row) / gpt.width
+    step = round(_ACTIVATION_BYTES * train.micro_tokens(ranks.world) * products)
+    return MemoryEstimate(psutil.Process().memory_info().rss + _LIBRARIES, _STATE_BYTES * weights, step, traced=False)
+
+
+def judge_memory(gpt: GPT, train: Train, ranks: Ranks, progress: Progress = SILENT) -> tuple[MemoryEstimate, str]:
+    """Return the memory of one process, and why training does not fit this machine, empty if it does.
+
+    A step is traced, which takes seconds, only where the bound comes near the memory that is free.
+    """
+    bound = bound_memory(gpt, train, ranks)
+    if bound.needed(ranks) <= _PLENTY * free_bytes(ranks.device):
+        return bound, ""
+    progress.phase("estimate memory")
+    estimate = estimate_memory(gpt, train, ranks)
+    return estimate, shortage(estimate, gpt, train, ranks)
+
+
+def shortage(estimate: MemoryEstimate, gpt: GPT, train: Train, ranks: Ranks = Ranks()) -> str:
+    """Return one line that says why training of this estimate does not fit this machine, empty if it does.
+
+    It names the smallest `train.micro_batches` that fits. The program does not choose it by itself, for the order of
+    the data may depend on it, and then a run would depend on what else the machine did. On a GPU only what compiling
+    cannot save is held against its memory.
+    """
+    on_gpu, free = ranks.device.type == "cuda", free_bytes(ranks.device)
+    if (need := estimate.needed(ranks)) <= free:
+        return ""
+    place = "GPU" if on_gpu else "machine"
+    text = f"training needs about {need / GIB:,.1f} GiB, and this {place} has {free / GIB:,.1f} GiB free"
+    smaller = None
+    hopeless = estimate.step * train.micro_batches * ranks.world / max(1, free)
+    counts = [] if on_gpu else list(_more_micro_batches(train, ranks.world))
+    for count in [one for one in counts if one > hopeless or one == counts[-1]]:
+        smaller = count, estimate_memory(gpt, train.but(micro_batches=count), ranks).needed(ranks)
+        if smaller[1] <= free:
+            return f"{text}; train.micro_batches={count} needs about {smaller[1] / GIB:,.1f} GiB"
+    least = f", and even train.micro_batches={smaller[0]} {smaller[1] / GIB:,.1f} GiB" if smaller else ""
+    return f"{text}{least}; take a smaller model, or NAME_mini in place of NAME"
+
+
+def _more_micro_batches(train: Train, world: int) -> Iterator[int]:
+    """Yield larger numbers of micro-batches that the settings allow, each about twice the one before, then the most."""
+    allowed = []
+    for count in range(train.micro_batches + 1, max(all_values(train.batch_tokens)) // train.longest_row + 1):
+        with suppress(UserError):
+            train.but(micro_batches=count).micro_tokens(world)
+            allowed.append(count)
+    last = train.micro_batches
+    for count in allowed:
+        if count >= 2 * last or count == allowed[-1]:
+            last = count
+            yield count
+
+
+@contextmanager
+def enough_memory(gpt: GPT, train: Train, ranks: Ranks, phases: Phases) -> Iterator[None]:
+    """Refuse training that does not fit; if memory runs out in the block after all, say so in one line.
+
+    Raises `UserError` both times. Of several processes the first says it; the others end with status 2.
+    """
+    estimate, text = judge_memory(gpt, train, ranks, phases.progress)
+    if ranks.maximum(float(bool(text)))[0]:  # a collective: all processes refuse, or none
+        raise UserError(text or "training does not fit the memory of another process") if ranks.first else SystemExit(2)
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        phase = phases.current or "train"
+        more = f"raise train.micro_batches ({train.micro_batches}), " if phase == "train" else ""
+        raise UserError(
+            f"not enough memory in the phase {phase}: training needs {estimate} by the estimate; {more}take a smaller "
+            "model, or end what else uses memory"
+        ) from None

@@ -1,0 +1,112 @@
+"""Memory of training: its estimate, the refusal of what does not fit, and the line when memory runs out after all."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from recording import RecordedProgress
+
+from caddie.errors import UserError
+from caddie.model import GPT
+from caddie.recipes.catalog import find
+from caddie.run.run import run
+from caddie.runtime.distributed import Ranks
+from caddie.runtime.memory import GIB
+from caddie.runtime.progress import Phases
+from caddie.train import memory
+from caddie.train.averaging import EMA
+from caddie.train.memory import MemoryEstimate, bound_memory, enough_memory, estimate_memory, judge_memory, shortage
+from caddie.train.trainer import Train
+
+SMALL = GPT(vocabulary=256, width=64, depth=2)
+TRAIN = Train(steps=10, batch_tokens=4096, micro_batches=2, sequence_length=128)
+
+
+def test_the_state_is_that_of_the_optimizers_twice_for_the_warm_up() -> None:
+    found = estimate_memory(SMALL, TRAIN)
+    averaged = estimate_memory(SMALL, TRAIN.but(averaging=EMA(decay=0.9)))
+    with torch.device("meta"):
+        weights = sum(parameter.nbytes for parameter in SMALL.build().parameters())
+    assert 2 * 2 * weights <= found.state < 2 * 3.1 * weights  # momentum for matrices, two moments for the rest
+    assert averaged.state - found.state == pytest.approx(2 * weights, rel=0.01)
+
+
+@pytest.mark.long  # imports the compiler
+def test_fake_tensors_give_the_bytes_of_real_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = estimate_memory(SMALL, TRAIN)
+    monkeypatch.setattr(memory, "_REAL_FLOPS", 0)
+    fake = estimate_memory(SMALL, TRAIN)
+    assert fake.state == real.state
+    assert fake.step == pytest.approx(real.step, abs=3 << 20)  # real tensors count the buffers of the loss
+
+
+def test_more_micro_batches_need_less() -> None:
+    steps = [estimate_memory(SMALL, TRAIN.but(micro_batches=count)).step for count in (2, 4, 8)]
+    assert steps[0] > 1.5 * steps[1] > 2 * steps[2]
+
+
+@pytest.mark.parametrize("name", ["tiny", "ternary_mini", "random_maps_mini"])
+def test_the_bound_is_above_the_estimate_but_not_far(name: str) -> None:
+    """The first needs the most bytes per weight, the others per product, and for weights that are not learned."""
+    recipe = find(name)
+    found, bound = (function(recipe.model, recipe.train) for function in (estimate_memory, bound_memory))
+    assert found.state <= bound.state
+    assert found.state + found.step <= bound.state + bound.step < 5 * (found.state + found.step)
+
+
+def test_a_step_is_traced_only_near_the_memory_that_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = bound_memory(SMALL, TRAIN)
+    progress = RecordedProgress()
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 3 * bound.total)
+    assert not judge_memory(SMALL, TRAIN, Ranks(), progress)[0].traced
+    assert not progress.phases
+    monkeypatch.setattr(memory, "free_bytes", lambda device: int(1.5 * bound.total))
+    found, text = judge_memory(SMALL, TRAIN, Ranks(), progress)
+    assert found.traced
+    assert found.total < bound.total
+    assert not text
+    assert progress.phases == ["estimate memory"]
+    monkeypatch.setattr(memory, "free_bytes", lambda device: found.total // 2)
+    assert "training needs about" in judge_memory(SMALL, TRAIN, Ranks())[1]
+
+
+def test_what_does_not_fit_is_refused_with_the_setting_that_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def estimated(gpt: GPT, train: Train, ranks: Ranks = Ranks()) -> MemoryEstimate:
+        return MemoryEstimate(GIB, GIB, 96 * GIB // train.micro_batches)
+
+    monkeypatch.setattr(memory, "estimate_memory", estimated)
+    monkeypatch.setattr(memory, "bound_memory", estimated)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 6 * GIB)
+    assert shortage(estimated(SMALL, TRAIN), SMALL, TRAIN) == (
+        "training needs about 50.0 GiB, and this machine has 6.0 GiB free; train.micro_batches=32 needs about 5.0 GiB"
+    )
+    least = shortage(estimated(SMALL, TRAIN), SMALL, TRAIN.but(batch_tokens=1024))
+    assert "even train.micro_batches=8 14.0 GiB; take a smaller model" in least
+    folder = tmp_path / "run"
+    with pytest.raises(UserError, match=r"this machine has 6\.0 GiB free"):
+        run(find("tiny"), None, folder=folder)
+    assert [path.name for path in folder.iterdir()] == ["error.json"]
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")]
+)
+@pytest.mark.parametrize("phase", ["", "calibrate", "score"])
+def test_memory_that_runs_out_is_one_line(error: Exception, phase: str) -> None:
+    phases = Phases()
+    where = phase or "train"
+    line = rf"in the phase {where}: training needs less than [\d.]+ GiB"
+    inside = phases(phase) if phase else nullcontext()
+    with pytest.raises(UserError, match=line) as caught, enough_memory(SMALL, TRAIN, Ranks(), phases), inside:
+        raise error
+    assert ("raise train.micro_batches (2)" in str(caught.value)) == (not phase)
+
+
+def test_other_errors_stay_as_they_are() -> None:
+    with pytest.raises(RuntimeError, match="shapes"), enough_memory(SMALL, TRAIN, Ranks(), Phases()):
+        raise RuntimeError("shapes do not match")
