@@ -43,6 +43,9 @@ _STATE_BYTES, _ACTIVATION_BYTES = 64, 4.0
 recipes need 16 to 41 and 0.8 to 2.5 (`docs/log.md`)."""
 _PLENTY = 0.5
 """Part of the free memory below which a bound is enough and nothing is traced."""
+_SAFE = 2 / 3
+"""Part of the free memory that an advised setting may take: one estimate of seven was a third too low
+(`docs/log.md`)."""
 _BOS = 1
 
 
@@ -170,11 +173,11 @@ def shortage(estimate: MemoryEstimate, gpt: GPT, train: Train, ranks: Ranks = Ra
     place = "GPU" if on_gpu else "machine"
     text = f"training needs about {need / GIB:,.1f} GiB, and this {place} has {free / GIB:,.1f} GiB free"
     smaller = None
-    hopeless = estimate.step * train.micro_batches * ranks.world / max(1, free)
+    hopeless = estimate.step * train.micro_batches * ranks.world / max(1.0, _SAFE * free)
     counts = [] if on_gpu else list(_more_micro_batches(train, ranks.world))
     for count in [one for one in counts if one > hopeless or one == counts[-1]]:
         smaller = count, estimate_memory(gpt, train.but(micro_batches=count), ranks).needed(ranks)
-        if smaller[1] <= free:
+        if smaller[1] <= free * (1 if count == counts[-1] else _SAFE):
             return f"{text}; train.micro_batches={count} needs about {smaller[1] / GIB:,.1f} GiB"
     least = f", and even train.micro_batches={smaller[0]} {smaller[1] / GIB:,.1f} GiB" if smaller else ""
     return f"{text}{least}; take a smaller model, or NAME_mini in place of NAME"
