@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from caddie.config import Config
+from caddie.config.config import variants
 from caddie.recipes.glossary import Term, simple, terms
 from caddie.recipes.technique_pages import section, title
 from caddie.recipes.techniques import Socket, parts, sockets
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def techniques_page() -> str:
@@ -47,9 +53,22 @@ def glossary_page() -> str:
         if term.section != part:
             part = term.section
             lines += ["", f"## {part}", "", "| word | meaning | in caddie |", "|---|---|---|"]
-        places = ", ".join(_link(place, term, known) for place in term.places)
+        places = ", ".join([*(_link(place, term, known) for place in term.places), *_file(term, known)])
         lines.append(f"| {', '.join([f'**{term.names[0]}**', *term.names[1:]])} | {term.meaning} | {places} |")
     return "\n".join(lines) + "\n"
+
+
+def _file(term: Term, known: Sequence[Socket]) -> list[str]:
+    """Return the file of the class that a word stands for, unless its places name one."""
+    if any(place.startswith("caddie/") for place in term.places):
+        return []
+    classes = {name: cls for name, cls in variants(Config).items() if cls.__module__.startswith("caddie.")}
+    first = term.places[0].partition("=")[0]
+    found = parts(known, {simple(first)}) if first in term.links else []
+    names = [first.partition(".")[0], *(variant.name for one in found for variant in one.variants)]
+    for cls in (classes[name] for name in names if name in classes):
+        return [f"`{Path(inspect.getfile(cls)).relative_to(ROOT)}`"]
+    return []
 
 
 def _link(place: str, term: Term, known: Sequence[Socket]) -> str:
