@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from caddie.config import Config
-from caddie.config.config import variants
 from caddie.recipes.glossary import Term, simple, terms
 from caddie.recipes.technique_pages import section, title
 from caddie.recipes.techniques import Socket, parts, sockets
@@ -58,14 +57,25 @@ def glossary_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _classes(cls: type[Config]) -> Iterator[type[Config]]:
+    for subclass in cls.__subclasses__():
+        yield subclass
+        yield from _classes(subclass)
+
+
 def _file(term: Term, known: Sequence[Socket]) -> list[str]:
     """Return the file of the class that a word stands for, unless its places name one."""
     if any(place.startswith("caddie/") for place in term.places):
         return []
-    classes = {name: cls for name, cls in variants(Config).items() if cls.__module__.startswith("caddie.")}
-    first = term.places[0].partition("=")[0]
+    classes = {cls.__name__: cls for cls in _classes(Config) if cls.__module__.startswith("caddie.")}
+    first, _, value = term.places[0].partition("=")
     found = parts(known, {simple(first)}) if first in term.links else []
-    names = [first.partition(".")[0], *(variant.name for one in found for variant in one.variants)]
+    held = [variant.name for one in found for variant in one.variants]
+    names = [
+        value.partition("(")[0],
+        first.partition(".")[0],
+        *(held if len(held) == 1 else [one.name for one in found]),
+    ]
     for cls in (classes[name] for name in names if name in classes):
         return [f"`{Path(inspect.getfile(cls)).relative_to(ROOT)}`"]
     return []

@@ -82,7 +82,15 @@ def result_errors(path: Path, reader: str) -> Iterator[None]:
 
     try:
         yield
-    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, UndefinedError) as error:
+    except (
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        RecursionError,
+        UndefinedError,
+    ) as error:
         if isinstance(error, UserError):
             raise
         what = f"{type(error).__name__}: {error}"

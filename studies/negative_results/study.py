@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -39,7 +39,6 @@ FEW_CAP, THIRD_CAP = 716_000, 697_500
 """Bytes that take a tenth and a third of the ones from a file of 721,000; ones are a fifth of the weights."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class HardestFirst(Loader):
     """The batches of a run in shards, those that compress worst first.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ def test_damaged_files_are_read_or_refused(kind: str, tiny_run: Any) -> None:
     found = fuzz.fuzz(kind, CASES[kind], tiny_run.folder, seed=random.randrange(1 << 30))
     assert not found.findings, str(found)
     assert found.cases == found.read + found.refused == CASES[kind]
-    assert found.read, "some damage does not matter; else the good file is refused too"
+    assert found.read or kind == "text", "some damage does not matter; of a text's, one case in 150"
 
 
 @pytest.mark.parametrize(
@@ -41,16 +42,17 @@ def test_damaged_files_are_read_or_refused(kind: str, tiny_run: Any) -> None:
         ("raise KeyError(number)", "KeyError at test_fuzz.py"),
         ("time.sleep(60)", "longer than 5 s"),
         ("os._exit(1)", "the process ended"),
-        ("bytearray(300 << 20)", "more than 256 MiB"),
+        ("bytearray(BYTES)", "more than "),
     ],
 )
 @pytest.mark.long
 def test_what_goes_wrong_is_found(does: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each in a process of its own, which runs this file's `_wrong` in the place of a format."""
     monkeypatch.setattr(fuzz, "_HANG_SECONDS", 5.0)
-    monkeypatch.setattr(fuzz, "MOST_BYTES", 256 << 20)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # a forked process begins with this
+    monkeypatch.setattr(fuzz, "MOST_BYTES", before + (128 << 20))
     monkeypatch.setattr(fuzz, "_work", _wrong)
-    found = fuzz.fuzz(does, 3, tmp_path)
+    found = fuzz.fuzz(does.replace("BYTES", str(before + (256 << 20))), 3, tmp_path)
     assert found.cases == 3
     assert found.findings, does
     assert all(name.startswith(what) for name in found.findings), str(found)

@@ -414,7 +414,9 @@ def follow(folder: Path, commands: list[str], small: list[str]) -> None:
 def test_following_the_page_adds_a_technique_in_one_file(tmp_path: Path) -> None:
     text = WALK.read_text()
     file, _ = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    (source,) = re.findall(r"^@dataclass.*?(?=\n\n\ngate = )", file, flags=re.DOTALL | re.MULTILINE)  # the two classes
+    (source,) = re.findall(
+        r"^class SignedGate.*?(?=\n\n\ngate = )", file, flags=re.DOTALL | re.MULTILINE
+    )  # the two classes
     blocks = re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
     commands = [line for block in blocks for line in block.splitlines()]
     ours = f"UPDATE_GOLDEN=1 pytest tests/recipes/{Path(__file__).name} -k up_to_date"

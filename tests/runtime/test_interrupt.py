@@ -54,17 +54,15 @@ def test_a_long_call_of_a_library_is_interrupted(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("verb", ["compress", "sample"])
-def test_verbs_are_interrupted(verb: str, tiny_run: object, tmp_path: Path) -> None:
+def test_a_verb_is_interrupted(tiny_run: object, tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(b"the cat sat on the mat; " * 400_000)
-    options = {"compress": ["text"], "sample": ["--tokens", "100000"]}[verb]
     program = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\nfrom caddie.cli import main; main()"
     )
-    command = [sys.executable, "-c", program, verb, str(tiny_run.artifact), *options]  # type: ignore[attr-defined]
+    command = [sys.executable, "-c", program, "compress", str(tiny_run.artifact), "text"]  # type: ignore[attr-defined]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
-        time.sleep(6)
+        time.sleep(3)
         seconds = interrupted(process)
         said = process.stderr.read()
     assert seconds < 3
