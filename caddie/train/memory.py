@@ -39,7 +39,7 @@ _LIBRARIES = 64 << 20
 _READY_BATCHES = 8
 """Micro-batches on their way from the shards to the step, and those of the warm-up."""
 _STATE_BYTES, _ACTIVATION_BYTES = 64, 4.0
-"""What bounds memory: bytes per weight, and bytes per token for each product of a step over the width. The shipped
+"""Bounds of memory: bytes per weight, and bytes per token for each product of a step over the width. The shipped
 recipes need 16 to 41 and 0.8 to 2.5 (`docs/log.md`)."""
 _PLENTY = 0.5
 """Part of the free memory below which a bound is enough and nothing is traced."""
@@ -58,7 +58,7 @@ class MemoryEstimate:
     state: int
     """Weights, optimizers' state and averages, and the warm-up's copy of them."""
     step: int
-    """What a step makes beside them: gradients, activations, logits, updates, data."""
+    """Bytes that a step makes beside them: gradients, activations, logits, updates, data."""
     traced: bool = True
     """False for an upper bound."""
 

@@ -31,7 +31,7 @@ before it until it moved. A run whose warm-up is set to fewer is not checked."""
 
 
 class WarmedUp(NamedTuple):
-    """What the warm-up chose, and the steps that it made and undid."""
+    """Choices of the warm-up, and the steps that it made and undid."""
 
     execution: Execution
     steps: int

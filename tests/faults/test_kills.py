@@ -30,7 +30,7 @@ COMMANDS = {
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """As many kills as are asked for."""
+    """Try the number of kills that the option asks for."""
     if "kill" in metafunc.fixturenames:
         kills = range(metafunc.config.getoption("--kills"))
         metafunc.parametrize("kill", kills, ids=[f"{VERBS[kill % len(VERBS)]}-{kill}" for kill in kills])
@@ -53,7 +53,7 @@ class Undisturbed:
 
 
 def left(verb: str, folder: Path) -> dict[str, bytes]:
-    """What a command is for, which must be the same to the bit after any fault."""
+    """Return the outcome of a command, which must be the same to the bit after any fault."""
     if verb == "study":
         return {"bits": repr([row["bits_per_byte"] for row in rows(folder)]).encode()}
     patterns = {"run": ["run/weights.safetensors", "run/artifact.caddie"], "data": ["corpus/*"], "pack": ["run/art*-*"]}

@@ -1,4 +1,4 @@
-"""What is fuzzed: for each format how a good file is damaged, checksums put right, and who reads it."""
+"""Formats that are fuzzed: damage to a good file of each, with checksums put right, and its reader."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ CONTEXT = multiprocessing.get_context("spawn")
 
 @dataclass
 class Found:
-    """What the cases of one format showed."""
+    """Outcome of the cases of one format."""
 
     format: str
     cases: int = 0
@@ -41,7 +41,7 @@ class Found:
     most_bytes: int = 0
     """Most memory of a process that ran cases, with all that it had imported."""
     findings: dict[str, list[Any]] = field(default_factory=dict)
-    """What went wrong, its first case, and how often."""
+    """Failure to its first case and its count."""
 
     def wrong(self, what: str, case: str) -> None:
         """Count a finding."""

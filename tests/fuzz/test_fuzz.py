@@ -59,7 +59,7 @@ def test_what_goes_wrong_is_found(does: str, what: str, tmp_path: Path, monkeypa
 
 
 def _wrong(there: Any, does: str, *given: Any) -> None:
-    """What `fuzz._work` reports of a case that does something wrong."""
+    """Report a case that does something wrong, as `fuzz._work` would."""
     import os  # noqa: F401
     import resource
     import time  # noqa: F401

@@ -65,7 +65,7 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Ended:
-    """What a command left behind: exit status (negative after a signal), both outputs, seconds since its start."""
+    """Outcome of a command: exit status (negative after a signal), both outputs, seconds since its start."""
 
     status: int
     out: str
