@@ -106,7 +106,7 @@ class Mutant(NamedTuple):
     """First byte that is replaced."""
     end: int
     text: str
-    """What stands there instead."""
+    """Replacement of the original text."""
 
     def applied(self) -> bytes:
         """Return the module with the change."""
