@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
-from conftest import probe_nothing, score_here
+from conftest import TINY, probe_nothing, score_here
 from processes import CONTEXT
 from safetensors import safe_open
 
@@ -41,25 +41,7 @@ PHASES = {
     "caddie.inference.text_codec.compress": "compress",
 }
 """Function that begins a phase, to the phase's name."""
-SMALL = (
-    "model.width=16",
-    "model.depth=2",
-    "model.block.attention.heads=2",
-    "model.block.attention.key_value_heads=1",
-    "model.block.mlp.hidden=16",
-    "model.embedding.bigrams.buckets=64",
-    "data.tokenizer=RawBytes",
-    "model.vocabulary=257",
-    "train.seconds=none",
-    "train.batch_tokens=128",
-    "train.sequence_length=32",
-    "train.checkpoint_seconds=0.001",
-    "pack.calibration.tokens=512",
-    "pack.fit=none",
-    "pack.coding=Packed",
-    "score.sequence_length=32",
-    "score.stride=16",
-)
+SMALL = (*(setting for setting in TINY if setting != "train.steps=2"), "train.checkpoint_seconds=0.001")
 """Settings of a recipe that is trained, packed and scored in a second."""
 
 
