@@ -125,7 +125,7 @@ def _probe_in_sandbox(
 ) -> tuple[list[Check], list[Caught]]:
     seed = secrets.randbits(32)  # so that no scorer can know the random tokens
     path, pieces = artifact.path.absolute(), excerpts(documents, scoring, seed)
-    if not long_enough(artifact.tokenizer, pieces):
+    if too_short := not long_enough(artifact.tokenizer, pieces):
         pieces = excerpts(library(), scoring, seed)
     job = {
         "artifact": str(path),
@@ -159,6 +159,8 @@ def _probe_in_sandbox(
         trouble = f"{len(missing)} probes gave no result, such as: {missing[0]}"
     memory = f"{outcome.peak_bytes >> 20:,} of {MEMORY_BYTES >> 20:,} MiB"
     used = f"{memory}, {time.perf_counter() - begin:.0f} of {SECONDS:.0f} seconds; random seed {seed}"
+    if too_short:
+        used += "; the held-out text is too short to be probed with, Python's library took its place"
     sandbox = Check("runs in a sandbox", not trouble, f"{outcome.isolation}; {trouble or used}")
     caught = [Caught(**{**example, "failed": tuple(example["failed"])}) for example in answer.get("caught", [])]
     return [sandbox, *probed], caught

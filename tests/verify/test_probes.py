@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -359,6 +360,21 @@ def test_a_probe_text_is_of_several_documents_whatever_there_is() -> None:
         probe_text(ByteTokenizer(), excerpts([b"abc"], scoring, 1), 64)
     assert not long_enough(ByteTokenizer(), excerpts([b"abc"], scoring, 1)), "then it is of Python's library"
     assert long_enough(ByteTokenizer(), excerpts([long], scoring, 1))
+
+
+@pytest.mark.long
+def test_a_held_out_text_too_short_is_replaced_and_the_evidence_says_so(
+    tiny_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module: Any = import_module("caddie.verify.verify")
+    corpus: Any = SimpleNamespace(check_counts=lambda: None, folder=None)
+    monkeypatch.setattr(module, "read_hashes", lambda folder, split: [])
+    for documents, replaced in (([b"abc"], True), ([bytes(range(32, 127)) * 200], False)):
+        monkeypatch.setattr(module, "_held_out_documents", lambda _, held=documents: held)
+        verdict = module.verify(load(tiny_run.artifact), 10**6, corpus=corpus)
+        (sandbox,) = [check for check in verdict.checks if check.name == "runs in a sandbox"]
+        assert ("Python's library took its place" in sandbox.evidence) == replaced
+        assert sandbox.passed
 
 
 # A user's own
