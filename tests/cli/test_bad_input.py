@@ -301,7 +301,11 @@ WORDS = [
 ]
 
 RECIPES = [
-    Case("recipe file missing", lambda b: ["run", "none.py:mine"], "no file none.py; write FILE.py:NAME"),
+    Case(
+        "recipe file missing",
+        lambda b: ["run", "none.py:mine"],
+        "no file none.py; name a Python file that is there, as FILE.py or FILE.py:NAME",
+    ),
     Case("recipe file broken", lambda b: b.mine("mine = ("), "mine.py does not run: SyntaxError"),
     Case("recipe file raises", lambda b: b.mine("1 / 0"), "mine.py does not run: ZeroDivisionError"),
     Case(
