@@ -11,11 +11,11 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 import numpy as np
 
-from caddie.config import coerce
+from caddie.config import Range, coerce
 from caddie.data import documents as sources
 from caddie.data.shards import Tokens, open_shard, split_documents
 from caddie.data.tokenizers import Tokenizer, deserialize
@@ -355,7 +355,9 @@ def _read(value: object, annotation: Any, name: str) -> object:
     if get_origin(annotation) is tuple and isinstance(value, list):
         return tuple(_read(item, arguments[0], f"{name}.{index}") for index, item in enumerate(value))
     if not is_dataclass(annotation):
-        return coerce(value, annotation, name)
+        if isinstance(value, str) and value != value.replace("\0", "").encode(errors="ignore").decode():
+            raise UserError(f"{name} must be text without null bytes or lone surrogates")  # as a file's name is
+        return coerce(value, Annotated[int, Range(0, 1 << 50)] if annotation is int else annotation, name)
     names = {field.name for field in fields(annotation)}
     if not isinstance(value, dict) or set(value) != names:
         raise UserError(f"{name} must have exactly {', '.join(sorted(names))}")

@@ -154,6 +154,8 @@ def bits_per_nat(corpus: Corpus) -> float:
     """Return the bits per byte of training text that one nat per token is."""
     split = corpus.manifest.train
     assert split is not None
+    if not split.source_bytes:
+        raise UserError(f"{corpus.folder}: the manifest states no bytes of training text; prepare the data again")
     return convert(1.0, "nats-per-token", "bits-per-byte", tokens=split.tokens, source_bytes=split.source_bytes)
 
 

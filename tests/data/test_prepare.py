@@ -35,6 +35,7 @@ from caddie.errors import UserError
 from caddie.files import unfinished
 from caddie.recipes.recipe import Recipe
 from caddie.run import resolve_corpus as corpora
+from caddie.run.resolve_corpus import training_data
 from caddie.runtime.progress import SILENT
 
 TEXTS = [f"document {number} {'words and more ' * (number % 5)}" for number in range(60)]
@@ -454,6 +455,10 @@ def test_a_damaged_manifest_is_one_line(made: Corpus) -> None:
         (json.dumps({**value, "overlap": "none"}), "manifest.overlap must be a whole number"),
         (json.dumps({**value, "validation": None}), "manifest.validation must have exactly"),
         (json.dumps({**value, "validation": {**value["validation"], "shards": [3]}}), "manifest.validation.shards.0"),
+        (json.dumps({**value, "overlap": -1}), "manifest.overlap must be from 0 to"),
+        (json.dumps({**value, "overlap": 10**400}), "manifest.overlap must be"),
+        (json.dumps({**value, "name": "a\0b"}), "manifest.name must be text without null bytes"),
+        (json.dumps({**value, "name": "\ud800"}), "manifest.name must be text without null bytes or lone surrogates"),
         (json.dumps({**value, "byte_source": "guess"}), "manifest.byte_source must be one of"),
     ]
     for text, message in cases:
@@ -462,6 +467,13 @@ def test_a_damaged_manifest_is_one_line(made: Corpus) -> None:
             Corpus.load(made.folder)
         assert one_line(caught)
         assert "prepare the data again" in str(caught.value)
+
+
+def test_training_text_without_bytes_is_refused(made: Corpus) -> None:
+    assert made.manifest.train is not None
+    without = replace(made.manifest, train=replace(made.manifest.train, source_bytes=0))
+    with pytest.raises(UserError, match="states no bytes of training text"):
+        training_data(Corpus(made.folder, without))
 
 
 def test_a_manifest_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:

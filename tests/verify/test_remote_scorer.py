@@ -244,7 +244,7 @@ def test_logits_of_windows_are_checked_too(change: str, message: str, scored: Ca
 
 def test_a_file_that_is_not_there_is_a_mistake(artifact: Artifact) -> None:
     for name in ("nothing.py", "nothing.py:Name", ":Name", ""):
-        with pytest.raises(UserError, match=r"write FILE\.py:NAME$"):
+        with pytest.raises(UserError, match=r"as FILE\.py or FILE\.py:NAME$|write FILE\.py:NAME$"):
             open_scorer(artifact, name)
 
 
