@@ -37,28 +37,27 @@ def ends_on_interrupt(command: Callable[P, R]) -> Callable[P, R]:
         heard, sent = socket.socketpair()
         sent.setblocking(False)
         ended = threading.Event()
-        before = signal.set_wakeup_fd(sent.fileno(), warn_on_full_buffer=False)
-        watcher = threading.Thread(target=_watch, args=(heard, ended), daemon=True)
-        watcher.start()
-        try:
+        before = -1
+        try:  # a handler may raise at any call, the next two included
+            threading.Thread(target=_watch, args=(heard, ended), daemon=True).start()
+            before = signal.set_wakeup_fd(sent.fileno(), warn_on_full_buffer=False)
             return command(*args, **kwargs)
         finally:
-            ended.set()
             signal.set_wakeup_fd(before)
+            ended.set()
             sent.close()
-            watcher.join()
-            heard.close()
 
     return watched
 
 
 def _watch(heard: socket.socket, ended: threading.Event) -> None:
     """Wait for the number of a signal; after Ctrl-C, end the process unless the command ends first."""
-    while number := heard.recv(1):
-        if number[0] != signal.SIGINT or ended.wait(PATIENCE_SECONDS):
-            continue
-        remove_unfinished()
-        if sys.stderr is not None:
-            show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # which a live display hides
-            os.write(2, f"{show_cursor}caddie: interrupted\n".encode())
-        os._exit(STATUS)
+    with heard:
+        while number := heard.recv(1):
+            if number[0] != signal.SIGINT or ended.wait(PATIENCE_SECONDS):
+                continue
+            remove_unfinished()
+            if sys.stderr is not None:
+                show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # which a live display hides
+                os.write(2, f"{show_cursor}caddie: interrupted\n".encode())
+            os._exit(STATUS)

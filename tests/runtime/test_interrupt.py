@@ -5,10 +5,14 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from caddie.runtime.interrupt import ends_on_interrupt
 
 CALL = """
 import lzma, os, sys
@@ -69,3 +73,22 @@ def test_a_verb_is_interrupted(tiny_run: object, tmp_path: Path) -> None:
     assert process.returncode == 130
     assert said.endswith(b"caddie: interrupted\n")
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
+
+
+@pytest.mark.parametrize("place", ["start", "set_wakeup_fd"])
+def test_a_signal_before_the_command_begins_leaves_nothing_to_hear_the_next(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next signal would be written to a closed socket, and Python would print that it failed."""
+    owner: Any = threading.Thread if place == "start" else signal
+    before = getattr(owner, place)
+
+    def struck(*arguments: Any, **named: Any) -> None:
+        before(*arguments, **named)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, place, struck)
+    with pytest.raises(KeyboardInterrupt):
+        ends_on_interrupt(lambda: None)()
+    assert signal.set_wakeup_fd(-1) == -1
