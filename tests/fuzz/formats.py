@@ -35,7 +35,7 @@ from caddie.run.run import check_recipe
 from caddie.run.run_folder import read_run
 from caddie.runtime.distributed import Ranks
 from caddie.train.checkpoint import checkpoint_identity, load_weights, weights_identity
-from caddie.train.loop import _Run
+from caddie.train.loop import Run
 from caddie.train.trainer import Trainer
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "formats"
@@ -244,7 +244,7 @@ def checkpoint(good: Good) -> Callable[[random.Random], Case]:
             if number:
                 load_weights(path, own)
             else:
-                run = _Run(trainer, recipe.train.budget, path, identity, None, None)  # type: ignore[arg-type]
+                run = Run(trainer, recipe.train.budget, path, identity, None, None)  # type: ignore[arg-type]
                 run.restore()
 
         return read

@@ -30,7 +30,7 @@ PHASES = {
     "caddie.run.resolve_corpus.open_corpus": "prepare",
     "caddie.run.run.check_settings_matter": "check",
     "caddie.train.loop.warm_up": "warm-up",
-    "caddie.train.loop._Run.to_the_end": "train",
+    "caddie.train.loop.Run.to_the_end": "train",
     "caddie.run.run.calibrate_recipe": "calibrate",
     "caddie.run.run.score_trained": "score weights",
     "caddie.run.run.pack": "pack",
@@ -154,7 +154,7 @@ def _work(
 def _announce(patch: pytest.MonkeyPatch, place: str, phase: str, tell: Connection) -> None:
     """Let a function send its phase when it is called."""
     names = place.split(".")
-    split = 4 if names[3] == "_Run" else 3
+    split = 4 if names[3] == "Run" else 3
     owner: Any = import_module(".".join(names[:3]))
     for name in names[3:split]:
         owner = getattr(owner, name)

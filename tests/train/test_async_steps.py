@@ -21,11 +21,12 @@ from caddie.data.loaders import Batch, SequentialStream
 from caddie.errors import CheckFailed
 from caddie.report.run_files import CHECKPOINT
 from caddie.runtime.distributed import Ranks
-from caddie.train import loop as train_module
+from caddie.runtime.progress import Event
+from caddie.train import hooks
 from caddie.train import trainer as trainer_module
 from caddie.train.averaging import ProgressEMA
 from caddie.train.checkpoint import restore
-from caddie.train.loop import Event, Interrupted, Trained
+from caddie.train.loop import Interrupted, Trained
 from caddie.train.prefetch import AsyncScalar, Uploads, prefetch
 from caddie.train.trainer import Trainer
 
@@ -145,7 +146,7 @@ def test_no_step_waits_for_a_checkpoint(tmp_path: Path) -> None:
             found[step] = tensors["weights/embedding.weight"].detach().clone()
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(train_module, "save_tensors", write)
+            patch.setattr(hooks, "save_tensors", write)
             (tmp_path / name).mkdir()
             go(
                 tmp_path / name,
@@ -169,7 +170,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path, monkey
     def full(*rest: Any) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(train_module, "save_tensors", full)
+    monkeypatch.setattr(hooks, "save_tensors", full)
     with pytest.raises(OSError, match="No space"):
         go(tmp_path, STEPS.but(warmup_steps=0, micro_batches=1))
 

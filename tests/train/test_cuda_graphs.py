@@ -23,10 +23,11 @@ from caddie.model import GPT, Recurrence
 from caddie.ops import IMPLEMENTATIONS, use_implementations
 from caddie.report.display import start_line
 from caddie.runtime.distributed import Ranks
+from caddie.runtime.progress import Event
 from caddie.train import warmup as warmup
 from caddie.train.averaging import ProgressEMA
 from caddie.train.cuda_graphs import Recordings, recorder
-from caddie.train.loop import Event, Trained, train
+from caddie.train.loop import Trained, train
 from caddie.train.optim import AdamW
 from caddie.train.qat import Noisy, StraightThrough, View
 from caddie.train.trainer import Train, Trainer

@@ -17,7 +17,8 @@ from caddie.model import GPT, ModelPart, Recurrence, SwiGLU, UntiedHead, build
 from caddie.ops import choose, float8_linear, linear, multiplies_float8, plain, use_implementations
 from caddie.ops import dispatch as choice
 from caddie.ops.float8 import FORWARD, GRADIENT, rounded
-from caddie.train.loop import Event, train
+from caddie.runtime.progress import Event
+from caddie.train.loop import train
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

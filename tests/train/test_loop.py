@@ -27,7 +27,7 @@ from caddie.model.parameters import Constant
 from caddie.pack.quantize import Rows
 from caddie.report.run_files import CHECKPOINT
 from caddie.runtime.distributed import Ranks, join
-from caddie.train import loop as module
+from caddie.train import hooks
 from caddie.train.averaging import EMA
 from caddie.train.checkpoint import position_in, restore
 from caddie.train.loop import Interrupted, Trained, train
@@ -113,10 +113,10 @@ def test_a_signal_in_the_last_step_or_its_save_is_heeded(
         os.kill(os.getpid(), signal.SIGTERM)
         return launched(trainer, *rest)
 
-    before, launched, saved = module.save_tensors, Trainer.launch, list[Path]()
+    before, launched, saved = hooks.save_tensors, Trainer.launch, list[Path]()
     with monkeypatch.context() as patch:
         if saving:
-            patch.setattr(module, "save_tensors", stop)
+            patch.setattr(hooks, "save_tensors", stop)
         else:
             patch.setattr(Trainer, "launch", launch)
         with pytest.raises(Interrupted, match=r"stopped after step 1$"):

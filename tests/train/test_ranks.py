@@ -24,9 +24,10 @@ from caddie.data.loaders import SequentialStream
 from caddie.model import build
 from caddie.ops import IMPLEMENTATIONS, use_implementations
 from caddie.runtime.distributed import SHARES_CORES, Ranks, launch
+from caddie.runtime.progress import Event
 from caddie.score import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Score, Scoring, Text, score
 from caddie.train import warmup as warmup
-from caddie.train.loop import Event, Interrupted
+from caddie.train.loop import Interrupted
 from caddie.train.optim import Muon
 from caddie.train.trainer import Train, Trainer
 

@@ -1,0 +1,159 @@
+"""What a run does between its steps: write its log, save itself, forecast the artifact, measure held-out text."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from caddie.errors import UserError
+from caddie.files import reason
+from caddie.report.run_files import LOG
+from caddie.runtime.progress import Event, Progress
+from caddie.train.checkpoint import open_log, save_tensors
+from caddie.train.size_forecast import Forecaster
+
+if TYPE_CHECKING:
+    from caddie.train.loop import Run
+
+LOG_SECONDS = 0.5
+"""Least seconds between two `step` events, but for the first ten steps and the last."""
+
+
+class Log:
+    """Passes events on to `progress`; the first process also writes them to `log.jsonl`."""
+
+    def __init__(self, folder: Path, bits_per_nat: float | None, first: bool, progress: Progress) -> None:
+        self._path = folder / LOG
+        self._file = open_log(self._path) if first else open(os.devnull, "a")  # noqa: SIM115
+        self._bits_per_nat, self._progress = bits_per_nat, progress
+
+    def close(self) -> None:
+        """Close the file."""
+        with suppress(OSError):  # what is still to be written was refused before
+            self._file.close()
+
+    def write(self, event: Event) -> None:
+        """Write an event; losses in nats per token get bits per byte beside them."""
+        if self._bits_per_nat is not None:
+            rates = {"loss": "bits_per_byte", "gap": "gap_bits_per_byte"}
+            rated = {rates[name]: event[name] * self._bits_per_nat for name in rates if name in event}
+            event = {**event, **rated}
+        self._write_line(event)
+        self._progress.step(event)
+
+    def note(self, text: str) -> None:
+        """Write a line that stays."""
+        self._write_line({"event": "note", "text": text})
+        self._progress.note(text)
+
+    def _write_line(self, event: Event) -> None:
+        try:
+            self._file.write(json.dumps(event) + "\n")
+        except OSError as error:
+            raise UserError(f"cannot write {self._path}: {reason(error)}; free space, and start it again") from None
+
+    def begin(self, run: Run) -> None:
+        """Start counting the speed and compiled graphs from here."""
+        self._logged, self._position, self._graphs = run.at, run.position, run.trainer.graphs()
+
+    def step(self, run: Run, position: int, lr_scale: float) -> None:
+        """Write a `step` event of the step just read, if one is due."""
+        done, tokens = run.done, run.trainer.micro_tokens
+        span = done.seconds - self._logged.seconds
+        if span < LOG_SECONDS and done.step > 10 and done.progress < 1.0:
+            return
+        if (graphs := run.trainer.graphs()) > self._graphs:
+            self.note(f"recompiled {graphs - self._graphs} graphs on the clock; a shape was not warmed up")
+            self._graphs = graphs
+        self.write(
+            {
+                "event": "step",
+                "step": done.step,
+                "seconds": round(done.seconds, 4),
+                "progress": round(done.progress, 6),
+                "loss": run.loss,
+                "tokens": position * tokens,
+                "tokens_per_second": round((position - self._position) * tokens / max(span, 1e-9), 1),
+                "lr_scale": round(lr_scale, 6),
+            }
+        )
+        self._logged, self._position = done, position
+
+
+class Checkpoint:
+    """Saves the run every `checkpoint_seconds`."""
+
+    def __init__(self, run: Run, path: Path, identity: dict[str, str]) -> None:
+        self.run, self.path, self.identity = run, path, identity
+
+    def after_step(self) -> None:
+        """Save if one is due."""
+        if self.run.done.seconds - self.saved.seconds >= self.run.config.checkpoint_seconds:
+            self.save()
+
+    def save(self) -> None:
+        """Write the checkpoint whole or not at all, after all launched steps are done and found good."""
+        run, trainer = self.run, self.run.trainer
+        run.read_losses(0)
+        run.at = self.saved = run.done
+        state = trainer.state()
+        if trainer.ranks.first:
+            where = {"step": run.at.step, "seconds": run.at.seconds, "position": run.position, "loss": run.loss}
+            words = {name: repr(value) for name, value in where.items()}
+            if trainer.asynchronous:  # the next steps change the tensors while they are written
+                state = {name: tensor.to("cpu", copy=True) for name, tensor in state.items()}
+            run.background.submit(lambda: save_tensors(self.path, state, {**self.identity, **words}))
+
+
+class Forecast:
+    """Predicts the artifact now and then, from gradients and weights at hand."""
+
+    def __init__(self, run: Run, forecaster: Forecaster | None) -> None:
+        self.run, self.forecaster, self.due = run, forecaster, False
+        self.events: deque[dict[str, Any]] = deque()  # events found in the background that are still to be written
+
+    def before_step(self) -> None:
+        """Have the gradients of the next step observed if a forecast is due."""
+        self.due = self.forecaster is not None and not self.run.background.busy and self.forecaster.due(self.run.at)
+        self.run.trainer.observe = self.forecaster.observe if self.due and self.forecaster else None
+
+    def after_step(self) -> None:
+        """Forecast if that is due and cheap enough, and write what was found."""
+        if self.due and self.forecaster and self.forecaster.affordable(self.run.at):
+            self._forecast()
+        self._write()
+
+    def off_the_clock(self) -> None:
+        """Forecast anew while the clock stands still, and wait for it."""
+        if self.forecaster is not None:
+            self._forecast(anew=True)
+            self.run.background.wait()
+            self._write()
+
+    def _forecast(self, anew: bool = False) -> None:
+        forecaster, trainer, at = self.forecaster, self.run.trainer, self.run.at
+        assert forecaster is not None
+        weights: Mapping[str, Tensor] = trainer.average.result() if trainer.average else trainer.parameters
+        if trainer.asynchronous:  # the next steps change the tensors themselves
+            weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
+
+        def job() -> None:
+            for event in forecaster.events(weights, at, anew):
+                self.events.append({**event, "step": at.step, "progress": round(at.progress, 6)})
+
+        self.run.background.submit(job)
+
+    def _write(self) -> None:
+        while self.events:
+            event = self.events.popleft()
+            if event["event"] == "note":
+                self.run.log.note(event["text"])
+            else:
+                self.run.log.write(event)
