@@ -64,6 +64,22 @@ class Batch:
         return int(np.count_nonzero(self.inputs == bos))
 
 
+def hold_out(shards: Sequence[Tokens], tokens: int) -> tuple[list[Tokens], Tokens]:
+    """Return the shards without their last `tokens` tokens, and these; `UserError` if nothing is left to train on.
+
+    What is held out may begin within a document, whose beginning is then trained on.
+    """
+    kept, held = list(shards), np.empty(0, np.uint16)
+    while kept and len(held) < tokens:
+        shard = kept.pop()
+        cut = max(0, len(shard) - (tokens - len(held)))
+        held = np.concatenate([shard[cut:], held])
+        kept += [shard[:cut]] if cut else []
+    if not kept:
+        raise UserError(f"train.held_out_tokens: the training shards hold {len(held):,} tokens in all; hold out fewer")
+    return kept, held
+
+
 class Stream(ABC):
     """Endless training batches, read by random access."""
 

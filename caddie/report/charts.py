@@ -131,9 +131,10 @@ def dots(points: Iterable[tuple[float, float]]) -> str:
     return " ".join(f"M{x:.1f},{y:.1f}h0" for x, y in points)
 
 
-def loss_chart(steps: Sequence[Mapping[str, Any]]) -> Drawing | None:
+def loss_chart(steps: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]] = ()) -> Drawing | None:
     """Draw loss against time, raw and smoothed, above the learning-rate multiplier; None with fewer than two points.
 
+    `held_out` are the `held_out` events of the log, a line of their own.
     The first steep twentieth of the run may leave the picture at the top, so that the rest has room.
     """
     known = [step for step in steps if is_finite(step.get("loss")) and is_finite(step.get("seconds"))]
@@ -145,7 +146,13 @@ def loss_chart(steps: Sequence[Mapping[str, Any]]) -> Drawing | None:
     early = bisect_left(seconds, seconds[-1] / 20)
     settled = sorted(losses[early:])
     highest = max(mean for index, mean in zip(kept, means, strict=True) if index >= early)
-    ticks = nice_ticks(min(losses), max(highest, settled[len(settled) * 49 // 50]), 5)
+    measured = [
+        (min(one["seconds"], seconds[-1]), one["loss"])
+        for one in held_out
+        if is_finite(one.get("loss")) and is_finite(one.get("seconds"))
+    ]
+    late = [loss for time, loss in measured if time >= seconds[-1] / 20]
+    ticks = nice_ticks(min([*losses, *late]), max([highest, settled[len(settled) * 49 // 50], *late]), 5)
 
     def across(time: float) -> float:
         return percent(time, 0.0, seconds[-1])
@@ -157,11 +164,17 @@ def loss_chart(steps: Sequence[Mapping[str, Any]]) -> Drawing | None:
     top = max([1.0, *(rate for _, rate in rates)])
     below = [(10 * across(time), 1000 - percent(rate, 0.0, top) * (1000 - SPLIT_END) / 100) for time, rate in rates]
     notes = [f"Losses above {ticks[-1]:g} lie outside the picture."] if max(losses) > ticks[-1] else []
+    if measured:
+        bits = held_out[-1].get("bits_per_byte")
+        end = f"{measured[-1][1]:.4f} nats per token" + (f", {bits:.4f} bits per byte" if is_finite(bits) else "")
+        notes.append(f"Held-out training text, which was not trained on: {end} at the end.")
     if len(known) < len(steps):
         notes.append(f"Entries of the log without a finite loss: {len(steps) - len(known):,}.")
     return Drawing(
         raw=dots(place(seconds[index], losses[index]) for index in kept),
         smoothed=polyline(place(seconds[index], mean) for index, mean in zip(kept, means, strict=True)),
+        held_out=polyline(place(*one) for one in measured) if len(measured) > 1 else "",
+        held_out_points=dots(place(*one) for one in measured),
         scale=polyline(below[index] for index in thin(len(below), POINTS)) if len(below) > 1 else "",
         scale_top=f"{top:g}",
         **upward((height(value, ticks, SPLIT) / 10, f"{value:g}") for value in ticks),

@@ -43,13 +43,20 @@ def start_line(event: Event) -> str:
     return ", ".join(fields)
 
 
-def step_line(event: Event) -> str:
-    """Format step, loss, bits per byte if there is an estimate, speed and time left, from a `step` event of the log."""
+def loss_line(event: Event) -> str:
+    """Format loss, and bits per byte if there is an estimate, from a `step` or `held_out` event of the log."""
+    bits = event.get("bits_per_byte")
+    return f"loss {number(event['loss'], '.4f')}" + (f"  {bits:.4f} bpb" if bits is not None else "")
+
+
+def step_line(event: Event, held_out: str = "") -> str:
+    """Format step, loss, bits per byte if there is an estimate, speed and time left, from a `step` event of the log.
+
+    `held_out` is the `loss_line` of the last text that was held out, if any.
+    """
     progress, seconds = event["progress"], event["seconds"]
     left = seconds * (1.0 - progress) / progress if progress > 0 else math.nan
-    fields = [f"step {event['step']:,}", f"loss {number(event['loss'], '.4f')}"]
-    if event.get("bits_per_byte") is not None:
-        fields.append(f"{event['bits_per_byte']:.4f} bpb")
+    fields = [f"step {event['step']:,}", loss_line(event), *([f"held out {held_out}"] if held_out else [])]
     fields.append(f"{number(event['tokens_per_second'], ',.0f')} tokens/s")
     return "  ".join([*fields, f"{clock(left)} left"])
 
@@ -76,7 +83,7 @@ class Display:
         self._live: LiveBars | None = None
         self._task: TaskID | None = None
         self._file: TaskID | None = None
-        self._phase, self._began, self._last_step = "", now(), ""
+        self._phase, self._began, self._last_step, self._held_out = "", now(), "", ""
         self._last_line, self._last_tenth, self._last_half = -math.inf, -1, -1
 
     def __enter__(self) -> Self:
@@ -120,7 +127,11 @@ class Display:
             return
         kind = event["event"]
         if kind == "step":  # off a terminal only at each tenth of the budget or once a minute
-            self._show(event["progress"], step_line(event))
+            self._show(event["progress"], step_line(event, self._held_out))
+        elif kind == "held_out":
+            self._held_out = loss_line(event).rpartition("  ")[2]  # bits per byte alone, where they are known
+            if event["progress"] >= 1.0:
+                self.note(f"held-out training text: {loss_line(event)}")
         elif kind == "start":
             self.note(start_line(event))
         elif kind == "forecast":

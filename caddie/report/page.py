@@ -37,6 +37,7 @@ _STAGES = (
 )
 _PARTS = {"config": "Model config", "source": "Source code", "container": "Container overhead"}
 _STEP_COLUMNS = ("step", "seconds", "progress", "loss", "bits_per_byte", "tokens", "tokens_per_second", "lr_scale")
+_HELD_OUT_COLUMNS = ("step", "seconds", "progress", "loss", "bits_per_byte", "tokens")
 _PHASE_COLORS = (5, 1, 0, 3, 4, 2)
 
 
@@ -54,14 +55,17 @@ class Bar:
 def write_report(folder: Path) -> Path:
     """Write `report.html` beside the `result.json` and `log.jsonl` of `folder`, and return its path."""
     with result_errors(folder / RESULT, "a report"):
-        page = render(read_scored_result(folder / RESULT), read_steps(folder / LOG))
+        result, log = read_scored_result(folder / RESULT), folder / LOG
+        page = render(result, read_steps(log), read_steps(log, "held_out"))
     with replacing(folder / REPORT) as temporary:
         temporary.write_text(page, encoding="utf-8", errors="replace")
     return folder / REPORT
 
 
-def render(result: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> str:
-    """Return the page as HTML."""
+def render(
+    result: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]] = ()
+) -> str:
+    """Return the page as HTML, of a result and of the `step` and `held_out` events of its log."""
     sizes, seconds = pick(result, "ledger", "parts") or {}, result.get("seconds") or {}
     phases = {name.replace("_", " ").capitalize(): value for name, value in seconds.items() if name != "total"}
     return template("report/report.html.jinja").render(
@@ -69,9 +73,9 @@ def render(result: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> str
         head=_head(result),
         line=_line(result),
         beside=_beside(result),
-        chart=loss_chart(steps),
+        chart=loss_chart(steps, held_out),
         busy=busy_machine(result),
-        downloads=_downloads(result, steps),
+        downloads=_downloads(result, steps, held_out),
         parts=_shares({_PARTS.get(name, name.capitalize()): size for name, size in sizes.items()}, ",d"),
         phases=_shares(phases, ",.1f", _PHASE_COLORS),
         by_bytes=_tensors(result, "bytes", ",d"),
@@ -157,21 +161,29 @@ def _head(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _downloads(result: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Return the result as JSON and the steps of the log as CSV, each in an address of its own, so that the page needs
+def _downloads(
+    result: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]]
+) -> list[dict[str, str]]:
+    """Return the result as JSON and the events of the log as CSV, each in an address of its own, so that the page needs
     no file beside it."""
-    text = io.StringIO()
-    table = csv.DictWriter(text, _STEP_COLUMNS, extrasaction="ignore", lineterminator="\n")
-    table.writeheader()
-    table.writerows(steps)
     files = {
         "result.json": ("application/json", json.dumps(result, indent=2)),
-        "steps.csv": ("text/csv", text.getvalue()),
+        "steps.csv": ("text/csv", _table(steps, _STEP_COLUMNS)),
     }
+    if held_out:
+        files["held_out.csv"] = "text/csv", _table(held_out, _HELD_OUT_COLUMNS)
     return [
         {"name": name, "address": f"data:{kind};base64,{base64.b64encode(content.encode(errors='replace')).decode()}"}
         for name, (kind, content) in files.items()
     ]
+
+
+def _table(events: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    text = io.StringIO()
+    table = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    table.writeheader()
+    table.writerows(events)
+    return text.getvalue()
 
 
 def _line(result: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -105,12 +105,15 @@ def read_json(path: Path) -> Any:
         return None
 
 
-def read_steps(path: Path) -> list[dict[str, Any]]:
-    """Return the `step` events of the log at `path` in order. A resumed run's steps replace its earlier ones."""
+def read_steps(path: Path, kind: str = "step") -> list[dict[str, Any]]:
+    """Return the `step` events of the log at `path` in order, or those of another kind that has steps, `held_out`.
+
+    A resumed run's steps replace its earlier ones.
+    """
     steps: list[dict[str, Any]] = []
     with suppress(FileNotFoundError), path.open(encoding="utf-8", errors="replace") as lines:
         for event in _events(lines, json.loads):
-            if event.get("event") == "step" and isinstance(event.get("step"), int):
+            if event.get("event") == kind and isinstance(event.get("step"), int):
                 while steps and steps[-1]["step"] >= event["step"]:
                     steps.pop()
                 steps.append(event)

@@ -44,6 +44,7 @@ EXEMPT = {
     (Train, "cuda_graphs"): "speed alone",
     (Train, "warmup_steps"): "undone before the clock starts",
     (Train, "checkpoint_seconds"): "when the state is saved",
+    (Train, "held_out_tokens"): "what is measured, and a little less text",
     (Muon, "communication"): "how processes exchange, and a copy is one process",
     (Rows, "packed"): "how integers are stored; training may name the quantizer that packing does",
     (Ternary, "packed"): "the same",

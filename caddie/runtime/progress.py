@@ -13,7 +13,7 @@ Event = Mapping[str, Any]
 
 | event | other keys | from |
 |---|---|---|
-| `start`, `step`, `forecast`, `end` | those of `log.jsonl` (`docs/result.md`) | training |
+| `start`, `step`, `held_out`, `forecast`, `end` | those of `log.jsonl` (`docs/result.md`) | training |
 | `tokens` | `done`, `total` | scoring, coding text |
 | `candidate` | `number`, `file_bytes`, `cap_bytes` | packing |
 | `runs` | `done`, `total`, `text` | studies |

@@ -4,26 +4,81 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from caddie.config.schedules import TrainProgress
+from caddie.data.loaders import Batch
+from caddie.data.shards import Tokens
 from caddie.errors import UserError
 from caddie.files import reason
 from caddie.report.run_files import LOG
 from caddie.runtime.progress import Event, Progress
 from caddie.train.checkpoint import open_log, save_tensors
 from caddie.train.size_forecast import Forecaster
-
-if TYPE_CHECKING:
-    from caddie.train.loop import Run
+from caddie.train.trainer import Train, Trainer
 
 LOG_SECONDS = 0.5
 """Least seconds between two `step` events, but for the first ten steps and the last."""
+HELD_OUT_TIMES, HELD_OUT_SHARE = 50, 0.01
+"""Most measurements of held-out text during training, and the largest part of its time that they take together."""
+HELD_OUT_BATCH_TOKENS = 8192
+"""Tokens of held-out text that are measured at once: less memory than a step takes."""
+
+
+class BackgroundJobs:
+    """Jobs on one background thread, one after the other (run inline on a CPU)."""
+
+    def __init__(self, asynchronous: bool) -> None:
+        self._executor = ThreadPoolExecutor(1, "background") if asynchronous else None
+        self._jobs: deque[Future[None]] = deque()
+
+    @property
+    def busy(self) -> bool:
+        """True while a job is left; raises what a finished one raised."""
+        while self._jobs and self._jobs[0].done():
+            self._jobs.popleft().result()
+        return bool(self._jobs)
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Run `job` after those before it."""
+        if self._executor is None:
+            job()
+        else:
+            self._jobs.append(self._executor.submit(job))
+
+    def wait(self) -> None:
+        """Wait for all jobs; raises what one raised."""
+        while self._jobs:
+            self._jobs.popleft().result()
+
+
+class Run(Protocol):
+    """A run in training as its hooks see it."""
+
+    trainer: Trainer
+    config: Train
+    log: Log
+    background: BackgroundJobs
+    at: TrainProgress
+    """Before the next step."""
+    done: TrainProgress
+    """After the last step whose loss was read."""
+    position: int
+    """Micro-batches that all processes together have read."""
+    loss: float
+
+    def read_losses(self, pending: int) -> None:
+        """Read and log losses until no more than so many steps are pending."""
 
 
 class Log:
@@ -157,3 +212,51 @@ class Forecast:
                 self.run.log.note(event["text"])
             else:
                 self.run.log.write(event)
+
+
+class HeldOut:
+    """Measures the loss on held-out training text now and then, in the first process, on the clock.
+
+    On a GPU it waits for the steps that were launched, at most fifty times a run.
+    """
+
+    def __init__(self, run: Run, batches: Sequence[Batch], bos: int) -> None:
+        """`batches` are the text, whose documents begin with `bos`; without any, nothing is measured."""
+        self.run, self.batches, self.bos = run, batches, bos
+        self._measured, self._spent, self._cost = -1, 0.0, 0.0
+
+    def after_step(self) -> None:
+        """Measure if another fiftieth of the budget has passed, unless more than a hundredth of the time would go."""
+        at = self.run.at
+        affordable = self._spent + self._cost <= HELD_OUT_SHARE * at.seconds
+        if self.batches and affordable and int(at.progress * HELD_OUT_TIMES) > self._measured and at.progress < 1.0:
+            self._spent += self._measure()
+
+    def off_the_clock(self) -> None:
+        """Measure while the clock stands still."""
+        if self.batches:
+            self._measure()
+
+    def _measure(self) -> float:
+        """Write a `held_out` event, and return the seconds that it took."""
+        at, trainer = self.run.at, self.run.trainer
+        if trainer.ranks.device.type == "cuda":
+            torch.cuda.synchronize(trainer.ranks.device)  # so that launched steps are not counted as this
+        begin = time.perf_counter()
+        loss = trainer.loss(self.batches, at, self.bos)
+        self._cost, self._measured = time.perf_counter() - begin, int(at.progress * HELD_OUT_TIMES)
+        where = {"step": at.step, "seconds": round(at.seconds, 4), "progress": round(at.progress, 6)}
+        tokens = sum(batch.inputs.size for batch in self.batches)
+        self.run.log.write({"event": "held_out", **where, "loss": loss, "tokens": tokens})
+        return self._cost
+
+
+def held_out_batches(tokens: Tokens, length: int) -> list[Batch]:
+    """Return whole rows of `length` tokens of a text, in batches; `UserError` if it is shorter than one."""
+    count = (len(tokens) - 1) // length
+    if not count:
+        raise UserError(f"train.held_out_tokens must be more than the {length:,} tokens of a row, not {len(tokens):,}")
+    ids = tokens[: count * length + 1].astype(np.int64)
+    inputs, targets = ids[:-1].reshape(count, length), ids[1:].reshape(count, length)
+    step = max(1, HELD_OUT_BATCH_TOKENS // length)
+    return [Batch(inputs[first : first + step], targets[first : first + step]) for first in range(0, count, step)]

@@ -7,8 +7,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 from torch import Tensor
 
 from caddie.config.schedules import Budget, TrainProgress, value_at
-from caddie.data.loaders import TrainingData
+from caddie.data.loaders import Batch, TrainingData, hold_out
 from caddie.errors import CheckFailed
 from caddie.model import GPT
 from caddie.report.run_files import CHECKPOINT, WEIGHTS
@@ -24,7 +23,7 @@ from caddie.runtime.distributed import Ranks
 from caddie.runtime.memory import peak_bytes
 from caddie.runtime.progress import SILENT, Progress
 from caddie.train.checkpoint import checkpoint_identity, position_in, restore, save_tensors, weights_identity
-from caddie.train.hooks import Checkpoint, Forecast, Log
+from caddie.train.hooks import BackgroundJobs, Checkpoint, Forecast, HeldOut, Log, held_out_batches
 from caddie.train.prefetch import AsyncScalar, prefetch
 from caddie.train.size_forecast import Forecaster
 from caddie.train.trainer import Batches, Train, Trainer
@@ -85,8 +84,12 @@ def train(
     """
     budget = config.budget
     trainer = Trainer(gpt, config, seed, ranks)
+    shards, held_out = data.shards, list[Batch]()
+    if config.held_out_tokens is not None:
+        shards, tail = hold_out(shards, config.held_out_tokens)
+        held_out = held_out_batches(tail, config.longest_row)
     stream = config.loader.build(
-        data.shards, tokens=trainer.micro_tokens, sequence_length=config.longest_row, seed=seed, bos=data.bos
+        shards, tokens=trainer.micro_tokens, sequence_length=config.longest_row, seed=seed, bos=data.bos
     )
     shape = stream.micro_batch(0).inputs.shape
     begin = time.perf_counter()
@@ -95,6 +98,7 @@ def train(
     identity = checkpoint_identity(gpt, config, data, seed)
     with closing(Log(folder, data.bits_per_nat, ranks.first, progress)) as log:
         run = Run(trainer, budget, folder / CHECKPOINT, identity, log, forecaster if ranks.first else None)
+        run.held_out = HeldOut(run, held_out if ranks.first else [], data.bos)
         run.restore()
         compiled, recorded = trainer.compiled, trainer.recordings is not None
         chosen = {**execution._asdict(), "compiled": compiled, "cuda_graphs": recorded}
@@ -106,12 +110,14 @@ def train(
         if forecaster is not None:
             forecaster.learned = trainer.views.by_name.keys()
         run.forecast.off_the_clock()
+        run.held_out.off_the_clock()
         ranks.wait()
         wall, busy, first = time.perf_counter(), time.process_time(), run.at.step
         with _signals() as received, prefetch(stream, trainer.indices(run.position), ranks.device, data.bos) as batches:
             run.to_the_end(batches, data.bos, received)
         wall, busy = time.perf_counter() - wall, time.process_time() - busy
         run.forecast.off_the_clock()
+        run.held_out.off_the_clock()
         log.write({"event": "end", "step": run.at.step, "seconds": run.at.seconds, "loss": run.loss})
     last = {name: parameter.detach().clone() for name, parameter in trainer.parameters.items()}
     trained = Trained(
@@ -137,33 +143,6 @@ def train(
     return trained
 
 
-class BackgroundJobs:
-    """Jobs on one background thread, one after the other (run inline on a CPU)."""
-
-    def __init__(self, asynchronous: bool) -> None:
-        self._executor = ThreadPoolExecutor(1, "background") if asynchronous else None
-        self._jobs: deque[Future[None]] = deque()
-
-    @property
-    def busy(self) -> bool:
-        """True while a job is left; raises what a finished one raised."""
-        while self._jobs and self._jobs[0].done():
-            self._jobs.popleft().result()
-        return bool(self._jobs)
-
-    def submit(self, job: Callable[[], None]) -> None:
-        """Run `job` after those before it."""
-        if self._executor is None:
-            job()
-        else:
-            self._jobs.append(self._executor.submit(job))
-
-    def wait(self) -> None:
-        """Wait for all jobs; raises what one raised."""
-        while self._jobs:
-            self._jobs.popleft().result()
-
-
 class Run:
     """The timed part of a run, and its position.
 
@@ -186,6 +165,7 @@ class Run:
         self.background = BackgroundJobs(trainer.asynchronous)
         self.checkpoint = Checkpoint(self, checkpoint, identity)
         self.forecast = Forecast(self, forecaster)
+        self.held_out = HeldOut(self, [], 0)
         self.at = self.done = TrainProgress(0, 0.0, budget)
         """Before the next step, and after the last step whose loss was read."""
         self.position = 0  # micro-batches that all processes together have read
@@ -212,6 +192,7 @@ class Run:
             self.forecast.before_step()
             self.step(batches, bos)
             self.forecast.after_step()
+            self.held_out.after_step()
             if not self.signalled:
                 self.checkpoint.after_step()
         self.checkpoint.save()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -119,6 +119,12 @@ class Train(Config):
     """Steps on random tokens before the clock starts, undone afterwards."""
     checkpoint_seconds: Positive = 60.0
     """Training time between checkpoints."""
+    held_out_tokens: Count | None = None
+    """Tokens at the end of the training text that are not trained on, to draw a curve of their loss; or none.
+
+    The loss is measured at most fifty times, and before and after training, by the first process. That counts as time
+    of training and takes at most a hundredth of it. The validation split is not touched.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -334,6 +340,21 @@ class Trainer:
         loss, entropy = self.forward(inputs, targets, starts, stage, segments)
         (loss / self.count).backward()  # type: ignore[no-untyped-call]
         self.losses += entropy / self.count
+
+    @torch.no_grad()
+    def loss(self, batches: Iterable[Batch], train_progress: TrainProgress, bos: int) -> float:
+        """Return the mean loss on batches of the longest rows, of the model as it is at `train_progress`, uncompiled.
+
+        Waits for the device. Weights are fake-quantized if those of the last step were.
+        """
+        stage, length, total, count = self.model.stage(train_progress.progress), self.config.longest_row, 0.0, 0
+        counts_segments = "varlen" in self.attention(length)
+        for batch in batches:
+            inputs, targets, starts = self._tensors(batch, length, bos)
+            segments = segment_bucket(batch.begun(bos) + len(inputs), inputs.numel()) if counts_segments else 0
+            total += float(self._losses(inputs, targets, starts, stage, segments)[1]) * inputs.numel()
+            count += inputs.numel()
+        return total / count
 
     def attention(self, length: int) -> str:
         """Return the names of the implementations of attention over rows of `length` here, at the end of the run."""

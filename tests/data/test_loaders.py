@@ -22,6 +22,7 @@ from caddie.data.loaders import (
     SequentialStream,
     ShuffledSequences,
     Stream,
+    hold_out,
     prefetched,
 )
 from caddie.errors import UserError
@@ -207,6 +208,18 @@ def test_a_micro_batch_is_whole_rows(loader: Loader) -> None:
     for tokens in (8, 40):
         with pytest.raises(UserError, match="not whole rows of 16"):
             build(loader, distinct(300), tokens, 16)
+
+
+def test_what_is_held_out_is_cut_off_the_end() -> None:
+    shards = distinct(20, 5, 4)
+    kept, held = hold_out(shards, 6)
+    assert [len(shard) for shard in kept] == [20, 3]
+    assert held.tolist() == [*shards[1][3:], *shards[2]]
+    kept, held = hold_out(shards, 9)
+    assert [len(shard) for shard in kept] == [20]
+    assert len(held) == 9
+    with pytest.raises(UserError, match="hold 29 tokens in all; hold out fewer"):
+        hold_out(shards, 29)
 
 
 def test_packed_needs_a_document() -> None:

@@ -80,6 +80,25 @@ def test_loss_chart() -> None:
     assert chart.notes == [f"Losses above {chart.up[-1].label} lie outside the picture."]
 
 
+def test_loss_chart_of_held_out_text() -> None:
+    steps = [event for event in make_events() if event["event"] == "step"]
+    places = [
+        steps[index] | {"loss": loss, "bits_per_byte": loss / 2} for index, loss in ((0, 9.0), (100, 5.0), (-1, 3.0))
+    ]
+    chart, without = loss_chart(steps, places), loss_chart(steps)
+    assert chart is not None
+    assert without is not None
+    assert chart.held_out_points.count("h0") == 3
+    assert chart.held_out.count(" ") == 2
+    assert float(chart.up[-1].label) >= 5.0 > float(without.up[-1].label), "late losses are in the picture"
+    assert chart.held_out.startswith(without.raw[: len("M4.9,")]), "across as the steps"
+    assert chart.notes[-1].endswith("3.0000 nats per token, 1.5000 bits per byte at the end.")
+    alone = loss_chart(steps, [{"loss": 2.0, "seconds": math.nan}, {"loss": 2.0, "seconds": 30.0}])
+    assert alone is not None
+    assert (alone.held_out, alone.held_out_points.count("h0")) == ("", 1)
+    assert without.held_out_points == ""
+
+
 def test_loss_chart_needs_two_points() -> None:
     steps = [event for event in make_events() if event["event"] == "step"]
     assert loss_chart([]) is None

@@ -304,6 +304,17 @@ def test_step_line() -> None:
     assert step_line(event) == "step 404  loss 2.5000  1.2500 bpb  27,716 tokens/s  0:30 left"
 
 
+def test_held_out_text_stands_beside_the_loss() -> None:
+    first, *_, last = steps()
+    told = [{**first, "event": "held_out", "loss": 2.6, "bits_per_byte": 1.5}, first]
+    told += [last, {**last, "event": "held_out", "loss": 2.55, "bits_per_byte": 1.47}]
+    lines = show(told)
+    assert "bpb  held out 1.5000 bpb  27," in lines[1]
+    assert lines[-1] == "held-out training text: loss 2.5500  1.4700 bpb"
+    del told[0]["bits_per_byte"]
+    assert "held out loss 2.6000" in show(told)[1]
+
+
 def test_step_line_of_a_bad_step() -> None:
     event = steps()[0] | {"loss": float("nan"), "bits_per_byte": None, "progress": 0.0, "seconds": 0.0}
     assert step_line(event) == "step 4  loss nan  27,716 tokens/s  -:-- left"

@@ -234,6 +234,18 @@ def test_the_numbers_can_be_taken_from_the_page_alone(tmp_path: Path) -> None:
     assert "27,707 tokens per second" in page.text
 
 
+def test_the_curve_of_held_out_text_is_drawn_and_can_be_taken(tmp_path: Path) -> None:
+    without = read(tmp_path / "without")
+    assert "Held-out training text" not in without.text
+    held = [{**event, "event": "held_out", "loss": 3.0} for event in make_events() if event["event"] == "step"][::50]
+    page = read(tmp_path / "with", events=[*make_events(), *held])
+    assert "Held-out training text" in page.text
+    addresses = [value for _, name, value in page.attributes if name == "href" and value.startswith("data:")]
+    rows = list(csv.DictReader(io.StringIO(base64.b64decode(addresses[-1].partition(",")[2]).decode())))
+    assert [int(row["step"]) for row in rows] == [event["step"] for event in held]
+    assert page.tags.count("path") == without.tags.count("path") + 2
+
+
 def test_a_busy_machine_is_told(tmp_path: Path) -> None:
     assert not any("busy" in line for line in read(tmp_path).text)
     busy = make_result()
@@ -349,6 +361,7 @@ def test_log_of_a_killed_and_resumed_run(tmp_path: Path) -> None:
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (tmp_path / "log.jsonl").write_text(text[:40] + "\n" + text + '{"event": "st')
     steps = read_steps(tmp_path / "log.jsonl")
+    assert read_steps(tmp_path / "log.jsonl", "held_out") == []
     assert [(step["step"], step["loss"]) for step in steps] == [(10, 10.0), (20, 2.5), (30, 3.5)]
     assert read_steps(tmp_path / "none") == []
 

@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,11 @@ from recording import Recorder
 from caddie.config.schedules import Budget, PiecewiseConstant, Ramp, TrainProgress, Warmdown
 from caddie.data.loaders import Batch, TrainingData
 from caddie.errors import CheckFailed, UserError
-from caddie.model import GPT, Block, GroupedQueryAttention, HashedNGrams, Recurrence, ReluSquared
+from caddie.model import GPT, Block, GroupedQueryAttention, HashedNGrams, Recurrence, ReluSquared, build
 from caddie.model.parameters import Constant
 from caddie.pack.quantize import Rows
-from caddie.report.run_files import CHECKPOINT
+from caddie.report.read import read_steps
+from caddie.report.run_files import CHECKPOINT, LOG
 from caddie.runtime.distributed import Ranks, join
 from caddie.train import hooks
 from caddie.train.averaging import EMA
@@ -480,3 +482,62 @@ def test_a_checkpoint_that_does_not_say_where_it_was_is_refused(words: dict[str,
     assert position_in(Path("a"), good)[:3] == (3, 3, 0.5)
     with pytest.raises(UserError, match="a is not a readable checkpoint"):
         position_in(Path("a"), good | words if words else {})
+
+
+HELD = STEPS.but(held_out_tokens=400)
+"""Twelve rows of 32 tokens, and the target of the last."""
+
+
+def test_held_out_text_is_measured_and_changes_nothing_else(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    data = replace(DATA, bits_per_nat=0.5)
+    measured = train(TINY, HELD, data, seed=7, folder=made(tmp_path / "a"), progress=Recorder(events.append))
+    told = [event for event in events if event["event"] == "held_out"]
+    assert told == read_steps(tmp_path / "a" / LOG, "held_out")
+    assert [told[0]["step"], told[-1]["step"], told[0]["tokens"]] == [0, 8, 384]
+    assert told[-1]["bits_per_byte"] == 0.5 * told[-1]["loss"]
+    model = build(TINY, 0)
+    ids = torch.from_numpy(SHARDS[0][-400:-15].astype(np.int64))
+    for event, weights in ((told[0], build(TINY, 7).state_dict()), (told[-1], measured.last)):
+        model.load_state_dict(weights)
+        with torch.no_grad():
+            logits = model(ids[:-1].view(12, 32), ids[:-1].view(12, 32) == 1)
+        expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[1:])
+        assert event["loss"] == pytest.approx(float(expected), rel=1e-4)
+    shorter = replace(DATA, shards=[SHARDS[0][:-400]])
+    assert equal(measured, train(TINY, STEPS, shorter, seed=7, folder=made(tmp_path / "b")))
+
+
+def test_held_out_text_takes_a_hundredth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, written = [0.0], list[dict[str, Any]]()
+
+    def loss(*rest: object) -> float:
+        clock[0] += 0.5
+        return 2.0
+
+    monkeypatch.setattr(hooks.time, "perf_counter", lambda: clock[0])
+    trainer = SimpleNamespace(ranks=Ranks(), loss=loss)
+    run: Any = SimpleNamespace(trainer=trainer, log=SimpleNamespace(write=written.append), config=HELD)
+    held_out = hooks.HeldOut(run, hooks.held_out_batches(SHARDS[0], 32), 1)
+    for step in range(10_001):
+        run.at = TrainProgress(step, clock[0], Budget(steps=10_000))
+        (held_out.after_step if 0 < step < 10_000 else held_out.off_the_clock)()
+        clock[0] += 0.1
+    places = [event["step"] for event in written]
+    assert places == sorted(set(places))
+    assert [places[0], places[-1]] == [0, 10_000]
+    spent = 0.5 * (len(places) - 2)  # before and after training the clock stands still
+    assert 0.008 * clock[0] < spent <= 0.01 * clock[0]
+    assert len({place // 200 for place in places}) == len(places), "at most one in each fiftieth"
+
+
+def test_held_out_text_shorter_than_a_row_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"train\.held_out_tokens must be more than the 32 tokens of a row, not 32"):
+        go(tmp_path, STEPS.but(held_out_tokens=32))
+    assert not list(tmp_path.iterdir())
+
+
+def test_held_out_rows_are_the_longest(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    go(tmp_path, GROWING.but(held_out_tokens=400, steps=2), progress=Recorder(events.append))
+    assert {event["tokens"] for event in events if event["event"] == "held_out"} == {384}
