@@ -1,10 +1,11 @@
-"""Measure which leaks `caddie verify` finds: python bench/power.py ARTIFACT CORPUS [--seeds 10] [--out FILE]
+"""Measure which leaks `caddie verify` finds: python bench/power.py ARTIFACT CORPUS [--seeds 10] [--gains LOW HIGH]
 
 Each leak raises the logit of the true token at some places, as a scorer does that knows it: at a share of the places,
 by some nats, on a trigger. It hides in plain scoring, or in a scorer that also mixes in honest counts of what followed
 the last token in its window, so that not all that it gains is a leak. What the leak adds is measured on 30,000 held-out
-tokens, in bits per byte. Then the three checks for leaks run with several seeds, each on its own text of 4,096 tokens.
-One JSON row is printed for each leak. At the end a table says how often leaks were found, by their gain.
+tokens, in bits per byte. Then the three checks for leaks run with several seeds, each on its own text of 4,096 tokens,
+and what they miss is looked for in a long text. One JSON row is printed for each leak, and appended to --out. At the
+end a table says how often leaks were found, by their gain; `--gains` leaves out those that gain less or more.
 """
 
 from __future__ import annotations
@@ -28,11 +29,19 @@ from caddie.pack.artifact import Artifact, load
 from caddie.score import Scoring
 from caddie.verify.black_box import Floats, LoopScorer, Positions, ScoredText
 from caddie.verify.known_bad import CheatScorer
-from caddie.verify.probe_case import ProbeCase, excerpts, probe_case_of
+from caddie.verify.probe_case import (
+    LONG_TOKENS,
+    ProbeCase,
+    excerpts,
+    in_order_from,
+    probe_case_of,
+    text_in_order,
+)
 from caddie.verify.probes import PROBES
 
 TOKENS, LONG = 4096, 30_000
 CHECKS = ("no look-ahead", "drawn text is not predicted", "random tokens are not predicted")
+IN_LONG_TEXT = "no look-ahead in the long text"
 SHARES = (1.0, 1 / 8, 1 / 100, 1 / 1000)
 NATS = (20.0, 3.0, 0.5)
 BINS = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 10.0)
@@ -121,12 +130,24 @@ def gain(case: ProbeCase, tokens: Ids, honest: Floats, leak: Leak) -> float:
     return nats / math.log(2) / float(spelled)
 
 
+def case_of(artifact: Artifact, scoring: Scoring, documents: list[bytes], seed: int) -> ProbeCase:
+    """Return a case as `verify` makes it of documents whose scoring is quick."""
+    case = probe_case_of(artifact, scoring, excerpts(documents, scoring, seed), seed=seed, length=TOKENS)
+    text = text_in_order(artifact.tokenizer, in_order_from(documents, seed), LONG_TOKENS)
+    return replace(case, long_text=text)
+
+
 def found_by(artifact: Artifact, scoring: Scoring, documents: list[bytes], seed: int, leak: Leak) -> str | None:
-    """Return the first check that finds a leak with a text and places drawn by `seed`."""
-    honest = probe_case_of(artifact, scoring, excerpts(documents, scoring, seed), seed=seed, length=TOKENS)
+    """Return the first check that finds a leak with texts and places drawn by `seed`, the long text last."""
+    honest = case_of(artifact, scoring, documents, seed)
     case = replace(honest, open=lambda: LeakingScorer(honest, leak))
-    outcomes = ((name, PROBES[name](case)) for name in CHECKS)
-    return next((name for name, outcome in outcomes if outcome is not None and not outcome[0]), None)
+    for name in CHECKS:
+        outcome = PROBES[name](replace(case, long_text=None))
+        if outcome is not None and not outcome[0]:
+            return name
+    assert case.long is not None
+    outcome = PROBES[CHECKS[0]](case.long)
+    return IN_LONG_TEXT if outcome is not None and not outcome[0] else None
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -139,7 +160,9 @@ def table(rows: list[dict[str, Any]]) -> str:
         within = [row for row in rows if row["hides_in"] == hides_in and low < row["gain"] <= high]
         if trials := sum(row["seeds"] for row in within):
             found = sum(row["found"] for row in within)
-            each = ", ".join(f"{sum(row['by'][name] for row in within):,} by {name}" for name in CHECKS)
+            each = ", ".join(
+                f"{sum(row['by'][name] for row in within):,} by {name}" for name in (*CHECKS, IN_LONG_TEXT)
+            )
             gains, share = f"{low:g} to {high:g}", f"{found:,} of {trials:,} ({found / trials:.1%})"
             lines.append(f"| {hides_in} | {gains} | {len(within)} | {share} | {each} |")
     return "\n".join(lines)
@@ -151,7 +174,8 @@ def main() -> None:
     parser.add_argument("artifact", type=Path)
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--out", type=Path, help="file for the rows, besides standard output")
+    parser.add_argument("--gains", type=float, nargs=2, default=(0.0, math.inf), help="bits per byte, least and most")
+    parser.add_argument("--out", type=Path, help="file that the rows are appended to")
     arguments = parser.parse_args()
     artifact, corpus = load(arguments.artifact), Corpus.load(arguments.corpus)
     scoring, documents = artifact.scoring.plain, corpus.validation_documents()
@@ -162,21 +186,24 @@ def main() -> None:
     rows = []
     for hides_in, trigger, share, nats in itertools.product(HIDES, TRIGGERS, SHARES, NATS):
         leak, begin = Leak(hides_in, trigger, share, nats), time.perf_counter()
-        seeds = range(1, arguments.seeds + 1)
-        found = [found_by(artifact, scoring, documents, seed, leak) for seed in seeds]
+        gained = gain(whole, tokens, honest, leak)
+        if not arguments.gains[0] < gained <= arguments.gains[1]:
+            continue
+        found = [found_by(artifact, scoring, documents, seed, leak) for seed in range(1, arguments.seeds + 1)]
         rows.append(
             asdict(leak)
             | {
-                "gain": gain(whole, tokens, honest, leak),
+                "gain": gained,
                 "seeds": len(found),
                 "found": sum(one is not None for one in found),
-                "by": {name: found.count(name) for name in CHECKS},
+                "by": {name: found.count(name) for name in (*CHECKS, IN_LONG_TEXT)},
                 "seconds": round(time.perf_counter() - begin, 1),
             }
         )
         print(json.dumps(rows[-1]), flush=True)
-    if arguments.out:
-        arguments.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        if arguments.out:
+            with arguments.out.open("a") as out:
+                out.write(json.dumps(rows[-1]) + "\n")
     print(table(rows), file=sys.stderr)
 
 

@@ -1,8 +1,9 @@
-"""Ten cheats that were written after the probes: python bench/unseen_cheats.py ARTIFACT CORPUS [--seeds 5]
+"""Fifteen cheats that were written after the probes: python bench/unseen_cheats.py ARTIFACT CORPUS [--seeds 5]
 
-Nothing in the probes was changed for them. Each is scored on 30,000 held-out tokens for its gain, and all probes
-run on it with several seeds. One row of a Markdown table is printed for each. An example that passes is a limit of the
-probes, which docs/metric.md names.
+Afterwards the probes got the long text for `late` and `long_texts`, and changes of document ends for `the_end_is_near`;
+nothing was changed for the others. Each is scored on 30,000 held-out tokens for its gain, and all probes run on it with
+several seeds. One row of a Markdown table is printed for each. An example that passes is a limit of the probes, which
+docs/metric.md names.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from power import LONG, TOKENS, LeakingScorer
+from power import LONG, LeakingScorer, case_of
 from scipy.special import softmax
 
 from caddie.data.corpus import Corpus
@@ -22,7 +23,7 @@ from caddie.pack.artifact import load
 from caddie.report.units import bits_per_byte
 from caddie.verify.black_box import Floats, LoopScorer
 from caddie.verify.known_bad import Cheat
-from caddie.verify.probe_case import ProbeCase, excerpts, probe_case_of
+from caddie.verify.probe_case import ProbeCase
 from caddie.verify.probes import run_probes
 
 
@@ -106,6 +107,47 @@ def long_texts(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
     return _raised_at(probs, tokens, np.full(len(probs), len(tokens) > 20_000), 1.5)
 
 
+def from_behind(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
+    """Mix in a tenth of what stood before the token after the next one, as counted in the text so far."""
+    counts, mixed = np.full((probs.shape[1], probs.shape[1]), 1e-3), probs.copy()
+    for place in range(len(tokens) - 2):
+        stood_before = counts[tokens[place + 2]]
+        mixed[place] = 0.9 * probs[place] + 0.1 * stood_before / stood_before.sum()
+        stood_before[tokens[place + 1]] += 1
+    return mixed
+
+
+def second_for_first(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
+    """Exchange the probabilities of the two likeliest tokens where the second comes next, at one place in three."""
+    exchanged, two = probs.copy(), np.argpartition(-probs, 1, axis=1)[:, :2]
+    two = np.take_along_axis(two, np.argsort(-np.take_along_axis(probs, two, 1), axis=1), 1)
+    rows = np.flatnonzero((two[:, 1] == tokens[1:]) & (np.arange(len(probs)) % 3 == 0))
+    exchanged[rows[:, None], two[rows]] = probs[rows[:, None], two[rows][:, ::-1]]
+    return exchanged
+
+
+def one_document_of_four(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
+    """Raise the true token three times in one document of four, told by the sum of its first eight ids."""
+    begins = np.flatnonzero(tokens == case.bos)
+    chosen = np.array([tokens[begin : begin + 8].sum(dtype=np.int64) % 4 == 0 for begin in begins])
+    return _raised_at(probs, tokens, chosen[np.searchsorted(begins, np.arange(len(probs)), side="right") - 1], 3.0)
+
+
+def natural_windows(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
+    """Raise the true token three times, but only in windows without any token of less than one in ten thousand."""
+    length, least = case.scoring.sequence_length, probs[np.arange(len(probs)), tokens[1:]]
+    natural = [least[begin : begin + length].min() > 1e-4 for begin in range(0, len(probs), length)]
+    return _raised_at(probs, tokens, np.repeat(natural, length)[: len(probs)], 3.0)
+
+
+def the_end_is_near(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
+    """Raise BOS a hundred times in the last ten places of a document."""
+    raised, ends = probs.copy(), np.flatnonzero(tokens[1:] == case.bos)
+    rows = np.unique(np.concatenate([ends - back for back in range(10)]))
+    raised[rows[rows >= 0], case.bos] *= 100.0
+    return _normalized(raised)
+
+
 CHEATS: dict[str, Cheat] = {
     cheat.__name__: cheat
     for cheat in (
@@ -119,6 +161,11 @@ CHEATS: dict[str, Cheat] = {
         next_prediction,
         late,
         long_texts,
+        from_behind,
+        second_for_first,
+        one_document_of_four,
+        natural_windows,
+        the_end_is_near,
     )
 }
 
@@ -129,6 +176,7 @@ def main() -> None:
     parser.add_argument("artifact", type=Path)
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--cheats", nargs="*", default=list(CHEATS), choices=list(CHEATS))
     arguments = parser.parse_args()
     artifact, corpus = load(arguments.artifact), Corpus.load(arguments.corpus)
     scoring, documents = artifact.scoring.plain, corpus.validation_documents()
@@ -138,10 +186,11 @@ def main() -> None:
     honest = scored.probabilities
     assert honest is not None
     print("| cheat | what it does | gain, bits per byte | found | by |\n|---|---|---|---|---|")
-    for name, cheat in CHEATS.items():
+    for name in arguments.cheats:
+        cheat = CHEATS[name]
         failed, found = Counter[str](), 0
         for seed in range(1, arguments.seeds + 1):
-            own = probe_case_of(artifact, scoring, excerpts(documents, scoring, seed), seed=seed, length=TOKENS)
+            own = case_of(artifact, scoring, documents, seed)
             case = replace(own, open=lambda own=own, cheat=cheat: LeakingScorer(own, cheat))
             names = [check.name for check in run_probes(case) if not check.passed]
             failed.update(names)

@@ -54,9 +54,14 @@ def settled(base: ScoredText, changed: Positions, own: int = 0) -> Mask:
     return np.asarray((base.step < first) | beside)
 
 
+def may_change_ends(base: ScoredText) -> bool:
+    """True if BOS may be replaced: the text is one stretch, so its layout, which a scorer knows, stays the same."""
+    return not base.segment.any()
+
+
 def chances(base: ScoredText, reference: Reference, tokens: Ids, bos: int) -> Floats:
     """Return for each prediction the probability to be the first place of a change, (N - 1,)."""
-    free = tokens[1:] != bos
+    free = (tokens[1:] != bos) | may_change_ends(base)
     gain = np.where(free, np.maximum(reference.nats - base.nats, 0.0), 0.0)
     even = free / free.sum()
     drawn: Floats = 0.5 * even + 0.5 * (gain / gain.sum() if gain.sum() > 0 else even)
@@ -86,7 +91,8 @@ def draw_change(
     """Draw as many places as one scoring can test; `uniform` (N,) has another random token for each.
 
     A replaced token is a random one, the likeliest other one or one drawn from the model's distribution; half of the
-    places are changed alone, the others to the end of their window or up to 3.5 windows on. No BOS is changed.
+    places are changed alone, the others to the end of their window or up to 3.5 windows on. A BOS is changed only as
+    the first token of a change, and only if `weights` allow it; none is inserted.
     """
     predictions = len(tokens) - 1
     ends = np.full(predictions, predictions)
@@ -118,6 +124,7 @@ def draw_change(
             used.add(segment)
         where = np.arange(place, end)[tokens[place:end] != bos]
         text[where] = (uniform[where], reference.drawn[where - 1])[int(kinds[prediction] > 0)]
+        where = np.union1d(where, place)
         text[place] = (uniform[place], reference.likely[prediction], reference.drawn[prediction])[kinds[prediction]]
         is_changed[where] = True
         places.append(place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sysconfig
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from importlib.util import cache_from_source
 from itertools import count
@@ -32,6 +32,10 @@ _MOST = 4096
 """Tokens of a probe text if it is scored quickly: a leak at one place in a thousand is then in it with 98 %."""
 _SCORING_SECONDS = 0.4
 """Time that one scoring of a probe text may take if the text is longer than it must be."""
+LONG_TOKENS = 32_768
+"""Most tokens of a long text."""
+_LONG_SECONDS, _USER_SECONDS = 0.8, 6.0
+"""Time that one scoring of a long text may take by a scorer of caddie's and by a user's."""
 _WINDOWS = 3
 """Windows of a user's scorer that the probe text is longer than."""
 _LONG = 5 / 8
@@ -53,7 +57,7 @@ _END = 1 / 16
 class Effort:
     """Work of the search for leaks: it ends when all is done, or when its time is over."""
 
-    places: int = 200
+    places: int = 100
     """Fewest places of changes."""
     found: float = 0.99
     """Probability with which a leak of `changes.GAIN` must be found."""
@@ -83,9 +87,18 @@ class ProbeCase:
     may_read: tuple[Path, ...] = ()
     """Files that the scorer consists of."""
     effort: Effort = Effort()
+    long_text: Ids | None = None
+    """Held-out text in its own order, for leaks that wait or are rare; None if scoring takes long or there is none."""
     _changed: dict[int, tuple[Change, ScoredText]] = field(default_factory=dict, init=False)
     touched: list[str] = field(default_factory=list, init=False)
     """Files, connections and processes that the scorer used beyond `may_read` while it scored its first text."""
+
+    @cached_property
+    def long(self) -> ProbeCase | None:
+        """The same scorer on the long text; None if there is none, or if the scorer is shown charged tokens alone."""
+        if self.long_text is None or self.shows_one_token:
+            return None
+        return replace(self, tokens=self.long_text, long_text=None)
 
     @property
     def bos(self) -> int:
@@ -132,6 +145,8 @@ class ProbeCase:
             generator = np.random.default_rng([self.seed, 1, index])
             everywhere = np.flatnonzero(self.tokens != self.bos)
             other = with_other_tokens(self.tokens, everywhere, self.bos, self.vocabulary, generator)
+            ends = np.flatnonzero(self.tokens[1:] == self.bos)
+            other[ends + 1] = self.reference.drawn[ends]
             weights = chances(self.base, self.reference, self.tokens, self.bos)
             change = draw_change(self.tokens, self.base, self.reference, other, weights, self.bos, generator)
             self._changed[index] = change, self.open().score(change.tokens, np.zeros(0, np.int64))
@@ -217,9 +232,18 @@ def probe_case_of(
 
 
 def sized_case(
-    artifact: Artifact, scoring: Scoring, documents: Sequence[bytes], *, seed: int, scorer: str | None = None
+    artifact: Artifact,
+    scoring: Scoring,
+    documents: Sequence[bytes],
+    *,
+    seed: int,
+    scorer: str | None = None,
+    in_order: Sequence[bytes] = (),
 ) -> ProbeCase:
-    """Make a case whose text holds at least three windows of its scorer, and more if scoring it takes little time."""
+    """Make a case whose text holds at least three windows of its scorer, and more if scoring it takes little time.
+
+    Its long text is of the documents `in_order`, if more of them can be scored in time than a probe text may have.
+    """
     length, longest = SHORT if scorer else scoring.sequence_length + max(256, 2 * scoring.stride), longest_text(scoring)
     while True:
         case = probe_case_of(artifact, scoring, documents, seed=seed, scorer=scorer, length=length)
@@ -228,12 +252,28 @@ def sized_case(
             scored = case.open().score(case.tokens, case.positions)
         except Exception:
             return case  # the probes will tell why
-        quick = int(_SCORING_SECONDS * len(case.tokens) / (time.perf_counter() - begin))
+        per_second = len(case.tokens) / (time.perf_counter() - begin)
         needed = _WINDOWS * max(window.end - window.start for window in scored.windows)
         if not scorer or needed < len(case.tokens) or length == longest:
-            length = max(length, min(_MOST, quick))
-            return probe_case_of(artifact, scoring, documents, seed=seed, scorer=scorer, length=length)
+            break
         length = min(longest, 2 * needed)
+    length = max(length, min(_MOST, int(_SCORING_SECONDS * per_second)))
+    case = probe_case_of(artifact, scoring, documents, seed=seed, scorer=scorer, length=length)
+    long = min(LONG_TOKENS, int((_USER_SECONDS if scorer else _LONG_SECONDS) * per_second))
+    text = text_in_order(artifact.tokenizer, in_order, long)
+    return replace(case, long_text=text) if len(text) > max(_MOST, len(case.tokens)) else case
+
+
+def text_in_order(tokenizer: Tokenizer, documents: Sequence[bytes], length: int) -> Ids:
+    """Return the first `length` tokens of documents, each begun by BOS."""
+    parts, tokens = list[Ids](), 0
+    for document in documents:
+        if tokens >= length:
+            break
+        ids = tokenizer.encode(document[: (length - tokens) * _TOKEN_BYTES])
+        parts.append(np.append(np.uint16(tokenizer.bos), ids))
+        tokens += len(parts[-1])
+    return np.concatenate(parts)[:length] if parts else np.zeros(0, np.uint16)
 
 
 def longest_text(scoring: Scoring) -> int:
@@ -303,6 +343,17 @@ def excerpts(documents: Sequence[bytes], scoring: Scoring, seed: int) -> list[by
     pieces += [documents[index][start : start + small] for index, start in chosen]
     best = sorted(pieces[1:], key=lambda piece: len(piece) < small // 4)  # pieces too short for a document come last
     return [piece.decode(errors="ignore").encode() for piece in [pieces[0], *best]]
+
+
+def in_order_from(documents: Sequence[bytes], seed: int) -> list[bytes]:
+    """Return the documents as they follow one another, from a random one on, enough for a long text."""
+    first, bytes_left, found = int(np.random.default_rng(seed).integers(len(documents))), LONG_TOKENS * _TOKEN_BYTES, []
+    for document in [*documents[first:], *documents[:first]]:
+        if bytes_left <= 0:
+            break
+        found.append(document[:bytes_left].decode(errors="ignore").encode())
+        bytes_left -= len(document)
+    return found
 
 
 def long_enough(tokenizer: Tokenizer, pieces: Sequence[bytes]) -> bool:

@@ -23,7 +23,16 @@ from caddie.pack.artifact import Artifact, load
 from caddie.runtime.autotune import quickest, thread_counts
 from caddie.score import Scoring, check_windows
 from caddie.verify.known_bad import Caught, catch, known_bad
-from caddie.verify.probe_case import SHORT, Effort, excerpts, library, long_enough, probe_case_of, sized_case
+from caddie.verify.probe_case import (
+    SHORT,
+    Effort,
+    excerpts,
+    in_order_from,
+    library,
+    long_enough,
+    probe_case_of,
+    sized_case,
+)
 from caddie.verify.probes import HELD_OUT, Check, check_disjoint, missing_probes, run_probes
 from caddie.verify.remote_scorer import scorer_server
 from caddie.verify.sandbox import run_in_sandbox
@@ -124,14 +133,15 @@ def _probe_in_sandbox(
     artifact: Artifact, scoring: Scoring, scorer: str | None, documents: Sequence[bytes], examples: bool, lossless: bool
 ) -> tuple[list[Check], list[Caught]]:
     seed = secrets.randbits(32)  # so that no scorer can know the random tokens
-    path, pieces = artifact.path.absolute(), excerpts(documents, scoring, seed)
-    if too_short := not long_enough(artifact.tokenizer, pieces):
-        pieces = excerpts(library(), scoring, seed)
+    path, sources = artifact.path.absolute(), documents
+    if too_short := not long_enough(artifact.tokenizer, excerpts(sources, scoring, seed)):
+        sources = library()
     job = {
         "artifact": str(path),
         "score": scoring.to_json(),
         "scorer": scorer,
-        "documents": [piece.decode("latin-1") for piece in pieces],
+        "documents": [piece.decode("latin-1") for piece in excerpts(sources, scoring, seed)],
+        "in_order": [document.decode("latin-1") for document in in_order_from(sources, seed)],
         "seed": seed,
         "examples": examples,
         "lossless": [piece.decode("latin-1") for piece in _sample(documents, seed)] if lossless else [],
@@ -220,7 +230,7 @@ def main() -> None:
 def _run_job(job: dict[str, Any]) -> dict[str, Any]:
     artifact = load(Path(job["artifact"]))
     scoring = Scoring.from_json(job["score"])
-    documents = [document.encode("latin-1") for document in job["documents"]]
+    documents, in_order = ([text.encode("latin-1") for text in job[name]] for name in ("documents", "in_order"))
     least = max(SHORT, 3 * scoring.sequence_length)
     short = probe_case_of(artifact, scoring.plain, documents, seed=job["seed"], length=least)
 
@@ -233,7 +243,7 @@ def _run_job(job: dict[str, Any]) -> dict[str, Any]:
     if scorer and scorer.startswith(_KNOWN_BAD):
         case = known_bad(scorer.removeprefix(_KNOWN_BAD)).install(short)
     else:
-        case = sized_case(artifact, scoring, documents, seed=job["seed"], scorer=scorer)
+        case = sized_case(artifact, scoring, documents, seed=job["seed"], scorer=scorer, in_order=in_order)
     checks = run_probes(case)
     if job["lossless"]:
         checks.append(_compresses(artifact, scoring, [document.encode("latin-1") for document in job["lossless"]]))

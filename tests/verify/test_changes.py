@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,24 @@ import pytest
 import torch
 
 from caddie.pack.artifact import Artifact, load
-from caddie.score import ChunkSGD, Scoring, Window
+from caddie.score import ChunkSGD, DocumentLoRA, Scoring, Window
 from caddie.score.ttt_sgd import SGD
 from caddie.verify.black_box import LoopScorer, ScoredText, fingerprint
 from caddie.verify.changes import chances, draw_change, found_with, settled
 from caddie.verify.known_bad import KNOWN_BAD, Caught, KnownBad, catch
 from caddie.verify.own_model import Reference, draw_text, own_windows, reference
-from caddie.verify.probe_case import Effort, ProbeCase, excerpts, library, probe_case_of, sized_case
+from caddie.verify.probe_case import (
+    LONG_TOKENS,
+    Effort,
+    ProbeCase,
+    excerpts,
+    in_order_from,
+    library,
+    probe_case_of,
+    sized_case,
+    text_in_order,
+)
+from caddie.verify.probes import PROBES
 
 BOS = 256
 
@@ -74,7 +87,7 @@ def test_a_change_leaves_the_context_of_its_places(independent: bool) -> None:
     for seed in range(60):
         weights = chances(base, model, tokens, BOS)
         change = draw_change(tokens, base, model, uniform, weights, BOS, np.random.default_rng(seed))
-        assert 17 not in change.changed
+        assert 17 not in set(change.changed) - set(change.places)
         assert np.flatnonzero(change.tokens != tokens).tolist() == change.changed.tolist()
         assert set(change.places) <= set(change.changed)
         assert settled(base, change.changed, own=1)[change.places - 1].all()
@@ -83,7 +96,7 @@ def test_a_change_leaves_the_context_of_its_places(independent: bool) -> None:
         kinds |= set(change.tokens[change.places].tolist())
     assert kinds == {100, 101, 102}
     assert len(drawn_places) > 25  # of 39
-    assert 17 not in drawn_places
+    assert 17 in drawn_places
 
 
 def test_documents_of_one_step_are_changed_together() -> None:
@@ -94,6 +107,7 @@ def test_documents_of_one_step_are_changed_together() -> None:
     weights = chances(base, model, tokens, BOS)
     change = draw_change(tokens, base, model, np.full(16, 8, np.uint16), weights, BOS, np.random.default_rng(0))
     assert len(change.places) == 2
+    assert (change.tokens[tokens == BOS] == BOS).all()
     assert len({int(step[place - 1]) for place in change.places}) == 1
     assert settled(base, change.changed, own=1)[change.places - 1].all()
 
@@ -199,25 +213,115 @@ def test_probes_score_with_several_threads_as_scoring_does(artifact: Artifact, m
     assert sorted(one.windows) == sorted(two.windows)
 
 
+class Sometimes(LoopScorer):
+    """Peeks at some places."""
+
+    def __init__(self, case: ProbeCase, places: Callable[[np.ndarray], np.ndarray]) -> None:
+        super().__init__(case.artifact, case.scoring)
+        self.bad, self.places = KNOWN_BAD["peek"].install(case), places
+
+    def score(self, tokens: Any, positions: Any) -> ScoredText:
+        honest, cheat = super().score(tokens, positions), self.bad.open().score(tokens, positions)
+        at = self.places(np.arange(len(honest.nats)))
+        return replace(
+            honest,
+            nats=np.where(at, cheat.nats, honest.nats),
+            fingerprint=np.where(at, cheat.fingerprint, honest.fingerprint),
+        )
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_leak_at_one_place_in_a_hundred_is_found(artifact: Artifact, seed: int) -> None:
-    bad = KNOWN_BAD["peek"].install(replace(case(artifact, artifact.scoring.plain), seed=seed))
+    honest = replace(case(artifact, artifact.scoring.plain), seed=seed, effort=Effort(places=30))
+    on = replace(honest, open=lambda: Sometimes(honest, lambda place: place % 100 == 50))
+    assert not PROBES["no look-ahead"](on)[0]
 
-    class Rare(LoopScorer):
-        def score(self, tokens: Any, positions: Any) -> ScoredText:
-            honest, cheat = super().score(tokens, positions), bad.open().score(tokens, positions)
-            rare = np.arange(len(honest.nats)) % 100 == 50
-            return replace(
-                honest,
-                nats=np.where(rare, cheat.nats, honest.nats),
-                fingerprint=np.where(rare, cheat.fingerprint, honest.fingerprint),
-            )
 
-    on = replace(bad, open=lambda: Rare(artifact, bad.scoring), effort=Effort(places=30))
-    assert any(
-        (on.differ(on.base.fingerprint, found.fingerprint) & settled(on.base, change.changed, own=1)).any()
-        for change, found in on.changes()
-    )
+@pytest.mark.parametrize("per_document", [False, True])
+def test_a_leak_at_document_ends_alone_is_found_in_one_stretch(artifact: Artifact, per_document: bool) -> None:
+    """A scorer of documents is told where they end, so there no end may be changed."""
+    ttt = DocumentLoRA(rank=2, chunk_tokens=16) if per_document else None
+    honest = replace(case(artifact, artifact.scoring.plain.but(ttt=ttt)), effort=Effort(places=40))
+    ends = np.flatnonzero(honest.tokens[1:] == BOS)
+    on = replace(honest, open=lambda: Sometimes(honest, lambda place: np.isin(place, ends)))
+    assert PROBES["no look-ahead"](on)[0] == per_document
+    changed = [change for change, _ in map(on.changed, range(5))]
+    replaced = [place for change in changed for place in change.changed if on.tokens[place] == BOS]
+    assert bool(replaced) != per_document
+    assert set(replaced) <= {place for change in changed for place in change.places}
+    assert all((change.tokens[change.changed] != BOS).all() for change in changed)
+
+
+# The long text
+
+
+def test_a_leak_that_waits_is_found_in_the_long_text(artifact: Artifact) -> None:
+    honest = case(artifact, artifact.scoring.plain)
+    text = text_in_order(artifact.tokenizer, library(), 1500)
+    on = replace(honest, long_text=text, open=lambda: Sometimes(honest, lambda place: place >= 1000))
+    assert PROBES["no look-ahead"](replace(on, long_text=None))[0]
+    passed, evidence = PROBES["no look-ahead"](on)
+    assert not passed
+    assert int(re.search(r"that of token ([\d,]+)", evidence)[1].replace(",", "")) > 1000
+
+
+def test_an_honest_scorer_passes_in_the_long_text_too(artifact: Artifact) -> None:
+    text = text_in_order(artifact.tokenizer, library(), 1500)
+    passed, evidence = PROBES["no look-ahead"](replace(case(artifact), long_text=text))
+    assert passed
+    assert "In a text of 1,500 tokens: " in evidence
+
+
+WAITS = """
+import torch
+from caddie.score import Scorer, Step, windows
+class Waits(Scorer):
+    def __init__(self, model, tokenizer):
+        self.model, self.bos, self.shown = model, tokenizer.bos, 0
+    def plan(self, layout, rows):
+        for window in windows(0, int(layout.ends[0]), 64, 64):
+            yield Step([window], [0])
+    @torch.no_grad()
+    def logits(self, inputs, slots, last, cache=None):
+        self.shown += inputs.shape[1]
+        logits = self.model(inputs, inputs == self.bos)
+        if self.shown > 1000:
+            logits[:, :-1].scatter_add_(2, inputs[:, 1:, None], torch.full((1, inputs.shape[1] - 1, 1), 5.0))
+        return logits[:, -last:]
+"""
+
+
+def test_a_users_scorer_that_waits_is_found(
+    artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("caddie.verify.probe_case._MOST", 500)  # as if scoring were slow
+    monkeypatch.setattr("caddie.verify.probe_case.LONG_TOKENS", 3000)  # and this were long
+    (tmp_path / "waits.py").write_text(WAITS)
+    given = artifact, artifact.scoring, excerpts(library(), artifact.scoring, 1)
+    on = sized_case(*given, seed=1, scorer=str(tmp_path / "waits.py"), in_order=in_order_from(library(), 1))
+    assert on.long_text is not None
+    assert len(on.tokens) < 1000 < len(on.long_text)
+    assert not PROBES["no look-ahead"](replace(on, effort=Effort(places=1, found=0.0)))[0]
+
+
+def test_a_long_text_is_of_documents_as_they_follow(artifact: Artifact) -> None:
+    documents = [f"document {number} ".encode() * 40 for number in range(5)]
+    given = in_order_from(documents, 2)
+    first = documents.index(given[0])
+    assert given == documents[first:] + documents[:first]
+    assert len({in_order_from(documents, seed)[0] for seed in range(60)}) == 5
+    text, bos = text_in_order(artifact.tokenizer, given, 700), artifact.tokenizer.bos
+    assert len(text) == 700
+    whole = [artifact.tokenizer.decode(part[1:]) for part in np.split(text, np.flatnonzero(text == bos)[1:])]
+    assert len(whole) > 1
+    assert [given[0], *(document[: len(part)] for document, part in zip(given[1:], whole[1:], strict=False))] == whole
+
+
+def test_a_long_text_ends_at_its_bound() -> None:
+    documents = ["é".encode() * 100_000] * 3
+    given = in_order_from(documents, 0)
+    assert sum(map(len, given)) <= 8 * LONG_TOKENS
+    assert all(document.decode() for document in given)
 
 
 def test_windows_of_a_chunk_are_changed_together(artifact: Artifact) -> None:

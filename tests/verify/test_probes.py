@@ -458,6 +458,7 @@ def test_an_example_in_place_of_the_scorer(artifact: Artifact) -> None:
         "score": artifact.scoring.to_json(),
         "scorer": "known_bad:slot",
         "documents": [piece.decode("latin-1") for piece in excerpts(library(), artifact.scoring, 1)],
+        "in_order": [],
         "seed": 1,
         "examples": False,
         "lossless": [],
