@@ -104,13 +104,17 @@ class LoopScorer(BlackBoxScorer):
         """Score in the loop. Steps and distributions are recorded from outside, not reported by the scorer."""
         if self._scorer is None:
             return self._recorded(self.scoring.scorer(self.model, self.bos), tokens, positions)
-        with unwatched():
-            remote = open_scorer(self.artifact, self._scorer)
+        reads = list[str]()
         try:
-            return self._recorded(remote, tokens, positions)
+            with unwatched():  # this process runs none of the user's code, and measures the other's memory meanwhile
+                remote = open_scorer(self.artifact, self._scorer)
+                try:
+                    return self._recorded(remote, tokens, positions)
+                finally:
+                    reads = remote.reads()
+                    remote.close()
         finally:
-            record_reads(remote.reads())
-            remote.close()
+            record_reads(reads)
 
     def _recorded(self, scorer: Scorer, tokens: Ids, positions: Positions) -> ScoredText:
         layout = layout_of(tokens, self.bos, bool(scorer.per_document))

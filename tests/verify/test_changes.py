@@ -192,6 +192,18 @@ def test_the_text_is_longer_than_three_windows_of_a_users_scorer(artifact: Artif
     assert max(window.end - window.start for window in on.base.windows) == 300
 
 
+def test_what_the_judge_does_meanwhile_is_not_laid_to_the_scorer(
+    artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks at the memory of the scorer's process every second: a scorer that took longer was accused."""
+    monkeypatch.setattr("caddie.verify.remote_scorer._CHECK_SECONDS", 0.0)
+    (tmp_path / "wide.py").write_text(WIDE)
+    given = artifact, artifact.scoring, excerpts(library(), artifact.scoring, 1)
+    on = probe_case_of(*given, seed=1, scorer=str(tmp_path / "wide.py"))
+    assert np.isfinite(on.base.nats).all()
+    assert on.touched == []
+
+
 def test_probes_score_with_several_threads_as_scoring_does(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     from caddie.verify import black_box
 
