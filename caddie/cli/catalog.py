@@ -18,9 +18,12 @@ from caddie.errors import UserError
 @click.command()
 @click.argument("source", metavar="[PATH]", required=False)
 @settings_argument
-@click.option("--fineweb", metavar="VARIANT", help="Fetch the contest's published shards instead: sp1024 and others.")
+@click.option("--fineweb", metavar="VARIANT", help="Fetch the contest's text: sp1024, caseops8192, documents, others.")
 @click.option("--shards", type=click.IntRange(1), default=1, show_default=True, help="Training shards to fetch.")
-@click.option("--tokenizer", metavar="FILE", help="An artifact or a .model file, in place of data.tokenizer.")
+@click.option("--repository", metavar="OWNER/NAME", help="Where --fineweb fetches from, if not its usual place.")
+@click.option("--revision", metavar="NAME", help="Branch, tag or commit of it.")
+@click.option("--local", metavar="DIR", help="A copy of the repository on disk, in its place.")
+@click.option("--tokenizer", metavar="FILE", help="An artifact or a model file, in place of data.tokenizer.")
 @click.option("--against", metavar="CORPUS", help="Drop documents that this corpus trains on; hold out all others.")
 @options("out", "json", "quiet")
 def data(
@@ -28,17 +31,24 @@ def data(
     settings: tuple[str, ...],
     fineweb: str | None,
     shards: int,
+    repository: str | None,
+    revision: str | None,
+    local: str | None,
     tokenizer: str | None,
     against: str | None,
     out: str | None,
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Prepare text as a corpus. Without PATH: the source files of Python's own library."""
-    from caddie.data.fineweb import fetch_fineweb
+    """Prepare text as a corpus. Without PATH: the source files of Python's own library.
+
+    The contest's text comes with --fineweb: published shards of a tokenizer (sp1024, sp2048, sp4096, sp8192,
+    caseops8192, byte260), or the documents themselves, which take any tokenizer.
+    """
+    from caddie.data.fineweb import Place
     from caddie.recipes.recipe import Recipe
     from caddie.report.display import Display
-    from caddie.run.resolve_corpus import audit_corpus, describe, make_corpus
+    from caddie.run.resolve_corpus import audit_corpus, describe, fetch_corpus, make_corpus
 
     if source is not None and "=" in source and not Path(source).exists():
         settings = (source, *settings)
@@ -48,14 +58,23 @@ def data(
         if not path.startswith("data.") and path != "model.vocabulary":
             raise UserError(f"{path} does not change the data; give data.* or model.vocabulary")
     recipe = Recipe().but(diff)
-    if fineweb is not None and (source or tokenizer or against):
-        raise UserError("--fineweb brings its own text and tokenizer; leave out PATH, --tokenizer and --against")
-    if diff and (fineweb or against):
+    if fineweb is None and (repository or revision or local):
+        raise UserError("--repository, --revision and --local say where --fineweb fetches from; add --fineweb VARIANT")
+    if local and (repository or revision):
+        raise UserError("--local takes the place of --repository and --revision; leave them out")
+    own_tokenizer = fineweb is not None and fineweb != "documents"
+    if fineweb is not None and (source or against or (own_tokenizer and tokenizer)):
+        brings = "text and tokenizer; leave out PATH, --tokenizer" if own_tokenizer else "text; leave out PATH"
+        raise UserError(f"--fineweb brings its own {brings} and --against")
+    if diff and (own_tokenizer or against):
         raise UserError(f"{next(iter(diff))} has no effect with --fineweb or --against; leave it out")
+    if fineweb and (fraction := "data.validation_fraction") in diff:
+        raise UserError(f"{fraction} has no effect: the first 50,000 documents are held out; leave it out")
     with Display(quiet=quiet) as display:
         if fineweb is not None:
-            folder, bars = Path(out or f"data/fineweb-{fineweb}"), not display.quiet and sys.stderr.isatty()
-            corpus = fetch_fineweb(fineweb, shards, folder, display, bars=bars)
+            bars = not display.quiet and sys.stderr.isatty()
+            place = Place(repository, revision, Path(local) if local else None, bars=bars)
+            corpus = fetch_corpus(fineweb, shards, recipe, tokenizer=tokenizer, out=out, place=place, progress=display)
         else:
             corpus = make_corpus(source, recipe, tokenizer=tokenizer, against=against, out=out, progress=display)
     lossy = [rule for rule in audit_corpus(corpus) if rule.lossy]

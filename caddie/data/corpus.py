@@ -8,7 +8,7 @@ import os
 import typing
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
@@ -29,6 +29,8 @@ DOCUMENTS = "documents.npz"
 VALIDATION_TEXT = "validation.jsonl.zst"
 HASH_BYTES = 16
 SplitName = Literal["train", "validation"]
+_ADDED = {"origin", "byte_counts"}
+"""Fields that manifests of earlier versions lack."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,17 @@ class Shard:
     """Path relative to the corpus folder, or absolute for a shard elsewhere."""
     tokens: int
     sha256: str
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The repository on the Hugging Face hub that files were fetched from."""
+
+    repository: str
+    revision: str
+    """Branch, tag or commit that was asked for."""
+    commit: str
+    """Commit that it was."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +70,8 @@ class Split:
     document_set_sha256: str
     """Hash of the sorted document hashes: equal for equal sets of documents."""
     shards: tuple[Shard, ...]
+    byte_counts: tuple[Shard, ...] = ()
+    """Side-cars of the shards: bytes of the source text that each id accounts for, in the shards' format."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +109,8 @@ class Manifest:
     version: int = VERSION
     name: str
     source: str
+    origin: Origin | None = None
+    """Repository of the shards or the documents; None if they were here."""
     inputs: str
     """Fingerprint of text and settings that the corpus was made from."""
     tokenizer: TokenizerEntry
@@ -108,9 +125,9 @@ class Manifest:
     """Validation documents dropped because another corpus trains on them."""
     overlap: int = 0
     """Document hashes in both splits; 0 unless the shards came from elsewhere."""
-    byte_source: Literal["documents", "table", "tokens"]
+    byte_source: Literal["documents", "table", "tokens", "sidecar"]
     """Text that `source_bytes` counts: the documents or, for shards without text, the decoded tokens; `table` if the
-    contest's byte table agrees with these."""
+    contest's byte table agrees with these. `sidecar`: the held-out bytes are those of `Split.byte_counts`."""
     validation_compressors: dict[str, int] | None = None
     """Compressed bytes of the concatenated validation documents, per compressor; None above 4 MB."""
     validation_fraction: float | None = None
@@ -149,6 +166,8 @@ class Corpus:
             raise UserError(f"{path}: {error}; {again}") from None
         if manifest.hashed == "documents" != manifest.byte_source:
             raise UserError(f"{path}: bytes of {manifest.byte_source} beside hashes of documents; {again}")
+        if bool(manifest.validation.byte_counts) != (manifest.byte_source == "sidecar"):
+            raise UserError(f"{path}: bytes of {manifest.byte_source}, which do not fit its side-cars; {again}")
         return cls(folder, manifest)
 
     def tokenizer(self) -> Tokenizer:
@@ -173,8 +192,11 @@ class Corpus:
 
     def validation_tokens(self) -> Tokens:
         """Return the validation tokens, (n,); memory-mapped if they are one shard."""
-        shards = [self.open(shard) for shard in self.manifest.validation.shards]
-        return shards[0] if len(shards) == 1 else np.concatenate(shards)
+        return self._joined(self.manifest.validation.shards)
+
+    def _joined(self, shards: Sequence[Shard]) -> Tokens:
+        opened = [self.open(shard) for shard in shards]
+        return opened[0] if len(opened) == 1 else np.concatenate(opened)
 
     def validation_documents(self) -> list[bytes]:
         """Return the bytes of the validation documents; `UserError` without text, or if the file has changed."""
@@ -194,7 +216,8 @@ class Corpus:
 
     def _fingerprint(self) -> str:
         """Digest of the manifest and of path, size and time of the files that `count_again` reads."""
-        shards = [shard.file for shard in self.manifest.validation.shards]
+        split = self.manifest.validation
+        shards = [shard.file for shard in (*split.shards, *split.byte_counts)]
         paths = [self.folder.resolve() / name for name in (self.manifest.tokenizer.file, VALIDATION_TEXT, *shards)]
         there = filter(os.path.exists, paths)  # False too for a name that is too long to be one
         state = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in there]
@@ -212,6 +235,11 @@ class Corpus:
         decoded_bytes = int(tokenizer.byte_lengths(tokens)[1:].sum())  # the first is context only
         counts = dict.fromkeys(("source_bytes", "normalized_bytes"), decoded_bytes)
         counts["table_bytes"] = tokenizer.table_bytes(tokens)
+        if split.byte_counts:
+            stated = self._joined(split.byte_counts)
+            if len(stated) != len(tokens):
+                raise UserError(f"{self.folder}: {len(stated):,} byte counts for {len(tokens):,} held-out tokens")
+            counts["source_bytes"] = int(stated[1:].sum(dtype=np.int64))
         if self.manifest.byte_source == "documents":
             documents = self.validation_documents()
             counts["source_bytes"] = sum(map(len, documents))
@@ -227,9 +255,9 @@ class Corpus:
         if len(hashes) != split.documents or set_sha256(hashes) != split.document_set_sha256:
             raise UserError(f"{self.folder} holds out other documents than its manifest says; prepare the data again")
         for name, count in counts.items():
-            if count != (stated := getattr(split, name)):
+            if count != (claimed := getattr(split, name)):
                 path = self.folder / MANIFEST
-                raise UserError(f"{path} states {stated:,} {name} for validation; there are {count:,}")
+                raise UserError(f"{path} states {claimed:,} {name} for validation; there are {count:,}")
 
     def check_disjoint(self) -> None:
         """Raise `UserError` if a document is in both splits, or if the document hashes are not the manifest's."""
@@ -248,7 +276,7 @@ class Corpus:
     def check_shards(self, split: SplitName) -> None:
         """Hash the shards of a split; `UserError` names the first that has changed."""
         chosen = self.manifest.train if split == "train" else self.manifest.validation
-        for shard in chosen.shards if chosen else ():
+        for shard in (*chosen.shards, *chosen.byte_counts) if chosen else ():
             self.open(shard)
             path = self.folder / shard.file
             self._hashed[shard] = _state(path)  # before it is read, so that a change meanwhile is seen
@@ -300,7 +328,7 @@ def reusable(folder: Path, inputs: str) -> Corpus | None:
     try:
         found = Corpus.load(folder)
         for split in (found.manifest.train, found.manifest.validation):
-            for shard in split.shards if split else ():
+            for shard in (*split.shards, *split.byte_counts) if split else ():
                 found.open(shard)
     except UserError:
         return None
@@ -359,7 +387,7 @@ def _read(value: object, annotation: Any, name: str) -> object:
             raise UserError(f"{name} must be text without null bytes or lone surrogates")  # as a file's name is
         return coerce(value, Annotated[int, Range(0, 1 << 50)] if annotation is int else annotation, name)
     names = {field.name for field in fields(annotation)}
-    if not isinstance(value, dict) or set(value) != names:
+    if not isinstance(value, dict) or set(value) | _ADDED & names != names:
         raise UserError(f"{name} must have exactly {', '.join(sorted(names))}")
     hints = typing.get_type_hints(annotation)
     read = {key: _read(item, hints[key], f"{name}.{key}") for key, item in value.items()}

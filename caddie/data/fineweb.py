@@ -1,134 +1,198 @@
-"""Download the contest's published FineWeb shards into one folder and describe them as a corpus.
-
-Complete files are not fetched again, so the same command continues a download that was interrupted.
-"""
+"""The contest's FineWeb on the hub, as a corpus: shards of one tokenizer, or the documents that they were made of."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path, PurePosixPath
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from caddie.data import published
-from caddie.data.corpus import Corpus
+from caddie.data.corpus import Corpus, file_sha256
+from caddie.data.hub import Snapshot, on_disk, on_hub
+from caddie.data.prepare import prepare_first
 from caddie.data.shards import open_shard
-from caddie.data.tokenizers import SentencePieceFile
-from caddie.errors import UserError, first_line, suggest
+from caddie.data.tokenizers import CaseOps, RawBytes, SentencePieceFile, TokenizerSource
+from caddie.errors import UserError, suggest
 from caddie.runtime.progress import Progress
 
-REPOSITORY, ROOT, DATASET = "willdepueoai/parameter-golf", "datasets", "fineweb10B_"
+HELD_OUT = 50_000
+"""Documents of every validation set: the first of the documents' file."""
+DOCUMENTS, DOCUMENTS_FACTS = "docs_selected.jsonl", "docs_selected.source_manifest.json"
 
 
-def fetch_fineweb(
-    variant: str,
-    train_shards: int,
-    folder: Path,
-    progress: Progress,
-    *,
-    endpoint: str | None = None,
-    bars: bool = False,
-) -> Corpus:
+@dataclass(frozen=True)
+class Variant:
+    """The contest's text under one tokenizer, as a repository holds it."""
+
+    dataset: str
+    """Folder of the shards."""
+    vocabulary: int
+    tokenizer: str | None
+    """Name of the model file; None for bytes."""
+    repository: str = "willdepueoai/parameter-golf"
+    revision: str = "main"
+    caseops: bool = False
+    """True if capitals are marks and side-cars state the bytes of the held-out text."""
+
+    def source(self, model: Path | None) -> TokenizerSource:
+        """Return the source of the tokenizer, whose model file was fetched."""
+        if model is None:
+            return RawBytes()
+        file = SentencePieceFile(path=str(model))
+        return CaseOps(of=file) if self.caseops else file
+
+
+def _sentencepiece(vocabulary: int, **settings: Any) -> Variant:
+    return Variant(f"fineweb10B_sp{vocabulary}", vocabulary, f"fineweb_{vocabulary}_bpe.model", **settings)
+
+
+VARIANTS = {
+    "byte260": Variant("fineweb10B_byte260", 260, None),
+    "sp1024": _sentencepiece(1024),
+    "sp2048": _sentencepiece(2048),
+    "sp4096": _sentencepiece(4096, repository="kevclark/parameter-golf"),
+    "sp8192": _sentencepiece(8192, repository="kevclark/parameter-golf"),
+    "caseops8192": Variant(
+        "fineweb10B_sp8192_lossless_caps_caseops_v1_reserved",
+        8192,
+        "fineweb_8192_bpe_lossless_caps_caseops_v1_reserved.model",
+        "romeerp/parameter-golf-caseops-v1",
+        caseops=True,
+    ),
+}
+"""Named sources. No commit of them is known to the authors of this table: a download keeps the one that it got."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where to fetch from, if not from the variant's own repository at its own revision."""
+
+    repository: str | None = None
+    revision: str | None = None
+    local: Path | None = None
+    """A copy on disk."""
+    endpoint: str | None = None
+    """Server, in place of huggingface_hub's default."""
+    bars: bool = False
+    """True to show huggingface_hub's progress bars."""
+
+    def snapshot(self, variant: Variant, folder: Path) -> Snapshot:
+        """Return the files, to be fetched into `folder` unless they are on disk."""
+        if self.local is not None:
+            return on_disk(self.local)
+        repository, revision = self.repository or variant.repository, self.revision or variant.revision
+        return on_hub(repository, revision, folder, endpoint=self.endpoint, bars=self.bars)
+
+
+def fetch_fineweb(name: str, train_shards: int, folder: Path, progress: Progress, place: Place = Place()) -> Corpus:
     """Return the corpus of the first `train_shards` shards (100 million tokens, 200 MB each) and all validation shards.
 
-    `variant` names the tokenizer, as in sp1024. `endpoint` replaces huggingface_hub's default server. `bars` shows that
-    library's progress bars. Raises `UserError` if huggingface_hub is not installed, a file cannot be fetched, or the
-    variant has fewer shards.
+    `name` is one of `VARIANTS`, or spN for any number of ids. Raises `UserError` if a file cannot be fetched or is
+    damaged, the variant has fewer shards, or its validation set is not the contest's 50,000 documents.
     """
-    if train_shards < 1:
-        raise UserError(f"at least one training shard is needed, not {train_shards}")
-    folder = folder.expanduser().resolve()
-
-    def fetch(name: str, which: str = "") -> Path:
-        path = folder / name
-        if not _complete(path):
-            path.unlink(missing_ok=True)  # huggingface_hub keeps an existing file of any length
-            with _contained(folder, bars):
-                _fetch(name, folder, endpoint)
-            if path.suffix == ".bin":
-                open_shard(path)
-            progress.note(f"{path.name}: {path.stat().st_size:,} bytes{which}")
-        return path
-
-    listings = _listings(fetch(f"{ROOT}/manifest.json"))
-    if variant not in listings:
-        raise UserError(f"{REPOSITORY} has {', '.join(sorted(listings))}, not {variant}{suggest(variant, listings)}")
-    model, all_train, all_validation = listings[variant]
-    if train_shards > all_train:
-        raise UserError(f"{variant} has {all_train} training shards, not {train_shards}")
-    source = SentencePieceFile(path=str(fetch(model)))
-    stem = f"{ROOT}/{ROOT}/{DATASET}{variant}/fineweb"
-    names = [f"{stem}_val_{number:06d}.bin" for number in range(all_validation)]
-    names += [f"{stem}_train_{number:06d}.bin" for number in range(train_shards)]
-    for number, name in enumerate(names, 1):
-        fetch(name, f" ({number} of {len(names)})")
-    shards = (folder / names[0]).parent
-    return published.describe(shards, folder, source, int(variant[2:]), progress, train_shards=train_shards)
-
-
-def _fetch(name: str, folder: Path, endpoint: str | None) -> None:
-    """Download a file of the repository to the same path below `folder`."""
-    try:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-    except ImportError:
-        raise UserError("fetching FineWeb needs huggingface_hub; run: pip install 'caddie[hub]'") from None
-    options: Any = {"local_dir": folder, "cache_dir": folder / ".cache", "endpoint": endpoint, "token": False}
-    try:
-        hf_hub_download(REPOSITORY, name, repo_type="dataset", **options)
-    except Exception as error:  # whichever the HTTP library below it raises
-        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
-            raise UserError(f"{REPOSITORY} has no file {name}") from error
-        reason = first_line(error)
-        raise UserError(f"cannot fetch {name} ({reason}); the same command continues where it stopped") from error
+    if name not in VARIANTS and not re.fullmatch(r"sp[1-9]\d*", name):
+        raise UserError(f"no variant {name}; there are {', '.join(VARIANTS)} and documents{suggest(name, VARIANTS)}")
+    variant, folder = VARIANTS.get(name) or _sentencepiece(int(name[2:])), folder.expanduser().resolve()
+    snapshot = place.snapshot(variant, folder)
+    training, validation, sidecars = (_shards(snapshot, variant, kind) for kind in ("train", "val", "val_bytes"))
+    if train_shards > len(training):
+        raise UserError(f"{snapshot.name} has {len(training)} training shards of {name}, not {train_shards}")
+    if not validation or (variant.caseops and len(sidecars) != len(validation)):
+        raise UserError(
+            f"{snapshot.name} has {len(validation)} validation shards of {name} and {len(sidecars)} side-cars"
+        )
+    models = [path for path in snapshot.sizes if Path(path).name == variant.tokenizer]
+    if variant.tokenizer and not models:
+        raise UserError(f"{snapshot.name} has no file {variant.tokenizer}, the tokenizer of {name}")
+    names = [*validation, *(sidecars if variant.caseops else []), *training[:train_shards]]
+    snapshot.check_room([*models[:1], *names])
+    source = variant.source(snapshot.fetch(models[0], progress) if models else None)
+    bos = source.build(variant.vocabulary, list).bos
+    held_out = 0
+    for number, path in enumerate(names, 1):
+        fetched = snapshot.fetch(path, progress, f" ({number} of {len(names)})")
+        held_out += int((open_shard(fetched) == bos).sum()) if number <= len(validation) else 0
+        if number == len(validation) and held_out != HELD_OUT:
+            raise UserError(
+                f"{fetched.parent} holds out {held_out:,} documents, and the contest {HELD_OUT:,}: a part of its"
+                " validation set, or another"
+            )
+    return published.describe(
+        fetched.parent, folder, source, variant.vocabulary, progress, train_shards, origin=snapshot.origin
+    )
 
 
-@contextmanager
-def _contained(folder: Path, bars: bool) -> Iterator[None]:
-    """Keep huggingface_hub and its transfer library from writing to the home folder or calling home.
+def _shards(snapshot: Snapshot, variant: Variant, kind: str) -> list[str]:
+    """Return the paths of the shards of a kind in order; `UserError` if one is missing or the repository has others."""
+    found = [re.fullmatch(rf"(.*/)?{variant.dataset}/fineweb_{kind}_(\d+)\.bin", path) for path in snapshot.sizes]
+    matches = sorted((match for match in found if match), key=lambda match: int(match[2]))
+    missing = [number for number, match in enumerate(matches) if int(match[2]) != number]
+    if missing:
+        raise UserError(
+            f"{snapshot.name} lacks shard {missing[0]} of {kind} in {variant.dataset}; copy or fetch it again"
+        )
+    if kind == "train" and not matches:
+        others = sorted({match[1] for path in snapshot.sizes if (match := re.search(r"fineweb10B_([^/]+)/", path))})
+        has = f"has {', '.join(others)}" if others else "has no such shards"
+        raise UserError(f"{snapshot.name} {has}, not {variant.dataset}; name another --repository or --local")
+    return [match[0] for match in matches]
 
-    They read these settings only from the environment, in part when they are first imported.
+
+def fetch_documents(
+    train_shards: int,
+    folder: Path,
+    downloads: Path,
+    tokenizer_source: TokenizerSource,
+    vocabulary: int,
+    progress: Progress,
+    place: Place = Place(),
+) -> Corpus:
+    """Return a corpus of the contest's documents under any tokenizer: bytes are counted from the documents.
+
+    The first 50,000 are held out, as the contest does; training takes `train_shards` shards of 100 million tokens from
+    the rest, in the order of the file. The corpus is written to `folder`, and the documents are kept in `downloads`.
+    Raises `UserError` if they are not those of their side-car.
     """
-    home = str(folder / ".cache" / "home")
-    wanted = {
-        "HF_HOME": home,
-        "HF_XET_CACHE": f"{home}/xet",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "0" if bars else "1",
-    }
-    before = {name: os.environ[name] for name in wanted if name in os.environ}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name in wanted:
-            del os.environ[name]
-        os.environ.update(before)
+    snapshot = place.snapshot(VARIANTS["sp1024"], downloads)
+    paths = {Path(path).name: path for path in snapshot.sizes}
+    if not {DOCUMENTS, DOCUMENTS_FACTS} <= set(paths):
+        raise UserError(f"{snapshot.name} has no {DOCUMENTS} with its {DOCUMENTS_FACTS}; name another repository")
+    names = [paths[DOCUMENTS_FACTS], paths[DOCUMENTS]]
+    snapshot.check_room(names)
+    facts, documents = (snapshot.fetch(name, progress) for name in names)
+    return prepare_first(
+        documents,
+        HELD_OUT,
+        folder=folder,
+        tokenizer_source=tokenizer_source,
+        vocabulary=vocabulary,
+        train_shards=train_shards,
+        check=_documents_check(documents, facts, progress),
+        origin=snapshot.origin,
+        progress=progress,
+    )
 
 
-def _complete(path: Path) -> bool:
-    """True if a file is there; a shard must be as long as its header says."""
-    if path.suffix != ".bin":
-        return path.is_file() and path.stat().st_size > 0
-    with suppress(UserError):
-        return len(open_shard(path)) > 0
-    return False
+def _documents_check(documents: Path, facts: Path, progress: Progress) -> Callable[[], None]:
+    """Return a function that raises `UserError` unless the documents are those of their side-car."""
 
+    def check() -> None:
+        try:
+            stated: Any = json.loads(facts.read_text())
+            sha256, held_out = str(stated["docs_sha256"]), stated.get("docs_val", HELD_OUT)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UserError(
+                f"{facts}: no side-car with docs_sha256 ({error!r}); delete it and fetch it again"
+            ) from None
+        if held_out != HELD_OUT:
+            raise UserError(f"{facts} holds out {held_out} documents, and the contest {HELD_OUT:,}")
+        progress.note(f"reading {documents.name}, {documents.stat().st_size / 1e9:,.1f} GB, to compare its SHA-256")
+        if file_sha256(documents) != sha256:
+            raise UserError(
+                f"{documents} is not the file that {facts.name} describes; delete both and fetch them again"
+            )
 
-def _listings(path: Path) -> dict[str, tuple[str, int, int]]:
-    """Parse the manifest: path of the SentencePiece model, training and validation shards of each variant."""
-    try:
-        manifest: Any = json.loads(path.read_text())
-        models = {entry["name"]: entry.get("model_path") for entry in manifest["tokenizers"]}
-        found = {str(entry["name"]).removeprefix(DATASET): entry for entry in manifest["datasets"]}
-        listings = {}
-        for name in (name for name in found if name[:2] == "sp" and name[2:].isdigit()):
-            model, stats = PurePosixPath(models[found[name]["tokenizer_name"]]), found[name]["stats"]
-            if model.is_absolute() or ".." in model.parts:
-                raise ValueError(f"{model} leads out of the repository")
-            listings[name] = (f"{ROOT}/{model}", int(stats["files_train"]), int(stats["files_val"]))
-        return listings
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{path}: not the manifest this program knows ({error!r}); delete it and try again") from None
+    return check

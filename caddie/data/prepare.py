@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ import zstandard
 
 from caddie.data import corpus, published
 from caddie.data import documents as sources
-from caddie.data.corpus import Corpus, Manifest, RoundTripFigures, Shard, Split, SplitName, TokenizerEntry
+from caddie.data.corpus import Corpus, Manifest, Origin, RoundTripFigures, Shard, Split, SplitName, TokenizerEntry
 from caddie.data.shards import Tokens, write_shard
-from caddie.data.splits import Plan, Text, divide, identity
+from caddie.data.splits import FirstHeldOut, Plan, Text, divide, identity
 from caddie.data.tokenizers import CaseOps, SentencePieceFile, Tokenizer, TokenizerSource
 from caddie.errors import UserError
 from caddie.files import unfinished
@@ -34,6 +34,7 @@ PREFIXES: dict[SplitName, str] = {"train": "train", "validation": "val"}
 SAMPLE_BYTES = 1 << 24
 COMPRESSED_BYTES = 4_000_000
 Planned = tuple[SplitName, bytes]
+Identity = Callable[[bytes], bytes]
 OWN_SHARDS = tuple(f"{prefix}_{'[0-9]' * 6}.bin" for prefix in PREFIXES.values())
 OWN_FILES = (*OWN_SHARDS, corpus.MANIFEST, corpus.TOKENIZER, corpus.DOCUMENTS, corpus.VALIDATION_TEXT)
 
@@ -72,7 +73,8 @@ def prepare(
     plan = Plan(text, inputs, divide(sizes, validation_fraction, text.source, duplicates), duplicates)
     progress.note(f"tokenizer: {type(tokenizer_source).__name__} with {vocabulary:,} ids")
     tokenizer = tokenizer_source.build(vocabulary, lambda: plan.sample(SAMPLE_BYTES / sum(sizes.values())))
-    trained_on, fields = plan.hashes("train"), {"validation_fraction": validation_fraction}
+    trained_on = plan.hashes("train")
+    fields: dict[str, Any] = {"validation_fraction": validation_fraction}
     if not held_out_only:
         return _make(plan, tokenizer, folder, progress, trained_on, **fields)
     size = sum(sizes[key] for key in trained_on)
@@ -119,24 +121,66 @@ def prepare_validation(
     return _make(plan, tokenizer, folder, progress, trained_on, **fields)
 
 
-def _make(
-    plan: Plan, tokenizer: Tokenizer, folder: Path, progress: Progress, train_hashes: Iterable[bytes], **fields: Any
+def prepare_first(
+    path: Path,
+    held_out: int,
+    *,
+    folder: Path,
+    tokenizer_source: TokenizerSource,
+    vocabulary: int,
+    train_shards: int,
+    check: Callable[[], None],
+    origin: Origin | None,
+    progress: Progress,
 ) -> Corpus:
-    """Write a corpus whose manifest has these `fields`; return it, its held-out text counted."""
+    """Return the corpus of a text whose first `held_out` documents are for validation; the text is read as it comes.
+
+    Training takes `train_shards` full shards from the others, or all of them. `check` is called before anything is
+    read, unless the corpus is there already. Memory holds the validation text, a shard, and about 0.2 kB a document.
+    """
+    folder, text = folder.expanduser().resolve(), Text(sources.find(path), None, corpus.document_hash)
+    settings = [_content(tokenizer_source), vocabulary, "first", held_out, train_shards, origin and asdict(origin)]
+    plan = FirstHeldOut(text, text.fingerprint(settings), held_out)
+    if found := corpus.reusable(folder, plan.inputs):
+        return found
+    check()
+    progress.note(f"tokenizer: {type(tokenizer_source).__name__} with {vocabulary:,} ids")
+    tokenizer = tokenizer_source.build(vocabulary, lambda: plan.sample(SAMPLE_BYTES))
+    return _make(plan, tokenizer, folder, progress, None, train_shards, origin=origin)
+
+
+def _make(
+    plan: Plan | FirstHeldOut,
+    tokenizer: Tokenizer,
+    folder: Path,
+    progress: Progress,
+    train_hashes: Iterable[bytes] | None,
+    train_shards: int | None = None,
+    **fields: Any,
+) -> Corpus:
+    """Write a corpus whose manifest has these `fields`; return it, its held-out text counted.
+
+    `train_hashes` are those of the training documents that are not written, if it is not None.
+    """
     with _new_folder(folder) as partial:
-        writers = {name: _Writer(partial, PREFIXES[name], tokenizer) for name in sorted(set(plan.splits.values()))}
+        most: dict[SplitName, int | None] = {"train": train_shards, "validation": None}
+        writers = {
+            name: _Writer(partial, PREFIXES[name], tokenizer, plan.text.identity, most[name]) for name in plan.names
+        }
         held_out: list[bytes] = []
         for batch in _batches(plan.documents(), progress):
             for name, writer in writers.items():
                 writer.add([document for split, document in batch if split == name])
             held_out += [document for split, document in batch if split == "validation"]
-        splits = {name: writer.split(plan.hashes(name)) for name, writer in writers.items()}
+            if any(writer.full for writer in writers.values()):
+                break
+        splits = {name: writer.split() for name, writer in writers.items()}
         for name, made in splits.items():
             progress.note(f"{name}: {made.documents:,} documents, {made.source_bytes:,} bytes, {made.tokens:,} tokens")
         lines = (json.dumps({"text": document.decode()}) + "\n" for document in held_out)
         packed = zstandard.ZstdCompressor(level=9).compress("".join(lines).encode())
         (partial / corpus.VALIDATION_TEXT).write_bytes(packed)
-        figures = [(one.documents, one.changed, one.source_bytes, one.normalized_bytes) for one in writers.values()]
+        figures = [(len(one.hashes), one.changed, one.source_bytes, one.normalized_bytes) for one in writers.values()]
         manifest = Manifest(
             name=plan.text.source.name,
             source=plan.text.source.description,
@@ -149,7 +193,8 @@ def _make(
             byte_source="documents",
             validation_compressors=_compressed(b"".join(held_out)),
         )
-        corpus.write(partial, replace(manifest, **fields), tokenizer, train_hashes, plan.hashes("validation"))
+        trained_on = writers["train"].hashes if train_hashes is None else train_hashes
+        corpus.write(partial, replace(manifest, **fields), tokenizer, trained_on, writers["validation"].hashes)
     return corpus.load_counted(folder)
 
 
@@ -168,30 +213,39 @@ def _content(tokenizer_source: TokenizerSource) -> object:
 class _Writer:
     """Encodes the documents of one split into shards; each shard begins with a document."""
 
-    def __init__(self, folder: Path, prefix: str, tokenizer: Tokenizer) -> None:
-        self.folder, self.prefix, self.tokenizer = folder, prefix, tokenizer
+    def __init__(self, folder: Path, prefix: str, tokenizer: Tokenizer, identity: Identity, most: int | None) -> None:
+        self.folder, self.prefix, self.tokenizer, self.identity = folder, prefix, tokenizer, identity
+        self.most = most
         self.shards: list[Shard] = []
+        self.hashes: list[bytes] = []
         self.pieces: list[Tokens] = []
-        self.pending = self.documents = self.changed = self.source_bytes = self.normalized_bytes = self.table_bytes = 0
+        self.pending = self.changed = self.source_bytes = self.normalized_bytes = self.table_bytes = 0
+
+    @property
+    def full(self) -> bool:
+        return self.most is not None and len(self.shards) >= self.most
 
     def add(self, documents: list[bytes]) -> None:
         for document, ids in zip(documents, self.tokenizer.encode_many(documents), strict=True):
+            piece = np.concatenate([np.array([self.tokenizer.bos], np.uint16), ids])
+            if self.pieces and self.pending + len(piece) > SHARD_TOKENS:
+                self._flush()
+            if self.full:
+                break
             decoded = self.tokenizer.decode(ids)
-            self.documents += 1
+            self.hashes.append(self.identity(document))
             self.changed += decoded != document
             self.source_bytes += len(document)
             self.normalized_bytes += len(decoded)
-            piece = np.concatenate([np.array([self.tokenizer.bos], np.uint16), ids])
             self.table_bytes += self.tokenizer.table_bytes(piece)
-            if self.pieces and self.pending + len(piece) > SHARD_TOKENS:
-                self._flush()
             self.pieces.append(piece)
             self.pending += len(piece)
 
-    def split(self, hashes: list[bytes]) -> Split:
-        self._flush()
+    def split(self) -> Split:
+        if self.pieces:
+            self._flush()
         sizes = (sum(shard.tokens for shard in self.shards), self.source_bytes, self.normalized_bytes, self.table_bytes)
-        return Split(self.documents, *sizes, corpus.set_sha256(hashes), tuple(self.shards))
+        return Split(len(self.hashes), *sizes, corpus.set_sha256(self.hashes), tuple(self.shards))
 
     def _flush(self) -> None:
         path = self.folder / f"{self.prefix}_{len(self.shards):06d}.bin"

@@ -1,23 +1,25 @@
-"""Corpora of token shards without their text: bytes are counted from tokens, and ids identify documents."""
+"""Corpora of token shards without their text: tokens or side-cars give the bytes, and ids identify documents."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 
 from caddie.data import corpus
-from caddie.data.corpus import Corpus, Manifest, Shard, Split, TokenizerEntry
+from caddie.data.corpus import Corpus, Manifest, Origin, Shard, Split, TokenizerEntry
 from caddie.data.shards import open_shard, split_documents
 from caddie.data.tokenizers import Tokenizer, TokenizerSource
 from caddie.errors import UserError
 from caddie.runtime.progress import Progress
 
 PATTERNS = {"train": "*_train_*.bin", "validation": "*_val_*.bin"}
+SIDECARS = "*_val_bytes_*.bin"
 CHUNK_TOKENS = 1 << 22
 FORMAT = 2
 """Part of every fingerprint; raise it when the same shards give another corpus."""
@@ -35,11 +37,13 @@ def describe(
     vocabulary: int,
     progress: Progress,
     train_shards: int | None = None,
+    origin: Origin | None = None,
 ) -> Corpus:
     """Describe the shards in the folder `shards`: write tokenizer, document hashes and manifest to `folder`.
 
-    Only the first `train_shards` training shards are used, or all if None. Raises `UserError` if a split is missing, a
-    shard is damaged, or the tokenizer does not fit.
+    Only the first `train_shards` training shards are used, or all if None. Held-out bytes are those of the side-cars
+    (`*_val_bytes_*.bin`) if there are any, else those that the tokens decode to. Raises `UserError` if a split is
+    missing, a shard is damaged, or the tokenizer or a side-car does not fit.
     """
     shards, folder = shards.expanduser().resolve(), folder.expanduser().resolve()
     paths = {name: _shards(shards, pattern) for name, pattern in PATTERNS.items()}
@@ -47,24 +51,34 @@ def describe(
         if not present:
             raise UserError(f"{shards}: no {name} shards; there must be some named {PATTERNS[name]}")
     paths["train"] = paths["train"][:train_shards]
+    sidecars = sorted(shards.glob(SIDECARS))
     tokenizer = tokenizer_source.build(vocabulary, _no_text)
-    state = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for group in paths.values() for path in group]
-    inputs = hashlib.sha256(json.dumps([FORMAT, tokenizer.sha256, state]).encode()).hexdigest()
+    files = [*paths["train"], *paths["validation"], *sidecars]
+    state = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    made_from = [FORMAT, tokenizer.sha256, state, *([asdict(origin)] if origin else [])]
+    inputs = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
     if found := corpus.reusable(folder, inputs):
         return found
     train, train_hashes = _split(paths["train"], folder, tokenizer, progress)
     validation, validation_hashes = _split(paths["validation"], folder, tokenizer, progress)
+    if sidecars:
+        validation = _counted_by(sidecars, validation, folder)
+        progress.note(
+            f"held-out bytes by the side-cars: {validation.source_bytes:,}; the tokens decode to"
+            f" {validation.normalized_bytes:,}"
+        )
     by_table = all(split.table_bytes == split.normalized_bytes for split in (train, validation))
     manifest = Manifest(
         name=shards.name,
         source=str(shards),
+        origin=origin,
         inputs=inputs,
         tokenizer=TokenizerEntry.of(tokenizer, None),
         train=train,
         validation=validation,
         hashed="tokens",
         overlap=len(train_hashes & validation_hashes),
-        byte_source="table" if by_table else "tokens",
+        byte_source="sidecar" if sidecars else "table" if by_table else "tokens",
     )
     if manifest.overlap:
         progress.note(f"{manifest.overlap:,} validation documents are training documents too")
@@ -74,8 +88,25 @@ def describe(
 
 
 def _shards(folder: Path, pattern: str) -> list[Path]:
-    # Shards of byte counts may lie beside the token shards.
+    # Side-cars lie beside the token shards.
     return sorted(path for path in folder.glob(pattern) if "_bytes_" not in path.name)
+
+
+def _counted_by(sidecars: Sequence[Path], validation: Split, folder: Path) -> Split:
+    """Return the split with the bytes of its side-cars: one count for each id, the first of which is context only."""
+    counts = [open_shard(path) for path in sidecars]
+    if (found := sum(map(len, counts))) != validation.tokens:
+        raise UserError(
+            f"{sidecars[0]}: {found:,} byte counts for {validation.tokens:,} held-out tokens; fetch both again"
+        )
+    source_bytes = sum(int(part.sum(dtype=np.int64)) for part in counts) - int(counts[0][0])
+    shards = tuple(_entry(path, len(part), folder) for path, part in zip(sidecars, counts, strict=True))
+    return replace(validation, source_bytes=source_bytes, byte_counts=shards)
+
+
+def _entry(path: Path, count: int, folder: Path) -> Shard:
+    file = str(path.relative_to(folder) if path.is_relative_to(folder) else path)
+    return Shard(file, count, corpus.file_sha256(path))
 
 
 def _no_text() -> NoReturn:
@@ -93,8 +124,7 @@ def _split(paths: Sequence[Path], folder: Path, tokenizer: Tokenizer, progress: 
             chunk = np.concatenate([last, tokens[begin : begin + CHUNK_TOKENS]])
             table_bytes += tokenizer.table_bytes(chunk)
             last = chunk[-1:]
-        file = str(path.relative_to(folder) if path.is_relative_to(folder) else path)
-        described.append(Shard(file, len(tokens), corpus.file_sha256(path)))
+        described.append(_entry(path, len(tokens), folder))
         progress.note(f"{path.name}: {len(tokens):,} tokens")
     hashes, decoded_bytes = [], 0
     for ids in split_documents(opened, tokenizer.bos):

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -71,6 +72,11 @@ class Plan:
     splits: dict[bytes, SplitName]
     duplicates: int
 
+    @property
+    def names(self) -> list[SplitName]:
+        """Splits that have documents."""
+        return sorted(set(self.splits.values()))
+
     def hashes(self, split: SplitName) -> list[bytes]:
         """Return the hashes of a split."""
         return [key for key, of_key in self.splits.items() if of_key == split]
@@ -94,6 +100,46 @@ class Plan:
                     chosen.append(document)
                     credit -= 1.0
                 credit += min(fraction, 1.0)
+        return chosen
+
+
+@dataclass
+class FirstHeldOut:
+    """A split by order, read once: the first `held_out` documents of a text are for validation, all others to train on.
+
+    It keeps the hashes of the documents read so far, and no text.
+    """
+
+    text: Text
+    inputs: str
+    held_out: int
+    duplicates: int = 0
+    """Documents dropped so far because the same bytes came before."""
+    names: ClassVar[list[SplitName]] = ["train", "validation"]
+
+    def documents(self) -> Iterator[tuple[SplitName, bytes]]:
+        """Yield each document once, with its split; `UserError` unless there are more than are held out."""
+        seen: set[bytes] = set()
+        self.duplicates = number = 0
+        for number, document in enumerate(self.text.documents(), 1):
+            if (key := self.text.identity(document)) in seen:
+                self.duplicates += 1
+            else:
+                seen.add(key)
+                yield "validation" if number <= self.held_out else "train", document
+        if number <= self.held_out:
+            held_out = f"and the first {self.held_out:,} are held out"
+            raise UserError(f"{self.text.source.description} has {number:,} documents, {held_out}; fetch it again")
+
+    def sample(self, size: int) -> list[bytes]:
+        """Return the first training documents, about `size` bytes of them."""
+        chosen: list[bytes] = []
+        for split, document in self.documents():
+            if split == "train":
+                chosen.append(document)
+                size -= len(document)
+                if size <= 0:
+                    break
         return chosen
 
 

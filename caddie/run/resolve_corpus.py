@@ -9,22 +9,26 @@ from pathlib import Path
 
 from caddie.data import tokenizers
 from caddie.data.corpus import DOCUMENTS, MANIFEST, Corpus, is_corpus
-from caddie.data.documents import find
+from caddie.data.documents import LIBRARY, find
+from caddie.data.fineweb import VARIANTS, Place, fetch_documents, fetch_fineweb
 from caddie.data.loaders import TrainingData
 from caddie.data.prepare import OWN_SHARDS, prepare, prepare_validation
 from caddie.data.round_trip_audit import Rule, audit
 from caddie.data.shards import split_documents
-from caddie.data.tokenizers import Tokenizer, TokenizerSource
+from caddie.data.tokenizers import CaseOps, RawBytes, Tokenizer, TokenizerSource
 from caddie.errors import UserError
 from caddie.files import replacing
 from caddie.pack import artifact as artifacts
 from caddie.pack.artifact import Artifact
+from caddie.recipes.catalog import shipped
 from caddie.recipes.recipe import Data, Recipe
 from caddie.report.units import convert
 from caddie.runtime.distributed import Ranks
 from caddie.runtime.progress import SILENT, Progress
 from caddie.score import Text
 
+TINY = "tiny"
+"""The only recipe that is not for the contest's text."""
 CORPORA = Path("data")
 """Folder of prepared texts, below the working directory."""
 AUDIT_BYTES = 1 << 22
@@ -178,7 +182,8 @@ def describe(corpus: Corpus) -> str:
     train_bytes = manifest.train.source_bytes if manifest.train else 0
     trip = manifest.tokenizer.round_trip
     if trip is None:
-        counted_by = "the contest's table" if manifest.byte_source == "table" else "the tokens"
+        counters = {"table": "the contest's table", "sidecar": "the side-cars"}
+        counted_by = counters.get(manifest.byte_source, "the tokens")
         kept = f"bytes by {counted_by} (no text)"
     elif trip.changed_documents:
         rules = sum(rule.lossy for rule in audit(corpus.tokenizer()))
@@ -220,10 +225,58 @@ def make_corpus(
         given = _given_tokenizer(Path(tokenizer)) if tokenizer else other.tokenizer()
         folder = Path(out) if out else _corpus_folder(source, [given.sha256, against])
         return prepare_validation(source, folder=folder, tokenizer=given, against=other, progress=progress)
-    if tokenizer is not None:
-        given = _given_tokenizer(Path(tokenizer))
-        recipe = recipe.but({"model.vocabulary": given.vocabulary, "data.tokenizer": _tokenizer_source(given)})
-    return open_corpus(recipe, source, progress, Path(out) if out else None)
+    return open_corpus(_with_tokenizer(recipe, tokenizer), source, progress, Path(out) if out else None)
+
+
+def fetch_corpus(
+    variant: str,
+    shards: int,
+    recipe: Recipe,
+    *,
+    tokenizer: str | None,
+    out: str | None,
+    place: Place,
+    progress: Progress,
+) -> Corpus:
+    """The contest's text: published shards, or its documents under the tokenizer of the recipe or of a file."""
+    if variant != "documents":
+        return fetch_fineweb(variant, shards, Path(out) if out else fetched(variant), progress, place)
+    recipe = _with_tokenizer(recipe, tokenizer)
+    source, size = recipe.data.tokenizer, recipe.model.vocabulary
+    downloads = fetched(variant)
+    folder = Path(out) if out else _corpus_folder(downloads, [source.to_json(), size, shards])
+    return fetch_documents(shards, folder, downloads, source, size, progress, place)
+
+
+def fetched(variant: str) -> Path:
+    """Return the folder that a variant of the contest's text is fetched into."""
+    return CORPORA / f"fineweb-{variant}"
+
+
+def contest_variant(recipe: Recipe) -> str | None:
+    """Return the variant of the contest's shards that a recipe is for; None for a recipe for other text."""
+    tokenizer = recipe.data.tokenizer
+    kind = {CaseOps: "caseops", RawBytes: "byte"}.get(type(tokenizer), "sp")
+    name = f"{kind}{recipe.model.vocabulary}"
+    return name if name in VARIANTS and recipe.name in shipped() and recipe.name != TINY else None
+
+
+def check_text_named(recipe: Recipe, source: str | None) -> None:
+    """Raise `UserError` with the command that fetches its text if a recipe for the contest is to train on no text."""
+    if source is None and (variant := contest_variant(recipe)):
+        fetch = f"caddie data --fineweb {variant} --shards 80"
+        raise UserError(
+            f"{recipe.name} trains on the contest's text: fetch it with `{fetch}`, then add --data {fetched(variant)};"
+            f" --data PATH takes any other text, and --data {LIBRARY} Python's own library"
+        )
+
+
+def _with_tokenizer(recipe: Recipe, tokenizer: str | None) -> Recipe:
+    """Return the recipe with the tokenizer of an artifact or a file in place of its own, if one is named."""
+    if tokenizer is None:
+        return recipe
+    given = _given_tokenizer(Path(tokenizer))
+    return recipe.but({"model.vocabulary": given.vocabulary, "data.tokenizer": _tokenizer_source(given)})
 
 
 def _given_tokenizer(path: Path) -> Tokenizer:

@@ -99,6 +99,7 @@ def describe_run(
         },
         "corpus": {
             "name": manifest.name,
+            "origin": manifest.origin and asdict(manifest.origin),
             "documents": {"train": manifest.train.documents, "validation": manifest.validation.documents},
             "tokens": {"train": manifest.train.tokens, "validation": manifest.validation.tokens},
             "source_bytes": {"train": manifest.train.source_bytes, "validation": held_out},

@@ -297,6 +297,34 @@ WORDS = [
         "'--price': nan is not a finite number",
     ),
     Case("two texts", lambda b: b.data("--fineweb", "sp1024"), "--fineweb brings its own text and tokenizer"),
+    Case("two texts, documents", lambda b: b.data("--fineweb", "documents"), "brings its own text; leave out PATH"),
+    Case("no variant", lambda b: ["data", "--fineweb", "sp1O24"], "no variant sp1O24; there are byte260, "),
+    Case("a place for nothing", lambda b: ["data", "--local", "here"], "say where --fineweb fetches from"),
+    Case(
+        "two places",
+        lambda b: ["data", "--fineweb", "sp1024", "--local", "here", "--revision", "main"],
+        "--local takes the place of --repository and --revision",
+    ),
+    Case(
+        "a tokenizer of one's own",
+        lambda b: ["data", "--fineweb", "sp1024", "model.vocabulary=300"],
+        "model.vocabulary has no effect with --fineweb or --against",
+    ),
+    Case(
+        "a fraction of the documents",
+        lambda b: ["data", "--fineweb", "documents", "data.validation_fraction=0.1"],
+        "has no effect: the first 50,000 documents are held out",
+    ),
+    Case(
+        "a copy that is not there",
+        lambda b: ["data", "--fineweb", "sp1024", "--local", "here"],
+        "here: no such folder; name one that holds the repository's files",
+    ),
+    Case(
+        "the contest's recipe without its text",
+        lambda b: ["run", "best_record"],
+        "best_record trains on the contest's text: fetch it with `caddie data --fineweb caseops8192 --shards 80`",
+    ),
     Case("unknown base", lambda b: ["diff", "tiny", "huge"], "no recipe huge"),
 ]
 

@@ -5,25 +5,28 @@ from __future__ import annotations
 import builtins
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from recording import Recorder
+from stand_in_hub import Hub, serving
 
-from caddie.data.corpus import Corpus
-from caddie.data.fineweb import fetch_fineweb
-from caddie.data.shards import open_shard, write_shard
-from caddie.data.tokenizers import SentencePieceBPE, Tokenizer
+from caddie.data import fineweb
+from caddie.data.corpus import Corpus, Origin
+from caddie.data.fineweb import Place, fetch_documents, fetch_fineweb
+from caddie.data.shards import open_shard, split_documents, write_shard
+from caddie.data.tokenizers import CaseOps, RawBytes, SentencePieceBPE, Tokenizer
 from caddie.errors import UserError
+from caddie.run.resolve_corpus import describe, held_out_text
 from caddie.runtime.progress import SILENT
 
 pytest.importorskip("huggingface_hub")
@@ -53,85 +56,23 @@ def published(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) ->
         runs = [np.append(np.uint16(tokenizer.bos), ids) for ids in tokenizer.encode_many(documents(number))]
         write_shard(path, np.concatenate(runs))
         files[f"{SHARDS}{name}.bin"] = path.read_bytes()
-    manifest = {
-        "datasets": [
-            {"name": "fineweb10B_byte260", "tokenizer_name": "bytes", "stats": {}},
-            {"name": "fineweb10B_sp300", "tokenizer_name": "sp", "stats": {"files_train": 3, "files_val": 1}},
-        ],
-        "tokenizers": [
-            {"name": "bytes", "path": "tokenizers/bytes.json"},
-            {"name": "sp", "model_path": "tokenizers/fineweb_300_bpe.model"},
-        ],
-    }
-    files["datasets/manifest.json"] = json.dumps(manifest).encode()
     return files
 
 
-class Hub(ThreadingHTTPServer):
-    """Serves files as the real one does; a file in `drops` is cut off once after so many bytes."""
-
-    def __init__(self, files: dict[str, bytes]) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.files = dict(files)
-        self.drops: dict[str, int] = {}
-        self.asked: list[tuple[str, str, str | None]] = []
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
-
-    def fetched(self) -> list[str]:
-        return [Path(path).name for method, path, _ in self.asked if method == "GET"]
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Hub
-
-    def do_HEAD(self) -> None:
-        self.answer(body=False)
-
-    def do_GET(self) -> None:
-        self.answer(body=True)
-
-    def answer(self, body: bool) -> None:
-        prefix = "/datasets/willdepueoai/parameter-golf/resolve/main/"
-        path = self.path.removeprefix(prefix)
-        wanted = self.headers.get("Range")
-        self.server.asked.append((self.command, path, wanted))
-        if not self.path.startswith(prefix) or path not in self.server.files:
-            self.send_response(404)
-            self.send_header("X-Error-Code", "EntryNotFound")
-            self.send_header("X-Repo-Commit", "a" * 40)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        whole = self.server.files[path]
-        begin = int(wanted.removeprefix("bytes=").partition("-")[0]) if wanted else 0
-        content = whole[begin:]
-        self.send_response(206 if begin else 200)
-        self.send_header("X-Repo-Commit", "a" * 40)
-        self.send_header("ETag", f'"{sha256(whole).hexdigest()}"')
-        self.send_header("Content-Length", str(len(content)))
-        if begin:
-            self.send_header("Content-Range", f"bytes {begin}-{len(whole) - 1}/{len(whole)}")
-        self.end_headers()
-        if body:
-            self.wfile.write(content[: self.server.drops.pop(path, len(content))])
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
+@pytest.fixture(autouse=True)
+def small_validation_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fineweb, "HELD_OUT", 30)
 
 
 @pytest.fixture
 def hub(published: dict[str, bytes]) -> Iterator[Hub]:
-    with Hub(published) as server:
-        thread = Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with serving(published) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def fetch(hub: Hub, folder: Path, shards: int = 2, variant: str = "sp300", told: list[str] | None = None) -> Corpus:
     report = SILENT if told is None else Recorder(lambda event: told.append(event["text"]))
-    return fetch_fineweb(variant, shards, folder, report, endpoint=hub.url)
+    return fetch_fineweb(variant, shards, folder, report, Place(endpoint=hub.url))
 
 
 @pytest.mark.long
@@ -140,7 +81,6 @@ def test_the_first_shards_become_a_corpus(hub: Hub, tmp_path: Path, tokenizer: T
     found = fetch(hub, tmp_path / "out", told=told)
     assert found.folder == tmp_path / "out"
     assert hub.fetched() == [
-        "manifest.json",
         "fineweb_300_bpe.model",
         "fineweb_val_000000.bin",
         "fineweb_train_000000.bin",
@@ -153,6 +93,8 @@ def test_the_first_shards_become_a_corpus(hub: Hub, tmp_path: Path, tokenizer: T
     assert found.manifest.validation.source_bytes == sum(map(len, documents(0)))
     assert found.manifest.byte_source == "table"
     found.check_disjoint()
+    assert found.manifest.origin == Origin("willdepueoai/parameter-golf", "main", "a" * 40)
+    assert Corpus.load(found.folder).manifest == found.manifest
 
 
 def test_complete_files_are_not_fetched_again(hub: Hub, tmp_path: Path) -> None:
@@ -165,17 +107,27 @@ def test_complete_files_are_not_fetched_again(hub: Hub, tmp_path: Path) -> None:
     assert len(fetch(hub, tmp_path, 2).train_shards()) == 2
 
 
-def test_a_stopped_run_continues(hub: Hub, tmp_path: Path) -> None:
-    kept = hub.files.pop(f"{SHARDS}train_000001.bin")
-    with pytest.raises(UserError, match=r"has no file datasets.*train_000001.bin") as caught:
+def test_a_stopped_run_continues(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = hub.files[name := f"{SHARDS}train_000001.bin"]
+    hub.files[name] = b"<html>busy</html>"
+    with pytest.raises(UserError, match=r"train_000001.bin: not a token shard") as caught:
         fetch(hub, tmp_path)
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="no corpus"):
         Corpus.load(tmp_path)
-    hub.files[f"{SHARDS}train_000001.bin"] = kept
+    (tmp_path / "source.json").unlink()  # which has its wrong size
+    hub.files[name] = kept
     hub.asked.clear()
     assert len(fetch(hub, tmp_path).train_shards()) == 2
     assert hub.fetched() == ["fineweb_train_000001.bin"]
+
+
+def test_a_file_that_the_hub_lost_is_one_line(hub: Hub, tmp_path: Path) -> None:
+    fetch(hub, tmp_path, 1)
+    del hub.files[f"{SHARDS}train_000001.bin"]
+    with pytest.raises(UserError, match=r"the hub does not have datasets.*train_000001.bin of willdepueoai") as caught:
+        fetch(hub, tmp_path, 2)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_dropped_connection_resumes_within_the_file(
@@ -203,42 +155,293 @@ def test_a_file_cut_short_is_fetched_again(hub: Hub, tmp_path: Path) -> None:
 
 def test_what_cannot_be_had_is_one_line(hub: Hub, tmp_path: Path) -> None:
     cases = [
-        ("sp301", 1, "has sp300, not sp301; did you mean sp300"),
-        ("sp300", 4, "sp300 has 3 training shards, not 4"),
-        ("sp300", 0, "at least one training shard"),
+        ("sp301", 1, "willdepueoai/parameter-golf has sp300, not fineweb10B_sp301"),
+        ("caseops", 1, "no variant caseops; there are byte260, .* and documents; did you mean caseops8192"),
+        ("sp300", 4, "has 3 training shards of sp300, not 4"),
     ]
     for variant, shards, message in cases:
         with pytest.raises(UserError, match=message) as caught:
             fetch(hub, tmp_path, shards, variant)
         assert "\n" not in str(caught.value)
-    hub.files[f"{SHARDS}val_000000.bin"] = b"<html>busy</html>"
-    with pytest.raises(UserError, match=r"val_000000.bin: not a token shard"):
-        fetch(hub, tmp_path)
+    del hub.files[MODEL]
+    with pytest.raises(UserError, match=r"no file fineweb_300_bpe.model, the tokenizer of sp300"):
+        fetch(hub, tmp_path / "other")
 
 
-@pytest.mark.parametrize("content", [b"[]", b"{", b'{"datasets": [{}], "tokenizers": []}', b'{"tokenizers": [1]}'])
-def test_an_unknown_manifest_is_one_line(hub: Hub, tmp_path: Path, content: bytes) -> None:
-    hub.files["datasets/manifest.json"] = content
-    with pytest.raises(UserError, match="not the manifest this program knows") as caught:
-        fetch(hub, tmp_path)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_manifest_cannot_lead_out_of_the_folder(hub: Hub, tmp_path: Path) -> None:
-    manifest = json.loads(hub.files["datasets/manifest.json"])
-    for path in ("../../escaped.model", "/etc/passwd"):
-        manifest["tokenizers"][1]["model_path"] = path
-        hub.files["datasets/manifest.json"] = json.dumps(manifest).encode()
+def test_a_repository_cannot_lead_out_of_the_folder(hub: Hub, tmp_path: Path) -> None:
+    for number, path in enumerate(("../../escaped.model", "/etc/passwd")):
+        hub.files[path] = b"x"
         with pytest.raises(UserError, match="leads out of the repository"):
-            fetch(hub, tmp_path / path.replace("/", "_"))
+            fetch(hub, tmp_path / str(number))
+        del hub.files[path]
+
+
+def test_all_files_are_of_the_commit_that_was_first_got(hub: Hub, tmp_path: Path) -> None:
+    fetch(hub, tmp_path, 1)
+    hub.branches["main"] = "b" * 40
+    with pytest.raises(UserError, match=r"the hub does not have .*train_000001.bin"):
+        fetch(hub, tmp_path, 2)  # the commit is gone: files of the next are not mixed in
+    hub.branches["old"] = "a" * 40
+    found = fetch(hub, tmp_path, 2)
+    assert found.manifest.origin is not None
+    assert (found.manifest.origin.revision, found.manifest.origin.commit) == ("main", "a" * 40)
+    assert fetch_fineweb("sp300", 2, tmp_path, SILENT, Place(revision="a" * 40)).manifest == found.manifest
+    for place in (Place(revision="old"), Place(repository="me/mine")):
+        with pytest.raises(
+            UserError, match=r"holds files of willdepueoai/parameter-golf at main \(aaaaaaaaaaaa\), not"
+        ):
+            fetch_fineweb("sp300", 1, tmp_path, SILENT, place)
+
+
+def test_another_repository_and_revision(published: dict[str, bytes], tmp_path: Path) -> None:
+    with serving(published, "me/mine") as hub:
+        hub.branches = {"v2": "c" * 40}
+        place = Place("me/mine", "v2", endpoint=hub.url)
+        found = fetch_fineweb("sp300", 1, tmp_path, SILENT, place)
+        assert found.manifest.origin == Origin("me/mine", "v2", "c" * 40)
+        for wrong in (Place("me/mine", endpoint=hub.url), Place("me/yours", endpoint=hub.url)):
+            with pytest.raises(UserError, match=r"the hub does not have .*; check repository and revision") as caught:
+                fetch_fineweb("sp300", 1, tmp_path / "other", SILENT, wrong)
+            assert "\n" not in str(caught.value)
+
+
+def test_a_copy_on_disk_is_used_where_it_lies(
+    published: dict[str, bytes], tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", None)
+    mirror = copy_of(published, tmp_path / "mirror")
+    found = fetch_fineweb("sp300", 2, tmp_path / "out", SILENT, Place(local=mirror))
+    assert found.manifest.origin is None
+    assert found.manifest.source == str(mirror / SHARDS.rpartition("/")[0])
+    assert found.manifest.validation.source_bytes == sum(map(len, documents(0)))
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "documents.npz",
+        "manifest.json",
+        "tokenizer.bin",
+    ]
+    with pytest.raises(UserError, match="no such folder"):
+        fetch_fineweb("sp300", 1, tmp_path / "out", SILENT, Place(local=tmp_path / "absent"))
+    (mirror / f"{SHARDS}train_000000.bin").unlink()
+    with pytest.raises(UserError, match=r"mirror lacks shard 0 of train in fineweb10B_sp300"):
+        fetch_fineweb("sp300", 1, tmp_path / "out", SILENT, Place(local=mirror))
+
+
+def test_a_cut_validation_set_is_refused(published: dict[str, bytes], tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """By its header, and, where the header agrees, by the documents; the training shards are not read then."""
+    mirror = copy_of(published, tmp_path / "mirror")
+    path = mirror / f"{SHARDS}val_000000.bin"
+    whole = open_shard(path).copy()
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(UserError, match=r"val_000000.bin: .* bytes, but its .* tokens need .*; copy it again"):
+        fetch_fineweb("sp300", 1, tmp_path / "out", SILENT, Place(local=mirror))
+    write_shard(path, whole[: np.flatnonzero(whole == tokenizer.bos)[10]])
+    (mirror / f"{SHARDS}train_000000.bin").write_bytes(b"")
+    with pytest.raises(UserError, match="holds out 10 documents, and the contest 30: a part of its validation set"):
+        fetch_fineweb("sp300", 1, tmp_path / "out", SILENT, Place(local=mirror))
+
+
+def test_a_disk_without_room_is_told_before_anything_is_fetched(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1_000))
+    with pytest.raises(UserError, match=r"has 0.0 GB free, and the files take 0.0 GB"):
+        fetch(hub, tmp_path)
+    assert hub.fetched() == []
+
+
+def copy_of(files: dict[str, bytes], folder: Path) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+# Variants
+
+
+def test_the_table_names_one_place_for_each_variant() -> None:
+    assert {"sp1024", "sp2048", "sp4096", "sp8192", "byte260", "caseops8192"} == set(fineweb.VARIANTS)
+    for name, variant in fineweb.VARIANTS.items():
+        assert variant.dataset.startswith("fineweb10B_")
+        assert str(variant.vocabulary) in name
+        assert re.fullmatch(r"[\w-]+/[\w-]+", variant.repository)
+        assert variant.revision == "main", "no commit is known"
+
+
+def test_bytes_as_the_contest_numbers_them(tmp_path: Path) -> None:
+    tokenizer = RawBytes().build(260, list)
+    files = {}
+    for number, name in enumerate(["val_000000", "train_000000"]):
+        files |= shard_files(f"datasets/datasets/fineweb10B_byte260/fineweb_{name}.bin", tokenizer, number, tmp_path)
+    found = fetch_fineweb("byte260", 1, tmp_path / "out", SILENT, Place(local=copy_of(files, tmp_path / "mirror")))
+    assert (found.manifest.tokenizer.vocabulary, found.manifest.tokenizer.bos) == (260, 1)
+    assert found.manifest.validation.source_bytes == sum(map(len, documents(0)))
+    assert found.validation_tokens()[:2].tolist() == [1, documents(0)[0][0] + 4]
+
+
+def shard_files(name: str, tokenizer: Tokenizer, seed: int, folder: Path) -> dict[str, bytes]:
+    runs = [np.append(np.uint16(tokenizer.bos), ids) for ids in tokenizer.encode_many(documents(seed))]
+    write_shard(folder / "shard.bin", np.concatenate(runs))
+    return {name: (folder / "shard.bin").read_bytes()}
+
+
+@pytest.fixture
+def caseops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Tokenizer]:
+    """A copy on disk of shards under CaseOps, whose side-car counts one byte more for one id."""
+    variant = fineweb.VARIANTS["caseops8192"]
+    tokenizer = CaseOps().build(300, lambda: documents(0))
+    monkeypatch.setitem(fineweb.VARIANTS, "caseops8192", replace(variant, vocabulary=300))
+    folder, files = (
+        f"datasets/datasets/{variant.dataset}",
+        {f"datasets/tokenizers/{variant.tokenizer}": tokenizer.serialize()},
+    )
+    for number, name in enumerate(["val_000000", "train_000000"]):
+        files |= shard_files(f"{folder}/fineweb_{name}.bin", tokenizer, number, tmp_path)
+    mirror = copy_of(files, tmp_path / "mirror")
+    counts = tokenizer.byte_lengths(open_shard(mirror / folder / "fineweb_val_000000.bin")).astype(np.uint16)
+    counts[5] += 1
+    write_shard(mirror / folder / "fineweb_val_bytes_000000.bin", counts)
+    return mirror, tokenizer
+
+
+def test_caseops_counts_the_bytes_of_its_side_car(caseops: tuple[Path, Tokenizer], tmp_path: Path) -> None:
+    mirror, tokenizer = caseops
+    found = fetch_fineweb("caseops8192", 1, tmp_path / "out", SILENT, Place(local=mirror))
+    split, text_bytes = found.manifest.validation, sum(map(len, documents(0)))
+    assert found.manifest.byte_source == "sidecar"
+    assert (split.source_bytes, split.normalized_bytes) == (text_bytes + 1, text_bytes)
+    assert found.tokenizer().sha256 == tokenizer.sha256
+    assert held_out_text(Corpus.load(found.folder)).source_bytes == text_bytes + 1
+    assert describe(found).endswith("bytes by the side-cars (no text)")
+    found.count_again()
+    found.check_shards("validation")
+    (shard,) = split.byte_counts
+    changed = open_shard(Path(shard.file)).copy()
+    changed[7] += 1
+    write_shard(Path(shard.file), changed)
+    with pytest.raises(UserError, match=f"states {text_bytes + 1:,} source_bytes for validation; there are"):
+        Corpus.load(found.folder).count_again()
+    with pytest.raises(UserError, match=r"val_bytes_000000.bin: changed since it was prepared"):
+        found.check_shards("validation")
+
+
+def test_a_side_car_that_does_not_fit_is_refused(caseops: tuple[Path, Tokenizer], tmp_path: Path) -> None:
+    mirror, _ = caseops
+    (sidecar,) = mirror.rglob("fineweb_val_bytes_*.bin")
+    write_shard(sidecar, open_shard(sidecar)[:-1].copy())
+    with pytest.raises(UserError, match=r"byte counts for .* held-out tokens; fetch both again"):
+        fetch_fineweb("caseops8192", 1, tmp_path / "out", SILENT, Place(local=mirror))
+    sidecar.unlink()
+    with pytest.raises(UserError, match="has 1 validation shards of caseops8192 and 0 side-cars"):
+        fetch_fineweb("caseops8192", 1, tmp_path / "out", SILENT, Place(local=mirror))
+
+
+def test_a_manifest_without_its_side_car_is_refused(caseops: tuple[Path, Tokenizer], tmp_path: Path) -> None:
+    found = fetch_fineweb("caseops8192", 1, tmp_path / "out", SILENT, Place(local=caseops[0]))
+    path = found.folder / "manifest.json"
+    facts = json.loads(path.read_text())
+    facts["validation"]["byte_counts"] = []
+    path.write_text(json.dumps(facts))
+    with pytest.raises(UserError, match="bytes of sidecar, which do not fit its side-cars"):
+        Corpus.load(found.folder)
+
+
+def test_manifests_of_earlier_versions_are_read(hub: Hub, tmp_path: Path) -> None:
+    found = fetch(hub, tmp_path, 1)
+    facts = json.loads((tmp_path / "manifest.json").read_text())
+    del facts["origin"], facts["train"]["byte_counts"], facts["validation"]["byte_counts"]
+    (tmp_path / "manifest.json").write_text(json.dumps(facts))
+    assert Corpus.load(tmp_path).manifest == replace(found.manifest, origin=None)
+
+
+# Documents
+
+
+def documents_of(texts: list[bytes], folder: Path, **facts: object) -> Path:
+    """Return a copy on disk of a documents' file with its side-car."""
+    lines = "".join(json.dumps({"text": text.decode()}) + "\n" for text in texts).encode()
+    stated = {"docs_sha256": sha256(lines).hexdigest(), "docs_val": 30, **facts}
+    files = {fineweb.DOCUMENTS: lines, fineweb.DOCUMENTS_FACTS: json.dumps(stated).encode()}
+    return copy_of({f"datasets/{name}": content for name, content in files.items()}, folder)
+
+
+def corpus_of(mirror: Path, folder: Path, shards: int = 1) -> Corpus:
+    return fetch_documents(shards, folder, folder / "unused", RawBytes(), 257, SILENT, Place(local=mirror))
+
+
+def test_the_first_documents_are_held_out_and_counted_in_bytes(tmp_path: Path) -> None:
+    texts = [b"%03d " % number + b"text" * (number % 5) for number in range(100)]
+    texts[60], texts[70] = texts[50], texts[3]  # one that is trained on already, one that is held out
+    found = corpus_of(documents_of(texts, tmp_path / "mirror"), tmp_path / "out")
+    assert found.validation_documents() == texts[:30]
+    assert found.manifest.byte_source == "documents"
+    assert found.manifest.validation.source_bytes == sum(map(len, texts[:30]))
+    trained = [texts[number] for number in range(30, 100) if number not in (60, 70)]
+    tokens = np.concatenate(found.train_shards())
+    assert [run[1:].astype(np.uint8).tobytes() for run in split_documents([tokens], 256)] == trained
+    assert found.manifest.train is not None
+    assert (found.manifest.train.documents, found.manifest.duplicates_removed) == (68, 2)
+    found.check_disjoint()
+    found.count_again()
+
+
+def test_training_takes_so_many_full_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("caddie.data.prepare.SHARD_TOKENS", 60)
+    monkeypatch.setattr("caddie.data.prepare.BATCH_BYTES", 25)
+    texts = [b"%09d" % number for number in range(60)]  # six to a shard, with BOS
+    mirror = documents_of(texts, tmp_path / "mirror")
+    found = corpus_of(mirror, tmp_path / "out", shards=2)
+    assert [shard.tokens for shard in found.manifest.train.shards] == [60, 60]  # type: ignore[union-attr]
+    assert found.manifest.train.documents == 12  # type: ignore[union-attr]
+    assert found.manifest.validation.documents == 30
+    found.check_disjoint()
+    inode = (tmp_path / "out" / "manifest.json").stat().st_ino
+    assert corpus_of(mirror, tmp_path / "out", shards=2).manifest == found.manifest
+    assert (tmp_path / "out" / "manifest.json").stat().st_ino == inode
+    assert len(corpus_of(mirror, tmp_path / "out", shards=9).train_shards()) == 5
+
+
+def test_documents_that_are_not_those_of_the_side_car_are_refused(tmp_path: Path) -> None:
+    texts = [b"%d" % number for number in range(40)]
+    cases: list[tuple[dict[str, object], str]] = [
+        ({"docs_sha256": "0" * 64}, "is not the file that docs_selected.source_manifest.json describes"),
+        ({"docs_val": 10_000}, "holds out 10000 documents, and the contest 30"),
+    ]
+    for number, (facts, message) in enumerate(cases):
+        with pytest.raises(UserError, match=message) as caught:
+            corpus_of(documents_of(texts, tmp_path / str(number), **facts), tmp_path / "out")
+        assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+    mirror = documents_of(texts[:30], tmp_path / "few")
+    with pytest.raises(UserError, match="has 30 documents, and the first 30 are held out"):
+        corpus_of(mirror, tmp_path / "out")
+    (mirror / "datasets" / fineweb.DOCUMENTS_FACTS).write_text("[]")
+    with pytest.raises(UserError, match="no side-car with docs_sha256"):
+        corpus_of(mirror, tmp_path / "out")
+    (mirror / "datasets" / fineweb.DOCUMENTS_FACTS).unlink()
+    with pytest.raises(UserError, match=r"has no docs_selected.jsonl with its docs_selected.source_manifest.json"):
+        corpus_of(mirror, tmp_path / "out")
+
+
+def test_a_tokenizer_is_trained_on_what_is_not_held_out(tmp_path: Path) -> None:
+    texts = [b"held out " * 20] * 1 + [b"HELD %d" % number for number in range(29)] + documents(0) + documents(1)
+    mirror = documents_of(texts, tmp_path / "mirror")
+    found = fetch_documents(
+        1, tmp_path / "out", tmp_path / "docs", SentencePieceBPE(), 290, SILENT, Place(local=mirror)
+    )
+    assert found.tokenizer().sha256 == SentencePieceBPE().build(290, lambda: documents(0) + documents(1)).sha256
+
+
+# Without a network
 
 
 def test_no_server_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*arguments: object, **settings: object) -> None:
         raise ConnectionError("no route\nto host")
 
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", offline)
-    with pytest.raises(UserError, match=r"\(no route\); the same command continues") as caught:
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", offline)
+    message = r"\(no route\); the same command continues; without a network, .* --local DIR"
+    with pytest.raises(UserError, match=message) as caught:
         fetch_fineweb("sp300", 1, tmp_path, SILENT)
     assert "\n" not in str(caught.value)
 
@@ -263,7 +466,7 @@ def test_the_environment_is_changed_for_the_library_alone(tmp_path: Path, monkey
         seen.extend(os.environ[name] for name in ("HF_HOME", "HF_XET_CACHE"))
         raise RuntimeError
 
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", download)
     monkeypatch.setenv("HF_HOME", "mine")
     monkeypatch.delenv("HF_XET_CACHE", raising=False)
     with pytest.raises(UserError, match="RuntimeError"):
@@ -277,9 +480,9 @@ def test_the_environment_is_changed_for_the_library_alone(tmp_path: Path, monkey
 def test_nothing_is_written_at_home(hub: Hub, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    script = "import sys; from pathlib import Path; from caddie.data.fineweb import fetch_fineweb\n"
+    script = "import sys; from pathlib import Path; from caddie.data import fineweb; fineweb.HELD_OUT = 30\n"
     script += "from caddie.report.display import Display\n"
-    script += "fetch_fineweb('sp300', 1, Path(sys.argv[1]), Display(quiet=True))"
+    script += "fineweb.fetch_fineweb('sp300', 1, Path(sys.argv[1]), Display(quiet=True))"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "XDG_"))}
     environment = {**kept, "HOME": str(home), "PYTHONPATH": str(ROOT), "HF_ENDPOINT": hub.url}
     command = [sys.executable, "-c", script, str(tmp_path / "out")]
@@ -288,4 +491,4 @@ def test_nothing_is_written_at_home(hub: Hub, tmp_path: Path) -> None:
     assert done.stderr == ""
     assert list(home.rglob("*")) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "out"]
-    assert all(path.startswith("datasets/") for _, path, _ in hub.asked)
+    assert all(path.startswith(("main", "datasets/")) for _, path, _ in hub.asked)

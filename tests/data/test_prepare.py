@@ -721,7 +721,6 @@ def shards(tmp_path: Path) -> Path:
     stream = np.concatenate([np.array([256, *text.encode()], np.uint16) for text in TEXTS])
     cut = int(np.flatnonzero(stream == 256)[12])
     write_shard(folder / "fineweb_val_000000.bin", stream[:cut])
-    write_shard(folder / "fineweb_val_bytes_000000.bin", stream[:5])
     write_shard(folder / "fineweb_train_000000.bin", stream[cut:700])
     write_shard(folder / "fineweb_train_000001.bin", stream[700:])
     return folder

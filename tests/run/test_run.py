@@ -266,6 +266,7 @@ def test_published_shards_without_their_text(real_data: Path, tmp_path: Path) ->
     result = caddie(tmp_path, "run", "tiny", *SMALL, source, "--data", "shards", "--out", "run")
     assert result["byte_source"] == "table"
     assert result["corpus"]["documents"] == {"train": 80, "validation": 10}
+    assert result["corpus"]["origin"] is None
     again = caddie(tmp_path, "score", "run/artifact.caddie", "--data", "shards")
     assert again["bits_per_byte"] == pytest.approx(result["bits_per_byte"], abs=1e-6)
 

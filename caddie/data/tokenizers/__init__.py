@@ -103,19 +103,31 @@ class ByteTokenizer(Tokenizer):
     kind = "bytes"
     vocabulary = 257
     bos = 256
-    token_bytes = (*(bytes([byte]) for byte in range(256)), b"")
+    first: ClassVar[int] = 0
+    """Id of the byte 0."""
 
     def __init__(self) -> None:
-        byte = np.arange(self.vocabulary) < self.bos
+        values = [index - self.first for index in range(self.vocabulary)]
+        self.token_bytes = tuple(bytes([value]) if 0 <= value < 256 else b"" for value in values)
+        byte = np.array(list(map(bool, self.token_bytes)))
         self.table = ByteTable(byte.astype(np.int64), np.zeros_like(byte), ~byte)
 
     def encode_many(self, documents: Sequence[bytes]) -> list[Ids]:
-        """Return the bytes themselves."""
-        return [np.frombuffer(document, np.uint8).astype(np.uint16) for document in documents]
+        """Return the bytes themselves, counted from `first`."""
+        return [np.frombuffer(document, np.uint8) + np.uint16(self.first) for document in documents]
 
     def serialize(self) -> bytes:
         """Return no bytes."""
         return b""
+
+
+class ByteTokenizer260(ByteTokenizer):
+    """Bytes as the contest numbers them: ids 4 to 259 are the bytes, 1 is BOS, and 0, 2 and 3 stand for nothing."""
+
+    kind = "bytes260"
+    vocabulary = 260
+    bos = 1
+    first = 4
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -240,8 +252,9 @@ def deserialize(kind: str, data: bytes) -> Tokenizer:
         return SentencePieceTokenizer(data)
     if kind == CaseOpsTokenizer.kind:
         return CaseOpsTokenizer(SentencePieceTokenizer(data))
-    if kind == ByteTokenizer.kind and not data:
-        return ByteTokenizer()
+    for byte_tokenizer in (ByteTokenizer, ByteTokenizer260):
+        if kind == byte_tokenizer.kind and not data:
+            return byte_tokenizer()
     raise UserError(f"no tokenizer of kind {kind!r} with {len(data):,} bytes")
 
 
@@ -282,10 +295,12 @@ class TokenizerSource(Config, ABC):
 
 
 class RawBytes(TokenizerSource):
-    """Every byte is an id."""
+    """Every byte is an id: of 257, or of 260 as the contest numbers them."""
 
     def build(self, vocabulary: int, sample: Sample) -> Tokenizer:
-        """Return the `ByteTokenizer`."""
+        """Return the `ByteTokenizer`, or the `ByteTokenizer260`."""
+        if vocabulary == ByteTokenizer260.vocabulary:
+            return ByteTokenizer260()
         return _of_size(ByteTokenizer(), vocabulary, "RawBytes")
 
 
