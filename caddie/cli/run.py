@@ -69,12 +69,14 @@ def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Co
         quiet: bool,
     ) -> int:
         from caddie.report.display import Display
+        from caddie.run.resolve_corpus import check_text_named
         from caddie.run.run import check_recipe
         from caddie.run.run_folder import run_folder
         from caddie.runtime import distributed
 
         chosen = named_recipe(recipe, settings, seconds)
         check_recipe(chosen, gpus)
+        check_text_named(chosen, data)
         if gpus > 1 and not distributed.under_torchrun():
             return distributed.launch(gpus, sys.argv[1:])
         folder = Path(out) if out else run_folder(chosen, seed)

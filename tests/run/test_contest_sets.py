@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from caddie.data.fineweb import VARIANTS
+from caddie.errors import UserError
+from caddie.recipes.catalog import find, shipped
 from caddie.run.contest_sets import CURRENT, FIRST, identify
+from caddie.run.resolve_corpus import check_text_named, contest_variant
 
 NO_OFFICIAL = "its score compares with no official one"
 
@@ -72,3 +76,20 @@ def test_counts_in_logs_are_whole_sequences_at_the_bytes_per_token_they_print() 
         assert abs(count * printed[name] - CURRENT.bytes) < 10_000
     assert FIRST.tokens["SP 1024"] % 1_024 == 0
     assert abs(FIRST.tokens["SP 1024"] * 2.4423 - FIRST.bytes) < 10_000
+
+
+def test_every_recipe_for_the_contest_names_a_variant_that_can_be_fetched() -> None:
+    wanted = {recipe.name: contest_variant(recipe) for recipe in shipped().values()}
+    assert wanted.pop("tiny") is None
+    assert len(wanted) == 50
+    assert set(wanted.values()) == {"sp1024", "sp4096", "sp8192", "caseops8192"} <= set(VARIANTS)
+    assert (wanted["baseline"], wanted["champion"], wanted["best_record"]) == ("sp1024", "sp4096", "caseops8192")
+
+
+def test_a_recipe_for_the_contest_says_how_its_text_is_fetched() -> None:
+    best = find("best_record")
+    with pytest.raises(UserError, match="`caddie data --fineweb caseops8192 --shards 80`, then add --data data/fine"):
+        check_text_named(best, None)
+    check_text_named(best, "stdlib")
+    for other in (find("tiny"), find("best_record_mini"), best.but({"model.vocabulary": 300}), best.but(name="mine")):
+        check_text_named(other, None)
