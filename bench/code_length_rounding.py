@@ -44,9 +44,8 @@ from caddie.pack.quantize import Arrays, Calibration, Waterfilling
 from caddie.pack.quantize.quantizer import as_rows
 from caddie.pack.quantize.waterfilling import _BLOCK, _LARGEST, _steps, _upper
 from caddie.report.tables import table
-from caddie.run.resolve_corpus import bits_per_nat, held_out_text
-from caddie.run.run import calibrate_recipe
 from caddie.run.run_folder import read_run, run_weights
+from caddie.run.stages import bits_per_nat, calibrate_recipe, held_out_text
 
 Odds = Literal["tensor", "scale"]
 Move = Literal["energy", "least"]

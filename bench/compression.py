@@ -25,9 +25,9 @@ from caddie.pack.coding.array_codec import Array
 from caddie.pack.compress import Pack, pack
 from caddie.pack.quantize import Float16, Gptq, Rows, SigmaClip
 from caddie.report.run_files import WEIGHTS
-from caddie.run.resolve_corpus import held_out_text
-from caddie.run.run import calibrate_recipe, metadata_of
+from caddie.run.run import metadata_of
 from caddie.run.run_folder import read_run
+from caddie.run.stages import calibrate_recipe, held_out_text
 from caddie.score import score
 
 

@@ -84,8 +84,8 @@ def shapes_of(recipe: str, millions: float | None) -> Shapes:
 
 def scales_of(run: Path, step: float) -> list[tuple[str, Scales]]:
     """Name and scales of each matrix of a trained run."""
-    from caddie.run.run import calibrate_recipe
     from caddie.run.run_folder import read_run, run_weights
+    from caddie.run.stages import calibrate_recipe
 
     recipe, _, corpus = read_run(run)
     weights = run_weights(run, recipe, corpus)

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from caddie.pack.artifact import Artifact, load
     from caddie.recipes.catalog import find, shipped
     from caddie.recipes.recipe import Recipe
-    from caddie.run.resolve_corpus import held_out_text, open_corpus, open_for_scoring
+    from caddie.run.resolve_corpus import open_corpus, open_for_scoring
     from caddie.run.run import run
+    from caddie.run.stages import held_out_text
     from caddie.runtime.progress import SILENT
     from caddie.score.score import score
     from caddie.verify import verify
@@ -33,8 +34,9 @@ _NAMES = {
     "pack.artifact": "Artifact load",
     "recipes.catalog": "find shipped",
     "recipes.recipe": "Recipe",
-    "run.resolve_corpus": "held_out_text open_corpus open_for_scoring",
+    "run.resolve_corpus": "open_corpus open_for_scoring",
     "run.run": "run",
+    "run.stages": "held_out_text",
     "runtime.progress": "SILENT",
     "score.score": "score",
     "verify.verify": "verify",

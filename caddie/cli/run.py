@@ -169,8 +169,9 @@ def pack(folder: Path, settings: tuple[str, ...], out: Path | None, compare: boo
     from caddie.report.run_files import ARTIFACT
     from caddie.report.tables import pack_table
     from caddie.run.result import describe_compression
-    from caddie.run.run import calibrate_recipe, metadata_of
+    from caddie.run.run import metadata_of
     from caddie.run.run_folder import read_run, run_weights
+    from caddie.run.stages import calibrate_recipe
     from caddie.runtime.distributed import Ranks, local_device
     from caddie.runtime.progress import Phases
 
@@ -316,8 +317,9 @@ def score(
     """
     from caddie.report.display import Display
     from caddie.report.tables import score_table
-    from caddie.run.resolve_corpus import held_out_text, open_for_scoring
+    from caddie.run.resolve_corpus import open_for_scoring
     from caddie.run.run import score_artifact
+    from caddie.run.stages import held_out_text
     from caddie.runtime import distributed
     from caddie.runtime.progress import JsonLines
 

@@ -18,7 +18,7 @@ from caddie.lab.runner import keep, plan
 from caddie.lab.study import Study
 from caddie.pack import artifact as artifacts
 from caddie.report.run_files import ARTIFACT, HOLDOUT
-from caddie.run.resolve_corpus import held_out_text
+from caddie.run.stages import held_out_text
 from caddie.runtime.distributed import local_device
 from caddie.runtime.progress import SILENT, Progress
 from caddie.score import score, use_quickest_threads

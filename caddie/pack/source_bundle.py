@@ -1,4 +1,4 @@
-"""The source that scores an artifact, minified and compressed, so that the bytes of code are measured.
+"""The source that scores an artifact, and the script that trains it: minified and compressed, their bytes measured.
 
 Modules are found by their imports alone. Docstrings, comments, names of local variables and annotations of functions
 are removed; assertions stay, and so do names and annotations of classes and their fields, by which settings are read.
@@ -7,16 +7,18 @@ are removed; assertions stay, and so do names and annotations of classes and the
 from __future__ import annotations
 
 import ast
+import base64
 import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import python_minifier
@@ -28,10 +30,12 @@ from caddie.pack.container import Section
 
 SCORING = ("caddie.pack.artifact", "caddie.score")
 """Modules that score an artifact: one reads it, the other turns the tokens of a text into bits per byte."""
-TRAINING = (*SCORING, "caddie.train.loop")
-"""Modules that train and score a model."""
+TRAINING = ("caddie.submit.script", "caddie.ops.loss_kernels")
+"""Modules that train, pack and score a model, as one program; kernels are imported by a name that is made up."""
 
 _PACKAGE = Path(__file__).parent.parent
+_HEAD = "train_gpt.py.txt"
+"""File beside this module: the script, with $version, $recipe and $source in place of these."""
 _PATH = re.compile(r"caddie(/[a-z_][a-z0-9_]*)+\.py")
 
 
@@ -93,6 +97,35 @@ def source_needed(roots: tuple[str, ...] = SCORING) -> Bundle:
     return Bundle(files, tuple(sorted(libraries)), data)
 
 
+def script(recipe: Mapping[str, Any]) -> bytes:
+    """Return a Python program that trains, packs and scores a recipe, given as JSON values, without caddie.
+
+    Public results of others are left out of the recipe. The same recipe gives the same bytes, whatever the seed.
+    """
+    return _script(recipe, _encoded_source())
+
+
+def _script(recipe: Mapping[str, Any], source: str) -> bytes:
+    settings = {name: value for name, value in recipe.items() if name != "public"}
+    text = json.dumps(settings, indent=1).replace("'", "\\u0027")  # else it might end the literal
+    return Template(_head()).substitute(version=metadata.version("caddie"), recipe=text, source=source).encode()
+
+
+@cache
+def _head() -> str:
+    return (Path(__file__).parent / _HEAD).read_text()
+
+
+@cache
+def _encoded_source() -> str:
+    """Return the modules of `TRAINING` as the script holds them, with the version that artifacts state."""
+    version = metadata.version("caddie")
+    about = {f"caddie-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: caddie\nVersion: {version}\n"}
+    files = dict(sorted((source_needed(TRAINING).files | about).items()))
+    data = json.dumps(files, separators=(",", ":"), ensure_ascii=False)
+    return base64.b85encode(Brotli().encode(data.encode())).decode()
+
+
 def unpack(data: bytes, folder: Path) -> None:
     """Write the files of a bundle, such as the section `source` of an artifact, into a new or empty folder.
 
@@ -123,30 +156,46 @@ def installed_bytes(library: str) -> int | None:
     return None
 
 
-def describe_source() -> dict[str, Any]:
+def describe_source(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return the source facts of `result.json`: hashes, bytes to score and beyond that to train, modules, libraries.
 
-    Measuring takes two seconds, so the answer is kept in `__pycache__` until the source changes.
+    The bytes of both are those of `script` for the recipe, given as JSON values.
+    """
+    described = _measured()
+    training = described.pop("other_script_bytes") + len(_script(recipe, "")) - described["needed_bytes"]
+    return described | {"training_bytes": training}
+
+
+def _measured() -> dict[str, Any]:
+    """Return the source facts that are those of every recipe, and the script's bytes beside head and recipe.
+
+    Measuring takes seconds, so the answer is kept in `__pycache__` until the source changes.
     """
     program = hashlib.sha256()
     for name, (_, content) in _modules(_PACKAGE).items():
         program.update(name.encode() + hashlib.sha256(content).digest())
-    digest = hashlib.sha256(f"{sys.version} {metadata.version('python-minifier')} {program.hexdigest()}".encode())
+    libraries = [metadata.version(name) for name in ("caddie", "python-minifier", "brotli")]
+    digest = hashlib.sha256(f"{sys.version} {libraries} {_head()} {program.hexdigest()}".encode())
     kept = _PACKAGE / "__pycache__" / f"source-{digest.hexdigest()[:16]}.json"
     with suppress(OSError, ValueError):
         return dict(json.loads(kept.read_text()))
     scoring, training = source_needed(SCORING), source_needed(TRAINING)
     described = {
         "program_sha256": program.hexdigest(),
-        "sha256": hashlib.sha256(json.dumps(sorted(scoring.files.items())).encode()).hexdigest(),
+        "sha256": _files_sha256(scoring),
+        "script_sha256": hashlib.sha256((_files_sha256(training) + _head()).encode()).hexdigest(),
         "needed_bytes": scoring.bytes,
-        "training_bytes": training.bytes - scoring.bytes,
+        "other_script_bytes": len(_encoded_source()),
         "modules": {path: len(text.encode()) for path, text in sorted(scoring.files.items())},
         "decoders": {library: installed_bytes(library) for library in scoring.libraries},
     }
     with suppress(UserError), replacing(kept) as temporary:  # in a read-only folder it is measured each time
         temporary.write_text(json.dumps(described))
     return described
+
+
+def _files_sha256(bundle: Bundle) -> str:
+    return hashlib.sha256(json.dumps(sorted(bundle.files.items())).encode()).hexdigest()
 
 
 @cache

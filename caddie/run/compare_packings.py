@@ -26,9 +26,9 @@ from caddie.pack.fit import FillCap
 from caddie.pack.quantize import BestPercentile, Float16, Gptq, Quantizer, Rows, SigmaClip, Waterfilling
 from caddie.recipes.recipe import Recipe
 from caddie.report.tables import table
-from caddie.run.resolve_corpus import bits_per_nat
-from caddie.run.run import calibrate_recipe, metadata_of
+from caddie.run.run import metadata_of
 from caddie.run.run_folder import read_run, run_weights
+from caddie.run.stages import bits_per_nat, calibrate_recipe
 from caddie.runtime.distributed import local_device
 from caddie.runtime.progress import SILENT, Progress
 

@@ -11,7 +11,6 @@ from caddie.data import tokenizers
 from caddie.data.corpus import DOCUMENTS, MANIFEST, Corpus, is_corpus
 from caddie.data.documents import LIBRARY, find
 from caddie.data.fineweb import VARIANTS, Place, fetch_documents, fetch_fineweb
-from caddie.data.loaders import TrainingData
 from caddie.data.prepare import OWN_SHARDS, prepare, prepare_validation
 from caddie.data.round_trip_audit import Rule, audit
 from caddie.data.shards import split_documents
@@ -22,10 +21,8 @@ from caddie.pack import artifact as artifacts
 from caddie.pack.artifact import Artifact
 from caddie.recipes.catalog import shipped
 from caddie.recipes.recipe import Data, Recipe
-from caddie.report.units import convert
 from caddie.runtime.distributed import Ranks
 from caddie.runtime.progress import SILENT, Progress
-from caddie.score import Text
 
 TINY = "tiny"
 """The only recipe that is not for the contest's text."""
@@ -143,37 +140,6 @@ def _tokenizer_source(tokenizer: Tokenizer) -> TokenizerSource:
             temporary.write_bytes(data)
     model = tokenizers.SentencePieceFile(path=str(path))
     return tokenizers.CaseOps(of=model) if isinstance(tokenizer, tokenizers.CaseOpsTokenizer) else model
-
-
-def training_data(corpus: Corpus) -> TrainingData:
-    """Return the training shards of a corpus; `UserError` if it has none."""
-    split, tokenizer = corpus.manifest.train, corpus.manifest.tokenizer
-    shards = corpus.train_shards()
-    assert split is not None
-    per_nat, check = bits_per_nat(corpus), corpus.check_unchanged
-    return TrainingData(shards, tokenizer.bos, split.document_set_sha256, tokenizer.sha256, per_nat, check)
-
-
-def bits_per_nat(corpus: Corpus) -> float:
-    """Return the bits per byte of training text that one nat per token is."""
-    split = corpus.manifest.train
-    assert split is not None
-    if not split.source_bytes:
-        raise UserError(f"{corpus.folder}: the manifest states no bytes of training text; prepare the data again")
-    return convert(1.0, "nats-per-token", "bits-per-byte", tokens=split.tokens, source_bytes=split.source_bytes)
-
-
-def held_out_text(corpus: Corpus) -> Text:
-    """Return the held-out text of a corpus for scoring; its bytes and documents are counted once a process."""
-    corpus.check_counts()
-    split = corpus.manifest.validation
-    return Text(
-        tokens=corpus.validation_tokens(),
-        bos=corpus.manifest.tokenizer.bos,
-        source_bytes=split.source_bytes,
-        normalized_bytes=split.normalized_bytes,
-        table_bytes=split.table_bytes,
-    )
 
 
 def describe(corpus: Corpus) -> str:

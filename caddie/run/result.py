@@ -26,7 +26,7 @@ from caddie.report.page import write_report
 from caddie.report.read import VERSION, read_steps, step_seconds
 from caddie.report.run_files import LOG, RESULT
 from caddie.run.policy import state
-from caddie.run.resolve_corpus import bits_per_nat
+from caddie.run.stages import bits_per_nat
 from caddie.runtime.distributed import Ranks
 from caddie.train.loop import Trained
 from caddie.verify import Verdict
@@ -57,7 +57,7 @@ def describe_run(
         "compressors": compressors
         and {name: {"bytes": size, "bits_per_byte": 8 * size / held_out} for name, size in compressors.items()},
         "ledger": {"file_bytes": artifact.file_bytes, "parts": artifact.ledger},
-        "source": describe_source(),
+        "source": describe_source(recipe.to_json()),
         "tensors": [
             {
                 "name": tensor.name,

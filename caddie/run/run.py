@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
@@ -11,20 +10,17 @@ import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
-from importlib.metadata import version
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from caddie.config import show
 from caddie.data.corpus import Corpus
 from caddie.errors import CheckFailed
-from caddie.model import build
 from caddie.model.parameters import assign
-from caddie.pack.artifact import SOURCE, Artifact, Manifest, Metadata, load
-from caddie.pack.calibrate import calibrate
+from caddie.pack.artifact import SOURCE, Artifact, Metadata, load
 from caddie.pack.compress import pack
 from caddie.pack.quantize import Calibration
 from caddie.pack.source_bundle import source_needed
@@ -32,12 +28,19 @@ from caddie.recipes.recipe import Recipe
 from caddie.report.run_files import ARTIFACT
 from caddie.run.contest_sets import identify
 from caddie.run.dead_settings import check_settings_matter
-from caddie.run.resolve_corpus import check_source, describe, held_out_text, open_corpus, training_data
+from caddie.run.resolve_corpus import check_source, describe, open_corpus
 from caddie.run.result import describe_run, describe_scores, write_result
 from caddie.run.run_folder import begin_run, hold_folder, run_folder
+from caddie.run.stages import (
+    calibrate_recipe,
+    held_out_text,
+    metadata_without_source,
+    score_trained,
+    training_data,
+)
 from caddie.runtime.distributed import SHARES_CORES, Ranks, local_device
 from caddie.runtime.progress import SILENT, Phases, Progress, relay
-from caddie.score import KINDS, ChunkSGD, Scoring, Text, check_windows, score, score_kinds, use_quickest_threads
+from caddie.score import KINDS, ChunkSGD, Scoring, Text, check_windows, score_kinds, use_quickest_threads
 from caddie.train.loop import Trained, train
 from caddie.train.memory import enough_memory
 from caddie.train.size_forecast import Forecaster
@@ -140,50 +143,8 @@ def train_recipe(
 
 def metadata_of(recipe: Recipe, seed: int, corpus: Corpus) -> Metadata:
     """Return all that the artifact of a run holds beside its weights."""
-    split, tokenizer = corpus.manifest.train, corpus.tokenizer()
-    assert split is not None
-    manifest = Manifest(
-        caddie=version("caddie"),
-        recipe=recipe.name,
-        recipe_sha256=recipe.sha256,
-        seed=seed,
-        parameters=recipe.parameters,
-        tokenizer=tokenizer.kind,
-        tokenizer_sha256=tokenizer.sha256,
-        train_documents_sha256=split.document_set_sha256,
-        validation_fraction=corpus.manifest.validation_fraction,
-    )
-    source = source_needed().section(SOURCE) if recipe.pack.carry_source else None
-    return Metadata(recipe.model, tokenizer, recipe.score, manifest, source)
-
-
-def calibrate_recipe(
-    recipe: Recipe, weights: Mapping[str, Tensor], corpus: Corpus, ranks: Ranks = Ranks()
-) -> dict[str, Calibration]:
-    """Measure the use of each weight on the recipe's calibration text, all processes together."""
-    model = build(recipe.model, 0, ranks.device)
-    model.load_state_dict(dict(weights))
-    bos, length = corpus.manifest.tokenizer.bos, recipe.score.sequence_length
-    batches = recipe.pack.calibration.batches(model, corpus.train_shards(), length=length, bos=bos, ranks=ranks)
-    return calibrate(model, batches, bos=bos, ranks=ranks)
-
-
-def score_trained(
-    recipe: Recipe, trained: Trained, text: Text, ranks: Ranks, progress: Progress = SILENT
-) -> dict[str, Any]:
-    """Score the weights before they are packed, without overlap: those of the last step, and their average if any."""
-    weights = {"trained_plain": trained.last}
-    if recipe.train.averaging is not None:
-        weights["averaged_plain"] = trained.weights
-    found: dict[str, Any] = {"trained_plain": None, "averaged_plain": None}
-    for name, state in weights.items():
-        model = build(recipe.model, 0, ranks.device)
-        model.load_state_dict(dict(state))
-        found[name] = score(model, text, recipe.score.plain, progress, ranks=ranks).to_json()
-    if ranks.device.type == "cuda":
-        gc.collect()  # the trainer is a cycle: it holds its forward, a method of its own
-        torch.cuda.empty_cache()  # the processes that score the artifact want the memory
-    return found
+    metadata = metadata_without_source(recipe, seed, corpus)
+    return replace(metadata, source=source_needed().section(SOURCE)) if recipe.pack.carry_source else metadata
 
 
 def score_artifact(

@@ -35,7 +35,7 @@ from caddie.errors import UserError
 from caddie.files import unfinished
 from caddie.recipes.recipe import Recipe
 from caddie.run import resolve_corpus as corpora
-from caddie.run.resolve_corpus import training_data
+from caddie.run.stages import held_out_text, training_data
 from caddie.runtime.progress import SILENT
 
 TEXTS = [f"document {number} {'words and more ' * (number % 5)}" for number in range(60)]
@@ -585,7 +585,7 @@ def test_caseops_counts_the_bytes_of_the_text(marked: Corpus) -> None:
     assert marked.manifest.tokenizer.kind == "caseops"
     assert marked.manifest.tokenizer.round_trip is not None
     assert marked.manifest.tokenizer.round_trip.changed_documents == 0
-    text = corpora.held_out_text(marked)
+    text = held_out_text(marked)
     assert text.source_bytes == text.normalized_bytes == sum(map(len, marked.validation_documents()))
     assert text.source_bytes == marked.tokenizer().byte_lengths(text.tokens).sum()
     assert corpora.describe(marked).endswith("lossless tokenizer")
@@ -610,16 +610,16 @@ def test_the_held_out_text_is_encoded_once_per_process(
     held_out = prepared.validation_documents()
     assert seen.total() == len(TEXTS)
     for _ in range(2):
-        corpora.held_out_text(prepared)
-        corpora.held_out_text(Corpus.load(prepared.folder))
+        held_out_text(prepared)
+        held_out_text(Corpus.load(prepared.folder))
         corpora.audit_corpus(prepared)
     assert times() == {1}
     shutil.copytree(prepared.folder, tmp_path / "copy")
     for _ in range(2):
-        corpora.held_out_text(Corpus.load(tmp_path / "copy"))
+        held_out_text(Corpus.load(tmp_path / "copy"))
     assert times() == {2}, "another corpus to this process, counted once"
     os.utime(tmp_path / "copy" / corpus.VALIDATION_TEXT, (1, 1))
-    corpora.held_out_text(Corpus.load(tmp_path / "copy"))
+    held_out_text(Corpus.load(tmp_path / "copy"))
     assert times() == {3}
 
 

@@ -30,9 +30,9 @@ from caddie.recipes.recipe import Recipe
 from caddie.report.page import write_report
 from caddie.report.read import read_scored_result, result_errors
 from caddie.report.tables import result_table
-from caddie.run.resolve_corpus import held_out_text, training_data
 from caddie.run.run import check_recipe
 from caddie.run.run_folder import read_run
+from caddie.run.stages import held_out_text, training_data
 from caddie.runtime.distributed import Ranks
 from caddie.train.checkpoint import checkpoint_identity, load_weights, weights_identity
 from caddie.train.loop import Run

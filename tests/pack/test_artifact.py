@@ -27,7 +27,8 @@ from caddie.pack.compress import Pack, pack
 from caddie.pack.fit import FillCap
 from caddie.recipes.recipe import Recipe
 from caddie.run.policy import Part, state
-from caddie.run.run import calibrate_recipe, metadata_of
+from caddie.run.run import metadata_of
+from caddie.run.stages import calibrate_recipe
 from caddie.verify.verify import file_checks
 
 Call = Callable[..., Any]

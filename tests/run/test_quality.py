@@ -18,7 +18,7 @@ from conftest import call, probe_nothing, score_here
 from caddie.data.corpus import Corpus
 from caddie.model import build
 from caddie.pack.artifact import Artifact, load
-from caddie.run.resolve_corpus import held_out_text
+from caddie.run.stages import held_out_text
 from caddie.score.score import score
 
 ROOT = Path(__file__).resolve().parents[2]

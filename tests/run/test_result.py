@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from run_folder import make_result
 
-from caddie.run.resolve_corpus import bits_per_nat
 from caddie.run.result import describe_compression, rounding_loss
+from caddie.run.stages import bits_per_nat
 
 CORPUS: Any = SimpleNamespace(manifest=SimpleNamespace(train=SimpleNamespace(tokens=1000, source_bytes=2500)))
 PER_NAT = 0.4 / math.log(2)

@@ -39,6 +39,7 @@ from caddie.inference.sample import sample
 from caddie.pack.codecs import Zlib
 from caddie.report.display import Display
 from caddie.run import run as line
+from caddie.run import stages
 from caddie.run.policy import state
 from caddie.run.run_folder import check_folder
 from caddie.runtime.distributed import SHARES_CORES, Ranks
@@ -299,11 +300,11 @@ def test_the_memory_of_training_is_free_before_other_processes_score(monkeypatch
         def losses(self) -> None: ...
 
     kept: list[bool] = []
-    monkeypatch.setattr(line, "build", Mock())
-    monkeypatch.setattr(line, "score", Mock())
+    monkeypatch.setattr(stages, "build", Mock())
+    monkeypatch.setattr(stages, "score", Mock())
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: kept.append(trains() is not None))
     trains = weakref.ref(Trains())
-    line.score_trained(Mock(), Mock(last={}, weights={}), Mock(), Ranks(device=torch.device("cuda")))
+    stages.score_trained(Mock(), Mock(last={}, weights={}), Mock(), Ranks(device=torch.device("cuda")))
     assert kept == [False]
 
 

@@ -1,0 +1,1 @@
+"""The contest's door: submission folders written and reviewed."""
