@@ -90,7 +90,7 @@ def compare(
     """
     if not math.isfinite(by):
         raise UserError(f"--by must be a finite number, not {by}")
-    b, a = (_group(group) for group in (places, against))
+    b, a = (read_group(group) for group in (places, against))
     _check_both(b, a, unit)
     costs_b, costs_a = ({run.seed: run.cost(unit) for run in group} for group in (b, a))
     facts = {
@@ -142,8 +142,8 @@ def _facts(runs: Sequence[ScoredRun], costs: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def _group(places: Sequence[Path]) -> list[ScoredRun]:
-    """Read a group, by seed. Refuses runs of different recipes or texts, and repeated seeds."""
+def read_group(places: Sequence[Path]) -> list[ScoredRun]:
+    """Read runs of one recipe, by seed. Refuses runs of different recipes or texts, and repeated seeds."""
     first, *others = runs = sorted(map(read, places), key=lambda run: run.seed)
     for run in others:
         for name, what in _COMMON.items():

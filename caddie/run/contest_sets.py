@@ -24,6 +24,10 @@ class OfficialSet:
     tokens: dict[str, int]
     """By tokenizer; its vocabulary stands last in its name."""
 
+    def fits(self, bytes_: int, documents: int) -> bool:
+        """Return True if a text of so many bytes and documents can be this set."""
+        return abs(bytes_ - self.bytes) <= _BYTES_KNOWN_TO and documents == (self.documents or documents)
+
 
 CURRENT = OfficialSet(
     name="the contest's validation set",
@@ -48,7 +52,7 @@ def identify(tokens: int, bytes_: int, documents: int, vocabulary: int) -> str |
     `tokens` include the BOS of every document, `bytes_` are those of the text, and `vocabulary` is the number of ids.
     """
     for known in (CURRENT, FIRST):
-        if abs(bytes_ - known.bytes) <= _BYTES_KNOWN_TO and documents == (known.documents or documents):
+        if known.fits(bytes_, documents):
             held = [name for name, count in known.tokens.items() if 0 <= tokens - count <= 2_048]
             names = [name for name in held if _vocabulary(name) == vocabulary]
             under = f"tokenized by {names[0]}" if names else "under another tokenizer"

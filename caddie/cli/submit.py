@@ -1,0 +1,47 @@
+"""The verb that writes a contest submission: submit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from caddie.cli.options import options, tell
+
+
+@click.command()
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--out", metavar="DIR", required=True, type=click.Path(path_type=Path), help="New folder to write.")
+@click.option("--author", required=True, help="Name of the author.")
+@click.option("--github-id", required=True, help="The author's name on GitHub.")
+@click.option("--name", help="Title; the recipe's name unless set.")
+@click.option("--against", metavar="RECORD", help="Recipe with published scores, or a submission, to compare with.")
+@click.option("--non-record", is_flag=True, help="Write for the track without a limit of time.")
+@options("json")
+def submit(
+    runs: tuple[Path, ...],
+    out: Path,
+    author: str,
+    github_id: str,
+    name: str | None,
+    against: str | None,
+    non_record: bool,
+    as_json: bool,
+) -> int:
+    """Write the contest's submission folder from finished runs of one recipe.
+
+    RUN is a run folder; each has another seed. The folder gets README.md, submission.json, requirements.txt, a log for
+    each seed and one script, train_gpt.py, that trains, packs and scores without caddie.
+    """
+    from caddie.submit.submit import submit as write_submission
+
+    facts = write_submission(
+        runs, out, author=author, github_id=github_id, name=name, against=against, non_record=non_record
+    )
+    p = f", p = {facts['p_value']:.3g} against {facts['comparison_baseline']}" if "p_value" in facts else ""
+    lines = [
+        f"{out}: {facts['val_bpb']:.5f} bits per byte, {len(facts['seeds'])} seeds{p}",
+        f"{facts['bytes_total']:,} bytes with {facts['bytes_code']:,} of train_gpt.py; track {facts['track']}",
+    ]
+    tell({"folder": str(out), **facts}, as_json, "\n".join(lines))
+    return 0

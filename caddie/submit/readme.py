@@ -1,0 +1,138 @@
+"""The README of a submission, in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from caddie.config import plain
+from caddie.recipes.catalog import shipped
+from caddie.run.contest_sets import identify
+from caddie.run.policy import CONTEST_2026
+
+if TYPE_CHECKING:
+    from caddie.submit.submit import Base, Run
+
+
+def readme(runs: Sequence[Run], facts: Mapping[str, Any], base: Base | None, code_bytes: int) -> str:
+    """Return the README: results by seed, comparison, settings, bytes, and how to run it again."""
+    first = runs[0].result
+    count = f"{len(runs)} seed{'s' if len(runs) > 1 else ''}"
+    spread = f" (sample standard deviation {facts['val_bpb_std']:.5f})" if "val_bpb_std" in facts else ""
+    return "\n".join(
+        [
+            f"# {facts['name']}",
+            "",
+            first["why"],
+            "",
+            f"**{facts['val_bpb']:.5f} bits per byte**, mean of {count}{spread}, on {facts['hardware']}.",
+            "",
+            "## Results",
+            "",
+            *_results(runs, facts),
+            "",
+            "Training and evaluation are seconds of this machine, as the contest counts them: calibration is training,",
+            "warm-up and packing are neither. Bytes are those of file and script.",
+            "",
+            *(_comparison(base, len(runs), facts["val_bpb"]) if base else []),
+            "## Recipe",
+            "",
+            *_settings(runs[0]),
+            "## Bytes",
+            "",
+            *_bytes(max(runs, key=lambda run: run.result["artifact_bytes"]), code_bytes),
+            "",
+            "## Run it",
+            "",
+            "    pip install -r requirements.txt",
+            "    DATA_PATH=DIR SEED=1337 torchrun --standalone --nproc_per_node=8 train_gpt.py",
+            "",
+            "`train_gpt.py` trains, packs and scores, and says in its head how it finds the data. caddie wrote it; the",
+            f"runs here were made by caddie {first['versions']['caddie']} with the same source:",
+            "",
+            *(f"    {run.result['command']}" for run in runs if run.result.get("command")),
+            "",
+            "## Facts",
+            "",
+            *_facts(runs),
+            "",
+        ]
+    )
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *cells)]
+
+
+def _results(runs: Sequence[Run], facts: Mapping[str, Any]) -> list[str]:
+    names = ("seed", "steps", "training", "before packing", "val_bpb", "val_loss", "bytes", "evaluation")
+    fields = ("val_bpb", "val_loss")
+    rows = []
+    for run in runs:
+        of = facts["seed_results"][str(run.seed)]
+        seconds = [f"{value:.1f}" if value is not None else "" for value in run.contest_seconds.values()]
+        scores = (f"{of['pre_quant_val_bpb']:.5f}", *(f"{of[name]:.8f}" for name in fields))
+        rows.append((run.seed, f"{of['steps']:,}", seconds[0], *scores, f"{of['artifact_bytes']:,}", seconds[1]))
+    rows.append(
+        ("mean", "", "", "", *(f"{facts[name]:.8f}" for name in fields), f"{facts['artifact_bytes_mean']:,}", "")
+    )
+    if len(runs) > 1:
+        rows.append(("std (sample)", "", "", "", *(f"{facts[f'{name}_std']:.8f}" for name in fields), "", ""))
+    return _table(names, rows)
+
+
+def _comparison(base: Base, seeds: int, mean: float) -> list[str]:
+    theirs = sum(base.scores) / len(base.scores)
+    p = f"p = {base.p:.3g}" if base.p is not None else "no p-value, which needs scores that vary on both sides"
+    return [
+        f"## Against {base.name}",
+        "",
+        f"{mean:.5f} (n = {seeds}) against {theirs:.5f} (n = {len(base.scores)}): {base.difference:+.5f} bits per byte",
+        f"in favour of this one; {p} (Welch's test, one-sided, of any improvement).",
+        "",
+    ]
+
+
+def _settings(run: Run) -> list[str]:
+    result = run.result
+    known = shipped().get(result["base"] or "")
+    if known is None:
+        return ["It is based on no other recipe; `train_gpt.py` holds every setting.", ""]
+    before = {path: plain(value) for path, value in run.recipe.settings.diff(known.settings).items()}
+    lines = _table(
+        ("setting", result["base"], "here"),
+        ((f"`{path}`", f"`{before.get(path, '')}`", f"`{value}`") for path, value in result["diff"].items()),
+    )
+    return [f"Changes to `{result['base']}`; `train_gpt.py` holds every setting.", "", *lines, ""]
+
+
+def _bytes(run: Run, code_bytes: int) -> list[str]:
+    parts = run.result["ledger"]["parts"]
+    cap, total = CONTEST_2026.cap_bytes or 0, run.result["artifact_bytes"] + code_bytes
+    rows = [*parts.items(), ("train_gpt.py", code_bytes), ("together", total)]
+    return [
+        f"Seed {run.seed}, the largest; the cap is {cap:,}. The tokenizer is in the file, and so in the sum.",
+        "",
+        *_table(("part", "bytes"), ((name, f"{size:,}") for name, size in rows)),
+    ]
+
+
+def _facts(runs: Sequence[Run]) -> list[str]:
+    first = runs[0].result
+    corpus, sha256 = first["corpus"], first["sha256"]
+    tokens, size, count = (corpus[name]["validation"] for name in ("tokens", "source_bytes", "documents"))
+    known = identify(tokens, size, count, runs[0].recipe.model.vocabulary) or "Held-out text: not the contest's."
+    checks = {name: [str(run.seed) for run in runs if run.result["verified"] is name] for name in (True, None)}
+    verified = f"Verified by caddie's probes: seeds {', '.join(checks[True])}." if checks[True] else ""
+    if checks[None]:
+        verified += f" Not probed, for want of a sandbox: seeds {', '.join(checks[None])}."
+    documents = " and ".join(f"{corpus['documents'][split]:,} {split}" for split in ("train", "validation"))
+    return [
+        f"- {known}",
+        f"- Documents: {documents}; SHA-256 of the sets {sha256['train_documents']}, {sha256['validation_documents']}.",
+        f"- Tokenizer: SHA-256 {sha256['tokenizer']}.",
+        *(f"- Artifact of seed {run.seed}: SHA-256 {run.result['sha256']['artifact']}." for run in runs),
+        f"- {first['precision']} products, PyTorch {first['versions']['torch']}, Python {first['versions']['python']}.",
+        f"- {verified.strip()}",
+    ]

@@ -1,0 +1,289 @@
+"""Submission folders made of runs: what stands in them, and the runs that they are not made of."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean, stdev
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from scipy.stats import ttest_ind
+
+from caddie.errors import UserError
+from caddie.recipes.catalog import find
+from caddie.submit import submit as module
+from caddie.submit.contest_log import after_training
+from caddie.submit.submit import submit
+
+Call = Callable[..., Any]
+NAMES = ("--author", "Ada", "--github-id", "ada")
+SCORES = {1337: None, 42: 5.25, 7: 5.5}
+"""Seed to bits per byte; the first is the run's own."""
+CONTEST_TEXT = {
+    "documents": {"train": 8_000_000, "validation": 50_000},
+    "source_bytes": {"train": 10**10, "validation": 151_080_645},
+    "tokens": {"train": 10**10, "validation": 62_021_846},
+}
+
+
+@pytest.fixture
+def runs(tiny_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Three folders of one run, said to be of three seeds; the script is of the right length, and is nothing else."""
+    source = tiny_run.printed["source"]
+    code_bytes = source["needed_bytes"] + source["training_bytes"]
+    monkeypatch.setattr(module, "script", lambda recipe: b"#" * code_bytes)
+    monkeypatch.setattr(module, "describe_source", lambda recipe: source)
+    monkeypatch.setattr(module, "source_needed", lambda roots: SimpleNamespace(libraries=("numpy", "torch", "triton")))
+    monkeypatch.chdir(tmp_path)
+    for seed, score in SCORES.items():
+        folder = Path(f"run{seed}")
+        shutil.copytree(tiny_run.folder, folder)
+        edit(folder, {"seed": seed, "verified": True, **({"bits_per_byte": score} if score else {})})
+    return [Path(f"run{seed}") for seed in SCORES]
+
+
+def edit(folder: Path, changes: dict[str, Any]) -> None:
+    """Change a run's result at dotted paths; None removes a field."""
+    result = json.loads((folder / "result.json").read_text())
+    for path, value in changes.items():
+        *parents, last = path.split(".")
+        place = result
+        for name in parents:
+            place = place[int(name) if name.isdigit() else name]
+        if value is None:
+            del place[last]
+        else:
+            place[last] = value
+    (folder / "result.json").write_text(json.dumps(result))
+
+
+def test_a_folder_holds_what_the_contest_takes(runs: list[Path], tiny_run: Any, caddie: Call) -> None:
+    ended = caddie("submit", *runs, "--out", "new/submission", *NAMES, "--name", "Small | tall", "--json")
+    assert (ended.status, ended.err) == (0, "")
+    out, printed = Path("new/submission"), tiny_run.printed
+    logs = {f"train_seed{seed}.log" for seed in SCORES}
+    assert {path.name for path in out.iterdir()} == {
+        "README.md", "submission.json", "requirements.txt", "train_gpt.py", *logs
+    }  # fmt: skip
+    facts = json.loads((out / "submission.json").read_text())
+    assert json.loads(ended.out) == {"folder": str(out), **facts}
+    bits = [printed["bits_per_byte"], 5.25, 5.5]
+    assert (facts["author"], facts["github_id"], facts["name"]) == ("Ada", "ada", "Small | tall")
+    assert facts["seeds"] == [7, 42, 1337]
+    assert facts["val_bpb"] == pytest.approx(fmean(bits), abs=1e-8)
+    assert facts["val_bpb_std"] == pytest.approx(stdev(bits), abs=1e-8)
+    code_bytes = (out / "train_gpt.py").stat().st_size
+    assert facts["bytes_code"] == code_bytes
+    assert facts["bytes_total"] == code_bytes + tiny_run.artifact.stat().st_size
+    policy = printed["policies"][0]
+    assert policy["name"] == "contest-2026"
+    assert facts["bytes_total"] == policy["bytes"] + printed["ledger"]["parts"]["tokenizer"], "the ledger's code"
+    assert facts["track"] == "non-record-unlimited-compute-16mb"
+    assert facts["compliance"]["three_seeds"]
+    assert not facts["compliance"]["contest_validation_set"]
+    assert set(facts["seed_results"]) == {"7", "42", "1337"}
+    assert facts["seed_results"]["42"]["val_bpb"] == 5.25
+    assert re.fullmatch(r"numpy==[\d.]+\ntorch==[\d.]+\n", (out / "requirements.txt").read_text())
+    page = (out / "README.md").read_text()
+    for said in (f"{facts['val_bpb']:.5f}", "5.25000000", "sample", f"{code_bytes:,}", "not the contest's", "torchrun"):
+        assert said in page
+    assert f"| `train.steps` | `20000` | `{printed['training']['steps']}` |" in page
+
+
+def test_a_log_has_the_lines_that_reviewers_look_for(runs: list[Path], tiny_run: Any) -> None:
+    submit(runs[:1], Path("out"), author="Ada", github_id="ada")
+    lines, printed = Path("out/train_seed1337.log").read_text().splitlines(), tiny_run.printed
+    artifact, score = printed["artifact_bytes"], printed["scores"]["quantized_sliding"]
+    code_bytes = Path("out/train_gpt.py").stat().st_size
+    for line in (
+        "seed:1337",
+        "world_size:1",
+        "train_shards:1",
+        f"val_tokens:{score['tokens']}",
+        f"model_params:{printed['training']['parameters']}",
+        f"Serialized model caddie: {artifact} bytes",
+        f"Code size: {code_bytes} bytes",
+        f"Total submission size caddie: {artifact + code_bytes} bytes",
+        f"total_eval_time:{printed['evaluation']['score']:.1f}s",
+    ):
+        assert line in lines
+    steps = [line for line in lines if line.startswith("step:")]
+    assert len(steps) == 2
+    assert re.fullmatch(r"step:2/2 train_loss:\d\.\d{4} train_time:\d+ms step_avg:\d+\.\d\dms", steps[-1])
+    assert not any(line.startswith("stopping_early") for line in lines), "the steps were over, not the time"
+    final = f"val_loss:{score['nats_per_token']:.8f} val_bpb:{score['bits_per_byte']:.8f}"
+    assert f"final_caddie_roundtrip_exact {final}" == [line for line in lines if "val_bpb" in line][-1]
+    facts = json.loads(Path("out/submission.json").read_text())
+    assert "val_bpb_std" not in facts, "one seed has none"
+    assert f"val_bpb:{facts['val_bpb']:.8f}" in final
+
+
+def test_a_run_that_the_clock_ended_says_so() -> None:
+    result = {"training": {"steps": 90, "peak_bytes": None}, "seconds": {"train": 60.0004}, "scores": {}}
+    line = "stopping_early: wallclock_cap train_time: 60000ms step: 90/"
+    assert after_training(result, {"seconds": 60, "steps": 20_000}) == [f"{line}20000"]
+    assert after_training(result, {"seconds": 60, "steps": None}) == [f"{line}90"]
+    assert after_training(result, {"seconds": None, "steps": 90}) == []
+
+
+def test_what_is_not_known_is_left_out(runs: list[Path]) -> None:
+    about = json.loads((runs[0] / "recipe.json").read_text())
+    (runs[0] / "recipe.json").write_text(json.dumps(about | {"corpus": "gone"}))
+    submit(runs[:1], Path("out"), author="Ada", github_id="ada")
+    assert "train_shards" not in Path("out/train_seed1337.log").read_text()
+
+
+def test_p_against_another_submission_is_that_of_welch(runs: list[Path], caddie: Call) -> None:
+    for folder, score in zip(runs, (5.0, 5.1, 5.3), strict=True):
+        edit(folder, {"bits_per_byte": score})
+    submit(runs, Path("worse"), author="Ada", github_id="ada")
+    for folder, score in zip(runs, (4.0, 4.5, 4.1), strict=True):
+        edit(folder, {"bits_per_byte": score})
+    for against in ("worse", "worse/submission.json"):
+        ended = caddie("submit", *runs, "--out", Path("better") / against[-4:], "--against", against, *NAMES, "--json")
+        facts = json.loads(ended.out)
+        expected = ttest_ind([4.0, 4.5, 4.1], [5.0, 5.1, 5.3], equal_var=False, alternative="less").pvalue
+        assert facts["p_value"] == pytest.approx(expected)
+        assert sorted(facts["comparison_baseline_scores"]) == [5.0, 5.1, 5.3]
+    assert f"p = {expected:.3g}" in Path("better/orse/README.md").read_text()
+    alone = submit(runs[:1], Path("alone"), author="Ada", github_id="ada", against="worse")
+    assert "p_value" not in alone
+    assert "no p-value" in Path("alone/README.md").read_text()
+
+
+def test_a_record_on_the_contest_machine_is_held_against_a_published_one(runs: list[Path], caddie: Call) -> None:
+    record = {"world": 8, "device": "NVIDIA H100 80GB HBM3", "policies.0.training.seconds": 599.9}
+    record |= {"policies.0.evaluation.seconds": 10.0} | {
+        f"corpus.{name}": value for name, value in CONTEST_TEXT.items()
+    }
+    for folder, score in zip(runs, (1.01, 1.02, 1.015), strict=True):
+        edit(folder, record | {"bits_per_byte": score})
+    facts = submit(runs, Path("out"), author="Ada", github_id="ada", against="best_record")
+    assert facts["track"] == "10min_16mb"
+    assert facts["hardware"] == "8xNVIDIA H100 80GB HBM3"
+    theirs = [figure.bits_per_byte for figure in find("best_record").public][:3]
+    assert facts["p_value"] == pytest.approx(
+        ttest_ind([1.01, 1.02, 1.015], theirs, equal_var=False, alternative="less").pvalue
+    )
+    assert facts["delta_bpb"] == pytest.approx(1.015 - fmean(theirs))
+    assert "By its totals this is the contest's validation set, tokenized by" in Path("out/README.md").read_text() or (
+        "under another tokenizer" in Path("out/README.md").read_text()
+    )
+    edit(runs[1], {"policies.0.training.seconds": 600.1})
+    ended = caddie("submit", *runs, "--out", "late", *NAMES)
+    assert ended.status == 2
+    assert "run42: training took 600.1 s of 600; --non-record has no limit of time" in ended.err
+    slow = submit(runs, Path("slow"), author="Ada", github_id="ada", non_record=True)
+    assert (slow["track"], slow["compliance"]["train_under_600s"]) == ("non-record-unlimited-compute-16mb", False)
+    edit(runs[1], {"policies.0.training.seconds": 600.0, "corpus.documents.validation": 10_000})
+    with pytest.raises(UserError, match="run42 was scored on another text than the contest's validation set"):
+        submit(runs, Path("other"), author="Ada", github_id="ada")
+
+
+def test_an_unprobed_run_says_so(runs: list[Path]) -> None:
+    result = json.loads((runs[0] / "result.json").read_text()) | {"verified": None}
+    (runs[0] / "result.json").write_text(json.dumps(result))
+    facts = submit(runs, Path("out"), author="Ada", github_id="ada")
+    assert not facts["compliance"]["verified"]
+    assert "Not probed, for want of a sandbox: seeds 1337." in Path("out/README.md").read_text()
+
+
+def damage(name: str, text: str | None) -> Callable[[Path], None]:
+    """Write another text to a file of a run, or remove it."""
+    return lambda folder: (folder / name).unlink() if text is None else (folder / name).write_text(text) and None
+
+
+def change(**fields: Any) -> Callable[[Path], None]:
+    return lambda folder: edit(folder, {name.replace("__", "."): value for name, value in fields.items()})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (damage("result.json", None), "run42 holds no result.json, so it is no finished run"),
+        (damage("result.json", "{"), "is not JSON"),
+        (damage("recipe.json", "[]"), "recipe.json is missing or damaged"),
+        (damage("recipe.json", '{"recipe": {"kind": "Recipe"}}'), "recipe.json is not the recipe of run42"),
+        (damage("recipe.json", '{"recipe": {"kind": "Recipe", "model": {"kind": "Mine"}}}'), "Mine"),
+        (damage("artifact.caddie", "x"), "artifact.caddie is not the file that run42/result.json scored"),
+        (damage("log.jsonl", ""), "log.jsonl holds no steps"),
+        (damage("log.jsonl", '{"event": "step", "step": 1}\n'), "lacks what a submission needs (KeyError: 'seconds')"),
+        (change(verified=False), "run42 did not pass verification"),
+        (change(policies=None), "lacks what a submission needs (KeyError: 'policies')"),
+        (change(evaluation=None), "lacks what a submission needs (KeyError: 'evaluation')"),
+        (change(artifact_bytes=16_000_000), "over 16,000,000; lower cap=N"),
+        (change(source__script_sha256="0" * 64), "run42 was run by another program"),
+        (change(source__script_sha256=None), "run42 was run by another program"),
+        (change(source__training_bytes=1), "run42 was run by another program"),
+        (change(sha256__recipe="0" * 64), "different settings"),
+        (change(sha256__validation_documents="0" * 64), "different held-out texts"),
+        (change(seed=1337), "seed 1337 stands 2 times"),
+        (change(bits_per_byte=math.nan), "holds no score"),
+    ],
+)
+def test_a_run_that_cannot_be_submitted_is_refused_in_one_line(
+    wrong: Callable[[Path], None], said: str, runs: list[Path], caddie: Call
+) -> None:
+    wrong(runs[1])
+    ended = caddie("submit", *runs[:2], "--out", "out", *NAMES)
+    assert ended.status == 2
+    assert ended.err.count("\n") == 1
+    assert said in ended.err
+    assert not list(Path().glob("*out*")), "nothing is written"
+
+
+@pytest.mark.parametrize(
+    ("against", "said"),
+    [
+        ("best_rekord", "did you mean best_record"),
+        ("tiny", "tiny has no scores to compare with"),
+        ("baseline", "the runs were scored on another text than baseline"),
+        ("gone.json", "gone.json: cannot be read (No such file or directory)"),
+        ("other.json", "the runs were scored on another text than other.json"),
+        ("list.json", "list.json: cannot be read"),
+    ],
+)
+def test_a_record_that_does_not_compare_is_refused(against: str, said: str, runs: list[Path], caddie: Call) -> None:
+    Path("other.json").write_text('{"val_bpb": 1.1, "sha256": {"validation_documents": "another"}}')
+    Path("list.json").write_text("[]")
+    ended = caddie("submit", *runs, "--out", "out", "--against", against, *NAMES)
+    assert (ended.status, ended.err.count("\n")) == (2, 1)
+    assert said in ended.err
+    assert not Path("out").exists()
+
+
+def test_a_file_with_its_source_is_refused(runs: list[Path]) -> None:
+    run = module._read(runs[0])
+    object.__setattr__(run, "recipe", run.recipe.but({"pack.carry_source": True}))
+    with pytest.raises(UserError, match=r"set pack\.carry_source=false"):
+        module._check(run, module.NON_RECORD, 0)
+
+
+def test_a_folder_is_written_whole_or_not_at_all(
+    runs: list[Path], caddie: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("out").mkdir()
+    ended = caddie("submit", *runs, "--out", "out", *NAMES)
+    assert (ended.status, ended.err) == (2, "caddie: out exists; name a new folder by --out\n")
+    ended = caddie("submit", *runs, "--out", runs[0] / "result.json" / "out", *NAMES)
+    assert (ended.status, ended.err.count("\n")) == (2, 1)
+    before, written = set(Path().rglob("*")), Path.write_text
+
+    def full(path: Path, text: str, **how: Any) -> int:
+        if path.name == "train_gpt.py":
+            raise OSError(28, "No space left on device")
+        return written(path, text, **how)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    ended = caddie("submit", *runs, "--out", "full", *NAMES)
+    assert (ended.status, ended.err) == (
+        2,
+        "caddie: full: cannot be written (No space left on device); name another folder\n",
+    )
+    assert set(Path().rglob("*")) == before
