@@ -71,6 +71,11 @@ class Ranks:
         """True for the process that writes and reports."""
         return self.rank == 0
 
+    @property
+    def started(self) -> int:
+        """Processes that have started and joined; one where a run of several is only examined."""
+        return self.world if dist.is_initialized() else 1
+
     def sum(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over all processes, in one exchange per dtype."""
         self.begin_sum(tensors)()

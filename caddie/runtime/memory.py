@@ -20,7 +20,7 @@ GIB = 1 << 30
 PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 """Parameters of `mallopt` in glibc (man 3 mallopt)."""
-_LARGEST_MMAP_THRESHOLD = 32 << 20
+MMAP_THRESHOLD = 32 << 20
 """Maximum of glibc on 64 bits; larger blocks are mapped and unmapped one by one."""
 
 
@@ -35,7 +35,7 @@ def keep_freed_memory(most: int = 1 << 30) -> bool:
         mallopt = ctypes.pythonapi.mallopt
     except AttributeError:  # another C library
         return False
-    settings = {_ARENA_MAX: 1, _MMAP_THRESHOLD: _LARGEST_MMAP_THRESHOLD, _TRIM_THRESHOLD: most}
+    settings = {_ARENA_MAX: 1, _MMAP_THRESHOLD: MMAP_THRESHOLD, _TRIM_THRESHOLD: most}
     return all(mallopt(name, value) for name, value in settings.items())
 
 
@@ -69,13 +69,13 @@ def memory(proc: Path = PROC, groups: Path = GROUPS) -> Memory:
     return Memory(total, available)
 
 
-def free_bytes(device: torch.device) -> int:
-    """Return the bytes that this process may have in all: those that are free, and on a CPU those that it holds."""
+def free_bytes(device: torch.device, processes: int = 1) -> int:
+    """Return the bytes that processes like this one may have in all: those that are free, and on a CPU their own."""
     if device.type == "cuda":
         import torch
 
         return int(torch.cuda.mem_get_info(device)[0])
-    return memory().available + int(psutil.Process().memory_info().rss)
+    return memory().available + processes * int(psutil.Process().memory_info().rss)
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -27,7 +27,7 @@ from caddie.errors import UserError
 from caddie.model import GPT
 from caddie.model.flops import flops_per_token
 from caddie.runtime.distributed import Ranks
-from caddie.runtime.memory import GIB, free_bytes, out_of_memory
+from caddie.runtime.memory import GIB, MMAP_THRESHOLD, free_bytes, out_of_memory
 from caddie.runtime.progress import SILENT, Phases, Progress
 from caddie.train.prefetch import DeviceBatch
 from caddie.train.trainer import Train, Trainer
@@ -36,6 +36,12 @@ _REAL_FLOPS = 2e11
 """Arithmetic up to which real tensors are traced: two seconds. Fake ones take as long to import the compiler."""
 _LIBRARIES = 64 << 20
 """Code that PyTorch loads for its first step, and memory that its kernels keep."""
+_HOLES = 0.65
+"""Holes that a step leaves in the heap of a CPU, over its blocks there.
+
+PyTorch asks for aligned blocks, for which glibc needs a little more than the block: the place of one that was freed is
+too small for the next of its size. Larger blocks are mapped one by one and leave none (`docs/log.md`).
+"""
 _READY_BATCHES = 8
 """Micro-batches on their way from the shards to the step, and those of the warm-up."""
 _STATE_BYTES, _ACTIVATION_BYTES = 64, 4.0
@@ -44,8 +50,7 @@ recipes need 16 to 41 and 0.8 to 2.5 (`docs/log.md`)."""
 _PLENTY = 0.5
 """Part of the free memory below which a bound is enough and nothing is traced."""
 _SAFE = 2 / 3
-"""Part of the free memory that an advised setting may take: one estimate of seven was a third too low
-(`docs/log.md`)."""
+"""Part of the free memory that an advised setting may take; what packing and scoring take later is not estimated."""
 _BOS = 1
 
 
@@ -76,11 +81,16 @@ class MemoryEstimate:
 
 
 class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of the tensors that operations make, while they live. Numbers read from a tensor are 1."""
+    """Counts the bytes of the tensors that operations make, while they live, and holes in the heap.
+
+    Numbers read from a tensor are 1.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
+        self.holes = 0.0
+        """Bytes of holes for each byte of a block in the heap."""
         self._seen: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
 
     @classmethod
@@ -97,9 +107,11 @@ class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage()) not in self._seen:
                 self._seen[storage] = None
-                self.now += storage.nbytes()
+                count = storage.nbytes()
+                count += round(self.holes * count) if count < MMAP_THRESHOLD else 0
+                self.now += count
                 self.peak = max(self.peak, self.now)
-                weakref.finalize(storage, self._free, storage.nbytes())
+                weakref.finalize(storage, self._free, count)
         return result
 
     def _free(self, count: int) -> None:
@@ -128,6 +140,7 @@ def estimate_memory(gpt: GPT, train: Train, ranks: Ranks = Ranks()) -> MemoryEst
         shapes = trainer.shapes(train.budget)
         shape = max(shapes, key=lambda one: (len(trainer.model.orders[one.stage]), one.sequence_length, one.quantized))
         saved = [tensor.clone() for tensor in trainer.state().values()]
+        live.holes = _HOLES if ranks.device.type == "cpu" else 0.0
         state, ids = live.now, torch.zeros(rows, micro // rows, dtype=torch.int64)
         trainer.step(repeat(DeviceBatch(ids, ids.clone(), 1)), shapes[shape], _BOS)
         del saved
@@ -153,7 +166,7 @@ def judge_memory(gpt: GPT, train: Train, ranks: Ranks, progress: Progress = SILE
     A step is traced, which takes seconds, only where the bound comes near the memory that is free.
     """
     bound = bound_memory(gpt, train, ranks)
-    if bound.needed(ranks) <= _PLENTY * free_bytes(ranks.device):
+    if bound.needed(ranks) <= _PLENTY * free_bytes(ranks.device, ranks.started):
         return bound, ""
     progress.phase("estimate memory")
     estimate = estimate_memory(gpt, train, ranks)
@@ -167,7 +180,7 @@ def shortage(estimate: MemoryEstimate, gpt: GPT, train: Train, ranks: Ranks = Ra
     the data may depend on it, and then a run would depend on what else the machine did. On a GPU only what compiling
     cannot save is held against its memory.
     """
-    on_gpu, free = ranks.device.type == "cuda", free_bytes(ranks.device)
+    on_gpu, free = ranks.device.type == "cuda", free_bytes(ranks.device, ranks.started)
     if (need := estimate.needed(ranks)) <= free:
         return ""
     place = "GPU" if on_gpu else "machine"

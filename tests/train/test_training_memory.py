@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from caddie.errors import UserError
 from caddie.model import GPT
 from caddie.recipes.catalog import find
 from caddie.run.run import run
+from caddie.runtime import memory as runtime_memory
 from caddie.runtime.distributed import Ranks
-from caddie.runtime.memory import GIB
+from caddie.runtime.memory import GIB, Memory
 from caddie.runtime.progress import Phases
 from caddie.train import memory
 from caddie.train.averaging import EMA
@@ -22,6 +24,7 @@ from caddie.train.memory import MemoryEstimate, bound_memory, enough_memory, est
 from caddie.train.trainer import Train
 
 SMALL = GPT(vocabulary=256, width=64, depth=2)
+LEAST = Train(steps=10, batch_tokens=256, micro_batches=2, sequence_length=128)
 TRAIN = Train(steps=10, batch_tokens=4096, micro_batches=2, sequence_length=128)
 
 
@@ -60,17 +63,37 @@ def test_the_bound_is_above_the_estimate_but_not_far(name: str) -> None:
 def test_a_step_is_traced_only_near_the_memory_that_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     bound = bound_memory(SMALL, TRAIN)
     progress = RecordedProgress()
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 3 * bound.total)
+    monkeypatch.setattr(memory, "free_bytes", lambda device, processes=1: 3 * bound.total)
     assert not judge_memory(SMALL, TRAIN, Ranks(), progress)[0].traced
     assert not progress.phases
-    monkeypatch.setattr(memory, "free_bytes", lambda device: int(1.5 * bound.total))
+    monkeypatch.setattr(memory, "free_bytes", lambda device, processes=1: int(1.5 * bound.total))
     found, text = judge_memory(SMALL, TRAIN, Ranks(), progress)
     assert found.traced
     assert found.total < bound.total
     assert not text
     assert progress.phases == ["estimate memory"]
-    monkeypatch.setattr(memory, "free_bytes", lambda device: found.total // 2)
+    monkeypatch.setattr(memory, "free_bytes", lambda device, processes=1: found.total // 2)
     assert "training needs about" in judge_memory(SMALL, TRAIN, Ranks())[1]
+
+
+def test_blocks_of_the_heap_leave_holes_and_larger_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = estimate_memory(SMALL, TRAIN)
+    monkeypatch.setattr(memory, "_HOLES", 0.0)
+    assert found.step == pytest.approx(1.65 * estimate_memory(SMALL, TRAIN).step, rel=0.1)
+    assert found.state == estimate_memory(SMALL, TRAIN).state
+    monkeypatch.setattr(memory, "_HOLES", 0.65)
+    monkeypatch.setattr(memory, "MMAP_THRESHOLD", 0)
+    assert found.step > 1.5 * estimate_memory(SMALL, TRAIN).step
+
+
+def test_what_started_processes_hold_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    two, held = Ranks(0, 2, torch.device("cpu")), 3 * GIB
+    estimate = MemoryEstimate(held, GIB, GIB)
+    monkeypatch.setattr(runtime_memory, "memory", lambda: Memory(16 * GIB, 5 * GIB))
+    monkeypatch.setattr(runtime_memory.psutil.Process, "memory_info", lambda self: SimpleNamespace(rss=held))
+    assert "needs about 10.0 GiB, and this machine has 8.0 GiB" in shortage(estimate, SMALL, LEAST, two)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    assert shortage(estimate, SMALL, LEAST, two) == ""
 
 
 def test_what_does_not_fit_is_refused_with_the_setting_that_does(
@@ -81,7 +104,7 @@ def test_what_does_not_fit_is_refused_with_the_setting_that_does(
 
     monkeypatch.setattr(memory, "estimate_memory", estimated)
     monkeypatch.setattr(memory, "bound_memory", estimated)
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 6 * GIB)
+    monkeypatch.setattr(memory, "free_bytes", lambda device, processes=1: 6 * GIB)
     assert shortage(estimated(SMALL, TRAIN), SMALL, TRAIN) == (
         "training needs about 50.0 GiB, and this machine has 6.0 GiB free; train.micro_batches=32 needs about 5.0 GiB"
     )
