@@ -81,11 +81,11 @@ $(PROGRAM): pyproject.toml constraints.txt
 	@touch $@
 
 $(TESTS): pyproject.toml constraints.txt
-	$(call install,test,hypothesis pytest-xdist)
+	$(call install,test,tokenizers tiktoken hypothesis pytest-xdist)
 	@touch $(PROGRAM) $@
 
 $(CHECKS): pyproject.toml constraints.txt
-	$(call install,dev,hypothesis pytest-xdist pytest-cov mypy triton ruff)
+	$(call install,dev,tokenizers tiktoken pyarrow hypothesis pytest-xdist pytest-cov mypy triton ruff)
 	@touch $(PROGRAM) $(TESTS) $@
 
 $(DOCS): $(PROGRAM)

@@ -22,7 +22,14 @@ from caddie.data import documents as sources
 from caddie.data.corpus import Corpus, Manifest, Origin, RoundTripFigures, Shard, Split, SplitName, TokenizerEntry
 from caddie.data.shards import Tokens, write_shard
 from caddie.data.splits import FirstHeldOut, Plan, Text, divide, identity
-from caddie.data.tokenizers import CaseOps, SentencePieceFile, Tokenizer, TokenizerSource
+from caddie.data.tokenizers import (
+    CaseOps,
+    HuggingFaceFile,
+    SentencePieceFile,
+    TiktokenFile,
+    Tokenizer,
+    TokenizerSource,
+)
 from caddie.errors import UserError
 from caddie.files import unfinished
 from caddie.runtime.progress import Progress
@@ -202,12 +209,15 @@ def _content(tokenizer_source: TokenizerSource) -> object:
     """Return what identifies a tokenizer source: its settings, or the hash of its model file."""
     if isinstance(tokenizer_source, CaseOps):
         return ["CaseOps", _content(tokenizer_source.of)]
-    if not isinstance(tokenizer_source, SentencePieceFile):
+    if not isinstance(tokenizer_source, SentencePieceFile | HuggingFaceFile | TiktokenFile):
         return tokenizer_source.to_json()
     try:
-        return corpus.file_sha256(Path(tokenizer_source.path))
+        content = corpus.file_sha256(Path(tokenizer_source.path))
     except (OSError, ValueError):
-        return None  # `build` meets the same error and reports it
+        content = None  # `build` meets the same error and reports it, unless it is the name of an encoding
+    if isinstance(tokenizer_source, SentencePieceFile):
+        return content
+    return [content, tokenizer_source.to_json() if content is None else tokenizer_source.but(path="").to_json()]
 
 
 class _Writer:

@@ -7,14 +7,22 @@ import json
 from itertools import accumulate, islice
 from pathlib import Path
 
-from caddie.data import tokenizers
 from caddie.data.corpus import DOCUMENTS, MANIFEST, Corpus, is_corpus
 from caddie.data.documents import LIBRARY, find
 from caddie.data.fineweb import VARIANTS, Place, fetch_documents, fetch_fineweb
 from caddie.data.prepare import OWN_SHARDS, prepare, prepare_validation
 from caddie.data.round_trip_audit import Rule, audit
 from caddie.data.shards import split_documents
-from caddie.data.tokenizers import CaseOps, RawBytes, Tokenizer, TokenizerSource
+from caddie.data.tokenizers import (
+    CaseOps,
+    HuggingFaceFile,
+    RawBytes,
+    SentencePieceFile,
+    TiktokenFile,
+    Tokenizer,
+    TokenizerSource,
+    deserialize,
+)
 from caddie.errors import UserError
 from caddie.files import replacing
 from caddie.pack import artifact as artifacts
@@ -129,17 +137,27 @@ def open_for_scoring(
     return corpus
 
 
+_FILES: dict[str, tuple[str, type[SentencePieceFile | HuggingFaceFile | TiktokenFile]]] = {
+    "sentencepiece": (".model", SentencePieceFile),
+    "caseops": (".model", SentencePieceFile),
+    "hugging_face": (".json", HuggingFaceFile),
+    "tiktoken": (".tiktoken", TiktokenFile),
+}
+"""Kind of tokenizer to the name's end and the source of its file."""
+
+
 def _tokenizer_source(tokenizer: Tokenizer) -> TokenizerSource:
     data = tokenizer.serialize()
     if not data:
-        return tokenizers.RawBytes()
-    path = CORPORA / "tokenizers" / f"{tokenizer.sha256[:16]}.model"
+        return RawBytes()
+    suffix, source = _FILES[tokenizer.kind]
+    path = CORPORA / "tokenizers" / f"{tokenizer.sha256[:16]}{suffix}"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             temporary.write_bytes(data)
-    model = tokenizers.SentencePieceFile(path=str(path))
-    return tokenizers.CaseOps(of=model) if isinstance(tokenizer, tokenizers.CaseOpsTokenizer) else model
+    file = source(path=str(path))
+    return CaseOps(of=file) if isinstance(file, SentencePieceFile) and tokenizer.kind == "caseops" else file
 
 
 def describe(corpus: Corpus) -> str:
@@ -246,11 +264,13 @@ def _with_tokenizer(recipe: Recipe, tokenizer: str | None) -> Recipe:
 
 
 def _given_tokenizer(path: Path) -> Tokenizer:
-    if path.suffix == ".model":
-        try:
-            return tokenizers.SentencePieceTokenizer(path.read_bytes())
-        except OSError as error:
-            raise UserError(f"{path}: cannot read the tokenizer ({error.strerror}); name a .model file") from None
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from None
-    return artifacts.load(path).tokenizer
+    kind = next((kind for kind, (suffix, _) in _FILES.items() if suffix == path.suffix), None)
+    if kind is None:
+        return artifacts.load(path).tokenizer
+    try:
+        source = _FILES[kind][1](path=str(path))
+        return deserialize(kind, source.data() if isinstance(source, TiktokenFile) else path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path}: cannot read the tokenizer ({error.strerror}); name a {path.suffix} file") from None
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None

@@ -356,7 +356,9 @@ def test_sources_are_configs() -> None:
     for source in (RawBytes(), bpe, file, CaseOps(), CaseOps(of=bpe), CaseOps(of=file)):
         assert Config.from_json(source.to_json()) == source
         assert TokenizerSource.from_json(source.to_json()) == source
-    with pytest.raises(UserError, match=r"CaseOps, RawBytes, SentencePieceBPE, SentencePieceFile"):
+    with pytest.raises(
+        UserError, match=r"CaseOps, HuggingFaceFile, RawBytes, SentencePieceBPE, SentencePieceFile, TiktokenFile"
+    ):
         TokenizerSource.from_json("TokenizerSource")
     for senseless in ("RawBytes", "CaseOps"):
         with pytest.raises(UserError, match=f"of must be one of SentencePieceBPE, SentencePieceFile, not {senseless}"):

@@ -95,7 +95,9 @@ def test_every_variant_has_a_file(socket: type[Config], files: dict[str, Config]
 
 def test_every_tokenizer_and_form_of_low_rank_has_a_file() -> None:
     kinds = {read(f"tokenizer-{name}").tokenizer.kind for name in make.tokenizers()}
-    shipped = {one.kind for one in Tokenizer.__subclasses__() if one.__module__.startswith("caddie.")}
+    direct = Tokenizer.__subclasses__()
+    every = [*direct, *(below for one in direct for below in one.__subclasses__())]
+    shipped = {one.kind for one in every if one.__module__.startswith("caddie.")}
     assert shipped == kinds
     forms = get_args(field_types(LowRank)["form"])
     assert {one.form for one in make.QUANTIZERS.values() if isinstance(one, LowRank)} == set(forms)

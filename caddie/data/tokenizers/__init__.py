@@ -1,100 +1,38 @@
-"""Bytes to ids and back: raw bytes, SentencePiece, or SentencePiece behind CaseOps."""
+"""Bytes to ids and back: raw bytes, SentencePiece, SentencePiece behind CaseOps, and other libraries' files."""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from caddie.config import Config, Count, known
+from caddie.config import Count, known
 from caddie.data.tokenizers import bpe, caseops
+from caddie.data.tokenizers.hugging_face import HuggingFaceFile, HuggingFaceTokenizer
+from caddie.data.tokenizers.tiktoken_ranks import TiktokenFile, TiktokenTokenizer
+from caddie.data.tokenizers.tokenizer import (
+    MOST_IDS,
+    ByteTable,
+    Ids,
+    Sample,
+    Tokenizer,
+    TokenizerSource,
+    encode_around,
+    of_size,
+)
 from caddie.errors import UserError
 from caddie.files import reason
 
-Ids = npt.NDArray[np.uint16]
-Sample = Callable[[], Sequence[bytes]]
-"""Draws training documents, for a tokenizer that learns."""
 MARK = "\u2581"
 """SentencePiece's mark for a space."""
 _BATCH = 256  # documents
 _SHORT = 4096  # characters
-
-
-@dataclass(frozen=True)
-class ByteTable:
-    """Three values per id, (vocabulary,), from which the contest counts the bytes of a token stream."""
-
-    base_bytes: npt.NDArray[np.int64]
-    """Bytes without one leading space."""
-    has_leading_space: npt.NDArray[np.bool_]
-    is_boundary: npt.NDArray[np.bool_]
-    """True for control, unknown and unused ids, after which a leading space counts no byte."""
-
-
-class Tokenizer(ABC):
-    """Encodes documents as ids below `vocabulary`. Token streams put the id `bos` before every document.
-
-    `token_bytes` are the bytes of each id on its own. Use `decode` and `byte_lengths` for text: the meaning of an id
-    may depend on its context.
-    """
-
-    kind: ClassVar[str]
-    vocabulary: int
-    bos: int
-    token_bytes: tuple[bytes, ...]
-    table: ByteTable
-
-    @abstractmethod
-    def encode_many(self, documents: Sequence[bytes]) -> list[Ids]:
-        """Return the ids of each document, uint16 without BOS."""
-
-    @abstractmethod
-    def serialize(self) -> bytes:
-        """Return the bytes that an artifact stores, for `deserialize`."""
-
-    def encode(self, data: bytes) -> Ids:
-        """Return the ids of one document, uint16 without BOS."""
-        return self.encode_many([data])[0]
-
-    def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> bytes:
-        """Return the bytes of any ids, such as a model samples; control ids have none."""
-        return b"".join(map(self.token_bytes.__getitem__, np.asarray(ids, np.int64).tolist()))
-
-    def byte_lengths(self, ids: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Return the bytes of text of each id, int64 (ids,), 0 for BOS; their sum is the length of `decode(ids)`.
-
-        A stream may hold several documents, each after a BOS. In a stream that begins within a document, the first
-        lengths may be wrong if the meaning of ids depends on those before.
-        """
-        return self._lengths[np.asarray(ids, np.int64)]
-
-    @cached_property
-    def _lengths(self) -> npt.NDArray[np.int64]:
-        return np.array([len(text) for text in self.token_bytes], np.int64)
-
-    def table_bytes(self, ids: npt.NDArray[Any]) -> int:
-        """Return the bytes by the contest's table method; the first id is context only.
-
-        They equal the length of the decoded text for the contest's models, but not for all: a second space within a
-        piece counts three bytes and a space after BOS none.
-        """
-        before, after = ids[:-1], ids[1:]
-        spaces = self.table.has_leading_space[after] & ~self.table.is_boundary[before]
-        return int(self.table.base_bytes[after].sum() + spaces.sum())
-
-    @cached_property
-    def sha256(self) -> str:
-        """Hexadecimal SHA-256 of kind and content."""
-        return hashlib.sha256(self.kind.encode() + b"\0" + self.serialize()).hexdigest()
 
 
 class ByteTokenizer(Tokenizer):
@@ -153,8 +91,8 @@ class SentencePieceTokenizer(Tokenizer):
             count = 0
         if not count:
             raise UserError(f"not a SentencePiece model, or a damaged one ({len(model):,} bytes)")
-        if count > bpe.MOST_IDS:
-            raise UserError(f"a tokenizer may have {bpe.MOST_IDS:,} ids; this SentencePiece model has {count:,}")
+        if count > MOST_IDS:
+            raise UserError(f"a tokenizer may have {MOST_IDS:,} ids; this SentencePiece model has {count:,}")
         self._processor, self.vocabulary, self.bos = processor, count, processor.bos_id()
         if self.bos < 0:
             raise UserError("this SentencePiece model has no BOS id; train it with --bos_id=1")
@@ -181,20 +119,10 @@ class SentencePieceTokenizer(Tokenizer):
         for start in range(0, len(documents), _BATCH):
             batch = documents[start : start + _BATCH]
             if self.lossless:
-                encoded += self._encode_exactly(batch)
+                encoded += encode_around(self._raw, self._byte_ids, batch, self._encode_texts)
             else:
                 encoded += self._encode_texts([document.decode(errors="replace") for document in batch])
         return encoded
-
-    def _encode_exactly(self, documents: Sequence[bytes]) -> Iterator[Ids]:
-        # Text at even indices, bytes that SentencePiece cannot represent at odd ones.
-        split = [self._raw.split(document.decode(errors="surrogateescape")) for document in documents]
-        encoded = iter(self._encode_texts([text for runs in split for text in runs[::2]]))
-        for runs in split:
-            parts = [next(encoded)]
-            for raw in runs[1::2]:
-                parts += [self._byte_ids[np.frombuffer(raw.encode(errors="surrogateescape"), np.uint8)], next(encoded)]
-            yield np.concatenate(parts) if len(parts) > 1 else parts[0]
 
     def _encode_texts(self, texts: list[str]) -> list[Ids]:
         # All cores: 10 MB/s on two, 6 on one (1,024 ids, November 2026). Every call starts threads anew, which takes
@@ -255,6 +183,10 @@ def deserialize(kind: str, data: bytes) -> Tokenizer:
     for byte_tokenizer in (ByteTokenizer, ByteTokenizer260):
         if kind == byte_tokenizer.kind and not data:
             return byte_tokenizer()
+    if kind == HuggingFaceTokenizer.kind:
+        return HuggingFaceTokenizer(data)
+    if kind == TiktokenTokenizer.kind:
+        return TiktokenTokenizer(data)
     raise UserError(f"no tokenizer of kind {kind!r} with {len(data):,} bytes")
 
 
@@ -283,17 +215,6 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         yield field, number() if wire == 0 else rest.read(number() if wire == 2 else {1: 8, 5: 4}.get(wire, 0))
 
 
-class TokenizerSource(Config, ABC):
-    """Source of a tokenizer."""
-
-    @abstractmethod
-    def build(self, vocabulary: int, sample: Sample) -> Tokenizer:
-        """Return a tokenizer of `vocabulary` ids, learnt from the training documents of `sample` if need be.
-
-        Raises `UserError` for a vocabulary that the source cannot have.
-        """
-
-
 class RawBytes(TokenizerSource):
     """Every byte is an id: of 257, or of 260 as the contest numbers them."""
 
@@ -301,7 +222,7 @@ class RawBytes(TokenizerSource):
         """Return the `ByteTokenizer`, or the `ByteTokenizer260`."""
         if vocabulary == ByteTokenizer260.vocabulary:
             return ByteTokenizer260()
-        return _of_size(ByteTokenizer(), vocabulary, "RawBytes")
+        return of_size(ByteTokenizer(), vocabulary, "RawBytes")
 
 
 class SentencePieceSource(TokenizerSource):
@@ -324,7 +245,7 @@ class SentencePieceFile(SentencePieceSource):
             tokenizer = SentencePieceTokenizer(Path(self.path).read_bytes())
         except (OSError, ValueError) as error:
             raise UserError(f"no tokenizer in {self.path!r}: {reason(error)}") from None
-        return _of_size(tokenizer, vocabulary, self.path)
+        return of_size(tokenizer, vocabulary, self.path)
 
 
 class SentencePieceBPE(SentencePieceSource):
@@ -357,12 +278,3 @@ class CaseOps(TokenizerSource):
         """Return the tokenizer, its model built from text with marks."""
         model = self.of.build(vocabulary, lambda: list(map(caseops.encode, sample())), caseops.SYMBOLS)
         return CaseOpsTokenizer(model)
-
-
-T = TypeVar("T", bound=Tokenizer)
-
-
-def _of_size(tokenizer: T, vocabulary: int, name: str) -> T:
-    if tokenizer.vocabulary != vocabulary:
-        raise UserError(f"{name} has {tokenizer.vocabulary} ids; set model.vocabulary={tokenizer.vocabulary}")
-    return tokenizer

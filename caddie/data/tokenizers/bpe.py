@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from caddie.data.tokenizers.tokenizer import MOST_IDS
 from caddie.errors import UserError
 
-MOST_IDS = 65_536
 RAW = "\0\u2581\udc80-\udcff"
 """Characters that SentencePiece cannot represent, as the inside of a regular expression's set: NUL, its mark for a
 space, and bytes that are not UTF-8 (surrogates from surrogateescape)."""

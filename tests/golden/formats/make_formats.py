@@ -7,6 +7,7 @@ Run it only for a new version of a format, into a new folder beside this one: th
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import Mapping
@@ -16,7 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from caddie.data.tokenizers import ByteTokenizer, CaseOps, SentencePieceBPE, Tokenizer
+from caddie.data.tokenizers import (
+    ByteTokenizer,
+    ByteTokenizer260,
+    CaseOps,
+    HuggingFaceTokenizer,
+    SentencePieceBPE,
+    TiktokenTokenizer,
+    Tokenizer,
+)
+from caddie.data.tokenizers.hugging_face import _PRINTED
 from caddie.inference.text_codec import compress
 from caddie.model import GPT, Block, GroupedQueryAttention, ReluSquared, build
 from caddie.pack import artifact as artifacts
@@ -106,7 +116,38 @@ def tokenizers() -> dict[str, Tokenizer]:
     """Return one tokenizer of each kind."""
     documents = [TEXT[start : start + 60] for start in range(0, 600, 60)]
     made = {"sentencepiece": SentencePieceBPE(), "caseops": CaseOps()}
-    return {"bytes": ByteTokenizer(), **{name: one.build(290, lambda: documents) for name, one in made.items()}}
+    return {
+        "bytes": ByteTokenizer(),
+        "bytes260": ByteTokenizer260(),
+        **{name: one.build(290, lambda: documents) for name, one in made.items()},
+        "hugging_face": HuggingFaceTokenizer(hugging_face_file()),
+        "tiktoken": TiktokenTokenizer(tiktoken_file()),
+    }
+
+
+def hugging_face_file() -> bytes:
+    """Return a `tokenizer.json` of bytes and three merges."""
+    characters = [chr(byte) for byte in _PRINTED] + [chr(256 + place) for place in range(256 - len(_PRINTED))]
+    tokens = ["<s>", *characters, "th", "the", "\u0120the"]
+    merges = [["t", "h"], ["th", "e"], ["\u0120", "the"]]
+    of_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    begin = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    value = {
+        "version": "1.0",
+        "added_tokens": [{"id": 0, "content": "<s>", **begin, "special": True}],
+        "normalizer": None,
+        "pre_tokenizer": of_bytes,
+        "decoder": of_bytes,
+        "model": {"type": "BPE", "vocab": {token: index for index, token in enumerate(tokens)}, "merges": merges},
+    }
+    return json.dumps(value).encode()
+
+
+def tiktoken_file() -> bytes:
+    """Return ranks of bytes and three merges, after their pattern."""
+    tokens = [*(bytes([byte]) for byte in range(256)), b"th", b"the", b" the"]
+    ranks = [b"%s %d" % (base64.b64encode(token), rank) for rank, token in enumerate(tokens)]
+    return b"\n".join([json.dumps({"pattern": " ?[^ ]+| +"}).encode(), *ranks])
 
 
 def write(

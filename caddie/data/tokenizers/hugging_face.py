@@ -1,0 +1,155 @@
+"""Tokenizers of Hugging Face: a `tokenizer.json`, encoded by the library `tokenizers`.
+
+Pieces are read as the file's decoder reads them: bytes written as characters (ByteLevel), marks for spaces (Metaspace),
+bytes as `<0x41>` (ByteFallback), words without `##` (WordPiece). What its normalizer changes is lost, and is counted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from caddie.data.tokenizers.tokenizer import (
+    MOST_IDS,
+    Ids,
+    Sample,
+    Tokenizer,
+    TokenizerSource,
+    byte_ids,
+    encode_around,
+    of_size,
+    table_of,
+)
+from caddie.errors import UserError, first_line
+from caddie.files import reason
+
+_BEGINS = ("<s>", "<bos>", "<|begin_of_text|>", "<|endoftext|>", "[BOS]", "[CLS]")
+"""Usual names of the token before a document."""
+_MARK = "\u2581"
+_RAW = re.compile("([\udc80-\udcff]+)")
+_PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_BYTE_OF = {
+    **{chr(byte): byte for byte in _PRINTED},
+    **{chr(256 + place): byte for place, byte in enumerate(sorted({*range(256)} - {*_PRINTED}))},
+}
+"""Byte of each character of ByteLevel: itself where it can be printed, else one from U+0100 on."""
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """A `tokenizer.json`, whose key `bos_token` (or else a usual name) says which token comes before a document.
+
+    Special tokens within a text are text. Raises `UserError` if the library is missing, or for a file that it cannot
+    read, that has more than 65,536 ids or no BOS.
+    """
+
+    kind = "hugging_face"
+
+    def __init__(self, data: bytes) -> None:
+        try:
+            value: Any = json.loads(data)
+            begin = value.pop("bos_token", None)
+            value |= {"truncation": None, "padding": None, "post_processor": None}
+            self._library = _load(json.dumps(value))
+            vocabulary = self._library.get_vocab(with_added_tokens=True)
+            added = {token["content"] for token in value["added_tokens"]}
+            decoders = {inner["type"] for inner in _decoders(value["decoder"])}
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise UserError(f"not a tokenizer.json, or a damaged one ({first_line(error)})") from None
+        begin = begin or next((name for name in _BEGINS if name in vocabulary), None)
+        if not isinstance(begin, str) or begin not in vocabulary:
+            raise UserError('this tokenizer.json has no token for the start of a document; name one by bos="..."')
+        self._value, self._begin, self.bos = value, begin, vocabulary[begin]
+        self.vocabulary = max(vocabulary.values()) + 1
+        if self.vocabulary > MOST_IDS:
+            raise UserError(f"a tokenizer may have {MOST_IDS:,} ids; this tokenizer.json has {self.vocabulary:,}")
+        pieces = [b""] * self.vocabulary
+        for token, index in vocabulary.items():
+            if index != self.bos:
+                pieces[index] = token.encode() if token in added else _piece(token, decoders)
+        self.token_bytes, self.table, self._byte_ids = tuple(pieces), table_of(pieces), byte_ids(pieces)
+        # Where a model takes text that spells BOS for it, the text is cut within.
+        self._cut = re.compile(f"(?<={re.escape(begin[:1])})(?={re.escape(begin[1:])})")
+
+    def encode_many(self, documents: Sequence[bytes]) -> list[Ids]:
+        """Return the ids of each document; bytes that are not UTF-8 are U+FFFD unless all bytes have ids."""
+        if self._byte_ids is not None:
+            return list(encode_around(_RAW, self._byte_ids, documents, self._encode_texts))
+        return self._encode_texts([document.decode(errors="replace") for document in documents])
+
+    def _encode_texts(self, texts: list[str]) -> list[Ids]:
+        encoded = self._encode_batch(texts)
+        for place, text in enumerate(texts):
+            if self._begin in text and self.bos in encoded[place]:
+                encoded[place] = np.concatenate(self._encode_batch(self._cut.split(text)))
+        return encoded
+
+    def _encode_batch(self, texts: list[str]) -> list[Ids]:
+        try:
+            batch = self._library.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as error:
+            raise UserError(f"this tokenizer.json cannot encode the text ({first_line(error)})") from None
+        return [np.array(encoding.ids, np.uint16) for encoding in batch]
+
+    def serialize(self) -> bytes:
+        """Return the file as compact JSON, with `bos_token`."""
+        return json.dumps({**self._value, "bos_token": self._begin}, separators=(",", ":")).encode()
+
+
+def _load(text: str) -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        raise UserError("this tokenizer needs the library tokenizers; run: pip install 'caddie[tokenizers]'") from None
+    try:
+        library = tokenizers.Tokenizer.from_str(text)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the library is no Exception
+        raise UserError(f"not a tokenizer.json, or a damaged one ({first_line(error)})") from None
+    library.encode_special_tokens = True
+    return library
+
+
+def _decoders(decoder: Any) -> Iterator[Any]:
+    if decoder:
+        yield decoder
+        for inner in decoder.get("decoders", ()):
+            yield from _decoders(inner)
+
+
+def _piece(token: str, decoders: set[str]) -> bytes:
+    """Return the bytes of a token of the model."""
+    if "ByteLevel" in decoders and all(character in _BYTE_OF for character in token):
+        return bytes(_BYTE_OF[character] for character in token)
+    if "ByteFallback" in decoders and re.fullmatch("<0x[0-9A-F]{2}>", token):
+        return bytes([int(token[3:5], 16)])
+    if "WordPiece" in decoders:
+        return (token[2:] if token.startswith("##") else f" {token}").encode()
+    if "BPEDecoder" in decoders:
+        return token.replace("</w>", " ").encode()
+    return token.replace(_MARK, " ").encode()
+
+
+class HuggingFaceFile(TokenizerSource):
+    """A tokenizer of Hugging Face; lossless if it works on bytes and has no normalizer."""
+
+    path: str
+    """Path of its `tokenizer.json`."""
+    bos: str = ""
+    """Token put before every document; by default that of the file, or one with a usual name."""
+
+    def build(self, vocabulary: int, sample: Sample) -> HuggingFaceTokenizer:
+        """Return the tokenizer of the file."""
+        try:
+            data = Path(self.path).read_bytes()
+            if self.bos:
+                data = json.dumps({**json.loads(data), "bos_token": self.bos}).encode()
+            tokenizer = HuggingFaceTokenizer(data)
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"no tokenizer in {self.path!r}: {reason(error)}") from None
+        return of_size(tokenizer, vocabulary, self.path)

@@ -1,0 +1,145 @@
+"""The tokenizer socket: what every tokenizer does, and where one comes from."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from caddie.config import Config
+from caddie.errors import UserError
+
+Ids = npt.NDArray[np.uint16]
+Sample = Callable[[], Sequence[bytes]]
+"""Draws training documents, for a tokenizer that learns."""
+MOST_IDS = 65_536
+"""Ids that a shard of uint16 can hold."""
+
+
+@dataclass(frozen=True)
+class ByteTable:
+    """Three values per id, (vocabulary,), from which the contest counts the bytes of a token stream."""
+
+    base_bytes: npt.NDArray[np.int64]
+    """Bytes without one leading space."""
+    has_leading_space: npt.NDArray[np.bool_]
+    is_boundary: npt.NDArray[np.bool_]
+    """True for control, unknown and unused ids, after which a leading space counts no byte."""
+
+
+class Tokenizer(ABC):
+    """Encodes documents as ids below `vocabulary`. Token streams put the id `bos` before every document.
+
+    `token_bytes` are the bytes of each id on its own. Use `decode` and `byte_lengths` for text: the meaning of an id
+    may depend on its context.
+    """
+
+    kind: ClassVar[str]
+    vocabulary: int
+    bos: int
+    token_bytes: tuple[bytes, ...]
+    table: ByteTable
+
+    @abstractmethod
+    def encode_many(self, documents: Sequence[bytes]) -> list[Ids]:
+        """Return the ids of each document, uint16 without BOS."""
+
+    @abstractmethod
+    def serialize(self) -> bytes:
+        """Return the bytes that an artifact stores, for `deserialize`."""
+
+    def encode(self, data: bytes) -> Ids:
+        """Return the ids of one document, uint16 without BOS."""
+        return self.encode_many([data])[0]
+
+    def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> bytes:
+        """Return the bytes of any ids, such as a model samples; control ids have none."""
+        return b"".join(map(self.token_bytes.__getitem__, np.asarray(ids, np.int64).tolist()))
+
+    def byte_lengths(self, ids: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """Return the bytes of text of each id, int64 (ids,), 0 for BOS; their sum is the length of `decode(ids)`.
+
+        A stream may hold several documents, each after a BOS. In a stream that begins within a document, the first
+        lengths may be wrong if the meaning of ids depends on those before.
+        """
+        return self._lengths[np.asarray(ids, np.int64)]
+
+    @cached_property
+    def _lengths(self) -> npt.NDArray[np.int64]:
+        return np.array([len(text) for text in self.token_bytes], np.int64)
+
+    def table_bytes(self, ids: npt.NDArray[Any]) -> int:
+        """Return the bytes by the contest's table method; the first id is context only.
+
+        They equal the length of the decoded text for the contest's models, but not for all: a second space within a
+        piece counts three bytes and a space after BOS none.
+        """
+        before, after = ids[:-1], ids[1:]
+        spaces = self.table.has_leading_space[after] & ~self.table.is_boundary[before]
+        return int(self.table.base_bytes[after].sum() + spaces.sum())
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hexadecimal SHA-256 of kind and content."""
+        return hashlib.sha256(self.kind.encode() + b"\0" + self.serialize()).hexdigest()
+
+
+class TokenizerSource(Config, ABC):
+    """Source of a tokenizer."""
+
+    @abstractmethod
+    def build(self, vocabulary: int, sample: Sample) -> Tokenizer:
+        """Return a tokenizer of `vocabulary` ids, learnt from the training documents of `sample` if need be.
+
+        Raises `UserError` for a vocabulary that the source cannot have.
+        """
+
+
+T = TypeVar("T", bound=Tokenizer)
+
+
+def of_size(tokenizer: T, vocabulary: int, name: str) -> T:
+    """Return the tokenizer; `UserError` that says what to set unless it has `vocabulary` ids."""
+    if tokenizer.vocabulary != vocabulary:
+        raise UserError(f"{name} has {tokenizer.vocabulary} ids; set model.vocabulary={tokenizer.vocabulary}")
+    return tokenizer
+
+
+def encode_around(
+    raw: re.Pattern[str], byte_ids: Ids, documents: Sequence[bytes], encode: Callable[[list[str]], list[Ids]]
+) -> Iterator[Ids]:
+    """Yield the ids of each document: those of `encode` for text, those of `byte_ids`, (256,), where `raw` matches.
+
+    `raw` has one group, and matches at least the bytes that are not UTF-8, which are surrogates as in surrogateescape.
+    """
+    # Text at even indices, bytes that the library cannot represent at odd ones.
+    split = [raw.split(document.decode(errors="surrogateescape")) for document in documents]
+    encoded = iter(encode([text for runs in split for text in runs[::2]]))
+    for runs in split:
+        parts = [next(encoded)]
+        for between in runs[1::2]:
+            values = np.frombuffer(between.encode(errors="surrogateescape"), np.uint8)
+            parts += [byte_ids[values], next(encoded)]
+        yield np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+
+def byte_ids(token_bytes: Sequence[bytes]) -> Ids | None:
+    """Return the id of each byte, (256,); None if a byte has no id of its own."""
+    found = {piece: index for index, piece in enumerate(token_bytes) if len(piece) == 1}
+    return np.array([found[bytes([byte])] for byte in range(256)], np.uint16) if len(found) == 256 else None
+
+
+def table_of(token_bytes: Sequence[bytes]) -> ByteTable:
+    """Return the contest's table for pieces of text; an id without bytes is a boundary."""
+    return ByteTable(
+        np.array([len(piece.removeprefix(b" ")) for piece in token_bytes]),
+        np.array([piece.startswith(b" ") for piece in token_bytes]),
+        np.array([not piece for piece in token_bytes]),
+    )
