@@ -1,1 +1,1 @@
-"""The contest's door: submission folders written and reviewed."""
+"""Contest submissions: written from runs, and checked, ours or not."""

@@ -1,0 +1,183 @@
+"""The lines of training logs as contest scripts write them: the one place that knows their formats.
+
+A log may hold the script's own source, whose format strings and comments are no results, and its lines may carry a
+prefix: a line number, a time, or the process, as in `[default0]:`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import NamedTuple
+
+_MOST_COLUMNS, _MOST_LINES, _MOST_SCORES = 400, 50_000, 200
+"""Columns of a line, lines of a log, and scoring lines from its end that are read; the longest public log has 20,000
+lines."""
+_FACT = re.compile(
+    r"seed|stopping|Total|budget:|artifact|Serialized|Code size|val_|val |train_sh|_time:|gate=|quant|stop_|params:"
+)
+"""Only lines with one of these can hold a fact."""
+_PREFIX = re.compile(r"\[[\w:]{1,20}\]:?|\d+:(?=\D)|\d{9,}\.\d+ ")
+_SEPARATOR = re.compile(r"={60,}\s*")
+_SOURCE = re.compile(r"\s{0,8}(?:import |from \w+ import |def |class |@)")
+_SOURCE_LINES = 3
+"""A part between separators with as many lines of Python is source."""
+_SETTING = re.compile(r"  ([a-z]\w*): (.*)")
+_PAIR = re.compile(r"\b([a-z]\w{2,40})[:=]([-\w.]+)(?=\s|$)")
+_SETTINGS_LINE = re.compile(r"train_batch_tokens:|tie_embeddings:|activation_type=")
+_LOSS = re.compile(r"val_loss[:=]\s{0,12}(\d{1,3}\.\d{1,12})")
+_BITS = re.compile(r"val_bpb[:=]\s{0,12}(\d{1,3}\.\d{1,12})")
+_SECONDS = re.compile(r"\b(?:eval_time|time|elapsed)[:=](\d+(?:\.\d+)?)(ms|s)\b")
+_UNFINISHED = re.compile(r"/\d|epoch|batch|chunk|\bstep|progress|running", re.IGNORECASE)
+"""In the name of a scoring line: it is one of several on the way."""
+_LIVE = re.compile(r"pre-?_?quant|post[-_ ]ema|\bswa\b|\bema\b|^raw", re.IGNORECASE)
+"""In the name of a scoring line: it scored the trained weights, not the file."""
+
+_INTEGER = r"\s{0,12}(\d{1,18})"
+_FACTS: Mapping[str, tuple[str, ...]] = {
+    "seed": (rf"^seed[:=]{_INTEGER}\s*$", rf"^  seed:{_INTEGER}\s*$", r"^params:.* s:(\d{1,18})\s*$"),
+    "training_ms": (rf"^stopping_early: ?wallclock_cap train_time:{_INTEGER}ms",),
+    "step_ms": (rf"^step:\d+/\d+ .*train_time:{_INTEGER}ms",),
+    "steps": (rf"^stopping_early: ?wallclock_cap .*step:{_INTEGER}/",),
+    "total_bytes": (
+        rf"^Total submission size[^:]{{0,40}}:{_INTEGER} bytes",
+        rf"Total submission:{_INTEGER} bytes",
+        r"^budget:(\d{1,18})/\d+ ",
+        rf"^artifact_bytes:{_INTEGER}\s*$",
+    ),
+    "model_bytes": (rf"^Serialized model [^:]{{1,40}}:{_INTEGER} bytes",),
+    "code_bytes": (rf"^Code size(?: \(compressed\))?:{_INTEGER} bytes", r"^artifact:.* code:(\d{1,18})\s*$"),
+    "validation_tokens": (rf"^val[_ ]tokens:{_INTEGER}\s*$", rf"^val_loader:shards pattern=.* tokens:{_INTEGER}\s*$"),
+    "training_shards": (rf"^train_shards:{_INTEGER}\s*$", rf"^train_loader:dataset:.* train_shards:{_INTEGER}\s*$"),
+    "evaluation_s": (r"^total_eval_time:\s{0,12}(\d{1,9}\.\d)",),
+    "within_hints": (rf"\bwithin_gate={_INTEGER}\b",),
+    "word_hints": (rf"\bword_gate={_INTEGER}\b",),
+    "before_quantization": (r"^pre_?-?quant_?-?ttt:? ?(?:epoch|start|done)()", r"^post-prequant-ttt()"),
+    "adaptation_s": (r"^pre_?quant_ttt: ?done .*time[:=](\d{1,6})",),
+    "force_stop_step": (rf"^  force_stop_step:{_INTEGER}\s*$", rf"\bforce_stop_step[:=]{_INTEGER}\b"),
+}
+"""Patterns of each fact; the last line that has one of them counts, and a total
+that is not stated is that of model and code. What is captured is a number or nothing."""
+_COMPILED = {name: [re.compile(pattern) for pattern in patterns] for name, patterns in _FACTS.items()}
+
+
+class Fact(NamedTuple):
+    """A number that a log states, and its line; 0 where only the line matters."""
+
+    value: float
+    line: int
+
+
+@dataclass(frozen=True)
+class Score:
+    """A scoring line: bits per byte as written, nats per token and seconds where it has them."""
+
+    line: int
+    name: str
+    bits: Decimal
+    loss: Decimal | None
+    seconds: float | None
+
+    @property
+    def live(self) -> bool:
+        """True if its name says that the trained weights were scored, not the file."""
+        return bool(_LIVE.search(self.name))
+
+
+@dataclass
+class Log:
+    """What a log states."""
+
+    file: str
+    facts: dict[str, Fact] = field(default_factory=dict)
+    scores: list[Score] = field(default_factory=list)
+    settings: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Setting to its text and line."""
+
+    def value(self, name: str) -> float | None:
+        """Return a fact's number, or None."""
+        return self.facts[name].value if name in self.facts else None
+
+    def line(self, name: str) -> int | None:
+        """Return a fact's line, or None."""
+        return self.facts[name].line if name in self.facts else None
+
+    @property
+    def seed(self) -> int | None:
+        """The seed in the file's name, as in `train_seed42.log`, else the one that the log states."""
+        return self.named_seed if self.named_seed is not None else self.stated_seed
+
+    @property
+    def stated_seed(self) -> int | None:
+        """The seed that the log states."""
+        return int(self.facts["seed"].value) if "seed" in self.facts else None
+
+    @property
+    def named_seed(self) -> int | None:
+        """The seed in the file's name."""
+        named = re.search(r"(?:seed[_-]?|_s|log_|train)(\d{1,18})(?!\d)", self.file.rpartition("/")[2])
+        return int(named[1]) if named else None
+
+    @property
+    def final(self) -> list[Score]:
+        """Scores of the file, in order; the last is the result."""
+        return [score for score in self.scores if not score.live]
+
+
+def parse_log(file: str, text: str) -> Log:
+    """Return what the log of this name and text states."""
+    log, listed = Log(file), False
+    for number, line in _results(text):
+        for name, patterns in _COMPILED.items() if _FACT.search(line) else ():
+            for pattern in patterns:
+                if match := pattern.search(line):
+                    stated = match[1] or "0"
+                    log.facts[name] = Fact(float(stated) if "." in stated else int(stated), number)
+        setting = _SETTING.match(line)
+        listed = line.startswith("Hyperparameters:") or (listed and setting is not None)
+        if listed and setting:
+            log.settings[setting[1]] = (setting[2].strip(), number)
+        elif _SETTINGS_LINE.search(line):
+            log.settings.update((name, (value, number)) for name, value in _PAIR.findall(line))
+        if bits := _BITS.search(line):
+            _add_score(log, number, line, bits)
+    sizes = [log.value(name) for name in ("model_bytes", "code_bytes")]
+    if "total_bytes" not in log.facts and None not in sizes:
+        log.facts["total_bytes"] = Fact(sum(size or 0 for size in sizes), log.facts["model_bytes"].line)
+    return log
+
+
+def _add_score(log: Log, number: int, line: str, bits: re.Match[str]) -> None:
+    name = re.split(r"val_(?:loss|bpb)[:=]", line, maxsplit=1)[0].strip()
+    if _UNFINISHED.search(name) or "running" in line or not (name[:1].isalpha() or name == ""):
+        return
+    name = re.sub(r"\s+stride:\d+|:done$", "", name) or "val_bpb"
+    loss, time = _LOSS.search(line), _SECONDS.search(line)
+    seconds = float(time[1]) / (1_000 if time[2] == "ms" else 1) if time else None
+    if seconds is None:  # a line of more digits follows that with the seconds
+        same = (score.seconds for score in reversed(log.scores) if score.name == name.removesuffix("_exact"))
+        seconds = next(same, None)
+    del log.scores[: max(0, len(log.scores) - _MOST_SCORES + 1)]
+    log.scores.append(Score(number, name, Decimal(bits[1]), Decimal(loss[1]) if loss else None, seconds))
+
+
+def _results(text: str) -> Iterator[tuple[int, str]]:
+    """Yield number and text of each line outside the source, without its prefix."""
+    part: list[tuple[int, str]] = []
+    source = 0
+    for number, whole in enumerate(text.split("\n", _MOST_LINES)[:_MOST_LINES], 1):
+        line = whole[:_MOST_COLUMNS].removesuffix("\r")
+        if prefix := _PREFIX.match(line):
+            line = line[prefix.end() :]
+        if _SEPARATOR.fullmatch(line):
+            if source < _SOURCE_LINES:
+                yield from part
+            part, source = [], 0
+            continue
+        source += bool(_SOURCE.match(line))
+        if "{" not in line:  # a format string, where a log without separators holds source
+            part.append((number, line))
+    if source < _SOURCE_LINES:
+        yield from part

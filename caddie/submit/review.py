@@ -1,0 +1,206 @@
+"""Check the folder of a contest submission, ours or not: nothing in it is run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from decimal import Decimal
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from caddie.submit.logs import Log, parse_log
+from caddie.submit.review_claims import Claims, read_claims
+from caddie.submit.review_code import check_preparation, check_scripts
+from caddie.submit.review_files import Folder, list_folder, read_json
+from caddie.submit.review_rules import RULES, SEVERITIES, Finding, Findings
+from caddie.submit.review_runs import (
+    agree,
+    check_agreement,
+    check_configuration,
+    check_log,
+    check_p_value,
+    cited,
+    headline,
+    seed_scores,
+)
+from caddie.submit.review_script import MOST_BYTES, main_script, parse, read_scripts
+
+_MOST_LOGS, _MOST_PREPARING, _MOST_NUMBERS = 40, 5, 2_000
+"""Logs, scripts that prepare data, and different numbers of the README that are looked at."""
+_UNLIMITED = re.compile(r"non[-_]?record", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Review:
+    """What was found in a folder."""
+
+    folder: str
+    findings: list[Finding]
+    logs: list[dict[str, Any]]
+    """Of each log that the score comes from: file, seed, bits per byte, bytes, seconds."""
+
+    def count(self, severity: str) -> int:
+        """Return the number of findings of a severity."""
+        return sum(finding.severity == severity for finding in self.findings)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the review for JSON; a finding states the source of its rule."""
+        counts = {f"{severity}s": self.count(severity) for severity in SEVERITIES}
+        found = [{**asdict(one), "source": RULES[one.rule].source} for one in self.findings]
+        return {"folder": self.folder, **counts, "findings": found, "logs": self.logs}
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What the files of a folder say of its runs."""
+
+    folder: Folder
+    claims: Claims
+    claims_file: str
+    logs: list[Log]
+    chosen: list[Log]
+
+
+def review(path: Path, against: Path | None = None) -> Review:
+    """Check a submission's folder; `against` is the folder of its base, for the p-value.
+
+    Raises `UserError` for what is no folder or cannot be read. Every other oddity is a finding.
+    """
+    found = Findings(_unlimited(path, {}))
+    read = _read(path, found)
+    main = main_script(read.folder)
+    if main is None:
+        found.add("file-missing", "train_gpt.py", "there is no script train_gpt.py")
+    size = _check_scripts(read, main, found) if main else 0
+    for log in read.logs:
+        check_log(log, read.chosen, read.claims, size, found)
+    check_agreement(read.logs, read.chosen, read.claims, read.claims_file, found)
+    check_configuration(read.logs, read.chosen, read.claims, found)
+    _check_readme(read, found)
+    base = _scores(_read(against, Findings(False))) if against else read.claims.base
+    check_p_value(_scores(read), base, read.claims, read.claims_file, found)
+    order = {severity: place for place, severity in enumerate(SEVERITIES)}
+    findings = sorted(found, key=lambda one: (order[one.severity], one.file, one.line or 0))
+    return Review(str(path), findings, [_facts(log, read.claims) for log in read.chosen])
+
+
+def _read(path: Path, found: Findings) -> _Read:
+    """Return what the folder's JSON and logs say."""
+    folder = list_folder(path, found)
+    file = _pick(folder, "submission.json", r"submission\w*\.json", found)
+    data = read_json(text, file, found) if file and (text := folder.text(file, found)) is not None else {}
+    found.unlimited = _unlimited(path, data)
+    claims = read_claims(data, file, found) if file and data else Claims()
+    names = [name for name in folder.sizes if _is_log(name)]
+    texts = [(name, folder.text(name, found)) for name in names[:_MOST_LOGS]]
+    logs = [parse_log(name, text) for name, text in texts if text]
+    logs = [log for log in logs if log.scores or log.value("total_bytes") is not None]
+    if not logs:
+        found.add("file-missing", "train.log", "there is no log of a run")
+    return _Read(folder, claims, file or "submission.json", logs, cited(logs, claims))
+
+
+def _unlimited(path: Path, data: Mapping[str, Any]) -> bool:
+    """True if the folder is of the track without a clock, by the folder that it stands in, else by its JSON."""
+    above = path.absolute().parent.name
+    return bool(_UNLIMITED.search(above if above.startswith("track_") else str(data.get("track") or "")))
+
+
+def _is_log(name: str) -> bool:
+    last = name.rpartition("/")[2]
+    return last.endswith(".log") or (last.endswith(".txt") and not re.match("requirements|readme|license", last, re.I))
+
+
+def _pick(folder: Folder, wanted: str, like: str, found: Findings) -> str | None:
+    """Return the name of a file that must be there, or of one like it; None with a finding if there is neither."""
+    if wanted in folder.sizes:
+        return wanted
+    if near := [name for name in folder.sizes if re.fullmatch(like, name, re.I)]:
+        found.add("file-name", near[0], f"the contest calls it {wanted}")
+        return near[0]
+    found.add("file-missing", wanted, f"there is no {wanted}")
+    return None
+
+
+def _check_scripts(read: _Read, main: str, found: Findings) -> int:
+    """Check the script, the files that it names and those that prepare data; return the bytes of what trains."""
+    if main != "train_gpt.py":
+        found.add("file-name", main, "the contest calls it train_gpt.py")
+    folder = read.folder
+    if not folder.sizes[main]:
+        found.add("file-missing", main, "the script is empty")
+    scripts, size = read_scripts(folder, main, found)
+    off = [
+        {name for name, (value, _) in log.settings.items() if re.fullmatch(r"0(\.0*)?", value)} for log in read.chosen
+    ]
+    try:
+        check_scripts(scripts, set.intersection(*off) if off else set(), found)
+    except RecursionError:
+        found.add("code-unread", main, "an expression is nested too deeply; not all of its source was checked")
+    preparing = [name for name in folder.sizes if re.search(r"(?:prepare|tokenize|download)\w*\.py$", name)]
+    for name in preparing[:_MOST_PREPARING]:
+        text = folder.text(name, found, MOST_BYTES)
+        if text and (tree := parse(text, name, found)) is not None:
+            check_preparation(tree, name, found)
+    return size
+
+
+def _check_readme(read: _Read, found: Findings) -> None:
+    """Check that the README states the scores, to three digits after the point or more."""
+    name = _pick(read.folder, "README.md", r"\w*readme(?:\.\w+)?", found)
+    text = read.folder.text(name, found) if name else None
+    if text and (forced := re.search(r"FORCE_STOP_STEP\W{1,3}([1-9]\d{0,9})", text)):
+        said = f"training ends at step {forced[1]}, whatever the clock says"
+        found.add("code-force-stop", name or "", said, text.count("\n", 0, forced.start()) + 1)
+    if not text or read.claims.score is None:
+        return
+    numbers = dict.fromkeys(re.findall(r"(?<![\d.])\d\.\d{3,10}(?!\d)", text))
+    written = [Decimal(number) for number in islice(numbers, _MOST_NUMBERS)]
+    for what, score in (("val_bpb", read.claims.score), *((f"seed {k}", v) for k, v in read.claims.scores.items())):
+        if not any(agree(number, score) for number in written):
+            found.add("score-readme", name or "", f"{what} {score} is not in it")
+
+
+def _scores(read: _Read) -> list[float]:
+    return [float(score) for score in seed_scores(read.chosen, read.claims)]
+
+
+def _facts(log: Log, claims: Claims) -> dict[str, Any]:
+    score = headline(log, claims)
+    training = log.value("training_ms")
+    seconds = log.value("evaluation_s")
+    return {
+        "file": log.file,
+        "seed": log.seed,
+        "bits_per_byte": float(score.bits) if score else None,
+        "total_bytes": log.value("total_bytes"),
+        "training_seconds": training / 1e3 if training is not None else None,
+        "evaluation_seconds": seconds if seconds is not None else score and score.seconds,
+    }
+
+
+def review_table(result: Review) -> str:
+    """Format a review for a terminal."""
+    from caddie.report.tables import printable, table
+
+    lines: list[str] = []
+    if result.logs:
+        names = ("file", "seed", "bits_per_byte", "total_bytes", "training_seconds", "evaluation_seconds")
+        header = ("log", "seed", "bits per byte", "bytes", "training s", "evaluation s")
+        rows = [[_seed(name, log[name]) for name in names] for log in result.logs]
+        lines += [table(rows, header), ""]
+    if result.findings:
+        lines += [table([_row(finding) for finding in result.findings], ("", "rule", "where and what")), ""]
+    counts = ", ".join(f"{result.count(severity)} {severity}s" for severity in SEVERITIES)
+    return "\n".join([*lines, f"{printable(result.folder)}: {counts}"])
+
+
+def _seed(name: str, value: object) -> object:
+    return str(value) if name == "seed" and value is not None else value
+
+
+def _row(finding: Finding) -> Sequence[str]:
+    place = f"{finding.file}:{finding.line}" if finding.line else finding.file
+    return finding.severity, finding.rule, f"{place}: {finding.sentence}"

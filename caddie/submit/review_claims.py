@@ -1,0 +1,132 @@
+"""What a `submission.json` claims: its fields, types and scores, in the spellings of merged records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from itertools import islice
+from typing import Any
+
+from caddie.submit.review_rules import Findings
+
+_MOST_SEEDS = 200
+"""Mentions of seeds that are read."""
+FIELDS = ("author", "date", "name", "github_id")
+"""Fields that nearly every merged record has, beside `val_bpb`."""
+_NUMBER = (int, Decimal)
+TYPES: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys((*FIELDS, "blurb", "track", "hardware", "pytorch_version", "technique_summary"), (str,)),
+    **dict.fromkeys(("val_loss", "val_bpb_std", "val_loss_std", "pre_quant_val_bpb", "pre_quant_val_loss"), _NUMBER),
+    **dict.fromkeys(("bytes_total", "bytes_code", "artifact_bytes_max", "base_pr", "model_params"), (int,)),
+    **dict.fromkeys(("artifact_bytes_mean", "step_avg_ms_mean", "train_steps_mean"), _NUMBER),
+    **dict.fromkeys(("attribution", "compliance"), (dict, str)),
+    "seeds": (list, dict),
+    "seed_results": (dict,),
+}
+"""Types of the fields of merged records; other fields may have any. A null is no value, not a wrong one."""
+
+_MEANS = ("mean_val_bpb", "mean_bpb", "val_bpb_mean", "val_bpb_3seed_mean")
+"""Older spellings of `val_bpb`."""
+_BY_SEED = ("seed_results", "seeds", "per_seed_results", "val_bpb_by_seed", "val_bpb_seeds", "seed_scores")
+_SCORES = ("val_bpb", "val_bpb_exact", "bpb", "ttt_val_bpb", "ppm_mixer_val_bpb", "sliding_window_bpb")
+"""Spellings of the score of one seed."""
+_SIZES = ("artifact_bytes", "bytes_total", "submission_size_bytes")
+
+
+@dataclass
+class Claims:
+    """Numbers that the JSON claims, by seed where it names seeds."""
+
+    score: Decimal | None = None
+    std: Decimal | None = None
+    p_value: Decimal | None = None
+    seeds: list[int] = field(default_factory=list)
+    scores: dict[int, Decimal] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
+    """Bytes of each seed, code included."""
+    base: list[float] = field(default_factory=list)
+    """Scores of the base's seeds, where it states them."""
+    own_set: bool = False
+    """True if `compliance` says that the set is not the contest's."""
+
+
+def read_claims(data: Mapping[str, Any], file: str, found: Findings) -> Claims:
+    """Return what the JSON claims; odd fields and types become findings."""
+    for name in FIELDS:
+        if not data.get(name):
+            found.add("json-field", file, f"{name} is missing")
+    for name, types in TYPES.items():
+        if data.get(name) is not None and (not isinstance(data[name], types) or isinstance(data[name], bool)):
+            wanted = " or ".join(one.__name__.replace("Decimal", "float") for one in types)
+            found.add("json-type", file, f"{name} is {_kind(data[name])}, where merged records have {wanted}")
+    inner = data.get("results")
+    data = {**(inner if isinstance(inner, dict) else {}), **data}
+    claims = Claims(_score(data, file, found), _decimal(data.get("val_bpb_std")), _decimal(data.get("p_value")))
+    for seed, value in islice(_seeds(data), _MOST_SEEDS):
+        claims.seeds.append(seed)
+        claims.scores.update({seed: score} if (score := _first(value, _SCORES)) is not None else {})
+        size = _first(value, _SIZES)
+        claims.sizes.update({seed: int(size)} if size is not None else {})
+    claims.seeds = list(dict.fromkeys(claims.seeds))
+    compliance = data.get("compliance")
+    claims.own_set = isinstance(compliance, dict) and compliance.get("contest_validation_set") is False
+    claims.base = next((scores for name, value in data.items() if "base" in name and (scores := _base(value))), [])
+    return claims
+
+
+def _score(data: Mapping[str, Any], file: str, found: Findings) -> Decimal | None:
+    names = [name for name in ("val_bpb", *_MEANS) if name in data]
+    if not names:
+        found.add("json-score", file, "val_bpb is missing")
+        return None
+    if names[0] != "val_bpb":
+        found.add("json-spelling", file, f"the score is called {names[0]}; merged records say val_bpb")
+    score = _decimal(data[names[0]])
+    if score is None:
+        found.add("json-score", file, f"{names[0]} is {_kind(data[names[0]])}, not a number")
+    return score
+
+
+def _seeds(data: Mapping[str, Any]) -> Iterator[tuple[int, Any]]:
+    """Yield each seed with what the JSON says of it; with None where it only lists it."""
+    listed = data.get("seeds")
+    listed = [seed for seed in listed if type(seed) is int] if isinstance(listed, list) else []
+    yield from ((seed, None) for seed in listed)
+    for name in _BY_SEED:
+        value = data.get(name)
+        if isinstance(value, list) and name != "seeds" and not any(isinstance(one, dict) for one in value):
+            yield from zip(listed, value, strict=False)
+            continue
+        pairs = value.items() if isinstance(value, dict) else []
+        if isinstance(value, list):
+            pairs = [(str(one.get("seed")), one) for one in value if isinstance(one, dict)]
+        for seed, one in pairs:
+            if re.fullmatch(r"(?:seed_?)?\d{1,18}", seed):
+                yield int(re.sub(r"\D", "", seed)), one
+
+
+def _first(value: Any, names: tuple[str, ...]) -> Decimal | None:
+    if isinstance(value, dict):
+        return next((number for name in names if (number := _decimal(value.get(name))) is not None), None)
+    return _decimal(value) if names is _SCORES else None
+
+
+def _base(value: Any) -> list[float]:
+    """Return the scores of a list or mapping of at least two numbers between 0 and 5."""
+    values = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    scores = [float(one) for one in values if isinstance(one, Decimal) and 0 < one < 5]
+    return scores if len(scores) == len(values) > 1 else []
+
+
+def _decimal(value: Any) -> Decimal | None:
+    """Return a number as a decimal of sensible size, or None."""
+    if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
+        return None
+    number = Decimal(value)
+    return number if -30 <= int(number.as_tuple().exponent) <= number.adjusted() < 18 or not number else None
+
+
+def _kind(value: Any) -> str:
+    return {type(None): "null", Decimal: "float"}.get(type(value), type(value).__name__)

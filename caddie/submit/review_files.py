@@ -1,0 +1,125 @@
+"""Reading a submission folder that may be hostile: bounded in files, bytes, depth and time; nothing is followed."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from caddie.errors import UserError
+from caddie.files import reason
+from caddie.submit.review_rules import Findings
+
+_MOST_FILES, _MOST_FOLDERS, _MOST_DEPTH = 2_000, 200, 3
+_MOST_BYTES = 8_000_000
+"""Largest text that is read; the largest merged log has 0.2 MB."""
+_MOST_TOGETHER = 32_000_000
+_MOST_JSON_BYTES = 1_000_000
+
+
+@dataclass
+class Folder:
+    """The regular files of a folder, by their paths below it, and what was read of them."""
+
+    path: Path
+    sizes: dict[str, int] = field(default_factory=dict)
+    left: int = _MOST_TOGETHER
+    """Bytes that may still be read."""
+
+    def text(self, name: str, found: Findings, most: int = _MOST_BYTES) -> str | None:
+        """Return a file as text, with a replacement for bytes that are not UTF-8; None with a finding if unread."""
+        most = min(most, self.left)
+        try:
+            data = _read(self.path / name, most)
+        except OSError as error:
+            found.add("file-unread", name, f"it cannot be read ({reason(error)})")
+            return None
+        self.left -= min(len(data), most)
+        if len(data) > most:
+            found.add("file-unread", name, f"it has more than {most:,} bytes and was not read")
+            return None
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            found.add("file-unread", name, "it is not UTF-8; other bytes were replaced", note=True)
+            return data.decode(errors="replace")
+
+
+def list_folder(path: Path, found: Findings) -> Folder:
+    """Return the folder's regular files, three folders deep; links and the like become findings."""
+    if not path.is_dir():
+        said = "is not a folder" if os.path.lexists(path) else "does not exist"
+        raise UserError(f"{path} {said}; name the folder of a submission, with its README.md and submission.json")
+    folder, waiting, opened = Folder(path), [(path, 0)], 0
+    while waiting:
+        here, depth = waiting.pop(0)
+        opened += 1
+        try:
+            entries = _entries(here, _MOST_FILES - len(folder.sizes))
+        except OSError as error:
+            if here == path:
+                raise UserError(f"{path}: cannot be read ({reason(error)}); name a folder that you may read") from None
+            found.add("file-unread", _below(path, here), f"it cannot be read ({reason(error)})")
+            continue
+        if entries is None or opened > _MOST_FOLDERS:
+            found.add("file-unread", _below(path, here), f"more than {_MOST_FILES:,} files; the rest was not looked at")
+            break
+        for entry in entries:
+            name = _below(path, Path(entry.path))
+            if entry.is_dir(follow_symlinks=False):
+                if depth < _MOST_DEPTH and not entry.name.startswith("."):
+                    waiting.append((Path(entry.path), depth + 1))
+            elif entry.is_file(follow_symlinks=False):
+                folder.sizes[name] = entry.stat(follow_symlinks=False).st_size
+            else:
+                kind = "a link, and is not followed" if entry.is_symlink() else "not a regular file, and is not read"
+                found.add("file-irregular", name, f"it is {kind}")
+    return folder
+
+
+def read_json(text: str, name: str, found: Findings) -> dict[str, Any]:
+    """Return a JSON object whose fractions are decimals as written; empty, with a finding, if it is none."""
+    try:
+        if len(text) > _MOST_JSON_BYTES:
+            raise ValueError(f"more than {_MOST_JSON_BYTES:,} bytes")
+        data = json.loads(text, parse_float=Decimal, parse_constant=_refuse)
+    except RecursionError:
+        found.add("json", name, "it is nested too deeply")
+    except ValueError as error:
+        found.add("json", name, f"it is not JSON ({str(error)[:100]})", getattr(error, "lineno", None))
+    else:
+        if isinstance(data, dict):
+            return data
+        found.add("json", name, "it is not an object")
+    return {}
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number")
+
+
+def _read(path: Path, most: int) -> bytes:
+    """Return up to `most` bytes and one of a regular file, which must not be a link."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError("not a regular file")
+        return file.read(most + 1)
+
+
+def _entries(path: Path, most: int) -> list[os.DirEntry[str]] | None:
+    """Return a folder's entries in order of their names, or None if it has more than `most`."""
+    entries: list[os.DirEntry[str]] = []
+    with os.scandir(path) as scan:
+        for entry in scan:
+            if len(entries) >= most:
+                return None
+            entries.append(entry)
+    return sorted(entries, key=lambda entry: entry.name)
+
+
+def _below(folder: Path, path: Path) -> str:
+    return os.fsencode(path.relative_to(folder)).decode(errors="replace")

@@ -1,0 +1,337 @@
+"""Checks of logs against the rules and against the claims of the JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from statistics import fmean, pstdev, stdev
+
+from caddie.lab.stats import welch
+from caddie.run.contest_sets import CURRENT, FIRST
+from caddie.run.policy import CONTEST_2026
+from caddie.submit.logs import Log, Score
+from caddie.submit.review_claims import Claims
+from caddie.submit.review_rules import Findings
+
+_CAP = CONTEST_2026.cap_bytes or 0
+_TRAINING_MS = 1_000 * (CONTEST_2026.training.seconds or 0)
+_EVALUATION_S = CONTEST_2026.evaluation.seconds or 0
+_SEEDS = 3
+_BYTES_ALIKE = 1e-3
+"""Share of a set's bytes that scripts leave out, which cut it to whole windows."""
+_STEPS_OVER, _MS_OVER = 2, 1_000
+"""Average steps, and milliseconds, by which training may end late: it stops between steps, some scripts stop one late,
+and the last steps are longer. Of merged records the latest was 137 ms late."""
+_GAIN = Decimal("0.06")
+"""Bits per byte by which no merged record's scoring lowered the plain score of its file; the most was 0.037."""
+_MOST_SHARDS = 476
+"""Training shards of the largest published data set (bytes); a local build of small shards has 1,499."""
+_SHOWN = Decimal("0.00005")
+"""Half of the last digit that the contest's table shows."""
+_UNLIKE = ("seed", "run_id", "rank", "local_rank", "is_main_process", "logfile", "val_loss_every", "train_log_every")
+_UNLIKE_PARTS = ("path", "dir", "file", "name")
+"""Settings, and parts of their names, that may differ between seeds."""
+
+
+def decimals(value: Decimal) -> int:
+    """Return the digits after the point."""
+    return max(0, -int(value.as_tuple().exponent))
+
+
+def agree(a: Decimal, b: Decimal) -> bool:
+    """True if two decimals are alike to the digits of that with fewer."""
+    step = Decimal(1).scaleb(-min(decimals(a), decimals(b)))
+    return abs(a - b) <= step / 2
+
+
+def cited(logs: Sequence[Log], claims: Claims) -> list[Log]:
+    """Return the logs that the score of the JSON comes from: those of its seeds with their scores, where there are any.
+
+    Folders also hold earlier, repeated and rejected runs; what is wrong with those is only worth a note.
+    """
+    chosen: list[Log] = []
+    for seed in claims.seeds:
+        own = [log for log in logs if seed in (log.seed, log.stated_seed)]
+        stated = claims.scores.get(seed)
+        same = [log for log in own if stated is not None and any(agree(one.bits, stated) for one in log.scores)]
+        chosen += same or own
+    runs = {(log.seed, log.final[-1].bits) for log in logs if log.final}
+    if not claims.seeds and claims.score is not None and len({seed for seed, _ in runs}) < len(runs):
+        chosen = [log for log in logs if any(agree(score.bits, claims.score) for score in log.final)]
+    return list({id(log): log for log in chosen}.values()) or [log for log in logs if log.scores] or list(logs)
+
+
+def headline(log: Log, claims: Claims) -> Score | None:
+    """Return the scoring line that the JSON cites, else the log's last."""
+    seeds = [seed for seed in (log.seed, log.stated_seed) if seed is not None]
+    for stated in (*(claims.scores.get(seed) for seed in seeds), claims.score):
+        for score in reversed(log.scores):
+            if stated is not None and agree(score.bits, stated):
+                return score
+    return log.final[-1] if log.final else None
+
+
+def check_log(log: Log, chosen: Sequence[Log], claims: Claims, script_bytes: int, found: Findings) -> None:
+    """Check one log: bytes, clocks, validation set, and how it scored.
+
+    What a log does wrong that the score does not come from is a note, but for its training where the score comes from
+    a log of evaluation alone.
+    """
+    score = headline(log, claims)
+    alone = [one for one in chosen if "training_ms" not in one.facts and one.seed == log.seed]
+    before = len(found)
+    _check_size(log, script_bytes, found)
+    _check_training(log, found)
+    if log not in chosen and not alone:
+        found.lower(before)
+    before = len(found)
+    _check_evaluation_clock(log, score, found)
+    _check_validation(log, score, claims.own_set, found)
+    _check_scoring(log, score, found)
+    if log not in chosen:
+        found.lower(before)
+
+
+def _check_size(log: Log, script_bytes: int, found: Findings) -> None:
+    total, model, code = (log.value(f"{part}_bytes") for part in ("total", "model", "code"))
+    if total is None:
+        return
+    submitted = model + script_bytes if model is not None and script_bytes else total
+    line = log.line("total_bytes")
+    if min(total, submitted) > _CAP:
+        over = f"{min(total, submitted):,.0f} bytes are {min(total, submitted) - _CAP:,.0f} over {_CAP:,}"
+        found.add("size-cap", log.file, over, line)
+    elif total > _CAP:
+        said = f"it counts {code or 0:,.0f} bytes of code, over the cap; with the script as submitted {submitted:,.0f}"
+        found.add("size-script", log.file, said, line)
+    elif submitted > _CAP:
+        said = f"it counts {code or 0:,.0f} bytes of code; the script in the folder has {script_bytes:,}, over the cap"
+        found.add("size-script", log.file, said, line)
+
+
+def _check_training(log: Log, found: Findings) -> None:
+    stopped = "training_ms" if "training_ms" in log.facts else "step_ms"
+    training, steps = log.value(stopped), log.value("steps")
+    if training is None:
+        if log.value("model_bytes") is not None:
+            found.add("training-unknown", log.file, "no line states when training stopped")
+    elif training > _TRAINING_MS:
+        step = training / steps if steps else 0.0
+        over = f"training took {training / 1e3:,.3f} s of {_TRAINING_MS / 1e3:,.0f}"
+        over += f"; one step takes {step / 1e3:.3f} s" if step else ""
+        late = training - _TRAINING_MS > min(_STEPS_OVER * step or _MS_OVER, _MS_OVER)
+        rule = "training-clock" if late else "training-step"
+        found.add(rule, log.file, over, log.line(stopped))
+    shards = log.value("training_shards")
+    if shards is not None and shards > _MOST_SHARDS:
+        said = f"{shards:.0f} training shards; no published set has more than {_MOST_SHARDS}: a build of one's own,"
+        said += " which holds out 10,000 documents by default and then trains on 80 % of the validation text"
+        found.add("training-shards", log.file, said, log.line("training_shards"))
+
+
+def _check_evaluation_clock(log: Log, score: Score | None, found: Findings) -> None:
+    seconds, line = log.value("evaluation_s"), log.line("evaluation_s")
+    if seconds is None and score is not None:
+        seconds, line = score.seconds, score.line
+    before = log.value("adaptation_s") or 0
+    if seconds is None:
+        found.add("evaluation-unknown", log.file, "no line states the seconds of evaluation")
+    elif seconds + before > _EVALUATION_S:
+        added = f", {before:.1f} s of adaptation before quantization included" if before else ""
+        found.add("evaluation-clock", log.file, f"evaluation took {seconds + before:,.1f} s of 600{added}", line)
+
+
+def _check_validation(log: Log, score: Score | None, own_set: bool, found: Findings) -> None:
+    tokens = log.value("validation_tokens")
+    if tokens is None:
+        found.add("validation-unknown", log.file, "no line states the tokens of validation")
+        return
+    line = log.line("validation_tokens")
+    charged = {one: size for one in log.scores if (size := _charged_bytes(one, tokens))}
+    size = charged.get(score) if score is not None else None
+    size = size or next(iter(charged.values()), None)
+    if size is None or _alike(size, CURRENT.bytes):
+        return
+    if _alike(size, FIRST.bytes):
+        found.add("validation-first", log.file, f"it is {FIRST.name}", line)
+    elif any(_alike(other, CURRENT.bytes) for other in charged.values()) and score is not None:
+        said = f"loss and bits per byte imply {size / 1e6:,.2f} MB; the set has {CURRENT.bytes / 1e6:,.2f}:"
+        found.add(
+            "score-bytes", log.file, f"{said} they are not of one distribution, or bytes are miscounted", score.line
+        )
+    else:
+        said = f"{tokens:,.0f} tokens, loss and bits per byte imply {size / 1e6:,.2f} MB; the set has"
+        said += f" {CURRENT.bytes / 1e6:,.2f}: it is not the whole set, or bytes are counted otherwise"
+        found.add("validation-own" if own_set else "validation-set", log.file, said, line)
+
+
+def _charged_bytes(score: Score, tokens: float) -> float | None:
+    """Return the bytes that a score divided by: tokens times nats per token over nats per byte."""
+    if score.loss is None or not score.bits or decimals(score.bits) < 4:
+        return None
+    return tokens * float(score.loss) / (float(score.bits) * math.log(2))
+
+
+def _alike(size: float, known: int) -> bool:
+    return abs(size / known - 1) <= _BYTES_ALIKE
+
+
+def _check_scoring(log: Log, score: Score | None, found: Findings) -> None:
+    if score is None:
+        found.add("score-missing", log.file, "no scoring line was found")
+        return
+    if score.live:
+        found.add(
+            "score-live", log.file, f"the score is that of `{score.name}`, the weights before the file", score.line
+        )
+    plain = [one for one in log.final if one.line < score.line and not one.name.startswith("val_bpb")]
+    if plain and plain[0].bits - score.bits > _GAIN:
+        said = f"`{score.name}` is {plain[0].bits - score.bits:.4f} bits per byte below `{plain[0].name}`;"
+        found.add("score-gain", log.file, f"{said} no legal way of scoring gained over {_GAIN}", score.line)
+    if "before_quantization" in log.facts:
+        said = "the weights were trained on validation text before they were quantized and scored on it"
+        found.add("score-first", log.file, said, log.line("before_quantization"))
+    if "slot" in score.name.lower():
+        said = f"`{score.name}`: parameters are fitted on the tokens that are then scored (SLOT)"
+        found.add("score-first", log.file, said, score.line)
+    for kind in ("within", "word"):
+        if hints := log.value(f"{kind}_hints"):
+            said = (
+                f"{hints:,.0f} {kind}-{'word' if kind == 'within' else 'start'} hints, whose gate looks at the target"
+            )
+            found.add("target-hints", log.file, said, log.line(f"{kind}_hints"))
+    if stop := log.value("force_stop_step"):
+        said = f"training ends at step {stop:.0f}, whatever the clock says"
+        found.add("code-force-stop", log.file, said, log.line("force_stop_step"))
+
+
+def check_agreement(logs: Sequence[Log], chosen: Sequence[Log], claims: Claims, file: str, found: Findings) -> None:
+    """Check that JSON and logs agree: scores of the seeds, their mean, standard deviation, number and sizes."""
+    seeds = len(claims.seeds or {log.seed for log in chosen})
+    if chosen and seeds < _SEEDS:
+        found.add("seeds", file, f"{seeds} of {_SEEDS} seeds")
+    for seed in claims.seeds:
+        own = [log for log in logs if seed in (log.seed, log.stated_seed)]
+        if not own:
+            found.add("seed-log", file, f"there is no log of seed {seed}")
+        elif (stated := claims.scores.get(seed)) is not None:
+            _check_seed(seed, stated, own, found)
+    for log in logs:
+        if log.stated_seed not in (None, log.seed):
+            said = f"it states seed {log.stated_seed}, and its name says {log.seed}"
+            found.add("seed-name", log.file, said, log.line("seed"))
+    _check_mean(chosen, claims, file, found)
+    _check_sizes(logs, claims, file, found)
+
+
+def _check_sizes(logs: Sequence[Log], claims: Claims, file: str, found: Findings) -> None:
+    """Check that each seed's log states a size, and that none below it is claimed."""
+    for seed in {log.seed: None for log in logs}:
+        own = [log for log in logs if log.seed == seed]
+        totals = [total for log in own if (total := log.value("total_bytes")) is not None]
+        claimed = claims.sizes.get(seed) if seed is not None else None
+        if not totals:
+            found.add("size-unknown", own[0].file, "no line states the total size")
+        elif claimed is not None and claimed < min(totals):
+            models = {log.value("model_bytes") for log in own}
+            what = "the model alone" if claimed in models else "neither its total nor its model"
+            found.add(
+                "size-claim", file, f"seed {seed}: {claimed:,} bytes; its log has {min(totals):,.0f}, and it is {what}"
+            )
+
+
+def _check_seed(seed: int, stated: Decimal, own: Sequence[Log], found: Findings) -> None:
+    """Check the score of a seed against its logs: the last scoring line, or at least one of them."""
+    if any(log.final and agree(log.final[-1].bits, stated) for log in own):
+        return
+    for log in own:
+        for score in log.scores:
+            if agree(score.bits, stated):
+                last = log.final[-1] if log.final else score
+                said = f"seed {seed}: {stated} is line `{score.name}`, and the last is `{last.name}` {last.bits}"
+                found.add("score-last", log.file, said, score.line)
+                return
+    end = next((log.final[-1] for log in own if log.final), None)
+    ends = f"its log ends with {end.bits}" if end else "its log has no score"
+    found.add("score", own[0].file, f"seed {seed}: the JSON says {stated}, and {ends}", end.line if end else None)
+
+
+def _check_mean(chosen: Sequence[Log], claims: Claims, file: str, found: Findings) -> None:
+    scores = seed_scores(chosen, claims)
+    if claims.score is None or not scores:
+        return
+    mean = sum(scores, Decimal()) / len(scores)
+    slack = Decimal(1).scaleb(-min(decimals(one) for one in (claims.score, *scores)))
+    said = f"val_bpb is {claims.score}; the mean of {_many(scores)} is {mean:.8f}"
+    if abs(mean - claims.score) > slack:
+        if other := None if claims.scores else _other_line(chosen, claims.score):
+            found.add(
+                "score-last", file, f"val_bpb is {claims.score}, the mean of the lines `{other}`, not of the last"
+            )
+        elif any(agree(score, claims.score) for score in scores):
+            found.add("score-one-seed", file, said)
+        else:
+            found.add("score-mean" if abs(mean - claims.score) > _SHOWN else "score-mean-digits", file, said)
+    if claims.std is not None and len(scores) > 1:
+        digits = decimals(claims.std)
+        kinds = {"population": pstdev(scores), "sample": stdev(scores)}
+        named = [name for name, value in kinds.items() if abs(value - claims.std) <= Decimal(1).scaleb(-digits)]
+        if named:
+            found.add("score-std", file, f"val_bpb_std {claims.std} is the {' or '.join(named)} standard deviation")
+        else:
+            said = ", ".join(f"{name} {value:.{max(digits, 5)}f}" for name, value in kinds.items())
+            found.add("score-std-wrong", file, f"val_bpb_std is {claims.std}; that of the seeds is {said}")
+
+
+def seed_scores(chosen: Sequence[Log], claims: Claims) -> list[Decimal]:
+    """Return a score for each seed: the JSON's, else those of the logs."""
+    ends = {log.seed: score.bits for log in chosen if (score := headline(log, claims)) is not None}
+    return list(claims.scores.values()) or list(ends.values())
+
+
+def _other_line(chosen: Sequence[Log], stated: Decimal) -> str | None:
+    """Return the name of the scoring lines whose mean over the logs is the stated score, if there are any."""
+    for name in {score.name: None for log in chosen for score in log.scores}:
+        lines = [[score.bits for score in log.scores if score.name == name][-1:] for log in chosen]
+        scores = [bits for line in lines for bits in line]
+        if len(scores) == len(chosen) and agree(sum(scores, Decimal()) / len(scores), stated):
+            return name
+    return None
+
+
+def _many(scores: Sequence[Decimal]) -> str:
+    return "1 seed" if len(scores) == 1 else f"{len(scores)} seeds"
+
+
+def check_configuration(logs: Sequence[Log], chosen: Sequence[Log], claims: Claims, found: Findings) -> None:
+    """Check that the logs of the score have the settings of the first of them, and say which others have not."""
+    if not chosen:
+        return
+    first = chosen[0]
+    for log in [*chosen[1:], *(log for log in logs if log not in chosen)]:
+        if odd := _unlike(first.settings, log.settings):
+            shown = "; ".join(f"{name} {a} and {b}" for name, a, b, _ in odd[:4])
+            more = f", and {len(odd) - 4} more" if len(odd) > 4 else ""
+            rule = "configuration" if log in chosen else "seed-other"
+            note = rule == "seed-other" and len(claims.seeds) >= _SEEDS
+            found.add(rule, log.file, f"unlike {first.file}: {shown}{more}", odd[0][3], note)
+
+
+def _unlike(a: Mapping[str, tuple[str, int]], b: Mapping[str, tuple[str, int]]) -> list[tuple[str, str, str, int]]:
+    """Return name, both values and line of settings that two logs have and that differ, paths and the like aside."""
+    shared = [name for name in a if name in b and a[name][0] != b[name][0] and name not in _UNLIKE]
+    return [(name, a[name][0], *b[name]) for name in shared if not any(part in name for part in _UNLIKE_PARTS)]
+
+
+def check_p_value(scores: Sequence[float], base: Sequence[float], claims: Claims, file: str, found: Findings) -> None:
+    """Recompute the one-sided p of Welch's test that the scores are better than the base's."""
+    if min(len(scores), len(base)) < 2:
+        return
+    p = welch(base, scores).p_above(0.0)
+    if math.isnan(p):  # no seed differs from another
+        return
+    said = f"p = {p:.4g}, {len(scores)} seeds of mean {fmean(scores):.5f} against {len(base)} of {fmean(base):.5f}"
+    found.add("p-value" if p < 0.25 else "p-value-weak", file, f"{said} (Welch, one-sided)")
+    if claims.p_value is not None and not p / 3 <= float(claims.p_value) <= 3 * p:
+        found.add("p-value-claim", file, f"p_value is {claims.p_value}; the seeds give {p:.4g}")

@@ -1,0 +1,193 @@
+"""The source of a submission's script, read without running it: packed scripts are unpacked, within bounds."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import binascii
+import lzma
+import re
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from caddie.submit.review_files import Folder
+from caddie.submit.review_rules import Findings
+
+MOST_BYTES = 500_000
+"""Longest script, packed or unpacked; the longest merged one has 0.16 MB."""
+_MOST_MEMORY = 256_000_000
+"""Memory that unpacking may ask for."""
+_MOST_LAYERS = 3
+_MOST_SCRIPTS = 8
+_PACKED_SHARE = 0.5
+"""A script of which one string is as large a share is a packed one."""
+_RAW_LZMA = [{"id": lzma.FILTER_LZMA2}]
+_DECODERS: tuple[Callable[[bytes], bytes], ...] = (base64.b85decode, base64.b64decode, base64.a85decode)
+
+
+@dataclass(frozen=True)
+class Script:
+    """A Python file of a folder, as syntax tree."""
+
+    file: str
+    tree: ast.Module
+    unpacked: bool
+    """True if lines are those of the unpacked source."""
+
+    def place(self, sentence: str) -> str:
+        """Return a sentence that says which source its line belongs to."""
+        return f"{sentence} (line of the unpacked script)" if self.unpacked else sentence
+
+
+def main_script(folder: Folder) -> str | None:
+    """Return the name of the script that trains: `train_gpt.py`, else the first `train*.py`."""
+    top = sorted(name for name in folder.sizes if "/" not in name and name.endswith(".py"))
+    named = [name for name in top if name.startswith("train") or name.startswith("caddie_train")]
+    return "train_gpt.py" if "train_gpt.py" in top else next(iter(named), None)
+
+
+def read_scripts(folder: Folder, main: str, found: Findings) -> tuple[list[Script], int]:
+    """Return the trees of the script and of the Python files that it names, and the bytes of what trains.
+
+    The bytes are those of the script and of other `train*.py` files that it names, as a script that only opens another.
+    """
+    waiting, seen, scripts, size = [main], {main}, [], 0
+    while waiting and len(seen) <= _MOST_SCRIPTS:
+        name = waiting.pop(0)
+        if (text := folder.text(name, found, MOST_BYTES)) is None:
+            continue
+        size += folder.sizes[name] if name.rpartition("/")[2].startswith("train") else 0
+        source, unpacked = unpack(text, name, found)
+        if (tree := parse(source, name, found)) is not None:
+            scripts.append(Script(name, tree, unpacked))
+        words = set(re.findall(r"\w+", source))
+        for other in folder.sizes:
+            if other.endswith(".py") and other not in seen and other.rpartition("/")[2].removesuffix(".py") in words:
+                seen.add(other)
+                waiting.append(other)
+    return scripts, size
+
+
+def unpack(text: str, name: str, found: Findings) -> tuple[str, bool]:
+    """Return the source inside a script that decodes and runs one long string, else the text, and whether it did so.
+
+    Known are base85, base64 and Ascii85 of LZMA, raw LZMA2, zlib, gzip and brotli.
+    """
+    source, layers = text, 0
+    while layers < _MOST_LAYERS and (packed := _packed(source)):
+        inner = next((out for raw in _decoded(packed) if (out := _inflated(raw)) is not None), None)
+        if inner is None:
+            found.add("code-unread", name, "it is packed in a way that is not known; its source was not checked")
+            break
+        source, layers = inner.decode(errors="replace"), layers + 1
+    return source, layers > 0
+
+
+def parse(source: str, name: str, found: Findings) -> ast.Module | None:
+    """Return the syntax tree; f-strings of Python 3.12 that an older Python does not read are blanked."""
+    for read in (str, blank_f_strings):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of the script's own invalid escapes
+                return ast.parse(read(source))
+        except (SyntaxError, ValueError) as error:
+            said = f"it is not Python ({str(error)[:80]})"
+        except (RecursionError, MemoryError):
+            said = "it is nested too deeply"
+    found.add("code-unread", name, f"{said}; its source was not checked")
+    return None
+
+
+def _packed(source: str) -> bytes | None:
+    """Return the string or bytes that makes up most of the source, without white space; None if there is none."""
+    if len(source) > MOST_BYTES or not re.search(r"b85decode|b64decode|a85decode", source):
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            nodes = ast.walk(ast.parse(source))
+            strings = [node.value for node in nodes if isinstance(node, ast.Constant)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    data = [one.encode() if isinstance(one, str) else one for one in strings if isinstance(one, (str, bytes))]
+    longest = max(data, key=len, default=b"")
+    return b"".join(longest.split()) if len(longest) >= _PACKED_SHARE * len(source) else None
+
+
+def _decoded(packed: bytes) -> Iterator[bytes]:
+    for decode in _DECODERS:
+        try:
+            yield decode(packed)
+        except (ValueError, binascii.Error):
+            continue
+
+
+def _inflated(raw: bytes) -> bytes | None:
+    """Return what one of the known codecs makes of `raw`, of at most `MOST_BYTES`; None if none reads it."""
+    import brotli
+
+    for open_one in (
+        lambda: lzma.LZMADecompressor(memlimit=_MOST_MEMORY).decompress(raw, MOST_BYTES + 1),
+        lambda: lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_RAW_LZMA).decompress(raw, MOST_BYTES + 1),
+        lambda: zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(raw, MOST_BYTES + 1),
+        lambda: brotli.Decompressor().process(raw, output_buffer_limit=MOST_BYTES + 1),
+    ):
+        try:
+            out = open_one()
+        except (lzma.LZMAError, zlib.error, brotli.error, EOFError, ValueError, MemoryError):
+            continue
+        if 0 < len(out) <= MOST_BYTES and b"\0" not in out:
+            return bytes(out)
+    return None
+
+
+_STRING = re.compile(r"\b[rR]?[fF][rR]?(?P<f>\"\"\"|'''|\"|')|(?P<q>\"\"\"|'''|\"|')")
+_TOKEN = re.compile(rf"#[^\n]*|{_STRING.pattern}")
+
+
+def blank_f_strings(source: str) -> str:
+    """Return the source with an empty string in place of each f-string, which keep their lines.
+
+    Python 3.12 lets an f-string hold quotes like its own (PEP 701), which older parsers refuse.
+    """
+    out, at = [], 0
+    while match := _TOKEN.search(source, at):
+        quote = match["f"] or match["q"]
+        end = match.end()
+        if quote:
+            end = _f_string_end(source, end, quote) if match["f"] else _string_end(source, end, quote)
+        keep = source[at : match.start()] + ('""' if match["f"] else source[match.start() : end])
+        out.append(keep + ("\\\n" * source.count("\n", match.start(), end) if match["f"] else ""))
+        at = end
+    return "".join([*out, source[at:]])
+
+
+def _string_end(source: str, at: int, quote: str) -> int:
+    """Return where a string ends whose content begins at `at`."""
+    while at < len(source) and not source.startswith(quote, at):
+        at += 2 if source[at] == "\\" else 1
+    return min(len(source), at + len(quote))
+
+
+def _f_string_end(source: str, at: int, quote: str) -> int:
+    """Return where an f-string ends; strings inside its braces may hold the same quote, to any depth."""
+    closing = [quote]  # what ends the open f-strings and, as `}`, the expressions in them
+    while at < len(source) and closing:
+        if closing[-1] != "}":
+            if source.startswith(closing[-1], at):
+                at += len(closing.pop())
+            elif source[at] == "{" and not source.startswith("{{", at):
+                closing.append("}")
+                at += 1
+            else:
+                at += 2 if source[at] in "\\{" else 1
+        elif match := _STRING.match(source, at):
+            at = match.end() if match["f"] else _string_end(source, match.end(), match["q"])
+            closing += [match["f"]] if match["f"] else []
+        else:
+            closing += ["}"] if source[at] == "{" else []
+            del closing[len(closing) - (source[at] == "}") :]
+            at += 1
+    return at

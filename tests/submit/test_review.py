@@ -1,0 +1,437 @@
+"""Review of a submission folder: each rule fires on the folder that breaks it, and on no folder that does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from submission_folder import SCORES, SCRIPT, TOKENS, score_line, submission, write_submission
+
+from caddie.cli import app
+from caddie.errors import UserError
+from caddie.submit import review_rules as rules_of
+from caddie.submit.review import Review, review, review_table
+from caddie.submit.review_rules import RULES
+
+
+def rules(result: Review, severity: str | None = None) -> set[str]:
+    return {one.rule for one in result.findings if severity in (None, one.severity)}
+
+
+def found(result: Review, rule: str) -> Any:
+    return next(one for one in result.findings if one.rule == rule)
+
+
+def test_a_folder_that_keeps_every_rule_has_neither_errors_nor_warnings(tmp_path: Path) -> None:
+    result = review(write_submission(tmp_path / "a"))
+    assert rules(result) == {"score-std"}  # which says that it is the sample's
+    assert "sample" in found(result, "score-std").sentence
+    assert [(log["seed"], log["bits_per_byte"]) for log in sorted(result.logs, key=lambda log: log["file"])] == [
+        (1337, 1.10212343),
+        (42, 1.10012341),
+        (7, 1.10112342),
+    ]
+    assert result.logs[0]["total_bytes"] == 15_000_500
+    assert result.logs[0]["training_seconds"] == 599.99
+    assert result.logs[0]["evaluation_seconds"] == 90.0
+
+
+SIZE = {"15000000 bytes": "15999900 bytes", "15000500 bytes": "16000400 bytes"}
+SLIDING = "final_int6_sliding_window_exact"
+
+LOGS: dict[str, tuple[str, Mapping[str, str]]] = {
+    "size": ("size-cap", SIZE),
+    "training": ("training-clock", {"train_time:599990ms": "train_time:600500ms"}),
+    "training step": ("training-step", {"train_time:599990ms": "train_time:600100ms"}),
+    "training unknown": ("training-unknown", {"stopping_early": "stopping", "step:1000/": "at "}),
+    "training by its last step": (
+        "training-clock",
+        {"stopping_early": "stopping", "train_time:60000ms": "train_time:601500ms"},
+    ),
+    "evaluation": ("evaluation-clock", {"eval_time:90000ms": "eval_time:600100ms"}),
+    "evaluation total": ("evaluation-clock", {"eval_time:90000ms": "eval_time:90000ms\ntotal_eval_time:601.0s"}),
+    "evaluation unknown": ("evaluation-unknown", {" eval_time:90000ms": ""}),
+    "validation cut": ("validation-set", {f"val_tokens: {TOKENS}": "val_tokens: 9662464"}),
+    "validation first": ("validation-first", {f"val_tokens: {TOKENS}": "val_tokens: 63947000"}),
+    "validation unknown": ("validation-unknown", {f"val_tokens: {TOKENS}": "tokens"}),
+    "shards": ("training-shards", {"train_shards: 80": "train_shards: 1499"}),
+    "within hints": ("target-hints", {"Serialized model:": "hints within_gate=9866847 word_gate=0\nSerialized model:"}),
+    "word hints": ("target-hints", {"Serialized model:": "hints within_gate=0 word_gate=5\nSerialized model:"}),
+    "before quantization": ("score-first", {"Serialized model:": "prequant_ttt:epoch 1/21 lr=1\nSerialized model:"}),
+    "slot": ("score-first", {SLIDING: "final_slot_exact"}),
+    "gain": ("score-gain", {score_line("final_int6_roundtrip", "1.13000000"): score_line("final", "1.17000000")}),
+    "live": ("score-live", {SLIDING: "post_ema sliding"}),
+    "forced": ("code-force-stop", {"  matrix_lr: 0.02": "  force_stop_step: 4945"}),
+    "total": ("size-unknown", {"Total submission": "Submission", "Code size": "Code"}),
+    "total of its parts": (
+        "size-cap",
+        {"Total submission": "Submission", "model int6+brotli: 15000000": "model int6: 15999900"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LOGS)
+def test_what_a_log_shows(case: str, tmp_path: Path) -> None:
+    rule, replace = LOGS[case]
+    result = review(write_submission(tmp_path / "a", replace=replace))
+    one = found(result, rule)
+    assert one.severity == RULES[rule].severity
+    assert one.file.startswith("train_seed")
+    assert rules(result, "error") <= {rule}
+
+
+def test_a_score_that_is_not_the_last_of_its_log(tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "a")
+    with (folder / "train_seed7.log").open("a") as log:
+        log.write(score_line("final_int6_ttt", "1.33603201", " eval_time:405410ms") + "\n")
+    one = found(review(folder), "score-last")
+    assert (one.severity, one.file) == ("warning", "train_seed7.log")
+    assert "final_int6_ttt" in one.sentence
+    assert not rules(review(folder), "error")
+
+
+def test_hints_that_number_zero_are_none(tmp_path: Path) -> None:
+    replace = {"Serialized model:": "hints within_gate=0 word_gate=0 agree2plus=0\nSerialized model:"}
+    assert "target-hints" not in rules(review(write_submission(tmp_path / "a", replace=replace)))
+
+
+def test_bits_per_byte_that_do_not_follow_from_the_loss(tmp_path: Path) -> None:
+    """As where a mixture over bytes is reported beside the loss of the model alone."""
+    line = score_line(SLIDING, SCORES[42])
+    mixed = line.replace(SCORES[42], "0.99000000")
+    data = {"seeds": [42], "seed_results": {"42": {"val_bpb": 0.99}}, "val_bpb": 0.99}
+    folder = write_submission(tmp_path / "a", data)
+    (folder / "train_seed42.log").write_text((folder / "train_seed42.log").read_text().replace(line, mixed))
+    result = review(folder)
+    assert found(result, "score-bytes").severity == "error"
+    assert "MB" in found(result, "score-bytes").sentence
+    assert "validation-set" not in rules(result, "error")
+
+
+JSON: dict[str, tuple[str, Any]] = {
+    "not JSON": ("json", "{"),
+    "list": ("json", "[1]"),
+    "deep": ("json", "[" * 100_000),
+    "not a number": ("json", '{"val_bpb": NaN}'),
+    "long integer": ("json", '{"val_bpb": ' + "1" * 10_000 + "}"),
+    "score null": ("json-score", {"val_bpb": None}),
+    "score text": ("json-score", {"val_bpb": "TBD"}),
+    "field": ("json-field", {"author": ""}),
+    "type": ("json-type", {"bytes_total": "15 MB"}),
+    "boolean": ("json-type", {"bytes_total": True}),
+    "mean": ("score-mean", {"val_bpb": 1.10051234}),
+    "mean digits": ("score-mean-digits", {"val_bpb": 1.10112712}),
+    "one seed": ("score-one-seed", {"val_bpb": 1.10012341}),
+    "std": ("score-std-wrong", {"val_bpb_std": 0.0002}),
+    "seeds": ("seeds", {"seeds": [42, 7], "seed_results": {}, "val_bpb": 1.10062342}),
+    "no log": ("seed-log", {"seeds": [*SCORES, 9]}),
+    "readme": ("score-readme", {"val_bpb": 1.2345}),
+    "claim": (
+        "size-claim",
+        {"seed_results": {"42": {"val_bpb": 1.10012341, "artifact_bytes": 14_000_000}}},
+    ),
+    "score": ("score", {"seed_results": {"42": {"val_bpb": 1.09}}}),
+    "p": ("p-value-claim", {"p_value": 0.5, "base_seeds": [1.12, 1.121, 1.122]}),
+    "p weak": ("p-value-weak", {"base_seeds": [1.1, 1.101, 1.102]}),
+}
+
+
+@pytest.mark.parametrize("case", JSON)
+def test_what_the_json_claims(case: str, tmp_path: Path) -> None:
+    rule, data = JSON[case]
+    one = found(review(write_submission(tmp_path / "a", data)), rule)
+    assert one.severity == RULES[rule].severity
+
+
+def test_older_spellings_are_not_errors(tmp_path: Path) -> None:
+    data = submission()
+    del data["val_bpb"], data["seed_results"]
+    data |= {
+        "mean_val_bpb": 1.10112342,
+        "seeds": {str(seed): {"val_bpb": float(bits)} for seed, bits in SCORES.items()},
+    }
+    result = review(write_submission(tmp_path / "a", json.dumps(data)))
+    assert rules(result, "error") == rules(result, "warning") == set()
+    assert found(result, "json-spelling").severity == "note"
+
+
+def test_a_mean_of_all_seeds_needs_no_seeds_in_the_json(tmp_path: Path) -> None:
+    data = {"seeds": None, "seed_results": None}
+    assert not rules(review(write_submission(tmp_path / "a", data)), "error")
+
+
+def test_the_mean_of_another_line_is_named(tmp_path: Path) -> None:
+    folder = write_submission(
+        tmp_path / "a", {"seeds": None, "seed_results": None, "val_bpb": 1.13000003, "val_bpb_std": None}
+    )
+    for last, seed in zip("135", SCORES, strict=True):
+        log = folder / f"train_seed{seed}.log"
+        log.write_text(log.read_text().replace("val_bpb:1.13000000", f"val_bpb:1.1300000{last}"))
+    result = review(folder)
+    assert "final_int6_roundtrip" in found(result, "score-last").sentence
+    assert "score-mean" not in rules(result)
+
+
+@pytest.mark.parametrize("name", ["README.md", "submission.json", "train_gpt.py"])
+def test_a_file_that_is_missing_or_has_another_name(name: str, tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "a")
+    text = (folder / name).read_text()
+    (folder / name).unlink()
+    assert name in {one.file for one in review(folder).findings if one.rule == "file-missing"}
+    other = {"README.md": "V2_README.md", "submission.json": "submission_v2.json", "train_gpt.py": "train_v2.py"}[name]
+    (folder / other).write_text(text)
+    result = review(folder)
+    assert found(result, "file-name").file == other
+    assert "file-missing" not in rules(result)
+
+
+def test_no_log_is_an_error(tmp_path: Path) -> None:
+    logs = {f"train_seed{seed}.log": None for seed in SCORES}
+    assert rules(review(write_submission(tmp_path / "a", files=logs)), "error") == {"file-missing", "seed-log"}
+
+
+def test_seeds_of_two_configurations(tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "a")
+    log = folder / "train_seed7.log"
+    log.write_text(log.read_text().replace("matrix_lr: 0.02", "matrix_lr: 0.03"))
+    sentence = found(review(folder), "configuration").sentence
+    assert "matrix_lr" in sentence
+    assert "run_id" not in sentence
+
+
+def test_a_log_of_another_seed_than_its_name_says(tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "a")
+    log = folder / "train_seed7.log"
+    log.write_text(log.read_text().replace("seed: 7", "seed: 8"))
+    assert found(review(folder), "seed-name").file == "train_seed7.log"
+
+
+def test_logs_of_earlier_runs_are_worth_notes_alone(tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "a", replace=SIZE)
+    old = (folder / "train_seed42.log").read_text().replace(SCORES[42], "1.20000000")
+    write_submission(folder)
+    (folder / "train_seed42_first.log").write_text(old)
+    result = review(folder)
+    assert not rules(result, "error")
+    assert found(result, "size-cap").severity == "note"
+    assert found(result, "size-cap").file == "train_seed42_first.log"
+
+
+def test_training_counts_where_the_score_comes_from_a_log_of_evaluation(tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "a", replace={"train_time:599990ms": "train_time:602000ms"})
+    for seed, bits in SCORES.items():
+        log = folder / f"train_seed{seed}.log"
+        (folder / f"eval_seed{seed}.log").write_text(
+            f"val_tokens: {TOKENS}\n" + score_line("quantized_ttt", bits) + "\n"
+        )
+        log.write_text(log.read_text().replace(bits, "1.12000000"))
+    assert found(review(folder), "training-clock").severity == "error"
+    assert "size-unknown" not in rules(review(folder))
+
+
+def test_the_track_without_a_clock_has_no_errors_of_clocks_and_seeds(tmp_path: Path) -> None:
+    data = {"track": "non_record_16mb", "val_bpb_std": None}
+    replace = {"train_time:599990ms": "train_time:9999990ms", **SIZE}
+    result = review(write_submission(tmp_path / "a", data, replace=replace))
+    assert "training-clock" not in rules(result)
+    assert found(result, "size-cap").severity == "error"
+    above = write_submission(tmp_path / "track_10min_16mb" / "a", data, replace=replace)
+    assert found(review(above), "training-clock").severity == "error"
+
+
+def test_the_script_counts_as_it_is_submitted(tmp_path: Path) -> None:
+    """A log that counts the unpacked source is over the cap, and the submission is not; and the other way round."""
+    replace = {
+        "15000000 bytes": "15990000 bytes",
+        "15000500 bytes": "16050000 bytes",
+        "Code size: 500": "Code size: 60000",
+    }
+    assert found(review(write_submission(tmp_path / "a", replace=replace)), "size-script").severity == "note"
+    replace = {"15000000 bytes": "15990000 bytes", "15000500 bytes": "15999000 bytes"}
+    long = SCRIPT + "# " + "x" * 20_000 + "\n"
+    result = review(write_submission(tmp_path / "b", None, long, replace))
+    assert found(result, "size-script").severity == "note"
+    assert "size-cap" not in rules(result)
+
+
+def test_p_value_against_another_folder(tmp_path: Path) -> None:
+    worse = {seed: f"1.12{place}00000" for place, seed in enumerate(SCORES)}
+    base = {"seed_results": {str(seed): {"val_bpb": float(bits)} for seed, bits in worse.items()}}
+    against = write_submission(tmp_path / "base", {**base, "val_bpb": 1.121, "val_bpb_std": None})
+    sentence = found(review(write_submission(tmp_path / "a"), against), "p-value").sentence
+    from scipy.stats import ttest_ind
+
+    p = ttest_ind(
+        [1.12, 1.121, 1.122], [float(bits) for bits in SCORES.values()], equal_var=False, alternative="greater"
+    ).pvalue
+    assert f"p = {p:.4g}" in sentence
+    assert not [one for one in review(against).findings if one.rule.startswith("p-value")]
+
+
+def test_a_set_that_the_author_says_is_another_is_worth_a_warning(tmp_path: Path) -> None:
+    """As where a run on one's own text was written as a submission."""
+    replace = {f"val_tokens: {TOKENS}": "val_tokens: 16511"}
+    result = review(
+        write_submission(tmp_path / "a", {"compliance": {"contest_validation_set": False}}, replace=replace)
+    )
+    assert not rules(result, "error")
+    assert found(result, "validation-own").severity == "warning"
+
+
+def test_a_log_without_a_score_and_one_that_cannot_fill_up_the_seeds(tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "a", {"seeds": [42, 7], "seed_results": {}, "val_bpb": 1.10062342})
+    log = folder / "train_seed1337.log"
+    log.write_text(log.read_text().replace("matrix_lr: 0.02", "matrix_lr: 0.03"))
+    assert found(review(folder), "seed-other").file == log.name
+    log.write_text("\n".join(line for line in log.read_text().splitlines() if "val_bpb" not in line))
+    assert found(review(folder), "score-missing").file == log.name
+
+
+def test_every_rule_is_used_and_every_finding_has_one() -> None:
+    source = "".join(path.read_text() for path in Path(rules_of.__file__).parent.glob("review*.py"))
+    assert [rule for rule in RULES if source.count(f'"{rule}"') < 2] == []
+
+
+# hostile folders
+
+
+def test_what_is_no_folder_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "none", tmp_path / "file"):
+        with pytest.raises(UserError, match="name the folder of a submission"):
+            review(path)
+
+
+def test_links_pipes_and_devices_are_not_followed(tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "a", files={"README.md": None})
+    (tmp_path / "secret").write_text("Mean 1.1011; seeds 1.1001, 1.1011, 1.1021.")
+    (folder / "README.md").symlink_to(tmp_path / "secret")
+    os.mkfifo(folder / "train_pipe.log")
+    (folder / "round").symlink_to(folder)
+    result = review(folder)
+    assert {one.file for one in result.findings if one.rule == "file-irregular"} == {
+        "README.md",
+        "train_pipe.log",
+        "round",
+    }
+    assert "file-missing" in rules(result)
+
+
+def test_large_deep_and_many_files_are_bounded(tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "a")
+    with (folder / "train_big.log").open("wb") as file:
+        file.truncate(10**10)  # of zeros, on no disk
+    deep = folder.joinpath(*["d"] * 200)
+    deep.mkdir(parents=True)
+    many = folder / "many"
+    many.mkdir()
+    for number in range(2_100):
+        (many / f"{number}.log").touch()
+    start = time.monotonic()
+    result = review(folder)
+    assert time.monotonic() - start < 20
+    assert {"train_big.log", "many"} <= {one.file for one in result.findings if one.rule == "file-unread"}
+
+
+def test_bytes_that_are_no_text_are_replaced(tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "a")
+    log = folder / "train_seed42.log"
+    log.write_bytes(b"\xff\xfe\x00 noise\n" + log.read_bytes())
+    (folder / "README.md").write_bytes(b"\xff Mean 1.1011; seeds 1.1001, 1.1011, 1.1021.")
+    result = review(folder)
+    assert not rules(result, "error")
+    assert found(result, "file-unread").severity == "note"
+
+
+def test_lines_of_any_length_and_their_numbers_are_read_in_bounded_time(tmp_path: Path) -> None:
+    hostile = ["val_bpb:" + " " * 1_000_000, "val_loss:1" * 100_000, "Total submission size" + "x" * 10**6]
+    hostile += ["Serialized model " + "y" * 10**6 + ": 1 bytes", "train_shards: " + "9" * 10_000, "seed: " + "9" * 30]
+    start = time.monotonic()
+    review(write_submission(tmp_path / "a", files={"train_seed5.log": "\n".join(hostile * 2)}))
+    assert time.monotonic() - start < 20
+
+
+# the verb
+
+
+def invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["review", *arguments], standalone_mode=False)
+
+
+def test_the_verb_says_how_many_and_its_status_is_that_of_errors(tmp_path: Path) -> None:
+    good = invoke(str(write_submission(tmp_path / "good")))
+    assert good.return_value == 0
+    assert "0 errors, 0 warnings, 1 notes" in good.output
+    bad = invoke(str(write_submission(tmp_path / "bad", replace=SIZE)))
+    assert bad.return_value == 1
+    assert "size-cap" in bad.output
+    assert "400 over" in bad.output
+
+
+def test_json_holds_every_finding_with_the_source_of_its_rule(tmp_path: Path) -> None:
+    result = invoke(str(write_submission(tmp_path / "a", replace=SIZE)), "--json")
+    facts = json.loads(result.output)
+    assert facts["errors"] == 3
+    assert {"rule", "severity", "file", "line", "sentence", "source"} == set(facts["findings"][0])
+    assert result.return_value == 1
+
+
+def test_a_name_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    folder = write_submission(
+        tmp_path / "a", {"author": ""}, files={"train_\x1b[31m.log": "Total submission size: 1 bytes"}
+    )
+    assert "\x1b" not in review_table(review(folder))
+
+
+def test_bad_input_ends_in_one_line(caddie: Any, tmp_path: Path) -> None:
+    ended = caddie("review", str(tmp_path / "none"))
+    assert (ended.status, ended.out) == (2, "")
+    assert ended.err.count("\n") == 1
+    assert "does not exist; name the folder of a submission" in ended.err
+    ended = caddie("review", str(write_submission(tmp_path / "a")), "--against", str(tmp_path / "none"))
+    assert ended.status == 2
+
+
+def test_an_empty_script_is_no_script(tmp_path: Path) -> None:
+    assert found(review(write_submission(tmp_path / "a", None, "")), "file-missing").file == "train_gpt.py"
+
+
+def test_the_readme_may_round(tmp_path: Path) -> None:
+    rounded = {"README.md": "Mean 1.101, of 1.10012, 1.10112 and 1.10212."}
+    assert "score-readme" not in rules(review(write_submission(tmp_path / "a", files=rounded)))
+    assert "score-readme" in rules(review(write_submission(tmp_path / "a", files={"README.md": "1.10, 11.1011"})))
+
+
+def test_a_long_step_does_not_excuse_a_long_training(tmp_path: Path) -> None:
+    replace = {"train_time:599990ms step:10000/20000": "train_time:700000ms step:1/20000"}
+    assert found(review(write_submission(tmp_path / "a", replace=replace)), "training-clock").severity == "error"
+
+
+def test_numbers_of_any_size_are_judged_in_bounded_time(tmp_path: Path) -> None:
+    start = time.monotonic()
+    for number in ("1e-999999", "1e999999", "-1e400", "0e-999999"):
+        seeds = ", ".join(f'"{seed}": {{"val_bpb": {number}}}' for seed in range(5_000))
+        text = f'{{"val_bpb": {number}, "val_bpb_std": {number}, "p_value": {number}, "seed_results": {{{seeds}}}}}'
+        assert rules(review(write_submission(tmp_path / "a", text)), "error")
+    assert time.monotonic() - start < 30
+
+
+def test_many_scoring_lines_and_numbers_are_bounded(tmp_path: Path) -> None:
+    lines = "".join(f"final val_loss:2.0 val_bpb:1.{number}\n" for number in range(100_000, 200_000))
+    data = {"seed_results": {str(seed): {"val_bpb": 1.5} for seed in range(5_000)}}
+    files = {"train_seed1.log": lines, "train_seed2.log": "\n" * 7_000_000, "README.md": lines.replace("\n", " ")}
+    start = time.monotonic()
+    review(write_submission(tmp_path / "a", data, files=files))
+    assert time.monotonic() - start < 30
+
+
+def test_seeds_that_do_not_differ_have_no_p_value(tmp_path: Path) -> None:
+    same = {"seed_results": {str(seed): {"val_bpb": 1.1} for seed in SCORES}}
+    against = write_submission(tmp_path / "base", same)
+    assert not [one for one in review(against, against).findings if one.rule.startswith("p-value")]

@@ -1,0 +1,222 @@
+"""What the review reads in a script without running it: packed sources, new syntax, and signs of illegal scoring."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import lzma
+import time
+import zlib
+from pathlib import Path
+
+import brotli
+import pytest
+from submission_folder import SCRIPT, write_submission
+
+from caddie.submit.review import Review, review
+from caddie.submit.review_script import blank_f_strings
+
+
+def code_rules(result: Review) -> set[str]:
+    return {one.rule for one in result.findings if one.rule.startswith(("code", "held-out"))}
+
+
+def signs(tmp_path: Path, script: str, **files: str) -> set[str]:
+    named = {name.replace("__", "."): text for name, text in files.items()}
+    return code_rules(review(write_submission(tmp_path / "a", None, script, files=named)))
+
+
+PREQUANT = SCRIPT.replace(
+    "def main",
+    """def prequant(model, val_data, optimizer):
+    for epoch in range(21):
+        for start in range(100):
+            x = val_data.val_tokens[start : start + 8]
+            model(x).backward()
+            optimizer.step()
+
+
+def main""",
+).replace("    eval_val_ttt(model", "    prequant(model, val_tokens, optimizer)\n    eval_val_ttt(model")
+
+GUARDED = SCRIPT.replace(
+    "def main",
+    """def train_on_prefix(model, val_tokens, optimizer):
+    for start in range(100):
+        model(val_tokens[start : start + 8]).backward()
+        optimizer.step()
+
+
+def eval_phased(model, val_tokens, optimizer):
+    byte_sum = 0
+    for start in range(100):
+        byte_sum += model(val_tokens[start])
+    train_on_prefix(model, val_tokens, optimizer)
+    return byte_sum
+
+
+def main""",
+)
+
+SLOT = """
+def eval_slot(model, val_tokens, optimizer):
+    byte_count = 0
+    for window in range(100):
+        x = val_tokens[window : window + 8]
+        for step in range(24):
+            model(x).backward()
+            optimizer.step()
+        byte_count += 8
+    return byte_count
+"""
+
+MIXTURE = """
+def mix(ngram_counts, model_p, alpha):
+    return (1.0 - alpha) * model_p + alpha * ngram_counts
+"""
+
+CALIBRATION = """
+def export(model, val_tokens):
+    flat = val_tokens.reshape(-1)
+    chunks = [flat[i * 8 : i * 8 + 8] for i in range(4)]
+    return collect_awq_scales(model, chunks)
+"""
+
+HINTS = """
+import os
+within_boost = float(os.environ.get("WITHIN_BOOST", "0.75"))
+"""
+
+SIGNS = {
+    "legal": (SCRIPT, set()),
+    "a caller that scores first": (GUARDED, set()),
+    "before quantization": (PREQUANT, {"code-trains-on-validation"}),
+    "slot": (SLOT, {"code-update-first"}),
+    "scored again": (
+        SCRIPT.replace(
+            "    eval_val_ttt(model, val_tokens, optimizer)\n",
+            "    eval_val_ttt(model, val_tokens, optimizer)\n    eval_again(model, val_tokens)\n",
+        )
+        + "\n\ndef eval_again(model, val_tokens):\n    byte_count = 0\n    byte_count += model(val_tokens[0])\n",
+        {"code-rescoring"},
+    ),
+    "mixture": (MIXTURE, {"code-mixture"}),
+    "momentum is no mixture": (MIXTURE.replace("model_p", "momentum"), set()),
+    "calibration": (CALIBRATION, {"code-calibration"}),
+    "calibration on training text": (CALIBRATION.replace("val_tokens", "train_tokens"), set()),
+    "hints": (HINTS, {"code-target-hints"}),
+    "no hints": (HINTS.replace("0.75", "0.0"), set()),
+    "network": ("from huggingface_hub import hf_hub_download\n", {"code-network"}),
+    "shell": (
+        "import subprocess\nsubprocess.run(['pip', 'install x'])\nsubprocess.run('wget x', shell=True)\n",
+        {"code-network"},
+    ),
+    "nvidia-smi": ("import subprocess\nsubprocess.run(['nvidia-smi'])\n", set()),
+}
+
+
+@pytest.mark.parametrize("case", SIGNS)
+def test_signs_of_illegal_scoring(case: str, tmp_path: Path) -> None:
+    script, wanted = SIGNS[case]
+    assert signs(tmp_path, script) == wanted
+
+
+def test_hints_that_the_logs_switch_off_are_none(tmp_path: Path) -> None:
+    off = {"  matrix_lr: 0.02": "  within_boost: 0.0"}
+    assert not code_rules(review(write_submission(tmp_path / "a", None, HINTS, off)))
+
+
+def test_modules_that_the_script_names_are_read_and_others_are_not(tmp_path: Path) -> None:
+    assert signs(tmp_path, "import helper\n", helper__py="import requests\n") == {"code-network"}
+    assert signs(tmp_path, "import other\n", helper__py="import requests\n") == set()
+
+
+def test_a_preparation_that_holds_out_too_few_documents(tmp_path: Path) -> None:
+    text = 'import argparse\nargparse.ArgumentParser().add_argument("--val-docs", type=int, default={})\n'
+    assert signs(tmp_path, SCRIPT, prepare_data__py=text.format("10_000")) == {"held-out-default"}
+    assert signs(tmp_path, SCRIPT, prepare_data__py=text.format("50_000")) == set()
+
+
+RAW = [{"id": lzma.FILTER_LZMA2}]
+
+
+def packed(data: bytes, decode: str) -> str:
+    """Return a script that decodes and runs `data`."""
+    text = (base64.b64encode if "64" in decode else base64.b85encode)(data).decode()
+    return f"import base64, brotli, lzma, zlib\nexec({decode}({text!r})))"
+
+
+LZMA = packed(lzma.compress(SLOT.encode()), "lzma.decompress(base64.b85decode")
+PACKED = {
+    "lzma": LZMA,
+    "raw lzma": packed(lzma.compress(SLOT.encode(), lzma.FORMAT_RAW, filters=RAW), "L.decompress(base64.b85decode"),
+    "zlib": packed(zlib.compress(SLOT.encode()), "zlib.decompress(base64.b64decode"),
+    "brotli": packed(brotli.compress(SLOT.encode()), "brotli.decompress(base64.b85decode"),
+    "twice": packed(zlib.compress(LZMA.encode()), "zlib.decompress(base64.b85decode"),
+}
+
+
+@pytest.mark.parametrize("codec", PACKED)
+def test_a_packed_script_is_read_without_being_run(codec: str, tmp_path: Path) -> None:
+    result = review(write_submission(tmp_path / "a", None, PACKED[codec]))
+    one = next(one for one in result.findings if one.rule == "code-update-first")
+    assert "unpacked" in one.sentence
+    assert SLOT.splitlines()[(one.line or 0) - 1].strip() == "model(x).backward()"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        PACKED["lzma"].replace("b85decode('", "b85decode('~~"),
+        packed(b"\0" * 1000, "lzma.decompress(base64.b85decode"),
+        "def f(:\n",
+        "x = " + "(" * 100_000,
+        "x = " + "-" * 100_000 + "1",
+        "x" + ".a" * 100_000,
+        "f'" + "{" * 100_000,
+    ],
+    ids=["broken", "zeros", "syntax", "brackets", "signs", "attributes", "braces"],
+)
+def test_a_script_that_cannot_be_read_is_a_note(script: str, tmp_path: Path) -> None:
+    start = time.monotonic()
+    result = review(write_submission(tmp_path / "a", None, script))
+    assert time.monotonic() - start < 20
+    assert {one.severity for one in result.findings if one.rule == "code-unread"} <= {"note"}
+    assert not [one for one in result.findings if one.severity == "error"]
+
+
+def test_what_unpacks_to_much_is_not_unpacked(tmp_path: Path) -> None:
+    bomb = packed(zlib.compress(b"x = 1\n" * 5_000_000), "zlib.decompress(base64.b85decode")
+    assert "code-unread" in signs(tmp_path, bomb)
+
+
+def test_f_strings_of_newer_pythons_are_blanked_and_keep_their_lines() -> None:
+    """PEP 701: quotes inside an f-string like its own, to any depth."""
+    new = (
+        'a = 1\nb = f"{d["x"]} {f"{e["y"]:>{w}}"} {{}}"\nc = f"""{\nd["z"]}"""\nx = "f" + \'#\' # it\'s f"{"\nval = 2\n'
+    )
+    tree = ast.parse(blank_f_strings(new))
+    assert [node.targets[0].id for node in tree.body if isinstance(node, ast.Assign)] == ["a", "b", "c", "x", "val"]  # type: ignore[attr-defined]
+    assert [node.lineno for node in tree.body] == [1, 2, 3, 5, 6]
+    assert blank_f_strings(SLOT) == SLOT
+
+
+def test_new_f_strings_do_not_hide_a_sign(tmp_path: Path) -> None:
+    assert signs(tmp_path, 'x = {"a": 1}\ny = f"{x["a"]}"\n' + SLOT) == {"code-update-first"}
+
+
+LONG = {
+    "loops": "def f(val_tokens):\n" + " for x in y: val_tokens[0]; a.backward(); byte_sum += 1\n" * 7_000,
+    "calls": SCRIPT + "\ndef again(model, val_tokens):\n" + " eval_val_ttt(model, val_tokens, o)\n" * 12_000,
+    "functions": "def f(model): g(model)\n" * 10_000,
+    "deep": "def ngram(a):\n return (1 - a) * p + a" + ".b" * 900 + " * q\n",
+    "blends": "def ngram(a):\n" + " x = (1 - a) * p + a * q\n" * 9_000,
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_long_scripts_are_read_in_bounded_time(kind: str, tmp_path: Path) -> None:
+    assert len(LONG[kind]) < 500_000
+    start = time.monotonic()
+    review(write_submission(tmp_path / "a", None, LONG[kind]))
+    assert time.monotonic() - start < 20
