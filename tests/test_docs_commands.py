@@ -47,6 +47,7 @@ SLOW_VERBS = {
     "ablate": "many runs",
     "sweep": "many runs",
     "doctor": "measures this machine",
+    "submit": "makes the script for seconds; `tests/submit` does",
 }
 QUICK = (
     *("train.seconds=none", "train.steps=2", "train.batch_tokens=128", "train.sequence_length=32"),

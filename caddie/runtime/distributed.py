@@ -184,7 +184,8 @@ def join() -> Iterator[Ranks]:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, rank=rank, world_size=world, timeout=timedelta(days=7))
     over = threading.Event()
-    threading.Thread(target=_watch, args=(rank, world, over), daemon=True).start()
+    if world > 1:
+        threading.Thread(target=_watch, args=(rank, world, over), daemon=True).start()
     try:
         yield (ranks := Ranks(rank, world, device))
         ranks.wait()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from caddie.config import plain
 from caddie.recipes.catalog import shipped
 from caddie.run.contest_sets import identify
 from caddie.run.policy import CONTEST_2026
-
-if TYPE_CHECKING:
-    from caddie.submit.submit import Base, Run
+from caddie.submit.against import Base
+from caddie.submit.runs import Run
 
 
 def readme(runs: Sequence[Run], facts: Mapping[str, Any], base: Base | None, code_bytes: int) -> str:

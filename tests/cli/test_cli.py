@@ -24,7 +24,7 @@ Call = Callable[..., Any]
 HELP = Path(__file__).parent.parent / "golden" / "help.txt"
 VERBS = (
     *("ablate", "board", "compare", "compress", "data", "decompress", "diff", "doctor", "pack", "recipes", "report"),
-    *("review", "run", "sample", "score", "study", "sweep", "techniques", "train", "trial", "verify"),
+    *("review", "run", "sample", "score", "study", "submit", "sweep", "techniques", "train", "trial", "verify"),
 )
 
 

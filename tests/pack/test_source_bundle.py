@@ -28,7 +28,8 @@ from caddie.pack.codecs import Brotli, Lzma, Stored
 from caddie.pack.coding import Packed
 from caddie.pack.compress import Pack
 from caddie.pack.compress import pack as pack_weights
-from caddie.pack.source_bundle import TRAINING, describe_source, installed_bytes, source_needed, unpack
+from caddie.pack.source_bundle import TRAINING, describe_source, installed_bytes, script, source_needed, unpack
+from caddie.recipes.catalog import find
 from caddie.score import Scoring
 
 ROOT = Path(__file__).parent.parent.parent
@@ -210,8 +211,14 @@ def test_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("pack/source_bundle", "report/page", "report/display", "data/corpus"):
         assert f"caddie/{name}.py" not in files, name
     assert {"brotli", "constriction", "numpy", "sentencepiece", "torch", "zstandard"} <= set(needed().libraries)
-    assert files < set(needed(TRAINING).files)
-    assert "caddie/train/optim/muon.py" in needed(TRAINING).files
+    whole = set(needed(TRAINING).files)
+    assert files < whole
+    assert {f"caddie/{name}.py" for name in ("train/optim/muon", "submit/script", "ops/loss_kernels")} <= whole
+    for folder in ("inference", "verify", "lab", "board", "doctor", "cli"):
+        assert not any(name.startswith(f"caddie/{folder}/") for name in whole), folder
+    for name in ("run/run", "recipes/catalog", "report/page", "submit/submit", "pack/source_bundle", "data/prepare"):
+        assert f"caddie/{name}.py" not in whole, name
+    assert not {"click", "jinja2", "rich", "scipy", "python_minifier"} & set(needed(TRAINING).libraries)
 
 
 def test_imports_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,21 +327,24 @@ def test_a_process_speaks_of_one_program_while_its_source_is_edited(
         (package / f"{name}.py").write_text("x = 1\n")
     monkeypatch.setattr(bundle, "_PACKAGE", package)
     monkeypatch.setattr(bundle, "source_needed", lambda roots: source_needed.__wrapped__(("caddie.start",)))
-    first = describe_source()
+    monkeypatch.setattr(bundle, "_encoded_source", lambda: "")
+    first = describe_source({})
     (package / "start.py").write_text("x = 'longer than before'\n")
     assert [path.name.split("-")[0] for path in kept.iterdir()] == ["source"]
-    assert describe_source() == first
+    assert describe_source({}) == first
     bundle._modules.cache_clear()
-    later = describe_source()
+    later = describe_source({})
     assert later["program_sha256"] != first["program_sha256"]
     assert later["needed_bytes"] > first["needed_bytes"]
 
 
 @pytest.mark.long
 def test_the_result_says_what_the_source_takes() -> None:
-    found = describe_source()
+    recipe = find("best_record").to_json()
+    found = describe_source(recipe)
     assert found["needed_bytes"] == source_needed().bytes
-    assert found["needed_bytes"] + found["training_bytes"] == source_needed(TRAINING).bytes
-    assert found["training_bytes"] > 1_000
+    assert found["needed_bytes"] + found["training_bytes"] == len(script(recipe))
+    assert found["training_bytes"] - describe_source(find("tiny").to_json())["training_bytes"] > 500, "its settings"
+    assert not found.keys() & {"other_script_bytes"}
     assert found["modules"]["caddie/pack/artifact.py"] == len(source_needed().files["caddie/pack/artifact.py"].encode())
     assert set(found["decoders"]) == set(source_needed().libraries)

@@ -17,6 +17,7 @@ from scipy.stats import ttest_ind
 
 from caddie.errors import UserError
 from caddie.recipes.catalog import find
+from caddie.submit import runs as submitted
 from caddie.submit import submit as module
 from caddie.submit.contest_log import after_training
 from caddie.submit.submit import submit
@@ -38,7 +39,7 @@ def runs(tiny_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
     source = tiny_run.printed["source"]
     code_bytes = source["needed_bytes"] + source["training_bytes"]
     monkeypatch.setattr(module, "script", lambda recipe: b"#" * code_bytes)
-    monkeypatch.setattr(module, "describe_source", lambda recipe: source)
+    monkeypatch.setattr(submitted, "describe_source", lambda recipe: source)
     monkeypatch.setattr(module, "source_needed", lambda roots: SimpleNamespace(libraries=("numpy", "torch", "triton")))
     monkeypatch.chdir(tmp_path)
     for seed, score in SCORES.items():
@@ -259,10 +260,10 @@ def test_a_record_that_does_not_compare_is_refused(against: str, said: str, runs
 
 
 def test_a_file_with_its_source_is_refused(runs: list[Path]) -> None:
-    run = module._read(runs[0])
+    run = submitted.read_run(runs[0])
     object.__setattr__(run, "recipe", run.recipe.but({"pack.carry_source": True}))
     with pytest.raises(UserError, match=r"set pack\.carry_source=false"):
-        module._check(run, module.NON_RECORD, 0)
+        submitted.check_run(run, submitted.NON_RECORD, 0)
 
 
 def test_a_folder_is_written_whole_or_not_at_all(

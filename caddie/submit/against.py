@@ -1,0 +1,63 @@
+"""The record that a submission is compared with: a recipe's published scores, or another submission's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from caddie.errors import UserError
+from caddie.files import reason
+from caddie.lab.stats import welch
+from caddie.recipes.catalog import find
+from caddie.report.read import known_number, pick, read_object
+from caddie.submit.runs import Run, on_contest_text
+
+JSON = "submission.json"
+
+
+@dataclass(frozen=True)
+class Base:
+    """The record that a submission is compared with, by the scores of its seeds."""
+
+    name: str
+    scores: list[float]
+    difference: float
+    """Bits per byte by which the mean of the runs is lower."""
+    p: float | None
+    """Welch's one-sided p; None with fewer than two scores on a side, or where nothing varies."""
+
+
+def compare_with(against: str, runs: Sequence[Run]) -> Base:
+    """Return the comparison with a recipe's published scores or another submission, on the same held-out text."""
+    path = Path(against)
+    if path.exists() or path.suffix == ".json":
+        path = path / JSON if path.is_dir() else path
+        name, scores, text = _submitted(path)
+    else:
+        recipe, text = find(against), None
+        name = recipe.name
+        scores = [one.bits_per_byte for one in recipe.public if one.source == recipe.public[0].source]
+    if not scores:
+        raise UserError(f"{against} has no scores to compare with; name a recipe or a submission that has")
+    ours = runs[0].result["sha256"]["validation_documents"]
+    if text != ours and (text is not None or not on_contest_text(runs[0])):
+        raise UserError(f"the runs were scored on another text than {against}; their scores do not compare")
+    bits = [run.result["bits_per_byte"] for run in runs]
+    p = welch(scores, bits).p_above(0.0) if min(len(scores), len(bits)) > 1 else None
+    return Base(name, scores, fmean(scores) - fmean(bits), None if p is None or p != p else p)
+
+
+def _submitted(path: Path) -> tuple[str, list[float], str | None]:
+    """Return name, scores of the seeds and hash of the held-out text, if stated, of a `submission.json`."""
+    try:
+        known = read_object(path)
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read ({reason(error)}); name a submission or its {JSON}") from None
+    by_seed = known.get("seed_results")
+    entries = list(by_seed.values()) if isinstance(by_seed, dict) else []
+    scores = [score for entry in entries if (score := known_number(pick(entry, "val_bpb"))) is not None]
+    mean, text = known_number(known.get("val_bpb")), pick(known, "sha256", "validation_documents")
+    name = str(known.get("name") or path.parent.name)
+    return name, scores or ([mean] if mean is not None else []), text if isinstance(text, str) else None

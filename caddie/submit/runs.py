@@ -1,0 +1,117 @@
+"""Finished runs as a submission takes them, and what a track of the contest does not take."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from caddie.data.corpus import MANIFEST, Corpus, file_sha256
+from caddie.errors import UserError
+from caddie.pack.source_bundle import describe_source
+from caddie.recipes.recipe import Recipe
+from caddie.report.read import pick, read_json, read_scored_result, read_steps, result_errors
+from caddie.report.run_files import ARTIFACT, LOG, RECIPE, RESULT
+from caddie.run.contest_sets import CURRENT
+from caddie.run.policy import CONTEST_2026
+
+RECORD, NON_RECORD = "10min_16mb", "non-record-unlimited-compute-16mb"
+"""Tracks: with limits of time on the contest's machine, and without."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run that may be submitted."""
+
+    folder: Path
+    seed: int
+    result: dict[str, Any]
+    recipe: Recipe
+    train_shards: int | None
+    """None where the corpus is gone or is another by now."""
+    steps: list[dict[str, Any]]
+
+    @property
+    def scores(self) -> list[dict[str, Any]]:
+        """Scores of the file, the last of which is the run's."""
+        stages = ("quantized_plain", "quantized_sliding", "quantized_adaptive")
+        return [score for stage in stages if (score := self.result["scores"].get(stage))]
+
+    @property
+    def contest_seconds(self) -> dict[str, float | None]:
+        """Seconds of `training` and `evaluation` as the contest counts them, on the run's machine."""
+        policy = next(one for one in self.result["policies"] if one["name"] == CONTEST_2026.name)
+        return {clock: policy[clock]["seconds"] for clock in ("training", "evaluation")}
+
+
+def read_run(place: Path) -> Run:
+    """Return the run in a folder; `UserError` unless its recipe and artifact are those of its result."""
+    folder = place if place.is_dir() else place.parent
+    path = folder / RESULT
+    with result_errors(path, "a submission"):
+        result = read_scored_result(path)
+        about = read_json(folder / RECIPE)
+        if not isinstance(pick(about, "recipe"), dict):
+            raise UserError(f"{folder / RECIPE} is missing or damaged; run the recipe again")
+        recipe = Recipe.from_json(about["recipe"])
+        if recipe.sha256 != result["sha256"]["recipe"]:
+            raise UserError(f"{folder / RECIPE} is not the recipe of {path}; run the recipe again")
+        if not (folder / ARTIFACT).is_file() or file_sha256(folder / ARTIFACT) != result["sha256"]["artifact"]:
+            raise UserError(f"{folder / ARTIFACT} is not the file that {path} scored; run the recipe again")
+        if not (steps := read_steps(folder / LOG)):
+            raise UserError(f"{folder / LOG} holds no steps; run the recipe again")
+        shards = _train_shards(about.get("corpus"), result["sha256"]["corpus"])
+        return Run(folder, int(result["seed"]), result, recipe, shards, steps)
+
+
+def _train_shards(corpus: object, sha256: str) -> int | None:
+    with suppress(OSError, ValueError, UserError):
+        folder = Path(str(corpus))
+        if file_sha256(folder / MANIFEST) == sha256 and (split := Corpus.load(folder).manifest.train):
+            return len(split.shards)
+    return None
+
+
+def on_contest_machine(run: Run) -> bool:
+    """Return True if a run was made on eight H100."""
+    return bool(run.result["world"] == 8 and "H100" in run.result["device"])
+
+
+def check_run(run: Run, track: str, code_bytes: int) -> None:
+    """Raise `UserError` if a run may not be submitted to the track with a script of `code_bytes`."""
+    result, folder, cap = run.result, run.folder, CONTEST_2026.cap_bytes or 0
+    if result["verified"] is False or not result["under_cap"]:
+        raise UserError(f"{folder} did not pass verification; caddie verify {folder / ARTIFACT} says why")
+    if run.recipe.pack.carry_source:
+        raise UserError(f"{folder}: its file carries its source, as the script does; set pack.carry_source=false")
+    source = describe_source(run.recipe.to_json())
+    counted = result["source"]["needed_bytes"] + result["source"]["training_bytes"]
+    if result["source"].get("script_sha256") != source["script_sha256"] or counted != code_bytes:
+        made = f" (commit {result['code'][:12]})" if result.get("code") else ""
+        raise UserError(
+            f"{folder} was run by another program{made}, whose script is another; submit with that, or rerun"
+        )
+    if (total := result["artifact_bytes"] + code_bytes) > cap:
+        raise UserError(f"{folder}: file and script have {total:,} bytes, {total - cap:,} over {cap:,}; lower cap=N")
+    if track == NON_RECORD:
+        return
+    for clock, seconds in run.contest_seconds.items():
+        if over := over_time(clock, seconds):
+            raise UserError(f"{folder}: {clock} {over}; --non-record has no limit of time")
+    if not on_contest_text(run):
+        raise UserError(f"{folder} was scored on another text than {CURRENT.name}; --non-record takes any")
+
+
+def over_time(clock: str, seconds: float | None) -> str:
+    """Say how a clock is not within the contest's limit; empty if it is."""
+    most = {"training": CONTEST_2026.training, "evaluation": CONTEST_2026.evaluation}[clock].seconds
+    if seconds is None:
+        return "was not timed"
+    return f"took {seconds:,.1f} s of {most:,.0f}" if most and seconds > most else ""
+
+
+def on_contest_text(run: Run) -> bool:
+    """Return True if a run was scored on the contest's validation set, by its totals."""
+    corpus = run.result["corpus"]
+    return CURRENT.fits(corpus["source_bytes"]["validation"], corpus["documents"]["validation"])
