@@ -31,16 +31,15 @@ _MOST = 1_000
 def check_scripts(scripts: Sequence[Script], switched_off: Container[str], found: Findings) -> None:
     """Check the script that trains and the files that it names; `switched_off` are settings that logs say are 0."""
     functions = {one.name: one for script in scripts for one in _functions(script)}
-    blends: dict[str, set[int]] = {}
     _check_order(functions, found)
     for script in scripts:
         _check_hints(script, switched_off, found)
         _check_network(script, found)
     for one in functions.values():
-        _check_mixture(one, blends, found)
+        _check_mixture(one, found)
         if one.calibrates:
             said = f"{one.name} measures inputs on validation text: quantization would be calibrated on it"
-            found.add("code-calibration", one.script.file, one.script.place(said), one.calibrates[0])
+            one.script.add("code-calibration", said, one.calibrates[0], found)
 
 
 def check_preparation(tree: ast.Module, file: str, found: Findings) -> None:
@@ -50,9 +49,9 @@ def check_preparation(tree: ast.Module, file: str, found: Findings) -> None:
             default = next((_constant(one.value) for one in node.keywords if one.arg == "default"), None)
             if isinstance(default, int) and default < _HELD_OUT:
                 said = (
-                    f"--val-docs is {default:,} by default, and the set has {_HELD_OUT:,} documents: with the default"
+                    f"--val-docs is {default:,} by default, of {_HELD_OUT:,} in the set: training text would hold the"
                 )
-                said += ", training text would hold the others; the log cannot show whether it was given"
+                said += " others, and the log cannot show whether it was given"
                 found.add("held-out-default", file, said, node.lineno)
 
 
@@ -151,10 +150,10 @@ def _check_order(functions: dict[str, _Function], found: Findings) -> None:
         for line, before, after in one.lessons:
             if not before and after:
                 said = f"{one.name} adds up bytes only after it has updated parameters on the same text"
-                found.add("code-update-first", one.script.file, one.script.place(said), line)
+                one.script.add("code-update-first", said, line, found)
             elif not before and (one.name in unscored or one.name not in called):
                 said = f"{one.name} trains on validation text, and neither it nor its caller scores that text before"
-                found.add("code-trains-on-validation", one.script.file, one.script.place(said), line)
+                one.script.add("code-trains-on-validation", said, line, found)
         _check_rescoring(one, functions, found)
 
 
@@ -167,25 +166,22 @@ def _check_rescoring(one: _Function, functions: dict[str, _Function], found: Fin
         for later, scorer, others in scoring[:_MOST]:
             if later > line and models & others:
                 said = f"{scorer} scores with the model that {learner} trained on the same text (line {line})"
-                found.add("code-rescoring", one.script.file, one.script.place(said), later)
+                one.script.add("code-rescoring", said, later, found)
                 return
 
 
-def _check_mixture(one: _Function, blends: dict[str, set[int]], found: Findings) -> None:
-    """Find (1 - a) p + a q in a function that speaks of n-grams, PPM or caches."""
+def _check_mixture(one: _Function, found: Findings) -> None:
+    """Find (1 - a) p + a q in a function that speaks of n-grams or PPM."""
     if not any(_CACHE.search(name) for name in {one.name, *_names(one.node)}):
         return
     for node in ast.walk(one.node):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and _is_blend(node):
-            if any(_SCHEDULE.search(name) for name in _names(node)):
-                continue
-            if (line := node.lineno) in blends.setdefault(one.script.file, set()):  # of a function inside another
+            if not any(_SCHEDULE.search(name) for name in _names(node)):
+                said = (
+                    "the model's probability is blended with a cache's: does the blend sum to one over the vocabulary?"
+                )
+                one.script.add("code-mixture", said, node.lineno, found)
                 return
-            blends[one.script.file].add(line)
-            said = f"{one.name} blends the model's probability with a cache's: the blend must sum to one over the"
-            said += " vocabulary, and not be taken for the target alone"
-            found.add("code-mixture", one.script.file, one.script.place(said), node.lineno)
-            return
 
 
 def _is_blend(node: ast.BinOp) -> bool:
@@ -207,16 +203,14 @@ def _factors(node: ast.expr) -> list[ast.expr]:
 def _check_hints(script: Script, switched_off: Container[str], found: Findings) -> None:
     """Find boosts of hints inside a word and at its start that are on by default and in no log switched off."""
     for node in ast.walk(script.tree):
-        pairs: list[tuple[str, ast.AST | None]] = []
-        if isinstance(node, ast.Assign):
-            pairs = [(_last(target), node.value) for target in node.targets]
-        elif isinstance(node, ast.AnnAssign):
-            pairs = [(_last(node.target), node.value)]
-        for name, value in pairs:
-            default = next((one for one in map(_constant, ast.walk(value)) if _positive(one)), None) if value else None
+        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+            continue
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            name = _last(target)
+            default = next((one for one in map(_constant, ast.walk(node.value)) if _positive(one)), None)
             if _HINTS.fullmatch(name) and default is not None and name not in switched_off:
                 said = f"{name} is {default} by default: whether such a hint is given depends on the target"
-                found.add("code-target-hints", script.file, script.place(said), getattr(node, "lineno", None))
+                script.add("code-target-hints", said, node.lineno, found)
 
 
 def _check_network(script: Script, found: Findings) -> None:
@@ -229,7 +223,7 @@ def _check_network(script: Script, found: Findings) -> None:
             words = " ".join(str(text) for one in ast.walk(node) if isinstance(text := _constant(one), str))
             used = [fetched[0] for fetched in [_FETCHING.search(words)] if fetched]
         if used and isinstance(node, (ast.stmt, ast.expr)):
-            found.add("code-network", script.file, script.place(f"it uses the network ({used[0]})"), node.lineno)
+            script.add("code-network", f"it uses the network ({used[0]})", node.lineno, found)
 
 
 def _positive(value: object) -> bool:

@@ -119,11 +119,12 @@ class Findings(list[Finding]):
         self.unlimited = unlimited
 
     def add(self, rule: str, file: str, sentence: str, line: int | None = None, note: bool = False) -> None:
-        """Add a finding; as a note where `note` is set; not at all where the rule says nothing on this track."""
+        """Add a finding once; as a note where `note` is set; not at all where the rule says nothing on this track."""
         known = RULES[rule]
         severity = known.unlimited if self.unlimited else known.severity
         if severity and len(self) < self.MOST:
-            self.append(Finding(rule, "note" if note else severity, file, line, sentence))
+            finding = Finding(rule, "note" if note else severity, file, line, sentence)
+            self += [] if finding in self else [finding]
 
     def lower(self, start: int) -> None:
         """Make the findings from `start` on notes: they are about a log that the score does not come from."""

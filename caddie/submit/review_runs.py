@@ -156,10 +156,8 @@ def _check_validation(log: Log, score: Score | None, own_set: bool, found: Findi
     if _alike(size, FIRST.bytes):
         found.add("validation-first", log.file, f"it is {FIRST.name}", line)
     elif any(_alike(other, CURRENT.bytes) for other in charged.values()) and score is not None:
-        said = f"loss and bits per byte imply {size / 1e6:,.2f} MB; the set has {CURRENT.bytes / 1e6:,.2f}:"
-        found.add(
-            "score-bytes", log.file, f"{said} they are not of one distribution, or bytes are miscounted", score.line
-        )
+        said = f"loss and bits per byte imply {size / 1e6:,.2f} MB of {CURRENT.bytes / 1e6:,.2f}: they are not of one"
+        found.add("score-bytes", log.file, f"{said} distribution, or bytes are miscounted", score.line)
     else:
         said = f"{tokens:,.0f} tokens, loss and bits per byte imply {size / 1e6:,.2f} MB; the set has"
         said += f" {CURRENT.bytes / 1e6:,.2f}: it is not the whole set, or bytes are counted otherwise"
@@ -182,9 +180,8 @@ def _check_scoring(log: Log, score: Score | None, found: Findings) -> None:
         found.add("score-missing", log.file, "no scoring line was found")
         return
     if score.live:
-        found.add(
-            "score-live", log.file, f"the score is that of `{score.name}`, the weights before the file", score.line
-        )
+        said = f"the score is that of `{score.name}`, the weights before the file"
+        found.add("score-live", log.file, said, score.line)
     plain = [one for one in log.final if one.line < score.line and not one.name.startswith("val_bpb")]
     if plain and plain[0].bits - score.bits > _GAIN:
         said = f"`{score.name}` is {plain[0].bits - score.bits:.4f} bits per byte below `{plain[0].name}`;"
@@ -195,12 +192,10 @@ def _check_scoring(log: Log, score: Score | None, found: Findings) -> None:
     if "slot" in score.name.lower():
         said = f"`{score.name}`: parameters are fitted on the tokens that are then scored (SLOT)"
         found.add("score-first", log.file, said, score.line)
-    for kind in ("within", "word"):
-        if hints := log.value(f"{kind}_hints"):
-            said = (
-                f"{hints:,.0f} {kind}-{'word' if kind == 'within' else 'start'} hints, whose gate looks at the target"
-            )
-            found.add("target-hints", log.file, said, log.line(f"{kind}_hints"))
+    for kind, called in (("within_hints", "within-word"), ("word_hints", "word-start")):
+        if hints := log.value(kind):
+            said = f"{hints:,.0f} {called} hints, whose gate looks at the target"
+            found.add("target-hints", log.file, said, log.line(kind))
     if stop := log.value("force_stop_step"):
         said = f"training ends at step {stop:.0f}, whatever the clock says"
         found.add("code-force-stop", log.file, said, log.line("force_stop_step"))
@@ -236,9 +231,8 @@ def _check_sizes(logs: Sequence[Log], claims: Claims, file: str, found: Findings
         elif claimed is not None and claimed < min(totals):
             models = {log.value("model_bytes") for log in own}
             what = "the model alone" if claimed in models else "neither its total nor its model"
-            found.add(
-                "size-claim", file, f"seed {seed}: {claimed:,} bytes; its log has {min(totals):,.0f}, and it is {what}"
-            )
+            said = f"seed {seed}: {claimed:,} bytes; its log has {min(totals):,.0f}, and it is {what}"
+            found.add("size-claim", file, said)
 
 
 def _check_seed(seed: int, stated: Decimal, own: Sequence[Log], found: Findings) -> None:
@@ -266,9 +260,8 @@ def _check_mean(chosen: Sequence[Log], claims: Claims, file: str, found: Finding
     said = f"val_bpb is {claims.score}; the mean of {_many(scores)} is {mean:.8f}"
     if abs(mean - claims.score) > slack:
         if other := None if claims.scores else _other_line(chosen, claims.score):
-            found.add(
-                "score-last", file, f"val_bpb is {claims.score}, the mean of the lines `{other}`, not of the last"
-            )
+            said = f"val_bpb is {claims.score}, the mean of the lines `{other}`, not of the last"
+            found.add("score-last", file, said)
         elif any(agree(score, claims.score) for score in scores):
             found.add("score-one-seed", file, said)
         else:

@@ -36,9 +36,9 @@ class Script:
     unpacked: bool
     """True if lines are those of the unpacked source."""
 
-    def place(self, sentence: str) -> str:
-        """Return a sentence that says which source its line belongs to."""
-        return f"{sentence} (line of the unpacked script)" if self.unpacked else sentence
+    def add(self, rule: str, sentence: str, line: int, found: Findings) -> None:
+        """Add a finding at a line of this source."""
+        found.add(rule, self.file, f"{sentence} (line of the unpacked script)" if self.unpacked else sentence, line)
 
 
 def main_script(folder: Folder) -> str | None:
