@@ -84,7 +84,7 @@ class _Function:
                 continue
             end = loop.stop
             reads, adds = ([line for line in lines[:_MOST] if line in loop] for lines in (self.reads, self.adds))
-            updates = [line for line in self.updates[:_MOST] if line in loop and reads and line > min(reads)]
+            updates = [line for line in self.updates[:_MOST] if line in loop and reads and line >= min(reads)]
             if updates:
                 first = min(updates)
                 found.append((first, any(line < first for line in adds), any(line >= first for line in adds)))

@@ -75,7 +75,7 @@ def submission() -> dict[str, Any]:
         "date": "2026-04-01",
         "track": "10min_16mb",
         "val_bpb": 1.10112342,
-        "val_bpb_std": 0.001,
+        "val_bpb_std": 0.00100001,
         "seeds": list(SCORES),
         "seed_results": {
             str(seed): {"val_bpb": float(bits), "artifact_bytes": 15_000_500} for seed, bits in SCORES.items()

@@ -75,6 +75,7 @@ def test_scoring_lines(line: str) -> None:
         "0/20000 val_loss: 9.0076 val_bpb: 4.1159",
         "prequant_ttt:epoch 1/21 val_bpb=1.084492 lr=0.0005 time=44.6s",
         'log0(f"final val_loss:{loss:.4f} val_bpb:{bpb:.4f}")',
+        'log0(f"final val_loss:1.00000000 val_bpb:1.00000000 {seconds}")',
         "val_bpb:enabled tokenizer_kind=sentencepiece",
         "  sliding_eval [ 97.8%] 118432/121136 windows running_bpb=1.152134",
     ],

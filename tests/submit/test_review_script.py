@@ -100,6 +100,18 @@ SIGNS = {
         + "\n\ndef eval_again(model, val_tokens):\n    byte_count = 0\n    byte_count += model(val_tokens[0])\n",
         {"code-rescoring"},
     ),
+    "another model scores": (
+        SCRIPT.replace(
+            "    eval_val_ttt(model, val_tokens, optimizer)\n",
+            "    eval_val_ttt(model, val_tokens, optimizer)\n    eval_again(other_model, val_tokens)\n",
+        )
+        + "\n\ndef eval_again(model, val_tokens):\n    byte_count = 0\n    byte_count += model(val_tokens[0])\n",
+        set(),
+    ),
+    "a caller that scores afterwards": (
+        GUARDED.replace("    byte_sum = 0\n", "    byte_sum = 0\n    train_on_prefix(model, val_tokens, optimizer)\n"),
+        {"code-trains-on-validation"},
+    ),
     "mixture": (MIXTURE, {"code-mixture"}),
     "momentum is no mixture": (MIXTURE.replace("model_p", "momentum"), set()),
     "calibration": (CALIBRATION, {"code-calibration"}),
@@ -192,12 +204,12 @@ def test_what_unpacks_to_much_is_not_unpacked(tmp_path: Path) -> None:
 
 def test_f_strings_of_newer_pythons_are_blanked_and_keep_their_lines() -> None:
     """PEP 701: quotes inside an f-string like its own, to any depth."""
-    new = (
-        'a = 1\nb = f"{d["x"]} {f"{e["y"]:>{w}}"} {{}}"\nc = f"""{\nd["z"]}"""\nx = "f" + \'#\' # it\'s f"{"\nval = 2\n'
-    )
+    new = 'a = 1\nb = f"{d["x"]} {f"{e["y"]:>{w}}"} {{}}"\nc = f"""{\nd["z"]}"""'
+    new += "\nx = \"f\" + '#' # it's\n# f\"{\nval = 2\n"
     tree = ast.parse(blank_f_strings(new))
-    assert [node.targets[0].id for node in tree.body if isinstance(node, ast.Assign)] == ["a", "b", "c", "x", "val"]  # type: ignore[attr-defined]
-    assert [node.lineno for node in tree.body] == [1, 2, 3, 5, 6]
+    names = [ast.unparse(node.targets[0]) for node in tree.body if isinstance(node, ast.Assign)]
+    assert names == ["a", "b", "c", "x", "val"]
+    assert [node.lineno for node in tree.body] == [1, 2, 3, 5, 7]
     assert blank_f_strings(SLOT) == SLOT
 
 
