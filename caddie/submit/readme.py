@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from caddie.config import plain
-from caddie.recipes.catalog import shipped
+from caddie.errors import UserError
+from caddie.recipes.catalog import find
 from caddie.run.contest_sets import identify
 from caddie.run.policy import CONTEST_2026
 from caddie.submit.against import Base
@@ -94,16 +96,18 @@ def _comparison(base: Base, seeds: int, mean: float) -> list[str]:
 
 
 def _settings(run: Run) -> list[str]:
-    result = run.result
-    known = shipped().get(result["base"] or "")
+    """Return the changes to the base, which may be one that caddie does not ship."""
+    settings, base, known = run.recipe.settings, run.recipe.base, None
+    with suppress(UserError):
+        known = find(base).settings if base else None
     if known is None:
-        return ["It is based on no other recipe; `train_gpt.py` holds every setting.", ""]
-    before = {path: plain(value) for path, value in run.recipe.settings.diff(known.settings).items()}
-    lines = _table(
-        ("setting", result["base"], "here"),
-        ((f"`{path}`", f"`{before.get(path, '')}`", f"`{value}`") for path, value in result["diff"].items()),
+        return [f"It has {f'the base `{base}`' if base else 'no base'}; `train_gpt.py` holds every setting.", ""]
+    before, after = (
+        {path: plain(value) for path, value in diff.items()} for diff in (settings.diff(known), known.diff(settings))
     )
-    return [f"Changes to `{result['base']}`; `train_gpt.py` holds every setting.", "", *lines, ""]
+    rows = ((f"`{path}`", f"`{before.get(path, '')}`", f"`{value}`") for path, value in after.items())
+    lines = _table(("setting", str(base), "here"), rows)
+    return [f"Changes to `{base}`; `train_gpt.py` holds every setting.", "", *lines, ""]
 
 
 def _bytes(run: Run, code_bytes: int) -> list[str]:

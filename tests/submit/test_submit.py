@@ -20,6 +20,7 @@ from caddie.recipes.catalog import find
 from caddie.submit import runs as submitted
 from caddie.submit import submit as module
 from caddie.submit.contest_log import after_training
+from caddie.submit.readme import _settings
 from caddie.submit.submit import submit
 
 Call = Callable[..., Any]
@@ -193,6 +194,20 @@ def test_an_unprobed_run_says_so(runs: list[Path]) -> None:
     facts = submit(runs, Path("out"), author="Ada", github_id="ada")
     assert not facts["compliance"]["verified"]
     assert "Not probed, for want of a sandbox: seeds 1337." in Path("out/README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("base", "said"),
+    [
+        (None, "It has no base; `train_gpt.py` holds every setting."),
+        ("mine", "It has the base `mine`; `train_gpt.py` holds every setting."),
+        ("baseline_mini", "Changes to `baseline_mini`; `train_gpt.py` holds every setting."),
+    ],
+)
+def test_any_base_is_named(base: str | None, said: str, runs: list[Path]) -> None:
+    run = submitted.read_run(runs[0])
+    object.__setattr__(run, "recipe", run.recipe.but(base=base))
+    assert said in _settings(run)
 
 
 def damage(name: str, text: str | None) -> Callable[[Path], None]:
