@@ -37,7 +37,8 @@ def options(*names: str) -> Callable[[Verb], Verb]:
         "data": click.option(
             "--data",
             metavar="PATH",
-            help="Text, JSON lines, a folder of them, shards, or a corpus; by default Python's own library.",
+            help="Text, JSON lines, Parquet, a folder of them, hf:NAME[:SPLIT], shards, or a corpus; by default"
+            " Python's own library.",
         ),
         "seed": click.option(
             "--seed", type=click.IntRange(0, 2**32 - 1), default=1337, show_default=True, help="Random seed."

@@ -17,6 +17,7 @@ import numpy as np
 
 from caddie.config import Range, coerce
 from caddie.data import documents as sources
+from caddie.data.hub import Origin
 from caddie.data.shards import Tokens, open_shard, split_documents
 from caddie.data.tokenizers import Tokenizer, deserialize
 from caddie.errors import UserError
@@ -41,17 +42,6 @@ class Shard:
     """Path relative to the corpus folder, or absolute for a shard elsewhere."""
     tokens: int
     sha256: str
-
-
-@dataclass(frozen=True)
-class Origin:
-    """The repository on the Hugging Face hub that files were fetched from."""
-
-    repository: str
-    revision: str
-    """Branch, tag or commit that was asked for."""
-    commit: str
-    """Commit that it was."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Documents, non-empty runs of UTF-8 bytes, from a text file, JSON lines, a folder of both, or Python's library."""
+"""Documents, non-empty runs of UTF-8 bytes: of text, JSON lines, Parquet, folders, the hub, or Python's library."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from typing import Any, BinaryIO, cast
 
 import zstandard
 
-from caddie.errors import UserError
+from caddie.data.hub import Snapshot, on_hub
+from caddie.errors import UserError, first_line
+from caddie.runtime.progress import SILENT, Progress
 
 LIBRARY = "stdlib"
 LIBRARY_SUFFIXES = (".py", ".txt", ".rst")
@@ -27,6 +29,10 @@ LIBRARY_SUFFIXES = (".py", ".txt", ".rst")
 LIBRARY_SKIPPED = re.compile(r"site-packages|dist-packages|__pycache__|tests?|idle_test|config-.*|_sysconfigdata.*")
 LINES = (".jsonl", ".ndjson")
 COMPRESSED = (".gz", ".xz", ".zst")
+PARQUET, ROWS = ".parquet", 256
+HUB, CONVERTED = "hf:", "refs/convert/parquet"
+DOWNLOADS = Path("data") / "hub"
+"""Folder of files from the hub, below the working directory."""
 UNCUT_BYTES = 1 << 16
 PIECE_BYTES = 1 << 14
 BLANK_LINE, LINE_END = re.compile(rb"\n[ \t\r]*\n"), re.compile(rb"\n")
@@ -41,15 +47,18 @@ class Source:
     files: tuple[Path, ...]
     tolerant: bool
     """True if files that are not text are skipped, as in a folder; else they are an error."""
+    snapshot: Snapshot | None = None
+    """Fetches the files of a data set on the hub, each when it is read first."""
 
-    def documents(self, skipped: list[Path] | None = None) -> Iterator[bytes]:
+    def documents(self, skipped: list[Path] | None = None, progress: Progress = SILENT) -> Iterator[bytes]:
         """Yield every document in order; files that are not text are added to `skipped`.
 
-        A file is one document, and so is each line of JSON lines (.jsonl, .ndjson), under the key "text". A document of
-        more than 64 KiB that has none beside it is `cut`. Files may be compressed (.gz, .xz, .zst). Raises `UserError`,
-        which names file and line, for what cannot be read.
+        A file is one document, and so is each line of JSON lines (.jsonl, .ndjson), under the key "text", and each row
+        of Parquet (.parquet), in the column "text" or the only one of text. A document of more than 64 KiB that has
+        none beside it is `cut`. Files may be compressed (.gz, .xz, .zst). Raises `UserError`, which names file and
+        line, for what cannot be read.
         """
-        found = self._texts(skipped)
+        found = self._texts(skipped, progress)
         first, second = next(found, None), next(found, None)
         if first is not None and second is None and len(first) > UNCUT_BYTES:
             yield from cut(first)
@@ -57,11 +66,16 @@ class Source:
             yield from filter(None, (first, second))
             yield from found
 
-    def _texts(self, skipped: list[Path] | None) -> Iterator[bytes]:
+    def _texts(self, skipped: list[Path] | None, progress: Progress) -> Iterator[bytes]:
         """Yield the documents before a lone one is cut."""
-        for path in self.files:
-            if (Path(path.stem) if path.suffix in COMPRESSED else path).suffix in LINES:
-                yield from _json_lines(path)
+        names = [path.relative_to(self.snapshot.folder).as_posix() for path in self.files] if self.snapshot else []
+        if self.snapshot:
+            self.snapshot.check_room(names)
+        for number, path in enumerate(self.files):
+            if self.snapshot:
+                self.snapshot.fetch(names[number], progress, f" ({number + 1} of {len(names)})")
+            if path.suffix == PARQUET or _is_lines(path.name):
+                yield from _parquet(path) if path.suffix == PARQUET else _json_lines(path)
                 continue
             text = _text(path)
             if text is None and not self.tolerant:
@@ -73,20 +87,27 @@ class Source:
                 yield text
 
     def fingerprint(self) -> str:
-        """Return a hexadecimal SHA-256 of the path, size and time of every file."""
+        """Return a hexadecimal SHA-256 of the path, size and time of every file, or of its commit on the hub."""
+        if self.snapshot:
+            return hashlib.sha256(repr((self.snapshot.origin, self.files)).encode()).hexdigest()
         states = ((path, path.stat()) for path in self.files)
         text = "".join(f"{path}\0{state.st_size}\0{state.st_mtime_ns}\0" for path, state in states)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 def find(source: str | Path | None) -> Source:
-    """Return the source at a path, or Python's standard library for None or `stdlib`; `UserError` if it is missing."""
+    """Return the source at a path, on the hub for `hf:NAME[:SPLIT]`, or Python's standard library for None or `stdlib`.
+
+    Raises `UserError` if it is missing.
+    """
     if source is None or str(source) == LIBRARY:
         root = Path(sysconfig.get_path("stdlib"))
         files = tuple(path for path in _walk(root, LIBRARY_SKIPPED) if path.suffix in LIBRARY_SUFFIXES)
         if not files:
             raise UserError(f"{root}: this Python has no library sources; name a text instead")
         return Source(LIBRARY, f"the standard library of Python {platform.python_version()}", files, tolerant=True)
+    if str(source).startswith(HUB):
+        return _data_set(str(source)[len(HUB) :])
     path = Path(source).expanduser().resolve()
     if path.is_dir():
         files = tuple(_walk(path, re.compile(r"\..*")))
@@ -98,6 +119,41 @@ def find(source: str | Path | None) -> Source:
             raise UserError(f"{source}: not a regular file; save the text in one")
         raise UserError(f"{source}: no such file or folder; give a text file, JSON lines, a folder, or {LIBRARY}")
     return Source(path.name.partition(".")[0], str(path), (path,), tolerant=False)
+
+
+def _data_set(name: str) -> Source:
+    """Return the source of a data set on the hub, NAME or NAME:SPLIT, whose files are kept in `DOWNLOADS`.
+
+    A split is the folder or the beginning of the name of its files, `train` if none is named. A data set without files
+    of text is taken from the hub's conversion of it to Parquet.
+    """
+    repository, _, split = name.partition(":")
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", repository):
+        raise UserError(f"{HUB}{name}: no data set; name one as {HUB}OWNER/NAME or {HUB}OWNER/NAME:SPLIT")
+    folder = DOWNLOADS / repository.replace("/", "--")
+    snapshot = on_hub(repository, "main", folder)
+    if not any(map(_is_rows, snapshot.sizes)):
+        snapshot = on_hub(repository, CONVERTED, folder.with_name(f"{folder.name}--parquet"))
+    rows = list(filter(_is_rows, snapshot.sizes))
+    wanted = re.compile(rf"(.*/)?{re.escape(split or 'train')}([/._-].*)?")
+    files = list(filter(wanted.fullmatch, rows)) or ([] if split else rows)
+    files = [path for path in files if path.endswith(PARQUET)] or files
+    if not files:
+        there = f"its files are {', '.join(rows[:4])}{', …' if len(rows) > 4 else ''}" if rows else "it has no rows"
+        raise UserError(f"{repository} has no split {split}: {there}")
+    commit = snapshot.origin.commit[:12] if snapshot.origin else ""
+    description = f"{repository} at {commit}, {split or 'train'}"
+    paths = tuple(snapshot.folder / path for path in sorted(files))
+    return Source(repository.rpartition("/")[2], description, paths, tolerant=False, snapshot=snapshot)
+
+
+def _is_lines(name: str) -> bool:
+    path = Path(name)
+    return (Path(path.stem) if path.suffix in COMPRESSED else path).suffix in LINES
+
+
+def _is_rows(name: str) -> bool:
+    return name.endswith(PARQUET) or _is_lines(name)
 
 
 def cut(text: bytes) -> Iterator[bytes]:
@@ -177,6 +233,27 @@ def _text(path: Path) -> bytes | None:
     except UNREADABLE as error:
         raise UserError(f"{path}: cannot be read ({error}); save it again or leave it out") from None
     return None if b"\0" in text else text
+
+
+def _parquet(path: Path) -> Iterator[bytes]:
+    """Yield the texts of a Parquet file, some rows in memory at a time."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise UserError(f"{path}: reading Parquet needs pyarrow; run: pip install 'caddie[parquet]'") from None
+    try:
+        with parquet.ParquetFile(path) as file:
+            kinds = {field.name: field.type for field in file.schema_arrow}
+            texts = [name for name, kind in kinds.items() if str(kind) in ("string", "large_string", "string_view")]
+            column = "text" if "text" in texts else texts[0] if len(texts) == 1 else None
+            if column is None:
+                found = ", ".join(texts) or "none of text"
+                raise UserError(f'{path}: no column "text", and not a single one of text: {found}; rename one')
+            for batch in file.iter_batches(ROWS, columns=[column]):
+                yield from (text.encode() for text in batch.column(0).to_pylist() if text)
+    except (pyarrow.ArrowException, OSError, UnicodeError) as error:
+        raise UserError(f"{path}: cannot be read ({first_line(error)}); save it again or leave it out") from None
 
 
 def _json_lines(path: Path) -> Iterator[bytes]:

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from caddie.data.corpus import Origin
 from caddie.data.shards import open_shard
 from caddie.errors import UserError, first_line
 from caddie.files import write_json
@@ -22,7 +21,18 @@ from caddie.runtime.progress import Progress
 
 SOURCE = "source.json"
 """File of a download's folder: repository, revision, commit, and the bytes of all its files."""
-OFFLINE = "the same command continues; without a network, copy the files from elsewhere and name them by --local DIR"
+OFFLINE = "the same command continues; without a network, copy the files and name their folder (--fineweb: --local DIR)"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The repository on the Hugging Face hub that files were fetched from."""
+
+    repository: str
+    revision: str
+    """Branch, tag or commit that was asked for."""
+    commit: str
+    """Commit that it was."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ import zstandard
 
 from caddie.data import corpus, published
 from caddie.data import documents as sources
-from caddie.data.corpus import Corpus, Manifest, Origin, RoundTripFigures, Shard, Split, SplitName, TokenizerEntry
+from caddie.data.corpus import Corpus, Manifest, RoundTripFigures, Shard, Split, SplitName, TokenizerEntry
+from caddie.data.hub import Origin
 from caddie.data.shards import Tokens, write_shard
 from caddie.data.splits import FirstHeldOut, Plan, Text, divide, identity
 from caddie.data.tokenizers import (
@@ -191,6 +192,7 @@ def _make(
         manifest = Manifest(
             name=plan.text.source.name,
             source=plan.text.source.description,
+            origin=plan.text.source.snapshot.origin if plan.text.source.snapshot else None,
             inputs=plan.inputs,
             tokenizer=TokenizerEntry.of(tokenizer, RoundTripFigures(*map(sum, zip(*figures, strict=True)))),
             train=splits.get("train"),

@@ -12,7 +12,8 @@ from typing import NoReturn
 import numpy as np
 
 from caddie.data import corpus
-from caddie.data.corpus import Corpus, Manifest, Origin, Shard, Split, TokenizerEntry
+from caddie.data.corpus import Corpus, Manifest, Shard, Split, TokenizerEntry
+from caddie.data.hub import Origin
 from caddie.data.shards import open_shard, split_documents
 from caddie.data.tokenizers import Tokenizer, TokenizerSource
 from caddie.errors import UserError

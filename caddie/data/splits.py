@@ -16,7 +16,7 @@ from caddie.data.corpus import Corpus, SplitName
 from caddie.data.documents import UNCUT_BYTES, Source
 from caddie.data.tokenizers import Tokenizer
 from caddie.errors import UserError
-from caddie.runtime.progress import Progress
+from caddie.runtime.progress import SILENT, Progress
 
 FORMAT = 1
 """Part of every fingerprint; raise it when the same inputs give another corpus."""
@@ -35,10 +35,10 @@ class Text:
         parts = [FORMAT, self.source.fingerprint(), self.limit_bytes, *settings]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
-    def documents(self, skipped: list[Path] | None = None) -> Iterator[bytes]:
+    def documents(self, skipped: list[Path] | None = None, progress: Progress = SILENT) -> Iterator[bytes]:
         """Yield every document within the limit; files that are not text are added to `skipped`."""
         total = 0
-        for document in self.source.documents(skipped):
+        for document in self.source.documents(skipped, progress):
             total += len(document)
             if self.limit_bytes is not None and total > self.limit_bytes:
                 return
@@ -50,7 +50,7 @@ class Text:
         skipped: list[Path] = []
         sizes: dict[bytes, int] = {}
         count = 0
-        for document in self.documents(skipped):
+        for document in self.documents(skipped, progress):
             sizes[self.identity(document)] = len(document)
             count += 1
         if not sizes:

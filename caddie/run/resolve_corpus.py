@@ -8,7 +8,7 @@ from itertools import accumulate, islice
 from pathlib import Path
 
 from caddie.data.corpus import DOCUMENTS, MANIFEST, Corpus, is_corpus
-from caddie.data.documents import LIBRARY, find
+from caddie.data.documents import HUB, LIBRARY, find
 from caddie.data.fineweb import VARIANTS, Place, fetch_documents, fetch_fineweb
 from caddie.data.prepare import OWN_SHARDS, prepare, prepare_validation
 from caddie.data.round_trip_audit import Rule, audit
@@ -89,9 +89,11 @@ def check_source(source: str | Path | None) -> None:
 
 
 def _corpus_folder(source: str | Path | None, settings: list[object]) -> Path:
-    place = str(Path(source).expanduser().resolve()) if source else "stdlib"
+    place = str(source or LIBRARY)
+    if source and not place.startswith(HUB):
+        place = str(Path(source).expanduser().resolve())
     digest = hashlib.sha256(json.dumps([place, *settings], sort_keys=True).encode()).hexdigest()[:8]
-    return CORPORA / f"{Path(place).name.split('.')[0] or 'root'}-{digest}"
+    return CORPORA / f"{Path(place).name.split('.')[0].replace(':', '-') or 'root'}-{digest}"
 
 
 def open_for_scoring(

@@ -21,8 +21,9 @@ from recording import Recorder
 from stand_in_hub import Hub, serving
 
 from caddie.data import fineweb
-from caddie.data.corpus import Corpus, Origin
+from caddie.data.corpus import Corpus
 from caddie.data.fineweb import Place, fetch_documents, fetch_fineweb
+from caddie.data.hub import Origin
 from caddie.data.shards import open_shard, split_documents, write_shard
 from caddie.data.tokenizers import CaseOps, RawBytes, SentencePieceBPE, Tokenizer
 from caddie.errors import UserError
