@@ -168,6 +168,7 @@ def pack(folder: Path, settings: tuple[str, ...], out: Path | None, compare: boo
     from caddie.report.display import Display
     from caddie.report.run_files import ARTIFACT
     from caddie.report.tables import pack_table
+    from caddie.run.policy import cap_of_file
     from caddie.run.result import describe_compression
     from caddie.run.run import metadata_of
     from caddie.run.run_folder import read_run, run_weights
@@ -180,28 +181,32 @@ def pack(folder: Path, settings: tuple[str, ...], out: Path | None, compare: boo
         if compare:
             return _compare_packings(folder, recipe, settings, out, display, as_json)
         recipe = recipe.but(assignments(settings, _pack_setting))
-        cap, phases = recipe.pack.cap_bytes, Phases(display)
-        path = out or folder / (f"artifact-{cap}.caddie" if settings else ARTIFACT)
+        metadata, phases = metadata_of(recipe, seed, corpus), Phases(display)
+        cap = cap_of_file(recipe.pack, metadata)
+        if cap.policy:
+            display.note(str(cap))
+        path = out or folder / (f"artifact-{cap.cap_bytes}.caddie" if settings else ARTIFACT)
         weights, calibrations = run_weights(folder, recipe, corpus), {}
         if recipe.pack.calibrated:
             with phases("calibrate"):
                 calibrations = calibrate_recipe(recipe, weights, corpus, Ranks(device=local_device()))
         with phases("pack"):
-            metadata = metadata_of(recipe, seed, corpus)
-            compressed = pack_weights(metadata, weights, recipe.pack, path, calibrations, display)
+            packing = recipe.pack.but(cap_bytes=cap.file_bytes)
+            compressed = pack_weights(metadata, weights, packing, path, calibrations, display)
     packed = artifacts.load(path)
     facts = {
         "artifact": str(packed.path),
         "artifact_bytes": packed.file_bytes,
-        "cap_bytes": cap,
+        "cap_bytes": cap.file_bytes,
+        "cap": cap.to_json(),
         "ledger": packed.ledger,
         "compression": describe_compression(compressed, packed, corpus),
         "seconds": sum(phases.seconds.values()),
         "next": [shlex.join(["caddie", "score", str(path), "--data", str(corpus.folder)])],
     }
     tell(facts, as_json, pack_table(facts))
-    if packed.file_bytes > cap:
-        raise CheckFailed(f"{packed.path} has {packed.file_bytes:,} bytes, {packed.file_bytes - cap:,} over the cap")
+    if (over := packed.file_bytes - cap.file_bytes) > 0:
+        raise CheckFailed(f"{packed.path} has {packed.file_bytes:,} bytes, {over:,} over the cap")
     return 0
 
 
@@ -264,7 +269,7 @@ def verify(
     from caddie.verify import verify as verify_artifact
 
     loaded = load_artifact(artifact)
-    if not any(setting.startswith("pack.cap_bytes=") for setting in settings) and (cap := cap_of(artifact)):
+    if not any(setting.startswith("pack.cap_bytes=") for setting in settings) and (cap := cap_of(loaded)):
         settings = (f"pack.cap_bytes={cap}", *settings)
     recipe = changed_recipe(loaded, settings, "pack.cap_bytes")
     corpus = open_for_scoring(loaded, data) if data else None

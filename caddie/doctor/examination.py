@@ -21,6 +21,7 @@ from caddie.doctor.estimates import Estimate, Expected, estimate, expected
 from caddie.doctor.gpus import Accelerators
 from caddie.pack.fit import FillCap
 from caddie.report.tables import one_line, printable, table
+from caddie.run.policy import file_cap
 from caddie.run.run import check_recipe
 from caddie.runtime.distributed import Ranks, local_device
 from caddie.runtime.memory import GIB, Memory, memory
@@ -217,7 +218,7 @@ def examine(
     cost = None
     if price is not None and coming is not None and coming.seconds is not None:
         cost = price * (coming.seconds + (measured.warmup_seconds if measured else 0.0)) / 3600
-    fills_cap = isinstance(recipe.pack.fit, FillCap)
+    fills_cap, cap_bytes = isinstance(recipe.pack.fit, FillCap), file_cap(recipe.pack).file_bytes
     return Examination(
         recipe=name,
         processes=world,
@@ -227,8 +228,8 @@ def examine(
         expected=known,
         estimate=coming,
         memory=needed,
-        artifact_bytes=measured.artifact_bytes if measured else recipe.pack.cap_bytes if fills_cap else None,
-        cap_bytes=recipe.pack.cap_bytes,
+        artifact_bytes=measured.artifact_bytes if measured else cap_bytes if fills_cap else None,
+        cap_bytes=cap_bytes,
         cost=cost,
     )
 

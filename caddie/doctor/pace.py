@@ -29,6 +29,7 @@ from caddie.pack import container
 from caddie.recipes.catalog import find
 from caddie.recipes.recipe import Recipe
 from caddie.report.tables import one_line
+from caddie.run.policy import file_cap
 from caddie.run.result import device_name
 from caddie.runtime.distributed import Ranks, local_device
 from caddie.runtime.memory import peak_bytes
@@ -129,7 +130,8 @@ def main() -> None:
 def measure(recipe: Recipe, processes: int, steps: int = STEPS) -> Pace:
     """Time steps of one of `processes` processes, without their exchanges."""
     ranks, train = Ranks(device=local_device()), _share(recipe.train, processes)
-    forecaster = Forecaster(recipe.model, recipe.pack, lambda readers, sections: len(container.pack(sections)))
+    packing = recipe.pack.but(cap_bytes=file_cap(recipe.pack).file_bytes)
+    forecaster = Forecaster(recipe.model, packing, lambda readers, sections: len(container.pack(sections)))
     weights = dict(build(recipe.model, 0, torch.device("cpu")).named_parameters())
     artifact_bytes = forecaster.forecast(weights, anew=True).file_bytes  # as a run does before its first step
     if ranks.device.type == "cpu":

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -63,7 +64,10 @@ class Pack(Config):
     coding: ArrayCodec = Smallest()
     """Entropy coding of the quantizers' arrays."""
     cap_bytes: Count = 16_000_000
-    """Bytes that the artifact may have."""
+    """Bytes that the artifact may have; with a policy, the bytes that it counts, in the artifact and beside it."""
+    policy: Literal["contest-2026", "strict"] | None = None
+    """Rule of what the cap counts (`caddie/run/policy.py`): both count code, and the contest's not the tokenizer. The
+    artifact may have what they leave. With none the cap is the artifact's alone."""
     fit: Fit | None = FillCap()
     """Search for the candidate that fills the cap; with none the quantizers are used as they are set."""
     calibration: CalibrationText = TrainingText()

@@ -33,6 +33,7 @@ baseline = Recipe(
         },
         "pack.coding": Packed(codec=Zlib()),
         "pack.fit": None,
+        "pack.policy": "contest-2026",
         "score.stride": 1024,
         "score.precision": "bfloat16",
     }

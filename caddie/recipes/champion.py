@@ -17,7 +17,7 @@ champion = vocabulary_4096.but(
         "model.embedding.bigrams": HashedNGrams(buckets=16_384, dims=128, initial=Orthogonal()),
         "train.optimizers.matrix.normalize_rows": True,
         "train.optimizers.embedding.lr": 0.06,
-        "pack": Pack(),
+        "pack": Pack(policy="contest-2026"),
     },
     base="vocabulary_4096",
     why="Chosen by ablation at mini scale: few layers, many hashed pairs; not measured at full size.",

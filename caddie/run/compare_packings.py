@@ -26,6 +26,7 @@ from caddie.pack.fit import FillCap
 from caddie.pack.quantize import BestPercentile, Float16, Gptq, Quantizer, Rows, SigmaClip, Waterfilling
 from caddie.recipes.recipe import Recipe
 from caddie.report.tables import table
+from caddie.run.policy import cap_of_file
 from caddie.run.run import metadata_of
 from caddie.run.run_folder import read_run, run_weights
 from caddie.run.stages import bits_per_nat, calibrate_recipe
@@ -86,7 +87,9 @@ def compare(folder: Path, caps: Sequence[int] = (), progress: Progress = SILENT)
     its steps were fitted to and the coding that they were fitted with, or None.
     """
     recipe, seed, corpus = read_run(folder)
-    caps = list(caps) or [recipe.pack.cap_bytes]
+    metadata = metadata_of(recipe, seed, corpus)
+    asked = [recipe.pack.but(cap_bytes=cap) for cap in caps] or [recipe.pack]
+    caps = [cap_of_file(packing, metadata).file_bytes for packing in asked]
     progress.phase("calibrate")
     packings, done, total = [], 0, sum(len(caps) if way.fills else 1 for way in WAYS)
     with ProcessPool(torch.get_num_threads()) as pool:

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 from caddie.config import Config, Count, Positive
 from caddie.errors import UserError
+from caddie.pack.artifact import Metadata
+from caddie.pack.compress import Pack
+from caddie.pack.source_bundle import describe_source
 
 Part = Literal[
     "weights",
@@ -129,6 +134,72 @@ def state(result: Mapping[str, Any], policies: Sequence[Policy] = POLICIES) -> l
     ]
 
 
+@dataclass(frozen=True)
+class FileCap:
+    """The bytes that an artifact may have under the cap and the policy of its recipe."""
+
+    cap_bytes: int
+    """Bytes that count, all together."""
+    policy: str | None = None
+    """Name of the policy that counts; none where the file alone does."""
+    code: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of code that count and are not in the file, by `Part`."""
+    uncounted: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of the parts of the file that do not count, by `Part`."""
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes that the file may have."""
+        return self.cap_bytes - sum(self.code.values()) + sum(self.uncounted.values())
+
+    def __str__(self) -> str:
+        """Return the ledger in one line."""
+        uses = {"source_needed": "to score", "source_training": "to train"}
+        code = " and ".join(f"{size:,} {uses[part]}" for part, size in self.code.items())
+        left = f"{self.policy or 'cap'}: {self.cap_bytes:,} bytes" + (f", less code of {code}" if code else "")
+        for part, size in self.uncounted.items():
+            left += f", and {size:,} more for the {part}, which does not count"
+        return f"{left}: {self.file_bytes:,} for the file"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the ledger as `result.json` keeps it."""
+        return {
+            "policy": self.policy,
+            "bytes": self.cap_bytes,
+            "code": dict(self.code),
+            "uncounted": dict(self.uncounted),
+        }
+
+
+def file_cap(pack: Pack, parts: Mapping[str, int] = MappingProxyType({})) -> FileCap:
+    """Return the bytes that a file may have, of whose `parts` besides the weights the bytes are known.
+
+    Raises `UserError` if the code takes the whole cap.
+    """
+    if pack.policy is None:
+        return FileCap(pack.cap_bytes)
+    counts: tuple[str, ...] = next(policy.counts for policy in POLICIES if policy.name == pack.policy)
+    code = {part: size for part, size in _code(describe_source()).items() if part in counts and size is not None}
+    uncounted = {part: size for part, size in parts.items() if part not in counts}
+    found = FileCap(pack.cap_bytes, pack.policy, code, uncounted)
+    if sum(code.values()) >= pack.cap_bytes:
+        raise UserError(
+            f"{pack.policy} counts {sum(code.values()):,} bytes of code, which leaves nothing of "
+            f"pack.cap_bytes={pack.cap_bytes} for the file; set a larger cap, or pack.policy=none"
+        )
+    return found
+
+
+def cap_of_file(pack: Pack, metadata: Metadata) -> FileCap:
+    """Return the bytes that a file with this metadata may have."""
+    sections = metadata.sections({})
+    return file_cap(pack, {section.name: len(section.codec.encode(section.data)) for section in sections})
+
+
+def _code(source: Mapping[str, Any]) -> dict[str, int | None]:
+    return {"source_needed": source.get("needed_bytes"), "source_training": source.get("training_bytes")}
+
+
 def _sizes(result: Mapping[str, Any]) -> dict[str, int | None]:
     source = result.get("source") or {}
     libraries = list((source.get("decoders") or {"": None}).values())
@@ -137,8 +208,7 @@ def _sizes(result: Mapping[str, Any]) -> dict[str, int | None]:
     return {
         "source": 0,
         **result["ledger"]["parts"],
-        "source_needed": source.get("needed_bytes"),
-        "source_training": source.get("training_bytes"),
+        **_code(source),
         "text": math.ceil(bits * scored / 8) if restored else None,  # a lossy tokenizer's cannot be
         "decoders": None if None in libraries else sum(libraries),
     }

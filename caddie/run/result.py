@@ -25,7 +25,7 @@ from caddie.recipes.recipe import Recipe
 from caddie.report.page import write_report
 from caddie.report.read import VERSION, read_steps, step_seconds
 from caddie.report.run_files import LOG, RESULT
-from caddie.run.policy import state
+from caddie.run.policy import FileCap, state
 from caddie.run.stages import bits_per_nat
 from caddie.runtime.distributed import Ranks
 from caddie.train.loop import Trained
@@ -33,7 +33,13 @@ from caddie.verify import Verdict
 
 
 def describe_run(
-    recipe: Recipe, corpus: Corpus, trained: Trained, compressed: Compressed, artifact: Artifact, ranks: Ranks
+    recipe: Recipe,
+    corpus: Corpus,
+    trained: Trained,
+    compressed: Compressed,
+    artifact: Artifact,
+    cap: FileCap,
+    ranks: Ranks,
 ) -> dict[str, Any]:
     """Return the result of a run without its scores, seconds, and what follows from them, such as its policies."""
     manifest = corpus.manifest
@@ -51,8 +57,9 @@ def describe_run(
         "key": recipe.sha256[:8],
         "diff": {path: plain(value) for path, value in diff.items()},
         "artifact_bytes": artifact.file_bytes,
-        "cap_bytes": recipe.pack.cap_bytes,
-        "under_cap": artifact.file_bytes <= recipe.pack.cap_bytes,
+        "cap_bytes": cap.file_bytes,
+        "under_cap": artifact.file_bytes <= cap.file_bytes,
+        "cap": cap.to_json(),
         "byte_source": manifest.byte_source,
         "compressors": compressors
         and {name: {"bytes": size, "bits_per_byte": 8 * size / held_out} for name, size in compressors.items()},

@@ -28,6 +28,7 @@ from caddie.recipes.recipe import Recipe
 from caddie.report.run_files import ARTIFACT
 from caddie.run.contest_sets import identify
 from caddie.run.dead_settings import check_settings_matter
+from caddie.run.policy import cap_of_file
 from caddie.run.resolve_corpus import check_source, describe, open_corpus
 from caddie.run.result import describe_run, describe_scores, write_result
 from caddie.run.run_folder import begin_run, hold_folder, run_folder
@@ -95,7 +96,9 @@ def run(
             return None
         with phases("pack"):
             metadata = metadata_of(recipe, seed, corpus)
-            compressed = pack(metadata, trained.weights, recipe.pack, folder / ARTIFACT, calibrations, progress)
+            cap = cap_of_file(recipe.pack, metadata)
+            packing = recipe.pack.but(cap_bytes=cap.file_bytes)
+            compressed = pack(metadata, trained.weights, packing, folder / ARTIFACT, calibrations, progress)
         with phases("score"):
             artifact = load(folder / ARTIFACT)
             if study is None:
@@ -104,8 +107,8 @@ def run(
                 there = artifact if ranks.device.type == "cpu" else load(artifact.path, ranks.device)
                 scored = score_artifact(there, corpus, text, progress=progress)
         with phases("verify"):
-            verdict = verify(artifact, recipe.pack.cap_bytes, corpus=corpus)
-        result = describe_run(recipe, corpus, trained, compressed, artifact, ranks)
+            verdict = verify(artifact, cap.file_bytes, corpus=corpus)
+        result = describe_run(recipe, corpus, trained, compressed, artifact, cap, ranks)
         result |= describe_scores(scores, scored, verdict, phases.seconds)
         result |= {"command": command, "seed": seed, **({"study": dict(study)} if study is not None else {})}
         return write_result(folder, result)
@@ -126,9 +129,12 @@ def train_recipe(
     recipe: Recipe, corpus: Corpus, folder: Path, seed: int, ranks: Ranks, progress: Progress = SILENT
 ) -> Trained:
     """Train into a run folder, which keeps recipe, log, checkpoint and weights."""
-    data = training_data(corpus)
+    data, metadata = training_data(corpus), metadata_of(recipe, seed, corpus)
+    cap = cap_of_file(recipe.pack, metadata)
+    if cap.policy:
+        progress.note(str(cap))
     begin_run(folder, recipe, seed, corpus, data, ranks)
-    forecaster = Forecaster(recipe.model, recipe.pack, metadata_of(recipe, seed, corpus).file_bytes)
+    forecaster = Forecaster(recipe.model, recipe.pack.but(cap_bytes=cap.file_bytes), metadata.file_bytes)
     return train(
         recipe.model,
         recipe.train,

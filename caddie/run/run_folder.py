@@ -15,11 +15,13 @@ from caddie.data.corpus import Corpus
 from caddie.data.loaders import TrainingData
 from caddie.errors import CheckFailed, UserError
 from caddie.files import reason, write_json
+from caddie.pack.artifact import Artifact
 from caddie.recipes.recipe import Recipe
 from caddie.report.display import Display
 from caddie.report.read import pick, read_json
 from caddie.report.run_files import ARTIFACT, CHECKPOINT, ERROR, LOG, RECIPE, RESULT, WEIGHTS
 from caddie.report.tables import one_line
+from caddie.run.policy import file_cap
 from caddie.run.run_lock import is_lock, locked
 from caddie.runtime.distributed import Ranks, lost_another
 from caddie.runtime.progress import SILENT, Phases, Progress
@@ -120,12 +122,19 @@ def read_run(folder: Path) -> tuple[Recipe, int, Corpus]:
         ) from None
 
 
-def cap_of(artifact: Path) -> int | None:
-    """Return the cap that a file was packed for: by its name (`caddie pack`), or by the recipe beside it; else None."""
-    if found := re.fullmatch(r"artifact-(\d+)\.caddie", artifact.name):
-        return int(found[1])
-    cap = pick(read_json(artifact.parent / RECIPE), "recipe", "pack", "cap_bytes")
-    return cap if artifact.name == ARTIFACT and isinstance(cap, int) else None
+def cap_of(artifact: Artifact) -> int | None:
+    """Return the bytes that a file may have, by the result beside it or by its name (`caddie pack`) and recipe; or None."""
+    folder, named = artifact.path.parent, re.fullmatch(r"artifact-(\d{1,12})\.caddie", artifact.path.name)
+    if not named and artifact.path.name != ARTIFACT:
+        return None
+    if not named and isinstance(kept := pick(read_json(folder / RESULT), "cap_bytes"), int):
+        return kept
+    try:
+        packing = Recipe.from_json(pick(read_json(folder / RECIPE), "recipe")).pack
+        packing = packing.but(cap_bytes=int(named[1])) if named else packing
+        return file_cap(packing, artifact.ledger).file_bytes
+    except UserError:  # it stands alone
+        return int(named[1]) if named else None
 
 
 def run_weights(folder: Path, recipe: Recipe, corpus: Corpus) -> dict[str, Tensor]:

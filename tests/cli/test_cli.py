@@ -237,6 +237,40 @@ def test_pack_at_another_cap_keeps_the_artifact_that_was_scored(copy: Path, cadd
     assert not (copy / "artifact-4000.caddie").exists()
 
 
+def test_a_policy_s_cap_counts_the_code(copy: Path, unprobed: None, caddie: Call) -> None:
+    quick = ("pack.fit=FillCap", "pack.coding=Packed(codec=Zlib)", "pack.policy=contest-2026")
+    source = json.loads((copy / "result.json").read_text())["source"]
+    code = source["needed_bytes"] + source["training_bytes"]
+    ended = caddie("pack", copy, f"cap={code + 4500}", *quick, "--json")
+    facts, path = json.loads(ended.out), copy / f"artifact-{code + 4500}.caddie"
+    assert f"less code of {source['needed_bytes']:,} to score and {source['training_bytes']:,} to train" in ended.err
+    assert facts["cap"] == {
+        "policy": "contest-2026",
+        "bytes": code + 4500,
+        "code": {"source_needed": source["needed_bytes"], "source_training": source["training_bytes"]},
+        "uncounted": {"tokenizer": facts["ledger"]["tokenizer"]},
+    }
+    free = facts["ledger"]["tokenizer"]
+    assert facts["cap_bytes"] == 4500 + free
+    assert 0.98 * 4500 <= path.stat().st_size - free <= 4500
+    recipe = json.loads((copy / "recipe.json").read_text())
+    recipe["recipe"]["pack"]["policy"] = "contest-2026"
+    kept = (copy / "recipe.json").read_text()
+    (copy / "recipe.json").write_text(json.dumps(recipe))
+    checks = json.loads(caddie("verify", path, "--json").out)["checks"]
+    (copy / "recipe.json").write_text(kept)
+    assert f" of {4500 + free:,} bytes" in next(check["evidence"] for check in checks if "bytes" in check["evidence"])
+
+
+@pytest.mark.usefixtures("alive_once")
+def test_what_a_policy_leaves_for_the_file_is_told_before_training(tiny_run: Any, caddie: Call, tmp_path: Path) -> None:
+    given = ("train", "tiny", *tiny_run.settings, "pack.policy=strict", "--data", tiny_run.corpus, "--out", tmp_path)
+    lines = caddie(*given).err.splitlines()
+    told = next(number for number, line in enumerate(lines) if "for the file" in line)
+    assert lines[told].strip().startswith("strict: 1,000,000 bytes, less code of ")
+    assert told < next(number for number, line in enumerate(lines) if "loss" in line)
+
+
 def test_run_prints_the_result_and_keeps_it(tiny_run: Any) -> None:
     kept = json.loads((tiny_run.folder / "result.json").read_text())
     assert tiny_run.printed == kept

@@ -50,7 +50,8 @@ def old_names(value: Any) -> Iterator[str]:
 @pytest.mark.parametrize("name", sorted(OLD))
 def test_files_with_old_names_load(name: str) -> None:
     assert list(old_names(OLD[name])), "it has no old name"
-    assert Recipe.from_json(OLD[name]).settings == find(name).settings
+    before_policies = find(name).settings.but({"pack.policy": None})
+    assert Recipe.from_json(OLD[name]).settings == before_policies
 
 
 def test_the_files_have_every_old_name_that_a_recipe_had() -> None:
