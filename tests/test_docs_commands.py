@@ -157,7 +157,7 @@ def parse_only(parsed: Parsed) -> str | None:
         return "needs GPUs"
     if parsed.verb in ("run", "train") and given.get("recipe") != "tiny":
         return "a recipe that is not tiny"
-    if re.search(r"\w+\.py:|SignedGate", str(given)):
+    if re.search(r"\w+\.py:|\w+\.toml|SignedGate", str(given)):
         return "needs a file that its page tells to write"
     if re.search(r"studies/", str(given)):
         return "needs a study that was run"

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import click
 
-from caddie.cli import board, doctor, lab, model, review, study, submit
+from caddie.cli import board, doctor, lab, model, replay, review, study, submit
 from caddie.cli import catalog as catalog
 from caddie.cli import run as line
 from caddie.cli.exits import end
@@ -18,7 +18,7 @@ from caddie.cli.exits import end
 
 @click.group(
     commands=[
-        *[line.run, line.train, line.pack, line.verify, line.score],
+        *[line.run, line.train, line.pack, line.verify, line.score, replay.replay],
         *[model.sample, model.compress, model.decompress],
         *[study.study, study.ablate, study.sweep, study.trial],
         *[lab.report, lab.compare, submit.submit, review.review, board.board, doctor.doctor],

@@ -89,8 +89,8 @@ def data(
 def recipes(as_json: bool) -> int:
     """List the recipes with their size and public score.
 
-    NAME_mini is the twin of a recipe for two CPU cores, public_000:LABEL an experiment of public system 000, and
-    FILE.py:NAME a recipe of your own.
+    NAME_mini is the twin of a recipe for two CPU cores, and public_000:LABEL an experiment of public system 000.
+    FILE.toml, FILE.json and FILE.py:NAME are recipes of your own, and the folder of a run stands for its recipe.
     """
     from caddie.config import plain
     from caddie.recipes.catalog import shipped

@@ -83,8 +83,9 @@ def path_argument(name: str, metavar: str | None = None) -> Callable[[Verb], Ver
 def named_recipe(name: str, settings: tuple[str, ...], seconds: float | None = None) -> Recipe:
     """Return the recipe of this name with its settings changed."""
     from caddie.recipes.catalog import find
+    from caddie.recipes.recipe_file import recipe_path
 
-    if "=" in name and ".py:" not in name:
+    if "=" in name and ".py:" not in name and recipe_path(name) is None:
         verb = click.get_current_context().info_name
         raise UserError(f"{name} is a setting; the recipe comes first, as in: caddie {verb} tiny {name}")
     diff = assignments(settings)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from caddie.cli.exits import judge, resume_hint
 from caddie.cli.options import (
@@ -68,6 +69,7 @@ def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Co
         as_json: bool,
         quiet: bool,
     ) -> int:
+        from caddie.recipes.catalog import begun_from
         from caddie.report.display import Display
         from caddie.run.resolve_corpus import check_text_named
         from caddie.run.run import check_recipe
@@ -75,6 +77,9 @@ def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Co
         from caddie.runtime import distributed
 
         chosen = named_recipe(recipe, settings, seconds)
+        if (begun := begun_from(recipe)) is not None:
+            unset = click.get_current_context().get_parameter_source("seed") is ParameterSource.DEFAULT
+            seed, data = begun.seed if unset else seed, data or str(begun.corpus)
         check_recipe(chosen, gpus)
         check_text_named(chosen, data)
         if gpus > 1 and not distributed.under_torchrun():
@@ -97,7 +102,8 @@ def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Co
 def run(job: Job) -> tuple[dict[str, Any], str] | None:
     """Train, pack, score and verify RECIPE, and write a report.
 
-    RECIPE is one that `caddie recipes` lists, or FILE.py:NAME. All files go to runs/NAME-KEY-sSEED, unless --out names
+    RECIPE is one that `caddie recipes` lists, FILE.toml, FILE.json, FILE.py:NAME, or the folder of a run, whose seed
+    and text are taken as well unless others are given. All files go to runs/NAME-KEY-sSEED, unless --out names
     another folder; KEY stands for the settings. The same command continues a run that was interrupted.
     """
     from caddie.report.run_files import REPORT
@@ -120,7 +126,8 @@ def run(job: Job) -> tuple[dict[str, Any], str] | None:
 def train(job: Job) -> tuple[dict[str, Any], str] | None:
     """Train RECIPE and keep its weights. `caddie pack` goes on from there.
 
-    RECIPE is one that `caddie recipes` lists, or FILE.py:NAME. All files go to runs/NAME-KEY-sSEED, unless --out names
+    RECIPE is one that `caddie recipes` lists, FILE.toml, FILE.json, FILE.py:NAME, or the folder of a run, whose seed
+    and text are taken as well unless others are given. All files go to runs/NAME-KEY-sSEED, unless --out names
     another folder.
     """
     from caddie.run.dead_settings import check_settings_matter

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from caddie.config.userfile import execute
 from caddie.errors import UserError, suggest
+from caddie.recipes import recipe_file
 from caddie.recipes.public_000_experiments import public_000_experiments
 from caddie.recipes.recipe import Recipe
+from caddie.recipes.recipe_file import RunStart, read_recipe, recipe_path
 from caddie.recipes.shrink import mini
 
 _MODULES = ("baseline", "early_records", "records", "late_records", "public_systems", "ideas", "champion")
@@ -34,9 +36,24 @@ def shipped() -> dict[str, Recipe]:
 def find(name: str) -> Recipe:
     """Return a recipe by its name; its twin for two cores is `NAME_mini`, a user's own recipe `FILE.py:NAME`.
 
-    The experiments of public system 000 are found by their labels, as `public_000:LABEL`. Raises `UserError` for an
-    unknown name.
+    A file of TOML or JSON and the folder of a run are recipes as well (`recipe_file.py`). The experiments of public
+    system 000 are found by their labels, as `public_000:LABEL`. Raises `UserError` for an unknown name.
     """
+    return _find(name, ())
+
+
+def begun_from(name: str) -> RunStart | None:
+    """Return what a run was begun with, if `name` stands for its folder or `recipe.json`; None for any other recipe."""
+    file = None if name in _SHIPPED else recipe_path(name)
+    return None if file is None else recipe_file.begun_from(file)
+
+
+def _find(name: str, within: tuple[Path, ...]) -> Recipe:
+    """Return a recipe as `find` does; `within` are the files whose base it is."""
+    if name not in _SHIPPED and (file := recipe_path(name)) is not None:
+        if (place := file.absolute()) in within:
+            raise UserError(f"{file} is based on itself")
+        return read_recipe(file, lambda base: _find(base, (*within, place)))
     path, colon, attribute = name.rpartition(":")
     if path == "seed_000":
         raise UserError(f"seed_000 is now public_000: write public_000:{attribute}")
@@ -52,6 +69,6 @@ def find(name: str) -> Recipe:
         raise UserError(
             f"{path} has no recipe {attribute}{hint}"
             if colon
-            else f"no recipe {name}{hint}; `caddie recipes` lists them, FILE.py:NAME is yours"
+            else f"no recipe {name}{hint}; `caddie recipes` lists them, FILE.toml and FILE.py:NAME are yours"
         )
     return known[attribute]

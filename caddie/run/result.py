@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import platform
+import re
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -92,6 +94,7 @@ def describe_run(
         },
         "sample": sample(artifact).decode("utf-8", "replace"),
         "device": device_name(ranks.device, trained.threads),
+        "processor": processor_name(),
         "precision": trained.precision,
         "world": ranks.world,
         "versions": {"python": platform.python_version(), **{x: version(x) for x in ("caddie", "torch", "numpy")}},
@@ -190,6 +193,15 @@ def device_name(device: torch.device, threads: int) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu, {threads} thread{'s' if threads != 1 else ''}"
+
+
+def processor_name() -> str:
+    """Return the model of the CPU, and the instructions that PyTorch uses on it, which decide how sums are rounded."""
+    model = None
+    with suppress(OSError):
+        model = re.search(r"^model name\s*:\s*(.*\S)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    name = model[1] if model else platform.processor() or platform.machine()
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def commit() -> str | None:

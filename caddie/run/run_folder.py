@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from caddie.errors import CheckFailed, UserError
 from caddie.files import reason, write_json
 from caddie.pack.artifact import Artifact
 from caddie.recipes.recipe import Recipe
+from caddie.recipes.recipe_file import read_start
 from caddie.report.display import Display
 from caddie.report.read import pick, read_json
 from caddie.report.run_files import ARTIFACT, CHECKPOINT, ERROR, LOG, RECIPE, RESULT, WEIGHTS
@@ -112,18 +112,14 @@ def read_run(folder: Path) -> tuple[Recipe, int, Corpus]:
     if folder.is_file():
         raise UserError(f"{folder} is a file; name the folder of a run, as {folder.parent}")
     try:
-        run = json.loads((folder / RECIPE).read_text())
-        return Recipe.from_json(run["recipe"]), int(run["seed"]), Corpus.load(Path(run["corpus"]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(
-            f"{folder} is not a run folder, for its {RECIPE} is missing or damaged; name one that caddie train wrote"
-        ) from None
+        start = read_start(folder / RECIPE)
+    except UserError as error:
+        raise UserError(f"{folder} is not a run folder: {error}; name one that caddie train wrote") from None
+    return start.recipe, start.seed, Corpus.load(start.corpus)
 
 
 def cap_of(artifact: Artifact) -> int | None:
-    """Return the bytes that a file may have, by the result beside it or by its name (`caddie pack`) and recipe; or None."""
+    """Return the bytes that a file may have: by the result beside it, or by its name and the recipe; else None."""
     folder, named = artifact.path.parent, re.fullmatch(r"artifact-(\d{1,12})\.caddie", artifact.path.name)
     if not named and artifact.path.name != ARTIFACT:
         return None

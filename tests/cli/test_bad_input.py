@@ -465,7 +465,7 @@ SCORING = [
 
 RUNS = [
     Case("run recipe nested", lambda b: ["pack", b.folder("recipe.json", lambda d: "[" * 100_000)], "not a run folder"),
-    Case("run folder missing", lambda b: ["pack", "none"], "none is not a run folder, for its recipe.json is missing"),
+    Case("run folder missing", lambda b: ["pack", "none"], "none is not a run folder: no file none/recipe.json"),
     Case("recipe broken", lambda b: ["pack", b.folder("recipe.json", half)], "kept is not a run folder"),
     Case(
         "artifact as a run",

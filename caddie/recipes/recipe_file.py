@@ -1,0 +1,141 @@
+"""Recipes in files: a diff on another recipe in TOML or JSON, a whole recipe, or that of a run (`recipe.json`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from caddie.config import Config, Range, coerce, parse_assignment
+from caddie.errors import UserError
+from caddie.files import read_file
+from caddie.recipes.recipe import Recipe
+from caddie.report.run_files import RECIPE
+
+_LARGEST_BYTES = 1 << 20  # the largest recipe that is shipped takes 10 kB
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """What a run was begun with, as its `recipe.json` keeps it."""
+
+    recipe: Recipe
+    seed: int
+    corpus: Path
+
+
+def recipe_path(name: str) -> Path | None:
+    """Return the file that is meant by a name: one of TOML or JSON, or that in the folder of a run; else None."""
+    if os.path.isdir(name) and os.path.lexists(os.path.join(name, RECIPE)):
+        return Path(name, RECIPE)
+    return Path(name) if name.endswith((".toml", ".json")) else None
+
+
+def read_recipe(path: Path, find: Callable[[str], Recipe]) -> Recipe:
+    """Return the recipe in a file; `find` looks its `base` up. Raises `UserError`, which names file and setting."""
+    held = _table(path)
+    if "recipe" in held:
+        return _start(path, held).recipe
+    with _named(path):
+        if held.get("kind") == "Recipe":
+            recipe = Recipe.from_json(held)
+        else:
+            base = held.pop("base", None)
+            if not isinstance(base, str):
+                raise UserError('it names no base; write base = "tiny", or kind = "Recipe" if it holds every setting')
+            origin = find(base)
+            labels = {"name": path.stem, "why": "", "base": base, "public": ()}
+            labels |= {label: held.pop(label) for label in ("name", "why") if label in held}
+            recipe = origin.but({**labels, **dict(_settings(origin, held))})
+        return _checked(recipe if recipe.name else recipe.but(name=path.stem))
+
+
+def read_start(path: Path) -> RunStart:
+    """Return what a run was begun with, from its `recipe.json`; `UserError` if that is another file."""
+    return _start(path, _table(path))
+
+
+def begun_from(path: Path) -> RunStart | None:
+    """Return what a run was begun with, or None if the recipe in a file is not a run's."""
+    held = _table(path)
+    return _start(path, held) if "recipe" in held else None
+
+
+def _start(path: Path, held: Mapping[str, Any]) -> RunStart:
+    with _named(path):
+        if missing := [name for name in ("recipe", "seed", "corpus") if name not in held]:
+            raise UserError(f"it is no {RECIPE} of a run, for it has no {missing[0]}")
+        seed = coerce(held["seed"], Annotated[int, Range(0, 2**32 - 1)], "seed")
+        corpus = coerce(held["corpus"], str, "corpus")
+        return RunStart(_checked(Recipe.from_json(held["recipe"])), seed, Path(corpus))
+
+
+def _table(path: Path) -> dict[str, Any]:
+    """Return the table in a file of TOML or JSON."""
+    if not os.path.exists(path):
+        raise UserError(f"no file {path}; name a recipe that is there")
+    data, form = read_file(path), "TOML" if path.suffix == ".toml" else "JSON"
+    if len(data) > _LARGEST_BYTES:
+        raise UserError(f"{path} is no recipe: it has {len(data):,} bytes, and may have {_LARGEST_BYTES:,}")
+    try:
+        held = tomllib.loads(data.decode()) if form == "TOML" else json.loads(data)
+    except (ValueError, RecursionError) as error:
+        what = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise UserError(f"{path} is not {form}: {what}") from None
+    if not isinstance(held, dict):
+        raise UserError(f"{path} is no recipe: it holds no object of settings")
+    return held
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Say of which file an error is."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _checked(recipe: Recipe) -> Recipe:
+    """Refuse a name that would lead out of the folder of runs, or make no name of a file."""
+    if len(recipe.name) > 100 or not recipe.name.isprintable() or {"/", "\\"} & set(recipe.name):
+        raise UserError(f"name must be a short word without slashes, not {recipe.name[:100]!r}")
+    return recipe
+
+
+def _settings(held: object, table: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """Yield path and value of every setting in a table; a table below it that has no kind stands for its own settings.
+
+    `held` is what the base has there. A mapping in a mapping is the diff of some layers, whose keys are paths.
+    """
+    for name, value in table.items():
+        below = held.get(name) if isinstance(held, Mapping) else getattr(held, name, None)
+        if not _is_diff(value):
+            yield name, _spelled(value)
+        elif isinstance(held, Mapping) and not isinstance(below, Config):
+            diff = dict(_dotted(value))
+            yield from ((f"{name}.{path}", one) for path, one in diff.items()) if below else [(name, diff)]
+        elif isinstance(below, Config | Mapping):
+            yield from ((f"{name}.{path}", one) for path, one in _settings(below, value))
+        else:
+            yield name, value
+
+
+def _dotted(table: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    for name, value in table.items():
+        below = _dotted(value) if _is_diff(value) else None
+        yield from ((f"{name}.{path}", one) for path, one in below) if below else [(name, _spelled(value))]
+
+
+def _is_diff(value: object) -> bool:
+    return isinstance(value, dict) and "kind" not in value
+
+
+def _spelled(value: object) -> object:
+    """Return what a text stands for on the command line, such as none, a variant with settings, or a schedule."""
+    return parse_assignment(f"setting={value}")[1] if isinstance(value, str) else value
