@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
@@ -39,6 +40,7 @@ PHASES = {
     "caddie.run.run.verify": "verify",
     "caddie.run.run.describe_run": "result",
     "caddie.inference.text_codec.compress": "compress",
+    "caddie.inference.sample.sample": "sample",
 }
 """Function that begins a phase, to the phase's name."""
 SMALL = (*(setting for setting in TINY if setting != "train.steps=2"), "train.checkpoint_seconds=0.001")
@@ -100,7 +102,8 @@ class Command:
     def signal(self, number: int) -> None:
         """Send a signal unless the command has ended."""
         if self.process.is_alive() and self.process.pid:
-            os.kill(self.process.pid, number)
+            with suppress(ProcessLookupError):  # it may end meanwhile
+                os.kill(self.process.pid, number)
 
     def end(self, seconds: float = 120.0) -> Ended:
         """Wait for the command and return what it left."""
