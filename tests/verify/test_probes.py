@@ -412,6 +412,17 @@ def test_the_page_shows_every_example_and_probe() -> None:
         assert f"`{probe}`" in page
 
 
+def test_the_page_names_tests_that_there_are() -> None:
+    named = set(re.findall(r"`(test_\w+)`", PAGE.read_text()))
+    sources = [
+        path.read_text()
+        for folder in ("verify", "score")
+        for path in (PAGE.parents[1] / "tests" / folder).glob("test_*.py")
+    ]
+    assert len(named) > 10
+    assert named <= {name for source in sources for name in re.findall(r"^def (test_\w+)\(", source, re.MULTILINE)}
+
+
 # From the command line, in a sealed process
 
 
