@@ -66,7 +66,8 @@ def open_corpus(
     )
     if (vocabulary := corpus.manifest.tokenizer.vocabulary) != size:
         raise UserError(f"the tokenizer of {corpus.folder} has {vocabulary:,} ids; set model.vocabulary={vocabulary}")
-    corpus.tokenizer()
+    if isinstance(data.tokenizer, CaseOps) != ((kind := corpus.tokenizer().kind) == "caseops"):
+        progress.note(f"the recipe's tokenizer is {type(data.tokenizer).__name__}, and that of the corpus {kind}")
     corpus.train_shards()
     corpus.check_shards("train")
     corpus.check_shards("validation")

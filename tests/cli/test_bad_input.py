@@ -253,7 +253,7 @@ WORDS = [
     Case(
         "file without its class",
         lambda b: b.run("data.tokenizer=my.model"),
-        'not my.model; for a file write SentencePieceFile(path="FILE")',
+        'not my.model; for a file write HuggingFaceFile or TiktokenFile or SentencePieceFile(path="FILE")',
     ),
     Case("no bytes to fill", lambda b: b.run("pack.cap_bytes=0"), "pack.cap_bytes must be from 1 to"),
     Case("no budget", lambda b: b.run("train.steps=none"), "set train.seconds or train.steps"),

@@ -221,6 +221,8 @@ def test_another_pattern_can_be_named(folder: Path) -> None:
         ("tiktoken", b"", "not a file of ranks"),
         ("tiktoken", b'{"pattern": "."}\nYQ== x', "not a file of ranks"),
         ("tiktoken", b'{"pattern": "."}\nYQ== 1', "these ranks lack a byte"),
+        ("tiktoken", b'{"pattern": "."}\nYWE= -999\n' + ranks(), "these ranks are below 0"),
+        ("tiktoken", b'{"pattern": "."}\nYWE= 97\n' + ranks(), "or two tokens have one"),
         ("tiktoken", b'{"pattern": "("}\n' + ranks(), "tiktoken does not take these ranks or this pattern"),
         ("tiktoken", b'{"pattern": "."}\nYWFhYQ== 70000\n' + ranks(), "65,536 ids; these ranks and BOS are 70,002"),
     ],

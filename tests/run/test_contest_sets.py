@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
+from recording import RecordedProgress
 
 from caddie.data.fineweb import VARIANTS
 from caddie.errors import UserError
 from caddie.recipes.catalog import find, shipped
 from caddie.run.contest_sets import CURRENT, FIRST, identify
-from caddie.run.resolve_corpus import check_text_named, contest_variant
+from caddie.run.resolve_corpus import check_text_named, contest_variant, open_corpus
 
 NO_OFFICIAL = "its score compares with no official one"
 
@@ -84,6 +88,19 @@ def test_every_recipe_for_the_contest_names_a_variant_that_can_be_fetched() -> N
     assert len(wanted) == 50
     assert set(wanted.values()) == {"sp1024", "sp4096", "sp8192", "caseops8192"} <= set(VARIANTS)
     assert (wanted["baseline"], wanted["champion"], wanted["best_record"]) == ("sp1024", "sp4096", "caseops8192")
+
+
+def test_a_corpus_of_another_kind_of_tokenizer_is_told(tmp_path: Path) -> None:
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": f"Document {n}"}) + "\n" for n in range(20)))
+    plain = find("tiny").but({"data.tokenizer": "RawBytes", "model.vocabulary": 257})
+    folder = open_corpus(plain, tmp_path / "text.jsonl", folder=tmp_path / "corpus").folder
+    for source, said in (
+        ("CaseOps", ["the recipe's tokenizer is CaseOps, and that of the corpus bytes"]),
+        ("RawBytes", []),
+    ):
+        told = RecordedProgress()
+        open_corpus(plain.but({"data.tokenizer": source}), folder, told)
+        assert told.notes == said
 
 
 def test_a_recipe_for_the_contest_says_how_its_text_is_fetched() -> None:

@@ -47,14 +47,16 @@ class TiktokenTokenizer(Tokenizer):
             raise UserError(f"not a file of ranks, or a damaged one ({first_line(error)})") from None
         self._ranks, self.bos = ranks, max(ranks.values(), default=0) + 1
         self.vocabulary = self.bos + 1
+        if min(ranks.values(), default=-1) < 0 or len(set(ranks.values())) < len(ranks):
+            raise UserError("these ranks are below 0, or two tokens have one; take the whole file")
         if self.vocabulary > MOST_IDS:
             raise UserError(f"a tokenizer may have {MOST_IDS:,} ids; these ranks and BOS are {self.vocabulary:,}")
         pieces = [b""] * self.vocabulary
         for token, rank in ranks.items():
             pieces[rank] = token
         found = byte_ids(pieces)
-        if found is None or min(ranks.values()) < 0 or len(set(ranks.values())) < len(ranks):
-            raise UserError("these ranks lack a byte, or have one twice; take the whole file")
+        if found is None:
+            raise UserError("these ranks lack a byte; take the whole file")
         self.token_bytes, self.table, self._byte_ids = tuple(pieces), table_of(pieces), found
         self._library = _load(self._pattern, ranks)
 
