@@ -17,9 +17,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from recording import Recorder
 from stand_in_hub import Hub, serving
 
+from caddie.cli import catalog
 from caddie.data import fineweb
 from caddie.data.corpus import Corpus
 from caddie.data.fineweb import Place, fetch_documents, fetch_fineweb
@@ -431,6 +433,33 @@ def test_a_tokenizer_is_trained_on_what_is_not_held_out(tmp_path: Path) -> None:
         1, tmp_path / "out", tmp_path / "docs", SentencePieceBPE(), 290, SILENT, Place(local=mirror)
     )
     assert found.tokenizer().sha256 == SentencePieceBPE().build(290, lambda: documents(0) + documents(1)).sha256
+
+
+# The verb
+
+
+def test_the_verb_fetches_shards_and_documents(
+    published: dict[str, bytes], tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    copy_of(published, Path("mirror"))
+    documents_of(documents(0) + documents(1), Path("mirror"))
+    copy_of({"own.model": tokenizer.serialize()}, Path())
+
+    def data(*arguments: str) -> Corpus:
+        printed = CliRunner().invoke(catalog.data, [*arguments, "--local", "mirror", "--json", "--quiet"])
+        assert printed.exception is None, printed.exception
+        return Corpus.load(Path(json.loads(printed.stdout)["folder"]))
+
+    shards = data("--fineweb", "sp300", "--shards", "2")
+    assert shards.folder == tmp_path / "data" / "fineweb-sp300"
+    assert len(shards.train_shards()) == 2
+    own = data("--fineweb", "documents", "--tokenizer", "own.model")
+    assert own.folder.parent == tmp_path / "data"
+    assert own.validation_documents() == documents(0)
+    assert own.tokenizer().sha256 == tokenizer.sha256
+    raw = data("--fineweb", "documents", "data.tokenizer=RawBytes", "model.vocabulary=257", "--out", "mine")
+    assert (raw.folder.name, raw.manifest.tokenizer.kind) == ("mine", "bytes")
 
 
 # Without a network
