@@ -175,7 +175,7 @@ def pack(folder: Path, settings: tuple[str, ...], out: Path | None, compare: boo
     from caddie.report.display import Display
     from caddie.report.run_files import ARTIFACT
     from caddie.report.tables import pack_table
-    from caddie.run.policy import cap_of_file
+    from caddie.run.cap import cap_of_run
     from caddie.run.result import describe_compression
     from caddie.run.run import metadata_of
     from caddie.run.run_folder import read_run, run_weights
@@ -189,7 +189,7 @@ def pack(folder: Path, settings: tuple[str, ...], out: Path | None, compare: boo
             return _compare_packings(folder, recipe, settings, out, display, as_json)
         recipe = recipe.but(assignments(settings, _pack_setting))
         metadata, phases = metadata_of(recipe, seed, corpus), Phases(display)
-        cap = cap_of_file(recipe.pack, metadata)
+        cap = cap_of_run(recipe, metadata)
         if cap.policy:
             display.note(str(cap))
         path = out or folder / (f"artifact-{cap.cap_bytes}.caddie" if settings else ARTIFACT)

@@ -21,7 +21,7 @@ from caddie.doctor.estimates import Estimate, Expected, estimate, expected
 from caddie.doctor.gpus import Accelerators
 from caddie.pack.fit import FillCap
 from caddie.report.tables import one_line, printable, table
-from caddie.run.policy import file_cap
+from caddie.run.cap import cap_of_recipe
 from caddie.run.run import check_recipe
 from caddie.runtime.distributed import Ranks, local_device
 from caddie.runtime.memory import GIB, Memory, memory
@@ -218,7 +218,7 @@ def examine(
     cost = None
     if price is not None and coming is not None and coming.seconds is not None:
         cost = price * (coming.seconds + (measured.warmup_seconds if measured else 0.0)) / 3600
-    fills_cap, cap_bytes = isinstance(recipe.pack.fit, FillCap), file_cap(recipe.pack).file_bytes
+    fills_cap, cap_bytes = isinstance(recipe.pack.fit, FillCap), cap_of_recipe(recipe).file_bytes
     return Examination(
         recipe=name,
         processes=world,

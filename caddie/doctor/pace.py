@@ -29,7 +29,7 @@ from caddie.pack import container
 from caddie.recipes.catalog import find
 from caddie.recipes.recipe import Recipe
 from caddie.report.tables import one_line
-from caddie.run.policy import file_cap
+from caddie.run.cap import cap_of_recipe
 from caddie.run.result import device_name
 from caddie.runtime.distributed import Ranks, local_device
 from caddie.runtime.memory import peak_bytes
@@ -130,7 +130,7 @@ def main() -> None:
 def measure(recipe: Recipe, processes: int, steps: int = STEPS) -> Pace:
     """Time steps of one of `processes` processes, without their exchanges."""
     ranks, train = Ranks(device=local_device()), _share(recipe.train, processes)
-    packing = recipe.pack.but(cap_bytes=file_cap(recipe.pack).file_bytes)
+    packing = recipe.pack.but(cap_bytes=cap_of_recipe(recipe).file_bytes)
     forecaster = Forecaster(recipe.model, packing, lambda readers, sections: len(container.pack(sections)))
     weights = dict(build(recipe.model, 0, torch.device("cpu")).named_parameters())
     artifact_bytes = forecaster.forecast(weights, anew=True).file_bytes  # as a run does before its first step

@@ -26,7 +26,7 @@ from caddie.pack.fit import FillCap
 from caddie.pack.quantize import BestPercentile, Float16, Gptq, Quantizer, Rows, SigmaClip, Waterfilling
 from caddie.recipes.recipe import Recipe
 from caddie.report.tables import table
-from caddie.run.policy import cap_of_file
+from caddie.run.cap import cap_of_run
 from caddie.run.run import metadata_of
 from caddie.run.run_folder import read_run, run_weights
 from caddie.run.stages import bits_per_nat, calibrate_recipe
@@ -88,8 +88,8 @@ def compare(folder: Path, caps: Sequence[int] = (), progress: Progress = SILENT)
     """
     recipe, seed, corpus = read_run(folder)
     metadata = metadata_of(recipe, seed, corpus)
-    asked = [recipe.pack.but(cap_bytes=cap) for cap in caps] or [recipe.pack]
-    caps = [cap_of_file(packing, metadata).file_bytes for packing in asked]
+    asked = [recipe.but({"pack.cap_bytes": cap}) for cap in caps] or [recipe]
+    caps = [cap_of_run(one, metadata).file_bytes for one in asked]
     progress.phase("calibrate")
     packings, done, total = [], 0, sum(len(caps) if way.fills else 1 for way in WAYS)
     with ProcessPool(torch.get_num_threads()) as pool:

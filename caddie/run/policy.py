@@ -16,7 +16,6 @@ from caddie.config import Config, Count, Positive
 from caddie.errors import UserError
 from caddie.pack.artifact import Metadata
 from caddie.pack.compress import Pack
-from caddie.pack.source_bundle import describe_source
 
 Part = Literal[
     "weights",
@@ -171,32 +170,37 @@ class FileCap:
         }
 
 
-def file_cap(pack: Pack, parts: Mapping[str, int] = MappingProxyType({})) -> FileCap:
+def file_cap(pack: Pack, code: Mapping[str, int | None], parts: Mapping[str, int] = MappingProxyType({})) -> FileCap:
     """Return the bytes that a file may have, of whose `parts` besides the weights the bytes are known.
 
-    Raises `UserError` if the code takes the whole cap.
+    `code` holds the bytes of code that are not in the file, by `Part`. Raises `UserError` if it takes the whole cap.
     """
     if pack.policy is None:
         return FileCap(pack.cap_bytes)
     counts: tuple[str, ...] = next(policy.counts for policy in POLICIES if policy.name == pack.policy)
-    code = {part: size for part, size in _code(describe_source()).items() if part in counts and size is not None}
+    counted = {part: size for part, size in code.items() if part in counts and size is not None}
     uncounted = {part: size for part, size in parts.items() if part not in counts}
-    found = FileCap(pack.cap_bytes, pack.policy, code, uncounted)
-    if sum(code.values()) >= pack.cap_bytes:
+    found = FileCap(pack.cap_bytes, pack.policy, counted, uncounted)
+    if sum(counted.values()) >= pack.cap_bytes:
         raise UserError(
-            f"{pack.policy} counts {sum(code.values()):,} bytes of code, which leaves nothing of "
+            f"{pack.policy} counts {sum(counted.values()):,} bytes of code, which leaves nothing of "
             f"pack.cap_bytes={pack.cap_bytes} for the file; set a larger cap, or pack.policy=none"
         )
     return found
 
 
-def cap_of_file(pack: Pack, metadata: Metadata) -> FileCap:
-    """Return the bytes that a file with this metadata may have."""
-    sections = metadata.sections({})
-    return file_cap(pack, {section.name: len(section.codec.encode(section.data)) for section in sections})
+def counted_bytes(policy: Policy, ledger: Mapping[str, int]) -> int:
+    """Return the bytes of a file that a policy counts, from the file's ledger."""
+    return sum(size for part, size in ledger.items() if part in policy.counts)
 
 
-def _code(source: Mapping[str, Any]) -> dict[str, int | None]:
+def section_bytes(metadata: Metadata) -> dict[str, int]:
+    """Return the bytes of the parts of a file besides its weights."""
+    return {section.name: len(section.codec.encode(section.data)) for section in metadata.sections({})}
+
+
+def code_bytes(source: Mapping[str, Any]) -> dict[str, int | None]:
+    """Return the bytes of code, by `Part`, from the source facts of `result.json`."""
     return {"source_needed": source.get("needed_bytes"), "source_training": source.get("training_bytes")}
 
 
@@ -208,7 +212,7 @@ def _sizes(result: Mapping[str, Any]) -> dict[str, int | None]:
     return {
         "source": 0,
         **result["ledger"]["parts"],
-        **_code(source),
+        **code_bytes(source),
         "text": math.ceil(bits * scored / 8) if restored else None,  # a lossy tokenizer's cannot be
         "decoders": None if None in libraries else sum(libraries),
     }

@@ -26,9 +26,9 @@ from caddie.pack.quantize import Calibration
 from caddie.pack.source_bundle import source_needed
 from caddie.recipes.recipe import Recipe
 from caddie.report.run_files import ARTIFACT
+from caddie.run.cap import cap_of_run
 from caddie.run.contest_sets import identify
 from caddie.run.dead_settings import check_settings_matter
-from caddie.run.policy import cap_of_file
 from caddie.run.resolve_corpus import check_source, describe, open_corpus
 from caddie.run.result import describe_run, describe_scores, write_result
 from caddie.run.run_folder import begin_run, hold_folder, run_folder
@@ -96,7 +96,7 @@ def run(
             return None
         with phases("pack"):
             metadata = metadata_of(recipe, seed, corpus)
-            cap = cap_of_file(recipe.pack, metadata)
+            cap = cap_of_run(recipe, metadata)
             packing = recipe.pack.but(cap_bytes=cap.file_bytes)
             compressed = pack(metadata, trained.weights, packing, folder / ARTIFACT, calibrations, progress)
         with phases("score"):
@@ -130,7 +130,7 @@ def train_recipe(
 ) -> Trained:
     """Train into a run folder, which keeps recipe, log, checkpoint and weights."""
     data, metadata = training_data(corpus), metadata_of(recipe, seed, corpus)
-    cap = cap_of_file(recipe.pack, metadata)
+    cap = cap_of_run(recipe, metadata)
     if cap.policy:
         progress.note(str(cap))
     begin_run(folder, recipe, seed, corpus, data, ranks)

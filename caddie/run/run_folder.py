@@ -21,7 +21,7 @@ from caddie.report.display import Display
 from caddie.report.read import pick, read_json
 from caddie.report.run_files import ARTIFACT, CHECKPOINT, ERROR, LOG, RECIPE, RESULT, WEIGHTS
 from caddie.report.tables import one_line
-from caddie.run.policy import file_cap
+from caddie.run.cap import cap_of_recipe
 from caddie.run.run_lock import is_lock, locked
 from caddie.runtime.distributed import Ranks, lost_another
 from caddie.runtime.progress import SILENT, Phases, Progress
@@ -126,9 +126,9 @@ def cap_of(artifact: Artifact) -> int | None:
     if not named and isinstance(kept := pick(read_json(folder / RESULT), "cap_bytes"), int):
         return kept
     try:
-        packing = Recipe.from_json(pick(read_json(folder / RECIPE), "recipe")).pack
-        packing = packing.but(cap_bytes=int(named[1])) if named else packing
-        return file_cap(packing, artifact.ledger).file_bytes
+        recipe = Recipe.from_json(pick(read_json(folder / RECIPE), "recipe"))
+        recipe = recipe.but({"pack.cap_bytes": int(named[1])}) if named else recipe
+        return cap_of_recipe(recipe, artifact.ledger).file_bytes
     except UserError:  # it stands alone
         return int(named[1]) if named else None
 

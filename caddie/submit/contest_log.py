@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from caddie.run.policy import CONTEST_2026, counted_bytes
+
 _SCORES = {
     "trained_plain": "diagnostic pre-quantization",
     "averaged_plain": "diagnostic pre-quantization post-average",
@@ -51,7 +53,8 @@ def after_training(result: Mapping[str, Any], budget: Mapping[str, Any]) -> list
 
 def after_scoring(result: Mapping[str, Any], code_bytes: int) -> list[str]:
     """Return the lines of the file's bytes and of its scores; the last score is the run's."""
-    artifact, stages = result["artifact_bytes"], ("quantized_plain", "quantized_sliding", "quantized_adaptive")
+    stages = ("quantized_plain", "quantized_sliding", "quantized_adaptive")
+    artifact = counted_bytes(CONTEST_2026, result["ledger"]["parts"])  # the tokenizer is not counted
     last = [score for stage in stages if (score := result["scores"].get(stage))][-1]
     return [
         f"Serialized model caddie: {artifact} bytes",

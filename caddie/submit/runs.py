@@ -14,7 +14,7 @@ from caddie.recipes.recipe import Recipe
 from caddie.report.read import pick, read_json, read_scored_result, read_steps, result_errors
 from caddie.report.run_files import ARTIFACT, LOG, RECIPE, RESULT
 from caddie.run.contest_sets import CURRENT
-from caddie.run.policy import CONTEST_2026
+from caddie.run.policy import CONTEST_2026, counted_bytes
 
 RECORD, NON_RECORD = "10min_16mb", "non-record-unlimited-compute-16mb"
 """Tracks: with limits of time on the contest's machine, and without."""
@@ -37,6 +37,11 @@ class Run:
         """Scores of the file, the last of which is the run's."""
         stages = ("quantized_plain", "quantized_sliding", "quantized_adaptive")
         return [score for stage in stages if (score := self.result["scores"].get(stage))]
+
+    @property
+    def counted_bytes(self) -> int:
+        """Bytes of the file that the contest counts: without the tokenizer."""
+        return counted_bytes(CONTEST_2026, self.result["ledger"]["parts"])
 
     @property
     def contest_seconds(self) -> dict[str, float | None]:
@@ -92,7 +97,7 @@ def check_run(run: Run, track: str, code_bytes: int) -> None:
         raise UserError(
             f"{folder} was run by another program{made}, whose script is another; submit with that, or rerun"
         )
-    if (total := result["artifact_bytes"] + code_bytes) > cap:
+    if (total := run.counted_bytes + code_bytes) > cap:
         raise UserError(f"{folder}: file and script have {total:,} bytes, {total - cap:,} over {cap:,}; lower cap=N")
     if track == NON_RECORD:
         return

@@ -20,6 +20,7 @@ from caddie.pack.compress import pack
 from caddie.pack.quantize import Calibration
 from caddie.recipes.recipe import Recipe
 from caddie.report.run_files import ARTIFACT
+from caddie.run.policy import file_cap, section_bytes
 from caddie.run.stages import (
     calibrate_recipe,
     held_out_text,
@@ -109,9 +110,10 @@ def _run(
     result: dict[str, Any] = {"training": training, "seconds": phases.seconds, "scores": scores}
     say(after_training(result, {"seconds": recipe.train.seconds, "steps": recipe.train.steps}))
     if ranks.first:
-        pack(
-            metadata_without_source(recipe, seed, corpus), trained.weights, recipe.pack, folder / ARTIFACT, calibrations
-        )
+        metadata = metadata_without_source(recipe, seed, corpus)
+        cap = file_cap(recipe.pack, {"source_training": code_bytes}, section_bytes(metadata))
+        packing = recipe.pack.but(cap_bytes=cap.file_bytes)
+        pack(metadata, trained.weights, packing, folder / ARTIFACT, calibrations)
     ranks.wait()
     artifact, clock = load(folder / ARTIFACT, ranks.device), Phases()
     with clock("warm_up"):
@@ -121,6 +123,7 @@ def _run(
     score_seconds = list(scored.values())[-1].seconds
     result |= {
         "artifact_bytes": artifact.file_bytes,
+        "ledger": {"parts": artifact.ledger},
         "scores": scores | {f"quantized_{kind}": score.to_json() for kind, score in scored.items()},
         "evaluation": {"load": artifact.load_seconds, **clock.seconds, "score": score_seconds},
     }

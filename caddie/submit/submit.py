@@ -80,7 +80,7 @@ def _facts(runs: Sequence[Run], by_seed: Mapping[str, Any], code_bytes: int) -> 
     """Return what `submission.json` holds of the runs together, in the fields of merged records."""
     bits = [run.result["bits_per_byte"] for run in runs]
     losses = [run.scores[-1]["nats_per_token"] for run in runs]
-    totals = [run.result["artifact_bytes"] + code_bytes for run in runs]
+    totals = [run.counted_bytes + code_bytes for run in runs]
     deviations = {"val_bpb_std": stdev(bits), "val_loss_std": stdev(losses)} if len(runs) > 1 else {}
     first = runs[0].result
     late = {clock for run in runs for clock, seconds in run.contest_seconds.items() if over_time(clock, seconds)}
@@ -129,8 +129,8 @@ def _seed_facts(run: Run, code_bytes: int) -> dict[str, Any]:
     return {
         "val_bpb": round(result["bits_per_byte"], 8),
         "val_loss": round(run.scores[-1]["nats_per_token"], 8),
-        "artifact_bytes": result["artifact_bytes"] + code_bytes,
-        "model_bytes": result["artifact_bytes"],
+        "artifact_bytes": run.counted_bytes + code_bytes,
+        "model_bytes": run.counted_bytes,
         "steps": training["steps"],
         "step_avg_ms": round(1000 * result["seconds"]["train"] / training["steps"], 3),
         "train_wallclock_ms": None if seconds["training"] is None else round(1000 * seconds["training"]),

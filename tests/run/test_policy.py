@@ -203,18 +203,14 @@ def test_every_policy_is_documented() -> None:
 PARTS = {"tokenizer": 2, "config": 4, "manifest": 8, "container": 16}
 
 
-@pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Code of 32 bytes to score and 64 to train."""
-    monkeypatch.setattr("caddie.run.policy.describe_source", lambda: result()["source"])
+CODE = {"source_needed": 32, "source_training": 64}
 
 
-@pytest.mark.usefixtures("measured")
 @pytest.mark.parametrize("policy", [CONTEST_2026, STRICT])
 @pytest.mark.parametrize("carried", [{}, {"source": 512}])
 def test_a_file_that_fills_its_cap_fills_that_of_the_policy(policy: Policy, carried: dict[str, int]) -> None:
     parts = {**PARTS, **carried}
-    cap = file_cap(Pack(policy=policy.name), parts)
+    cap = file_cap(Pack(policy=policy.name), CODE, parts)
     full = {**parts, "weights": cap.file_bytes - sum(parts.values())}
     entry = under(policy, result(ledger={"parts": full}))
     assert (entry["bytes"], entry["under_cap"]) == (16_000_000, True)
@@ -222,21 +218,19 @@ def test_a_file_that_fills_its_cap_fills_that_of_the_policy(policy: Policy, carr
     assert under(policy, result(ledger={"parts": more}))["under_cap"] is False
 
 
-@pytest.mark.usefixtures("measured")
 def test_the_cap_is_told_in_a_line() -> None:
-    assert str(file_cap(Pack(policy="contest-2026", cap_bytes=1000), PARTS)) == (
+    assert str(file_cap(Pack(policy="contest-2026", cap_bytes=1000), CODE, PARTS)) == (
         "contest-2026: 1,000 bytes, less code of 32 to score and 64 to train, and 2 more for the tokenizer, which does "
         "not count: 906 for the file"
     )
-    assert str(file_cap(Pack(policy="strict", cap_bytes=1000), PARTS)).endswith("64 to train: 904 for the file")
-    assert file_cap(Pack(cap_bytes=1000), PARTS).file_bytes == 1000, "without a policy the file alone counts"
+    assert str(file_cap(Pack(policy="strict", cap_bytes=1000), CODE, PARTS)).endswith("64 to train: 904 for the file")
+    assert file_cap(Pack(cap_bytes=1000), CODE, PARTS).file_bytes == 1000, "without a policy the file alone counts"
 
 
-@pytest.mark.usefixtures("measured")
 def test_code_that_leaves_nothing_is_refused() -> None:
-    assert file_cap(Pack(policy="strict", cap_bytes=97)).file_bytes == 1
+    assert file_cap(Pack(policy="strict", cap_bytes=97), CODE).file_bytes == 1
     with pytest.raises(UserError, match=r"strict counts 96 bytes of code, which leaves nothing of pack\.cap_bytes=96"):
-        file_cap(Pack(policy="strict", cap_bytes=96))
+        file_cap(Pack(policy="strict", cap_bytes=96), CODE)
 
 
 def test_recipes_name_the_policies_that_have_a_cap() -> None:
