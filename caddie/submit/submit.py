@@ -15,9 +15,10 @@ from typing import Any
 from caddie.errors import UserError
 from caddie.files import reason, unfinished
 from caddie.lab.compare import read_group
+from caddie.pack.artifact import load
 from caddie.pack.source_bundle import TRAINING, script, source_needed
 from caddie.report.read import result_errors
-from caddie.report.run_files import RESULT
+from caddie.report.run_files import ARTIFACT, RESULT
 from caddie.run.policy import CONTEST_2026
 from caddie.submit.against import JSON, Base, compare_with
 from caddie.submit.contest_log import after_scoring, after_training, before_training, step_line
@@ -33,8 +34,14 @@ from caddie.submit.runs import (
     read_run,
 )
 
-_OPTIONAL = ("triton", "flash_attn", "flash_attn_interface")
-"""Libraries that are not required: PyTorch brings the first for a GPU, the others are used where they are installed."""
+_OPTIONAL = (
+    *("triton", "flash_attn", "flash_attn_interface"),
+    *("huggingface_hub", "pyarrow", "tiktoken", "tiktoken_ext", "tokenizers"),
+)
+"""Libraries that are not required: PyTorch brings the first for a GPU, FlashAttention is used where installed, and the
+others fetch and prepare texts, which the script does not."""
+_OF_TOKENIZER = {"hugging_face": "tokenizers", "tiktoken": "tiktoken"}
+"""Kind of tokenizer to the library that it needs all the same."""
 
 
 def submit(
@@ -70,7 +77,7 @@ def submit(
     with result_errors(runs[0].folder / RESULT, "a submission"):
         facts |= _facts(runs, by_seed, len(program)) | (_base_facts(base) if base else {})
         files["README.md"] = readme(runs, facts, base, len(program))
-        files["requirements.txt"] = _requirements(runs[0].result)
+        files["requirements.txt"] = _requirements(runs[0])
     files[JSON] = json.dumps(facts, indent=2) + "\n"
     _write(out, files)
     return facts
@@ -167,10 +174,11 @@ def _log(run: Run, code_bytes: int) -> list[str]:
     ]
 
 
-def _requirements(result: Mapping[str, Any]) -> str:
+def _requirements(run: Run) -> str:
     """Return the libraries of the script: PyTorch and NumPy as the runs had them, all others as on this machine."""
-    known = {name: result["versions"][name] for name in ("torch", "numpy")}
-    libraries = [name for name in source_needed(TRAINING).libraries if name not in _OPTIONAL]
+    known = {name: run.result["versions"][name] for name in ("torch", "numpy")}
+    own = _OF_TOKENIZER.get(load(run.folder / ARTIFACT).tokenizer.kind)
+    libraries = [name for name in source_needed(TRAINING).libraries if name == own or name not in _OPTIONAL]
     versions = {name: known.get(name) or version(name) for name in libraries}
     return "".join(f"{name}=={found.partition('+')[0]}\n" for name, found in versions.items())
 

@@ -29,7 +29,8 @@ from caddie.data.hub import Origin
 from caddie.data.shards import open_shard, split_documents, write_shard
 from caddie.data.tokenizers import CaseOps, RawBytes, SentencePieceBPE, Tokenizer
 from caddie.errors import UserError
-from caddie.run.resolve_corpus import describe, held_out_text
+from caddie.run.resolve_corpus import describe
+from caddie.run.stages import held_out_text
 from caddie.runtime.progress import SILENT
 
 pytest.importorskip("huggingface_hub")

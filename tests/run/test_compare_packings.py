@@ -41,7 +41,7 @@ def test_every_way_in_every_coding(tiny_run: Any, caddie: Callable[..., Any], mo
     assert [one["cap_bytes"] for one in found] == [None] * 3 + [4500] * 3 + [4000] * 3
     for first in (0, 3, 6):
         zlib, brotli, smallest = found[first : first + 3]
-        assert smallest["bytes"] <= min(zlib["bytes"], brotli["bytes"]) + 8, "the table may pack a little worse"
+        assert smallest["bytes"] <= min(zlib["bytes"], brotli["bytes"]) + 24, "the table may pack a little worse"
         assert smallest["encode_seconds"] == zlib["encode_seconds"] + brotli["encode_seconds"]
         for name in ("predicted_bits_per_byte", "measured_bits_per_byte"):
             assert zlib[name] == brotli[name] == smallest[name]

@@ -90,7 +90,7 @@ def test_a_folder_holds_what_the_contest_takes(runs: list[Path], tiny_run: Any, 
     assert facts["bytes_total"] == code_bytes + counted(tiny_run.printed)
     policy = printed["policies"][0]
     assert policy["name"] == "contest-2026"
-    assert facts["bytes_total"] == policy["bytes"] + printed["ledger"]["parts"]["tokenizer"], "the ledger's code"
+    assert facts["bytes_total"] == policy["bytes"], "the ledger's code"
     assert facts["track"] == "non-record-unlimited-compute-16mb"
     assert facts["compliance"]["three_seeds"]
     assert not facts["compliance"]["contest_validation_set"]
@@ -238,7 +238,7 @@ def change(**fields: Any) -> Callable[[Path], None]:
         (change(verified=False), "run42 did not pass verification"),
         (change(policies=None), "lacks what a submission needs (KeyError: 'policies')"),
         (change(evaluation=None), "lacks what a submission needs (KeyError: 'evaluation')"),
-        (change(**{"ledger.parts.weights": 16_000_000}), "over 16,000,000; lower cap=N"),
+        (change(ledger__parts__weights=16_000_000), "over 16,000,000; lower cap=N"),
         (change(source__script_sha256="0" * 64), "run42 was run by another program"),
         (change(source__script_sha256=None), "run42 was run by another program"),
         (change(source__training_bytes=1), "run42 was run by another program"),

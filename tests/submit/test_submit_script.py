@@ -88,7 +88,10 @@ def test_it_gives_the_file_of_the_run_byte_for_byte(tiny_run: Any, tmp_path: Pat
 @pytest.mark.long
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_torchrun_gives_the_file_of_a_run_on_as_many_processes(processes: int, tiny_run: Any, tmp_path: Path) -> None:
-    settings = (*tiny_run.settings, f"train.micro_batches={processes}", "--data", str(tiny_run.corpus), "--quiet")
+    cap = tiny_run.printed["policies"][0]["bytes"] + 3000  # most of which the code takes
+    share = ("pack.policy=contest-2026", "pack.fit=FillCap", f"pack.cap_bytes={cap}")
+    own = [setting for setting in tiny_run.settings if not setting.startswith("pack.fit=")]
+    settings = (*own, *share, f"train.micro_batches={processes}", "--data", str(tiny_run.corpus), "--quiet")
     command = [sys.executable, "-m", "caddie", "run", "tiny", *settings, "--out", "run", "--gpus", str(processes)]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}")
