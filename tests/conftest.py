@@ -11,7 +11,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -177,9 +177,11 @@ def caddie() -> Callable[..., Ended]:
     return call
 
 
-def fresh(artifact: Path, corpus: Path, world: int = 1, progress: object = None) -> dict[str, Any]:
+def fresh(
+    artifact: Path, corpus: Path, world: int = 1, progress: object = None, parts: Sequence[Path] = ()
+) -> dict[str, Any]:
     """Score in this process, for runs whose point is not that the file stands alone."""
-    ended = call("score", artifact, "--data", corpus, "--quiet", "--json")
+    ended = call("score", artifact, "--data", corpus, *(f"--parts={path}" for path in parts), "--quiet", "--json")
     if ended.status > 128:  # a signal that was meant for this process
         signal.raise_signal(ended.status - 128)
     return dict(json.loads(ended.out))

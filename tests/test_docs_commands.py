@@ -315,7 +315,6 @@ def test_a_program_takes_what_caddie_has(text: str) -> None:
 
 NEEDS = {
     "caddie.run(": "trains; `test_readme.py` runs it",
-    "from signed import": "needs the two runs of its page",
     "Study(...": "a part of a definition",
     "audit(tokenizer, documents)": "needs a tokenizer and documents of the reader's own",
 }

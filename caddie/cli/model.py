@@ -12,6 +12,7 @@ from caddie.errors import UserError
 from caddie.files import read_file, replacing
 from caddie.runtime.interrupt import ends_on_interrupt
 
+Parts = tuple[Path, ...]
 ENDING = ".cz"
 """Suffix of compressed files."""
 
@@ -23,14 +24,14 @@ ENDING = ".cz"
 @click.option(
     "--temperature", type=Finite(0, 100), default=0.8, show_default=True, help="0 takes the most likely token."
 )
-@options("seed", "json")
+@options("parts", "seed", "json")
 @ends_on_interrupt
-def sample(artifact: Path, prompt: str, tokens: int, temperature: float, seed: int, as_json: bool) -> int:
+def sample(artifact: Path, prompt: str, tokens: int, temperature: float, parts: Parts, seed: int, as_json: bool) -> int:
     """Generate text."""
     from caddie.inference.sample import sample as write
     from caddie.report.tables import printable
 
-    model = load_artifact(artifact)
+    model = load_artifact(artifact, parts)
     text = write(model, prompt, tokens, temperature, seed).decode("utf-8", "replace")
     tell({"text": text}, as_json, "\n".join(map(printable, text.split("\n"))))
     return 0
@@ -40,12 +41,12 @@ def sample(artifact: Path, prompt: str, tokens: int, temperature: float, seed: i
 @path_argument("artifact")
 @path_argument("file")
 @click.option("--out", type=click.Path(path_type=Path), help=f"File to write, else FILE with {ENDING} added.")
-@options("json", "quiet")
+@options("parts", "json", "quiet")
 @ends_on_interrupt
-def compress(artifact: Path, file: Path, out: Path | None, as_json: bool, quiet: bool) -> int:
+def compress(artifact: Path, file: Path, out: Path | None, parts: Parts, as_json: bool, quiet: bool) -> int:
     """Compress FILE with the model of ARTIFACT. Decompressing needs the same ARTIFACT."""
     target = out or file.with_name(file.name + ENDING)
-    source, packed = _coded("compress", artifact, file, target, quiet)
+    source, packed = _coded("compress", artifact, parts, file, target, quiet)
     rate = 8 * packed / source if source else 0.0
     facts = {"file": str(target), "bytes": packed, "source_bytes": source, "bits_per_byte": rate}
     tell(facts, as_json, f"{target}: {packed:,} bytes from {source:,}, {rate:.3f} bits per byte")
@@ -56,19 +57,19 @@ def compress(artifact: Path, file: Path, out: Path | None, as_json: bool, quiet:
 @path_argument("artifact")
 @path_argument("file")
 @click.option("--out", type=click.Path(path_type=Path), help=f"File to write, else FILE without {ENDING}.")
-@options("json", "quiet")
+@options("parts", "json", "quiet")
 @ends_on_interrupt
-def decompress(artifact: Path, file: Path, out: Path | None, as_json: bool, quiet: bool) -> int:
+def decompress(artifact: Path, file: Path, out: Path | None, parts: Parts, as_json: bool, quiet: bool) -> int:
     """Decompress FILE."""
     if out is None and file.suffix != ENDING:
         raise UserError(f"{file} does not end in {ENDING}; name the file to write with --out")
     target = out or file.with_suffix("")
-    _, size = _coded("decompress", artifact, file, target, quiet)
+    _, size = _coded("decompress", artifact, parts, file, target, quiet)
     tell({"file": str(target), "bytes": size}, as_json, f"{target}: {size:,} bytes")
     return 0
 
 
-def _coded(verb: str, artifact: Path, file: Path, target: Path, quiet: bool) -> tuple[int, int]:
+def _coded(verb: str, artifact: Path, parts: Parts, file: Path, target: Path, quiet: bool) -> tuple[int, int]:
     """Compress or decompress a file to `target`. Return the bytes of both."""
     from caddie.inference import text_codec
     from caddie.report.display import Display
@@ -76,7 +77,7 @@ def _coded(verb: str, artifact: Path, file: Path, target: Path, quiet: bool) -> 
     if os.path.lexists(target):
         raise UserError(f"{target} exists; name another file with --out or remove it")
     data = read_file(file)
-    model = load_artifact(artifact)
+    model = load_artifact(artifact, parts)
     with Display(quiet=quiet) as display:
         display.phase(verb)
         if verb == "compress":

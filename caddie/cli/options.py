@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,13 @@ def options(*names: str) -> Callable[[Verb], Verb]:
         "out": click.option("--out", metavar="DIR", help="Folder to write to."),
         "gpus": click.option("--gpus", type=click.IntRange(1), default=1, help="Processes, one for each GPU if any."),
         "json": click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
+        "parts": click.option(
+            "--parts",
+            metavar="FILE.py",
+            multiple=True,
+            type=click.Path(path_type=Path),
+            help="A user's file that ARTIFACT or RUN needs; it is run, so read it first. May be repeated.",
+        ),
         "quiet": click.option("--quiet", is_flag=True, help="No progress on standard error."),
     }
 
@@ -80,26 +87,35 @@ def path_argument(name: str, metavar: str | None = None) -> Callable[[Verb], Ver
     return click.argument(name, metavar=metavar, type=click.Path(path_type=Path))
 
 
-def named_recipe(name: str, settings: tuple[str, ...], seconds: float | None = None) -> Recipe:
-    """Return the recipe of this name with its settings changed."""
-    from caddie.recipes.catalog import find
+def named_recipe(
+    name: str, settings: tuple[str, ...], seconds: float | None = None, parts: Sequence[Path] = ()
+) -> Recipe:
+    """Return the recipe of this name with its settings changed; `parts` are the users' files that a run's needs."""
+    from caddie.recipes.catalog import find, supply_parts
     from caddie.recipes.recipe_file import recipe_path
 
     if "=" in name and ".py:" not in name and recipe_path(name) is None:
         verb = click.get_current_context().info_name
         raise UserError(f"{name} is a setting; the recipe comes first, as in: caddie {verb} tiny {name}")
+    if parts:
+        supply_parts(name, parts)
     diff = assignments(settings)
     if seconds is not None:
         diff["train.seconds"] = seconds
     return find(name).but(diff)
 
 
-def load_artifact(path: Path) -> Artifact:
-    """Return the artifact, with its model on this process's device."""
+def load_artifact(path: Path, parts: Sequence[Path] = ()) -> Artifact:
+    """Return the artifact, with its model on this process's device; `parts` are the users' files that it needs."""
     from caddie.pack import artifact as artifacts
     from caddie.runtime import distributed
 
-    return artifacts.load(path, distributed.local_device())
+    return artifacts.load(path, distributed.local_device(), parts)
+
+
+def parts_words(artifact: Artifact) -> list[str]:
+    """Return the options that supply an artifact's parts on another command line."""
+    return [word for file in artifact.parts for word in ("--parts", str(file.path))]
 
 
 def changed_recipe(artifact: Artifact, settings: tuple[str, ...], *others: str) -> Recipe:

@@ -17,8 +17,16 @@ from caddie.errors import CheckFailed
 @path_argument("folder", metavar="RUN")
 @click.option("--gpus", type=click.IntRange(1), help="Processes, one for each GPU if any; by default those of RUN.")
 @click.option("--data", metavar="PATH", help="The text of RUN or its corpus; by default where RUN found it.")
-@options("out", "json", "quiet")
-def replay(folder: Path, gpus: int | None, data: str | None, out: str | None, as_json: bool, quiet: bool) -> int:
+@options("parts", "out", "json", "quiet")
+def replay(
+    folder: Path,
+    gpus: int | None,
+    data: str | None,
+    parts: tuple[Path, ...],
+    out: str | None,
+    as_json: bool,
+    quiet: bool,
+) -> int:
     """Do the finished run in the folder RUN again, and say how far the two are alike.
 
     Settings, seed and text are those of RUN/recipe.json; another text is refused. All files go to RUN-replay, unless
@@ -31,13 +39,13 @@ def replay(folder: Path, gpus: int | None, data: str | None, out: str | None, as
     from caddie.run.run import check_recipe
     from caddie.runtime import distributed
 
-    first = read_finished(folder)
+    first = read_finished(folder, parts)
     place, world = replay_folder(folder, Path(out) if out else None), gpus or first.count("world")
-    check_recipe(first.start.recipe, world)
+    check_recipe(first.start.recipe, distributed.world_size(world))
     if world > 1 and not distributed.under_torchrun():
         return distributed.launch(world, sys.argv[1:])
-    typed = shlex.join(["caddie", *sys.argv[1:]])
-    with distributed.join() as ranks, Display(quiet=quiet or not ranks.first) as display:
+    typed = f"{distributed.typed_program()} {shlex.join(sys.argv[1:])}"
+    with distributed.join() as ranks, Display(quiet=quiet or not ranks.first_here) as display:
         with resume_hint(typed, place, named=True):
             facts = do_again(first, place, data, ranks, display, typed)
     if facts is None:

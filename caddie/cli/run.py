@@ -20,6 +20,7 @@ from caddie.cli.options import (
     load_artifact,
     named_recipe,
     options,
+    parts_words,
     path_argument,
     settings_argument,
     tell,
@@ -57,11 +58,12 @@ def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Co
     @click.command(verb.__name__, help=verb.__doc__)
     @click.argument("recipe")
     @settings_argument
-    @options("data", "seed", "seconds", "out", "gpus", "json", "quiet")
+    @options("data", "parts", "seed", "seconds", "out", "gpus", "json", "quiet")
     def command(
         recipe: str,
         settings: tuple[str, ...],
         data: str | None,
+        parts: tuple[Path, ...],
         seed: int,
         seconds: float | None,
         out: str | None,
@@ -76,17 +78,19 @@ def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Co
         from caddie.run.run_folder import run_folder
         from caddie.runtime import distributed
 
-        chosen = named_recipe(recipe, settings, seconds)
+        chosen = named_recipe(recipe, settings, seconds, parts)
         if (begun := begun_from(recipe)) is not None:
             unset = click.get_current_context().get_parameter_source("seed") is ParameterSource.DEFAULT
             seed, data = begun.seed if unset else seed, data or str(begun.corpus)
-        check_recipe(chosen, gpus)
+        check_recipe(chosen, distributed.world_size(gpus))
         check_text_named(chosen, data)
         if gpus > 1 and not distributed.under_torchrun():
             return distributed.launch(gpus, sys.argv[1:])
         folder = Path(out) if out else run_folder(chosen, seed)
-        typed = shlex.join(["caddie", *sys.argv[1:]])
-        with distributed.join() as ranks, Display(quiet=quiet or not ranks.first) as display:
+        typed = f"{distributed.typed_program()} {shlex.join(sys.argv[1:])}"
+        with distributed.join() as ranks, Display(quiet=quiet or not ranks.first_here) as display:
+            if not ranks.first:
+                display.note(f"process {ranks.rank} of {ranks.world}: process 0 writes the run folder and the result")
             with resume_hint(typed, folder, bool(out)):
                 result = verb(Job(chosen, data, seed, folder, typed, ranks, display))
         if result is None:
@@ -130,6 +134,8 @@ def train(job: Job) -> tuple[dict[str, Any], str] | None:
     and text are taken as well unless others are given. All files go to runs/NAME-KEY-sSEED, unless --out names
     another folder.
     """
+    from caddie.config.userfile import user_files
+    from caddie.report.run_files import PARTS
     from caddie.run.dead_settings import check_settings_matter
     from caddie.run.resolve_corpus import open_corpus
     from caddie.run.run import train_recipe
@@ -152,8 +158,9 @@ def train(job: Job) -> tuple[dict[str, Any], str] | None:
         trained = train_recipe(job.recipe, corpus, job.folder, job.seed, job.ranks, job.display)
     if not job.ranks.first:
         return None
+    kept = [word for file in user_files(job.recipe) for word in ("--parts", str(job.folder / PARTS / file.path.name))]
     facts = {"folder": str(job.folder), "steps": trained.steps, "tokens": trained.tokens, "loss": trained.final_loss}
-    hint = shlex.join(["caddie", "pack", str(job.folder)])
+    hint = shlex.join(["caddie", "pack", str(job.folder), *kept])
     return facts, f"{trained.steps:,} steps; weights in {job.folder}; next: {hint}"
 
 
@@ -162,9 +169,17 @@ def train(job: Job) -> tuple[dict[str, Any], str] | None:
 @settings_argument
 @click.option("--out", metavar="FILE", type=click.Path(path_type=Path), help="File to write.")
 @click.option("--compare", is_flag=True, help="Write nothing; compare all quantizers and codings on RUN.")
-@options("json", "quiet")
+@options("parts", "json", "quiet")
 @ends_on_interrupt
-def pack(folder: Path, settings: tuple[str, ...], out: Path | None, compare: bool, as_json: bool, quiet: bool) -> int:
+def pack(
+    folder: Path,
+    settings: tuple[str, ...],
+    out: Path | None,
+    compare: bool,
+    parts: tuple[Path, ...],
+    as_json: bool,
+    quiet: bool,
+) -> int:
     """Quantize and pack the weights of the run folder RUN.
 
     Settings are cap=N, the bytes that the file may have, and pack.PATH=VALUE. With any, the run's own artifact is
@@ -183,10 +198,10 @@ def pack(folder: Path, settings: tuple[str, ...], out: Path | None, compare: boo
     from caddie.runtime.distributed import Ranks, local_device
     from caddie.runtime.progress import Phases
 
-    recipe, seed, corpus = read_run(folder)
+    recipe, seed, corpus = read_run(folder, parts)
     with Display(quiet=quiet) as display:
         if compare:
-            return _compare_packings(folder, recipe, settings, out, display, as_json)
+            return _compare_packings(folder, recipe, settings, out, display, parts, as_json)
         recipe = recipe.but(assignments(settings, _pack_setting))
         metadata, phases = metadata_of(recipe, seed, corpus), Phases(display)
         cap = cap_of_run(recipe, metadata)
@@ -209,7 +224,7 @@ def pack(folder: Path, settings: tuple[str, ...], out: Path | None, compare: boo
         "ledger": packed.ledger,
         "compression": describe_compression(compressed, packed, corpus),
         "seconds": sum(phases.seconds.values()),
-        "next": [shlex.join(["caddie", "score", str(path), "--data", str(corpus.folder)])],
+        "next": [shlex.join(["caddie", "score", str(path), "--data", str(corpus.folder), *parts_words(packed)])],
     }
     tell(facts, as_json, pack_table(facts))
     if (over := packed.file_bytes - cap.file_bytes) > 0:
@@ -227,7 +242,13 @@ def _pack_setting(text: str) -> tuple[str, object]:
 
 
 def _compare_packings(
-    folder: Path, recipe: Recipe, settings: tuple[str, ...], out: Path | None, display: Display, as_json: bool
+    folder: Path,
+    recipe: Recipe,
+    settings: tuple[str, ...],
+    out: Path | None,
+    display: Display,
+    parts: tuple[Path, ...],
+    as_json: bool,
 ) -> int:
     from caddie.run.compare_packings import compare, summary
 
@@ -240,7 +261,7 @@ def _compare_packings(
                 f"--compare tries the quantizers and codings that it knows and takes cap=N alone, not {path}"
             )
         caps.append(recipe.but({path: value}).pack.cap_bytes)
-    facts = compare(folder, caps, display)
+    facts = compare(folder, caps, display, parts)
     tell(facts, as_json, summary(facts))
     return 0
 
@@ -253,7 +274,7 @@ def _compare_packings(
 )
 @click.option("--known-bad", "examples", is_flag=True, help="Also try every known-bad example: all must be caught.")
 @click.option("--lossless", is_flag=True, help="Also compress some documents and decompress them.")
-@options("data", "json")
+@options("data", "parts", "json")
 def verify(
     artifact: Path,
     settings: tuple[str, ...],
@@ -261,6 +282,7 @@ def verify(
     examples: bool,
     lossless: bool,
     data: str | None,
+    parts: tuple[Path, ...],
     as_json: bool,
 ) -> int:
     """Check ARTIFACT and probe its scorer for cheats. The probes run in a sandbox.
@@ -272,17 +294,17 @@ def verify(
     """
     from caddie.report.tables import table
     from caddie.run.resolve_corpus import open_for_scoring
-    from caddie.run.run_folder import cap_of, read_run
+    from caddie.run.run_folder import cap_of, corpus_of
     from caddie.verify import verify as verify_artifact
 
-    loaded = load_artifact(artifact)
+    loaded = load_artifact(artifact, parts)
     if not any(setting.startswith("pack.cap_bytes=") for setting in settings) and (cap := cap_of(loaded)):
         settings = (f"pack.cap_bytes={cap}", *settings)
     recipe = changed_recipe(loaded, settings, "pack.cap_bytes")
     corpus = open_for_scoring(loaded, data) if data else None
     if not data:
         with suppress(UserError):  # an artifact may stand alone, or its corpus be gone
-            corpus = open_for_scoring(loaded, str(read_run(artifact.parent)[2].folder))
+            corpus = open_for_scoring(loaded, str(corpus_of(artifact.parent).folder))
     verdict = verify_artifact(
         loaded,
         recipe.pack.cap_bytes,
@@ -310,7 +332,7 @@ def verify(
 @settings_argument
 @click.option("--scorer", metavar="FILE.py:NAME", help="Score with a class of your own.")
 @click.option("--events", is_flag=True, hidden=True, help="Progress on standard error as JSON, for another process.")
-@options("data", "gpus", "json", "quiet")
+@options("data", "parts", "gpus", "json", "quiet")
 @ends_on_interrupt
 def score(
     artifact: Path,
@@ -318,6 +340,7 @@ def score(
     scorer: str | None,
     events: bool,
     data: str | None,
+    parts: tuple[Path, ...],
     gpus: int,
     as_json: bool,
     quiet: bool,
@@ -339,7 +362,7 @@ def score(
         return distributed.launch(gpus, sys.argv[1:])
     with distributed.join() as ranks, Display(quiet=quiet or events or not ranks.first) as display:
         progress = JsonLines(sys.stderr) if events and ranks.first else display
-        loaded = load_artifact(artifact)
+        loaded = load_artifact(artifact, parts)
         scoring = changed_recipe(loaded, settings).score
         corpus = open_for_scoring(loaded, data, progress, ranks)
         result = score_artifact(loaded, corpus, held_out_text(corpus), scoring, scorer, progress, ranks)

@@ -1,30 +1,67 @@
-"""User's own Python file, named on the command line as FILE.py or FILE.py:NAME."""
+"""User's own Python files: recipes and studies named FILE.py:NAME, and parts that an artifact needs, named `--parts`.
+
+An artifact holds no code. Where its settings are of classes in a user's file, it states the file's name and hash, and
+whoever reads it supplies the file. No file is run that was not named.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import re
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
 from importlib.abc import InspectLoader
 from pathlib import Path
 from types import CodeType
+from typing import cast
 
+from caddie.config.config import Config, coerce, field_types
 from caddie.errors import UserError
+
+
+class Stated(Config):
+    """A user's file as an artifact or a run folder states it."""
+
+    name: str
+    """Name of the file, without its folder."""
+    sha256: str
+    """Hash of its contents, SHA-256 in hexadecimal."""
+
+
+@dataclass(frozen=True)
+class UserFile:
+    """A user's file and the contents that were run."""
+
+    path: Path
+    source: bytes
+
+    @cached_property
+    def stated(self) -> Stated:
+        """Name and hash."""
+        return Stated(name=self.path.name, sha256=hashlib.sha256(self.source).hexdigest())
+
+
+_MOST = 16
+_run = dict[str, UserFile]()
+"""Hash to each file whose classes this process has."""
 
 
 class _Source(InspectLoader):
     """Loads a module from source that has been read, so that no bytecode is written beside the file."""
 
     def __init__(self, path: Path, source: bytes) -> None:
-        self._path, self._source = path, source
+        self._path, self.source = path, source
 
     def get_source(self, fullname: str) -> str:
         """Return the source, which tracebacks show."""
-        return importlib.util.decode_source(self._source)
+        return importlib.util.decode_source(self.source)
 
     def get_code(self, fullname: str) -> CodeType:
         """Compile the source."""
-        return self.source_to_code(self._source, str(self._path))
+        return self.source_to_code(self.source, str(self._path))
 
 
 def read_source(path: Path) -> bytes:
@@ -37,10 +74,19 @@ def read_source(path: Path) -> bytes:
 
 
 def execute(path: Path, source: bytes | None = None) -> dict[str, object]:
-    """Run a file, or its `source`, and return the names that it defines; raises `UserError` for any failure."""
-    loader = _Source(path, read_source(path) if source is None else source)
-    place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]  # files of one name are different modules
-    spec = importlib.util.spec_from_loader(f"caddie_user_{path.stem}_{place}", loader, origin=str(path))
+    """Run a file, or its `source`, and return the names that it defines; raises `UserError` for any failure.
+
+    In a process a file runs once as long as it stays the same, so that its classes do.
+    """
+    return dict(_executed(path.resolve(), path, read_source(path) if source is None else source))
+
+
+@cache
+def _executed(place: Path, path: Path, source: bytes) -> Mapping[str, object]:
+    loader = _Source(path, source)
+    # Files of one name are different modules, and so is a file that was changed: classes are found by their modules.
+    key = hashlib.sha256(str(place).encode() + source).hexdigest()[:8]
+    spec = importlib.util.spec_from_loader(f"caddie_user_{path.stem}_{key}", loader, origin=str(path))
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     module.__file__ = str(path)
@@ -54,4 +100,84 @@ def execute(path: Path, source: bytes | None = None) -> dict[str, object]:
             else ""
         )
         raise UserError(f"{path} does not run: {type(error).__name__}: {error}{hint}") from error
+    _keep(UserFile(place, source))
     return vars(module)
+
+
+def _keep(file: UserFile) -> UserFile:
+    _run.setdefault(file.stated.sha256, file)
+    return file
+
+
+def user_files(*nodes: object) -> tuple[UserFile, ...]:
+    """Return the files of the classes in configs that are not caddie's, by name.
+
+    Raises `UserError` for a class that is defined in no file, and for two files of one name.
+    """
+    found = {file.stated.name: file for file in _files(nodes)}
+    for file in _files(nodes):
+        if (other := found[file.stated.name]).stated != file.stated:
+            raise UserError(f"{file.path} and {other.path} have one name; give one of them another")
+    return tuple(found[name] for name in sorted(found))
+
+
+def _files(nodes: Sequence[object]) -> Iterator[UserFile]:
+    left = [*nodes]
+    while left:
+        node = left.pop()
+        if isinstance(node, Config):
+            if not type(node).__module__.startswith("caddie."):
+                yield _file_of(type(node))
+            left += [getattr(node, name) for name in field_types(type(node))]
+        elif isinstance(node, tuple):
+            left += node
+        elif isinstance(node, Mapping):
+            left += node.values()
+
+
+@cache
+def _file_of(cls: type[Config]) -> UserFile:
+    """Return the file of a user's class, with the contents that were run or, if it was imported, that it has now."""
+    module = sys.modules.get(cls.__module__)
+    file, loader = getattr(module, "__file__", None), getattr(module, "__loader__", None)
+    if file is None:
+        raise UserError(f"{cls.__name__} is defined in no file; write it in one, for other processes need it too")
+    path = Path(file).resolve()
+    return _keep(UserFile(path, loader.source if isinstance(loader, _Source) else read_source(path)))
+
+
+def read_stated(value: object) -> tuple[Stated, ...]:
+    """Return files as JSON states them; `UserError` for anything else."""
+    stated = cast("tuple[Stated, ...]", coerce(value, tuple[Stated, ...], "parts"))
+    if len(stated) > _MOST:
+        raise UserError(f"parts must be at most {_MOST} files, not {len(stated):,}")
+    for one in stated:
+        if not (re.fullmatch(r"[^/\\\0]{1,100}\.py", one.name) and re.fullmatch(r"[0-9a-f]{64}", one.sha256)):
+            raise UserError("parts must be names of Python files and their SHA-256")
+    return stated
+
+
+def supply(stated: Sequence[Stated], given: Sequence[Path], holder: Path, kept: Path | None = None) -> list[UserFile]:
+    """Run the files that `holder`, an artifact or a run folder, needs; return them, each at the place it was given.
+
+    One that this process has run already need not be given. `kept` is a folder that may have copies; they are not run,
+    but the error for a missing file names them. Raises `UserError` for a file that is missing, fails, or is not needed.
+    """
+    files = {file.stated.sha256: file for file in (UserFile(path, read_source(path)) for path in given)}
+    needs = " and ".join(f"{one.name} (SHA-256 {one.sha256[:16]}…)" for one in stated)
+    for sha256, other in files.items():
+        if sha256 not in {one.sha256 for one in stated}:
+            if not stated:
+                raise UserError(f"{holder} needs no file of a user's; leave out --parts {other.path}")
+            raise UserError(f"{holder} needs {needs}, and {other.path} is another file (SHA-256 {sha256[:16]}…)")
+    found = []
+    for one in stated:
+        if not (file := files.get(one.sha256) or _run.get(one.sha256)):
+            copy = kept / one.name if kept and (kept / one.name).is_file() else one.name
+            raise UserError(
+                f"{holder} needs {needs}, written by a user; read it, and if you trust it add --parts {copy}"
+            )
+        if one.sha256 not in _run:
+            execute(file.path, file.source)
+        found.append(file)
+    return found

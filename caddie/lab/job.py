@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from caddie.config import Config
-from caddie.config.userfile import execute
+from caddie.config.userfile import execute, user_files
 from caddie.errors import CheckFailed, UserError
 from caddie.files import replacing, write_json
 from caddie.lab.executors import GRACE_SECONDS
@@ -74,26 +72,6 @@ def finished(folder: Path) -> bool:
     return (folder / RESULT).exists()
 
 
-def definitions(node: object) -> Iterator[Path]:
-    """Yield the files, perhaps repeatedly, of the classes in a recipe that are not caddie's."""
-    left = [node]
-    while left:
-        node = left.pop()
-        if isinstance(node, Config):
-            module = type(node).__module__
-            if module.partition(".")[0] != "caddie":
-                file = getattr(sys.modules.get(module), "__file__", None)
-                if file is None:
-                    what = f"{type(node).__name__} is defined in no file"
-                    raise UserError(f"{what}; write it in one, for runs are processes of their own")
-                yield Path(file).resolve()
-            left += [getattr(node, field.name) for field in fields(node)]
-        elif isinstance(node, tuple):
-            left += node
-        elif isinstance(node, Mapping):
-            left += node.values()
-
-
 def write_job(runs: list[Run], study: Mapping[str, Any], trained: Run | None = None) -> Path:
     """Write and return the file of a job: runs of one seed and training. `study` goes into each result.
 
@@ -102,7 +80,7 @@ def write_job(runs: list[Run], study: Mapping[str, Any], trained: Run | None = N
     trained = trained or runs[0]
     spec = {
         "corpus": str(runs[0].corpus.resolve()),
-        "definitions": sorted({str(file) for run in runs for file in definitions(run.recipe)}),
+        "definitions": [str(file.path) for file in user_files(*(run.recipe for run in runs))],
         "seed": runs[0].seed,
         "study": {**study, "trained_with": trained.label},
         "trained": str(trained.folder.resolve()),

@@ -16,11 +16,12 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from caddie.data.corpus import Corpus, file_sha256
+from caddie.config.userfile import user_files
+from caddie.data.corpus import Corpus
 from caddie.errors import UserError
 from caddie.files import write_json
 from caddie.lab.executors import Executor
-from caddie.lab.job import Run, adoptable, definitions, finished, write_job
+from caddie.lab.job import Run, adoptable, finished, write_job
 from caddie.lab.rows import RESULTS, STUDY, Row, outcome, read_study, row, write_rows
 from caddie.lab.study import Study
 from caddie.recipes.recipe import Recipe
@@ -109,7 +110,7 @@ def _key(recipe: Recipe, seed: int, corpus: Corpus) -> str:
     manifest = corpus.manifest
     train = manifest.train.document_set_sha256 if manifest.train else ""
     parts = [recipe.sha256, seed, train, manifest.validation.document_set_sha256, manifest.tokenizer.sha256]
-    parts += sorted(map(file_sha256, set(definitions(recipe))))  # code of the user's own
+    parts += sorted(file.stated.sha256 for file in user_files(recipe))  # code of the user's own
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 

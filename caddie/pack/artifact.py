@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from caddie.config import Config, coerce
+from caddie.config.userfile import UserFile, read_stated, supply, user_files
 from caddie.data.tokenizers import Tokenizer, deserialize
 from caddie.errors import UserError
 from caddie.model import GPT, Model
@@ -26,6 +27,8 @@ from caddie.pack.quantize import Quantizer
 from caddie.runtime.memory import keep_freed_memory
 from caddie.score import Scoring, check_windows
 
+PARTS = "parts"
+"""Key of the config with name and hash of each user's file that it has classes of; absent if there is none."""
 CONFIG, TOKENIZER, MANIFEST = "config", "tokenizer", "manifest"
 SOURCE = "source"
 """Section with the source that scores the artifact, if it carries that; `load` never looks into it."""
@@ -74,6 +77,8 @@ class Artifact:
     ledger: dict[str, int]
     tensor_bytes: dict[str, int]
     load_seconds: float
+    parts: tuple[UserFile, ...] = ()
+    """Users' files with classes of model, quantizers or scoring, which a process that reads the artifact needs too."""
 
     @property
     def file_bytes(self) -> int:
@@ -95,7 +100,9 @@ class Metadata:
     def sections(self, dequantizers: Mapping[str, Quantizer]) -> list[Section]:
         """Return the sections that come before the weights, with the rules that `dequantizers` read weights by."""
         rules = {rule: quantizer.to_json() for rule, quantizer in dequantizers.items()}
-        config = {"model": self.gpt.to_json(), "quantizers": rules, "score": self.scoring.to_json()}
+        config: dict[str, Any] = {"model": self.gpt.to_json(), "quantizers": rules, "score": self.scoring.to_json()}
+        if files := user_files(self.gpt, self.scoring, *dequantizers.values()):
+            config[PARTS] = [asdict(file.stated) for file in files]
         parts = {CONFIG: _dump(config), MANIFEST: _dump(self.manifest.to_json()), TOKENIZER: self.tokenizer.serialize()}
         sections = [Section(name, data, Brotli()) for name, data in parts.items()]
         return [*sections, self.source] if self.source else sections
@@ -105,32 +112,34 @@ class Metadata:
         return len(container.pack([*self.sections(dequantizers), *weights]))
 
 
-def load(path: str | Path, device: torch.device | str = "cpu") -> Artifact:
-    """Load the artifact in a file. Raises `UserError` for anything wrong with the file."""
+def load(
+    path: str | Path, device: torch.device | str = "cpu", parts: str | Path | Iterable[str | Path] = ()
+) -> Artifact:
+    """Load the artifact in a file. `parts` are the users' files that it needs, which are run; it never runs one itself.
+
+    Raises `UserError` for anything wrong with the file, or with its parts.
+    """
     begin, path = time.perf_counter(), Path(path)
     if torch.device(device).type == "cpu":
         keep_freed_memory()
-    contents = container.read(path, _limits(path))
+    contents = _read(path)
     sections = contents.sections
-    for name in (CONFIG, MANIFEST, TOKENIZER):
-        if name not in sections:
-            raise UserError(f"{path} is not a complete artifact: it has no {name}")
-    for name in sections:
-        if name not in (CONFIG, MANIFEST, TOKENIZER, SOURCE) and not name.startswith(PREFIX):
-            raise UserError(f"{path} is not an artifact: it has a section {name}, which nothing reads")
-    if (carried := len(sections.get(SOURCE, b""))) > _SOURCE_BYTES:
-        raise UserError(f"{path} carries {carried:,} bytes of source, over the limit of {_SOURCE_BYTES:,}")
     config = _parse(sections[CONFIG], CONFIG)
     _check_rules(config)
-    manifest = _describe(Manifest, _parse(sections[MANIFEST], MANIFEST), MANIFEST)
+    with _valid(CONFIG):
+        stated = read_stated(config.get(PARTS, []))
+    given = [Path(one) for one in ([parts] if isinstance(parts, (str, Path)) else parts)]
+    files = tuple(supply(stated, given, path))
+    manifest, tokenizer = _tokenizer(sections)
     gpt = _describe(GPT, config.get("model"), CONFIG)
     scoring = _describe(Scoring, config.get("score"), CONFIG)
     with _valid(CONFIG):
         check_windows(scoring.sequence_length, scoring.stride)
         quantizers = coerce(config.get("quantizers"), dict[str, Quantizer], "quantizers")
-    tokenizer = deserialize(manifest.tokenizer, sections[TOKENIZER])
-    if tokenizer.sha256 != manifest.tokenizer_sha256:
-        raise UserError("the artifact's tokenizer is not the one its manifest names")
+    if {file.stated for file in user_files(gpt, scoring, *quantizers.values())} != {*stated}:
+        raise UserError(
+            f"{path} names classes of which this process has others by the same names; load it in a new one"
+        )
     if tokenizer.vocabulary != gpt.vocabulary:
         raise UserError(f"the artifact's tokenizer has {tokenizer.vocabulary:,} ids and its model {gpt.vocabulary:,}")
     if scoring.sequence_length * gpt.vocabulary > _LOGITS:
@@ -167,7 +176,34 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> Artifact:
     }
     digest, model = hashlib.sha256(data).hexdigest(), model.to(device)
     seconds = time.perf_counter() - begin
-    return Artifact(path, digest, model, tokenizer, scoring, manifest, ledger, tensor_bytes, seconds)
+    return Artifact(path, digest, model, tokenizer, scoring, manifest, ledger, tensor_bytes, seconds, files)
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """Return the tokenizer of the artifact in a file, without its model. Raises `UserError` as `load` does."""
+    return _tokenizer(_read(Path(path)).sections)[1]
+
+
+def _read(path: Path) -> container.Contents:
+    contents = container.read(path, _limits(path))
+    for name in (CONFIG, MANIFEST, TOKENIZER):
+        if name not in contents.sections:
+            raise UserError(f"{path} is not a complete artifact: it has no {name}")
+    for name in contents.sections:
+        if name not in (CONFIG, MANIFEST, TOKENIZER, SOURCE) and not name.startswith(PREFIX):
+            raise UserError(f"{path} is not an artifact: it has a section {name}, which nothing reads")
+    if (carried := len(contents.sections.get(SOURCE, b""))) > _SOURCE_BYTES:
+        raise UserError(f"{path} carries {carried:,} bytes of source, over the limit of {_SOURCE_BYTES:,}")
+    return contents
+
+
+def _tokenizer(sections: Mapping[str, bytes]) -> tuple[Manifest, Tokenizer]:
+    """Return the manifest and the tokenizer that it names."""
+    manifest: Manifest = _describe(Manifest, _parse(sections[MANIFEST], MANIFEST), MANIFEST)
+    tokenizer = deserialize(manifest.tokenizer, sections[TOKENIZER])
+    if tokenizer.sha256 != manifest.tokenizer_sha256:
+        raise UserError("the artifact's tokenizer is not the one its manifest names")
+    return manifest, tokenizer
 
 
 def _limits(path: Path) -> container.Limits:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import ast
 import base64
 import hashlib
+import importlib.util
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -196,6 +197,23 @@ def _measured() -> dict[str, Any]:
 
 def _files_sha256(bundle: Bundle) -> str:
     return hashlib.sha256(json.dumps(sorted(bundle.files.items())).encode()).hexdigest()
+
+
+def with_parts(described: dict[str, Any], needed: Sequence[bytes], training: Sequence[bytes]) -> dict[str, Any]:
+    """Return the facts of `describe_source` with users' files added: those `needed` to score, and all for `training`.
+
+    Each is minified and compressed by itself, since it comes beside the program.
+    """
+
+    def size(sources: Sequence[bytes]) -> int:
+        texts = [_strip(importlib.util.decode_source(source)).encode() for source in sources]
+        return sum(min(len(codec.encode(text)) for codec in (Brotli(), Lzma())) for text in texts)
+
+    more = size([source for source in training if source not in needed])
+    return described | {
+        "needed_bytes": described["needed_bytes"] + size(needed),
+        "training_bytes": described["training_bytes"] + more,
+    }
 
 
 @cache

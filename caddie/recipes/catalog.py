@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from caddie.config.userfile import execute
+from caddie.config.userfile import execute, supply
 from caddie.errors import UserError, suggest
 from caddie.recipes import recipe_file
 from caddie.recipes.public_000_experiments import public_000_experiments
@@ -46,6 +47,17 @@ def begun_from(name: str) -> RunStart | None:
     """Return what a run was begun with, if `name` stands for its folder or `recipe.json`; None for any other recipe."""
     file = None if name in _SHIPPED else recipe_path(name)
     return None if file is None else recipe_file.begun_from(file)
+
+
+def supply_parts(name: str, parts: Sequence[Path]) -> None:
+    """Run the users' files that the recipe of a run needs, so that `find` knows their classes; `UserError` for others.
+
+    `name` stands for the run's folder or its `recipe.json`.
+    """
+    if name not in _SHIPPED and (file := recipe_path(name)) is not None:
+        recipe_file.supply_parts(file, parts)
+    else:
+        supply((), parts, Path(name))
 
 
 def _find(name: str, within: tuple[Path, ...]) -> Recipe:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from caddie.config import Config, Range, coerce, parse_assignment
+from caddie.config.userfile import Stated, read_stated, supply
 from caddie.errors import UserError
 from caddie.files import read_file
 from caddie.recipes.recipe import Recipe
-from caddie.report.run_files import RECIPE
+from caddie.report.run_files import PARTS, RECIPE
 
 _LARGEST_BYTES = 1 << 20  # the largest recipe that is shipped takes 10 kB
 
@@ -55,9 +56,30 @@ def read_recipe(path: Path, find: Callable[[str], Recipe]) -> Recipe:
         return _checked(recipe if recipe.name else recipe.but(name=path.stem))
 
 
-def read_start(path: Path) -> RunStart:
-    """Return what a run was begun with, from its `recipe.json`; `UserError` if that is another file."""
-    return _start(path, _table(path))
+def read_start(folder: Path, parts: Sequence[Path] = ()) -> RunStart:
+    """Return what the run in a folder was begun with; `UserError` if it is no run's, or its recipe needs other files.
+
+    `parts` are the users' files that the recipe needs, which are run. The copies in the folder are not, unless they are
+    named: the folder may be a stranger's.
+    """
+    path = folder / RECIPE
+    with _no_run(folder):
+        held = _table(path)
+        stated = _stated(path, held)
+    supply(stated, parts, folder, folder / PARTS)
+    with _no_run(folder):
+        return _start(path, held)
+
+
+def read_place(folder: Path) -> Path:
+    """Return where the corpus of the run in a folder is, whatever its recipe needs; `UserError` if it is no run's."""
+    with _no_run(folder):
+        return Path(coerce(_table(folder / RECIPE).get("corpus"), str, "corpus"))
+
+
+def supply_parts(path: Path, parts: Sequence[Path]) -> None:
+    """Run the users' files that the recipe in a file needs, which is a run's; `UserError` if it needs others."""
+    supply(_stated(path, _table(path)), parts, path.parent, path.parent / PARTS)
 
 
 def begun_from(path: Path) -> RunStart | None:
@@ -72,7 +94,15 @@ def _start(path: Path, held: Mapping[str, Any]) -> RunStart:
             raise UserError(f"it is no {RECIPE} of a run, for it has no {missing[0]}")
         seed = coerce(held["seed"], Annotated[int, Range(0, 2**32 - 1)], "seed")
         corpus = coerce(held["corpus"], str, "corpus")
+    supply(_stated(path, held), (), path.parent, path.parent / PARTS)
+    with _named(path):
         return RunStart(_checked(Recipe.from_json(held["recipe"])), seed, Path(corpus))
+
+
+def _stated(path: Path, held: Mapping[str, Any]) -> tuple[Stated, ...]:
+    """Return the users' files that the recipe of a run needs."""
+    with _named(path):
+        return read_stated(held.get(PARTS, []))
 
 
 def _table(path: Path) -> dict[str, Any]:
@@ -99,6 +129,15 @@ def _named(path: Path) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+
+
+@contextmanager
+def _no_run(folder: Path) -> Iterator[None]:
+    """Say that a folder is no run's."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{folder} is not a run folder: {error}; name one that caddie train wrote") from None
 
 
 def _checked(recipe: Recipe) -> Recipe:

@@ -2,6 +2,8 @@
 
 RECIPE = "recipe.json"
 """Recipe, seed and corpus, from the first step on."""
+PARTS = "parts"
+"""Folder with copies of the user's files that the recipe has classes of; absent if there are none."""
 LOG = "log.jsonl"
 """Events of training, one on a line."""
 CHECKPOINT = "checkpoint.safetensors"

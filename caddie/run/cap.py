@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
+from caddie.config.userfile import UserFile, user_files
 from caddie.pack.artifact import Metadata
-from caddie.pack.source_bundle import describe_source
+from caddie.pack.source_bundle import describe_source, with_parts
 from caddie.recipes.recipe import Recipe
 from caddie.run.policy import FileCap, code_bytes, file_cap, section_bytes
 
@@ -16,10 +18,22 @@ def cap_of_recipe(recipe: Recipe, parts: Mapping[str, int] = MappingProxyType({}
 
     Raises `UserError` if the code takes the whole cap.
     """
-    source = describe_source(recipe.to_json()) if recipe.pack.policy else {}
+    source = source_of_recipe(recipe) if recipe.pack.policy else {}
     return file_cap(recipe.pack, code_bytes(source), parts)
 
 
 def cap_of_run(recipe: Recipe, metadata: Metadata) -> FileCap:
     """Return the bytes that a file of a recipe with this metadata may have."""
     return cap_of_recipe(recipe, section_bytes(metadata))
+
+
+def source_of_recipe(recipe: Recipe) -> dict[str, Any]:
+    """Return the source facts of a recipe's result: those of caddie, with the users' files that it needs."""
+    needed, training = ([file.source for file in files] for files in (files_to_score(recipe), user_files(recipe)))
+    return with_parts(describe_source(recipe.to_json()), needed, training)
+
+
+def files_to_score(recipe: Recipe) -> tuple[UserFile, ...]:
+    """Return the users' files that the artifact of a recipe needs."""
+    dequantizers = [quantizer.dequantizer for quantizer in recipe.pack.quantizers.values()]
+    return user_files(recipe.model, recipe.score, *dequantizers)

@@ -79,14 +79,16 @@ WAYS = (
 """Quantizers that are compared: those of the records with the steps they had, and two that fill the cap."""
 
 
-def compare(folder: Path, caps: Sequence[int] = (), progress: Progress = SILENT) -> dict[str, Any]:
+def compare(
+    folder: Path, caps: Sequence[int] = (), progress: Progress = SILENT, parts: Sequence[Path] = ()
+) -> dict[str, Any]:
     """Pack the run in `folder` in every way, for each of the caps, or for the recipe's own.
 
     No file is written and no held-out text is read. Losses are what rounding costs in bits per byte of training text
     that calibration has not seen, None where there is none. `cap_bytes` and `fitted_with` of a packing are the cap that
     its steps were fitted to and the coding that they were fitted with, or None.
     """
-    recipe, seed, corpus = read_run(folder)
+    recipe, seed, corpus = read_run(folder, parts)
     metadata = metadata_of(recipe, seed, corpus)
     asked = [recipe.but({"pack.cap_bytes": cap}) for cap in caps] or [recipe]
     caps = [cap_of_run(one, metadata).file_bytes for one in asked]

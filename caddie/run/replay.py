@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from caddie.data.corpus import Corpus, is_corpus
 from caddie.errors import UserError
 from caddie.recipes.recipe_file import RunStart, read_start
 from caddie.report.read import known_number, pick, read_scored_result, read_steps
-from caddie.report.run_files import LOG, RECIPE, RESULT, WEIGHTS
+from caddie.report.run_files import LOG, RESULT, WEIGHTS
 from caddie.report.tables import printable, table
 from caddie.run.resolve_corpus import open_corpus
 from caddie.run.run import run
@@ -53,11 +53,11 @@ class FinishedRun:
         return int(coerce(pick(self.result, *path), Count, f"{self.folder / RESULT}: {'.'.join(path)}"))
 
 
-def read_finished(folder: Path) -> FinishedRun:
-    """Return the finished run in a folder; `UserError` if there is none."""
+def read_finished(folder: Path, parts: Sequence[Path] = ()) -> FinishedRun:
+    """Return the finished run in a folder; `UserError` if there is none. `parts` are the users' files that it needs."""
     if not folder.is_dir():
         raise UserError(f"no folder {folder}; name that of a finished run")
-    start = read_start(folder / RECIPE)
+    start = read_start(folder, parts)
     if not (folder / RESULT).is_file():
         raise UserError(f"{folder} is not finished: it has no {RESULT}; the command that began it completes it")
     found = FinishedRun(folder, start, read_scored_result(folder / RESULT))

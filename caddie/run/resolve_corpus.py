@@ -49,11 +49,11 @@ def open_corpus(
 ) -> Corpus:
     """Return the corpus of a text under the recipe's tokenizer, prepared once and found again afterwards.
 
-    Of several processes the first prepares it and the others wait. Raises `UserError` for a text that cannot be read
+    Of several processes the first prepares it and the others wait; on machines that do not share its disk, the first of
+    each does. Raises `UserError` for a text that cannot be read
     or does not fit the recipe.
     """
-    if not ranks.first:
-        ranks.wait()
+    ranks.await_turn()
     check_source(source)
     data, size = recipe.data, recipe.model.vocabulary
     corpus = prepare(
@@ -71,8 +71,7 @@ def open_corpus(
     corpus.train_shards()
     corpus.check_shards("train")
     corpus.check_shards("validation")
-    if ranks.first:
-        ranks.wait()
+    ranks.end_turn()
     return corpus
 
 
@@ -105,8 +104,7 @@ def open_for_scoring(
     A text is split again as it was for training; unless that gives the very same training documents, nothing is proven
     and it is refused. Of several processes the first prepares it and the others wait.
     """
-    if not ranks.first:
-        ranks.wait()
+    ranks.await_turn()
     tokenizer, manifest = artifact.tokenizer, artifact.manifest
     check_source(source)
     if source is not None and is_corpus(Path(source).expanduser()):
@@ -135,8 +133,7 @@ def open_for_scoring(
         )
     corpus.check_disjoint()
     corpus.check_shards("validation")
-    if ranks.first:
-        ranks.wait()
+    ranks.end_turn()
     return corpus
 
 
@@ -269,7 +266,7 @@ def _with_tokenizer(recipe: Recipe, tokenizer: str | None) -> Recipe:
 def _given_tokenizer(path: Path) -> Tokenizer:
     kind = next((kind for kind, (suffix, _) in _FILES.items() if suffix == path.suffix), None)
     if kind is None:
-        return artifacts.load(path).tokenizer
+        return artifacts.load_tokenizer(path)
     try:
         source = _FILES[kind][1](path=str(path))
         return deserialize(kind, source.data() if isinstance(source, TiktokenFile) else path.read_bytes())

@@ -16,17 +16,18 @@ from typing import Any
 import torch
 
 from caddie.config import plain
+from caddie.config.userfile import user_files
 from caddie.data.corpus import MANIFEST, Corpus, file_sha256
 from caddie.files import write_json
 from caddie.inference.sample import sample
 from caddie.pack.artifact import Artifact
 from caddie.pack.compress import Compressed
-from caddie.pack.source_bundle import describe_source
 from caddie.recipes.catalog import shipped
 from caddie.recipes.recipe import Recipe
 from caddie.report.page import write_report
 from caddie.report.read import VERSION, read_steps, step_seconds
 from caddie.report.run_files import LOG, RESULT
+from caddie.run.cap import source_of_recipe
 from caddie.run.policy import FileCap, state
 from caddie.run.stages import bits_per_nat
 from caddie.runtime.distributed import Ranks
@@ -51,6 +52,7 @@ def describe_run(
     diff = base.settings.diff(recipe.settings) if base else {}
     compressors, trip = manifest.validation_compressors, manifest.tokenizer.round_trip
     per_nat = bits_per_nat(corpus)
+    needed = [file.stated for file in artifact.parts]
     return {
         "version": VERSION,
         "recipe": recipe.name,
@@ -66,7 +68,8 @@ def describe_run(
         "compressors": compressors
         and {name: {"bytes": size, "bits_per_byte": 8 * size / held_out} for name, size in compressors.items()},
         "ledger": {"file_bytes": artifact.file_bytes, "parts": artifact.ledger},
-        "source": describe_source(recipe.to_json()),
+        "source": source_of_recipe(recipe),
+        "parts": [{**asdict(file.stated), "needed_to_score": file.stated in needed} for file in user_files(recipe)],
         "tensors": [
             {
                 "name": tensor.name,

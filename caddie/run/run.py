@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -18,7 +18,7 @@ import torch
 
 from caddie.config import show
 from caddie.data.corpus import Corpus
-from caddie.errors import CheckFailed
+from caddie.errors import CheckFailed, UserError
 from caddie.model.parameters import assign
 from caddie.pack.artifact import SOURCE, Artifact, Metadata, load
 from caddie.pack.compress import pack
@@ -26,12 +26,12 @@ from caddie.pack.quantize import Calibration
 from caddie.pack.source_bundle import source_needed
 from caddie.recipes.recipe import Recipe
 from caddie.report.run_files import ARTIFACT
-from caddie.run.cap import cap_of_run
+from caddie.run.cap import cap_of_run, files_to_score
 from caddie.run.contest_sets import identify
 from caddie.run.dead_settings import check_settings_matter
 from caddie.run.resolve_corpus import check_source, describe, open_corpus
 from caddie.run.result import describe_run, describe_scores, write_result
-from caddie.run.run_folder import begin_run, hold_folder, run_folder
+from caddie.run.run_folder import begin_run, hold_folder, load_packed, run_folder
 from caddie.run.stages import (
     calibrate_recipe,
     held_out_text,
@@ -100,11 +100,12 @@ def run(
             packing = recipe.pack.but(cap_bytes=cap.file_bytes)
             compressed = pack(metadata, trained.weights, packing, folder / ARTIFACT, calibrations, progress)
         with phases("score"):
-            artifact = load(folder / ARTIFACT)
+            artifact = load_packed(folder)
+            parts = [file.path for file in artifact.parts]
             if study is None:
-                scored = score_in_new_process(artifact.path, corpus.folder, ranks.world, progress)
+                scored = score_in_new_process(artifact.path, corpus.folder, ranks.world, progress, parts)
             else:
-                there = artifact if ranks.device.type == "cpu" else load(artifact.path, ranks.device)
+                there = artifact if ranks.device.type == "cpu" else load(artifact.path, ranks.device, parts)
                 scored = score_artifact(there, corpus, text, progress=progress)
         with phases("verify"):
             verdict = verify(artifact, cap.file_bytes, corpus=corpus)
@@ -149,6 +150,9 @@ def train_recipe(
 
 def metadata_of(recipe: Recipe, seed: int, corpus: Corpus) -> Metadata:
     """Return all that the artifact of a run holds beside its weights."""
+    if recipe.pack.carry_source and (files := files_to_score(recipe)):
+        names = " and ".join(file.path.name for file in files)
+        raise UserError(f"an artifact carries caddie's own source alone, and not {names}; set pack.carry_source=false")
     metadata = metadata_without_source(recipe, seed, corpus)
     return replace(metadata, source=source_needed().section(SOURCE)) if recipe.pack.carry_source else metadata
 
@@ -204,7 +208,9 @@ def _notes(scoring: Scoring, predictions: int) -> list[str]:
     return [f"{said}; set score.ttt.chunk_tokens below {predictions:,}."]
 
 
-def score_in_new_process(artifact: Path, corpus: Path, world: int = 1, progress: Progress = SILENT) -> dict[str, Any]:
+def score_in_new_process(
+    artifact: Path, corpus: Path, world: int = 1, progress: Progress = SILENT, parts: Sequence[Path] = ()
+) -> dict[str, Any]:
     """Return what `caddie score ARTIFACT --json` prints in a process that knows nothing of this one's weights.
 
     Its progress is shown as if it were this one's.
@@ -216,6 +222,7 @@ def score_in_new_process(artifact: Path, corpus: Path, world: int = 1, progress:
         hidden += [SHARES_CORES, "OMP_NUM_THREADS"]
     environment = {key: value for key, value in os.environ.items() if not key.startswith(tuple(hidden))}
     command = [sys.executable, "-m", "caddie", "score", str(artifact), "--data", str(corpus)]
+    command += [word for path in parts for word in ("--parts", str(path))]
     with (
         subprocess.Popen(
             [*command, "--gpus", str(gpus), "--events", "--json"],

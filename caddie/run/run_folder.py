@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from torch import Tensor
 
+from caddie.config.userfile import UserFile, user_files
 from caddie.data.corpus import Corpus
 from caddie.data.loaders import TrainingData
 from caddie.errors import CheckFailed, UserError
-from caddie.files import reason, write_json
-from caddie.pack.artifact import Artifact
+from caddie.files import reason, replacing, write_json
+from caddie.pack.artifact import Artifact, load
 from caddie.recipes.recipe import Recipe
-from caddie.recipes.recipe_file import read_start
+from caddie.recipes.recipe_file import read_place, read_start
 from caddie.report.display import Display
 from caddie.report.read import pick, read_json
-from caddie.report.run_files import ARTIFACT, CHECKPOINT, ERROR, LOG, RECIPE, RESULT, WEIGHTS
+from caddie.report.run_files import ARTIFACT, CHECKPOINT, ERROR, LOG, PARTS, RECIPE, RESULT, WEIGHTS
 from caddie.report.tables import one_line
-from caddie.run.cap import cap_of_recipe
+from caddie.run.cap import cap_of_recipe, files_to_score
 from caddie.run.run_lock import is_lock, locked
 from caddie.runtime.distributed import Ranks, lost_another
 from caddie.runtime.progress import SILENT, Phases, Progress
 from caddie.train.checkpoint import check_checkpoint, checkpoint_identity, load_weights, weights_identity
 from caddie.train.loop import Interrupted
+from caddie.verify.sandbox import run_in_sandbox
+
+_RUN_FILES = (
+    "import sys; from pathlib import Path; from caddie.config.userfile import execute; "
+    "[execute(Path(path)) for path in sys.argv[1:]]"
+)
+_CHECK_BYTES, _CHECK_SECONDS = 4 << 30, 120.0
 
 
 def run_folder(recipe: Recipe, seed: int) -> Path:
@@ -85,11 +95,11 @@ def failure_recorded(folder: Path, phases: Phases, first: bool) -> Iterator[None
 def hold_folder(folder: Path, ranks: Ranks, progress: Progress | None, *, alone: bool) -> Iterator[Phases]:
     """Hold a run folder while its run is at work: refuse another's, lock it, and record why the block failed.
 
-    Yields the clock of the phases, which shows them on standard error unless `progress` is given. A run that is not
-    `alone` is one of a study, which keeps files of its own in the folder before and holds its lock.
+    Yields the clock of the phases, which shows them on standard error of each machine unless `progress` is given. A run
+    that is not `alone` is one of a study, which keeps files of its own in the folder before and holds its lock.
     """
-    with Display() if progress is None and ranks.first else nullcontext(progress) as shown:
-        phases = Phases(shown if shown is not None and ranks.first else SILENT)
+    with Display() if progress is None and ranks.first_here else nullcontext(progress) as shown:
+        phases = Phases(shown if shown is not None and ranks.first_here else SILENT)
         if alone:
             check_folder(folder)
         check_unfinished(folder)
@@ -107,15 +117,21 @@ def write_error(folder: Path, error: Exception | str, phase: str = "", seconds: 
     write_json(folder / ERROR, {**found, "when": when, "seconds": seconds and round(seconds, 1)})
 
 
-def read_run(folder: Path) -> tuple[Recipe, int, Corpus]:
-    """Return recipe, seed and corpus of a run folder; `UserError` if it is none."""
+def read_run(folder: Path, parts: Sequence[Path] = ()) -> tuple[Recipe, int, Corpus]:
+    """Return recipe, seed and corpus of a run folder; `UserError` if it is none.
+
+    `parts` are the users' files that its recipe needs, which are run. The copies in the folder are not, unless they are
+    named: the folder may be a stranger's.
+    """
     if folder.is_file():
         raise UserError(f"{folder} is a file; name the folder of a run, as {folder.parent}")
-    try:
-        start = read_start(folder / RECIPE)
-    except UserError as error:
-        raise UserError(f"{folder} is not a run folder: {error}; name one that caddie train wrote") from None
+    start = read_start(folder, parts)
     return start.recipe, start.seed, Corpus.load(start.corpus)
+
+
+def corpus_of(folder: Path) -> Corpus:
+    """Return the corpus of a run folder, whatever classes its recipe has; `UserError` if it is none."""
+    return Corpus.load(read_place(folder))
 
 
 def cap_of(artifact: Artifact) -> int | None:
@@ -140,13 +156,72 @@ def run_weights(folder: Path, recipe: Recipe, corpus: Corpus) -> dict[str, Tenso
 
 
 def begin_run(folder: Path, recipe: Recipe, seed: int, corpus: Corpus, data: TrainingData, ranks: Ranks) -> None:
-    """Make the folder and write `recipe.json`; a checkpoint of another run there is a `UserError`."""
+    """Make the folder and write `recipe.json`, with copies of the users' files that the recipe needs.
+
+    Raises `UserError` for a checkpoint of another run there, for users' files that have changed since it was written,
+    and for such a file that does not run where the artifact is scored and verified.
+    """
     identity = checkpoint_identity(recipe.model, recipe.train, data, seed)
+    files = user_files(recipe)
+    _check_agreement(
+        folder, [identity, corpus.manifest.validation.document_set_sha256, [f.source for f in files]], ranks
+    )
     check_checkpoint(folder / CHECKPOINT, identity)
+    _check_unchanged(folder, files)
     if ranks.first:
         run = {"recipe": recipe.to_json(), "seed": seed, "corpus": str(corpus.folder.resolve())}
+        if files:
+            run[PARTS] = [asdict(file.stated) for file in files]
         try:
+            for file in files:
+                (folder / PARTS).mkdir(parents=True, exist_ok=True)
+                with replacing(folder / PARTS / file.path.name) as temporary:
+                    temporary.write_bytes(file.source)
             write_json(folder / RECIPE, run)
         except OSError as error:
             raise UserError(f"{folder}: cannot be written ({reason(error)}); name another folder") from None
+        _check_alone(folder, files_to_score(recipe))
     ranks.wait()
+
+
+def _check_agreement(folder: Path, facts: object, ranks: Ranks) -> None:
+    """Raise `UserError` if processes of several machines have different `facts`, or only some have the checkpoint."""
+    number, found = int(hashlib.sha256(repr(facts).encode()).hexdigest()[:12], 16), (folder / CHECKPOINT).exists()
+    most, least, anywhere = ranks.maximum(number, -number, float(found))
+    if most != -least:
+        raise UserError(
+            "the processes do not agree on recipe, seed or text; type the same command on every machine, "
+            "and prepare the text once and copy that folder where the disk is not shared"
+        )
+    if anywhere and not found:
+        raise UserError(f"{folder / CHECKPOINT} is on another machine and not here; copy it to the same place")
+
+
+def _check_unchanged(folder: Path, files: Sequence[UserFile]) -> None:
+    """Raise `UserError` if a checkpoint in the folder was made with other contents of these files."""
+    before = pick(read_json(folder / RECIPE), PARTS) or []
+    for file in files:
+        if before and asdict(file.stated) not in before and (folder / CHECKPOINT).exists():
+            kept = folder / PARTS / file.path.name
+            raise UserError(
+                f"{file.path} has changed since {folder} was begun; go on with {kept}, or name another --out"
+            )
+
+
+def _check_alone(folder: Path, files: Sequence[UserFile]) -> None:
+    """Raise `UserError` for a user's file that does not run in a sandbox, where it will have to for verification."""
+    paths = [(folder / PARTS / file.path.name).absolute() for file in files]
+    if not paths:
+        return
+    command = ["-c", _RUN_FILES, *map(str, paths)]
+    ended = run_in_sandbox(command, readable=paths, memory_bytes=_CHECK_BYTES, seconds=_CHECK_SECONDS)
+    if ended.returncode or ended.stopped:
+        lines = ended.stderr.decode(errors="replace").strip().splitlines() or [f"status {ended.returncode}"]
+        why = ended.stopped or lines[-1].rpartition("UserError: ")[2]
+        raise UserError(f"what the artifact needs must run without other files of yours and without writing: {why}")
+
+
+def load_packed(folder: Path) -> Artifact:
+    """Return the artifact of a run whose classes this process has; its parts are the copies that the folder keeps."""
+    artifact = load(folder / ARTIFACT)
+    return replace(artifact, parts=tuple(replace(f, path=folder / PARTS / f.path.name) for f in artifact.parts))

@@ -63,6 +63,8 @@ class Ranks:
     rank: int = 0
     world: int = 1
     device: torch.device = torch.device("cpu")
+    local_rank: int | None = None
+    """Its number among the processes of its machine; None for one machine alone."""
     _together: list[_Sum] = field(default_factory=list, compare=False, repr=False)
     """Sums that wait to be exchanged as one, inside `together`."""
 
@@ -75,6 +77,11 @@ class Ranks:
     def started(self) -> int:
         """Processes that have started and joined; one where a run of several is only examined."""
         return self.world if dist.is_initialized() else 1
+
+    @property
+    def first_here(self) -> bool:
+        """True for the first process of each machine."""
+        return (self.rank if self.local_rank is None else self.local_rank) == 0
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over all processes, in one exchange per dtype."""
@@ -134,6 +141,23 @@ class Ranks:
         found: list[float] = tensor.tolist()
         return found
 
+    def await_turn(self) -> None:
+        """Wait for a turn: first the first process has one, then the first of each other machine, then all others.
+
+        So what is made on disk until `end_turn` is made once where machines share it, else once on each machine.
+        """
+        for _ in range(self._turn):
+            self.wait()
+
+    def end_turn(self) -> None:
+        """Let the next have their turn, and wait until all had theirs."""
+        for _ in range(2 - self._turn):
+            self.wait()
+
+    @property
+    def _turn(self) -> int:
+        return 0 if self.first else 1 if self.first_here else 2
+
     def wait(self) -> None:
         """Wait for all processes, on the CPU: GPUs stay idle, which they would not in NCCL's barrier."""
         self.maximum(0.0)
@@ -153,6 +177,18 @@ def _begin(name: str, older: str, output: Tensor, given: Tensor) -> Callable[[],
 def under_torchrun() -> bool:
     """True if this process was started as one of several."""
     return "WORLD_SIZE" in os.environ
+
+
+def world_size(otherwise: int) -> int:
+    """Return the number of processes that this one was started as one of, or `otherwise`."""
+    with suppress(ValueError):
+        return int(os.environ.get("WORLD_SIZE", otherwise))
+    return otherwise
+
+
+def typed_program() -> str:
+    """Return how a user started this program, to begin a command line that repeats it."""
+    return "torchrun … -m caddie" if under_torchrun() and not reported_elsewhere() else "caddie"
 
 
 def is_first() -> bool:
@@ -187,7 +223,7 @@ def join() -> Iterator[Ranks]:
     if world > 1:
         threading.Thread(target=_watch, args=(rank, world, over), daemon=True).start()
     try:
-        yield (ranks := Ranks(rank, world, device))
+        yield (ranks := Ranks(rank, world, device, int(os.environ.get("LOCAL_RANK", rank))))
         ranks.wait()
     finally:
         over.set()

@@ -12,7 +12,7 @@ from caddie.errors import UserError
 from caddie.pack.source_bundle import describe_source
 from caddie.recipes.recipe import Recipe
 from caddie.report.read import pick, read_json, read_scored_result, read_steps, result_errors
-from caddie.report.run_files import ARTIFACT, LOG, RECIPE, RESULT
+from caddie.report.run_files import ARTIFACT, LOG, PARTS, RECIPE, RESULT
 from caddie.run.contest_sets import CURRENT
 from caddie.run.policy import CONTEST_2026, counted_bytes
 
@@ -59,6 +59,8 @@ def read_run(place: Path) -> Run:
         about = read_json(folder / RECIPE)
         if not isinstance(pick(about, "recipe"), dict):
             raise UserError(f"{folder / RECIPE} is missing or damaged; run the recipe again")
+        if pick(about, PARTS):
+            raise UserError(f"{folder}: its recipe has classes in a user's file, which the script does not hold")
         recipe = Recipe.from_json(about["recipe"])
         if recipe.sha256 != result["sha256"]["recipe"]:
             raise UserError(f"{folder / RECIPE} is not the recipe of {path}; run the recipe again")

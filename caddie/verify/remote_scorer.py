@@ -60,8 +60,8 @@ _TAIL_LINES = 20
 class ScorerServer:
     """A process in a sandbox that has loaded an artifact and forks one for each scorer; it ends with this object."""
 
-    def __init__(self, artifact: Path, sha256: str) -> None:
-        self._artifact, self._sha256 = artifact, sha256
+    def __init__(self, artifact: Path, sha256: str, parts: tuple[Path, ...] = ()) -> None:
+        self._artifact, self._sha256, self._parts = artifact, sha256, parts
         self._close = weakref.finalize(self, lambda: None)
         self._sandboxed: Sandboxed | None = None
 
@@ -69,8 +69,8 @@ class ScorerServer:
         stack = ExitStack()
         ours, theirs = socket.socketpair()
         with theirs:
-            command = fork_server([self._artifact])
-            sandboxed = stack.enter_context(open_sandbox(command, readable=[self._artifact], stdin=theirs.fileno()))
+            paths = [self._artifact, *self._parts]
+            sandboxed = stack.enter_context(open_sandbox(fork_server(paths), readable=paths, stdin=theirs.fileno()))
         self._close = weakref.finalize(self, stack.close)
         if not sandboxed.isolated:  # then a scorer may see this process
             allow_debuggers(False)
@@ -126,10 +126,14 @@ def _printable(text: bytes | bytearray) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in words[:_TEXT_LETTERS])
 
 
-@lru_cache(maxsize=1)
-def scorer_server(artifact: Path, sha256: str) -> ScorerServer:
+def scorer_server(artifact: Artifact) -> ScorerServer:
     """Return the server of an artifact; that of the last artifact is kept, because it takes seconds to start."""
-    return ScorerServer(artifact, sha256)
+    return _server(artifact.path.absolute(), artifact.sha256, tuple(file.path.absolute() for file in artifact.parts))
+
+
+@lru_cache(maxsize=1)
+def _server(artifact: Path, sha256: str, parts: tuple[Path, ...]) -> ScorerServer:
+    return ScorerServer(artifact, sha256, parts)
 
 
 def open_scorer(artifact: Artifact, name: str) -> RemoteScorer:
@@ -139,7 +143,7 @@ def open_scorer(artifact: Artifact, name: str) -> RemoteScorer:
     """
     path = Path(name.rpartition(":")[0] if ":" in name else name)
     job = {"name": name, "source": read_source(path).hex(), "threads": torch.get_num_threads()}
-    server = scorer_server(artifact.path.absolute(), artifact.sha256)
+    server = scorer_server(artifact)
     try:
         return _begin(_Link(server, name), job, artifact.tokenizer.vocabulary)
     except (_Ended, OSError):  # an earlier scorer may have killed the process that this one was to come from

@@ -1,6 +1,6 @@
 """The inside of a user's scorer's process: it knows an artifact, the user's source, and what messages tell it.
 
-A first process loads the artifact, which takes seconds, and never runs the user's code. It forks one process for each
+A first process loads the artifact, which takes seconds, and never runs the scorer's code. It forks one process for each
 scorer, with a socket of its own, so no scorer knows what another was shown.
 """
 
@@ -13,7 +13,6 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,10 +46,10 @@ Answer = tuple[bytes, bytes]
 _DUMPABLE, _SUBREAPER = 4, 36  # of prctl(2)
 
 
-def main(path: str) -> None:
-    """Load the artifact at `path`, send its SHA-256, and fork a process for each socket that comes on standard input.
+def main(path: str, *parts: str) -> None:
+    """Load the artifact at `path` with the users' files that it needs, send its SHA-256, and fork for each socket.
 
-    Ends with the standard input. Whatever a scorer leaves running is killed before the next begins.
+    The sockets come on standard input, with whose end it ends. What a scorer leaves running is killed before the next.
     """
     control = socket.socket(fileno=os.dup(0))
     with open(os.devnull, "rb") as nothing:
@@ -59,7 +58,7 @@ def main(path: str) -> None:
     _prctl(_SUBREAPER, 1)
     allow_debuggers(False)
     torch.set_num_threads(1)  # a thread pool would not survive the fork
-    artifact = load(Path(path))
+    artifact = load(path, parts=parts)
     control.sendall(artifact.sha256.encode())
     while True:
         message, connections, _, _ = socket.recv_fds(control, 1, 1)
@@ -102,7 +101,7 @@ def _serve(channel: Channel, artifact: Artifact) -> None:
     job = json.loads(payload)
     torch.set_num_threads(job["threads"])
     np.random.seed()  # else all forks would draw the same, and two runs of a scorer that throws dice would agree
-    with watch_reads([artifact.path]) as touched:
+    with watch_reads([artifact.path, *(file.path for file in artifact.parts)]) as touched:
         answers: dict[bytes, Callable[[bytearray], Answer]] = {READS: lambda _: (DONE, json.dumps(touched).encode())}
 
         def begin(_: bytearray) -> Answer:
@@ -247,4 +246,4 @@ class _Prefix(ScoredPrefix):
 
 def fork_server(arguments: Sequence[Any]) -> list[str]:
     """Return the command that runs `main`, for Python in a sandbox."""
-    return ["-c", f"import sys; from {__name__} import main; main(sys.argv[1])", *map(str, arguments)]
+    return ["-c", f"import sys; from {__name__} import main; main(*sys.argv[1:])", *map(str, arguments)]

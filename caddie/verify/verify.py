@@ -134,10 +134,12 @@ def _probe_in_sandbox(
 ) -> tuple[list[Check], list[Caught]]:
     seed = secrets.randbits(32)  # so that no scorer can know the random tokens
     path, sources = artifact.path.absolute(), documents
+    parts = [file.path.absolute() for file in artifact.parts]
     if too_short := not long_enough(artifact.tokenizer, excerpts(sources, scoring, seed)):
         sources = library()
     job = {
         "artifact": str(path),
+        "parts": [str(file) for file in parts],
         "score": scoring.to_json(),
         "scorer": scorer,
         "documents": [piece.decode("latin-1") for piece in excerpts(sources, scoring, seed)],
@@ -149,7 +151,9 @@ def _probe_in_sandbox(
     if scorer and not scorer.startswith(_KNOWN_BAD):
         return _probe_user_scorer(artifact, job), []
     begin, stdin = time.perf_counter(), json.dumps(job).encode()
-    outcome = run_in_sandbox(["-c", _COMMAND], readable=[path], stdin=stdin, memory_bytes=MEMORY_BYTES, seconds=SECONDS)
+    outcome = run_in_sandbox(
+        ["-c", _COMMAND], readable=[path, *parts], stdin=stdin, memory_bytes=MEMORY_BYTES, seconds=SECONDS
+    )
     answer: dict[str, Any] = {}
     trouble = outcome.stopped
     if not trouble:
@@ -171,22 +175,29 @@ def _probe_in_sandbox(
     used = f"{memory}, {time.perf_counter() - begin:.0f} of {SECONDS:.0f} seconds; random seed {seed}"
     if too_short:
         used += "; the held-out text is too short to be probed with, Python's library took its place"
+    used += _warning(artifact)
     sandbox = Check("runs in a sandbox", not trouble, f"{outcome.isolation}; {trouble or used}")
     caught = [Caught(**{**example, "failed": tuple(example["failed"])}) for example in answer.get("caught", [])]
     return [sandbox, *probed], caught
 
 
 def _probe_user_scorer(artifact: Artifact, job: dict[str, Any]) -> list[Check]:
-    """Run the probes in this process, which runs none of the user's code: the sandbox holds the scorer alone."""
+    """Run the probes in this process, which runs none of the scorer's code: the sandbox holds the scorer alone."""
     begin, threads = time.perf_counter(), torch.get_num_threads()
     try:
         answer = _run_job(job)
     finally:
         torch.set_num_threads(threads)
-    server = scorer_server(artifact.path.absolute(), artifact.sha256)
-    used = f"{time.perf_counter() - begin:.0f} seconds; random seed {job['seed']}"
+    server = scorer_server(artifact)
+    used = f"{time.perf_counter() - begin:.0f} seconds; random seed {job['seed']}{_warning(artifact)}"
     sandbox = Check("runs in a sandbox", True, f"the scorer alone, with {server.isolation}; {used}")
     return [sandbox, *(Check(**check) for check in answer["checks"])]
+
+
+def _warning(artifact: Artifact) -> str:
+    """Return what to know of an artifact's parts, whose code runs in the process of the probes."""
+    names = " and ".join(f"{file.path.name} (SHA-256 {file.stated.sha256})" for file in artifact.parts)
+    return f"; {names} ran among the probes, so read it: code written to deceive them could" if names else ""
 
 
 def _sample(documents: Sequence[bytes], seed: int) -> list[bytes]:
@@ -228,7 +239,7 @@ def main() -> None:
 
 
 def _run_job(job: dict[str, Any]) -> dict[str, Any]:
-    artifact = load(Path(job["artifact"]))
+    artifact = load(job["artifact"], parts=job["parts"])
     scoring = Scoring.from_json(job["score"])
     documents, in_order = ([text.encode("latin-1") for text in job[name]] for name in ("documents", "in_order"))
     least = max(SHORT, 3 * scoring.sequence_length)

@@ -191,7 +191,7 @@ def test_a_score_that_is_no_number_is_a_failed_check(
     tiny_run: Any, caddie: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = artifacts.load(tiny_run.artifact)
-    monkeypatch.setattr(artifacts, "load", lambda path, device: replace(loaded, model=Doctored(loaded.model, spoil)))
+    monkeypatch.setattr(artifacts, "load", lambda *given: replace(loaded, model=Doctored(loaded.model, spoil)))
     ended = caddie("score", tiny_run.artifact, "--data", tiny_run.corpus, "--json", "--quiet")
     assert (ended.status, ended.out) == (1, "")
     assert ended.err == f"caddie: the score of {tiny_run.artifact} is nan: its model gives no probabilities\n"

@@ -295,7 +295,7 @@ def test_nothing_of_one_scorer_is_left_for_the_next(artifact: Artifact, scored: 
     """Neither its process nor those that it starts, also if these have a session of their own."""
     fork = "self.last = None\n        if not os.fork():\n            os.setsid()\n            while True: pass"
     scored(COUNTS)
-    server = scorer_server(artifact.path.absolute(), artifact.sha256)
+    server = scorer_server(artifact)
     (family,) = [psutil.Process(server._sandboxed.process.pid)]
     before = len(family.children(recursive=True))
     scored(COUNTS.replace("self.last = None", fork))
