@@ -466,6 +466,7 @@ def test_verify_tries_everything_on_held_out_text(
 def test_an_example_in_place_of_the_scorer(artifact: Artifact) -> None:
     batches = {
         "artifact": str(artifact.path),
+        "parts": [],
         "score": artifact.scoring.to_json(),
         "scorer": "known_bad:slot",
         "documents": [piece.decode("latin-1") for piece in excerpts(library(), artifact.scoring, 1)],
