@@ -157,7 +157,9 @@ def parse_only(parsed: Parsed) -> str | None:
         return "needs GPUs"
     if parsed.verb in ("run", "train") and given.get("recipe") != "tiny":
         return "a recipe that is not tiny"
-    if re.search(r"\w+\.py:|\w+\.toml|SignedGate", str(given)):
+    if parsed.verb == "review" and "submission" in map(str, given.values()):
+        return "needs the folder that `submit` writes; `tests/submit` reviews one"
+    if re.search(r"\w+\.py\b|\w+\.toml|SignedGate", str(given)):
         return "needs a file that its page tells to write"
     if re.search(r"studies/", str(given)):
         return "needs a study that was run"

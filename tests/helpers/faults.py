@@ -33,6 +33,7 @@ PHASES = {
     "caddie.train.loop.warm_up": "warm-up",
     "caddie.train.loop.Run.to_the_end": "train",
     "caddie.run.run.calibrate_recipe": "calibrate",
+    "caddie.run.stages.calibrate_recipe": "calibrate",
     "caddie.run.run.score_trained": "score weights",
     "caddie.run.run.pack": "pack",
     "caddie.pack.compress.pack": "pack",

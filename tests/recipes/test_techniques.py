@@ -413,7 +413,7 @@ def follow(folder: Path, commands: list[str], small: list[str]) -> None:
 @pytest.mark.long
 def test_following_the_page_adds_a_technique_in_one_file(tmp_path: Path) -> None:
     text = WALK.read_text()
-    file, _ = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    (file,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     (source,) = re.findall(
         r"^class SignedGate.*?(?=\n\n\ngate = )", file, flags=re.DOTALL | re.MULTILINE
     )  # the two classes
@@ -447,8 +447,8 @@ def test_following_the_page_adds_a_technique_in_one_file(tmp_path: Path) -> None
     told = [parts[command] for command in commands]
     assert "\n#### SignedGate\n\n1 + W h[:channels]" in told[0]
     assert re.search(r"[^0]\d* passed", told[1])
-    assert "signed moved blocks.0.attention.gate.map.weight blocks.1.attention.gate.map.weight" in told[2]
-    assert told[3].endswith("plain moved\n")
+    assert "shipped moved blocks.0.attention.gate.map.weight blocks.1.attention.gate.map.weight" in told[2]
+    assert told[3].endswith("base moved\n")
 
 
 def differing(compared: dircmp[str]) -> list[str]:
