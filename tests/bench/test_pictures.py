@@ -27,13 +27,13 @@ def test_the_list_of_files_is_fresh() -> None:
 
 def test_every_folder_is_drawn_with_its_purpose_and_the_arrows_point_down() -> None:
     svg = drawing.draw_folders()
-    names = drawing.order()
+    names, found, purposes = drawing.order(), drawing.imports(), drawing.purposes(drawing.order())
     text = [element.text for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("}text")]
     for name in names:
         assert {name, f"{name}.py"} & set(text)
-        assert len(drawing.purposes(names)[name]) > 10
+        assert len(purposes[name]) > 10
     arrows = re.findall(r'<path class="arrow" d="M[^,]+,(\d+).*?(\d+)"', svg)
-    assert len(arrows) == sum(map(len, drawing.reduced({n: drawing.imports()[n] for n in names}).values()))
+    assert len(arrows) == sum(map(len, drawing.reduced({n: found[n] for n in names}).values()))
     assert all(int(begin) < int(end) for begin, end in arrows)
 
 

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from recording import Recorder
 from stand_in_hub import Hub, serving
 
-from caddie.cli import catalog
+from caddie.cli import app
 from caddie.data import fineweb
 from caddie.data.corpus import Corpus
 from caddie.data.fineweb import Place, fetch_documents, fetch_fineweb
@@ -448,7 +448,7 @@ def test_the_verb_fetches_shards_and_documents(
     copy_of({"own.model": tokenizer.serialize()}, Path())
 
     def data(*arguments: str) -> Corpus:
-        printed = CliRunner().invoke(catalog.data, [*arguments, "--local", "mirror", "--json", "--quiet"])
+        printed = CliRunner().invoke(app, ["data", *arguments, "--local", "mirror", "--json", "--quiet"])
         assert printed.exception is None, printed.exception
         return Corpus.load(Path(json.loads(printed.stdout)["folder"]))
 

@@ -21,6 +21,8 @@ from caddie.pack.source_bundle import describe_source
 from caddie.run.cap import cap_of_recipe
 from caddie.run.policy import code_bytes, file_cap
 
+pytestmark = pytest.mark.long  # two runs, in sandboxes of their own
+
 MINE = '''
 import os
 

@@ -249,7 +249,7 @@ def test_a_leak_at_one_place_in_a_hundred_is_found(artifact: Artifact, seed: int
     assert not PROBES["no look-ahead"](on)[0]
 
 
-@pytest.mark.parametrize("per_document", [False, True])
+@pytest.mark.parametrize("per_document", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_leak_at_document_ends_alone_is_found_in_one_stretch(artifact: Artifact, per_document: bool) -> None:
     """A scorer of documents is told where they end, so there no end may be changed."""
     ttt = DocumentLoRA(rank=2, chunk_tokens=16) if per_document else None
