@@ -40,7 +40,7 @@ def submit(
     )
     p = f", p = {facts['p_value']:.3g} against {facts['comparison_baseline']}" if "p_value" in facts else ""
     lines = [
-        f"{out}: {facts['val_bpb']:.5f} bits per byte, {len(facts['seeds'])} seeds{p}",
+        f"{out}: {facts['val_bpb']:.5f} bits per byte, {len(facts['seeds'])} seed{'s' * (len(facts['seeds']) > 1)}{p}",
         f"{facts['bytes_total']:,} bytes with {facts['bytes_code']:,} of train_gpt.py; track {facts['track']}",
     ]
     tell({"folder": str(out), **facts}, as_json, "\n".join(lines))

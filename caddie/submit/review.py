@@ -193,7 +193,7 @@ def review_table(result: Review) -> str:
         lines += [table(rows, header), ""]
     if result.findings:
         lines += [table([_row(finding) for finding in result.findings], ("", "rule", "where and what")), ""]
-    counts = ", ".join(f"{result.count(severity)} {severity}s" for severity in SEVERITIES)
+    counts = ", ".join(f"{(n := result.count(one))} {one}{'s' * (n != 1)}" for one in SEVERITIES)
     return "\n".join([*lines, f"{printable(result.folder)}: {counts}"])
 
 

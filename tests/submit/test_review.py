@@ -381,7 +381,7 @@ def invoke(*arguments: str) -> Any:
 def test_the_verb_says_how_many_and_its_status_is_that_of_errors(tmp_path: Path) -> None:
     good = invoke(str(write_submission(tmp_path / "good")))
     assert good.return_value == 0
-    assert "0 errors, 0 warnings, 1 notes" in good.output
+    assert "0 errors, 0 warnings, 1 note" in good.output
     bad = invoke(str(write_submission(tmp_path / "bad", replace=SIZE)))
     assert bad.return_value == 1
     assert "size-cap" in bad.output
