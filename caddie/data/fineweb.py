@@ -68,7 +68,7 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where to fetch from, if not from the variant's own repository at its own revision."""
+    """Repository, revision or local copy to fetch from, in place of the variant's own."""
 
     repository: str | None = None
     revision: str | None = None

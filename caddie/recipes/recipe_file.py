@@ -23,7 +23,7 @@ _LARGEST_BYTES = 1 << 20  # the largest recipe that is shipped takes 10 kB
 
 @dataclass(frozen=True)
 class RunStart:
-    """What a run was begun with, as its `recipe.json` keeps it."""
+    """Recipe, seed and corpus of a run, as its `recipe.json` keeps them."""
 
     recipe: Recipe
     seed: int

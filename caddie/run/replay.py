@@ -36,7 +36,7 @@ _CAUSES = {
     "precision": ("precision",),
     "processes": ("world",),
 }
-"""What decides the last digits of a run besides its seed, and where `result.json` states it."""
+"""Conditions besides the seed that change the last digits of a run, and their places in `result.json`."""
 _COUNTS = (("world",), ("training", "steps"), ("artifact_bytes",))
 
 

@@ -88,7 +88,7 @@ class Score:
 
 @dataclass
 class Log:
-    """What a log states."""
+    """Values read from one log."""
 
     file: str
     facts: dict[str, Fact] = field(default_factory=dict)

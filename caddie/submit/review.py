@@ -34,7 +34,7 @@ _UNLIMITED = re.compile(r"non[-_]?record", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Review:
-    """What was found in a folder."""
+    """Findings of a review, and the logs it read."""
 
     folder: str
     findings: list[Finding]
@@ -54,7 +54,7 @@ class Review:
 
 @dataclass(frozen=True)
 class _Read:
-    """What the files of a folder say of its runs."""
+    """Claims of a folder's files about its runs."""
 
     folder: Folder
     claims: Claims

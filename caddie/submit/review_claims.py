@@ -1,4 +1,4 @@
-"""What a `submission.json` claims: its fields, types and scores, in the spellings of merged records."""
+"""Claims of a `submission.json`: its fields, types and scores, in the spellings of merged records."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class _Function:
     loops: list[range] = field(default_factory=list)
     """Lines of each loop."""
     calibrates: list[int] = field(default_factory=list)
-    """Where validation text goes to what measures inputs or Hessians."""
+    """Lines of calls that measure inputs or Hessians on validation text."""
     calls: list[tuple[int, str, frozenset[str]]] = field(default_factory=list)
     """Line, function and names of models among the arguments of each call, functions that are arguments included."""
 
