@@ -17,7 +17,7 @@ from caddie.cli.options import options, tell
     "--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="Port to listen on; 0 for any."
 )
 @options("json")
-def board(folder: Path, port: int, as_json: bool) -> int:
+def board(folder: Path, port: int, as_json: bool) -> None:
     """Show the runs below FOLDER in a browser while they go on. FOLDER is runs unless named.
 
     Only this machine is answered, and nothing is ever written. Ctrl-C ends it.
@@ -29,4 +29,3 @@ def board(folder: Path, port: int, as_json: bool) -> int:
         tell(facts, as_json, f"{served.url} shows {folder}; Ctrl-C ends it")
         sys.stdout.flush()
         served.serve_forever()
-    return 0

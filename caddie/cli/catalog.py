@@ -39,7 +39,7 @@ def data(
     out: str | None,
     as_json: bool,
     quiet: bool,
-) -> int:
+) -> None:
     """Prepare text as a corpus. Without PATH: the source files of Python's own library.
 
     The contest's text comes with --fineweb: published shards of a tokenizer (sp1024, sp2048, sp4096, sp8192,
@@ -81,12 +81,11 @@ def data(
     manifest = json.loads((corpus.folder / "manifest.json").read_text())
     facts = {"folder": str(corpus.folder), "manifest": manifest, "lossy_rules": [rule.to_json() for rule in lossy]}
     tell(facts, as_json, "\n".join([describe(corpus), *map(str, lossy), f"corpus in {corpus.folder}"]))
-    return 0
 
 
 @click.command()
 @options("json")
-def recipes(as_json: bool) -> int:
+def recipes(as_json: bool) -> None:
     """List the recipes with their size and public score.
 
     NAME_mini is the twin of a recipe for two CPU cores, and public_000:LABEL an experiment of public system 000.
@@ -103,13 +102,12 @@ def recipes(as_json: bool) -> int:
         facts.append({**known, "public": [plain(figure) for figure in one.public]})
         rows.append((one.name, f"{one.parameters:,}", f"{one.published:.4f}" if one.published else "", one.why))
     tell({"recipes": facts}, as_json, table(rows, ["recipe", "parameters", "bpb", "purpose; its record"]))
-    return 0
 
 
 @click.command()
 @click.argument("words", metavar="[WORD]...", nargs=-1)
 @options("json")
-def techniques(words: tuple[str, ...], as_json: bool) -> int:
+def techniques(words: tuple[str, ...], as_json: bool) -> None:
     """List the techniques, or explain WORD.
 
     WORD is a word of the field (XSA, value residual, bpb), the name of a class of settings, or a setting, as in: caddie
@@ -125,7 +123,6 @@ def techniques(words: tuple[str, ...], as_json: bool) -> int:
         tell({"words": list(map(asdict, lookup(word))), "sockets": list(map(asdict, found))}, True, "")
     else:
         print(details(word) if words else overview())
-    return 0
 
 
 @click.command()
@@ -133,7 +130,7 @@ def techniques(words: tuple[str, ...], as_json: bool) -> int:
 @click.argument("b", required=False)
 @settings_argument
 @options("json")
-def diff(a: str, b: str | None, settings: tuple[str, ...], as_json: bool) -> int:
+def diff(a: str, b: str | None, settings: tuple[str, ...], as_json: bool) -> None:
     """Show the changes that turn recipe A into B. With A alone: those that turn its base into A.
 
     Settings given as PATH=VALUE are changed in the last recipe named.
@@ -169,24 +166,18 @@ def diff(a: str, b: str | None, settings: tuple[str, ...], as_json: bool) -> int
     change = f"{left.name} -> {right.name}"
     changed = table(rows, ["setting", change]) if rows else f"{change}: the same settings"
     tell(facts, as_json, f"{changed}\n\n{table(figures, ['', 'from', 'to', 'difference'])}")
-    return 0
 
 
 def _relative(before: float, after: float) -> str:
     return "none" if after == before else f"{after / before - 1:+.1%}"
 
 
-def _held(config: Config, path: str) -> str:
-    """Return the value of a config at a path as text; `(absent)` if the path does not exist."""
-    value: Any = config
-    parts = path.split(".")
-    while parts:
-        if isinstance(value, Config):
-            value = getattr(value, parts.pop(0), None)
-        elif isinstance(value, dict) and (
-            key := next((k for n in range(len(parts), 0, -1) if (k := ".".join(parts[:n])) in value), None)
-        ):
-            value, parts = value[key], parts[key.count(".") + 1 :]
-        else:
-            return "(absent)"
-    return show(value)
+def _held(value: Any, path: str) -> str:
+    """Return what a config has at a path as text; `(absent)` if the path does not exist."""
+    if not path:
+        return show(value)
+    held = vars(value) if isinstance(value, Config) else value
+    for name in sorted(held, key=len, reverse=True):  # one rule may begin like another
+        if f"{path}.".startswith(f"{name}."):
+            return _held(held[name], path[len(name) + 1 :])
+    return "(absent)"

@@ -15,7 +15,7 @@ from caddie.report.units import UNITS, Unit
 @click.argument("places", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--price", type=Finite(0), help="Price of an hour of one GPU, to count the cost of a study.")
 @options("out", "json")
-def report(places: tuple[Path, ...], price: float | None, out: str | None, as_json: bool) -> int:
+def report(places: tuple[Path, ...], price: float | None, out: str | None, as_json: bool) -> None:
     """Regenerate the report of a run, of several, or of a study.
 
     RUN is a run folder, or the folder of a study's results. Several runs are reported to the folder --out.
@@ -33,7 +33,6 @@ def report(places: tuple[Path, ...], price: float | None, out: str | None, as_js
     else:
         written = [write_report(places[0])]
     tell({"report": str(written[0]), "files": list(map(str, written))}, as_json, "\n".join(map(str, written)))
-    return 0
 
 
 class TwoGroups(click.Command):
@@ -64,7 +63,7 @@ class TwoGroups(click.Command):
     "--unit", type=click.Choice(UNITS), default=UNITS[0], show_default=True, help="Unit of --by and of what is printed."
 )
 @options("json")
-def compare(runs: tuple[Path, ...], against: tuple[Path, ...], by: float, unit: Unit, as_json: bool) -> int:
+def compare(runs: tuple[Path, ...], against: tuple[Path, ...], by: float, unit: Unit, as_json: bool) -> None:
     """Test if recipe B beats A, by runs of several seeds each.
 
     RUN is a run folder or its result.json, as in: caddie compare runs/b-* --against runs/a-*
@@ -76,4 +75,3 @@ def compare(runs: tuple[Path, ...], against: tuple[Path, ...], by: float, unit: 
 
     facts = compare_runs(runs, against, by=by, unit=unit)
     tell(facts, as_json, summary(facts))
-    return 0

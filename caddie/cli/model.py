@@ -26,7 +26,9 @@ ENDING = ".cz"
 )
 @options("parts", "seed", "json")
 @ends_on_interrupt
-def sample(artifact: Path, prompt: str, tokens: int, temperature: float, parts: Parts, seed: int, as_json: bool) -> int:
+def sample(
+    artifact: Path, prompt: str, tokens: int, temperature: float, parts: Parts, seed: int, as_json: bool
+) -> None:
     """Generate text."""
     from caddie.inference.sample import sample as write
     from caddie.report.tables import printable
@@ -34,7 +36,6 @@ def sample(artifact: Path, prompt: str, tokens: int, temperature: float, parts: 
     model = load_artifact(artifact, parts)
     text = write(model, prompt, tokens, temperature, seed).decode("utf-8", "replace")
     tell({"text": text}, as_json, "\n".join(map(printable, text.split("\n"))))
-    return 0
 
 
 @click.command()
@@ -43,14 +44,13 @@ def sample(artifact: Path, prompt: str, tokens: int, temperature: float, parts: 
 @click.option("--out", type=click.Path(path_type=Path), help=f"File to write, else FILE with {ENDING} added.")
 @options("parts", "json", "quiet")
 @ends_on_interrupt
-def compress(artifact: Path, file: Path, out: Path | None, parts: Parts, as_json: bool, quiet: bool) -> int:
+def compress(artifact: Path, file: Path, out: Path | None, parts: Parts, as_json: bool, quiet: bool) -> None:
     """Compress FILE with the model of ARTIFACT. Decompressing needs the same ARTIFACT."""
     target = out or file.with_name(file.name + ENDING)
     source, packed = _coded("compress", artifact, parts, file, target, quiet)
     rate = 8 * packed / source if source else 0.0
     facts = {"file": str(target), "bytes": packed, "source_bytes": source, "bits_per_byte": rate}
     tell(facts, as_json, f"{target}: {packed:,} bytes from {source:,}, {rate:.3f} bits per byte")
-    return 0
 
 
 @click.command()
@@ -59,14 +59,13 @@ def compress(artifact: Path, file: Path, out: Path | None, parts: Parts, as_json
 @click.option("--out", type=click.Path(path_type=Path), help=f"File to write, else FILE without {ENDING}.")
 @options("parts", "json", "quiet")
 @ends_on_interrupt
-def decompress(artifact: Path, file: Path, out: Path | None, parts: Parts, as_json: bool, quiet: bool) -> int:
+def decompress(artifact: Path, file: Path, out: Path | None, parts: Parts, as_json: bool, quiet: bool) -> None:
     """Decompress FILE."""
     if out is None and file.suffix != ENDING:
         raise UserError(f"{file} does not end in {ENDING}; name the file to write with --out")
     target = out or file.with_suffix("")
     _, size = _coded("decompress", artifact, parts, file, target, quiet)
     tell({"file": str(target), "bytes": size}, as_json, f"{target}: {size:,} bytes")
-    return 0
 
 
 def _coded(verb: str, artifact: Path, parts: Parts, file: Path, target: Path, quiet: bool) -> tuple[int, int]:

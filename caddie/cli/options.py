@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from caddie.recipes.recipe import Recipe
 
 Verb = Callable[..., Any]
+Decorator = Callable[[Verb], Verb]
 
 
 class Finite(click.FloatRange):
@@ -31,7 +33,7 @@ class Finite(click.FloatRange):
         return number
 
 
-def options(*names: str) -> Callable[[Verb], Verb]:
+def options(*names: str) -> Decorator:
     """Add options by name; each means the same for every verb."""
     known = {
         "data": click.option(
@@ -57,12 +59,12 @@ def options(*names: str) -> Callable[[Verb], Verb]:
         "quiet": click.option("--quiet", is_flag=True, help="No progress on standard error."),
     }
 
-    def decorate(verb: Verb) -> Verb:
-        for name in reversed(names):
-            verb = known[name](verb)
-        return verb
+    return all_of(*(known[name] for name in names))
 
-    return decorate
+
+def all_of(*decorators: Decorator) -> Decorator:
+    """Return one decorator that adds the options of several, in this order."""
+    return lambda verb: reduce(lambda inner, decorator: decorator(inner), reversed(decorators), verb)
 
 
 def written_out(setting: str) -> str:
@@ -70,7 +72,7 @@ def written_out(setting: str) -> str:
     return f"pack.cap_bytes{setting[3:]}" if setting.startswith("cap=") else setting
 
 
-def settings_option(name: str, metavar: str, required: bool = False) -> Callable[[Verb], Verb]:
+def settings_option(name: str, metavar: str, required: bool = False) -> Decorator:
     """Return the argument of settings, PATH=VALUE, with short names written out."""
 
     def write_out(_: click.Context, __: click.Parameter, settings: tuple[str, ...]) -> tuple[str, ...]:
@@ -82,7 +84,7 @@ def settings_option(name: str, metavar: str, required: bool = False) -> Callable
 settings_argument = settings_option("settings", "[PATH=VALUE]...")
 
 
-def path_argument(name: str, metavar: str | None = None) -> Callable[[Verb], Verb]:
+def path_argument(name: str, metavar: str | None = None) -> Decorator:
     """Return an argument that names a file or folder."""
     return click.argument(name, metavar=metavar, type=click.Path(path_type=Path))
 
@@ -111,23 +113,6 @@ def load_artifact(path: Path, parts: Sequence[Path] = ()) -> Artifact:
     from caddie.runtime import distributed
 
     return artifacts.load(path, distributed.local_device(), parts)
-
-
-def parts_words(artifact: Artifact) -> list[str]:
-    """Return the options that supply an artifact's parts on another command line."""
-    return [word for file in artifact.parts for word in ("--parts", str(file.path))]
-
-
-def changed_recipe(artifact: Artifact, settings: tuple[str, ...], *others: str) -> Recipe:
-    """Return a recipe with the artifact's scoring, changed by settings score.PATH=VALUE or `others`."""
-    from caddie.recipes.recipe import Recipe
-
-    diff = assignments(settings)
-    for path in diff:
-        if path not in others and not path.startswith("score."):
-            takes = " and ".join([*(f"{other}=N" for other in others), "settings of score"])
-            raise UserError(f"{click.get_current_context().info_name} takes {takes}, not {path}")
-    return Recipe().but({"score": artifact.scoring}).but(diff)
 
 
 def tell(facts: dict[str, Any], as_json: bool, text: str) -> None:

@@ -15,22 +15,14 @@ import click
 from click.core import ParameterSource
 
 from caddie.cli.exits import judge, resume_hint
-from caddie.cli.options import (
-    changed_recipe,
-    load_artifact,
-    named_recipe,
-    options,
-    parts_words,
-    path_argument,
-    settings_argument,
-    tell,
-)
+from caddie.cli.options import load_artifact, named_recipe, options, path_argument, settings_argument, tell
 from caddie.config import assignments, parse_assignment
 from caddie.config.renamed import modernized_path
 from caddie.errors import CheckFailed, UserError
 from caddie.runtime.interrupt import ends_on_interrupt
 
 if TYPE_CHECKING:
+    from caddie.pack.artifact import Artifact
     from caddie.recipes.recipe import Recipe
     from caddie.report.display import Display
     from caddie.runtime.distributed import Ranks
@@ -38,15 +30,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """Arguments of a verb that trains, in one of its processes."""
+    """Arguments of a verb that trains, in one of its processes: those of `caddie.run.run.run`."""
 
     recipe: Recipe
-    data: str | None
+    source: str | None
     seed: int
     folder: Path
     command: str
     ranks: Ranks
-    display: Display
+    progress: Display
 
 
 def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Command:
@@ -114,15 +106,7 @@ def run(job: Job) -> tuple[dict[str, Any], str] | None:
     from caddie.report.tables import result_table
     from caddie.run.run import run as run_recipe
 
-    result = run_recipe(
-        job.recipe,
-        job.data,
-        seed=job.seed,
-        folder=job.folder,
-        ranks=job.ranks,
-        progress=job.display,
-        command=job.command,
-    )
+    result = run_recipe(**vars(job))
     return (result, result_table(result, job.folder / REPORT)) if result else None
 
 
@@ -145,17 +129,17 @@ def train(job: Job) -> tuple[dict[str, Any], str] | None:
     from caddie.train.memory import enough_memory
 
     check_folder(job.folder)
-    phases, lock = Phases(job.display), locked(job.folder) if job.ranks.first else nullcontext()
+    phases, lock = Phases(job.progress), locked(job.folder) if job.ranks.first else nullcontext()
     with (
         lock,
         failure_recorded(job.folder, phases, job.ranks.first),
         enough_memory(job.recipe.model, job.recipe.train, job.ranks, phases),
     ):
         with phases("prepare"):
-            corpus = open_corpus(job.recipe, job.data, job.display, ranks=job.ranks)
+            corpus = open_corpus(job.recipe, job.source, job.progress, ranks=job.ranks)
             check_settings_matter(job.recipe)
         phases.begin("train")
-        trained = train_recipe(job.recipe, corpus, job.folder, job.seed, job.ranks, job.display)
+        trained = train_recipe(job.recipe, corpus, job.folder, job.seed, job.ranks, job.progress)
     if not job.ranks.first:
         return None
     kept = [word for file in user_files(job.recipe) for word in ("--parts", str(job.folder / PARTS / file.path.name))]
@@ -179,7 +163,7 @@ def pack(
     parts: tuple[Path, ...],
     as_json: bool,
     quiet: bool,
-) -> int:
+) -> None:
     """Quantize and pack the weights of the run folder RUN.
 
     Settings are cap=N, the bytes that the file may have, and pack.PATH=VALUE. With any, the run's own artifact is
@@ -191,6 +175,8 @@ def pack(
     from caddie.report.run_files import ARTIFACT
     from caddie.report.tables import pack_table
     from caddie.run.cap import cap_of_run
+    from caddie.run.compare_packings import compare as compare_packings
+    from caddie.run.compare_packings import summary
     from caddie.run.result import describe_compression
     from caddie.run.run import metadata_of
     from caddie.run.run_folder import read_run, run_weights
@@ -201,7 +187,9 @@ def pack(
     recipe, seed, corpus = read_run(folder, parts)
     with Display(quiet=quiet) as display:
         if compare:
-            return _compare_packings(folder, recipe, settings, out, display, parts, as_json)
+            facts = compare_packings(folder, _caps(recipe, settings, out), display, parts)
+            tell(facts, as_json, summary(facts))
+            return
         recipe = recipe.but(assignments(settings, _pack_setting))
         metadata, phases = metadata_of(recipe, seed, corpus), Phases(display)
         cap = cap_of_run(recipe, metadata)
@@ -216,6 +204,7 @@ def pack(
             packing = recipe.pack.but(cap_bytes=cap.file_bytes)
             compressed = pack_weights(metadata, weights, packing, path, calibrations, display)
     packed = artifacts.load(path)
+    own = [word for file in packed.parts for word in ("--parts", str(file.path))]
     facts = {
         "artifact": str(packed.path),
         "artifact_bytes": packed.file_bytes,
@@ -224,12 +213,11 @@ def pack(
         "ledger": packed.ledger,
         "compression": describe_compression(compressed, packed, corpus),
         "seconds": sum(phases.seconds.values()),
-        "next": [shlex.join(["caddie", "score", str(path), "--data", str(corpus.folder), *parts_words(packed)])],
+        "next": [shlex.join(["caddie", "score", str(path), "--data", str(corpus.folder), *own])],
     }
     tell(facts, as_json, pack_table(facts))
     if (over := packed.file_bytes - cap.file_bytes) > 0:
         raise CheckFailed(f"{packed.path} has {packed.file_bytes:,} bytes, {over:,} over the cap")
-    return 0
 
 
 def _pack_setting(text: str) -> tuple[str, object]:
@@ -241,17 +229,8 @@ def _pack_setting(text: str) -> tuple[str, object]:
     return path, value
 
 
-def _compare_packings(
-    folder: Path,
-    recipe: Recipe,
-    settings: tuple[str, ...],
-    out: Path | None,
-    display: Display,
-    parts: tuple[Path, ...],
-    as_json: bool,
-) -> int:
-    from caddie.run.compare_packings import compare, summary
-
+def _caps(recipe: Recipe, settings: tuple[str, ...], out: Path | None) -> list[int]:
+    """Return the caps of `--compare`, which takes nothing else."""
     if out is not None:
         raise UserError("--compare writes no file; leave out --out")
     caps = []
@@ -261,9 +240,19 @@ def _compare_packings(
                 f"--compare tries the quantizers and codings that it knows and takes cap=N alone, not {path}"
             )
         caps.append(recipe.but({path: value}).pack.cap_bytes)
-    facts = compare(folder, caps, display, parts)
-    tell(facts, as_json, summary(facts))
-    return 0
+    return caps
+
+
+def _changed_recipe(artifact: Artifact, settings: tuple[str, ...], *others: str) -> Recipe:
+    """Return a recipe with the artifact's scoring, changed by settings score.PATH=VALUE or `others`."""
+    from caddie.recipes.recipe import Recipe
+
+    diff = assignments(settings)
+    for path in diff:
+        if path not in others and not path.startswith("score."):
+            takes = " and ".join([*(f"{other}=N" for other in others), "settings of score"])
+            raise UserError(f"{click.get_current_context().info_name} takes {takes}, not {path}")
+    return Recipe().but({"score": artifact.scoring}).but(diff)
 
 
 @click.command()
@@ -300,7 +289,7 @@ def verify(
     loaded = load_artifact(artifact, parts)
     if not any(setting.startswith("pack.cap_bytes=") for setting in settings) and (cap := cap_of(loaded)):
         settings = (f"pack.cap_bytes={cap}", *settings)
-    recipe = changed_recipe(loaded, settings, "pack.cap_bytes")
+    recipe = _changed_recipe(loaded, settings, "pack.cap_bytes")
     corpus = open_for_scoring(loaded, data) if data else None
     if not data:
         with suppress(UserError):  # an artifact may stand alone, or its corpus be gone
@@ -363,7 +352,7 @@ def score(
     with distributed.join() as ranks, Display(quiet=quiet or events or not ranks.first) as display:
         progress = JsonLines(sys.stderr) if events and ranks.first else display
         loaded = load_artifact(artifact, parts)
-        scoring = changed_recipe(loaded, settings).score
+        scoring = _changed_recipe(loaded, settings).score
         corpus = open_for_scoring(loaded, data, progress, ranks)
         result = score_artifact(loaded, corpus, held_out_text(corpus), scoring, scorer, progress, ranks)
     if not ranks.first:

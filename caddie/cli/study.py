@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from caddie.cli.options import (
-    Finite,
-    Verb,
-    named_recipe,
-    options,
-    path_argument,
-    settings_argument,
-    settings_option,
-    tell,
-)
+from caddie.cli.options import Finite, all_of, named_recipe, options, settings_argument, settings_option, tell
 from caddie.config import assignments
 from caddie.errors import UserError
 from caddie.report.run_files import REPORT
@@ -33,32 +24,23 @@ if TYPE_CHECKING:
     from caddie.lab.study import Study
 
 
-def _run_options(verb: Verb) -> Verb:
-    """Add the options of all verbs that run a study."""
-    for option in (
-        click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Runs at once."),
-        click.option("--gpus", type=click.IntRange(0), default=0, help="GPUs of each run; 0 takes what there is."),
-        click.option("--cores", type=click.IntRange(0), default=0, help="Cores of each run on a cluster."),
-        click.option("--on", metavar="WHERE", default="local", help="local, ray[:ADDRESS] or slurm[:PARTITION]."),
-        click.option("--retry", is_flag=True, help="Run again what failed."),
-        click.option("--price", type=Finite(0), help="Price of an hour of one GPU, to count the cost."),
-    ):
-        verb = option(verb)
-    return options("data", "out", "json", "quiet")(verb)
-
-
-def _budget_options(verb: Verb) -> Verb:
-    """Add the options of a study that the command line defines."""
-    for option in (
-        click.option(
-            "--seeds", type=click.IntRange(1, 1000), default=3, show_default=True, help="Seeds of each label."
-        ),
-        click.option("--seconds", type=float, help="Training seconds of each run."),
-        click.option("--steps", type=click.IntRange(1), help="Optimizer steps of each run."),
-        click.option("--tokens", type=click.IntRange(1), help="Training tokens of each run."),
-    ):
-        verb = option(verb)
-    return verb
+_run_options = all_of(
+    options("data", "out", "json", "quiet"),
+    click.option("--price", type=Finite(0), help="Price of an hour of one GPU, to count the cost."),
+    click.option("--retry", is_flag=True, help="Run again what failed."),
+    click.option("--on", metavar="WHERE", default="local", help="local, ray[:ADDRESS] or slurm[:PARTITION]."),
+    click.option("--cores", type=click.IntRange(0), default=0, help="Cores of each run on a cluster."),
+    click.option("--gpus", type=click.IntRange(0), default=0, help="GPUs of each run; 0 takes what there is."),
+    click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Runs at once."),
+)
+"""Options of all verbs that run a study."""
+_budget_options = all_of(
+    click.option("--tokens", type=click.IntRange(1), help="Training tokens of each run."),
+    click.option("--steps", type=click.IntRange(1), help="Optimizer steps of each run."),
+    click.option("--seconds", type=float, help="Training seconds of each run."),
+    click.option("--seeds", type=click.IntRange(1, 1000), default=3, show_default=True, help="Seeds of each label."),
+)
+"""Options of a study that the command line defines."""
 
 
 def _budget(options: dict[str, Any]) -> dict[str, Any]:
@@ -169,7 +151,7 @@ def sweep(
 
 
 @click.command(hidden=True)
-@path_argument("job")
+@click.argument("job", type=click.Path(path_type=Path))
 @click.option("--with-parent", is_flag=True, help="End when standard input does.")
 @options("gpus")
 def trial(job: Path, with_parent: bool, gpus: int) -> int:
