@@ -34,13 +34,33 @@ def shipped() -> dict[str, Recipe]:
     return dict(_SHIPPED)
 
 
-def find(name: str) -> Recipe:
+def find(name: str, within: tuple[Path, ...] = ()) -> Recipe:
     """Return a recipe by its name; its twin for two cores is `NAME_mini`, a user's own recipe `FILE.py:NAME`.
 
     A file of TOML or JSON and the folder of a run are recipes as well (`recipe_file.py`). The experiments of public
-    system 000 are found by their labels, as `public_000:LABEL`. Raises `UserError` for an unknown name.
+    system 000 are found by their labels, as `public_000:LABEL`. `within` are the files whose base it is. Raises
+    `UserError` for an unknown name.
     """
-    return _find(name, ())
+    if name not in _SHIPPED and (file := recipe_path(name)) is not None:
+        if (place := file.absolute()) in within:
+            raise UserError(f"{file} is based on itself")
+        return read_recipe(file, lambda base: find(base, (*within, place)))
+    path, colon, attribute = name.rpartition(":")
+    if path == "seed_000":
+        raise UserError(f"seed_000 is now public_000: write public_000:{attribute}")
+    if path == "public_000":
+        known = {one.label: recipe for one in public_000_experiments if (recipe := one.recipe)}
+    else:
+        known = _named(execute(Path(path))) if colon else _SHIPPED
+    full = attribute.removesuffix("_mini")
+    if attribute not in known and full in known:
+        return mini(known[full])
+    if attribute not in known:
+        hint = suggest(attribute, known)
+        if colon:
+            raise UserError(f"{path} has no recipe {attribute}{hint}")
+        raise UserError(f"no recipe {name}{hint}; `caddie recipes` lists them, FILE.toml and FILE.py:NAME are yours")
+    return known[attribute]
 
 
 def begun_from(name: str) -> RunStart | None:
@@ -58,29 +78,3 @@ def supply_parts(name: str, parts: Sequence[Path]) -> None:
         recipe_file.supply_parts(file, parts)
     else:
         supply((), parts, Path(name))
-
-
-def _find(name: str, within: tuple[Path, ...]) -> Recipe:
-    """Return a recipe as `find` does; `within` are the files whose base it is."""
-    if name not in _SHIPPED and (file := recipe_path(name)) is not None:
-        if (place := file.absolute()) in within:
-            raise UserError(f"{file} is based on itself")
-        return read_recipe(file, lambda base: _find(base, (*within, place)))
-    path, colon, attribute = name.rpartition(":")
-    if path == "seed_000":
-        raise UserError(f"seed_000 is now public_000: write public_000:{attribute}")
-    if path == "public_000":
-        known = {one.label: recipe for one in public_000_experiments if (recipe := one.recipe)}
-    else:
-        known = _named(execute(Path(path))) if colon else _SHIPPED
-    full = attribute.removesuffix("_mini")
-    if attribute not in known and full in known:
-        return mini(known[full])
-    if attribute not in known:
-        hint = suggest(attribute, known)
-        raise UserError(
-            f"{path} has no recipe {attribute}{hint}"
-            if colon
-            else f"no recipe {name}{hint}; `caddie recipes` lists them, FILE.toml and FILE.py:NAME are yours"
-        )
-    return known[attribute]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
@@ -130,7 +131,7 @@ def sockets() -> list[Socket]:
     for path, cls in _places(Recipe, "", ()):
         places.setdefault(cls, []).append(path)
     measured = measurements()
-    base = {type(value) for value in _held(shipped()["baseline"])}
+    base = set(re.findall(r'"kind": "(\w+)"', json.dumps(shipped()["baseline"].to_json())))
     return [
         _socket(cls, tuple(dict.fromkeys(paths)), base, measured)
         for cls, paths in places.items()
@@ -194,20 +195,7 @@ def _configs(annotation: Any) -> Iterator[tuple[tuple[str, ...], type[Config]]]:
             yield (*steps, *further), found
 
 
-def _held(value: object) -> Iterator[Config]:
-    """Yield a config and all configs in it."""
-    if isinstance(value, Config):
-        yield value
-        for field in dataclasses.fields(value):
-            yield from _held(getattr(value, field.name))
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _held(item)
-
-
-def _socket(
-    cls: type[Config], paths: tuple[str, ...], base: set[type[Config]], measured: dict[str, Measurement]
-) -> Socket:
+def _socket(cls: type[Config], paths: tuple[str, ...], base: set[str], measured: dict[str, Measurement]) -> Socket:
     def entry(of: type[Config], setting: str, text: str) -> dict[str, Any]:
         name = f"{of.__name__}.{setting}" if setting else of.__name__
         called = (name, *(f"{path}.{setting}" for path in paths if setting))
@@ -236,7 +224,7 @@ def _socket(
     found = tuple(
         Variant(
             **entry(variant, "", inspect.getdoc(variant) or ""),
-            base=variant in base,
+            base=variant.__name__ in base,
             shipped=variant.__module__.startswith("caddie."),
             settings=settings(
                 variant,
