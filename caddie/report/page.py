@@ -85,7 +85,8 @@ def render(
         total_seconds=number(seconds.get("total"), ",.1f"),
         settings=[(path, setting(value)) for path, value in (result.get("diff") or {}).items()],
         policies=_policies(result),
-        public=_public(result),
+        public=result.get("public") or [],
+        number=number,
         fact=lambda path, form="": _fact(pick(result, *path.split(".")), form),
         open_bars=OPEN_BARS,
     )
@@ -220,7 +221,6 @@ def _beside(result: Mapping[str, Any]) -> list[Bar]:
 
 
 def _shares(values: Mapping[str, Any], form: str, colors: Sequence[int] = range(6)) -> list[Bar]:
-    """Return bars of the parts of a whole."""
     total = math.fsum(value for value in values.values() if is_finite(value))
     bars = []
     for index, (name, value) in enumerate(values.items()):
@@ -282,19 +282,6 @@ def _held(value: float | None, limit: float | None, form: str) -> dict[str, Any]
     over = value is not None and value > limit
     said = f"{number(value - limit, form)} over" if over and value else f"of {number(limit, form)}"
     return {"figure": number(value, form), "limit": said.removesuffix(".0"), "over": over}  # of 600, not of 600.0
-
-
-def _public(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {
-            "label": entry.get("label"),
-            "bits": number(entry.get("bits_per_byte"), ".4f"),
-            "bytes": number(entry.get("artifact_bytes"), ",d"),
-            "note": entry.get("note") or "",
-            "source": str(entry.get("source") or ""),
-        }
-        for entry in result.get("public") or []
-    ]
 
 
 def _fact(value: Any, form: str) -> object:

@@ -10,6 +10,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +50,9 @@ def columns(text: str) -> int:
 
 def crop(text: str, width: int) -> str:
     """Shorten `text` to `width` columns, with `...` at its end, if it is longer."""
-    if columns(text) <= width:
-        return text
-    kept, used = [], 3
-    for character in text:
-        used += columns(character)
-        if used > width:
-            break
-        kept.append(character)
-    return "".join(kept).rstrip() + "..."
+    from rich.cells import set_cell_size
+
+    return text if columns(text) <= width else set_cell_size(text, max(0, width - 3)).rstrip() + "..."
 
 
 def terminal_width() -> int:
@@ -142,13 +137,11 @@ def score_table(result: Mapping[str, Any]) -> str:
     if not result["own_scoring"]:
         lines.append("Not the scoring that the artifact carries.")
     lines += _lost(result["changed_documents"])
+    notes = result.get("notes") or []
     if "table" in kinds:
-        said = (
-            f"The contest counts bytes by a table of its tokenizer: {plain['table_bytes']:,} here, where the text has "
-        )
-        lines += textwrap.wrap(f"{said}{plain['source_bytes']:,}.", terminal_width())
-    for note in result.get("notes") or []:
-        lines += textwrap.wrap(note, terminal_width())
+        told = f"{plain['table_bytes']:,} here, where the text has {plain['source_bytes']:,}"
+        notes = [f"The contest counts bytes by a table of its tokenizer: {told}.", *notes]
+    lines += [line for note in notes for line in textwrap.wrap(note, terminal_width())]
     return "\n".join(lines)
 
 
@@ -290,10 +283,6 @@ def _charged(budget: Mapping[str, Any]) -> str:
 
 
 def _sample(text: str) -> list[str]:
-    lines = [printable(line).rstrip() for line in text.splitlines()]
-    shown = [line for line in lines if line][:5]
-    return (
-        ["written by the packed artifact", *("  " + crop(line, terminal_width() - 2) for line in shown)]
-        if shown
-        else []
-    )
+    written = filter(None, (printable(line).rstrip() for line in text.splitlines()))
+    lines = ["  " + crop(line, terminal_width() - 2) for line in islice(written, 5)]
+    return ["written by the packed artifact", *lines] if lines else []
