@@ -218,7 +218,6 @@ def _executor(on: str, workers: int, gpus: int, cores: int) -> Executor:
 
 
 def _print(found: Results | Selection | Ladder, as_json: bool) -> int:
-    """Print the results of a study."""
     from caddie.lab.results import Results
     from caddie.lab.rows import RESULTS
 

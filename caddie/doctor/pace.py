@@ -184,13 +184,11 @@ def _timed(gpt: GPT, train: Train, ranks: Ranks, steps: int, artifact_bytes: int
 
 
 def _wait(ranks: Ranks) -> None:
-    """Wait until the GPU is idle."""
     if ranks.device.type == "cuda":
         torch.cuda.synchronize(ranks.device)
 
 
 def _share(train: Train, processes: int) -> Train:
-    """Return the settings of one of `processes` processes."""
     tokens: IntSchedule = train.batch_tokens
     if isinstance(tokens, PiecewiseConstant):
         tokens = replace(tokens, values=tuple(value // processes for value in tokens.values))

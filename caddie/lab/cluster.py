@@ -75,14 +75,13 @@ class Cluster:
     def _outcome(self, ended: Any) -> str | None:
         errors = self._ray.exceptions
         try:
-            why: str | None = self._ray.get(ended)
+            return self._ray.get(ended)  # type: ignore[no-any-return]
         except errors.RayTaskError as error:
             if isinstance(error.cause, Stopped):
                 return None
             raise UserError(f"a machine of the cluster cannot do jobs: {error.cause}") from None
         except errors.RayError as error:
             return f"its machine was lost {RETRIES + 1} times; {str(error).splitlines()[0]}"
-        return why
 
 
 def share(nodes: Sequence[dict[str, float]], gpus_each: int, cores_each: int) -> tuple[int, int, int]:

@@ -97,8 +97,8 @@ def compare(
         "unit": unit,
         "by": by,
         "by_bits_per_byte": convert(by, unit, "bits-per-byte", tokens=b[0].tokens, source_bytes=b[0].source_bytes),
-        "runs": _facts(b, list(costs_b.values())),
-        "against": _facts(a, list(costs_a.values())),
+        "runs": _facts(b, unit),
+        "against": _facts(a, unit),
         "difference": fmean(costs_a.values()) - fmean(costs_b.values()),
         **dict.fromkeys(("interval", "test")),
         "why": "a test needs two seeds a side",
@@ -112,7 +112,6 @@ def compare(
 
 
 def _tested(b: Mapping[int, float], a: Mapping[int, float], by: float) -> dict[str, Any]:
-    """Return the facts of a test of two groups of costs by seed."""
     same = b.keys() == a.keys()
     why = "both groups have the same seeds" if same else "the groups have different seeds"
     facts: dict[str, Any] = {"test": "paired" if same else "welch", "why": why}
@@ -129,7 +128,8 @@ def _tested(b: Mapping[int, float], a: Mapping[int, float], by: float) -> dict[s
     return facts
 
 
-def _facts(runs: Sequence[ScoredRun], costs: Sequence[float]) -> dict[str, Any]:
+def _facts(runs: Sequence[ScoredRun], unit: Unit) -> dict[str, Any]:
+    costs = [run.cost(unit) for run in runs]
     deviation = stdev(costs) if len(costs) > 1 else None
     return {
         "recipe": runs[0].recipe,

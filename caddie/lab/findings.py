@@ -142,7 +142,6 @@ def _more_bytes(group: Sequence[Row], rival: Sequence[Row]) -> float | None:
 
 
 def _found(study: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[Row]]) -> str:
-    """Return the summary in one or two sentences."""
     counts = [f"{sum(one['word'] == word for one in verdicts)} {word}" for word in WORDS]
     without = sum(not group for label, group in groups.items() if study["entries"][label]["against"] is not None)
     counts += [f"{without} without a finished run"] if without else []
@@ -229,7 +228,6 @@ def _failures(kept: Sequence[Row]) -> list[dict[str, Any]]:
 def _notes(
     study: Mapping[str, Any], rows: Sequence[Row], done: Sequence[Row], groups: Mapping[str, Sequence[Row]]
 ) -> list[str]:
-    """Return notes on what limits a comparison of the figures."""
     notes = []
     planned = {(label, seed) for label in study["entries"] for seed in study["seeds"]}
     if missing := planned - {(row.get("label"), row.get("seed")) for row in rows}:

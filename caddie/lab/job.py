@@ -117,7 +117,6 @@ def run_job(job: Path) -> None:
 
 
 def _do(one: Mapping[str, Any], folder: Path, spec: Mapping[str, Any], ranks: Ranks) -> None:
-    """Do one run of a job."""
     trained = Path(spec["trained"])
     if folder != trained and ranks.first:
         _adopt(trained, folder)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +13,7 @@ from caddie.lab.from_runs import from_runs
 from caddie.lab.plots import curves, forest, marked, sizes, standings, sweep_lines, written
 from caddie.lab.rows import RESULTS, STUDY, read_rows, read_study
 from caddie.report.charts import is_finite
-from caddie.report.page import template
+from caddie.report.page import csv_table, template
 from caddie.report.run_files import REPORT
 from caddie.report.tables import number
 
@@ -234,11 +232,9 @@ def _cell(value: object) -> str:
 
 def _csv(rows: Sequence[Row]) -> str:
     """Return a CSV line per run, without curves."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow([*_COLUMNS, *(f"sha256_{name}" for name in _HASHES), "diff"])
+    lines = []
     for row in rows:
-        hashes, diff = row.get("sha256") or {}, row.get("diff") or {}
-        cells = [row.get(name) for name in _COLUMNS] + [hashes.get(name) for name in _HASHES]
-        table.writerow([*cells, "; ".join(f"{path}={value}" for path, value in diff.items())])
-    return text.getvalue()
+        hashes = {f"sha256_{name}": digest for name, digest in (row.get("sha256") or {}).items()}
+        diff = "; ".join(f"{path}={value}" for path, value in (row.get("diff") or {}).items())
+        lines.append({**row, **hashes, "diff": diff})
+    return csv_table(lines, [*_COLUMNS, *(f"sha256_{name}" for name in _HASHES), "diff"])

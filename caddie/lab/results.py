@@ -77,29 +77,19 @@ def run_study(
     workers: int = 1,
     folder: Path | None = None,
     executor: Executor | None = None,
-    retry: bool = False,
-    command: str = "",
     price: float | None = None,
     progress: Progress | None = None,
-    total: int | None = None,
+    **how: Any,
 ) -> Results:
     """Do the runs of a study that are not over on the text at `data`, write its reports, and return the results.
 
-    `workers` runs go on at once on this machine, unless an `executor` is given. The other arguments are those of
-    `caddie.lab.runner.run_jobs`; `folder` is its `results`. `progress` prints plain lines unless given. Raises
+    `workers` runs go on at once on this machine, unless an `executor` is given. `progress` prints plain lines unless
+    given. `folder` is the `results` of `caddie.lab.runner.run_jobs`, and `how` is what else that takes. Raises
     `UserError` for a study that cannot run.
     """
-    place = folder or Path("runs") / study.name
-    rows = run_jobs(
-        study,
-        data,
-        results=place,
-        executor=executor or Local(workers),
-        retry=retry,
-        command=command,
-        progress=progress or Display(stream=sys.stdout),
-        total=total,
-    )
+    place, executor = folder or Path("runs") / study.name, executor or Local(workers)
+    progress = progress or Display(stream=sys.stdout)
+    rows = run_jobs(study, data, results=place, executor=executor, progress=progress, **how)
     results = Results(study, rows, place, price)
     results.write()
     return results

@@ -159,7 +159,6 @@ def _groups(left: Iterable[Run]) -> list[list[Run]]:
 
 
 def _training(run: Run) -> object:
-    """Return the key of a run's training."""
     return run.seed, run.corpus, run.recipe.model.key(), run.recipe.train.key()
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
@@ -161,15 +162,13 @@ def seeds_to_decide(
 
 def _least(enough: Callable[[int], bool]) -> int | None:
     """Return the least number from 2 to `MOST_SEEDS` that is enough, where all above it are; None if there is none."""
-    low, high = 1, 2  # too few, or untried; enough, once tried
+    high = 2
     while not enough(high):
-        low, high = high, 2 * high
-        if low >= MOST_SEEDS:
+        if high >= MOST_SEEDS:
             return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high if high <= MOST_SEEDS else None
+        high *= 2
+    least = high // 2 + 1 + bisect_left(range(high // 2 + 1, high), True, key=enough)
+    return least if least <= MOST_SEEDS else None
 
 
 def benjamini_hochberg(p_values: Sequence[float | None]) -> list[float | None]:

@@ -11,7 +11,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -169,21 +169,22 @@ def _downloads(
     no file beside it."""
     files = {
         "result.json": ("application/json", json.dumps(result, indent=2)),
-        "steps.csv": ("text/csv", _table(steps, _STEP_COLUMNS)),
+        "steps.csv": ("text/csv", csv_table(steps, _STEP_COLUMNS)),
     }
     if held_out:
-        files["held_out.csv"] = "text/csv", _table(held_out, _HELD_OUT_COLUMNS)
+        files["held_out.csv"] = "text/csv", csv_table(held_out, _HELD_OUT_COLUMNS)
     return [
         {"name": name, "address": f"data:{kind};base64,{base64.b64encode(content.encode(errors='replace')).decode()}"}
         for name, (kind, content) in files.items()
     ]
 
 
-def _table(events: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+def csv_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """Return the rows as CSV with these columns; empty where a row has no value."""
     text = io.StringIO()
     table = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     table.writeheader()
-    table.writerows(events)
+    table.writerows(rows)
     return text.getvalue()
 
 

@@ -82,18 +82,10 @@ def result_errors(path: Path, reader: str) -> Iterator[None]:
 
     try:
         yield
-    except (
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-        ArithmeticError,
-        RecursionError,
-        UndefinedError,
-    ) as error:
-        if isinstance(error, UserError):
-            raise
-        what = f"{type(error).__name__}: {error}"
+    except UserError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, UndefinedError, ValueError) as why:
+        what = f"{type(why).__name__}: {why}"
         raise UserError(f"{path} lacks what {reader} needs ({what}); run the recipe again") from None
 
 
