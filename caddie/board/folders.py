@@ -62,22 +62,17 @@ class RunFolder:
         before, self.files = self.files, files
         self.changed = max(changed, *(status.st_mtime for status in files.values()))
         for name in (RECIPE, LOG, RESULT, ERROR, TASK):
-            if name not in files:
+            unread = name == LOG and name in files and files[name].st_size > self.log.offset
+            if _signature(files.get(name)) != _signature(before.get(name)) or unread:
                 self.documents.pop(name, None)
                 self.faults.pop(name, None)
-            elif (
-                name not in before
-                or _signature(files[name]) != _signature(before[name])
-                or (name == LOG and files[LOG].st_size > self.log.offset)
-            ):
-                self._read(name)
+                if name in files:
+                    self._read(name)
         if LOG not in files:
             self.log = Log()
         self.holder = None if RESULT in files else holder(self.folder)
 
     def _read(self, name: str) -> None:
-        self.faults.pop(name, None)
-        self.documents.pop(name, None)
         try:
             if name == LOG:
                 self.log = self.log.read(self.folder / name)
@@ -237,8 +232,8 @@ def _list(folder: Path) -> tuple[list[Path], dict[str, os.stat_result], float]:
     return below, files, folder.stat().st_mtime
 
 
-def _signature(status: os.stat_result) -> tuple[int, int, int]:
-    return status.st_mtime_ns, status.st_size, status.st_ino
+def _signature(status: os.stat_result | None) -> tuple[int, int, int] | None:
+    return status and (status.st_mtime_ns, status.st_size, status.st_ino)
 
 
 def text(value: object) -> str:

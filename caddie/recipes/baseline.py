@@ -9,21 +9,12 @@ from caddie.pack.codecs import Zlib
 from caddie.pack.coding import Packed
 from caddie.pack.compress import Pack
 from caddie.pack.quantize import Float16, Float32, Percentile, Rows
-from caddie.recipes.notation import figures, per_role
-from caddie.recipes.recipe import Recipe
+from caddie.recipes.recipe import Recipe, per_role
 from caddie.train.trainer import Train
 
 baseline = Recipe(
     why="The contest's naive baseline: 9 layers of width 512 for 600 seconds, int8 rows and zlib.",
     train=Train(seconds=600, steps=20_000, lr_schedule=IterationWarmdown(steps=1200), warmup_steps=20),
-    public=(
-        *figures(
-            "2026-03-17_NaiveBaseline",
-            "1337 1.22436570 15863489",
-            note="scored on an earlier validation export; about 1.2275 on the current one",
-        ),
-        *figures("2026-03-17_LoRA_TTT", "re-run v3 1.22739739 15884843"),
-    ),
 ).but(
     {
         "pack.quantizers": {
@@ -48,14 +39,12 @@ fp16_embedding = baseline.but(
     },
     base="baseline",
     why="Tied embedding in fp16 for 32 hidden channels, longer warmdown, higher rate.",
-    public=figures("2026-03-18_FP16Embed_WD3600", "1337 1.21972502 15896222, 42 1.22006458 15897173"),
 )
 
 lower_lr = baseline.but(
     {"train.optimizers.matrix.lr": 0.02, "train.optimizers.scalar.lr": 0.02, "train.optimizers.embedding.lr": 0.03},
     base="baseline",
     why="About half the learning rates, the best of a sweep over six.",
-    public=figures("2026-03-18_LowerLR", "1337 1.22296644 15854246", machine="8xH200"),
 )
 
 tiny = baseline.but(
@@ -86,5 +75,4 @@ tiny = baseline.but(
     },
     base="baseline",
     why="The baseline at a size that two cores train in a minute; BigramHash rows stand in for depth.",
-    public=(),
 )

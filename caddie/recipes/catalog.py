@@ -10,6 +10,7 @@ from caddie.config.userfile import execute, supply
 from caddie.errors import UserError, suggest
 from caddie.recipes import recipe_file
 from caddie.recipes.public_000_experiments import public_000_experiments
+from caddie.recipes.published import published
 from caddie.recipes.recipe import Recipe
 from caddie.recipes.recipe_file import RunStart, read_recipe, recipe_path
 from caddie.recipes.shrink import mini
@@ -23,7 +24,7 @@ def _named(values: dict[str, object]) -> dict[str, Recipe]:
 
 
 _SHIPPED = {
-    name: recipe
+    name: recipe.but(public=published().get(name, ()))
     for module in _MODULES
     for name, recipe in _named(vars(import_module(f"caddie.recipes.{module}"))).items()
 }

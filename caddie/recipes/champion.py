@@ -21,5 +21,4 @@ champion = vocabulary_4096.but(
     },
     base="vocabulary_4096",
     why="Chosen by ablation at mini scale: few layers, many hashed pairs; not measured at full size.",
-    public=(),
 )

@@ -12,7 +12,7 @@ from caddie.pack.codecs import Zstd
 from caddie.pack.coding import Packed
 from caddie.pack.quantize import BestPercentile, Float16, Percentile, Rows
 from caddie.recipes.baseline import baseline, lower_lr
-from caddie.recipes.notation import figures, per_role
+from caddie.recipes.recipe import per_role
 from caddie.score import DocumentLoRA
 from caddie.train.averaging import EMA, SWA
 from caddie.train.qat import StraightThrough
@@ -36,11 +36,6 @@ document_lora = baseline.but(
     },
     base="baseline",
     why="The baseline scored by LoRA-TTT, adapters of each document's own; LoRA_TTT.",
-    public=figures(
-        "2026-03-17_LoRA_TTT",
-        "run v0 1.1935 15872848, run v1 1.1927 15863031, run v2 1.1921 15866451, run v3 1.1929 15884843",
-        note="most of the gain is from separate documents and more context; v1 is 2,400 s on two GPUs",
-    ),
 )
 
 rows_2048 = baseline.but(
@@ -52,9 +47,6 @@ rows_2048 = baseline.but(
     },
     base="baseline",
     why="Sequences of 2,048 tokens and lower rates; LongContextSeq2048.",
-    public=figures(
-        "2026-03-18_LongContextSeq2048", "1337 1.20576 15867270, 1338 1.20617 15861239, 1339 1.20716 15861752"
-    ),
 )
 
 rows_4096 = rows_2048.but(
@@ -69,27 +61,18 @@ rows_4096 = rows_2048.but(
     },
     base="rows_2048",
     why="Sequences of 4,096 tokens, smaller batches, longer momentum; TrainingOptSeq4096.",
-    public=figures(
-        "2026-03-19_TrainingOptSeq4096", "1337 1.20143 15868326, 1338 1.19945 15883154, 1339 1.20320 15887250"
-    ),
 )
 
 ten_layers = lower_lr.but(
     {"model.depth": 10, "pack.quantizers.blocks.[3-6].*.weight": Rows(bits=6, scale=Percentile(floor="absolute"))},
     base="lower_lr",
     why="A tenth layer, paid for by int6 in layers 3 to 6; 10L_MixedPrecision.",
-    public=figures(
-        "2026-03-19_10L_MixedPrecision",
-        "1337 1.21474500 15928974",
-        note="its six bits are eight, rounded to multiples of four",
-    ),
 )
 
 sliding_window = baseline.but(
     {"score.stride": 64},
     base="baseline",
     why="The baseline with sliding window evaluation, stride 64; SlidingWindowEval.",
-    public=figures("2026-03-19_SlidingWindowEval", "1337 1.19250007 15874829"),
 )
 
 overtone_start = sliding_window.but(
@@ -104,11 +87,6 @@ overtone_start = sliding_window.but(
     },
     base="sliding_window",
     why="Weight decay, overtone embedding, residual mix by depth; OvertoneInit.",
-    public=figures(
-        "2026-03-19_SlidingWindow_FP16Emb_10L_MuonWD_OvertoneInit",
-        "1337 1.17558517 15374243, 42 1.17423973 15350371, 7 1.17443456 15397085",
-        note="Muon's weight decay follows its step there",
-    ),
 )
 
 six_bits = sliding_window.but(
@@ -122,11 +100,6 @@ six_bits = sliding_window.but(
     },
     base="sliding_window",
     why="QAT to int6 from the start pays for wider MLPs; MixedQuant_Int6Int8.",
-    public=figures(
-        "2026-03-19_MixedQuant_Int6Int8_SlidingWindow",
-        "1337 1.16301431 15353490",
-        note="1.19650941 without overlap, 1.1950 before quantization",
-    ),
 )
 
 six_bits_ten_layers = six_bits.but(
@@ -143,9 +116,6 @@ six_bits_ten_layers = six_bits.but(
     },
     base="six_bits",
     why="A tenth layer, longer sequences, fp16 embedding; Seq2048_FP16Emb_TunedLR.",
-    public=figures(
-        "2026-03-19_Seq2048_FP16Emb_TunedLR", "1337 1.16101576 15558319, 42 1.15978656 15398999, 3 1.15861696 15519859"
-    ),
 )
 
 smear_and_bigrams = six_bits.but(
@@ -160,11 +130,6 @@ smear_and_bigrams = six_bits.but(
     },
     base="six_bits",
     why="SmearGate, BigramHash and orthogonal initialization; smeargate.",
-    public=figures(
-        "2026-03-19_smeargate_orthoinit_muonwd",
-        "1337 1.15555486 15878809",
-        note="22,368,840 parameters: no scale of the pairs; another hash; the smear before the norm, from 5 % on",
-    ),
 )
 
 six_bits_eleven_layers = six_bits.but(
@@ -177,11 +142,6 @@ six_bits_eleven_layers = six_bits.but(
     },
     base="six_bits",
     why="Eleven layers, which weight decay makes small enough; MLP3x_QAT_Int6.",
-    public=figures(
-        "2026-03-19_MLP3x_QAT_Int6_SlidingWindow",
-        "1337 1.15055135 15360260, 42 1.15020896 15556813, 123 1.14970047 15365293",
-        note="from its README; the log beside it is another experiment's",
-    ),
 )
 
 snapshot_average = smear_and_bigrams.but(
@@ -197,11 +157,6 @@ snapshot_average = smear_and_bigrams.but(
     },
     base="smear_and_bigrams",
     why="SWA of 30 snapshots, longer sequences, larger batches; SmearGate_BigramHash.",
-    public=figures(
-        "2026-03-20_Int6_MLP3x_SmearGate_BigramHash_MuonWD_SWA",
-        "1337 1.14597 15862650, 42 1.14656 15917304, 7 1.14492 15944907",
-        note="the keys' matrix of the last layer is kept in fp16 there",
-    ),
 )
 
 five_bits = snapshot_average.but(
@@ -214,11 +169,6 @@ five_bits = snapshot_average.but(
     },
     base="snapshot_average",
     why="Int5 MLPs pay for a tenth layer and more hashed pairs; Int5MLP.",
-    public=figures(
-        "2026-03-20_10L_Int5MLP_MuonWD04_SWA50",
-        "42 1.14271 15965978, 1337 1.14298 15830186, 2024 1.14260 15684876",
-        note="the smallest 3 % of the weights are zero there",
-    ),
 )
 
 exclusive_three = snapshot_average.but(
@@ -236,17 +186,12 @@ exclusive_three = snapshot_average.but(
     },
     base="snapshot_average",
     why="Eleven layers, XSA in the last three; EfficientPartialXSA.",
-    public=figures("2026-03-20_11L_EfficientPartialXSA_FA3_SWA120", "1337 1.13071416 15892986"),
 )
 
 exclusive_four = exclusive_three.but(
     {"model.layers": {"7-10": {"attention.xsa": True}}, "train.warmup_steps": 20, "train.averaging": EMA(decay=0.997)},
     base="exclusive_three",
     why="XSA in the last four layers, and EMA; XSA4_EMA.",
-    public=figures(
-        "2026-03-20_11L_XSA4_EMA_Int6_MLP3x_WD04_1.1271",
-        "1337 1.12707 15534645, 42 1.12862 15745973, 2025 1.12836 15649516",
-    ),
 )
 
 partial_rotary = exclusive_four.but(
@@ -257,10 +202,6 @@ partial_rotary = exclusive_four.but(
     },
     base="exclusive_four",
     why="Partial RoPE on a quarter of the channels, depth-scaled norms; PartialRoPE.",
-    public=figures(
-        "2026-03-21_11L_XSA4_EMA_PartialRoPE_LateQAT_1.1248",
-        "2025 1.12484502 15612308, 42 1.12498 15528666, 1337 1.12527 15639340",
-    ),
 )
 
 value_embeddings = partial_rotary.but(
@@ -273,8 +214,4 @@ value_embeddings = partial_rotary.but(
     },
     base="partial_rotary",
     why="Value embeddings in the last layers, longer warmdown; GPTQ-lite.",
-    public=figures(
-        "2026-03-22_11L_EMA_GPTQ-lite_warmdown3500_QAT015_1.1233",
-        "1337 1.12278 15555017, 42 1.12360 15540675, 2024 1.12357 15586805",
-    ),
 )

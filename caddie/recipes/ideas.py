@@ -10,7 +10,7 @@ from caddie.pack.coding import Packed
 from caddie.pack.quantize import Float8, Float16, Percentile, Rows, Ternary
 from caddie.recipes.baseline import baseline, lower_lr
 from caddie.recipes.early_records import value_embeddings
-from caddie.recipes.notation import figures, per_role
+from caddie.recipes.recipe import per_role
 from caddie.train.qat import StraightThrough
 
 _TRITS = Ternary(packed=True)
@@ -52,12 +52,6 @@ ternary = baseline.but(
     },
     base="baseline",
     why="Ternary: 67 million parameters, nearly all -1, 0 or 1, in ten wide layers.",
-    public=figures(
-        "2026-03-24_74M_Ternary_UNet_FP8_10L_8192BPE_YaRN_NeoMuon",
-        "42 1.1565 15993853, 1337 1.1568 15995705, 7 1.1578 15992753",
-        note="of its 73,685,840 parameters 6,291,456 are a head that nothing reads; scored at a temperature of 0.9, "
-        "which scores here are not",
-    ),
 )
 
 _FOLDED = {
@@ -82,12 +76,6 @@ universal_transformer = value_embeddings.but(
     },
     base="value_embeddings",
     why="Depth recurrence of the whole model: three layers, four times; a third of the bytes.",
-    public=figures(
-        "#1110",
-        "42 1.22490891 4946680",
-        note="8,115,775 parameters: there each of the 12 runs has gates, scales and vectors of its own, the vectors "
-        "in no optimizer, and value embeddings enter the last runs alone",
-    ),
 )
 
 random_mlps = lower_lr.but(
@@ -104,11 +92,6 @@ random_mlps = lower_lr.but(
     },
     base="lower_lr",
     why="Twelve layers whose MLPs are random but for a part of rank 160; Random_Linear_Adapter.",
-    public=figures(
-        "#2058",
-        "1337 1.19710 15418110, 42 1.19692 15422121, 2026 1.19666 15413210",
-        note="its six bits are eight, rounded to multiples of four",
-    ),
 )
 
 random_maps = value_embeddings.but(
@@ -119,9 +102,4 @@ random_maps = value_embeddings.but(
     },
     base="value_embeddings",
     why="All maps random and orthogonal but for a part of rank 32: five megabytes in all.",
-    public=figures(
-        "#1113",
-        "42 1.37047831 5191021",
-        note="3,744,892 parameters, 22 of them scales of the layers' inputs and outputs that are left out here",
-    ),
 )

@@ -8,7 +8,7 @@ from caddie.data.tokenizers import CaseOps
 from caddie.model import DenseGate, NarrowGate, RoutedStreams, SparseGate, TokenSmear
 from caddie.pack.compress import Correction
 from caddie.pack.quantize import Float16, Gptq, Percentile, Rows, SigmaClip
-from caddie.recipes.notation import figures, per_role
+from caddie.recipes.recipe import per_role
 from caddie.recipes.records import three_layer_recurrence
 from caddie.score import SGD, DocumentLoRA, GlobalSGD
 from caddie.train.optim import AdamW
@@ -28,16 +28,12 @@ document_attention = three_layer_recurrence.but(
     },
     base="three_layer_recurrence",
     why="Document mask, two streams, LoRA-TTT; VarLenAttn.",
-    public=figures("2026-04-10_VarLenAttn", "0 1.07258 15996664, 1 1.07325 15993874, 2 1.07426 15984798"),
 )
 
 one_phase = document_attention.but(
     {"score.ttt.phases": GlobalSGD(documents=2000, phases=1, sgd=SGD(lr=0.005))},
     base="document_attention",
     why="All weights trained once on the documents scored so far; PhasingTTT2000.",
-    public=figures(
-        "2026-04-13_VarLenAttn_PhasingTTT2000", "0 1.07217 15996697, 1 1.07300 15995985, 2 1.07325 15988805"
-    ),
 )
 
 three_phases = one_phase.but(
@@ -53,9 +49,6 @@ three_phases = one_phase.but(
     },
     base="one_phase",
     why="Three phases of such TTT at a lower rate, longer warmdown; MultiPhaseGlobalSGD.",
-    public=figures(
-        "2026-04-14_MultiPhaseGlobalSGD_PhasedTTT", "0 1.07134 15939841, 1234 1.07164 15932419, 42 1.07280 15932897"
-    ),
 )
 
 _GATE_QUANTIZER = Rows(scale=Percentile(fraction=1.0))
@@ -71,18 +64,12 @@ narrow_gates = three_phases.but(
     },
     base="three_phases",
     why="Attention gates from twelve channels, no phases; SmearGate_AttentionOutputGate.",
-    public=figures(
-        "2026-04-16_SmearGate_AttentionOutputGate_ScoreFirstTTT",
-        "42 1.07221 15936229, 1337 1.07057 15939048, 0 1.07139 15934411",
-        note="35,945,671 parameters, of which the 13 of a smear are in no optimizer and stay zero; left out here",
-    ),
 )
 
 lossless_caps = three_phases.but(
     {"data.tokenizer": CaseOps(), "train.optimizers.matrix.weight_decay": Ramp(start=0.095, end=0.0475, begin=0.7)},
     base="three_phases",
     why="CaseOps, and less weight decay at the end; CaseOps_Taper.",
-    public=figures("2026-04-18_PR1626_CaseOps_Taper", "0 1.06806 15932307, 1234 1.06728 15943106, 42 1.06807 15935802"),
 )
 
 dense_gates = lossless_caps.but(
@@ -94,18 +81,6 @@ dense_gates = lossless_caps.but(
     },
     base="lossless_caps",
     why="Attention gates from all channels, constant weight decay; CaseOps_GatedAttn.",
-    public=(
-        *figures(
-            "2026-04-19_SP8192_CaseOps_GatedAttn_QuantGate_Loop45_PhasedTTT",
-            "0 1.06473 15971476, 1234 1.06563 15975050, 42 1.06610 15978834",
-        ),
-        *figures(
-            "2026-04-22_SP8192_CaseOps_GatedAttn_QuantGate_Loop45_PhasedTTT_MLPClip12",
-            "1 1.06510 15979182, 1337 1.06517 15971129, 2025 1.06413 15977203, "
-            "314 1.06357 15979114, 777 1.06467 15971178",
-            note="the clip that it claims to have changed is in the other record's log too: other seeds, nothing else",
-        ),
-    ),
 )
 
 sparse_gates = dense_gates.but(
@@ -120,29 +95,12 @@ sparse_gates = dense_gates.but(
     },
     base="dense_gates",
     why="Narrow attention gates, Polar Express, a least rate, warm LoRA-TTT; SparseGate.",
-    public=figures(
-        "2026-04-23_SP8192_CaseOps_SparseGate_QuantGate_Loop45_PhasedTTT_PolarNS_MinLR_FusedCE",
-        "0 1.06308 15939508, 1234 1.06297 15939918, 42 1.06400 15940380",
-        note="a second scoring of the same artifacts; the first, with colder adapters, is 0.0004 worse",
-    ),
 )
 
 document_smear = sparse_gates.but(
     {"model.embedding.smear": TokenSmear(), "pack.correction": Correction(), "pack.quantizers.gate": Float16()},
     base="sparse_gates",
     why="SmearGate that does not cross documents, LQER; SmearGateBOSFix.",
-    public=(
-        *figures(
-            "2026-04-27_SmearGateBOSFix_PR1787Base_LQERAsym_PhasedTTT",
-            "42 1.06128 15952086, 314 1.06087 -, 1234 1.06220 -",
-            note="calibrated after 599.5 s of training, which some count as training",
-        ),
-        *figures(
-            "2026-04-29_SmearGateBOSFix_3Seed_1.06141",
-            "42 1.06083 15949701, 314 1.06091 15951777, 1234 1.06249 15951968",
-            note="trained for 592 s, so that calibration ends in time",
-        ),
-    ),
 )
 
 best_record = document_smear.but(
@@ -160,8 +118,4 @@ best_record = document_smear.but(
     },
     base="document_smear",
     why="The best record, 1.0611: gentler gates, slower Adam, longer warmdown.",
-    public=figures(
-        "2026-04-27_SP8192_LQER_SparseGate_BOSSmearFix_9HpStack_1.0611",
-        "42 1.05989454 15897259, 0 1.06124613 15900947, 1234 1.06208695 15907550",
-    ),
 )

@@ -38,7 +38,7 @@ class Experiment:
         """Return the whole recipe, or none if there is nothing to set."""
         if self.diff is None:
             return None
-        return parallel_muon.but(self.diff, name=self.label, base="parallel_muon", why=self.outcome, public=())
+        return parallel_muon.but(self.diff, name=self.label, base="parallel_muon", why=self.outcome)
 
 
 _SIX_BITS = Rows(bits=6, scale=Percentile(floor="absolute"))

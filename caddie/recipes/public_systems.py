@@ -10,7 +10,7 @@ from caddie.pack.coding import Packed
 from caddie.pack.quantize import BestPercentile, Gptq, Percentile, Rows
 from caddie.recipes.baseline import baseline
 from caddie.recipes.early_records import ORTHOGONAL, value_embeddings
-from caddie.recipes.notation import figures, per_role
+from caddie.recipes.recipe import per_role
 from caddie.score import SGD, ChunkSGD
 from caddie.train.optim import AdamW
 from caddie.train.qat import StraightThrough
@@ -36,25 +36,12 @@ single_gpu = baseline.but(
     },
     base="baseline",
     why="Eight layers for one GPU, partial RoPE, XSA in two layers; public system 001.",
-    public=figures(
-        "#1559",
-        "1337 1.24979460 15201324",
-        machine="1xH100",
-        note="sliding, stride 128; 1.27307324 without; the title's 1.24 is a goal; quantization-aware over the last "
-        "15 % by its script, 10 by its text",
-    ),
 )
 
 gold6 = value_embeddings.but(
     {"train.batch_tokens": 262_144, "score.stride": 2048},
     base="value_embeddings",
     why="Eleven layers and small batches, for machines that make few steps; public system 002.",
-    public=figures(
-        "#649",
-        "42 1.21083708 -",
-        machine="8xH100 (degraded)",
-        note="1.20740615 before quantization, which is the headline",
-    ),
 )
 
 parallel_muon = value_embeddings.but(
@@ -72,16 +59,4 @@ parallel_muon = value_embeddings.but(
     },
     base="value_embeddings",
     why="LeakyReLU², Parallel Muon, score-first TTT; public system 000 builds on it.",
-    public=(
-        *figures(
-            "#593",
-            "1337 1.11705692 15962990, 2025 1.11674 15901230, 2024 1.11733 15994746",
-            note="seed 1337: 1.11709513 without test-time training",
-        ),
-        *figures(
-            "2026-03-23_LeakyReLU_LegalTTT_ParallelMuon",
-            "1337 1.11923 15977386, 42 1.12002 15876510, 2025 1.11889 15990006",
-            note="the same settings, but a search for the clip where #593 has GPTQ",
-        ),
-    ),
 )

@@ -15,8 +15,8 @@ from caddie.pack.codecs import Zstd
 from caddie.pack.coding import Packed
 from caddie.pack.quantize import BestPercentile, Float16, Gptq, Rows, SigmaClip
 from caddie.recipes.baseline import baseline
-from caddie.recipes.notation import figures, per_role
 from caddie.recipes.public_systems import parallel_muon
+from caddie.recipes.recipe import per_role
 from caddie.score import SGD, ChunkSGD
 from caddie.train.averaging import EMA
 
@@ -32,10 +32,6 @@ exclusive_everywhere = parallel_muon.but(
     },
     base="parallel_muon",
     why="XSA in all layers, larger BigramHash; ValCalib_GPTQ_XSA_BigramHash3072.",
-    public=figures(
-        "2026-03-25_ValCalib_GPTQ_XSA_BigramHash3072",
-        "314 1.11508120 15863278, 42 1.11437394 15984850, 999 1.11475014 15876310",
-    ),
 )
 
 coprime_loader = exclusive_everywhere.but(
@@ -48,10 +44,6 @@ coprime_loader = exclusive_everywhere.but(
     },
     base="exclusive_everywhere",
     why="All shards mixed, each walked by a coprime stride; Loader_FullGPTQ_XSA11.",
-    public=figures(
-        "2026-03-29_Loader_FullGPTQ_XSA11_BigramHash2816",
-        "1337 1.11184 15973962, 42 1.11271 15980438, 2025 1.11212 15983626",
-    ),
 )
 
 plain_six_bits = coprime_loader.but(
@@ -64,11 +56,6 @@ plain_six_bits = coprime_loader.but(
     },
     base="coprime_loader",
     why="Int6 without GPTQ; Rascal, whose claimed score is not its artifact's.",
-    public=figures(
-        "#1120",
-        "42 1.14384 15540001, 300 1.14373 15542719, 444 1.14416 15554053",
-        note="without overlap; the 1.1099 claimed is that of the weights before quantization, with it about 1.120",
-    ),
 )
 
 own_mlps = coprime_loader.but(
@@ -87,12 +74,6 @@ own_mlps = coprime_loader.but(
     },
     base="coprime_loader",
     why="Depth recurrence of layers 4 and 5 with own MLPs, two streams; MiniDepthRecurrence.",
-    public=figures(
-        "2026-03-31_ParallelResiduals_MiniDepthRecurrence",
-        "1337 1.10658 15942395, 42 1.10774 15919617, 2024 1.10444 15946657",
-        note="30,352,046 parameters, of which 786,432 are an attention that never runs and 4,632 vectors of later runs "
-        "and of that attention; five bits in half of the matrices",
-    ),
 )
 
 vocabulary_4096 = coprime_loader.but(
@@ -123,9 +104,6 @@ vocabulary_4096 = coprime_loader.but(
     },
     base="coprime_loader",
     why="Four times the vocabulary, wider MLPs, more weight decay; Vocab4096.",
-    public=figures(
-        "2026-04-01_Vocab4096_MLPMult4_WD085", "42 1.09744 15915268, 1337 1.09795 15905460, 2025 1.09816 15927782"
-    ),
 )
 
 equal_rows = vocabulary_4096.but(
@@ -136,22 +114,12 @@ equal_rows = vocabulary_4096.but(
     },
     base="vocabulary_4096",
     why="MuonEq-R, depth recurrence of layers 4 and 5; MuonEqR_DepthRecurrence.",
-    public=figures(
-        "2026-04-03_MuonEqR_DepthRecurrence_WD090_AllInt6",
-        "42 1.09057 15967483, 0 1.09084 15962242, 1337 1.09230 15959253",
-        note="34,401,371 parameters: its sixth connection between layers has no weights of its own",
-    ),
 )
 
 separate_lanes_4096 = equal_rows.but(
     {"model.block.attention.query_gain": 5.0, "model.parallel_streams": SeparateStreams(first=7)},
     base="equal_rows",
     why="Attention and MLP in streams of their own; SP4096_DepthRecurrence.",
-    public=figures(
-        "2026-04-04_SP4096_DepthRecurrence_ParallelResid_MuonEqR",
-        "42 1.08939 15999533, 314 1.08983 15992752, 999 1.08993 15988473",
-        note="34,401,372 parameters: its sixth connection has no weights of its own, and none enters the two streams",
-    ),
 )
 
 vocabulary_8192 = vocabulary_4096.but(
@@ -172,10 +140,6 @@ vocabulary_8192 = vocabulary_4096.but(
     },
     base="vocabulary_4096",
     why="Vocabulary of 8,192, no value embeddings, layers 4 and 5 three times; Loop45x2.",
-    public=figures(
-        "2026-04-05_SP8192_GPTQ-Embeddings_SDClip_Loop45x2",
-        "1 1.08554 15987547, 42 1.08664 15988983, 1234 1.08463 15983318, 1337 1.08554 15984924, 2025 1.08578 15983617",
-    ),
 )
 
 progressive_recurrence = vocabulary_8192.but(
@@ -187,31 +151,18 @@ progressive_recurrence = vocabulary_8192.but(
     },
     base="vocabulary_8192",
     why="Layers 4 and 5 twice, later three times; HessianSDClip.",
-    public=figures(
-        "2026-04-06_SP8192_HessianSDClip_ProgressiveRecurrence",
-        "1337 1.08301 15976275, 42 1.08363 15978439, 3141 1.08399 15979649",
-        note="the bytes are those of the model alone; with 79 kB of code it was over the cap",
-    ),
 )
 
 sharp_attention = vocabulary_8192.but(
     {"model.block.attention.query_gain": 5.0, "score.ttt": ChunkSGD()},
     base="vocabulary_8192",
     why="Query gain of 5, score-first TTT; QK5_LegalTTT.",
-    public=figures(
-        "2026-04-06_SP8192_QK5_LegalTTT_1.0828", "0 1.08210 15991018, 42 1.08315 15992546, 1234 1.08314 15989058"
-    ),
 )
 
 separate_lanes = sharp_attention.but(
     {"model.block.attention.query_gain": 4.0, "model.parallel_streams": SeparateStreams(first=7)},
     base="sharp_attention",
     why="Attention and MLP in streams of their own, with TTT; ParallelResid_ScoreFirstTTT.",
-    public=figures(
-        "2026-04-08_SP8192_ParallelResid_ScoreFirstTTT",
-        "42 1.08261 15991486, 314 1.08223 15990916, 999 1.08170 15989602",
-        note="its README says 5.0 for the gain, its log 4.0",
-    ),
 )
 
 momentum_97 = sharp_attention.but(
@@ -222,11 +173,6 @@ momentum_97 = sharp_attention.but(
     },
     base="sharp_attention",
     why="Muon momentum of 0.97, layers 3 to 5 three times; A2_Muon097.",
-    public=figures(
-        "2026-04-09_A2_Muon097_3Seed",
-        "0 1.07928 15993346, 42 1.07997 15992995, 1234 1.08025 15994604",
-        note="scored with hints of earlier n-grams as well",
-    ),
 )
 
 three_layer_recurrence = sharp_attention.but(
@@ -241,11 +187,6 @@ three_layer_recurrence = sharp_attention.but(
     },
     base="sharp_attention",
     why="Layers 3 to 5 three times from 35 % of the time on, parallel residuals; 3LayerRecur.",
-    public=figures(
-        "2026-04-09_SP8192_3LayerRecur_ParResid_QK525_LegalTTT",
-        "42 1.08079352 15991930, 314 1.08103103 15992919, 999 1.08118408 15993232",
-        note="seed 42 was scored with a table of hashed pairs as well, which the script published does not have",
-    ),
 )
 
 routed_lanes = three_layer_recurrence.but(
@@ -262,9 +203,4 @@ routed_lanes = three_layer_recurrence.but(
     },
     base="three_layer_recurrence",
     why="Two streams from layer 8, both written by attention and MLP; ImprovedParallelResiduals.",
-    public=figures(
-        "#1529",
-        "1337 1.07506 15983095, 2024 1.07645 15987382, 42 1.07585 15982563",
-        note="scored with a table of hashed pairs as well",
-    ),
 )

@@ -12,7 +12,7 @@ import json
 import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, replace
 from importlib import resources
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -290,11 +290,8 @@ def _part(socket: Socket, wanted: set[str]) -> Socket | None:
         return not wanted.isdisjoint(map(simple, (entry.name, entry.last, *paths)))
 
     if variants := tuple(filter(is_wanted, socket.variants)):
-        return dataclasses.replace(socket, variants=variants)
-    variants = tuple(
-        dataclasses.replace(variant, settings=settings)
-        for variant in socket.variants
-        if (settings := tuple(filter(is_wanted, variant.settings)))
-    )
+        return replace(socket, variants=variants)
+    parts = [replace(variant, settings=tuple(filter(is_wanted, variant.settings))) for variant in socket.variants]
+    variants = tuple(part for part in parts if part.settings)
     settings = tuple(filter(is_wanted, socket.settings))
-    return dataclasses.replace(socket, settings=settings, variants=variants) if settings or variants else None
+    return replace(socket, settings=settings, variants=variants) if settings or variants else None

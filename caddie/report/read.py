@@ -186,16 +186,15 @@ class Log:
 
     def _add(self, event: dict[str, Any]) -> None:
         kind = event.get("event")
-        if kind == "step" and known_number(event.get("step")) is not None:
+        if kind == "step" and (step := known_number(event.get("step"))) is not None:
             self.last, self.ended = event, False
-            self._draw(*(known_number(event.get(name)) for name in ("step", "seconds", "loss")))
+            self._draw(step, known_number(event.get("seconds")), known_number(event.get("loss")))
         elif kind == "forecast":
             self.file_bytes = known_number(event.get("file_bytes"))
         elif kind in ("start", "end"):
             self.ended = kind == "end"
 
-    def _draw(self, step: float | None, seconds: float | None, loss: float | None) -> None:
-        assert step is not None
+    def _draw(self, step: float, seconds: float | None, loss: float | None) -> None:
         while self.points and self.points[-1].step >= step:  # a resumed run did it again
             self.points.pop()
         if seconds is None or loss is None:

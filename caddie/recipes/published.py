@@ -1,11 +1,25 @@
-"""Short notation for what many recipes say: public results, and one setting of several roles."""
+"""Public results of the recipes, read from `published.txt`."""
 
 from __future__ import annotations
+
+from functools import cache
+from importlib import resources
 
 from caddie.recipes.recipe import Figure
 
 
-def figures(source: str, runs: str, machine: str = "8xH100", note: str = "") -> tuple[Figure, ...]:
+@cache
+def published() -> dict[str, tuple[Figure, ...]]:
+    """Return name of a recipe to its public results, in the order of the file."""
+    found: dict[str, tuple[Figure, ...]] = {}
+    for line in resources.files("caddie").joinpath("recipes/published.txt").read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            name, *about = line.split(" | ")
+            found[name] = found.get(name, ()) + figures(*about)
+    return found
+
+
+def figures(source: str, runs: str, machine: str, note: str = "") -> tuple[Figure, ...]:
     """Return the results of one source: the folder of a record or, as `#593`, a pull request.
 
     `runs` are `RUN BITS_PER_BYTE BYTES, …`, where RUN is a seed or a name, and BYTES is `-` if not known.
@@ -21,8 +35,3 @@ def figures(source: str, runs: str, machine: str = "8xH100", note: str = "") -> 
             Figure(label=label, bits_per_byte=float(score), artifact_bytes=size_bytes, source=source, note=note)
         )
     return tuple(found)
-
-
-def per_role(path: str, **values: float) -> dict[str, float]:
-    """Return the diff that sets one setting of several roles; `*` in the path stands for the role."""
-    return {path.replace("*", role): value for role, value in values.items()}
