@@ -12,10 +12,11 @@ from caddie.recipes.recipe import Figure
 def published() -> dict[str, tuple[Figure, ...]]:
     """Return name of a recipe to its public results, in the order of the file."""
     found: dict[str, tuple[Figure, ...]] = {}
-    for line in resources.files("caddie").joinpath("recipes/published.txt").read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            name, *about = line.split(" | ")
-            found[name] = found.get(name, ()) + figures(*about)
+    for line in (
+        resources.files("caddie").joinpath("recipes/published.txt").read_text(encoding="utf-8").splitlines()[1:]
+    ):
+        name, *about = line.split(" | ")
+        found[name] = found.get(name, ()) + figures(*about)
     return found
 
 

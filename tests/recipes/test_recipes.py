@@ -13,7 +13,7 @@ from caddie.model import DenseGate
 from caddie.model.parameters import assign
 from caddie.pack.fit import FillCap
 from caddie.recipes.catalog import shipped
-from caddie.recipes.public_000_experiments import Experiment, public_000_experiments
+from caddie.recipes.public_000_experiments import DIFFS, Experiment, public_000_experiments
 from caddie.recipes.published import figures, published
 from caddie.recipes.recipe import Recipe
 from caddie.train.qat import Views
@@ -213,7 +213,8 @@ def test_an_experiment_changes_something_or_says_why_not(experiment: Experiment)
 def test_public_system_000_lists_two_dozen_experiments() -> None:
     labels = [experiment.label for experiment in public_000_experiments]
     assert len(labels) == len(set(labels)) == 24
-    assert sum(experiment.diff is not None for experiment in public_000_experiments) == 13
+    assert set(DIFFS) < set(labels)
+    assert len(DIFFS) == 13
     gated = next(e for e in public_000_experiments if e.label == "gated_attention").recipe
     assert gated is not None
     assert gated.model.block.attention.gate == DenseGate(bias=4.0)  # type: ignore[union-attr]
