@@ -1,7 +1,9 @@
-"""Verbs that read finished runs: report, compare."""
+"""Verbs that read runs: report, compare, and board, which serves them to a browser on this machine."""
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -75,3 +77,23 @@ def compare(runs: tuple[Path, ...], against: tuple[Path, ...], by: float, unit: 
 
     facts = compare_runs(runs, against, by=by, unit=unit)
     tell(facts, as_json, summary(facts))
+
+
+@click.command()
+@click.argument("folder", metavar="[FOLDER]", default="runs", type=click.Path(path_type=Path))
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="Port to listen on; 0 for any."
+)
+@options("json")
+def board(folder: Path, port: int, as_json: bool) -> None:
+    """Show the runs below FOLDER in a browser while they go on. FOLDER is runs unless named.
+
+    Only this machine is answered, and nothing is ever written. Ctrl-C ends it.
+    """
+    from caddie.board import Board
+
+    with Board(folder, port) as served, suppress(KeyboardInterrupt):
+        facts = {"url": served.url, "port": served.server_port, "folder": str(folder)}
+        tell(facts, as_json, f"{served.url} shows {folder}; Ctrl-C ends it")
+        sys.stdout.flush()
+        served.serve_forever()

@@ -271,7 +271,6 @@ def _check(
     world: int,
     short: str,
 ) -> list[Finding]:
-    """Apply every rule to what is known of the machine."""
     seen, driver = machine.accelerators, machine.gpus
     cores = machine.processor.cores if machine.processor else 1
     found = checks.check_environment(variables, bool(driver or (seen and seen.names)), cores)

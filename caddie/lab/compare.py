@@ -181,7 +181,6 @@ def _check_both(b: Sequence[ScoredRun], a: Sequence[ScoredRun], unit: Unit) -> N
 
 
 def _notes(b: Sequence[ScoredRun], a: Sequence[ScoredRun]) -> list[str]:
-    """Return notes on what may limit the comparison."""
     notes = [f"{run.place} is over its cap" for run in (*b, *a) if not run.under_cap]
     notes += [f"{run.place} did not pass verification" for run in (*b, *a) if not run.verified]
     if b[0].sha256["recipe"] == a[0].sha256["recipe"]:
