@@ -157,19 +157,19 @@ def diff(a: str, b: str | None, settings: tuple[str, ...], as_json: bool) -> Non
     names, plainly = {"from": left.name, "to": right.name}, {path: plain(value) for path, value in changes.items()}
     facts = {**names, "diff": plainly, "parameters": size, "training_flops_per_token": work}
     rows = [(path, f"{crop(_held(left, path), 60)} -> {show(value)}") for path, value in changes.items()]
-    figures = [("parameters", f"{size['from']:,}", f"{size['to']:,}", _relative(size["from"], size["to"]))]
+    figures = [_figure("parameters", size["from"], size["to"], ",")]
     grows = any(one["start"] != one["end"] for one in work.values())
     for when, label in (("start", " at the start"), ("end", " at the end")) if grows else (("end", ""),):
-        before, after = work["from"][when], work["to"][when]
-        row = (f"training MFLOP per token{label}", f"{before / 1e6:,.1f}", f"{after / 1e6:,.1f}")
-        figures.append((*row, _relative(before, after)))
+        before, after = (work[side][when] / 1e6 for side in ("from", "to"))
+        figures.append(_figure(f"training MFLOP per token{label}", before, after, ",.1f"))
     change = f"{left.name} -> {right.name}"
     changed = table(rows, ["setting", change]) if rows else f"{change}: the same settings"
     tell(facts, as_json, f"{changed}\n\n{table(figures, ['', 'from', 'to', 'difference'])}")
 
 
-def _relative(before: float, after: float) -> str:
-    return "none" if after == before else f"{after / before - 1:+.1%}"
+def _figure(label: str, before: float, after: float, form: str) -> tuple[str, ...]:
+    difference = "none" if after == before else f"{after / before - 1:+.1%}"
+    return label, format(before, form), format(after, form), difference
 
 
 def _held(value: Any, path: str) -> str:

@@ -66,7 +66,12 @@ def study(definition: str, holdout: str | None, greedy: bool, as_ladder: bool, *
 
     Results go beside FILE.py, or to --out; run folders to runs/.
     """
+    from caddie.lab.holdout import score_holdout
+    from caddie.lab.ladder import ladder
+    from caddie.lab.results import Results
+    from caddie.lab.selection import select
     from caddie.lab.study import find_study
+    from caddie.report.display import Display
 
     path, _, name = definition.rpartition(":") if ".py:" in definition else (definition, "", "study")
     place = Path(path).parent
@@ -74,25 +79,15 @@ def study(definition: str, holdout: str | None, greedy: bool, as_ladder: bool, *
     if (holdout is not None) + greedy + as_ladder > 1:
         raise UserError("--holdout, --select and --ladder are done one at a time")
     found = find_study(definition)
-    if holdout is not None:
-        return _score_holdout(found, results, holdout, **how)
-    from caddie.lab.ladder import ladder
-    from caddie.lab.selection import select
-
-    return _run(found, results, method=select if greedy else ladder if as_ladder else None, **how)
-
-
-def _score_holdout(study: Study, results: Path, holdout: str, **how: Any) -> int:
-    from caddie.lab.holdout import score_holdout
-    from caddie.lab.results import Results
-    from caddie.report.display import Display
-
-    place = Path(how["out"]) if how["out"] else results
+    if holdout is None:
+        method = select if greedy else ladder if as_ladder else None
+        return _run(found, results, method=method, **how)
+    folder = Path(how["out"]) if how["out"] else results
     with Display(quiet=how["quiet"]) as display:
-        rows = score_holdout(study, how["data"], holdout, results=place, progress=display)
-    found = Results(study, rows, place, how["price"])
-    found.write()
-    return _print(found, how["as_json"])
+        rows = score_holdout(found, how["data"], holdout, results=folder, progress=display)
+    scored = Results(found, rows, folder, how["price"])
+    scored.write()
+    return _print(scored, how["as_json"])
 
 
 @click.command()

@@ -75,9 +75,8 @@ class Machine:
         for label, disk in (("working folder", self.work), ("compile cache", self.cache)):
             free = f"{disk.free_bytes / GIB:,.1f} GiB free, {disk.kind or 'unknown file system'}" if disk else ""
             rows.append((label, f"{disk.folder}, {free}" if disk else _UNKNOWN))
-        for index, name in enumerate(seen.names if seen else ()):
-            capability = ".".join(map(str, seen.capabilities[index])) if seen else ""
-            rows.append((f"GPU {index}", f"{name}, compute capability {capability}"))
+        for index, (name, (major, minor)) in enumerate(zip(seen.names, seen.capabilities, strict=True) if seen else ()):
+            rows.append((f"GPU {index}", f"{name}, compute capability {major}.{minor}"))
         for gpu in self.gpus or ():
             used = f"{gpu.used_mib} of {gpu.memory_mib} MiB used" if gpu.memory_mib is not None else "memory not known"
             rows.append((f"driver's GPU {gpu.index}", f"{gpu.name}, {used}, driver {gpu.driver}"))
