@@ -94,11 +94,8 @@ def _executed(place: Path, path: Path, source: bytes) -> Mapping[str, object]:
     try:
         loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        hint = (
-            "; a class of settings needs no @dataclass any more"
-            if "overwrite attribute __setattr__" in str(error)
-            else ""
-        )
+        decorated = "overwrite attribute __setattr__" in str(error)
+        hint = "; a class of settings needs no @dataclass any more" if decorated else ""
         raise UserError(f"{path} does not run: {type(error).__name__}: {error}{hint}") from error
     _keep(UserFile(place, source))
     return vars(module)

@@ -7,32 +7,3 @@ from caddie.score.ttt_lora import DocumentLoRA, GlobalSGD
 from caddie.score.ttt_sgd import SGD, ChunkSGD, TestTimeTraining
 from caddie.score.user_scorer import TokenScorer, load_scorer
 from caddie.score.windows import Window, check_windows, windows
-
-__all__ = [
-    "KINDS",
-    "SGD",
-    "TestTimeTraining",
-    "ScoringBatch",
-    "ChunkSGD",
-    "DocumentLoRA",
-    "GlobalSGD",
-    "Layout",
-    "ScoredPrefix",
-    "Score",
-    "Scorer",
-    "Scoring",
-    "Step",
-    "Stream",
-    "Text",
-    "TokenScorer",
-    "Window",
-    "check_windows",
-    "same_shape_batches",
-    "layout_of",
-    "load_scorer",
-    "run",
-    "score",
-    "score_kinds",
-    "use_quickest_threads",
-    "windows",
-]

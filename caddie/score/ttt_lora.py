@@ -7,14 +7,14 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from caddie.config import Config, Count, NonNegative, Positive, Range, Technique
+from caddie.config import Config, Count, NonNegative, Positive, Range, Technique, known
 from caddie.errors import UserError
 from caddie.model import BlockModule, Cache, Linear, LowRankDelta, Model
 from caddie.runtime.distributed import Ranks
@@ -31,13 +31,11 @@ _MOST_NUMBERS = 1 << 29  # of all adapters together
 class GlobalSGD(Config):
     """Train all weights on the scored documents, between groups of documents (records PH1, PH3, TOP)."""
 
-    techniques: ClassVar = {
-        "": Technique(
-            "All weights learn the features that many documents share.",
-            "openai/parameter-golf, PhasingTTT2000 and MultiPhaseGlobalSGD_PhasedTTT",
-            "one phase -0.0006; three for one -0.0008; six and more too many",
-        )
-    }
+    techniques = known(
+        "All weights learn the features that many documents share.",
+        "openai/parameter-golf, PhasingTTT2000 and MultiPhaseGlobalSGD_PhasedTTT",
+        "one phase -0.0006; three for one -0.0008; six and more too many",
+    )
 
     documents: Count = 2500
     """Scored documents after which the last phase takes place."""
@@ -62,18 +60,16 @@ class DocumentLoRA(TestTimeTraining):
     for each run. After openai/parameter-golf's records LoRA_TTT, VARL and TOP.
     """
 
-    techniques: ClassVar = {
-        "": Technique(
-            "Each document adapts a small part of the model, and nothing leaks into the next document.",
-            "arXiv 2106.09685; openai/parameter-golf, LoRA_TTT, VarLenAttn, the record at 1.0611",
-            "-0.003 (LoRA_TTT); -0.0127 with phases against documents scored alone (the record at 1.0611)",
-        ),
-        "warm_start": Technique(
+    techniques = known(
+        "Each document adapts a small part of the model, and nothing leaks into the next document.",
+        "arXiv 2106.09685; openai/parameter-golf, LoRA_TTT, VarLenAttn, the record at 1.0611",
+        "-0.003 (LoRA_TTT); -0.0127 with phases against documents scored alone (the record at 1.0611)",
+        warm_start=Technique(
             "New documents start from first factors that others have trained.",
             "openai/parameter-golf #1767",
             "-0.0004 with alpha 144 and a larger weight decay (#1767)",
         ),
-    }
+    )
 
     rank: Annotated[int, Range(1, 1024)] = 80
     """Rank of every adapter."""
@@ -198,7 +194,6 @@ class _Adapters:
                 adamw(weights, slopes, means, squares, [], steps, fused=True, amsgrad=False, maximize=False, **options)
 
     def attach(self, on: bool) -> None:
-        """Add the adapters to the model, or remove them."""
         for place, per_run in self._parts:
             setattr(place.part, place.attribute, per_run if on else None)
 
@@ -213,7 +208,6 @@ class _Adapters:
 
 
 def _places(name: Target, model: Model) -> list[_Place]:
-    """Return all places of that name; `UserError` if the model has none."""
     width, order = model.config.width, model.orders[-1]
     if name == "head":
         return [_Place(model.head, "delta", width, model.config.vocabulary, 1)]
@@ -291,7 +285,6 @@ class _DocumentLoRA(Scorer):
         return True
 
     def owners(self, batches: Sequence[ScoringBatch], world: int) -> list[int]:
-        """Return the ranks that have the adapters."""
         return [self._owner(batch.slots[0], world) for batch in batches]
 
     def _owner(self, slot: int, world: int) -> int:

@@ -7,13 +7,13 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from caddie.config import Config, Fraction, NonNegative, Positive, Range, Technique
+from caddie.config import Config, Fraction, NonNegative, Positive, Range, known
 from caddie.errors import UserError
 from caddie.model import Cache, Model
 from caddie.runtime.distributed import Ranks
@@ -95,7 +95,6 @@ class Learner:
 
     @torch.no_grad()
     def _descend(self, gradient: Tensor, lr: float) -> None:
-        """Take one step of SGD with momentum."""
         gradient *= (self._sgd.clip / (torch.linalg.vector_norm(gradient) + 1e-6)).clamp(max=1.0)
         self._momentum.mul_(self._sgd.momentum).add_(gradient)
         for parameter, step in zip(self._parameters, self._momentum.split_with_sizes(self._sizes), strict=True):
@@ -103,7 +102,6 @@ class Learner:
 
 
 def _power_of_two(most: int) -> int:
-    """Return the largest power of two up to `most`."""
     return 1 << (most.bit_length() - 1)
 
 
@@ -127,13 +125,11 @@ class ChunkSGD(TestTimeTraining):
     The contest's rule on test-time training, openai/parameter-golf #1017, and its records LeakyReLU2 and L3.
     """
 
-    techniques: ClassVar = {
-        "": Technique(
-            "The model adapts to the text that it is scored on, by tokens that have been scored.",
-            "openai/parameter-golf #1017 (the rule), LeakyReLU_LegalTTT_ParallelMuon, L3",
-            "-0.0017 to -0.0025 in the records; +0.0006 at best in 22 variants (public system 000)",
-        )
-    }
+    techniques = known(
+        "The model adapts to the text that it is scored on, by tokens that have been scored.",
+        "openai/parameter-golf #1017 (the rule), LeakyReLU_LegalTTT_ParallelMuon, L3",
+        "-0.0017 to -0.0025 in the records; +0.0006 at best in 22 variants (public system 000)",
+    )
 
     chunk_tokens: Tokens = 32_768
     """Predictions between two updates."""
@@ -183,7 +179,6 @@ class _ChunkSGD(Scorer):
 
     @torch.no_grad()
     def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
-        """Run one forward with the current weights."""
         return self._learner.forward(inputs, inputs == self._bos, last, cache)
 
     def update(self, batches: Sequence[ScoringBatch], prefix: ScoredPrefix) -> None:
