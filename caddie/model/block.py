@@ -39,15 +39,12 @@ class Block(Config):
     parallel: bool = False
     """Parallel residual: True if the MLP reads the same stream as attention, not the one that attention wrote."""
 
-    def build(self, width: int, layer: int = 0, depth: int = 1, own_mlps: int = 0) -> BlockModule:
-        """Return the module of `layer` of `depth`, with `own_mlps` further MLPs for its repeated passes."""
-        return BlockModule(self, width, layer, depth, own_mlps)
-
 
 class BlockModule(Part):
     """Block that maps the stream (B, T, width) and the embedded input x0 of the same shape to the next stream.
 
-    The deltas, of test-time training, read the normed stream and add to the outputs of attention and MLP.
+    It is that of `layer` of `depth`, with `own_mlps` further MLPs for its repeated passes. The deltas, of test-time
+    training, read the normed stream and add to the outputs of attention and MLP.
     """
 
     def __init__(self, config: Block, width: int, layer: int, depth: int, own_mlps: int) -> None:

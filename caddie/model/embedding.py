@@ -10,7 +10,7 @@ from torch import Tensor
 from caddie.config import Channels, Config, Technique, known
 from caddie.model.context import Context
 from caddie.model.linear import Linear
-from caddie.model.ngrams import HashedNGrams
+from caddie.model.ngrams import HashedNGrams, NGramTable
 from caddie.model.parameters import FanIn, Initial, Normal, Part
 from caddie.model.smear import Smear
 from caddie.ops import rms_norm
@@ -75,8 +75,8 @@ class TokenTable(Part):
         super().__init__()
         self.weight = self.declare("weight", (vocabulary, config.dims or width), "embedding", config.initial)
         self.projection = Linear(config.dims, width, FanIn()) if config.dims else None
-        self.bigrams = config.bigrams.build(2, width) if config.bigrams else None
-        self.trigrams = config.trigrams.build(3, width) if config.trigrams else None
+        self.bigrams = NGramTable(config.bigrams, 2, width) if config.bigrams else None
+        self.trigrams = NGramTable(config.trigrams, 3, width) if config.trigrams else None
         self.smear = config.smear.build(width) if config.smear else None
 
     def forward(self, context: Context) -> Tensor:

@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import cast
 
-import torch
 from torch import nn
 
 from caddie.config.schedules import Budget, IntSchedule, TrainProgress, int_at
@@ -47,8 +46,7 @@ def count(gpt: GPT, sequence_length: IntSchedule, progress: float = 1.0, documen
     """
     train_progress = TrainProgress(0, progress, Budget(seconds=1.0))
     length = int_at(sequence_length, train_progress)
-    with torch.device("meta"):
-        model = gpt.build()
+    model = gpt.outline()
     products, attended = _outside_blocks(model), 0.0
     for layer, passes in Counter(gpt.order(progress)).items():
         block = cast(BlockModule, model.blocks[layer])

@@ -23,7 +23,7 @@ from caddie.model.head import Head, HeadModule, TiedHead
 from caddie.model.linear import Linear, Product
 from caddie.model.parallel_streams import ParallelStreams
 from caddie.model.parameters import Part, initialize
-from caddie.model.recurrence import Recurrence
+from caddie.model.recurrence import PassEmbeddings, Recurrence
 from caddie.model.skips import Skips, UNet
 from caddie.model.values import ValueEmbedding, ValueTable
 
@@ -111,6 +111,11 @@ class GPT(Config):
         """Return the model with uninitialized weights, on the default device."""
         return Model(self)
 
+    def outline(self) -> Model:
+        """Return the model without memory for its weights, which are on the device "meta"."""
+        with torch.device("meta"):
+            return Model(self)
+
     @property
     def stages(self) -> tuple[float, ...]:
         """Progress at which each stage of the run begins, 0 first; within a stage the graph stays the same."""
@@ -167,15 +172,16 @@ class Model(Part):
         width, depth = config.width, config.depth
         self.embedding = config.embedding.build(config.vocabulary, width)
         self.blocks = nn.ModuleList(
-            block.build(width, layer, depth, config.own_mlps(layer)) for layer, block in enumerate(config.blocks)
+            BlockModule(block, width, layer, depth, config.own_mlps(layer)) for layer, block in enumerate(config.blocks)
         )
         self.connections = max(len(order) // 2 for order in self.orders)
         self.skips = config.skips.build(self.connections, width) if config.skips and self.connections else None
-        self.passes = config.recurrence.build(width) if config.recurrence and config.recurrence.embeddings else None
+        again = config.recurrence
+        self.passes = PassEmbeddings(again, width) if again and again.embeddings else None
         self.lanes = config.parallel_streams.build(depth) if config.parallel_streams else None  # named as in files
         self.value_embedding: ValueTable | None = None
         if values := config.value_embedding:
-            self.value_embedding = values.build(config.vocabulary, config.value_width(values.layers[0]))
+            self.value_embedding = ValueTable(values, config.vocabulary, config.value_width(values.layers[0]))
         self.head = config.head.build(self.embedding, config.vocabulary, width)
 
     def set_product(self, part: ModelPart, product: Product) -> None:
@@ -251,6 +257,5 @@ def build(config: GPT, seed: int, device: torch.device | str = "cpu") -> Model:
 
 
 def parameter_count(config: GPT) -> int:
-    """Return the number of parameters, by building the model without memory."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in config.build().parameters())
+    """Return the number of parameters."""
+    return sum(parameter.numel() for parameter in config.outline().parameters())

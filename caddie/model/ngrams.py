@@ -43,13 +43,9 @@ class HashedNGrams(Config):
     """Initial values of the projection; at zero neither it nor the rows would ever learn. Public scripts end up with an
     orthogonal one, times 1/√(2·layers) in public system 002 and 1 in 000 and ARG."""
 
-    def build(self, order: int, width: int) -> NGramTable:
-        """Return the module for n-grams of `order` tokens, two or three."""
-        return NGramTable(self, order, width)
-
 
 class NGramTable(Part):
-    """Table (buckets, dims) of n-grams with its projection and scale."""
+    """Table (buckets, dims) of n-grams of `order` tokens, two or three, with its projection and scale."""
 
     def __init__(self, config: HashedNGrams, order: int, width: int) -> None:
         super().__init__()

@@ -67,10 +67,6 @@ class Recurrence(Config):
         """Return the layers in the order of their passes."""
         return [*range(self.first), *list(range(self.first, self.last + 1)) * passes, *range(self.last + 1, depth)]
 
-    def build(self, width: int) -> PassEmbeddings:
-        """Return the module of the pass embeddings."""
-        return PassEmbeddings(self, width)
-
 
 class PassEmbeddings(Part):
     """One vector for each pass, initially zero."""

@@ -86,13 +86,9 @@ class ValueEmbedding(Config):
     initial: Initial = FanIn()
     """Initial values of the projection; orthogonal in the scripts, though their code reads as if it were zero."""
 
-    def build(self, vocabulary: int, values: int) -> ValueTable:
-        """Return the module, for values of that many channels."""
-        return ValueTable(self, vocabulary, values)
-
 
 class ValueTable(Part):
-    """Table (vocabulary, dims), its projection to the values, and a scale for each layer."""
+    """Table (vocabulary, dims), its projection to that many channels of `values`, and a scale for each layer."""
 
     def __init__(self, config: ValueEmbedding, vocabulary: int, values: int) -> None:
         super().__init__()

@@ -53,6 +53,7 @@ from caddie.model import (
 from caddie.model.block import BlockModule
 from caddie.model.context import Cache, Context
 from caddie.model.parameters import Part, RowConstants, draw_constants, initialize
+from caddie.model.values import ValueTable
 from caddie.pack import artifact as artifacts
 from caddie.pack.artifact import Manifest
 from caddie.pack.compress import Pack, pack
@@ -333,7 +334,7 @@ def test_only_the_first_layer_hands_its_values_on() -> None:
 
 def test_values_of_the_tokens_by_hand() -> None:
     part = made(
-        ValueEmbedding(layers=(1, 4), dims=2).build(3, 2),
+        ValueTable(ValueEmbedding(layers=(1, 4), dims=2), 3, 2),
         weight=[[0.0, 0.0], [1.0, 2.0], [3.0, 4.0]],
         projection__weight=[[1.0, 0.0], [0.0, -1.0]],
         layer_scales=[10.0, 20.0],
@@ -434,7 +435,7 @@ def test_an_artifact_has_the_constants_without_storing_them(tmp_path: Path) -> N
 def block_of(first: float, second: float) -> BlockModule:
     """A block with a mix (2, 3), whose attention is `first` times and whose MLP is `second` times what it reads."""
     block = BASE.block.but({"attention.heads": 1, "attention.key_value_heads": 1, "attention_norm": "RMSNorm"})
-    part = block.build(4)
+    part = BlockModule(block, 4, 0, 1, 0)
     initialize(part, 0)
     with torch.no_grad():
         part.mix.copy_(torch.tensor([2.0, 3.0])[:, None].expand(2, 4))  # type: ignore[union-attr]
