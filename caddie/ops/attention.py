@@ -189,7 +189,6 @@ def _flash_attention(major: int) -> dict[str, str]:
 
 
 def _has(module: str, *names: str) -> bool:
-    """Return True if a module can be imported and has these functions."""
     try:
         return set(names) <= set(dir(importlib.import_module(module)))
     except Exception:
@@ -217,7 +216,6 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, visible: Visibility, kernel: SDPBacke
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:
-    """Compute attention with a mask over all pairs."""
     return _masked(q, k, v, visible.mask(q.device))
 
 

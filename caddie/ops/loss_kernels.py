@@ -26,7 +26,6 @@ BLOCK = 4096
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _cap(x, cap, form: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the softcap of `x`."""
     y = x
     if form == 1:
         y = cap * (1.0 - 2.0 / (tl.exp(2.0 * x / cap) + 1.0))

@@ -176,7 +176,6 @@ def _inverse_rms(x: Tensor, epsilon: float) -> Tensor:
 
 
 def _row_dot(a: Tensor, b: Tensor) -> Tensor:
-    """Return the dot products of the rows of a and b, (..., 1)."""
     return (a * b).sum(-1, keepdim=True)
 
 

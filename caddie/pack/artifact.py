@@ -150,8 +150,7 @@ def load(
     held = sum(name.startswith(PREFIX) for name in sections)
     if gpt.depth > held:
         raise UserError(f"the artifact's model has {gpt.depth:,} layers, too many for its {held:,} weights")
-    with torch.device("meta"):
-        model = gpt.build()
+    model = gpt.outline()
     # A stream of a few bytes may stand for any number of zeros, so the model has to be in proportion to the file.
     parameters, size = sum(parameter.numel() for parameter in model.parameters()), path.stat().st_size
     if parameters > max(_SMALLEST_BOMB, _RATIO * size):
@@ -198,7 +197,6 @@ def _read(path: Path) -> container.Contents:
 
 
 def _tokenizer(sections: Mapping[str, bytes]) -> tuple[Manifest, Tokenizer]:
-    """Return the manifest and the tokenizer that it names."""
     manifest: Manifest = _describe(Manifest, _parse(sections[MANIFEST], MANIFEST), MANIFEST)
     tokenizer = deserialize(manifest.tokenizer, sections[TOKENIZER])
     if tokenizer.sha256 != manifest.tokenizer_sha256:

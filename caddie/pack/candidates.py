@@ -93,7 +93,6 @@ class Candidates:
         return candidate
 
     def _store(self, found: Mapping[str, tuple[Quantizer, Arrays]]) -> dict[str, StoredWeight]:
-        """Code arrays into stored weights."""
         shapes = {name: tuple(self.weights[name].shape) for name in found}
         keys = [(name, key) for name, (quantizer, _) in found.items() for key in quantizer.layout(shapes[name])]
         jobs = [EncodeJob(found[name][1][key], self._streams.get((name, key), b"")) for name, key in keys]

@@ -161,7 +161,6 @@ def _lzma_filters(size: int, **settings: int) -> list[dict[str, Any]]:
 
 
 def _decompressed(codec: Codec, stream: Any, data: bytes, size: int) -> bytes:
-    """Return what a decompressor of Python's own makes of the data."""
     try:
         result = stream.decompress(data, size + 1)  # one byte more tells a longer stream from a whole one
     except (zlib.error, lzma.LZMAError) as error:

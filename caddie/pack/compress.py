@@ -136,8 +136,7 @@ def compress(
     `calibrations` are by parameter name, for quantizers that use them; `progress` gets an event for each candidate.
     """
     keep_freed_memory()
-    with torch.device("meta"):
-        model = gpt.build()
+    model = gpt.outline()
     declared = declarations(model)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     for name in sorted(shapes.keys() | weights.keys()):
@@ -175,7 +174,6 @@ def compress(
 
 
 def _corrected(candidates: Candidates, candidate: Candidate, correction: Correction) -> dict[str, Quantizer]:
-    """Return quantizers with a correction for the matrices whose errors are largest."""
     errors = {
         name: float((stored.restored - candidates.weights[name]).norm())
         for name, stored in candidate.weights.items()

@@ -23,8 +23,7 @@ _UNFIT = "the artifact's weights do not fit its model"
 
 def decompress(gpt: GPT, quantizers: Mapping[str, Quantizer], sections: Mapping[str, bytes]) -> dict[str, Tensor]:
     """Return the weights that `compress` stored, float32; `UserError` for missing, extra or wrongly sized sections."""
-    with torch.device("meta"):
-        model = gpt.build()
+    model = gpt.outline()
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     stored = {name.removeprefix(PREFIX) for name in sections if name.startswith(PREFIX)}
     if stored != set(shapes):

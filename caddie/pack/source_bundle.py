@@ -13,7 +13,7 @@ import importlib.util
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -231,26 +231,22 @@ def _modules(package: Path) -> dict[str, tuple[str, bytes]]:
 
 
 @cache
-def _imported(text: str) -> tuple[str, ...]:
-    """Return the dotted names that a module imports; kept for other bundles."""
-    return tuple(_imports(ast.parse(text)))
-
-
-def _imports(node: ast.AST) -> Iterator[str]:
-    """Yield the dotted names imported anywhere below `node`, except for type checkers alone."""
-    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-        return
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        yield from (f"{node.module}.{alias.name}" for alias in node.names)
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, ast.expr):  # expressions import nothing
-            yield from _imports(child)
+def _imported(text: str) -> list[str]:
+    """Return the dotted names that a module imports anywhere, except for type checkers alone."""
+    found: list[str] = []
+    nodes: list[ast.AST] = [ast.parse(text)]
+    for node in nodes:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+        nodes += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)]
+    return found
 
 
 @cache
 def _strip(text: str) -> str:
-    """Return minified source."""
     # Hoisting literals into names would make the source shorter, but longer after compression.
     return python_minifier.minify(text, remove_literal_statements=True, hoist_literals=False)

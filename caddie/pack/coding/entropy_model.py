@@ -22,20 +22,10 @@ import numpy as np
 
 from caddie.config import known
 from caddie.pack.codecs import Brotli
+from caddie.pack.coding import priors
 from caddie.pack.coding.array_codec import CHECKSUM_BITS, ENTROPY_MODEL, Array, ArrayCodec, Shape, checksum, damaged
 from caddie.pack.coding.packed import Packed, matrix_shape
-from caddie.pack.coding.priors import (
-    CONTEXTS,
-    FRACTION_BITS,
-    LARGEST,
-    PER_OCTAVE,
-    PRIOR_BITS,
-    Integers,
-    contexts,
-    log2,
-    priors,
-    width,
-)
+from caddie.pack.coding.priors import FRACTION_BITS, LARGEST, PER_OCTAVE, Integers, log2
 from caddie.pack.coding.symbols import BYTES, PRECISION_BITS, Damaged, Meter, Reader, SymbolCoder, Symbols, Writer
 
 _PRIOR_COUNT = 200  # weight of the prior, in integers seen
@@ -125,7 +115,6 @@ def _seal(array: Array) -> int:
 
 
 def _write(values: Integers, settings: _Settings, coder: SymbolCoder, center_bytes: int) -> None:
-    """Write a matrix (rows, columns)."""
     if not values.size:
         return
     if settings.layout == 2:
@@ -162,7 +151,6 @@ def read(data: bytes, dtype: np.dtype[Any], shape: Shape) -> Array:
 
 
 def _read(shape: tuple[int, int], coder: Reader, center_bytes: int) -> Array:
-    """Read a matrix that `_write` wrote."""
     if not prod(shape):
         return np.zeros(shape, np.int32)
     if (number := coder.byte()) >= len(_CHOICES):
@@ -225,14 +213,15 @@ def _tiles(rows: int, columns: int) -> Iterator[tuple[int, int, list[int]]]:
 @lru_cache(maxsize=8)  # many trials for each array, and many arrays of the same few bits
 def _prior(most: int) -> Integers:
     """Return prior counts of the integers from -most to most: (widths, contexts, integers)."""
-    return np.concatenate([priors()[..., most:0:-1], priors()[..., : most + 1]], axis=2) * _PRIOR_COUNT
+    magnitudes = priors.priors()
+    return np.concatenate([magnitudes[..., most:0:-1], magnitudes[..., : most + 1]], axis=2) * _PRIOR_COUNT
 
 
 def _code(values: Symbols, most: int, mean: int, settings: _Settings, coder: SymbolCoder) -> None:
     """Write a matrix of integers from -most to most, or fill it in; `mean` is the first guess of their magnitude."""
     (rows, columns), symbols, prior = values.shape, 2 * most + 1, _prior(most)
     column_trust, row_trust = _TRUST[settings.columns], _TRUST[settings.rows]
-    counts, totals = np.zeros((CONTEXTS, symbols), np.int64), np.zeros(CONTEXTS, np.int64)
+    counts, totals = np.zeros((priors.CONTEXTS, symbols), np.int64), np.zeros(priors.CONTEXTS, np.int64)
     # `mean`, `usual`, `ratios` and `scales` are fixed-point numbers; sums are of magnitudes.
     column_sums = np.zeros(columns, np.int64)
     above = 0  # sum of the means of all rows so far
@@ -247,11 +236,11 @@ def _code(values: Symbols, most: int, mean: int, settings: _Settings, coder: Sym
         for left, right in pairwise(borders):
             beside = passed[left] + (row_trust << FRACTION_BITS)
             scales = ((row_sums << FRACTION_BITS) + row_trust * usual << FRACTION_BITS) // beside
-            places = contexts(log2(scales)[:, None] + log_ratios[left:right]).reshape(-1)
+            places = priors.contexts(log2(scales)[:, None] + log_ratios[left:right]).reshape(-1)
             tile = values[top:bottom, left:right]
-            order, present = places.argsort(kind="stable"), np.bincount(places, minlength=CONTEXTS)
+            order, present = places.argsort(kind="stable"), np.bincount(places, minlength=priors.CONTEXTS)
             used = present.nonzero()[0]
-            shares = prior[width(top + column_trust, left + row_trust), used]
+            shares = prior[priors.width(top + column_trust, left + row_trust), used]
             weights = _weights(shares, counts[used], settings.skewed)
             flat = tile.reshape(-1)[order] + np.int32(most)
             coder.code(flat, weights, present[used])
@@ -275,7 +264,7 @@ def _code(values: Symbols, most: int, mean: int, settings: _Settings, coder: Sym
 
 def _weights(prior: Integers, counts: Integers, skewed: int) -> Integers:
     """Return weights for the coder, (contexts, symbols), that sum to 2^24 - symbols in each context."""
-    shares = prior + ((2 * counts if skewed else counts + counts[:, ::-1]) << PRIOR_BITS - 1)
+    shares = prior + ((2 * counts if skewed else counts + counts[:, ::-1]) << priors.PRIOR_BITS - 1)
     free = (1 << PRECISION_BITS) - shares.shape[1]
     weights: Integers = shares * free // shares.sum(axis=1, keepdims=True)
     weights[:, weights.shape[1] // 2] += free - weights.sum(axis=1)

@@ -28,12 +28,10 @@ class _Floats:
         return {"values": values.numpy().astype(self._stored)}
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
-        """Return the values in float32."""
         values = torch.from_numpy(arrays["values"].astype(self._stored.newbyteorder("=")))
         return values.view(self._format).float().reshape(shape)
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
-        """Return one array of the weight's shape."""
         return {"values": (self._stored, shape)}
 
 

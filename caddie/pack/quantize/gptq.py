@@ -47,16 +47,12 @@ class Gptq(Wrapper, Quantizer):
             return self.of.quantize(weight, calibration)
         rows = as_rows(plain(weight))
         grids = self.of.grids(rows, calibration)
+        hessian = calibration.inputs.detach().float().cpu().clone()
+        if hessian.shape != (width := rows.shape[1],) * 2:
+            raise UserError(f"calibration is for {len(hessian):,} inputs, the weight has {width:,}; calibrate again")
+        if not bool(torch.isfinite(hessian).all()):
+            raise UserError("calibration met inputs that are not finite; the model diverged, lower its learning rates")
         with torch.autocast("cpu", enabled=False):
-            hessian = calibration.inputs.detach().float().cpu().clone()
-            if hessian.shape != (width := rows.shape[1],) * 2:
-                raise UserError(
-                    f"calibration is for {len(hessian):,} inputs, the weight has {width:,}; calibrate again"
-                )
-            if not bool(torch.isfinite(hessian).all()):
-                raise UserError(
-                    "calibration met inputs that are not finite; the model diverged, lower its learning rates"
-                )
             diagonal = hessian.diagonal()
             alive = (diagonal != 0).float()
             diagonal += 1 - alive

@@ -143,7 +143,6 @@ def _group_count(shape: tuple[int, ...], group: int) -> int:
 
 
 def _ungrouped(groups: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return the weight of this shape, without padding."""
     rows, columns = rows_shape(shape)
     width = groups.numel() // rows if rows else columns
     return groups.reshape(rows, width)[:, :columns].reshape(shape)

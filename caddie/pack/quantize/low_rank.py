@@ -16,7 +16,8 @@ from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantize
 from caddie.pack.quantize.scales import LARGEST_STEP
 
 _GROUP = 64
-_LARGEST = 1e30  # bound that errors are clipped to, so that their squares stay finite where steps end
+LARGEST = 1e30
+"""Bound that weights and errors are clipped to, so that their sums and squares stay finite."""
 
 
 class LowRank(Wrapper, Quantizer):
@@ -48,7 +49,7 @@ class LowRank(Wrapper, Quantizer):
         """Return the arrays of `of`, then `left` and `right` (int8) and their steps."""
         shape = tuple(weight.shape)
         arrays = self.of.quantize(weight, calibration)
-        error = as_rows(plain(weight) - self.of.dequantize(arrays, shape)).clamp(-_LARGEST, _LARGEST)
+        error = as_rows(plain(weight) - self.of.dequantize(arrays, shape)).clamp(-LARGEST, LARGEST)
         u, s, vt = torch.linalg.svd(error, full_matrices=False)
         return arrays | self.pack(u[:, : self.rank] * s[: self.rank], vt[: self.rank], self._grouped(shape))
 

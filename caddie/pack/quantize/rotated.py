@@ -10,11 +10,9 @@ from torch import Tensor
 
 from caddie.config import known
 from caddie.errors import UserError
-from caddie.pack.quantize.low_rank import LowRank
+from caddie.pack.quantize.low_rank import LARGEST, LowRank
 from caddie.pack.quantize.quantizer import Arrays, Calibration, Quantizer, Rounding, Wrapper, plain
 from caddie.pack.quantize.rows import Rows
-
-_LARGEST = 1e30  # bound that weights are clipped to, so that sums of them stay finite
 
 
 class Rotated(Wrapper, Quantizer):
@@ -44,7 +42,7 @@ class Rotated(Wrapper, Quantizer):
             None if moments is None else rotated(rotated(moments).mT).mT
             for moments in (calibration.inputs, calibration.columns)
         )
-        weight = rotated(plain(weight).clamp(-_LARGEST, _LARGEST))
+        weight = rotated(plain(weight).clamp(-LARGEST, LARGEST))
         return self.of.quantize(weight, Calibration(inputs, calibration.rows, columns))
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
@@ -53,7 +51,7 @@ class Rotated(Wrapper, Quantizer):
 
     def fake(self, weight: Tensor, rounding: Rounding = torch.round) -> Tensor:
         """Return the fake quantization of the rotated weight by `of`, rotated back."""
-        return rotated(self.of.fake(rotated(weight.float().clamp(-_LARGEST, _LARGEST)), rounding))
+        return rotated(self.of.fake(rotated(weight.float().clamp(-LARGEST, LARGEST)), rounding))
 
 
 def rotated(values: Tensor) -> Tensor:

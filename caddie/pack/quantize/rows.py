@@ -136,6 +136,5 @@ def _pack(integers: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _unpack(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """Return the first `count` integers, int16."""
     found = np.unpackbits(packed, bitorder="little").reshape(-1, bits)[:count]
     return np.packbits(found, axis=1, bitorder="little")[:, 0].astype(np.int16) - np.int16(2 ** (bits - 1))

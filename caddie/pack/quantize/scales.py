@@ -159,7 +159,6 @@ class SigmaClip(Scale):
 
 
 def _at_least(steps: Tensor, largest: int, floor: Floor) -> Tensor:
-    """Return the steps, (rows,), none below the floor."""
     if floor == "absolute":
         return steps.clamp(1.0 / largest, LARGEST_STEP)
     widest = steps.amax() if len(steps) else steps.new_zeros(())
