@@ -94,7 +94,7 @@ class OurSteps(Repeated):
             text, tokens=trainer.micro_tokens, sequence_length=train.longest_row, seed=seed, bos=BOS
         )
         rows = stream.micro_batch(0).inputs.shape
-        execution = warm_up(trainer, train.budget, rows).execution
+        execution, _ = warm_up(trainer, train.budget, rows)
         self._open = ExitStack()
         self.batches = self._open.enter_context(prefetch(stream, trainer.indices(0), self.device, BOS))
         self._cut()

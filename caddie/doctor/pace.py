@@ -153,7 +153,7 @@ def _timed(gpt: GPT, train: Train, ranks: Ranks, steps: int, artifact_bytes: int
     stream = train.loader.build(documents, tokens=count, sequence_length=train.longest_row, seed=0, bos=_BOS)
     rows = stream.micro_batch(0).inputs.shape
     began = time.perf_counter()
-    execution = warm_up(trainer, train.budget, rows).execution
+    execution, _ = warm_up(trainer, train.budget, rows)
     warmed = time.perf_counter() - began
     found = []
     moments = trainer.shapes(train.budget).values()

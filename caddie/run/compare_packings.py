@@ -150,7 +150,6 @@ class _Bench:
         self.before = self._bits_per_byte(weights)
 
     def packings(self, way: Way, cap: int | None) -> list[dict[str, Any]]:
-        """Pack one way with each coding."""
         quantizers = assign(way.rules, self.model, "quantizers")
         dequantizers = {rule: quantizer.dequantizer for rule, quantizer in way.rules.items()}
         number = count(1)
@@ -228,7 +227,6 @@ def _unseen(recipe: Recipe, corpus: Corpus, model: Model) -> list[Tensor]:
 
 
 def _encoded(candidate: Candidate, coding: ArrayCodec) -> Streams:
-    """All arrays in this coding."""
     return [
         [coding.encode(stored.arrays[key]) for key in stored.quantizer.layout(tuple(stored.restored.shape))]
         for stored in candidate.weights.values()

@@ -32,6 +32,7 @@ from caddie.recipes.catalog import find
 from caddie.recipes.recipe import Recipe
 from caddie.recipes.shrink import row_scale, small_copy
 from caddie.runtime.distributed import Ranks
+from caddie.train.averaging import Average
 from caddie.train.optim import Muon
 from caddie.train.trainer import Train, Trainer
 
@@ -68,9 +69,7 @@ class Finding:
     """A setting without effect."""
 
     path: str
-    """Dotted path."""
     value: str
-    """Value of the setting."""
     instead: str
     """Value that it is compared with: the base's, or the default of the class that holds it."""
     unread: bool
@@ -271,8 +270,7 @@ def _unequal(seen: Iterable[object], other: Iterable[object]) -> bool:
 
 def _model_facts(recipe: Recipe, copy: Copy) -> Iterator[object]:
     """Yield the parameters of the model and their initial values, then the copy's logits at every stage."""
-    with torch.device("meta"):
-        model = recipe.model.build()
+    model = recipe.model.outline()
     yield declarations(model), [parameter.shape for parameter in model.parameters()]
     yield [(name, part.constants) for name, part in model.named_modules() if isinstance(part, Part) and part.constants]
     gpt, train = copy
@@ -281,9 +279,10 @@ def _model_facts(recipe: Recipe, copy: Copy) -> Iterator[object]:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0.0, 0.5, generator=generator)
-        row = _stream(gpt, train).micro_batch(0).inputs.shape[1]
+        shards = _shards(gpt.vocabulary)
+        row = _stream(shards, train).micro_batch(0).inputs.shape[1]
         length = max(row, min(1024, math.ceil(recipe.score.sequence_length * row_scale(recipe.train))))
-        ids = torch.from_numpy(_shards(gpt.vocabulary)[0][: 2 * length].astype(np.int64)).reshape(2, length)
+        ids = torch.from_numpy(shards[0][: 2 * length].astype(np.int64)).reshape(2, length)
         ids[1, 1:].masked_fill_(ids[1, 1:] == BOS, 0)  # one document
         for stage in range(len(model.stages)):
             yield model(ids, ids == BOS, torch.float64, stage=stage).numpy().tobytes()
@@ -292,7 +291,7 @@ def _model_facts(recipe: Recipe, copy: Copy) -> Iterator[object]:
 def _training_facts(copy: Copy, moments: list[TrainProgress]) -> Iterator[object]:
     """Yield the copy's data, then loss, weights and average after each of its steps."""
     gpt, train = copy
-    data = _stream(gpt, train)
+    data = _stream(_shards(gpt.vocabulary), train)
     yield [batch.inputs.tobytes() + batch.targets.tobytes() for batch in map(data.micro_batch, range(130))]
     trainer = Trainer(gpt, train, 0, Ranks())
     for number, moment in enumerate(moments):
@@ -307,7 +306,7 @@ def _long_average(train: Train, last: TrainProgress) -> object:
     """Return the average, if any, of a weight that goes up and down over many steps."""
     if train.averaging is None:
         return None
-    average = train.averaging.build(weight := {"weight": torch.zeros(1)})
+    average = Average(train.averaging, weight := {"weight": torch.zeros(1)})
     for moment in _spread(last, STEPS):
         weight["weight"].fill_(math.sin(moment.step))
         average.update(weight, _at(last, moment.step + 1), value_at(train.lr_schedule, moment))
@@ -320,11 +319,10 @@ def _digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 def _sizes(train: Train, moments: list[TrainProgress]) -> list[tuple[int, int]]:
     """Return for each step its tokens, and those of its rows as the loader cuts them."""
-    tokens, longest = train.micro_tokens(1), train.longest_row
-    shard = np.zeros(128 * (tokens + 1), np.uint16)
+    longest = train.longest_row
+    shard = np.zeros(128 * (train.micro_tokens(1) + 1), np.uint16)
     shard[0] = BOS
-    stream = train.loader.build([shard], tokens=tokens, sequence_length=longest, seed=0, bos=BOS)
-    row = stream.micro_batch(0).inputs.shape[1]
+    row = _stream([shard], train).micro_batch(0).inputs.shape[1]
     return [
         (int_at(train.batch_tokens, moment), row * int_at(train.sequence_length, moment) // longest)
         for moment in moments
@@ -346,11 +344,9 @@ def _shards(vocabulary: int) -> list[Tokens]:
     return drawn
 
 
-def _stream(gpt: GPT, train: Train) -> Stream:
-    """Return the data of a copy, in the order of its loader."""
-    return train.loader.build(
-        _shards(gpt.vocabulary), tokens=train.micro_tokens(1), sequence_length=train.longest_row, seed=0, bos=BOS
-    )
+def _stream(shards: list[Tokens], train: Train) -> Stream:
+    tokens, longest = train.micro_tokens(1), train.longest_row
+    return train.loader.build(shards, tokens=tokens, sequence_length=longest, seed=0, bos=BOS)
 
 
 def _moments(recipe: Recipe, others: list[Recipe]) -> list[TrainProgress]:

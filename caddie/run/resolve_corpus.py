@@ -256,7 +256,6 @@ def check_text_named(recipe: Recipe, source: str | None) -> None:
 
 
 def _with_tokenizer(recipe: Recipe, tokenizer: str | None) -> Recipe:
-    """Return the recipe with the tokenizer of an artifact or a file in place of its own, if one is named."""
     if tokenizer is None:
         return recipe
     given = _given_tokenizer(Path(tokenizer))

@@ -32,13 +32,7 @@ from caddie.run.dead_settings import check_settings_matter
 from caddie.run.resolve_corpus import check_source, describe, open_corpus
 from caddie.run.result import describe_run, describe_scores, write_result
 from caddie.run.run_folder import begin_run, hold_folder, load_packed, run_folder
-from caddie.run.stages import (
-    calibrate_recipe,
-    held_out_text,
-    metadata_without_source,
-    score_trained,
-    training_data,
-)
+from caddie.run.stages import calibrate_recipe, held_out_text, metadata_without_source, score_trained, training_data
 from caddie.runtime.distributed import SHARES_CORES, Ranks, local_device
 from caddie.runtime.progress import SILENT, Phases, Progress, relay
 from caddie.score import KINDS, ChunkSGD, Scoring, Text, check_windows, score_kinds, use_quickest_threads
@@ -117,8 +111,7 @@ def run(
 
 def check_recipe(recipe: Recipe, world: int = 1) -> None:
     """Raise the `UserError` that would else come after hours of preparing and training."""
-    with torch.device("meta"):
-        model = recipe.model.build()
+    model = recipe.model.outline()
     assign(recipe.train.optimizers, model, "train.optimizers")
     assign(recipe.pack.quantizers, model, "pack.quantizers")
     check_windows(recipe.score.sequence_length, recipe.score.stride)

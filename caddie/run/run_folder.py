@@ -28,7 +28,7 @@ from caddie.run.cap import cap_of_recipe, files_to_score
 from caddie.run.run_lock import is_lock, locked
 from caddie.runtime.distributed import Ranks, lost_another
 from caddie.runtime.progress import SILENT, Phases, Progress
-from caddie.train.checkpoint import check_checkpoint, checkpoint_identity, load_weights, weights_identity
+from caddie.train.checkpoint import checkpoint_identity, load_weights, restore, weights_identity
 from caddie.train.loop import Interrupted
 from caddie.verify.sandbox import run_in_sandbox
 
@@ -58,12 +58,6 @@ def check_folder(folder: Path) -> None:
         raise UserError(f"{folder} is a link to no folder; name another folder")
     if held and not held & {RECIPE, LOG, CHECKPOINT, WEIGHTS, RESULT, ERROR}:
         raise UserError(f"{folder} holds other files, such as {min(held)}; name an empty folder, or that of a run")
-
-
-def check_unfinished(folder: Path) -> None:
-    """Refuse the folder of a finished run."""
-    if (folder / RESULT).exists():
-        raise UserError(f"{folder} holds a finished run; name another folder with --out or remove it")
 
 
 class Pruned(Exception):
@@ -102,7 +96,8 @@ def hold_folder(folder: Path, ranks: Ranks, progress: Progress | None, *, alone:
         phases = Phases(shown if shown is not None and ranks.first_here else SILENT)
         if alone:
             check_folder(folder)
-        check_unfinished(folder)
+        if (folder / RESULT).exists():
+            raise UserError(f"{folder} holds a finished run; name another folder with --out or remove it")
         with locked(folder) if alone and ranks.first else nullcontext(), failure_recorded(folder, phases, ranks.first):
             ranks.wait()
             yield phases
@@ -166,7 +161,8 @@ def begin_run(folder: Path, recipe: Recipe, seed: int, corpus: Corpus, data: Tra
     _check_agreement(
         folder, [identity, corpus.manifest.validation.document_set_sha256, [f.source for f in files]], ranks
     )
-    check_checkpoint(folder / CHECKPOINT, identity)
+    if (folder / CHECKPOINT).exists():
+        restore(folder / CHECKPOINT, {}, identity)
     _check_unchanged(folder, files)
     if ranks.first:
         run = {"recipe": recipe.to_json(), "seed": seed, "corpus": str(corpus.folder.resolve())}

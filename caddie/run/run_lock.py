@@ -128,7 +128,6 @@ def _acquire(folder: Path, patience_seconds: float) -> int:
 
 
 def _in_use(folder: Path) -> UserError:
-    """Return the error that names the holder of a lock."""
     who = holder(folder)
     by = f"process {who.pid} on {who.host} since {who.since}" if who else "another process"
     return UserError(f"{folder} is in use by {by}; wait for it, stop it or name another folder with --out")

@@ -20,17 +20,13 @@ class Averaging(Config):
 
     counters: ClassVar[Mapping[str, float]] = {}  # initial values of the numbers that an average keeps beside weights
 
-    def build(self, weights: Mapping[str, Tensor]) -> Average:
-        """Return an average that starts at these weights."""
-        return Average(self, weights)
-
     @abstractmethod
     def share(self, train_progress: TrainProgress, lr_scale: float, counters: Mapping[str, Tensor]) -> float:
         """Return the weight of the latest weights in the new average, 0 to 1, and update the counters."""
 
 
 class Average:
-    """Running average: a float32 copy of the weights and 0-dimensional float64 counters on the CPU."""
+    """Running average from given weights on: a float32 copy and 0-dimensional float64 counters on the CPU."""
 
     def __init__(self, config: Averaging, weights: Mapping[str, Tensor]) -> None:
         self.config = config

@@ -61,12 +61,6 @@ def position_in(path: Path, metadata: Mapping[str, str]) -> tuple[int, int, floa
     return step, position, seconds, loss
 
 
-def check_checkpoint(path: Path, identity: Mapping[str, str]) -> None:
-    """Raise the `UserError` of `restore` now, if there is a checkpoint."""
-    if path.exists():
-        restore(path, {}, identity)
-
-
 def load_weights(path: Path, identity: Mapping[str, str]) -> dict[str, Tensor]:
     """Return the weights in a file; `UserError` if they are not those of `identity` (see `weights_identity`)."""
     try:

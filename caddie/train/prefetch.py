@@ -42,10 +42,8 @@ class DeviceBatch:
     targets: Tensor
     begun: int
     """Documents that begin in the inputs, counted on the host."""
-
-
-Upload = tuple[DeviceBatch, torch.cuda.Event | None]
-"""Batch that is being copied to the device, and the event that ends the copy."""
+    copied: torch.cuda.Event | None = None
+    """End of the copy to the device, if one is needed."""
 
 
 class Uploads:
@@ -55,24 +53,23 @@ class Uploads:
         self._device, self._bos = device, bos
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def send(self, batch: Batch) -> Upload:
-        """Start to copy a batch, from any thread."""
+    def send(self, batch: Batch) -> DeviceBatch:
+        """Start to copy a batch, from any thread; `take` it before using it."""
         inputs, targets = torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets)
         begun = batch.begun(self._bos)
         if self._stream is None:
-            return DeviceBatch(inputs, targets, begun), None
+            return DeviceBatch(inputs, targets, begun)
         with torch.cuda.stream(self._stream):  # which is this thread's alone
             inputs, targets = (t.pin_memory().to(self._device, non_blocking=True) for t in (inputs, targets))
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
-        return DeviceBatch(inputs, targets, begun), event
+        return DeviceBatch(inputs, targets, begun, event)
 
-    def take(self, upload: Upload) -> DeviceBatch:
+    def take(self, batch: DeviceBatch) -> DeviceBatch:
         """Return the batch for later launches of this thread; the device waits for the copy, this thread does not."""
-        batch, event = upload
-        if event is not None:
+        if batch.copied is not None:
             stream = torch.cuda.current_stream(self._device)
-            stream.wait_event(event)
+            stream.wait_event(batch.copied)
             for tensor in (batch.inputs, batch.targets):
                 tensor.record_stream(stream)  # its memory goes to no other batch before this one was used
         return batch

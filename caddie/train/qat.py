@@ -33,17 +33,13 @@ class QAT(Config):
     def quantized(self, weight: Tensor, view: View) -> Tensor:
         """Return the fake-quantized float32 weight of any shape, at the strength of the view."""
 
-    def build(self, device: torch.device) -> View:
-        """Return a view at strength 0."""
-        return View(self, device)
-
     def sharpness_at(self, train_progress: TrainProgress) -> float:
         """Return the sharpness of soft rounding, 1 for kinds that have none."""
         return 1.0
 
 
 class View:
-    """Fake-quantized view that a linear layer has of its weight.
+    """Fake-quantized view that a linear layer has of its weight, at first of strength 0.
 
     Numbers that change over the run are tensors. A Python number would become a constant of the compiled model, as the
     records' switch did, which therefore never acted.
@@ -163,7 +159,7 @@ class Views:
             reached = [name for name in linears if chosen[name]]
             if not reached:
                 raise UserError(f"{what}: {rule} reaches no linear layer, and only their weights have a view")
-            self.by_name.update(dict.fromkeys(reached, config.build(linears[reached[0]].weight.device)))
+            self.by_name.update(dict.fromkeys(reached, View(config, linears[reached[0]].weight.device)))
         self._linears = {name: linears[name] for name in self.by_name}
 
     def active(self, train_progress: TrainProgress) -> bool:

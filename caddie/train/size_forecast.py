@@ -84,8 +84,7 @@ class Forecaster:
 
     def __init__(self, gpt: GPT, config: Pack, size: Callable[[Dequantizers, list[Section]], int]) -> None:
         """`size` gives the bytes of the whole file that holds sections of weights."""
-        with torch.device("meta"):
-            model = gpt.build()
+        model = gpt.outline()
         self.config = config
         self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         self.tables = {name for name, declared in declarations(model).items() if declared.role == "embedding"}
@@ -230,7 +229,6 @@ class _Estimates(Candidates):
         self._gaussians: dict[str, Floats] = {}
 
     def make(self, quantizers: Mapping[str, Quantizer]) -> Candidate:
-        """Return the candidate with these quantizers, by parameter name."""
         made = {}
         for names in self.of.groups.values():
             if isinstance(quantizers[names[0]], Waterfilling):

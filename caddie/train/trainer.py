@@ -209,7 +209,7 @@ class Trainer:
         for rule, optimizer in config.optimizers.items():
             if members := {name: self.parameters[name] for name in self.parameters if chosen[name] == rule}:
                 self.updaters[rule] = optimizer.build(members, ranks)
-        self.average: Average | None = config.averaging.build(self.parameters) if config.averaging else None
+        self.average = Average(config.averaging, self.parameters) if config.averaging else None
         self.views = Views(config.qat, self.model, "train.qat")
         self.dtype = torch.float32
         self.asynchronous = ranks.device.type == "cuda"
@@ -336,7 +336,6 @@ class Trainer:
         return self.losses
 
     def _micro_batch(self, stage: int, segments: int, inputs: Tensor, targets: Tensor, starts: Tensor) -> None:
-        """Accumulate the gradients and the loss of one micro-batch."""
         loss, entropy = self.forward(inputs, targets, starts, stage, segments)
         (loss / self.count).backward()  # type: ignore[no-untyped-call]
         self.losses += entropy / self.count

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product, repeat
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,18 +22,9 @@ from caddie.train.trainer import Execution, Train, Trainer, progress_at
 
 MOST_OF_RUN = 0.1
 """Largest part of the budget, of its steps or of its seconds, that the steps of a warm-up may take."""
-
-
 _CHECKING_STEPS = 3
 """Steps after which a gradient has reached every parameter that is not dead: a factor that starts at zero blocks those
 before it until it moved. A run whose warm-up is set to fewer is not checked."""
-
-
-class WarmedUp(NamedTuple):
-    """Choices of the warm-up, and the steps that it made and undid."""
-
-    execution: Execution
-    steps: int
 
 
 def warmup_steps(train: Train, shapes: int) -> int:
@@ -48,15 +38,18 @@ def warmup_steps(train: Train, shapes: int) -> int:
     return min(train.warmup_steps, max(1, round(MOST_OF_RUN * train.steps / shapes)))
 
 
-def warm_up(trainer: Trainer, budget: Budget, rows: tuple[int, int], progress: Progress = SILENT) -> WarmedUp:
+def warm_up(
+    trainer: Trainer, budget: Budget, rows: tuple[int, int], progress: Progress = SILENT
+) -> tuple[Execution, int]:
     """Run every shape on random tokens, choose precision, threads, compilation and CUDA graphs, and undo the steps.
 
-    `rows` is the shape of micro-batches. With a budget of steps alone, no choice that changes a bit depends on the
-    clock, so such a run repeats. Raises `UserError` for a parameter that no gradient reaches in any shape or that never
-    moves. Where the first steps did not show it, up to nine more look. Each step is reported to `progress`.
+    Return the execution chosen and the number of steps. `rows` is the shape of micro-batches. With a budget of steps
+    alone, no choice that changes a bit depends on the clock, so such a run repeats. Raises `UserError` for a parameter
+    that no gradient reaches in any shape or that never moves. Where the first steps did not show it, up to nine more
+    look. Each step is reported to `progress`.
     """
     warming = _WarmUp(trainer, budget, rows, progress)
-    return WarmedUp(warming.run(), warming.steps)
+    return warming.run(), warming.steps
 
 
 class _WarmUp:
@@ -137,7 +130,6 @@ class _WarmUp:
         return chosen
 
     def executions(self) -> list[Execution]:
-        """Return the executions to try; one if nothing is timed."""
         precision, device = self.trainer.config.precision, self.trainer.ranks.device
         if not self.timed:
             auto = "bfloat16" if device.type == "cuda" else "float32"
@@ -246,11 +238,9 @@ class _WarmUp:
         trainer.forget_gradients()
 
     def unmoved(self, saved: Mapping[str, Tensor]) -> set[str]:
-        """Return the parameters that are, bit for bit, as saved."""
         return {name for name, now in self.trainer.parameters.items() if torch.equal(now, saved[f"weights/{name}"])}
 
     def batches(self) -> Iterator[Batch]:
-        """Yield random tokens without end."""
         ids = np.random.default_rng(self.trainer.seed).integers(0, self.trainer.vocabulary, (2, *self.rows))
         return repeat(Batch(ids[0], ids[1]))
 

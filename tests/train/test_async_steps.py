@@ -231,7 +231,7 @@ def test_documents_are_counted_on_the_host_for_kernels_that_ask(monkeypatch: pyt
     ids = np.full((4, 32), 2)
     ids[0], ids[1, :27] = 1, 1  # 59 documents begin, in 4 rows of 32 tokens or 8 of 16
     batch = Batch(ids, ids)
-    sent = Uploads(torch.device("cpu"), 1).send(batch)[0]
+    sent = Uploads(torch.device("cpu"), 1).send(batch)
     for kernel, expected in (("FlexAttention", [0, 0, 0, 0]), ("FlashAttention 3 varlen", [128, 64, 128, 64])):
         monkeypatch.setattr(trainer, "attention", lambda length, kernel=kernel: f"SDPA (flash), {kernel}")
         for each in (batch, sent):

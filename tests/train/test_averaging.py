@@ -37,7 +37,7 @@ def one(value: float) -> dict[str, Tensor]:
 
 def follow(averaging: Averaging, values: dict[int, float], of: int, lr_scale: dict[int, float] | None = None) -> float:
     """The average at the end of a run from 0 whose weight after each step is given."""
-    average = averaging.build(one(0.0))
+    average = Average(averaging, one(0.0))
     for step, value in values.items():
         average.update(one(value), at(step, of), (lr_scale or {}).get(step, 1.0))
     return average.result()["w"].item()
@@ -133,7 +133,7 @@ def test_it_is_the_mean_of_the_last_checkpoints(last: int, every: int, before: i
 
 @pytest.mark.parametrize("averaging", [SWA(fraction=0.4, snapshots=2), SWA(fraction=1.0, snapshots=10, lr_below=0.5)])
 def test_before_the_first_snapshot_the_weights_are_handed_on(averaging: Averaging) -> None:
-    average = averaging.build(one(7.0))
+    average = Average(averaging, one(7.0))
     assert average.result()["w"].item() == 7.0
     for step in range(1, 7):
         average.update(one(float(step)), at(step), 1.0)

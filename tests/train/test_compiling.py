@@ -184,7 +184,7 @@ def test_threads_are_not_chosen_by_the_time_that_the_compiler_takes(
     trainer = Trainer(TINY, LONG.but(compile="always"), 7, Ranks())
     compiled = trainer.forward
     threads = torch.get_num_threads()
-    chosen = module.warm_up(trainer, Budget(1e6, None), (2, 32)).execution
+    chosen, _ = module.warm_up(trainer, Budget(1e6, None), (2, 32))
     torch.set_num_threads(threads)
     assert ran == [(1, False), (2, False)]
     assert chosen.threads == 2

@@ -50,7 +50,7 @@ def at(progress: float) -> TrainProgress:
 
 def on(config: QAT, strength: float = 1.0) -> View:
     """A view with this strength."""
-    view = config.but(strength=strength).build(CPU)
+    view = View(config.but(strength=strength), CPU)
     view.set(at(0.9))
     return view
 
@@ -90,7 +90,7 @@ def test_the_ends_are_exact(config: QAT) -> None:
 
 @every_kind
 def test_the_default_acts_in_the_last_part_alone(config: QAT) -> None:
-    view, weight = config.build(CPU), sample(4, 9)
+    view, weight = View(config, CPU), sample(4, 9)
     assert torch.equal(view(weight), weight), "before the first moment too"
     strengths = []
     for progress in (0.0, 0.5, 0.8499, 0.85, 0.9, 1.0):
@@ -100,7 +100,7 @@ def test_the_default_acts_in_the_last_part_alone(config: QAT) -> None:
 
 
 def test_strength_may_ramp() -> None:
-    view = StraightThrough(strength=Ramp(start=0.0, end=1.0, begin=0.5, finish=0.9)).build(CPU)
+    view = View(StraightThrough(strength=Ramp(start=0.0, end=1.0, begin=0.5, finish=0.9)), CPU)
     for progress, strength in [(0.4, 0.0), (0.6, 0.25), (0.7, 0.5), (0.9, 1.0)]:
         view.set(at(progress))
         assert float(view.strength) == pytest.approx(strength)
@@ -135,7 +135,7 @@ def test_soft_rounding_has_the_gradient_of_its_stair() -> None:
 
 def test_noise_is_as_wide_as_a_step_and_new_at_every_step_of_the_run() -> None:
     weight = sample(6, 400)
-    view = Noisy(quantizer=Rows(bits=4, scale=Percentile(fraction=1.0)), strength=1.0).build(CPU)
+    view = View(Noisy(quantizer=Rows(bits=4, scale=Percentile(fraction=1.0)), strength=1.0), CPU)
     seen = []
     for number in (7, 8, 7):
         view.set(TrainProgress(step=number, seconds=90.0, budget=Budget(seconds=100)))
@@ -202,7 +202,7 @@ def test_the_gradient_of_the_stair(sharpness: float) -> None:
 
 
 def test_sharpness_never_reaches_zero() -> None:
-    view = SoftRound(strength=1.0, sharpness=Ramp(start=0.0, end=16.0)).build(CPU)
+    view = View(SoftRound(strength=1.0, sharpness=Ramp(start=0.0, end=16.0)), CPU)
     view.set(at(0.0))
     weight = sample(3, 5)
     torch.testing.assert_close(view(weight), weight, rtol=0, atol=1e-2)

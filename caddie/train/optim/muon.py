@@ -184,7 +184,6 @@ class _Bank:
             self.buffers["mean_squares"] = first.new_zeros(self.size, len(first), 1, dtype=torch.float32)
 
     def gradients(self) -> Tensor:
-        """Return a new stack of the gradients, with zeros for missing ones."""
         found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         return torch.stack(found + self.padding)
 
