@@ -32,6 +32,11 @@ class Range:
     low: float
     high: float
 
+    def check(self, value: object, name: str) -> None:
+        """Raise `UserError` for a number outside of the bounds."""
+        if isinstance(value, int | float) and not self.low <= value <= self.high:
+            raise UserError(f"{name} must be from {_bound(self.low)} to {_bound(self.high)}, not {_shortened(value)}")
+
 
 Count = Annotated[int, Range(1, 1 << 40)]
 """Integer of at least one."""
@@ -225,10 +230,8 @@ def coerce(value: object, annotation: Any, name: str) -> Any:
     """Return `value` as the type `annotation`; raises `UserError`, which names the field, if it does not fit."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        result, bounds = coerce(value, arguments[0], name), arguments[1]
-        if isinstance(result, int | float) and not bounds.low <= result <= bounds.high:
-            limits = f"from {_bound(bounds.low)} to {_bound(bounds.high)}"
-            raise UserError(f"{name} must be {limits}, not {_shortened(result)}")
+        result = coerce(value, arguments[0], name)
+        arguments[1].check(result, name)
         return result
     if origin in (Union, types.UnionType):
         return _coerce_union(value, arguments, name)

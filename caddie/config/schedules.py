@@ -194,14 +194,15 @@ class PiecewiseConstant(Schedule):
         return self.values[bisect_right(self.begins, train_progress.progress)]
 
 
-IntSchedule = Annotated[int | PiecewiseConstant, Range(1, 1 << 40)]
-"""Integer of at least one, or one in pieces; the owner of such a field calls `check_int_schedule`."""
+class _EachPiece(Range):
+    def check(self, value: object, name: str) -> None:
+        super().check(value, name)
+        for piece in value.values if isinstance(value, PiecewiseConstant) else ():
+            coerce(piece, Count, f"{name}.values")
 
 
-def check_int_schedule(name: str, number: IntSchedule) -> None:
-    """Raise `UserError` unless every piece of the field `name` is a whole number of at least one."""
-    for value in number.values if isinstance(number, PiecewiseConstant) else ():
-        coerce(value, Count, f"{name}.values")
+IntSchedule = Annotated[int | PiecewiseConstant, _EachPiece(1, 1 << 40)]
+"""Integer of at least one, or one in pieces."""
 
 
 def int_at(number: IntSchedule, train_progress: TrainProgress) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from caddie.config import Config, Count, Positive, Range, Technique, known
-from caddie.config.schedules import IntSchedule, check_int_schedule
+from caddie.config.schedules import IntSchedule
 from caddie.errors import UserError
 from caddie.model.context import Context
 from caddie.model.gates import HeadGate
@@ -98,11 +98,6 @@ class GroupedQueryAttention(Attention):
     """True for exclusive self-attention (XSA): each head's output loses its projection on the position's own value."""
     gate: HeadGate | None = None
     """Gate on each head's output, or none."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.window is not None:
-            check_int_schedule("window", self.window)
 
     def build(self, width: int, layer: int) -> Part:
         """Return the module; raises `UserError` if the heads do not divide the width or each other."""

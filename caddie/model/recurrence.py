@@ -7,7 +7,7 @@ from typing import Annotated
 from torch import Tensor
 
 from caddie.config import Config, Range, Technique, known
-from caddie.config.schedules import IntSchedule, PiecewiseConstant, all_values, check_int_schedule
+from caddie.config.schedules import IntSchedule, PiecewiseConstant, all_values
 from caddie.errors import UserError
 from caddie.model.parameters import Constant, Part
 
@@ -54,7 +54,6 @@ class Recurrence(Config):
         super().__post_init__()
         if self.first > self.last:
             raise UserError(f"first ({self.first}) must be at most last ({self.last})")
-        check_int_schedule("passes", self.passes)
         if self.most > MOST_PASSES:
             raise UserError(f"passes must be at most {MOST_PASSES}, not {self.most}")
 

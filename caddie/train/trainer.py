@@ -126,11 +126,6 @@ class Train(Config):
     of training and takes at most a hundredth of it. The validation split is not touched.
     """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        schedules.check_int_schedule("batch_tokens", self.batch_tokens)
-        schedules.check_int_schedule("sequence_length", self.sequence_length)
-
     @property
     def budget(self) -> Budget:
         """Budget of the run; raises `UserError` if neither seconds nor steps are set."""
