@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from caddie.config.schedules import TrainProgress
+from caddie.config.schedules import Budget, TrainProgress
 from caddie.data.loaders import Batch
 from caddie.data.shards import Tokens
 from caddie.errors import UserError
@@ -25,7 +27,7 @@ from caddie.report.run_files import LOG
 from caddie.runtime.progress import Event, Progress
 from caddie.train.checkpoint import open_log, save_tensors
 from caddie.train.size_forecast import Forecaster
-from caddie.train.trainer import Train, Trainer
+from caddie.train.trainer import Trainer
 
 LOG_SECONDS = 0.5
 """Least seconds between two `step` events, but for the first ten steps and the last."""
@@ -62,23 +64,20 @@ class BackgroundJobs:
             self._jobs.popleft().result()
 
 
-class Run(Protocol):
+class RunState(ABC):
     """A run in training as its hooks see it."""
 
-    trainer: Trainer
-    config: Train
-    log: Log
-    background: BackgroundJobs
-    at: TrainProgress
-    """Before the next step."""
-    done: TrainProgress
-    """After the last step whose loss was read."""
-    position: int
-    """Micro-batches that all processes together have read."""
-    loss: float
+    def __init__(self, trainer: Trainer, budget: Budget, log: Log) -> None:
+        self.trainer, self.config, self.log = trainer, trainer.config, log
+        self.background = BackgroundJobs(trainer.asynchronous)
+        self.at = self.done = TrainProgress(0, 0.0, budget)
+        """Before the next step, and after the last step whose loss was read."""
+        self.position, self.loss = 0, math.nan
+        """Micro-batches that all processes together have read, and the loss that was read last."""
 
+    @abstractmethod
     def read_losses(self, pending: int) -> None:
-        """Read and log losses until no more than so many steps are pending."""
+        """Read and log losses until no more than so many steps are pending; `CheckFailed` if one is not finite."""
 
 
 class Log:
@@ -114,11 +113,11 @@ class Log:
         except OSError as error:
             raise UserError(f"cannot write {self._path}: {reason(error)}; free space, and start it again") from None
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: RunState) -> None:
         """Start counting the speed and compiled graphs from here."""
         self._logged, self._position, self._graphs = run.at, run.position, run.trainer.graphs()
 
-    def step(self, run: Run, position: int, lr_scale: float) -> None:
+    def step(self, run: RunState, position: int, lr_scale: float) -> None:
         """Write a `step` event of the step just read, if one is due."""
         done, tokens = run.done, run.trainer.micro_tokens
         span = done.seconds - self._logged.seconds
@@ -145,7 +144,7 @@ class Log:
 class Checkpoint:
     """Saves the run every `checkpoint_seconds`."""
 
-    def __init__(self, run: Run, path: Path, identity: dict[str, str]) -> None:
+    def __init__(self, run: RunState, path: Path, identity: dict[str, str]) -> None:
         self.run, self.path, self.identity = run, path, identity
 
     def after_step(self) -> None:
@@ -170,7 +169,7 @@ class Checkpoint:
 class Forecast:
     """Predicts the artifact now and then, from gradients and weights at hand."""
 
-    def __init__(self, run: Run, forecaster: Forecaster | None) -> None:
+    def __init__(self, run: RunState, forecaster: Forecaster | None) -> None:
         self.run, self.forecaster, self.due = run, forecaster, False
         self.events: deque[dict[str, Any]] = deque()  # events found in the background that are still to be written
 
@@ -220,7 +219,7 @@ class HeldOut:
     On a GPU it waits for the steps that were launched, at most fifty times a run.
     """
 
-    def __init__(self, run: Run, batches: Sequence[Batch], bos: int) -> None:
+    def __init__(self, run: RunState, batches: Sequence[Batch], bos: int) -> None:
         """`batches` are the text, whose documents begin with `bos`; without any, nothing is measured."""
         self.run, self.batches, self.bos = run, batches, bos
         self._measured, self._spent, self._cost = -1, 0.0, 0.0

@@ -23,7 +23,7 @@ from caddie.runtime.distributed import Ranks
 from caddie.runtime.memory import peak_bytes
 from caddie.runtime.progress import SILENT, Progress
 from caddie.train.checkpoint import checkpoint_identity, position_in, restore, save_tensors, weights_identity
-from caddie.train.hooks import BackgroundJobs, Checkpoint, Forecast, HeldOut, Log, held_out_batches
+from caddie.train.hooks import Checkpoint, Forecast, HeldOut, Log, RunState, held_out_batches
 from caddie.train.prefetch import AsyncScalar, prefetch
 from caddie.train.size_forecast import Forecaster
 from caddie.train.trainer import Batches, Train, Trainer
@@ -97,8 +97,8 @@ def train(
     warmed = time.perf_counter() - begin
     identity = checkpoint_identity(gpt, config, data, seed)
     with closing(Log(folder, data.bits_per_nat, ranks.first, progress)) as log:
-        run = Run(trainer, budget, folder / CHECKPOINT, identity, log, forecaster if ranks.first else None)
-        run.held_out = HeldOut(run, held_out if ranks.first else [], data.bos)
+        measured = (forecaster, held_out) if ranks.first else (None, [])
+        run = Run(trainer, budget, folder / CHECKPOINT, identity, log, *measured, data.bos)
         run.restore()
         compiled, recorded = trainer.compiled, trainer.recordings is not None
         chosen = {**execution._asdict(), "compiled": compiled, "cuda_graphs": recorded}
@@ -114,7 +114,7 @@ def train(
         ranks.wait()
         wall, busy, first = time.perf_counter(), time.process_time(), run.at.step
         with _signals() as received, prefetch(stream, trainer.indices(run.position), ranks.device, data.bos) as batches:
-            run.to_the_end(batches, data.bos, received)
+            run.to_the_end(batches, received)
         wall, busy = time.perf_counter() - wall, time.process_time() - busy
         run.forecast.off_the_clock()
         run.held_out.off_the_clock()
@@ -143,7 +143,7 @@ def train(
     return trained
 
 
-class Run:
+class Run(RunState):
     """The timed part of a run, and its position.
 
     On a GPU the loss of a step is read when the next step has been launched, so that the device always has work. Then
@@ -159,17 +159,15 @@ class Run:
         checkpoint: Path,
         identity: dict[str, str],
         log: Log,
-        forecaster: Forecaster | None,
+        forecaster: Forecaster | None = None,
+        held_out: Sequence[Batch] = (),
+        bos: int = 0,
     ) -> None:
-        self.trainer, self.config, self.budget, self.log = trainer, trainer.config, budget, log
-        self.background = BackgroundJobs(trainer.asynchronous)
+        super().__init__(trainer, budget, log)
+        self.budget, self.bos = budget, bos
         self.checkpoint = Checkpoint(self, checkpoint, identity)
         self.forecast = Forecast(self, forecaster)
-        self.held_out = HeldOut(self, [], 0)
-        self.at = self.done = TrainProgress(0, 0.0, budget)
-        """Before the next step, and after the last step whose loss was read."""
-        self.position = 0  # micro-batches that all processes together have read
-        self.loss = math.nan
+        self.held_out = HeldOut(self, held_out, bos)
         self.pending: deque[tuple[int, int, float, AsyncScalar]] = deque()
         """Launched steps whose losses have not been read: steps and micro-batches done, learning-rate scale, loss."""
         self.received: Sequence[int] = ()
@@ -182,7 +180,7 @@ class Run:
             step, self.position, seconds, self.loss = position_in(self.checkpoint.path, found)
             self.at = self.done = TrainProgress(step, seconds, self.budget)
 
-    def to_the_end(self, batches: Batches, bos: int, received: Sequence[int]) -> None:
+    def to_the_end(self, batches: Batches, received: Sequence[int]) -> None:
         """Step until the budget is spent or a signal comes."""
         self.received = received
         self.log.begin(self)
@@ -190,7 +188,7 @@ class Run:
         self.began = time.perf_counter() - self.at.seconds
         while self.at.progress < 1.0 and not self.signalled:
             self.forecast.before_step()
-            self.step(batches, bos)
+            self.step(batches)
             self.forecast.after_step()
             self.held_out.after_step()
             if not self.signalled:
@@ -201,11 +199,11 @@ class Run:
         if number:  # a signal may also have come in the last step or while its end was saved
             raise Interrupted(number, self.at.step)
 
-    def step(self, batches: Batches, bos: int) -> None:
+    def step(self, batches: Batches) -> None:
         """Launch a step, and read the losses of those before it."""
         trainer, at = self.trainer, self.at
         lr_scale = value_at(self.config.lr_schedule, at)
-        loss = trainer.launch(batches, at, bos)
+        loss = trainer.launch(batches, at, self.bos)
         trainer.forget_gradients()
         self.position += self.config.micro_batches_at(at)
         self.pending.append((at.step + 1, self.position, lr_scale, loss))
@@ -214,7 +212,7 @@ class Run:
         trainer.watch(self.at, lr_scale)
 
     def read_losses(self, pending: int) -> None:
-        """Read and log losses until no more than so many steps are pending; `CheckFailed` if one is not finite."""
+        """Read and log losses, as `RunState` says."""
         while len(self.pending) > pending:
             step, position, lr_scale, later = self.pending.popleft()
             loss = later.read()

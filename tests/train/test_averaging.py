@@ -55,9 +55,9 @@ def test_the_average_agrees_with_the_scripts(parity: Path) -> None:
     weights = [data[match[0]] for match in sorted(matches(data, r"weights\.step(\d+)"), key=lambda m: int(m[1]))]
     for match in matches(data, rf"ema_decay_(.+)\.after_step{len(weights) - 1}"):
         decay, expected = float(match[1]), data[match[0]]
-        average = EMA(decay=decay).build({"w": weights[0]})
+        average = Average(EMA(decay=decay), {"w": weights[0]})
         # Memory of the same number of steps in a run of 400, of which these are the first.
-        in_progress = ProgressEMA(fraction=-1 / (400 * math.log(decay))).build({"w": weights[0]})
+        in_progress = Average(ProgressEMA(fraction=-1 / (400 * math.log(decay))), {"w": weights[0]})
         for step, weight in enumerate(weights[1:], 1):
             average.update({"w": weight}, at(step, 400), 1.0)
             in_progress.update({"w": weight}, at(step, 400), 1.0)
@@ -67,7 +67,7 @@ def test_the_average_agrees_with_the_scripts(parity: Path) -> None:
 
 
 def test_the_exponential_average_by_hand() -> None:
-    average = EMA(decay=0.75).build(one(8.0))
+    average = Average(EMA(decay=0.75), one(8.0))
     average.update(one(0.0), at(1), 1.0)
     assert average.result()["w"].item() == 6.0
     average.update(one(2.0), at(2), 1.0)
@@ -76,7 +76,7 @@ def test_the_exponential_average_by_hand() -> None:
 
 def test_the_average_of_progress_forgets_by_what_was_spent() -> None:
     fraction = 0.25 / math.log(2)  # half of what was is forgotten in a quarter of the budget
-    average = ProgressEMA(fraction=fraction).build(one(8.0))
+    average = Average(ProgressEMA(fraction=fraction), one(8.0))
     average.update(one(0.0), at(1, 4), 1.0)
     assert average.result()["w"].item() == pytest.approx(4.0)
     average.update(one(2.0), at(3, 4), 1.0)  # half of the budget: 3/4 of the way
@@ -91,7 +91,7 @@ def test_the_average_of_progress_forgets_by_what_was_spent() -> None:
 def test_the_average_of_progress_means_the_same_on_every_machine() -> None:
     found = []
     for steps in (100, 10_000):
-        average = ProgressEMA(fraction=0.05).build({"w": torch.zeros(1)})
+        average = Average(ProgressEMA(fraction=0.05), {"w": torch.zeros(1)})
         for step in range(1, steps + 1):
             average.update(one(step / steps), at(step, steps), 1.0)
         found.append(average.result()["w"].item())
@@ -141,7 +141,7 @@ def test_before_the_first_snapshot_the_weights_are_handed_on(averaging: Averagin
 
 
 def test_a_larger_budget_starts_the_snapshots_anew() -> None:
-    average = SWA(fraction=0.5, snapshots=2).build(one(0.0))
+    average = Average(SWA(fraction=0.5, snapshots=2), one(0.0))
     for step in range(1, 11):
         average.update(one(float(step)), at(step, 10), 1.0)
     assert average.result()["w"].item() == (8 + 10) / 2  # 0.75 is crossed at step 8
@@ -168,7 +168,7 @@ def copied(average: Average) -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", sorted(variants(Averaging)))
 def test_every_average_of_a_constant_is_the_constant(name: str) -> None:
     constant = {"a": torch.full((3, 2), 0.1), "b": torch.tensor(7.0)}
-    average = AVERAGES[name].build(constant)
+    average = Average(AVERAGES[name], constant)
     for step in range(51):
         for key, value in constant.items():
             assert torch.allclose(average.result()[key], value, rtol=1e-6)
@@ -178,7 +178,7 @@ def test_every_average_of_a_constant_is_the_constant(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(variants(Averaging)))
 def test_every_average_is_applied(name: str) -> None:
     seen = rows(0, 11)
-    average = AVERAGES[name].build(seen[0])
+    average = Average(AVERAGES[name], seen[0])
     for step, weights in enumerate(seen[1:], 1):
         average.update(weights, at(step), 1.0)
     for key, last in seen[-1].items():
@@ -193,13 +193,13 @@ def test_every_average_is_applied(name: str) -> None:
 def test_every_average_keeps_its_own_numbers_and_resumes_to_the_bit(name: str, stop: int) -> None:
     seen = rows(1, 11)
     first = {key: value.clone() for key, value in seen[0].items()}
-    average = AVERAGES[name].build(first)
+    average = Average(AVERAGES[name], first)
     first["w"].fill_(100.0)
     assert torch.equal(average.result()["w"], seen[0]["w"]), "not a view of the weights"
     for step in range(1, stop + 1):
         average.update(seen[step], at(step), 1.0)
     saved = copied(average)
-    resumed = AVERAGES[name].build(seen[5])
+    resumed = Average(AVERAGES[name], seen[5])
     held = resumed.state()
     resumed.update(seen[7], at(1, 1), 0.0)  # as a warm-up may
     assert held.keys() == saved.keys()

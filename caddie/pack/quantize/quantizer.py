@@ -6,7 +6,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
 
 import numpy as np
 import torch
@@ -77,16 +76,16 @@ class Quantizer(Config):
         raise UserError(f"{type(self).__name__} cannot be taken into training; choose Rows")
 
 
-class Wrapper:
-    """Mixin for a quantizer around another, `of`: delegates all but `quantize`."""
+class Wrapper(Quantizer):
+    """Quantizer around another, `of`: delegates all but `quantize`."""
 
     of: Quantizer
-    but: Callable[..., Any]
+    """The other quantizer."""
 
     @property
     def dequantizer(self) -> Quantizer:
         """The same around the dequantizer of `of`."""
-        return cast("Quantizer", self.but(of=self.of.dequantizer))
+        return self.but(of=self.of.dequantizer)
 
     @property
     def calibrated(self) -> bool:
@@ -95,7 +94,7 @@ class Wrapper:
 
     def coarser(self, factor: float) -> Quantizer:
         """Return the same around a coarser `of`."""
-        return cast("Quantizer", self.but(of=self.of.coarser(factor)))
+        return self.but(of=self.of.coarser(factor))
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
         """Return the weight that `of` reads from the arrays."""
