@@ -14,7 +14,7 @@ from caddie.pack.quantize.rows import Rows
 from caddie.pack.quantize.scales import Grid
 
 
-class Gptq(Wrapper):
+class Gptq(Wrapper, Quantizer):
     """Integers that keep the outputs W x, not the weights: GPTQ (arXiv 2210.17323) with activation order.
 
     Columns are rounded by falling mean square of their inputs. The error of a column is compensated, as far as the

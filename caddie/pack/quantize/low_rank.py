@@ -20,7 +20,7 @@ LARGEST = 1e30
 """Bound that weights and errors are clipped to, so that their sums and squares stay finite."""
 
 
-class LowRank(Wrapper):
+class LowRank(Wrapper, Quantizer):
     """The rounding error of `of`, W - Ŵ, corrected by a product A B of low rank in a few bits: LQER (arXiv 2402.02446).
 
     A has the left singular vectors times the singular values, B the right ones.

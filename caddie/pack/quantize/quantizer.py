@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -76,16 +77,16 @@ class Quantizer(Config):
         raise UserError(f"{type(self).__name__} cannot be taken into training; choose Rows")
 
 
-class Wrapper(Quantizer):
-    """Quantizer around another, `of`: delegates all but `quantize`."""
+class Wrapper:
+    """Mixin for a quantizer around another, `of`: delegates all but `quantize`."""
 
     of: Quantizer
-    """The other quantizer."""
+    but: Callable[..., Any]
 
     @property
     def dequantizer(self) -> Quantizer:
         """The same around the dequantizer of `of`."""
-        return self.but(of=self.of.dequantizer)
+        return cast("Quantizer", self.but(of=self.of.dequantizer))
 
     @property
     def calibrated(self) -> bool:
@@ -94,7 +95,7 @@ class Wrapper(Quantizer):
 
     def coarser(self, factor: float) -> Quantizer:
         """Return the same around a coarser `of`."""
-        return self.but(of=self.of.coarser(factor))
+        return cast("Quantizer", self.but(of=self.of.coarser(factor)))
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
         """Return the weight that `of` reads from the arrays."""

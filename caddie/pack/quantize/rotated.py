@@ -15,7 +15,7 @@ from caddie.pack.quantize.quantizer import Arrays, Calibration, Quantizer, Round
 from caddie.pack.quantize.rows import Rows
 
 
-class Rotated(Wrapper):
+class Rotated(Wrapper, Quantizer):
     """Columns rotated by a block-diagonal Hadamard matrix, quantized, and rotated back when they are read.
 
     A block has as many columns as the largest power of two that divides their number. This is the part of QuIP
