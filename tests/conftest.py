@@ -128,6 +128,14 @@ def parity(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="session")
+def frontier(parity: Path) -> Path:
+    """Folder with the numbers of the records after 1.0611, in sets that have them."""
+    if not (parity / "frontier").is_dir():
+        pytest.skip("this set of the public scripts' numbers has no folder frontier")
+    return parity / "frontier"
+
+
+@pytest.fixture(scope="session")
 def real_data(request: pytest.FixtureRequest) -> Path:
     """Folder with real text and the contest's tokenizers."""
     return _folder(request, "--data")

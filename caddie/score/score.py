@@ -17,6 +17,7 @@ from caddie.runtime.distributed import Ranks
 from caddie.runtime.progress import SILENT, Progress
 from caddie.score.frozen import Frozen
 from caddie.score.loop import Losses, layout_of, run
+from caddie.score.ngram_tilt import NGramTilt
 from caddie.score.scorer import Scorer
 from caddie.score.ttt_sgd import TestTimeTraining
 from caddie.score.windows import Window, check_windows
@@ -41,11 +42,13 @@ class Scoring(Config):
     """Number format of the forward pass; sums are always float64."""
     ttt: TestTimeTraining | None = None
     """Test-time training on scored tokens, or none."""
+    tilt: NGramTilt | None = None
+    """N-gram tilt by scored tokens, or none."""
 
     @property
     def plain(self) -> Scoring:
-        """The same settings without overlap and test-time training."""
-        return self.but({"stride": self.sequence_length, "ttt": None})
+        """The same settings without overlap and adaptation."""
+        return self.but({"stride": self.sequence_length, "ttt": None, "tilt": None})
 
     @property
     def rows(self) -> int:
@@ -56,7 +59,8 @@ class Scoring(Config):
         """Return the scorer of a model, which is never changed; `UserError` if it does not fit the settings."""
         dtype = getattr(torch, self.precision)
         build = Frozen if self.ttt is None else self.ttt.build
-        return build(model, bos, self.sequence_length, self.stride, dtype)
+        scorer = build(model, bos, self.sequence_length, self.stride, dtype)
+        return scorer if self.tilt is None else self.tilt.build(scorer)
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,7 @@ class Score:
     sequence_length: int
     stride: int
     ttt: str | None
+    tilt: str | None
     seconds: float
 
     @property
@@ -152,6 +157,7 @@ def score(
         sequence_length=scoring.sequence_length,
         stride=scoring.stride,
         ttt=show(scoring.ttt) if scoring.ttt and not scorer else None,
+        tilt=show(scoring.tilt) if scoring.tilt and not scorer else None,
         seconds=time.perf_counter() - begin,
     )
 
@@ -192,8 +198,8 @@ def score_kinds(
     """Return the scores of the `KINDS` that `scoring` has, and that of a user's `scorer` if given."""
     kinds = {"plain": scoring.plain}
     if scoring.stride < scoring.sequence_length:
-        kinds["sliding"] = scoring.but(ttt=None)
-    if scoring.ttt is not None:
+        kinds["sliding"] = scoring.but(ttt=None, tilt=None)
+    if scoring.ttt is not None or scoring.tilt is not None:
         kinds["adaptive"] = scoring
     scores = {}
     for kind, settings in kinds.items():

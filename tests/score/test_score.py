@@ -713,6 +713,7 @@ def test_the_figures_follow_from_one_sum() -> None:
         sequence_length=8,
         stride=4,
         ttt=None,
+        tilt=None,
         seconds=1.5,
     )
     figures = found.to_json()
@@ -730,6 +731,7 @@ def test_the_figures_follow_from_one_sum() -> None:
         "sequence_length": 8,
         "stride": 4,
         "ttt": None,
+        "tilt": None,
         "seconds": 1.5,
     }
     assert json.loads(json.dumps(figures)) == figures

@@ -26,6 +26,7 @@ from caddie.errors import UserError
 from caddie.model import build
 from caddie.pack.artifact import Artifact, load
 from caddie.score import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Scoring
+from caddie.score.ngram_tilt import NGramTilt
 from caddie.verify.black_box import BlackBoxScorer, ScoredText, fingerprint
 from caddie.verify.changes import settled
 from caddie.verify.known_bad import KNOWN_BAD, known_bad
@@ -116,15 +117,16 @@ SHIPPED = {
         for name in SHIPPED
     ],
 )
-def test_what_is_shipped_passes(name: str, artifact: Artifact) -> None:
+@pytest.mark.parametrize("tilt", [None, NGramTilt(order=3)], ids=["", "tilt"])
+def test_what_is_shipped_passes(name: str, tilt: NGramTilt | None, artifact: Artifact) -> None:
     scoring = artifact.scoring.but(ttt=SHIPPED[name])
-    on = case(artifact, scoring.plain if name == "plain" else scoring)
+    on = case(artifact, (scoring.plain if name == "plain" else scoring).but(tilt=tilt))
     checks = run_probes(on)
     assert [check.name for check in checks if not check.passed] == []
     assert {check.name for check in checks} == set(PROBES) - {"held-out text was not trained on"}
-    assert on.base.learns == (SHIPPED[name] is not None)
+    assert on.base.learns == (SHIPPED[name] is not None or tilt is not None)
     if on.base.learns:  # else nothing was probed of it
-        frozen = case(artifact, scoring.but(ttt=None))
+        frozen = case(artifact, on.scoring.but(ttt=None, tilt=None))
         assert on.differ(on.base.nats, frozen.base.nats).any()
 
 

@@ -1,0 +1,222 @@
+"""N-gram tilt: raise the probability of the token that followed the same n-gram before, in text already scored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, ClassVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from caddie.config import Config, Fraction, NonNegative, Range, Technique
+from caddie.model import Cache
+from caddie.runtime.distributed import Ranks
+from caddie.score.scorer import Layout, Positions, ScoredPrefix, Scorer, ScoringBatch, Step
+
+Keys = npt.NDArray[np.uint64]
+
+_FACTORS = np.array(
+    [36313, 27191, 51647, 81929, 131071, 196613, 262147, 393241, 524309, 655373, 786433, 917521, 1048583, 1179653]
+    + [1310729, 1441801, 1572869, 1703941, 1835017, 1966087, 2097169, 2228243, 2359319, 2490389, 2621471, 2752549]
+    + [2883617, 3014687, 3145757, 3276833, 3407903, 3538973],
+    np.uint64,
+)
+"""Factor of the id at each place of a context, as in openai/parameter-golf #1514, so that equal keys mean the same."""
+_PAIR_FACTOR = np.uint64(1000003)
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio (Knuth): near keys land far apart
+
+
+class NGramTilt(Config):
+    """Token n-gram tilt: p'(t) = p(t)·e^(boost·[t = h]) / Z, h the token that mostly followed this context so far.
+
+    The counts are of tokens that have been scored, in the order in which they are scored: they are updated between the
+    scorer's steps. The records count in the order of the file while documents are scored by length, so that a hint may
+    come from a document that is scored later. Contexts are the last order - 1 ids, also across documents.
+    """
+
+    techniques: ClassVar = {
+        "": Technique(
+            "Text that repeats itself verbatim is known better by its own history than by the model.",
+            "openai/parameter-golf #1514, #1145, the record at 1.0565 (#2135)",
+            "-0.0005 to -0.001 in bundles (#2135, #2140)",
+        )
+    }
+
+    order: Annotated[int, Range(2, len(_FACTORS))] = 16
+    """Length of the n-gram: the context and the token."""
+    threshold: Fraction = 0.8
+    """Least share of the most frequent next token; a context seen once has 1."""
+    boost: NonNegative = 2.625
+    """Nats added to the logit of that token."""
+
+    def build(self, scorer: Scorer) -> Scorer:
+        """Return the scorer with tilted logits; it keeps its own plan and its own learning."""
+        return _Tilted(self, scorer)
+
+
+class NGramCounts:
+    """Of every context its number, its most frequent next token and that token's number, in tables that grow.
+
+    Of equally frequent tokens the one that reached the number first counts. About 50 bytes for each new context.
+    """
+
+    def __init__(self, order: int) -> None:
+        self.context = order - 1
+        """Ids of a context."""
+        self.contexts, self.pairs = _Table(), _Table()
+        self.totals, self.top_counts, self.top_ids = (np.zeros(0, np.int64) for _ in range(3))
+        """Facts of each context, in the order of `contexts.keys`."""
+        self.pair_counts = np.zeros(0, np.int64)
+
+    def keys(self, ids: Positions) -> Keys:
+        """Return the key of the context that ends at each of the ids (..., n), from the first that is whole on."""
+        found = np.zeros((*ids.shape[:-1], max(0, ids.shape[-1] - self.context + 1)), np.uint64)
+        for place in range(self.context):
+            found ^= ids[..., place : place + found.shape[-1]].astype(np.uint64) * _FACTORS[place]
+        return found
+
+    def look_up(self, keys: Keys) -> tuple[Positions, npt.NDArray[np.float32]]:
+        """Return the most frequent next id of each context and its share, both 0 for an unknown context."""
+        rows = self.contexts.find(keys)
+        known = rows >= 0
+        ids, shares = np.zeros(keys.shape, np.int64), np.zeros(keys.shape, np.float32)
+        ids[known] = self.top_ids[rows[known]]
+        shares[known] = self.top_counts[rows[known]].astype(np.float32) / self.totals[rows[known]].astype(np.float32)
+        return ids, shares
+
+    def count(self, keys: Keys, ids: Positions) -> None:
+        """Count ids (n,) after contexts (n,), in this order; the same as one after the other."""
+        if not len(keys):
+            return
+        contexts, numbers = np.unique(keys, return_counts=True)
+        rows = self.contexts.find_or_add(contexts)
+        self.totals, self.top_counts, self.top_ids = (
+            _extended(facts, len(self.contexts.keys)) for facts in (self.totals, self.top_counts, self.top_ids)
+        )
+        self.totals[rows] += numbers
+        mixed = (keys * _PAIR_FACTOR) ^ (ids.astype(np.uint64) * _FACTORS[self.context % len(_FACTORS)])
+        # The last event of a pair is when it reached its number: found as the first of the reversed events.
+        pairs, reversed_last, numbers = np.unique(mixed[::-1], return_index=True, return_counts=True)
+        last = len(mixed) - 1 - reversed_last
+        pair_rows = self.pairs.find_or_add(pairs)
+        self.pair_counts = _extended(self.pair_counts, len(self.pairs.keys))
+        self.pair_counts[pair_rows] += numbers
+        counts, of_pair = self.pair_counts[pair_rows], self.contexts.find(keys[last])
+        order = np.lexsort((last, -counts, of_pair))
+        best = order[np.diff(of_pair[order], prepend=-1) != 0]  # of each context
+        best = best[counts[best] > self.top_counts[of_pair[best]]]
+        self.top_counts[of_pair[best]], self.top_ids[of_pair[best]] = counts[best], ids[last[best]]
+
+
+class _Table:
+    """Numbers of distinct 64-bit keys in the order in which they came: an open-addressing hash table, by whole arrays."""
+
+    def __init__(self) -> None:
+        self.keys: Keys = np.zeros(0, np.uint64)
+        self._bits = 12
+        self._rows = np.full(1 << self._bits, -1, np.int64)
+
+    def find(self, keys: Keys) -> Positions:
+        """Return the number of each key, or -1."""
+        slots, found = self._slots(keys.ravel()), np.empty(keys.size, np.int64)
+        waiting = np.arange(keys.size)
+        while len(waiting):
+            rows = self._rows[slots]
+            other = rows >= 0
+            other[other] = self.keys[rows[other]] != keys.ravel()[waiting[other]]
+            found[waiting[~other]] = rows[~other]
+            waiting, slots = waiting[other], self._after(slots[other])
+        return found.reshape(keys.shape)
+
+    def find_or_add(self, keys: Keys) -> Positions:
+        """Return the numbers of distinct keys, giving the next ones to new keys."""
+        found = self.find(keys)
+        new = found < 0
+        found[new] = np.arange(len(self.keys), len(self.keys) + int(new.sum()))
+        self.keys = np.concatenate([self.keys, keys[new]])
+        if 2 * len(self.keys) > len(self._rows):
+            self._bits = (4 * len(self.keys)).bit_length()
+            self._rows = np.full(1 << self._bits, -1, np.int64)
+            self._insert(np.arange(len(self.keys)))
+        else:
+            self._insert(found[new])
+        return found
+
+    def _insert(self, rows: Positions) -> None:
+        slots = self._slots(self.keys[rows])
+        while len(rows):
+            free = self._rows[slots] < 0
+            self._rows[slots[free]] = rows[free]  # of several that want one slot, the last gets it
+            left = self._rows[slots] != rows
+            rows, slots = rows[left], self._after(slots[left])
+
+    def _slots(self, keys: Keys) -> Positions:
+        return ((keys * _SPREAD) >> np.uint64(64 - self._bits)).astype(np.int64)
+
+    def _after(self, slots: Positions) -> Positions:
+        return (slots + 1) & (len(self._rows) - 1)
+
+
+def _extended(facts: Positions, length: int) -> Positions:
+    """Return the facts with zeros behind them."""
+    return np.concatenate([facts, np.zeros(length - len(facts), facts.dtype)])
+
+
+class _Tilted(Scorer):
+    """Adds the boost to the logits of another scorer, which never sees it."""
+
+    def __init__(self, config: NGramTilt, scorer: Scorer) -> None:
+        self.per_document, self.together = scorer.per_document, scorer.together
+        self.in_order = not scorer.per_document
+        self.fixed_between_updates = scorer.stateless or scorer.fixed_between_updates
+        self._config, self._scorer, self._counts = config, scorer, NGramCounts(config.order)
+        self._earlier: WeakKeyDictionary[Cache, Positions] = WeakKeyDictionary()
+        """The last ids of each row that a cache holds."""
+
+    def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
+        """Yield the scorer's own steps; those of a stateless one do not depend on the size of batches here."""
+        return self._scorer.plan(layout, 1 if self._scorer.stateless else rows)
+
+    def share(self, ranks: Ranks) -> bool:
+        """Share the work as the scorer does; every process counts all scored tokens."""
+        return self._scorer.share(ranks)
+
+    def owners(self, batches: Sequence[ScoringBatch], world: int) -> list[int]:
+        """Return the scorer's own division."""
+        return self._scorer.owners(batches, world)
+
+    def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
+        """Return the scorer's logits with the boost added where a context is known well enough."""
+        logits = self._scorer.logits(inputs, slots, last, cache)
+        ids = inputs.cpu().numpy()
+        if cache is not None:
+            if cache in self._earlier:
+                ids = np.concatenate([self._earlier[cache], ids], 1)
+            self._earlier[cache] = ids[:, -self._counts.context :]
+        keys = self._counts.keys(ids[:, -(last + self._counts.context - 1) :])
+        hints, shares = self._counts.look_up(keys)
+        boosts = np.where(shares >= self._config.threshold, self._config.boost, 0.0)
+        boosts[shares == 0.0] = 0.0  # an unknown context, whatever the threshold
+        if not boosts.any():
+            return logits
+        index, boost = (torch.from_numpy(array).to(logits.device)[..., None] for array in (hints, boosts))
+        tilted = logits.clone()
+        tilted[:, tilted.shape[1] - keys.shape[1] :].scatter_add_(2, index, boost.to(logits.dtype))
+        return tilted
+
+    def update(self, batches: Sequence[ScoringBatch], prefix: ScoredPrefix) -> None:
+        """Count the scored tokens, window after window, and let the scorer learn."""
+        keys, ids = [], []
+        for window in sorted(window for batch in batches for window in batch.windows):
+            begin = int(prefix.layout.begins[prefix.stretch(window.start)])
+            first = max(begin, window.first + 1 - self._counts.context)
+            tokens = prefix.tokens(first, window.end + 1)
+            if len(tokens) > self._counts.context:
+                keys.append(self._counts.keys(tokens[:-1]))
+                ids.append(tokens[self._counts.context :])
+        if keys:
+            self._counts.count(np.concatenate(keys), np.concatenate(ids))
+        self._scorer.update(batches, prefix)

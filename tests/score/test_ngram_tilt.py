@@ -1,0 +1,217 @@
+"""The n-gram tilt: equal to the public script's tables, causal in scoring order, and the same for any batch size."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from parity import facts, tensors
+from rich_models import TINY
+from torch import Tensor
+
+from caddie.model import Cache, Model, build
+from caddie.score import ChunkSGD, DocumentLoRA, Scoring, ScoringBatch, Text, layout_of, run, score
+from caddie.score.ngram_tilt import NGramCounts, NGramTilt, _Table
+from caddie.score.scorer import Scorer, Stream
+
+BOS = 0
+
+
+def small_model() -> Model:
+    """A small model whose predictions differ from token to token."""
+    return build(TINY.but({"vocabulary": 64, "depth": 2}), seed=1)
+
+
+def scripts_stream(frontier: Path) -> np.ndarray:
+    """The ids that the script goes through: its window begins with the first target in place of the first token."""
+    tokens = tensors(frontier / "tilt")["tokens"].numpy().astype(np.int64)
+    return np.concatenate([tokens[1:2], tokens[1:]])
+
+
+def one_by_one(stream: np.ndarray, order: int) -> tuple[NGramCounts, np.ndarray, np.ndarray]:
+    """Counts, and before each of them the hint and its share, 0 where the window is not full."""
+    counts, n = NGramCounts(order), len(stream) - 1
+    ids, shares, keys = np.zeros(n, np.int64), np.zeros(n, np.float32), counts.keys(stream[:-1])
+    for number, key in enumerate(keys):
+        target = counts.context - 1 + number
+        ids[target : target + 1], shares[target : target + 1] = counts.look_up(keys[number : number + 1])
+        counts.count(np.array([key]), stream[target + 1 : target + 2])
+    return counts, ids, shares
+
+
+@pytest.mark.parametrize("case", [0, 1, 2])
+def test_tables_and_hints_of_the_public_script(case: int, frontier: Path) -> None:
+    config, found = facts(frontier / "config")["tilt"]["cases"][case], tensors(frontier / "tilt")
+    stream = scripts_stream(frontier)
+    counts, ids, shares = one_by_one(stream, config["order"])
+    expected = {name: found[f"case{case}.{name}"].numpy() for name in ("top_token", "top_probability", "gate", "hint")}
+    np.testing.assert_array_equal(ids, expected["top_token"])
+    np.testing.assert_array_equal(shares, expected["top_probability"])
+    gate = shares >= config["threshold"]
+    np.testing.assert_array_equal(gate, expected["gate"])
+    np.testing.assert_array_equal(np.where(gate, ids, 0), expected["hint"])
+    assert (int(gate.sum()), int((gate & (ids == stream[1:])).sum())) == (config["gated"], config["hits"])
+    assert len(counts.contexts.keys) == config["contexts"]
+    assert int(counts.totals.sum()) == config["context_total"]
+    assert int(counts.contexts.keys.sum()) % 2**63 == config["context_key_sum_mod_2_63"]
+    assert len(counts.pairs.keys) == config["pairs"]
+    assert int(counts.pair_counts.sum()) == config["pair_count_sum"]
+    assert int(counts.pairs.keys.sum()) % 2**63 == config["pair_key_sum_mod_2_63"]
+    rows = np.stack([counts.contexts.keys.astype(np.int64), counts.totals, counts.top_counts, counts.top_ids], 1)
+    repeated = rows[counts.totals > 1]
+    np.testing.assert_array_equal(repeated[np.argsort(repeated[:, 0])], found[f"case{case}.contexts_repeated"].numpy())
+
+
+def test_the_tilted_distribution_is_the_script_s(frontier: Path) -> None:
+    tilt = facts(frontier / "config")["tilt"]
+    case, found = tilt["cases"][tilt["probability_case"]], tensors(frontier / "tilt_probabilities")
+    expected = tensors(frontier / "tilt")
+    gate, hint = (expected[f"case{tilt['probability_case']}.{name}"][found["positions"]] for name in ("gate", "hint"))
+    logits = found["logits"].double()
+    tilted = logits.scatter_add(1, hint.long()[:, None], torch.where(gate, case["boost"], 0.0).double()[:, None])
+    after = -torch.log_softmax(tilted, 1).gather(1, found["targets"][:, None])[:, 0]
+    torch.testing.assert_close(after, found["nll_after"], rtol=1e-5, atol=1e-6)
+    first = found["p_after_first_rows"]
+    torch.testing.assert_close(torch.softmax(tilted[: len(first)], 1).float(), first, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_counting_at_once_is_counting_one_by_one(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    stream = random.integers(0, 3, 400)
+    counts, order = NGramCounts(3), 3
+    keys, targets = counts.keys(stream[:-1]), stream[order - 1 :]
+    cuts = np.sort(random.integers(0, len(keys), 6))
+    for part in np.split(np.arange(len(keys)), cuts):
+        counts.count(keys[part], targets[part])
+    one, _, _ = one_by_one(stream, order)
+    for key in np.unique(keys):
+        (a, b), (c, d) = counts.look_up(np.array([key])), one.look_up(np.array([key]))
+        assert (a, b) == (c, d)
+    seen = Counter(zip(keys.tolist(), targets.tolist(), strict=True))
+    assert int(counts.pair_counts.sum()) == sum(seen.values()) == len(keys)
+    assert len(counts.pairs.keys) == len(seen)
+
+
+def test_the_table_numbers_keys_in_the_order_in_which_they_come() -> None:
+    random, table = np.random.default_rng(0), _Table()
+    keys = np.unique(random.integers(0, 2**63, 30_000).astype(np.uint64))
+    random.shuffle(keys)
+    for part in np.array_split(keys, 7):  # it grows several times
+        table.find_or_add(part)
+    np.testing.assert_array_equal(table.find(keys), np.arange(len(keys)))
+    assert (table.find(keys + np.uint64(1)) == -1).all()
+    np.testing.assert_array_equal(table.find_or_add(keys[::-1]), np.arange(len(keys))[::-1])
+
+
+def repeated_text(length: int = 400, vocabulary: int = 64) -> Text:
+    """Documents of random ids that come again and again."""
+    random = np.random.default_rng(5)
+    documents = [np.concatenate([[BOS], random.integers(1, vocabulary, size)]) for size in (37, 23, 51)]
+    ids = np.concatenate([documents[number] for number in random.integers(0, 3, length // 30)])
+    return Text(ids.astype(np.uint16), BOS, len(ids), len(ids), len(ids))
+
+
+TTT: dict[str, Any] = {
+    "none": None,
+    "documents": DocumentLoRA(rank=2, chunk_tokens=8, documents=2, lr=0.01),
+    "chunks": ChunkSGD(chunk_tokens=32),
+}
+TILT = NGramTilt(order=4)
+
+
+def losses(scorer: Scorer, tokens: np.ndarray, rows: int = 4) -> np.ndarray:
+    found = np.zeros(len(tokens) - 1)
+
+    def keep(window: Any, nats: np.ndarray) -> None:
+        found[window.first : window.end] = nats
+
+    run(scorer, tokens, layout_of(tokens, BOS, scorer.per_document), rows, keep, vocabulary=64)
+    return found
+
+
+@pytest.mark.parametrize("ttt", TTT)
+def test_repeated_text_scores_better_whatever_the_size_of_a_batch(ttt: str) -> None:
+    model, text = small_model(), repeated_text()
+    scoring = Scoring(sequence_length=32, stride=16, ttt=TTT[ttt])
+    before, after = score(model, text, scoring), score(model, text, scoring.but(tilt=TILT))
+    assert after.nats < before.nats - 50
+    for batch_tokens in (32, 512):
+        other = score(model, text, scoring.but(tilt=TILT, batch_tokens=batch_tokens))
+        assert other.nats == pytest.approx(after.nats, rel=1e-5)
+    assert score(model, text, scoring.but(tilt=TILT.but(boost=0.0))).nats == before.nats
+
+
+@pytest.mark.parametrize("ttt", TTT)
+def test_no_loss_depends_on_what_is_scored_later(ttt: str) -> None:
+    """Of the document that is scored last, tokens are changed: no loss of another document moves."""
+    model, text = small_model(), repeated_text()
+    scoring = Scoring(sequence_length=32, stride=16, ttt=TTT[ttt], tilt=TILT)
+    before = losses(scoring.scorer(model, BOS), text.tokens)
+    layout = layout_of(text.tokens, BOS, TTT[ttt] is not None and ttt == "documents")
+    lengths = layout.ends - layout.begins
+    last = int(np.flatnonzero(lengths == lengths.min())[0]) if len(lengths) > 1 else 0  # the longest come first
+    begin = int(layout.ends[last]) - 5
+    changed = text.tokens.copy()
+    changed[begin + 1 : begin + 6] = 1 + (changed[begin + 1 : begin + 6] + 7) % 60
+    after = losses(scoring.scorer(model, BOS), changed)
+    of_others = np.ones(len(before), bool)
+    if len(lengths) > 1:
+        same_group = lengths == lengths.min()
+        for document in np.flatnonzero(same_group):
+            of_others[layout.begins[document] : layout.ends[document]] = False
+    else:
+        of_others[begin:] = False
+    assert of_others.sum() > 100
+    np.testing.assert_array_equal(before[of_others], after[of_others])
+    assert not np.array_equal(before, after)
+
+
+def test_the_hint_is_of_the_scored_text_alone() -> None:
+    """The first time a document comes nothing is known; the second time its own continuation is."""
+    random = np.random.default_rng(1)
+    document = np.concatenate([[BOS], random.integers(1, 64, 30)])
+    tokens = np.concatenate([document, document, [BOS]]).astype(np.uint16)
+    plain = Scoring(sequence_length=16, stride=8)
+    model = small_model()
+    without, with_tilt = (
+        losses(scoring.scorer(model, BOS), tokens) for scoring in (plain, plain.but(tilt=NGramTilt(order=4, boost=20.0)))
+    )
+    np.testing.assert_array_equal(without[:30], with_tilt[:30])
+    assert (with_tilt[36:60] < 1e-3).all()
+
+
+def test_a_cache_gives_the_same_hints() -> None:
+    model, text = small_model(), repeated_text()
+    scorer = Scoring(sequence_length=32, stride=16, tilt=TILT, precision="float64").scorer(model.double(), BOS)
+    stream = Stream(text.tokens, layout_of(text.tokens, BOS, False))
+    steps = list(scorer.plan(stream.layout, 4))
+    for step in steps[:-3]:
+        for window in step.windows:
+            batch = ScoringBatch([window], [0], stream.inputs([window]), window.first - window.start)
+            scorer.logits(torch.from_numpy(batch.inputs), [0], window.end - window.first)
+            stream.mark(window)
+            scorer.update([batch], stream.prefix)
+    window = steps[-3].windows[0]
+    ids = torch.from_numpy(stream.inputs([window]))
+    whole = scorer.logits(ids, [0], ids.shape[1])
+    assert (whole != model(ids, ids == BOS, torch.float64)).any()
+    cache, parts = Cache(), list[Tensor]()
+    for begin, end in ((0, 7), *((place, place + 1) for place in range(7, ids.shape[1]))):
+        parts.append(scorer.logits(ids[:, begin:end], [0], 1, cache))
+    torch.testing.assert_close(torch.cat(parts, 1), whole[:, 6:])
+
+
+def test_settings() -> None:
+    scoring = Scoring(tilt=TILT, ttt=ChunkSGD())
+    assert scoring.plain.tilt is None
+    text = repeated_text()
+    found = score(small_model(), text, Scoring(sequence_length=32, stride=16, tilt=TILT))
+    assert found.tilt is not None
+    assert "order=4" in found.tilt
+    assert math.isfinite(found.nats)
