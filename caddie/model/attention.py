@@ -72,6 +72,11 @@ class GroupedQueryAttention(Attention):
             "002 (last 4)",
             "all layers for four: -0.0016 (#609), -0.002 (#478), -0.0018 (#1125), +0.014 at 100 s (public system 000)",
         ),
+        xsa_gate=Technique(
+            "Heads choose how much of their own value they leave out.",
+            "modded-nanogpt #264; openai/parameter-golf #2018, #2118, #2124",
+            "30 of 1,440 steps (modded-nanogpt #264); nothing above 0.001 on the records' stack",
+        ),
     )
 
     heads: Annotated[int, Range(1, 1024)] = 8
@@ -96,6 +101,8 @@ class GroupedQueryAttention(Attention):
     """Value residual: mix of the values of layer 0 into this layer's, or none. Layer 0 itself has nothing to mix in."""
     xsa: bool = False
     """True for exclusive self-attention (XSA): each head's output loses its projection on the position's own value."""
+    xsa_gate: float | None = None
+    """Initial a of the share tanh(a) that XSA removes, learned for each head, or none to remove all; 0 removes nothing."""
     gate: HeadGate | None = None
     """Gate on each head's output, or none."""
 
@@ -127,6 +134,9 @@ class _GroupedQueryAttention(Part):
             self.query, self.key, self.value = (config.linear.build(width, size) for size in self.sizes)
         self.output = config.linear.build_output(width, width)
         self.gain = self.declare("gain", (config.heads,), "scalar", Constant(value=config.query_gain))
+        self.xsa_gate: Tensor | None = None
+        if config.xsa and config.xsa_gate is not None:
+            self.xsa_gate = self.declare("xsa_gate", (config.heads,), "scalar", Constant(value=config.xsa_gate))
         self.value_residual = config.value_residual.build() if config.value_residual and layer else None
         self.gate = config.gate.build(width, config.heads) if config.gate else None
 
@@ -152,7 +162,7 @@ class _GroupedQueryAttention(Part):
         visible = context.visible(config.scope, config.longest, config.window)
         y = context.attention(q, k, v, visible)
         if config.xsa:
-            y = xsa(y, v[:, :, last])
+            y = xsa(y, v[:, :, last], None if self.xsa_gate is None else self.xsa_gate.tanh())
         if self.gate is not None:
             y = y * self.gate(query_positions).transpose(1, 2)[..., None]
         return self.output(y.transpose(1, 2).reshape(query_positions.shape))

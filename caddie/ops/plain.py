@@ -36,14 +36,18 @@ def normed_rotation(x: Tensor, cosine: Tensor, sine: Tensor, gain: Tensor | None
     return y if gain is None else y * gain.to(x.dtype)[:, None, None]
 
 
-def xsa(y: Tensor, v: Tensor) -> Tensor:
+def xsa(y: Tensor, v: Tensor, share: Tensor | None = None) -> Tensor:
     """Remove from y (B, H, T, D) its projection on v (B, K, T, D), the own value; head h has v of h // (H/K).
 
-    Exclusive self-attention (XSA), openai/parameter-golf #265; public systems also call it cross self-attention.
+    With a `share` (H,) only that part of a head's projection is removed. Exclusive self-attention (XSA),
+    openai/parameter-golf #265; public systems also call it cross self-attention.
     """
     unit = F.normalize(v, dim=-1, eps=1e-12)[:, :, None]
     grouped = y.view(len(y), v.shape[1], -1, *y.shape[2:])
-    return (grouped - (grouped * unit).sum(-1, keepdim=True) * unit).view_as(y)
+    length = (grouped * unit).sum(-1, keepdim=True)
+    if share is not None:
+        length = length * share.to(y.dtype).view(v.shape[1], -1, 1, 1)
+    return (grouped - length * unit).view_as(y)
 
 
 def softcap(logits: Tensor, cap: float) -> Tensor:

@@ -142,3 +142,34 @@ class SWA(Averaging):
         share = 1.0 / (1.0 + float(collected))
         collected += due
         return share
+
+
+class TailEMA(Averaging):
+    """EMA of the last part of the run, of which the last weights are mixed in (tail EMA): (1 - share)·w + share·e.
+
+    e starts at the weights at progress `begin`, then e ← e + (w - e)/steps after every step.
+    """
+
+    techniques = known(
+        "Most of the average is of the end, and the end itself keeps a say.",
+        "modded-nanogpt, track 3, #325: the last 300 of 2,700 steps, length 150, share 0.6",
+        "41 of 2,745 steps (#325)",
+    )
+
+    begin: Fraction = 0.89
+    """Progress at which the average starts; before it, it is the latest weights."""
+    steps: Annotated[float, Range(1.0, 1e9)] = 150.0
+    """Length of its memory in steps."""
+    weight: Fraction = 0.6
+    """Share of the average in the result."""
+
+    counters = MappingProxyType({"started": 0.0})
+
+    def share(self, train_progress: TrainProgress, lr_scale: float, counters: Mapping[str, Tensor]) -> float:
+        """Return 1 until `begin`, then 1/steps; at the end of the budget more, which mixes the last weights in."""
+        started = bool(counters["started"])
+        counters["started"].fill_(train_progress.progress >= self.begin)
+        kept = 1.0 - 1.0 / self.steps if started else 0.0
+        if train_progress.progress >= 1.0:
+            kept *= self.weight
+        return 1.0 - kept

@@ -52,13 +52,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
 VALUES: dict[str, Any] = {
     "GroupedQueryAttention.longest": 3,
     "GroupedQueryAttention.window": 4,
+    "GroupedQueryAttention.xsa_gate": 0.5,
     "HashedNGrams.dims": 8,
     "Norm.epsilon": 1e-3,
     "RoPE.dims": 4,
     "TokenEmbedding.dims": 12,
 }
 """Field, under the class that has it or a base, to the number tried where it is none."""
-WITH: dict[str, dict[str, Any]] = {"block.attention.longest": {"block.attention.scope": "document"}}
+WITH: dict[str, dict[str, Any]] = {
+    "block.attention.longest": {"block.attention.scope": "document"},
+    "block.attention.xsa_gate": {"block.attention.xsa": True},
+}
 """Path to what must be set beside it for it to matter."""
 UNFIT = (Constant, RowConstants)
 """Starts that tell no two tokens or channels apart."""

@@ -273,6 +273,29 @@ def test_exclusive_attention_brings_nothing_of_the_position_itself() -> None:
     assert found[:, 1:].abs().amax(-1).min() > 1e-3
 
 
+def test_gated_exclusive_attention_agrees_with_the_script(frontier: Path) -> None:
+    data = tensors(frontier / "gated_xsa")
+    y, v = (data[name].transpose(1, 2).contiguous().requires_grad_() for name in ("y", "v"))
+    alpha = data["alpha"].requires_grad_()
+    found = ops.xsa(y, v, alpha.tanh()).transpose(1, 2)
+    torch.testing.assert_close(found, data["out"], rtol=1e-5, atol=1e-6)
+    gradients = torch.autograd.grad((found * data["upstream"]).sum(), (y, v, alpha))
+    for gradient, name in zip(gradients, ("grad_y", "grad_v", "grad_alpha"), strict=True):
+        expected = data[name] if name == "grad_alpha" else data[name].transpose(1, 2)
+        torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_gated_exclusive_attention_begins_where_it_is_told() -> None:
+    plain, exclusive = attention(xsa=True)
+    for initial, expected in ((0.0, plain), (20.0, exclusive)):
+        _, part = attention(xsa=True, xsa_gate=initial)
+        assert part.get_parameter("xsa_gate").tolist() == [initial, initial]
+        torch.testing.assert_close(part(H, surroundings(IDS)), expected(H, surroundings(IDS)))
+    _, half = attention(xsa=True, xsa_gate=math.atanh(0.5))
+    mean = (plain(H, surroundings(IDS)) + exclusive(H, surroundings(IDS))) / 2
+    torch.testing.assert_close(half(H, surroundings(IDS)), mean, rtol=1e-5, atol=1e-6)
+
+
 def test_gates_by_hand() -> None:
     h = torch.zeros(1, 1, 16)
     h[0, 0, [0, 11, 12]] = torch.tensor([1.0, 2.0, 100.0])

@@ -180,7 +180,8 @@ def test_the_hint_is_of_the_scored_text_alone() -> None:
     plain = Scoring(sequence_length=16, stride=8)
     model = small_model()
     without, with_tilt = (
-        losses(scoring.scorer(model, BOS), tokens) for scoring in (plain, plain.but(tilt=NGramTilt(order=4, boost=20.0)))
+        losses(scoring.scorer(model, BOS), tokens)
+        for scoring in (plain, plain.but(tilt=NGramTilt(order=4, boost=20.0)))
     )
     np.testing.assert_array_equal(without[:30], with_tilt[:30])
     assert (with_tilt[36:60] < 1e-3).all()

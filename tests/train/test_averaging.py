@@ -14,7 +14,7 @@ from torch import Tensor
 
 from caddie.config import variants
 from caddie.config.schedules import Budget, TrainProgress
-from caddie.train.averaging import EMA, SWA, Average, Averaging, ProgressEMA
+from caddie.train.averaging import EMA, SWA, Average, Averaging, ProgressEMA, TailEMA
 
 quick = settings(derandomize=True, deadline=None, max_examples=40)
 
@@ -22,6 +22,7 @@ AVERAGES: dict[str, Averaging] = {
     "EMA": EMA(decay=0.9),
     "ProgressEMA": ProgressEMA(fraction=0.2),
     "SWA": SWA(fraction=0.5, snapshots=4),
+    "TailEMA": TailEMA(begin=0.4, steps=3.0),
 }
 """One of each; a new average needs one here."""
 
@@ -98,6 +99,16 @@ def test_the_average_of_progress_means_the_same_on_every_machine() -> None:
     # ∫ p·exp((p - 1)/f)/f dp = 1 - f + f·exp(-1/f) in the limit of many steps
     assert found[1] == pytest.approx(0.95, abs=2e-4)
     assert found[0] == pytest.approx(found[1], abs=0.006)  # half a step
+
+
+def test_the_tail_average_mixes_in_the_last_weights() -> None:
+    """The last four of ten steps: 36, then halfway to 49, 64, 81 and 100; of the end 0.25 is the average's."""
+    tail = TailEMA(begin=0.6, steps=2.0, weight=0.25)
+    e = 36.0
+    for value in (49.0, 64.0, 81.0, 100.0):
+        e += (value - e) / 2
+    assert follow(tail, squares(10), 10) == pytest.approx(0.75 * 100 + 0.25 * e)
+    assert follow(tail, {step: value for step, value in squares(10).items() if step < 6}, 10) == 25.0
 
 
 # Uniform

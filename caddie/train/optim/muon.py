@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from caddie.config import Fraction, Range, Technique, known
+from caddie.config import Count, Fraction, NonNegative, Positive, Range, Technique, known
 from caddie.config.schedules import NonNegativeNumber, TrainProgress, value_at
 from caddie.errors import UserError
 from caddie.ops import multiplied
@@ -62,6 +62,18 @@ def newton_schulz(matrices: Tensor, steps: int, coefficients: Coefficients = "cl
         x = torch.baddbmm(x, gram_polynomial(gram(x), b, c), x, beta=a)
     x = x.view(oriented.shape).to(matrices.dtype)
     return x.mT if tall else x
+
+
+def floor_rows(updates: Tensor, weights: Tensor, floor: float) -> Tensor:
+    """Lengthen the rows of updates (..., rows, columns) to at least `floor` times those of the weights.
+
+    The row floor of modded-nanogpt's track 3, #325; zero rows stay.
+    """
+    lengths, least = (
+        torch.linalg.vector_norm(matrices.float(), dim=-1, keepdim=True) for matrices in (updates, weights)
+    )
+    factors = (floor * least / lengths.clamp_min(1e-30)).clamp_min(1.0)
+    return updates * torch.where(lengths > 0, factors, 1.0).to(updates.dtype)
 
 
 def equalize_rows(matrices: Tensor) -> Tensor:
@@ -119,6 +131,23 @@ class Muon(Optimizer):
             "arXiv 1711.05101; openai/parameter-golf, #1218 (0.085), #1729 (taper)",
             ".08 instead of .04 without a larger model +0.008 (#670); the taper small but consistent (#1729)",
         ),
+        decay_clamp=Technique(
+            "Large weights are not pulled harder than others.",
+            "Huber decay, a switch of openai/parameter-golf #2135 that the record leaves off",
+        ),
+        cautious_decay=Technique(
+            "Weights shrink only where the step shrinks them too, so that decay never fights the gradient.",
+            "Cautious weight decay, arXiv 2510.12402; modded-nanogpt, track 3, #328",
+            "19 of 2,686 steps (#328)",
+        ),
+        row_floor=Technique(
+            "No neuron stands still while others learn.", "modded-nanogpt, track 3, #325", "18 of 2,704 steps (#325)"
+        ),
+        group_rows=Technique(
+            "Heads whose gradients differ in size are orthogonalized apart, two by two.",
+            "modded-nanogpt #253, for queries and keys",
+            "-0.0012 of loss at equal steps, p 0.003 (#253)",
+        ),
         communication=Technique(
             "Each process receives only what it works on, and sends while it works.",
             "openai/parameter-golf, LeakyReLU_LegalTTT_ParallelMuon (#549)",
@@ -149,6 +178,14 @@ class Muon(Optimizer):
     0.01 to 0.04 in records up to #1204, then 0.085 to 0.095. A ramp is the taper of #1729: constant until 0.7 of the
     run, then to half at its end.
     """
+    decay_clamp: Positive | None = None
+    """Largest magnitude of a weight in the decay (Huber decay, #2135), or none."""
+    cautious_decay: NonNegativeNumber = 0.0
+    """Weight decay after the step, of weights that the step moves toward zero (cautious decay)."""
+    row_floor: NonNegative = 0.0
+    """Least length of an update's row, as a part of the length of the weight's row."""
+    group_rows: Count | None = None
+    """Rows that are orthogonalized together, or none for all; for queries and keys twice the size of a head."""
     precision: Literal["float32", "bfloat16"] = "bfloat16"
     """Number format of the iterations and of the exchanged updates."""
     communication: Literal["all_reduce", "reduce_scatter"] = "reduce_scatter"
@@ -160,10 +197,12 @@ class Muon(Optimizer):
     """
 
     def build(self, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> Updater:
-        """Return the updater of these matrices; raises `UserError` for a parameter that is no matrix."""
+        """Return the updater of these matrices; raises `UserError` for one that is no matrix or has no whole groups."""
         for name, parameter in parameters.items():
             if parameter.ndim != 2:
                 raise UserError(f"Muon updates matrices; give {name}, of shape {list(parameter.shape)}, to AdamW")
+            if self.group_rows and len(parameter) % self.group_rows:
+                raise UserError(f"{len(parameter)} rows of {name} do not divide into groups of {self.group_rows}")
         return _MuonUpdater(self, parameters, ranks)
 
 
@@ -175,17 +214,29 @@ class _Bank:
 
     def __init__(self, config: Muon, parameters: list[nn.Parameter], ranks: Ranks) -> None:
         self.parameters = parameters
-        first = parameters[0].detach()
-        self.padding = [torch.zeros_like(first)] * (-len(parameters) % ranks.world)
-        self.size = len(parameters) + len(self.padding)
+        first = parameters[0].detach()[: config.group_rows]
+        self.count = len(parameters) * (len(parameters[0]) // len(first))
+        """Matrices without the padding, which are groups of rows of the parameters."""
+        self.padding = -self.count % ranks.world
+        self.size = self.count + self.padding
         self.share = ranks.share(self.size)
         self.buffers = {"momentum": first.new_zeros(self.size, *first.shape)}
         if config.beta2 is not None:
             self.buffers["mean_squares"] = first.new_zeros(self.size, len(first), 1, dtype=torch.float32)
 
     def gradients(self) -> Tensor:
-        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        return torch.stack(found + self.padding)
+        """Return a new stack of the gradients, with zeros for missing ones."""
+        found = torch.stack([torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters])
+        return self.padded(found)
+
+    def weights(self) -> Tensor:
+        """Return a new stack of the weights."""
+        return self.padded(torch.stack([parameter.detach() for parameter in self.parameters]))
+
+    def padded(self, parameters: Tensor) -> Tensor:
+        """Return a stack of parameters as matrices of the bank, with zeros behind them."""
+        matrices = parameters.view(self.count, *self.buffers["momentum"].shape[1:])
+        return nn.functional.pad(matrices, (0, 0, 0, 0, 0, self.padding)) if self.padding else matrices
 
 
 class _MuonUpdater(Updater):
@@ -216,6 +267,7 @@ class _MuonUpdater(Updater):
             self.launch()
         lr = value_at(self.config.lr, train_progress) * lr_scale
         decay = 1.0 - lr * value_at(self.config.weight_decay, train_progress)
+        cautious, clamp = lr * value_at(self.config.cautious_decay, train_progress), self.config.decay_clamp
         momentum = value_at(self.config.momentum, train_progress)
         updates = []
         for bank, gradient in zip(self.banks, self.gradients, strict=True):
@@ -225,13 +277,19 @@ class _MuonUpdater(Updater):
             updates.append(self._begin_gather(bank, self._update(bank, share, momentum)))
         self.gradients = []
         for bank, update in zip(self.banks, updates, strict=True):
-            rows, columns = bank.parameters[0].shape
+            rows, columns = bank.buffers["momentum"].shape[1:]
             scale = lr * max(1.0, rows / columns) ** 0.5
             weights: list[Tensor] = [*bank.parameters]
-            if decay != 1.0:
+            steps = update()[: bank.count].to(weights[0].dtype).view(len(weights), *weights[0].shape)
+            shrinking = [step * weight > 0 for step, weight in zip(steps, weights, strict=True)] if cautious else []
+            if clamp is not None:
+                for weight in weights:
+                    weight.sub_(weight.clamp(-clamp, clamp), alpha=1.0 - decay)
+            elif decay != 1.0:
                 torch._foreach_mul_(weights, decay)
-            steps = update()[: len(weights)].to(weights[0].dtype)  # without the padding
             torch._foreach_add_(weights, steps.unbind(), alpha=-scale)
+            for weight, mask in zip(weights, shrinking, strict=False):  # no masks without the decay
+                weight.mul_(1.0 - cautious * mask)
 
     def _update(self, bank: _Bank, gradient: Tensor, momentum: float) -> Tensor:
         """Return orthogonalized updates of this rank's share; overwrites the gradient."""
@@ -243,6 +301,8 @@ class _MuonUpdater(Updater):
         update = newton_schulz(nesterov, self.config.steps, self.config.coefficients)
         if self.config.beta2 is not None:
             update = adapt_rows(update, bank.buffers["mean_squares"][bank.share], self.config.beta2)
+        if self.config.row_floor:
+            update = floor_rows(update, bank.weights()[bank.share], self.config.row_floor)
         return update
 
     def _begin_sum(self, bank: _Bank, stack: Tensor) -> Callable[[], Tensor]:
@@ -276,5 +336,5 @@ class _MuonUpdater(Updater):
             for name, buffer in bank.buffers.items():
                 if self.ranks.world > 1:
                     buffer.copy_(self.ranks.begin_all_gather(buffer[bank.share].clone())())
-                found[f"{name}/{shape}"] = buffer[: len(bank.parameters)]
+                found[f"{name}/{shape}"] = buffer[: bank.count]
         return found

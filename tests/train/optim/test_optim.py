@@ -20,7 +20,7 @@ from caddie.config.schedules import Budget, Ramp, StepRamp, TrainProgress
 from caddie.errors import UserError
 from caddie.runtime.distributed import Ranks
 from caddie.train.optim import AdamW, Muon, Optimizer, Updater, newton_schulz
-from caddie.train.optim.muon import COEFFICIENTS, Coefficients, adapt_rows, equalize_rows
+from caddie.train.optim.muon import COEFFICIENTS, Coefficients, adapt_rows, equalize_rows, floor_rows
 
 SETTINGS: list[Optimizer] = [
     *(cls(lr=0.05) for cls in variants(Optimizer).values()),
@@ -31,6 +31,8 @@ SETTINGS: list[Optimizer] = [
     Muon(lr=0.05, normalize_rows=True, precision="float32", communication="all_reduce"),
     Muon(lr=0.05, beta2=0.9, weight_decay=0.1, precision="float32"),
     Muon(lr=0.05, coefficients="polar_express", normalize_rows=True, beta2=0.95, communication="all_reduce"),
+    Muon(lr=0.05, group_rows=2, row_floor=0.4, cautious_decay=0.3, precision="float32"),
+    Muon(lr=0.05, weight_decay=0.1, decay_clamp=0.5, row_floor=0.4, communication="all_reduce", precision="float32"),
 ]
 """Every variant as it comes, and a few with other settings."""
 every_optimizer = pytest.mark.parametrize("optimizer", SETTINGS, ids=repr)
@@ -232,9 +234,9 @@ def test_gradients_are_read_only(optimizer: Optimizer) -> None:
 
 @every_optimizer
 def test_the_squares_are_those_of_the_gradient(optimizer: Optimizer) -> None:
-    parameters = some_parameters({"a": (1, 2), "b": (2, 1), "c": (1, 2)})
+    parameters = some_parameters({"a": (2, 2), "b": (2, 1), "c": (2, 2)})
     updater = optimizer.build(parameters, Ranks())
-    parameters["a"].grad = torch.tensor([[1.0, -2.0]])
+    parameters["a"].grad = torch.tensor([[1.0, -2.0], [0.0, 0.0]])
     parameters["b"].grad = torch.tensor([[3.0], [0.5]])  # and none for c
     updater.launch()
     found = updater.squares()
@@ -552,6 +554,51 @@ def test_normuon_evens_out_the_rows_over_time() -> None:
     assert lengths[None].max() > 3 * lengths[None].min()
     torch.testing.assert_close(lengths[0.9], lengths[0.9].mean().expand(12), rtol=1e-4, atol=0)
     assert moved[0.9].norm() == pytest.approx(moved[None].norm().item(), rel=1e-4)
+
+
+def test_huber_decay_agrees_with_the_script(frontier: Path) -> None:
+    config, data = read_facts(frontier / "config")["huber"], tensors(frontier / "huber_decay")
+    parameters = {"w": nn.Parameter(data["before"].clone())}
+    parameters["w"].grad = torch.zeros_like(data["before"])
+    muon = Muon(lr=config["lr"], weight_decay=config["wd"], decay_clamp=config["delta"])
+    muon.build(parameters, Ranks()).step(moment(0), 1.0)
+    torch.testing.assert_close(parameters["w"].detach(), data["after"], rtol=1e-5, atol=1e-7)
+    assert not torch.allclose(data["before"] * (1 - config["lr"] * config["wd"]), data["after"], atol=1e-5)
+
+
+def test_floored_rows_by_hand() -> None:
+    updates = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
+    weights = torch.tensor([[0.0, 8.0], [6.0, 8.0], [6.0, 8.0]])
+    found = floor_rows(updates, weights, 0.5)
+    torch.testing.assert_close(found, torch.tensor([[3.0, 4.0], [3.0, 4.0], [0.0, 0.0]]))
+
+
+def test_cautious_decay_is_of_weights_that_shrink_anyway() -> None:
+    found = {}
+    for cautious in (0.0, 0.5):
+        parameters = some_parameters({"w": (6, 10)})
+        before = copies(parameters)["w"]
+        set_gradients(parameters, 0)
+        Muon(lr=0.1, cautious_decay=cautious, precision="float32").build(parameters, Ranks()).step(moment(0), 0.5)
+        found[cautious] = parameters["w"].detach()
+    shrinking = (before - found[0.0]) * before > 0
+    assert 10 < shrinking.sum() < 50
+    torch.testing.assert_close(found[0.5], torch.where(shrinking, found[0.0] * (1 - 0.05 * 0.5), found[0.0]))
+
+
+def test_groups_of_rows_are_matrices_of_their_own() -> None:
+    whole, parts = some_parameters({"w": (12, 10)}), {}
+    set_gradients(whole, 0)
+    assert whole["w"].grad is not None
+    for name, rows in {"a": slice(0, 4), "b": slice(4, 8), "c": slice(8, 12)}.items():
+        parts[name] = nn.Parameter(whole["w"].detach()[rows].clone())
+        parts[name].grad = whole["w"].grad[rows].clone()
+    muon = Muon(lr=0.1, precision="float32")
+    muon.but(group_rows=4).build(whole, Ranks()).step(moment(0), 1.0)
+    muon.build(parts, Ranks()).step(moment(0), 1.0)
+    torch.testing.assert_close(whole["w"].detach(), torch.cat([part.detach() for part in parts.values()]))
+    with pytest.raises(UserError, match=r"12 rows of w do not divide into groups of 5"):
+        muon.but(group_rows=5).build(whole, Ranks())
 
 
 @pytest.mark.parametrize("cls", [Muon, AdamW])
