@@ -102,7 +102,7 @@ class GroupedQueryAttention(Attention):
     xsa: bool = False
     """True for exclusive self-attention (XSA): each head's output loses its projection on the position's own value."""
     xsa_gate: float | None = None
-    """Initial a of the share tanh(a) that XSA removes, learned for each head, or none to remove all; 0 removes nothing."""
+    """Initial a of the share tanh(a) that XSA removes, learned for each head, or none to remove all; 0 is no XSA."""
     gate: HeadGate | None = None
     """Gate on each head's output, or none."""
 

@@ -18,12 +18,13 @@ from caddie.score.scorer import Layout, Positions, ScoredPrefix, Scorer, Scoring
 
 Keys = npt.NDArray[np.uint64]
 
-_FACTORS = np.array(
-    "36313 27191 51647 81929 131071 196613 262147 393241 524309 655373 786433 917521 1048583 1179653 1310729 1441801 "
-    "1572869 1703941 1835017 1966087 2097169 2228243 2359319 2490389 2621471 2752549 2883617 3014687 3145757 3276833 "
-    "3407903 3538973".split(),
-    np.uint64,
-)
+# fmt: off
+_FACTORS = np.array([
+    36313, 27191, 51647, 81929, 131071, 196613, 262147, 393241, 524309, 655373, 786433, 917521, 1048583, 1179653,
+    1310729, 1441801, 1572869, 1703941, 1835017, 1966087, 2097169, 2228243, 2359319, 2490389, 2621471, 2752549, 2883617,
+    3014687, 3145757, 3276833, 3407903, 3538973,
+], np.uint64)
+# fmt: on
 """Factor of the id at each place of a context, as in openai/parameter-golf #1514, so that equal keys mean the same."""
 _PAIR_FACTOR = np.uint64(1000003)
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio (Knuth): near keys land far apart
