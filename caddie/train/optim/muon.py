@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Annotated, Literal
 
@@ -15,7 +16,7 @@ from caddie.ops import multiplied
 from caddie.runtime.distributed import Ranks
 from caddie.train.optim.optimizer import Optimizer, Updater, sum_of_squares
 
-Coefficients = Literal["classic", "polar_express"]
+Coefficients = Literal["classic", "polar_express", "convergent"]
 """Names in `COEFFICIENTS`."""
 COEFFICIENTS: dict[Coefficients, tuple[tuple[float, float, float], ...]] = {
     "classic": ((3.4445, -4.7750, 2.0315),),
@@ -26,12 +27,18 @@ COEFFICIENTS: dict[Coefficients, tuple[tuple[float, float, float], ...]] = {
         (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
         (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
     ),
+    "convergent": ((2.0, -1.5, 0.5),),
 }
 """Quintic coefficients (a, b, c) of the Newton-Schulz iterations; the last triple serves all further ones.
 
 The classic ones drive small singular values toward 1 fastest and leave all between 0.7 and 1.2 (Jordan et al., Muon,
-2024). Polar Express takes for each iteration those that are best after the ones before (arXiv 2505.16932).
+2024). Polar Express takes for each iteration those that are best after the ones before (arXiv 2505.16932). The
+convergent ones end at 1 exactly, in 12 iterations or so (modded-nanogpt, track 3).
 """
+
+
+Communication = Literal["all_reduce", "reduce_scatter"]
+"""Collectives for gradients and updates."""
 
 
 def gram(x: Tensor) -> Tensor:
@@ -44,17 +51,29 @@ def gram_polynomial(symmetric: Tensor, b: float, c: float) -> Tensor:
     return torch.baddbmm(symmetric, symmetric, symmetric, beta=b, alpha=c)
 
 
-def newton_schulz(matrices: Tensor, steps: int, coefficients: Coefficients = "classic") -> Tensor:
+def gram_norm(matrices: Tensor) -> Tensor:
+    """Return sqrt(‖XXᵀ‖), in the Frobenius norm, of matrices (..., rows, columns): (..., 1, 1).
+
+    It is at least the largest singular value, and nearer to it than the Frobenius norm.
+    """
+    wide = matrices.mT if matrices.shape[-2] > matrices.shape[-1] else matrices
+    norm: Tensor = torch.linalg.matrix_norm(wide @ wide.mT, keepdim=True)
+    return norm.sqrt()
+
+
+def newton_schulz(
+    matrices: Tensor, steps: int, coefficients: Coefficients = "classic", norm: Tensor | None = None
+) -> Tensor:
     """Orthogonalize matrices (..., rows, columns) approximately, in their dtype; singular values end near 1.
 
-    Per step X ← aX + (bA + cA²)X with A = XXᵀ, on the wide orientation, after division by the Frobenius norm (Jordan et
-    al., Muon, 2024). On a CPU without products of their dtype the iterations are in float32: rounding each product
-    would take a quarter longer.
+    Per step X ← aX + (bA + cA²)X with A = XXᵀ, on the wide orientation, after division by the Frobenius norm, or by
+    `norm` (..., 1, 1) (Jordan et al., Muon, 2024). On a CPU without products of their dtype the iterations are in
+    float32: rounding each product would take a quarter longer.
     """
     triples = COEFFICIENTS[coefficients]
     tall = matrices.shape[-2] > matrices.shape[-1]
     oriented = matrices.mT if tall else matrices
-    x: Tensor = oriented / (torch.linalg.matrix_norm(oriented, keepdim=True) + 1e-7)
+    x: Tensor = oriented / ((torch.linalg.matrix_norm(oriented, keepdim=True) if norm is None else norm) + 1e-7)
     x = multiplied(x.reshape(-1, *oriented.shape[-2:]))
     for step in range(steps):
         a, b, c = triples[min(step, len(triples) - 1)]
@@ -188,7 +207,7 @@ class Muon(Optimizer):
     """Rows that are orthogonalized together, or none for all; for queries and keys twice the size of a head."""
     precision: Literal["float32", "bfloat16"] = "bfloat16"
     """Number format of the iterations and of the exchanged updates."""
-    communication: Literal["all_reduce", "reduce_scatter"] = "reduce_scatter"
+    communication: Communication = "reduce_scatter"
     """Collective for gradients and updates of several ranks; with one rank it does nothing.
 
     With reduce_scatter (Parallel Muon, #549) each rank receives the gradient of its share of a bank alone, and its
@@ -206,23 +225,21 @@ class Muon(Optimizer):
         return _MuonUpdater(self, parameters, ranks)
 
 
-class _Bank:
+class Bank:
     """Stack of matrices of one shape, padded with zeros so that all ranks have equally many.
 
     Its buffers hold the whole stack on every rank; between calls of `state` only the rank's share is current.
     """
 
-    def __init__(self, config: Muon, parameters: list[nn.Parameter], ranks: Ranks) -> None:
+    def __init__(self, parameters: list[nn.Parameter], ranks: Ranks, group_rows: int | None) -> None:
         self.parameters = parameters
-        first = parameters[0].detach()[: config.group_rows]
+        first = parameters[0].detach()[:group_rows]
         self.count = len(parameters) * (len(parameters[0]) // len(first))
         """Matrices without the padding, which are groups of rows of the parameters."""
         self.padding = -self.count % ranks.world
         self.size = self.count + self.padding
         self.share = ranks.share(self.size)
         self.buffers = {"momentum": first.new_zeros(self.size, *first.shape)}
-        if config.beta2 is not None:
-            self.buffers["mean_squares"] = first.new_zeros(self.size, len(first), 1, dtype=torch.float32)
 
     def gradients(self) -> Tensor:
         """Return a new stack of the gradients, with zeros for missing ones."""
@@ -239,15 +256,23 @@ class _Bank:
         return nn.functional.pad(matrices, (0, 0, 0, 0, 0, self.padding)) if self.padding else matrices
 
 
-class _MuonUpdater(Updater):
-    def __init__(self, config: Muon, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> None:
-        self.config = config
-        self.ranks = ranks
+class BankUpdater(Updater):
+    """Updater of matrices in banks, of which each rank makes the updates of its share and receives the others."""
+
+    def __init__(
+        self,
+        config: Optimizer,
+        parameters: Mapping[str, nn.Parameter],
+        ranks: Ranks,
+        communication: Communication,
+        group_rows: int | None = None,
+    ) -> None:
+        self.config, self.ranks, self.communication = config, ranks, communication
         groups: dict[torch.Size, list[nn.Parameter]] = {}
         for parameter in parameters.values():
             groups.setdefault(parameter.shape, []).append(parameter)
         largest_first = sorted(groups.values(), key=lambda group: -len(group) * group[0].numel())
-        self.banks = [_Bank(config, group, ranks) for group in largest_first]
+        self.banks = [Bank(group, ranks, group_rows) for group in largest_first]
         self.gradients: list[Callable[[], Tensor]] = []
         """For each bank, a function that waits for the summed gradient of this rank's share; empty before `launch`."""
 
@@ -266,54 +291,35 @@ class _MuonUpdater(Updater):
         if not self.gradients:
             self.launch()
         lr = value_at(self.config.lr, train_progress) * lr_scale
-        decay = 1.0 - lr * value_at(self.config.weight_decay, train_progress)
-        cautious, clamp = lr * value_at(self.config.cautious_decay, train_progress), self.config.decay_clamp
-        momentum = value_at(self.config.momentum, train_progress)
         updates = []
         for bank, gradient in zip(self.banks, self.gradients, strict=True):
             share = gradient()
             if gradient_scale is not None:
                 share.mul_(gradient_scale)
-            updates.append(self._begin_gather(bank, self._update(bank, share, momentum)))
+            updates.append(self._begin_gather(bank, self.update(bank, share, train_progress)))
         self.gradients = []
         for bank, update in zip(self.banks, updates, strict=True):
-            rows, columns = bank.buffers["momentum"].shape[1:]
-            scale = lr * max(1.0, rows / columns) ** 0.5
             weights: list[Tensor] = [*bank.parameters]
             steps = update()[: bank.count].to(weights[0].dtype).view(len(weights), *weights[0].shape)
-            shrinking = [step * weight > 0 for step, weight in zip(steps, weights, strict=True)] if cautious else []
-            if clamp is not None:
-                for weight in weights:
-                    weight.sub_(weight.clamp(-clamp, clamp), alpha=1.0 - decay)
-            elif decay != 1.0:
-                torch._foreach_mul_(weights, decay)
-            torch._foreach_add_(weights, steps.unbind(), alpha=-scale)
-            for weight, mask in zip(weights, shrinking, strict=False):  # no masks without the decay
-                weight.mul_(1.0 - cautious * mask)
+            self.apply(bank, weights, steps, lr, train_progress)
 
-    def _update(self, bank: _Bank, gradient: Tensor, momentum: float) -> Tensor:
-        """Return orthogonalized updates of this rank's share; overwrites the gradient."""
-        buffer = bank.buffers["momentum"][bank.share].mul_(momentum).add_(gradient)
-        nesterov = gradient.add_(buffer, alpha=momentum)
-        if self.config.normalize_rows:
-            nesterov = equalize_rows(nesterov)
-        nesterov = nesterov.to(getattr(torch, self.config.precision))
-        update = newton_schulz(nesterov, self.config.steps, self.config.coefficients)
-        if self.config.beta2 is not None:
-            update = adapt_rows(update, bank.buffers["mean_squares"][bank.share], self.config.beta2)
-        if self.config.row_floor:
-            update = floor_rows(update, bank.weights()[bank.share], self.config.row_floor)
-        return update
+    @abstractmethod
+    def update(self, bank: Bank, gradient: Tensor, train_progress: TrainProgress) -> Tensor:
+        """Return the updates of this rank's share of a bank; the gradient may be overwritten."""
 
-    def _begin_sum(self, bank: _Bank, stack: Tensor) -> Callable[[], Tensor]:
+    @abstractmethod
+    def apply(self, bank: Bank, weights: list[Tensor], steps: Tensor, lr: float, train_progress: TrainProgress) -> None:
+        """Move the weights of a bank by the updates (parameters, rows, columns) of all ranks."""
+
+    def _begin_sum(self, bank: Bank, stack: Tensor) -> Callable[[], Tensor]:
         """Start to sum a stack over the ranks; the returned function waits for this rank's share of the sum."""
-        if self.config.communication == "reduce_scatter":
+        if self.communication == "reduce_scatter":
             return self.ranks.begin_reduce_scatter(stack)
         return self._begin_all_reduce(stack, bank.share)
 
-    def _begin_gather(self, bank: _Bank, share: Tensor) -> Callable[[], Tensor]:
+    def _begin_gather(self, bank: Bank, share: Tensor) -> Callable[[], Tensor]:
         """Start to send this rank's share to all; the returned function waits for the whole stack."""
-        if self.config.communication == "reduce_scatter" or self.ranks.world == 1:
+        if self.communication == "reduce_scatter" or self.ranks.world == 1:
             return self.ranks.begin_all_gather(share)
         stack = share.new_zeros(bank.size, *share.shape[1:])
         stack[bank.share] = share
@@ -338,3 +344,41 @@ class _MuonUpdater(Updater):
                     buffer.copy_(self.ranks.begin_all_gather(buffer[bank.share].clone())())
                 found[f"{name}/{shape}"] = buffer[: bank.count]
         return found
+
+
+class _MuonUpdater(BankUpdater):
+    config: Muon
+
+    def __init__(self, config: Muon, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> None:
+        super().__init__(config, parameters, ranks, config.communication, config.group_rows)
+        for bank in self.banks if config.beta2 is not None else ():
+            momentum = bank.buffers["momentum"]
+            bank.buffers["mean_squares"] = momentum.new_zeros(*momentum.shape[:2], 1, dtype=torch.float32)
+
+    def apply(self, bank: Bank, weights: list[Tensor], steps: Tensor, lr: float, train_progress: TrainProgress) -> None:
+        rows, columns = bank.buffers["momentum"].shape[1:]
+        cautious, clamp = lr * value_at(self.config.cautious_decay, train_progress), self.config.decay_clamp
+        decay = lr * value_at(self.config.weight_decay, train_progress)
+        shrinking = [step * weight > 0 for step, weight in zip(steps, weights, strict=True)] if cautious else []
+        if clamp is not None:
+            for weight in weights:
+                weight.sub_(weight.clamp(-clamp, clamp), alpha=decay)
+        elif decay:
+            torch._foreach_mul_(weights, 1.0 - decay)
+        torch._foreach_add_(weights, steps.unbind(), alpha=-lr * max(1.0, rows / columns) ** 0.5)
+        for weight, mask in zip(weights, shrinking, strict=False):  # no masks without the decay
+            weight.mul_(1.0 - cautious * mask)
+
+    def update(self, bank: Bank, gradient: Tensor, train_progress: TrainProgress) -> Tensor:
+        momentum = value_at(self.config.momentum, train_progress)
+        buffer = bank.buffers["momentum"][bank.share].mul_(momentum).add_(gradient)
+        nesterov = gradient.add_(buffer, alpha=momentum)
+        if self.config.normalize_rows:
+            nesterov = equalize_rows(nesterov)
+        nesterov = nesterov.to(getattr(torch, self.config.precision))
+        update = newton_schulz(nesterov, self.config.steps, self.config.coefficients)
+        if self.config.beta2 is not None:
+            update = adapt_rows(update, bank.buffers["mean_squares"][bank.share], self.config.beta2)
+        if self.config.row_floor:
+            update = floor_rows(update, bank.weights()[bank.share], self.config.row_floor)
+        return update
