@@ -298,6 +298,43 @@ def test_chunks_of_a_document_have_the_windows_of_the_public_script(parity: Path
         assert [end - first for _, first, end in found] == [scored for *_, scored in entry["windows"]]
 
 
+def test_lengths_of_short_documents_rise() -> None:
+    with pytest.raises(UserError, match=r"short_chunks must have rising lengths, not \[9, 9\]"):
+        DocumentLoRA(short_chunks=((9, 4), (9, 5)))
+    chosen = DocumentLoRA(short_chunks=((9, 4), (20, 5)))
+    assert [chosen.chunk(predictions) for predictions in (8, 9, 19, 20)] == [4, 5, 5, 48]
+
+
+def test_short_documents_have_the_chunks_of_the_public_script(frontier: Path) -> None:
+    settings = facts(frontier / "config")["chunks"]["settings"]
+    limits = [tuple(map(int, part.split(":"))) for part in settings["ttt_short_score_first_steps"].split(",")]
+    tokens = tensors(frontier / "short_chunks_tokens")["tokens"].numpy().astype(np.uint16)
+    length, size = settings["ttt_eval_seq_len"], settings["ttt_batch_size"]
+    chosen = DocumentLoRA(
+        rank=1, documents=size, chunk_tokens=settings["ttt_chunk_size"], short_chunks=limits, warm_start=False
+    )
+    model = build(TINY.but({"vocabulary": int(tokens.max()) + 1}), 0)
+    layout = layout_of(tokens, 1, per_document=True)
+    steps = list(chosen.build(model, 1, length, 1, torch.float32).plan(layout, size))
+    batches, done = facts(frontier / "short_chunks")["batches"], 0
+    assert len({batch["chunk"] for batch in batches}) > 1
+    for batch, group in zip(batches, groups(layout, size), strict=True):
+        begins = [int(layout.begins[document]) for document in group]
+        assert [begin for begin, _ in batch["documents"]] == begins
+        assert chosen.chunk(batch["longest"] - 1) == batch["chunk"]
+        own = steps[done : done + batch["chunk_count"]]
+        done += batch["chunk_count"]
+        listed = batch["chunks"]
+        places = range(len(own)) if len(listed) == len(own) else [0, 1, len(own) - 2, len(own) - 1]
+        for place, chunk in zip(places, listed, strict=True):
+            found: list[list[int] | None] = [None] * len(group)
+            for slot, window in zip(own[place].slots, own[place].windows, strict=True):
+                start, first, end = window
+                found[slot] = [start - begins[slot], end - start, first - start, end - first]
+            assert found == chunk["windows"]
+    assert done == len(steps)
+
+
 @pytest.mark.long
 def test_phases_end_where_those_of_the_public_script_do(parity: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case, tokens, layout = public_documents(parity)
