@@ -23,6 +23,7 @@ from caddie.errors import CheckFailed, UserError
 from caddie.model import (
     GPT,
     Cache,
+    LowRankDelta,
     Model,
     RandomMap,
     Recurrence,
@@ -296,6 +297,61 @@ def test_chunks_of_a_document_have_the_windows_of_the_public_script(parity: Path
             (7 + start, 7 + start + offset, 7 + start + length) for start, length, offset, _ in entry["windows"]
         ]
         assert [end - first for _, first, end in found] == [scored for *_, scored in entry["windows"]]
+
+
+MASKS = {"no_q": {"query"}, "no_v": {"value"}, "no_qv": {"query", "value"}, "no_k": {"key"}, "all": set[str]()}
+"""The scripts' name of a mask to the targets that it leaves out."""
+
+
+def test_adapters_left_out_are_those_of_the_public_script(frontier: Path) -> None:
+    config = facts(frontier / "config")["mask"]
+    order = [*config["encoder"], *config["decoder"]]
+    repeated = [layer for layer in set(order) if order.count(layer) > 1]
+    gpt = TINY.but(
+        {
+            "vocabulary": config["vocab"],
+            "width": config["dim"],
+            "depth": config["layers"],
+            "block.attention.heads": config["heads"],
+            "block.attention.key_value_heads": config["kv_heads"],
+            "recurrence": Recurrence(first=min(repeated), last=max(repeated), passes=order.count(repeated[0])),
+        }
+    )
+    assert gpt.order() == order
+    for mask, entry in config["names"].items():
+        targets = tuple(name for name in DocumentLoRA().targets if name not in MASKS[mask])
+        chosen = DocumentLoRA(rank=config["rank"], documents=config["documents"], targets=targets)
+        made = adapters._Adapters(chosen, build(gpt, 0))
+        made.begin(0)
+        assert len(made.first) + len(made._second) == len(entry["parameters"])
+        assert sum(factor[0].numel() for factor in [*made.first, *made._second]) == entry["numbers_per_document"]
+        shapes = sorted(list(factor.shape) for factor in [*made.first, *made._second])
+        assert shapes == sorted(entry["parameters"].values())
+
+
+def test_adapters_add_and_learn_as_in_the_public_script(frontier: Path) -> None:
+    config, data = facts(frontier / "config")["mask"], tensors(frontier / "adapter_mask")
+    added = LowRankDelta(data["A0"], data["B0"], 144.0 / config["rank"])(data["x"])
+    torch.testing.assert_close(added, data["y"], rtol=1e-5, atol=1e-6)
+    chosen = DocumentLoRA(
+        rank=config["rank"],
+        documents=config["documents"],
+        lr=config["lr"] * config["lr_multiplier"],
+        beta2=config["beta2"],
+        weight_decay=config["weight_decay"],
+        targets=("head",),
+    )
+    sizes = {"width": data["x"].shape[-1], "vocabulary": config["out"]}
+    made = adapters._Adapters(chosen, build(TINY.but(sizes), 0))
+    made.begin(0)
+    with torch.no_grad():
+        made.first[0].copy_(data["A0"])
+        made._second[0].copy_(data["B0"])
+    for step in (0, 1):
+        a, b = made.first[0], made._second[0]
+        made.step([(a * data[f"gA{step}"]).sum() + (b * data[f"gB{step}"]).sum()])
+        torch.testing.assert_close(a.detach(), data[f"A{step + 1}"], rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(b.detach(), data[f"B{step + 1}"], rtol=1e-5, atol=1e-7)
 
 
 def test_lengths_of_short_documents_rise() -> None:
