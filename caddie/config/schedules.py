@@ -5,6 +5,7 @@ Progress is the fraction of the budget spent, so one recipe means the same on a 
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -111,6 +112,34 @@ class Warmdown(Schedule):
         """Return the value at `train_progress`."""
         left = 1.0 - train_progress.progress
         return max(left / self.fraction, self.floor) if left <= self.fraction and self.fraction > 0 else 1.0
+
+
+class Rewarmed(Schedule):
+    """Another schedule, warmed up anew over some steps after each change of the run, such as longer rows.
+
+    Where a change came, in steps, is estimated from the mean step time so far.
+    """
+
+    techniques = known(
+        "The first steps with longer rows have larger gradients.",
+        "openai/parameter-golf #2014, the record at 1.0576",
+        "in a bundle only (#2014)",
+    )
+
+    of: Number
+    """The value without the warm-ups."""
+    begins: tuple[Fraction, ...]
+    """Progress at which each change comes, rising."""
+    steps: Count = 32
+    """Steps of a warm-up."""
+
+    def at(self, train_progress: TrainProgress) -> float:
+        """Return the value at `train_progress`."""
+        value, progress = value_at(self.of, train_progress), train_progress.progress
+        if not (passed := bisect_right(self.begins, progress)) or not train_progress.step:
+            return value
+        first = math.ceil(self.begins[passed - 1] * train_progress.step / progress)
+        return value * min(1.0, (train_progress.step - first + 1) / self.steps)
 
 
 class IterationWarmdown(Schedule):

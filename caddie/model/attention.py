@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from caddie.config import Config, Count, Positive, Range, Technique, known
+from caddie.config import Config, Positive, Range, Technique, known
 from caddie.config.schedules import IntSchedule
 from caddie.errors import UserError
 from caddie.model.context import Context
@@ -93,8 +93,11 @@ class GroupedQueryAttention(Attention):
     """True for one matrix that projects to queries, keys and values together."""
     scope: Literal["row", "document"] = "row"
     """Past that a position attends to: all of its row, or its own document alone."""
-    longest: Count | None = None
-    """With the scope `document`: tokens after which a longer document is cut, or none."""
+    longest: IntSchedule | None = None
+    """With the scope `document`: tokens after which a longer document is cut, or none.
+
+    It grows in the record at 1.0576: 1,024 for a tenth of the run, 2,048 until 70 %, then 3,072.
+    """
     window: IntSchedule | None = None
     """Sliding window: number of latest positions attended to, the own included, or none for all."""
     value_residual: ValueResidual | None = None

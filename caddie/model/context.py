@@ -90,9 +90,10 @@ class Context:
         """Return the positions of x (B, T, ...) that the current layer must return."""
         return x if self.last is None else x[:, x.shape[1] - self.last :]
 
-    def visible(self, scope: str, longest: int | None, window: IntSchedule | None) -> Visibility:
+    def visible(self, scope: str, longest: IntSchedule | None, window: IntSchedule | None) -> Visibility:
         """Return the visibility of the query positions: their `row` or `document`, cut into pieces of `longest`."""
         segmented = scope == "document" and self.starts is not None
+        longest = None if longest is None else _int_at(longest, self.progress)
         width = reach(longest if segmented else None, window, self.progress, self.ids.device)
         key = (scope, longest, width, self.last)
         if key not in self._visible:
@@ -131,14 +132,14 @@ class Context:
         return self._cache.kept[self._calls - 1]
 
 
-def reach(longest: int | None, window: IntSchedule | None, progress: float, device: torch.device) -> int | None:
+def reach(longest: IntSchedule | None, window: IntSchedule | None, progress: float, device: torch.device) -> int | None:
     """Return the most positions that a query attends to, its own included, or None for all of its row.
 
     No segment is longer than `longest`; on a CPU that bound saves attention over whole rows.
     """
     bounds = [] if window is None else [_int_at(window, progress)]
     if longest is not None and device.type == "cpu":
-        bounds.append(longest)
+        bounds.append(_int_at(longest, progress))
     return min(bounds) if bounds else None
 
 

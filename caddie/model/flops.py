@@ -63,7 +63,7 @@ def mean_visible(attention: Attention, length: int, train_progress: TrainProgres
     """Return the mean number of positions that a query of a row of `length` tokens attends to, its own included."""
     longest = getattr(attention, "longest", None)
     if getattr(attention, "scope", "row") == "document" and longest is not None:
-        length = min(length, longest)
+        length = min(length, int_at(longest, train_progress))
     window = getattr(attention, "window", None)
     width = length if window is None else min(length, int_at(window, train_progress))
     return width - width * (width - 1) / (2 * length)  # the first `width` queries see 1, 2, ... positions

@@ -119,7 +119,7 @@ class GPT(Config):
     @property
     def stages(self) -> tuple[float, ...]:
         """Progress at which each stage of the run begins, 0 first; within a stage the graph stays the same."""
-        numbers = [getattr(block.attention, "window", None) for block in self.blocks]
+        numbers = [getattr(block.attention, name, None) for block in self.blocks for name in ("window", "longest")]
         return 0.0, *changes([*numbers, self.recurrence.passes if self.recurrence else None])
 
     def order(self, progress: float = 1.0) -> list[int]:

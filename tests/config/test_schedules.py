@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from caddie.config.schedules import (
     NonNegativeNumber,
     PiecewiseConstant,
     Ramp,
+    Rewarmed,
     Schedule,
     StepRamp,
     TrainProgress,
@@ -224,6 +226,7 @@ SAMPLES: dict[str, Schedule] = {
     "IterationWarmdown": IterationWarmdown(steps=100),
     "StepRamp": StepRamp(start=1.0, end=0.5, steps=50),
     "PiecewiseConstant": PiecewiseConstant(values=(0.2, 1.0, 0.5), begins=(0.3, 0.65)),
+    "Rewarmed": Rewarmed(of=Warmdown(fraction=0.5), begins=(0.3, 0.65), steps=3),
 }
 """One of each; a new schedule needs one here."""
 
@@ -332,3 +335,34 @@ def test_momentum_agrees_with_the_scripts(scripts: dict[str, Any], name: str) ->
     )
     for step, momentum in scripts[name]["muon momentum"]:
         assert ramp.at(TrainProgress(step, 0.0, Budget(seconds=600))) == pytest.approx(momentum, abs=1e-15)
+
+
+def grown(text: str, default: int) -> PiecewiseConstant:
+    """A schedule as the script spells it: LENGTH@END, where an end still belongs to its piece."""
+    pieces = sorted(
+        (float(end), int(length)) for length, end in (piece.split("@") for piece in text.split(",") if piece)
+    )
+    pieces = pieces or [(1.0, default)]
+    begins = [math.nextafter(end, 2.0) for end, _ in pieces[:-1]]
+    return PiecewiseConstant(values=tuple(length for _, length in pieces), begins=tuple(begins))
+
+
+def test_rows_grow_as_in_the_script(frontier: Path) -> None:
+    config, found = read_facts(frontier / "config")["growth"], read_facts(frontier / "context_growth")
+    for plan in found["plans"]:
+        schedule = grown(plan["schedule"], config["default"])
+        rows = [schedule.at(TrainProgress(0, fraction, Budget(seconds=1.0))) for fraction in config["fractions"]]
+        assert rows == plan["rows"]
+
+
+def test_the_rate_is_warmed_up_anew_as_in_the_script(frontier: Path) -> None:
+    config, found = read_facts(frontier / "config")["growth"], read_facts(frontier / "context_growth")
+    schedule = grown(config["schedules"][0], config["default"])
+    warmdown = Warmdown(fraction=config["warmdown"], floor=config["min_lr"])
+    rate = Rewarmed(of=warmdown, begins=schedule.begins, steps=config["rewarm_steps"])
+    budget = Budget(seconds=config["cap_ms"] / 1000)
+    assert len({row for _, row, _ in found["trace"]}) == len(schedule.values)
+    for step, row, scale in found["trace"]:
+        at = TrainProgress(step, step * config["step_ms"] / 1000, budget)
+        assert schedule.at(at) == row
+        assert rate.at(at) == pytest.approx(scale, rel=1e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from parity import facts, tensors
 from torch import Tensor
 
 from caddie.config.schedules import PiecewiseConstant
@@ -122,3 +124,29 @@ def test_without_a_cache_attention_is_that_of_these_positions() -> None:
     context = Context(torch.zeros(1, 6, dtype=torch.long), None, torch.float32)
     visible = context.visible("row", None, 3)
     assert torch.equal(context.attention(q, k, v, visible), attention(q, k, v, visible))
+
+
+def test_pieces_of_documents_are_those_of_the_script(frontier: Path) -> None:
+    config, found = facts(frontier / "config")["growth"], facts(frontier / "context_growth")["segments"]
+    tokens = tensors(frontier / "context_growth_tokens")["tokens"].long()[None]
+    assert len(found) == len(config["row_lengths"])
+    for length in config["row_lengths"]:
+        numbers = Context(tokens, tokens == 1, torch.float32)._numbered(tokens == 1, length)[0]
+        begins = [0, *(torch.nonzero(numbers.diff())[:, 0] + 1).tolist()]
+        expected = found[str(length)]
+        assert begins == [begin for begin in dict.fromkeys(expected["boundaries"]) if begin < tokens.shape[1]]
+        assert int(torch.bincount(numbers - numbers.min()).max()) == expected["longest"]
+
+
+def test_pieces_may_grow_with_the_run() -> None:
+    ids = torch.zeros(1, 8, dtype=torch.long)
+    starts = torch.tensor([[True, *[False] * 7]])
+    longest = PiecewiseConstant(values=(2, 4), begins=(0.5,))
+    for progress, length in ((0.0, 2), (0.49, 2), (0.5, 4), (1.0, 4)):
+        grown, fixed = (
+            Context(ids, starts, torch.float32, progress=progress).visible("document", chosen, None)
+            for chosen in (longest, length)
+        )
+        assert grown.segments is not None
+        assert fixed.segments is not None
+        assert torch.equal(grown.segments, fixed.segments)
