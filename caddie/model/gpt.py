@@ -207,7 +207,7 @@ class Model(Part):
         capped: bool = True,
         segments: int = 0,
     ) -> Tensor:
-        """Return logits in `dtype`; `starts` (B, T) is true where a document begins.
+        """Return logits, in float32 at least; `starts` (B, T) is true where a document begins.
 
         With `last`, logits of that many last positions alone. With a `cache`, which the forward extends, the ids
         continue those of the call before. `stage` is that of the run; the last one is packed and scored. With `capped`

@@ -10,7 +10,7 @@ from caddie.config import Config, Positive, Technique, known
 from caddie.model.embedding import TokenTable
 from caddie.model.linear import Delta, Linear, Product, adapted
 from caddie.model.parameters import Constant, FanIn, Part
-from caddie.ops import SOFTCAPS, Softcap, cross_entropy, linear, rms_norm, softcap
+from caddie.ops import SOFTCAPS, Softcap, cross_entropy, float32_linear, linear, rms_norm, softcap
 
 
 class Head(Config):
@@ -55,19 +55,17 @@ class HeadModule(Part):
         self.product: Product = linear
         self.config = config
 
-    def uncapped(self, x: Tensor, embedding: TokenTable) -> Tensor:
+    def uncapped(self, x: Tensor, embedding: TokenTable, product: Product | None = None) -> Tensor:
         """Return logits of the stream before the softcap: norm, product, delta, bias."""
         h = rms_norm(x)
-        if self.table is not None:
-            logits = self.table(h)
-        else:
-            logits = self.product(h if self.projection is None else self.projection(h), embedding.weight)
-        logits = adapted(logits, self.delta, h)
+        projected = h if self.projection is None else self.projection(h)
+        weight = embedding.weight if self.table is None else self.table.viewed
+        logits = adapted((product or self.product)(projected, weight), self.delta, h)
         return logits if self.bias is None else logits + self.bias.to(logits.dtype)
 
     def forward(self, x: Tensor, embedding: TokenTable) -> Tensor:
-        """Return the logits of the stream."""
-        logits, cap = self.uncapped(x, embedding), self.config.softcap
+        """Return the logits of the stream, in float32 at least: scores are sums of their logarithms."""
+        logits, cap = self.uncapped(x, embedding, float32_linear), self.config.softcap
         if cap is None:
             return logits
         form = self.config.softcap_form

@@ -58,12 +58,16 @@ class Linear(Part):
         self.delta: Delta | None = None
         self.product: Product = linear
 
+    @property
+    def viewed(self) -> Tensor:
+        """Weight as the forward sees it."""
+        return self.weight if self.view is None else self.view(self.weight)
+
     def forward(self, x: Tensor) -> Tensor:
         """Map x (..., inputs) to (..., outputs)."""
         if self.normed:
             x = rms_norm(x)
-        weight: Tensor = self.weight if self.view is None else self.view(self.weight)
-        return adapted(self.product(x, weight), self.delta, x)
+        return adapted(self.product(x, self.viewed), self.delta, x)
 
 
 class LinearMap(Config):

@@ -52,6 +52,7 @@ from caddie.model import (
 )
 from caddie.model.block import BlockModule
 from caddie.model.context import Cache, Context
+from caddie.model.head import Head
 from caddie.model.parameters import Part, RowConstants, draw_constants, initialize
 from caddie.model.values import ValueTable
 from caddie.pack import artifact as artifacts
@@ -59,6 +60,7 @@ from caddie.pack.artifact import Manifest
 from caddie.pack.compress import Pack, pack
 from caddie.pack.quantize import Float32
 from caddie.score import Scoring
+from caddie.score.scorer import nats
 
 FUNCTIONS = Path("components") / "functions" / "functions"
 
@@ -727,3 +729,48 @@ def test_a_parallel_block_reads_one_stream_twice() -> None:
     assert block(x * full, x0 * full, context).unique().tolist() == [(302 + 151) * 5]
     block.parallel = True
     assert block(x * full, x0 * full, context).unique().tolist() == [302 + 151 + 4 * 302]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_scores_in_half_precision_are_those_of_the_same_stream_in_double(tied: bool, compiled: bool) -> None:
+    """Logits near the cap, where rounding them to bfloat16 would cost a thousandth."""
+    width, vocabulary = 64, 512
+    head: Head = TiedHead() if tied else UntiedHead()
+    embedding = made(TokenEmbedding().build(vocabulary, width))
+    part = made(head.build(embedding, vocabulary, width))
+    table = embedding.weight if tied else part.table.weight  # type: ignore[union-attr]
+    with torch.no_grad():
+        table.copy_(noise(vocabulary, width, seed=1))
+        table[0] += 3.0 * noise(1, width, seed=2)[0].abs()
+    x = (noise(4, 512, width, seed=3) + noise(1, 1, width, seed=2).abs()).bfloat16()
+    targets = torch.randint(0, vocabulary, (4, 512), generator=torch.Generator().manual_seed(4))
+    call = torch.compile(part) if compiled else part
+    with torch.no_grad():
+        logits = call(x, embedding)
+        exact = ops.rms_norm(x).double() @ table.bfloat16().double().T
+        exact = 30.0 * torch.tanh(exact / 30.0)
+        rounded = part.uncapped(x, embedding)
+        rounded = (30.0 * torch.tanh(rounded / 30.0)).float()
+    assert logits.dtype == torch.float32
+    assert rounded.abs().max() > 20
+    losses = {name: nats(chosen, targets).double() for name, chosen in (("ours", logits), ("rounded", rounded))}
+    true = nats(exact, targets)
+    assert abs(float((losses["ours"] - true).mean())) < 1e-6
+    assert float((losses["ours"] - true).abs().max()) < 1e-4
+    assert float((losses["rounded"] - true).abs().max()) > 1e-2
+
+
+def test_the_float32_product_has_the_gradients_of_the_plain_one() -> None:
+    x = noise(3, 5, 8, seed=1).bfloat16().requires_grad_()
+    weight = noise(7, 8, seed=2).requires_grad_()
+    upstream = noise(3, 5, 7, seed=3)
+    gradients = [
+        torch.autograd.grad((product(x, weight).float() * upstream.bfloat16().float()).sum(), (x, weight))
+        for product in (ops.float32_linear, ops.linear)
+    ]
+    for ours, plain in zip(*gradients, strict=True):
+        assert ours.dtype == plain.dtype
+        torch.testing.assert_close(ours, plain, rtol=2e-2, atol=2e-2)
+    assert ops.float32_linear(x, weight).dtype == torch.float32
+    assert torch.equal(ops.float32_linear(x.float(), weight), ops.linear(x.float(), weight))
