@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Literal
 
 from torch import Tensor
 
 from caddie.config import Config, Positive, Technique, known
+from caddie.errors import UserError
 from caddie.model.embedding import TokenTable
 from caddie.model.linear import Delta, Linear, Product, adapted
 from caddie.model.parameters import Constant, FanIn, Part
-from caddie.ops import SOFTCAPS, Softcap, cross_entropy, float32_linear, linear, rms_norm, softcap
+from caddie.ops import SOFTCAPS, Softcap, asymmetric_softcap, cross_entropy, float32_linear, linear, rms_norm, softcap
 
 
 class Head(Config):
@@ -22,6 +24,12 @@ class Head(Config):
             "arXiv 2408.00118; modded-nanogpt; openai/parameter-golf, all",
             "20 for 30: -0.0005, 50: +0.0134 (#1125)",
         ),
+        learned_caps=Technique(
+            "Likely and unlikely tokens may be bounded differently.",
+            "openai/parameter-golf #1923 and the records from 1.0594 to 1.0565, where the two caps never move",
+            "-0.0013 after adaptation, which cannot come from caps that do not move; rounding is the likely cause "
+            "(`docs/log.md`)",
+        ),
         softcap_form=Technique("No transcendental function.", "openai/parameter-golf, the ternary record (cap 10)"),
     )
 
@@ -29,6 +37,12 @@ class Head(Config):
     """Largest magnitude of the logits (logit softcapping), or none."""
     softcap_form: Softcap = "tanh"
     """Function that approaches the cap."""
+    learned_caps: Literal["trained", "untrained"] | None = None
+    """Asymmetric softcap (AsymLogit): a learned cap for logits above 0 and one for those below, from `softcap` on.
+
+    In the records no optimizer holds them and the training loss does not read them: "untrained" is that, two parameters
+    that stay at `softcap`.
+    """
     bias: bool = False
     """True for a learned bias for each id, as in the ternary record."""
 
@@ -51,6 +65,12 @@ class HeadModule(Part):
         super().__init__()
         self.table, self.projection = table, projection
         self.bias = self.declare("bias", (vocabulary,), "scalar", Constant(value=0.0)) if config.bias else None
+        self.caps: Tensor | None = None
+        if config.learned_caps:
+            if config.softcap is None or config.softcap_form != "tanh":
+                raise UserError("model.head.learned_caps needs a softcap of the form tanh to start from")
+            self.caps = self.declare("caps", (2,), "scalar", Constant(value=config.softcap))
+            self.caps.requires_grad_(config.learned_caps == "trained")
         self.delta: Delta | None = None
         self.product: Product = linear
         self.config = config
@@ -68,6 +88,8 @@ class HeadModule(Part):
         logits, cap = self.uncapped(x, embedding, float32_linear), self.config.softcap
         if cap is None:
             return logits
+        if self.caps is not None:
+            return asymmetric_softcap(logits, *self.caps)
         form = self.config.softcap_form
         return softcap(logits, cap) if form == "tanh" else SOFTCAPS[form](logits, cap)
 
@@ -80,6 +102,9 @@ class HeadModule(Part):
         logits, targets, cap = logits.flatten(0, 1), targets.flatten(), self.config.softcap
         if cap is None:  # the form is left unread, so that `caddie.run.dead_settings` finds it dead
             return cross_entropy(logits, targets, z_loss=z_loss)
+        if self.config.learned_caps == "trained":
+            assert self.caps is not None
+            return cross_entropy(asymmetric_softcap(logits.float(), *self.caps), targets, z_loss=z_loss)
         return cross_entropy(logits, targets, cap, self.config.softcap_form, z_loss)
 
 

@@ -55,6 +55,12 @@ def softcap(logits: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(logits / cap)
 
 
+def asymmetric_softcap(logits: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    """Return the softcap with a cap of its own for logits above 0 and below, 0-dimensional (AsymLogit, #1923)."""
+    caps = torch.where(logits > 0, positive.to(logits.dtype), negative.to(logits.dtype))
+    return caps * torch.tanh(logits / caps)
+
+
 def polynomial_softcap(logits: Tensor, cap: float) -> Tensor:
     """Cap logits at ±cap along a polynomial of degree five; openai/parameter-golf, the ternary record."""
     u = (logits / cap).clamp(-2.0, 2.0)

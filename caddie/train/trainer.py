@@ -199,10 +199,12 @@ class Trainer:
             keep_freed_memory()
         self.model = build(gpt, seed, ranks.device)
         self.parameters = dict(self.model.named_parameters())
+        self.trained = {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
+        """All but those that the model's settings leave untrained."""
         chosen = assign({rule: rule for rule in config.optimizers}, self.model, "train.optimizers")
         self.updaters: dict[str, Updater] = {}
         for rule, optimizer in config.optimizers.items():
-            if members := {name: self.parameters[name] for name in self.parameters if chosen[name] == rule}:
+            if members := {name: parameter for name, parameter in self.trained.items() if chosen[name] == rule}:
                 self.updaters[rule] = optimizer.build(members, ranks)
         self.average = Average(config.averaging, self.parameters) if config.averaging else None
         self.views = Views(config.qat, self.model, "train.qat")

@@ -61,12 +61,14 @@ class _WarmUp:
         self.seconds = _patience(budget)
         self.points = list(trainer.shapes(budget).values())
         self.progress, self.steps, self.planned, self.began = progress, 0, 0, time.perf_counter()
-        self.unreached = set(trainer.parameters)  # parameters that no gradient has reached so far
+        self.unreached = set(trainer.trained)  # parameters that no gradient has reached so far
 
     def run(self) -> Execution:
         trainer, steps = self.trainer, warmup_steps(self.trainer.config, len(self.points))
         executions = self.executions()
         self.planned = steps * len(self.points) + _tries(executions)
+        if untrained := trainer.parameters.keys() - trainer.trained.keys():
+            self.progress.note(f"{_some(untrained)} stay as they start: the recipe leaves them untrained")
         saved = {name: tensor.clone() for name, tensor in trainer.state().items()}
         if trainer.compiled:
             allow_graphs(4 * len(self.points))
@@ -238,7 +240,7 @@ class _WarmUp:
         trainer.forget_gradients()
 
     def unmoved(self, saved: Mapping[str, Tensor]) -> set[str]:
-        return {name for name, now in self.trainer.parameters.items() if torch.equal(now, saved[f"weights/{name}"])}
+        return {name for name, now in self.trainer.trained.items() if torch.equal(now, saved[f"weights/{name}"])}
 
     def batches(self) -> Iterator[Batch]:
         ids = np.random.default_rng(self.trainer.seed).integers(0, self.trainer.vocabulary, (2, *self.rows))

@@ -731,6 +731,7 @@ def test_a_parallel_block_reads_one_stream_twice() -> None:
     assert block(x * full, x0 * full, context).unique().tolist() == [302 + 151 + 4 * 302]
 
 
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_scores_in_half_precision_are_those_of_the_same_stream_in_double(tied: bool, compiled: bool) -> None:
@@ -774,3 +775,36 @@ def test_the_float32_product_has_the_gradients_of_the_plain_one() -> None:
         torch.testing.assert_close(ours, plain, rtol=2e-2, atol=2e-2)
     assert ops.float32_linear(x, weight).dtype == torch.float32
     assert torch.equal(ops.float32_linear(x.float(), weight), ops.linear(x.float(), weight))
+
+
+def test_learned_caps_agree_with_the_script(frontier: Path) -> None:
+    config, data = facts(frontier / "config")["asym_logit"], tensors(frontier / "asym_logit")
+    logits, positive, negative = (
+        tensor.requires_grad_()
+        for tensor in (data["logits"], torch.tensor([config["pos"]]), torch.tensor([config["neg"]]))
+    )
+    capped = ops.asymmetric_softcap(logits, positive, negative)
+    torch.testing.assert_close(capped, data["capped"], rtol=1e-5, atol=1e-6)
+    losses = F.cross_entropy(capped, data["targets"], reduction="none")
+    torch.testing.assert_close(losses, data["nll"], rtol=1e-5, atol=1e-6)
+    gradients = torch.autograd.grad(losses.mean(), (logits, positive, negative))
+    for gradient, name in zip(gradients, ("grad_logits", "grad_pos", "grad_neg"), strict=True):
+        torch.testing.assert_close(gradient, data[name], rtol=1e-5, atol=1e-7)
+    thirty = torch.tensor([30.0])
+    same = ops.asymmetric_softcap(data["logits"][: len(data["capped_symmetric_30"])], thirty, thirty)
+    assert torch.equal(same, data["capped_symmetric_30"])
+
+
+@pytest.mark.parametrize("caps", ["trained", "untrained"])
+def test_learned_caps_begin_as_the_softcap_and_learn_if_they_are_trained(caps: str) -> None:
+    plain, model = build(BASE, 0), build(BASE.but({"head.learned_caps": caps}), 0)
+    ids = torch.arange(12)[None]
+    torch.testing.assert_close(model(ids), plain(ids))
+    objective, _ = model.head.losses(model(ids, capped=False), ids)
+    expected, _ = plain.head.losses(plain(ids, capped=False), ids)
+    torch.testing.assert_close(objective, expected)
+    objective.sum().backward()
+    (moving,) = [parameter for name, parameter in model.named_parameters() if name == "head.caps"]
+    assert (moving.grad is not None) == (caps == "trained")
+    with pytest.raises(UserError, match="learned_caps needs a softcap"):
+        build(BASE.but({"head.learned_caps": caps, "head.softcap": None}), 0)

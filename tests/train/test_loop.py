@@ -297,6 +297,16 @@ def test_every_shape_of_a_run_is_warmed_up() -> None:
     assert all(trainer.shape(moment) == shape for shape, moment in shapes.items())
 
 
+def test_caps_that_the_recipe_leaves_untrained_are_named_and_stay(tmp_path: Path) -> None:
+    notes, steps = list[dict[str, Any]](), STEPS.but(steps=3, warmup_steps=3)
+    untrained, trained = (TINY.but({"head.learned_caps": word}) for word in ("untrained", "trained"))
+    found = train(untrained, steps, DATA, seed=7, folder=made(tmp_path / "a"), progress=Recorder(notes.append))
+    assert found.last["head.caps"].tolist() == [30.0, 30.0]
+    assert any("head.caps (1 in all) stay as they start" in event.get("text", "") for event in notes)
+    found = train(trained, steps, DATA, seed=7, folder=made(tmp_path / "b"))
+    assert all(cap != 30.0 for cap in found.last["head.caps"].tolist())
+
+
 def test_a_parameter_that_no_gradient_reaches_is_refused(tmp_path: Path) -> None:
     """Both factors of a hashed embedding at zero never train."""
     dead = TINY.but({"embedding.bigrams": HashedNGrams(buckets=10, dims=4, initial=Constant(value=0.0))})
