@@ -44,6 +44,8 @@ class Correction(Config):
     """Number of matrices: those with the largest Frobenius norm of the error."""
     rank: Count = 4
     """Rank of each correction."""
+    group: Count = 64
+    """Values of a correction's right factor that share a step."""
 
 
 class Pack(Config):
@@ -180,4 +182,5 @@ def _corrected(candidates: Candidates, candidate: Candidate, correction: Correct
         if stored.restored.ndim == 2 and not isinstance(stored.quantizer, LowRank)
     }
     largest = sorted(errors, key=lambda name: -errors[name])[: correction.matrices]
-    return {name: LowRank(of=candidate.weights[name].quantizer, rank=correction.rank) for name in largest}
+    of = {name: candidate.weights[name].quantizer for name in largest}
+    return {name: LowRank(of=of[name], rank=correction.rank, group=correction.group) for name in largest}

@@ -15,7 +15,6 @@ from caddie.pack.quantize.gptq import Gptq
 from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, Wrapper, as_rows, plain, rows_shape
 from caddie.pack.quantize.scales import LARGEST_STEP
 
-_GROUP = 64
 LARGEST = 1e30
 """Bound that weights and errors are clipped to, so that their sums and squares stay finite."""
 
@@ -37,8 +36,10 @@ class LowRank(Wrapper, Quantizer):
     rank: Annotated[int, Range(1, 256)] = 4
     """Columns of A."""
     form: Literal["asymmetric", "symmetric"] = "asymmetric"
-    """A in 2 bits with one step and B in 4 bits with a step for 64 values in a row; or 4 bits, a step for each row of
-    both, which stands in where the values of B are no multiple of 64."""
+    """A in 2 bits with one step and B in 4 bits with a step for each group of values in a row; or 4 bits, a step for
+    each row of both, which stands in where the values of B do not divide into groups."""
+    group: Annotated[int, Range(1, 65_536)] = 64
+    """Values of B that share a step; 32 in the record at 1.0565."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,11 +55,11 @@ class LowRank(Wrapper, Quantizer):
         return arrays | self.pack(u[:, : self.rank] * s[: self.rank], vt[: self.rank], self._grouped(shape))
 
     def pack(self, left: Tensor, right: Tensor, grouped: bool) -> Arrays:
-        """Return the arrays of A (rows, rank) and B (rank, columns), with steps by group of 64 or by row."""
+        """Return the arrays of A (rows, rank) and B (rank, columns), with steps by group or by row."""
         found: Arrays = {}
         for name, factor in (("left", left), ("right", right)):
             if grouped:
-                groups = factor.reshape(1, -1) if name == "left" else factor.reshape(-1, _GROUP)
+                groups = factor.reshape(1, -1) if name == "left" else factor.reshape(-1, self.group)
                 low, high, span = (-2, 1, 1.5) if name == "left" else (-8, 7, 7.5)
             else:
                 groups, low, high, span = factor, -7, 7, 7.0
@@ -82,7 +83,7 @@ class LowRank(Wrapper, Quantizer):
         """Return the arrays of `of`, both factors and their steps."""
         rows, columns = rows_shape(shape)
         rank = min(self.rank, rows, columns)
-        steps = (1, rank * columns // _GROUP) if self._grouped(shape) else (rows, rank)
+        steps = (1, rank * columns // self.group) if self._grouped(shape) else (rows, rank)
         return self.of.layout(shape) | {
             "left": (np.dtype(np.int8), (rows, rank)),
             "left_steps": (np.dtype("<f2"), (steps[0],)),
@@ -92,4 +93,4 @@ class LowRank(Wrapper, Quantizer):
 
     def _grouped(self, shape: tuple[int, ...]) -> bool:
         rows, columns = rows_shape(shape)
-        return self.form == "asymmetric" and not min(self.rank, rows, columns) * columns % _GROUP
+        return self.form == "asymmetric" and not min(self.rank, rows, columns) * columns % self.group

@@ -119,6 +119,26 @@ def test_factors_are_packed_as_in_the_record(folder: Path) -> None:
             assert arrays[ours].tobytes() == golden[match[0].removesuffix("qA") + theirs].numpy().tobytes()
 
 
+def test_factors_are_packed_in_groups_of_any_size_as_in_the_later_records(frontier: Path) -> None:
+    config, golden = facts(frontier / "config")["awq"], tensors(frontier / "awq_lqer")
+    seen = set()
+    for match in matches(golden, r"((.+)/.+)\.A_float"):
+        prefix, variant = match[1], config["variants"][match[2]]
+        group, equal = variant["changes"].get("lqer_asym_group", 64), variant.get("same_as", {})
+        left, right = golden[f"{prefix}.A_float"], golden[f"{prefix}.B_float"]
+        quantizer = LowRank(rank=left.shape[1], group=group)
+        grouped = quantizer._grouped((len(left), right.shape[1]))
+        assert grouped == (variant["meta"][prefix.partition("/")[2]].endswith("lqer_asym"))
+        arrays = quantizer.pack(left, right, grouped)
+        names = ("lqA_a", "lqAs_a", "lqB_a", "lqBs_a") if grouped else ("lqA", "lqAs", "lqB", "lqBs")
+        for ours, theirs in zip(("left", "left_steps", "right", "right_steps"), names, strict=True):
+            name = f"{prefix}.{theirs}"
+            expected = golden[equal.get(name.partition("/")[2], name)]
+            assert arrays[ours].tobytes() == expected.numpy().tobytes(), name
+        seen.add((group, grouped))
+    assert len(seen) > 2
+
+
 CLIPS = {"tok_emb": (14.0, 7), "mlp": (11.5, 6), "attn": (13.0, 6), "": (12.85, 6)}
 """Part of a matrix's name to the script's clip, in standard deviations of a row, and bits."""
 
