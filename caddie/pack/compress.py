@@ -23,7 +23,7 @@ from caddie.pack.candidates import Candidate, Candidates
 from caddie.pack.coding import ArrayCodec, ProcessPool, Smallest
 from caddie.pack.container import Section
 from caddie.pack.fit import FillCap, Fit, Fitted
-from caddie.pack.quantize import Calibration, Float16, LowRank, Quantizer, Waterfilling
+from caddie.pack.quantize import Calibration, Float16, LowRank, Protection, Quantizer, Waterfilling
 from caddie.runtime.memory import keep_freed_memory
 from caddie.runtime.progress import SILENT, Progress
 
@@ -61,6 +61,8 @@ class Pack(Config):
         }
     )
     """Role or name pattern to quantizer; the last match wins."""
+    protection: Protection | None = None
+    """Columns of the matrices that GPTQ rounds to more bits (AWQ-lite), or none."""
     correction: Correction | None = None
     """Low-rank corrections of the rounding errors, or none."""
     coding: ArrayCodec = Smallest()
@@ -160,12 +162,14 @@ def compress(
         candidates = Candidates(
             ordered, known, config.coding, lambda sections: size(dequantizers, sections), report, pool
         )
+        replaced = config.protection.protected(ordered, quantizers, known) if config.protection else {}
+        quantizers |= replaced
         if config.correction is not None:
-            corrected = _corrected(candidates, candidates.make(quantizers), config.correction)
-            quantizers |= corrected
-            # The last match wins, so they come last.
-            dequantizers = {rule: dequantizer for rule, dequantizer in dequantizers.items() if rule not in corrected}
-            dequantizers |= {name: quantizer.dequantizer for name, quantizer in corrected.items()}
+            replaced |= _corrected(candidates, candidates.make(quantizers), config.correction)
+            quantizers |= replaced
+        # The last match wins, so they come last.
+        dequantizers = {rule: dequantizer for rule, dequantizer in dequantizers.items() if rule not in replaced}
+        dequantizers |= {name: quantizer.dequantizer for name, quantizer in replaced.items()}
         fit = config.fit
         fitted = fit.fit(candidates, quantizers, config.cap_bytes) if fit else Fitted(candidates.make(quantizers))
     tensors = [

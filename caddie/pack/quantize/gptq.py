@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, cast
 
 import torch
@@ -45,6 +46,13 @@ class Gptq(Wrapper, Quantizer):
         """Return the arrays of `of`; `UserError` for inputs that are not finite or of another width."""
         if calibration.inputs is None or not weight.numel():
             return self.of.quantize(weight, calibration)
+        return self.rounded(weight, calibration)
+
+    def rounded(
+        self, weight: Tensor, calibration: Calibration, fine: tuple[Grid, Sequence[int]] | None = None
+    ) -> Arrays:
+        """Return the arrays of `of` for known inputs; `fine` is another grid for some of the columns."""
+        assert calibration.inputs is not None
         rows = as_rows(plain(weight))
         grids = self.of.grids(rows, calibration)
         hessian = calibration.inputs.detach().float().cpu().clone()
@@ -60,9 +68,17 @@ class Gptq(Wrapper, Quantizer):
             order = torch.argsort(diagonal, descending=True, stable=True)
             upper = _upper_factor_of_inverse(hessian[order][:, order])
             columns = (rows * alive).T[order].contiguous()
-            found = [_round_columns(columns, upper, grid, self.of.stored(grid.steps), self.block) for grid in grids]
-            restored = [each * self.of.stored(grid.steps) for each, grid in zip(found, grids, strict=True)]
-            best = int(torch.stack([(columns - each).square().mean() for each in restored]).argmin())
+            chosen = set(fine[1]) if fine else set[int]()
+            others = [number for number, column in enumerate(order.tolist()) if column in chosen]
+            found, errors = [], []
+            for grid in grids:
+                by_column = dict.fromkeys(range(len(columns)), (grid, self.of.stored(grid.steps)))
+                if fine:
+                    by_column |= dict.fromkeys(others, (fine[0], self.of.stored(fine[0].steps)))
+                found.append(_round_columns(columns, upper, by_column, self.block))
+                steps = torch.stack([steps for _, steps in by_column.values()])
+                errors.append((columns - found[-1] * steps).square().mean())
+            best = int(torch.stack(errors).argmin())
         integers = torch.empty_like(columns)
         integers[order] = found[best]
         return self.of.arrays(integers.T.contiguous(), grids[best], tuple(weight.shape))
@@ -83,8 +99,11 @@ def _upper_factor_of_inverse(hessian: Tensor) -> Tensor:
     return cast(Tensor, torch.linalg.solve_triangular(factor, torch.eye(len(factor), dtype=factor.dtype), upper=True))
 
 
-def _round_columns(columns: Tensor, upper: Tensor, grid: Grid, steps: Tensor, block: int) -> Tensor:
-    """Return the integers of W^T, (columns, rows): a column of W is contiguous there."""
+def _round_columns(columns: Tensor, upper: Tensor, grids: Mapping[int, tuple[Grid, Tensor]], block: int) -> Tensor:
+    """Return the integers of W^T, (columns, rows), by the grid and the stored steps of each column.
+
+    A column of W is contiguous there.
+    """
     rest, integers = columns.clone(), torch.empty_like(columns)
     pivots = upper.diagonal().tolist()
     for begin in range(0, len(rest), block):
@@ -92,6 +111,7 @@ def _round_columns(columns: Tensor, upper: Tensor, grid: Grid, steps: Tensor, bl
         errors = torch.empty_like(rest[begin:end])
         for column in range(begin, end):
             weight, integer, error = rest[column], integers[column], errors[column - begin]
+            grid, steps = grids[column]
             torch.div(weight, grid.steps, out=integer).clamp_(-grid.limits, grid.limits).round_()
             torch.sub(weight, integer * steps, out=error).div_(pivots[column])
             rest[column + 1 : end].addr_(upper[column, column + 1 : end], error, alpha=-1)

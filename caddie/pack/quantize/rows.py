@@ -61,7 +61,7 @@ class Rows(Quantizer):
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
         """Return `integers` (int8, the weight's shape) or `packed` (bytes), and `steps` (rows,)."""
         rows = as_rows(plain(weight))
-        grid = self._best(rows, self.grids(rows, calibration))
+        grid = self.best(rows, self.grids(rows, calibration))
         return self.arrays(grid.clipped(rows).round(), grid, tuple(weight.shape))
 
     def grids(self, rows: Tensor, calibration: Calibration = Calibration()) -> list[Grid]:
@@ -95,12 +95,12 @@ class Rows(Quantizer):
         """Return integers · steps, without a calibration."""
         rows = as_rows(weight.float())
         values = rows.detach()
-        grid = self._best(values, self.grids(values))
+        grid = self.best(values, self.grids(values))
         # What is added is 0 and carries the gradient, past the clip too: it touches the largest of every row.
         integers = rounding(grid.clipped(values) + (rows - values) / grid.steps[:, None])
         return (integers * self.stored(grid.steps)[:, None]).reshape(weight.shape)
 
-    def _best(self, rows: Tensor, grids: list[Grid]) -> Grid:
+    def best(self, rows: Tensor, grids: list[Grid]) -> Grid:
         """Return the grid of the least squared error, the first of equals, without leaving the device."""
         if len(grids) == 1:
             return grids[0]

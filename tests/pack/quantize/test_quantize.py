@@ -29,6 +29,7 @@ from caddie.pack.quantize import (
     Gptq,
     LowRank,
     Percentile,
+    Protected,
     Quantizer,
     Rotated,
     Rows,
@@ -60,6 +61,7 @@ SETTINGS: list[Quantizer] = [
     Rotated(of=Gptq(of=Rows(bits=4, packed=True))),
     LowRank(of=Rows(bits=3), rank=2, form="symmetric"),
     LowRank(of=Rotated()),
+    Protected(of=Gptq(of=Rows(bits=4)), start=2, columns=3, bits=6),
     Ternary(group=5, packed=True),
     Ternary(group=8, keep_mean=True),
     Binary(group=5),
@@ -106,6 +108,10 @@ def bound(quantizer: Quantizer, weight: Tensor) -> Tensor:
         return (weight.abs() * 2**-4).clamp_min(2**-10) + (weight.abs() - 448).clamp_min(0)
     if isinstance(quantizer, Gptq):
         return bound(quantizer.of, weight)
+    if isinstance(quantizer, Protected):
+        coarse, fine = (bound(rows, weight) for rows in (quantizer.of.of, quantizer.of.of.but(bits=quantizer.bits)))
+        columns = torch.arange(weight.shape[-1] if weight.ndim else 1).reshape(weight.shape[-1:])
+        return torch.where((columns >= quantizer.start) & (columns < quantizer.start + quantizer.columns), fine, coarse)
     if isinstance(quantizer, Rotated):
         turned = bound(quantizer.of, rotated(weight)).double() + rotated(weight).double().abs() * 1e-5
         return (turned.norm(dim=-1, keepdim=True) if weight.ndim else turned).expand(weight.shape).float()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from parity import SYSTEMS, facts, matches, tensors
 from samples import quick, restored, sample
 from script_names import NAMES
+from torch import Tensor
 
+from caddie.errors import UserError
 from caddie.model.parameters import assign
 from caddie.pack.fit import without_ones
 from caddie.pack.quantize import (
@@ -24,6 +27,8 @@ from caddie.pack.quantize import (
     Gptq,
     LowRank,
     Percentile,
+    Protected,
+    Protection,
     Quantizer,
     Rotated,
     Rows,
@@ -137,6 +142,68 @@ def test_factors_are_packed_in_groups_of_any_size_as_in_the_later_records(fronti
             assert arrays[ours].tobytes() == expected.numpy().tobytes(), name
         seen.add((group, grouped))
     assert len(seen) > 2
+
+
+def protected_cases(
+    frontier: Path,
+) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Gptq], dict[str, Calibration]]:
+    config, golden = facts(frontier / "config")["awq"], tensors(frontier / "awq_lqer")
+    quantizers, calibrations = {}, {}
+    for name in config["matrices"]:
+        embedding = name.startswith("tok_emb")
+        part = next((part for part in ("mlp", "attn") if f".{part}." in name), "embed" if embedding else "other")
+        bits = config["embed_bits"] if embedding else config["matrix_bits"]
+        quantizers[name] = Gptq(of=Rows(bits=bits, scale=SigmaClip(k=config[f"k_{part}"])))
+        calibrations[name] = Calibration(inputs=golden[f"H.{name}"])
+    return config, golden, quantizers, calibrations
+
+
+def test_protected_columns_are_chosen_as_in_the_record(frontier: Path) -> None:
+    config, golden, quantizers, _ = protected_cases(frontier)
+    # the script's means are of all its batches, so they come as they are
+    means = {name: Calibration(inputs=torch.diag(golden[f"rms.{name}"].square())) for name in quantizers}
+    weights = {name: golden[f"w.{name}"].float() for name in quantizers}
+    protection = Protection(columns=config["group"])
+    found = protection.ranked(weights, quantizers, means)
+    assert [(name, start) for _, name, start in found] == [(name, start) for _, name, start, _ in config["candidates"]]
+    for ours, (score, *_) in zip(found, config["candidates"], strict=True):
+        assert ours.score == pytest.approx(score, rel=1e-5)
+    for groups in (1, 2):
+        chosen = protection.but(groups=groups).protected(weights, quantizers, means)
+        assert (
+            {name: one.start for name, one in chosen.items()}
+            == {  # type: ignore[attr-defined]
+                name: start for _, name, start, _ in config["candidates"][:groups]
+            }
+        )
+
+
+def test_protected_columns_are_rounded_as_in_the_record(frontier: Path) -> None:
+    config, golden, quantizers, calibrations = protected_cases(frontier)
+    for match in matches(golden, r"((.+)/(.+))\.awqg_start"):
+        prefix, name = match[1], match[3]
+        weight = golden[f"w.{name}"].float()
+        quantizer = Protected(
+            of=quantizers[name], start=int(golden[match[0]][0]), columns=int(golden[f"{prefix}.awqg_size"])
+        )
+        arrays = quantizer.quantize(weight, calibrations[name])
+        equal = config["variants"][match[2]].get("same_as", {})
+        expected = golden[equal.get(f"{name}.q", f"{prefix}.q")].numpy().astype(int)
+        different = arrays["integers"].astype(int) - expected
+        assert (different != 0).mean() <= 1e-3
+        assert np.abs(different).max() <= 1
+        scales = golden[equal.get(f"{name}.scale", f"{prefix}.scale")]
+        assert arrays["steps"].tobytes() == scales.numpy().tobytes()
+        fine = golden[equal.get(f"{name}.awqg_s_hi", f"{prefix}.awqg_s_hi")]
+        assert arrays["fine_steps"].tobytes() == fine.numpy().tobytes()
+        if "lqer" not in config["variants"][match[2]]["meta"][name]:
+            error = (quantizer.dequantize(arrays, tuple(weight.shape)) - weight).norm()
+            assert float(error) == pytest.approx(config["variants"][match[2]]["error"][name], rel=1e-3)
+
+
+def test_protected_columns_cannot_be_packed() -> None:
+    with pytest.raises(UserError, match="two widths"):
+        Protected(of=Gptq(of=Rows(bits=6, packed=True)))
 
 
 CLIPS = {"tok_emb": (14.0, 7), "mlp": (11.5, 6), "attn": (13.0, 6), "": (12.85, 6)}
