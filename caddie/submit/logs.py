@@ -16,7 +16,8 @@ _MOST_COLUMNS, _MOST_LINES, _MOST_SCORES = 400, 50_000, 200
 """Columns of a line, lines of a log, and scoring lines from its end that are read; the longest public log has 20,000
 lines."""
 _FACT = re.compile(
-    r"seed|stopping|Total|budget:|artifact|Serialized|Code size|val_|val |train_sh|_time:|gate=|quant|stop_|params:"
+    r"seed|stopping|Total|budget:|[aA]rtifact|Serialized|Code size|val_|val |train_sh|_time:|gate=|quant|stop_|params:"
+    r"|gptq:"
 )
 """Only lines with one of these can hold a fact."""
 _PREFIX = re.compile(r"\[[\w:]{1,20}\]:?|\d+:(?=\D)|\d{9,}\.\d+ ")
@@ -35,6 +36,7 @@ _UNFINISHED = re.compile(r"/\d|epoch|batch|chunk|\bstep|progress|running", re.IG
 _LIVE = re.compile(r"pre-?_?quant|post[-_ ]ema|\bswa\b|\bema\b|^raw", re.IGNORECASE)
 """In the name of a scoring line: it scored the trained weights, not the file."""
 
+_LEARNED = re.compile(r"^(?:step:)?(\d{1,9})/\d+ train_loss: ?(\d{1,3}\.\d{1,9})")
 _INTEGER = r"\s{0,12}(\d{1,18})"
 _FACTS: Mapping[str, tuple[str, ...]] = {
     "seed": (rf"^seed[:=]{_INTEGER}\s*$", rf"^  seed:{_INTEGER}\s*$", r"^params:.* s:(\d{1,18})\s*$"),
@@ -46,6 +48,7 @@ _FACTS: Mapping[str, tuple[str, ...]] = {
         rf"Total submission:{_INTEGER} bytes",
         r"^budget:(\d{1,18})/\d+ ",
         rf"^artifact_bytes:{_INTEGER}\s*$",
+        r"^Artifact: (\d{1,3}(?:,\d{3})+) bytes",
     ),
     "model_bytes": (rf"^Serialized model [^:]{{1,40}}:{_INTEGER} bytes",),
     "code_bytes": (rf"^Code size(?: \(compressed\))?:{_INTEGER} bytes", r"^artifact:.* code:(\d{1,18})\s*$"),
@@ -55,6 +58,8 @@ _FACTS: Mapping[str, tuple[str, ...]] = {
     "within_hints": (rf"\bwithin_gate={_INTEGER}\b",),
     "word_hints": (rf"\bword_gate={_INTEGER}\b",),
     "before_quantization": (r"^pre_?-?quant_?-?ttt:? ?(?:epoch|start|done)()", r"^post-prequant-ttt()"),
+    "calibration": (r"^gptq:(?:calibrating|collected hessians)()",),
+    "own_calibration": (r"^gptq:.*(?:autoregressive|self-?gen)()",),
     "adaptation_s": (r"^pre_?quant_ttt: ?done .*time[:=](\d{1,6})",),
     "force_stop_step": (rf"^  force_stop_step:{_INTEGER}\s*$", rf"\bforce_stop_step[:=]{_INTEGER}\b"),
 }
@@ -95,6 +100,8 @@ class Log:
     scores: list[Score] = field(default_factory=list)
     settings: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Setting to its text and line."""
+    losses: dict[int, float] = field(default_factory=dict)
+    """Step to training loss in nats."""
 
     def value(self, name: str) -> float | None:
         """Return a fact's number, or None."""
@@ -133,7 +140,7 @@ def parse_log(file: str, text: str) -> Log:
         for name, patterns in _COMPILED.items() if _FACT.search(line) else ():
             for pattern in patterns:
                 if match := pattern.search(line):
-                    stated = match[1] or "0"
+                    stated = match[1].replace(",", "") or "0"
                     log.facts[name] = Fact(float(stated) if "." in stated else int(stated), number)
         setting = _SETTING.match(line)
         listed = line.startswith("Hyperparameters:") or (listed and setting is not None)
@@ -141,6 +148,8 @@ def parse_log(file: str, text: str) -> Log:
             log.settings[setting[1]] = (setting[2].strip(), number)
         elif _SETTINGS_LINE.search(line):
             log.settings.update((name, (value, number)) for name, value in _PAIR.findall(line))
+        if learned := _LEARNED.match(line):
+            log.losses[int(learned[1])] = float(learned[2])
         if bits := _BITS.search(line):
             _add_score(log, number, line, bits)
     sizes = [log.value(name) for name in ("model_bytes", "code_bytes")]

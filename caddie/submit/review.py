@@ -12,7 +12,7 @@ from typing import Any
 
 from caddie.submit.logs import Log, parse_log
 from caddie.submit.review_claims import Claims, read_claims
-from caddie.submit.review_code import check_preparation, check_scripts
+from caddie.submit.review_code import HELD_OUT, check_preparation, check_scripts
 from caddie.submit.review_files import Folder, list_folder, read_json
 from caddie.submit.review_rules import RULES, SEVERITIES, Finding, Findings
 from caddie.submit.review_runs import (
@@ -21,6 +21,7 @@ from caddie.submit.review_runs import (
     check_configuration,
     check_log,
     check_p_value,
+    check_training_text,
     cited,
     headline,
     seed_scores,
@@ -29,6 +30,7 @@ from caddie.submit.review_script import MOST_BYTES, main_script, parse, read_scr
 
 _MOST_LOGS, _MOST_PREPARING, _MOST_NUMBERS = 40, 5, 2_000
 """Logs, scripts that prepare data, and different numbers of the README that are looked at."""
+_VAL_DOCS = re.compile(r"\bval[-_]docs[=: ]{1,2}(\d[\d_,]{0,12})")
 _UNLIMITED = re.compile(r"non[-_]?record", re.IGNORECASE)
 
 
@@ -79,8 +81,12 @@ def review(path: Path, against: Path | None = None) -> Review:
     check_agreement(read.logs, read.chosen, read.claims, read.claims_file, found)
     check_configuration(read.logs, read.chosen, read.claims, found)
     _check_readme(read, found)
-    base = _scores(_read(against, Findings(False))) if against else read.claims.base
-    check_p_value(_scores(read), base, read.claims, read.claims_file, found)
+    _check_held_out(read, found)
+    base = _read(against, Findings(False)) if against else None
+    seeds = {log.seed for log in read.chosen}
+    ours = [log for log in read.logs if log.seed in seeds]
+    check_training_text(ours, base.logs if base else [], found)
+    check_p_value(_scores(read), _scores(base) if base else read.claims.base, read.claims, read.claims_file, found)
     order = {severity: place for place, severity in enumerate(SEVERITIES)}
     findings = sorted(found, key=lambda one: (order[one.severity], one.file, one.line or 0))
     return Review(str(path), findings, [_facts(log, read.claims) for log in read.chosen])
@@ -161,6 +167,18 @@ def _check_readme(read: _Read, found: Findings) -> None:
     for what, score in (("val_bpb", read.claims.score), *((f"seed {k}", v) for k, v in read.claims.scores.items())):
         if not any(agree(number, score) for number in written):
             found.add("score-readme", name or "", f"{what} {score} is not in it")
+
+
+def _check_held_out(read: _Read, found: Findings) -> None:
+    """Check how many documents README and JSON say that the training text was prepared without."""
+    for name in read.folder.sizes:
+        text = read.folder.text(name, found) if re.fullmatch(r"[^/]+\.md|submission\w*\.json", name, re.I) else None
+        for match in _VAL_DOCS.finditer(text or ""):
+            if (count := int(re.sub(r"\D", "", match[1]))) < HELD_OUT:
+                said = f"training text was prepared with {count:,} documents held out, of {HELD_OUT:,} in the set"
+                line = (text or "").count("\n", 0, match.start()) + 1
+                found.add("held-out-stated", name, f"{said}: it holds the others", line)
+                break
 
 
 def _scores(read: _Read) -> list[float]:

@@ -23,7 +23,7 @@ _HINTS = re.compile(r"(?:n_?gram_)?(?:within|word)\w*(?:boost|beta)", re.IGNOREC
 _NETWORK = {"requests", "urllib.request", "http.client", "huggingface_hub", "httpx", "aiohttp", "wget", "boto3"}
 _STARTS = {"run", "call", "check_call", "check_output", "Popen", "system"}
 _FETCHING = re.compile(r"\b(?:curl|wget|git clone|pip install|apt-get)\b|https?://\S+\.(?:bin|pt|npz|zip|gz|tar)\b")
-_HELD_OUT = 50_000
+HELD_OUT = 50_000
 _MOST = 1_000
 """Loops, lines or calls of a function that are compared with each other."""
 
@@ -35,6 +35,7 @@ def check_scripts(scripts: Sequence[Script], switched_off: Container[str], found
     for script in scripts:
         _check_hints(script, switched_off, found)
         _check_network(script, found)
+    _check_spaces(functions, found)
     for one in functions.values():
         _check_mixture(one, found)
         if one.calibrates:
@@ -47,10 +48,8 @@ def check_preparation(tree: ast.Module, file: str, found: Findings) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and any(_constant(one) == "--val-docs" for one in node.args):
             default = next((_constant(one.value) for one in node.keywords if one.arg == "default"), None)
-            if isinstance(default, int) and default < _HELD_OUT:
-                said = (
-                    f"--val-docs is {default:,} by default, of {_HELD_OUT:,} in the set: training text would hold the"
-                )
+            if isinstance(default, int) and default < HELD_OUT:
+                said = f"--val-docs is {default:,} by default, of {HELD_OUT:,} in the set: training text would hold the"
                 said += " others, and the log cannot show whether it was given"
                 found.add("held-out-default", file, said, node.lineno)
 
@@ -108,6 +107,9 @@ def _look(part: ast.AST, one: _Function, texts: set[str]) -> None:
         isinstance(part.value, ast.Call) and isinstance(part.value.func, ast.Name)
     ):
         if any(_is_text(name, texts) for name in _names(part.value)):
+            texts.update(target.id for target in part.targets if isinstance(target, ast.Name))
+    if isinstance(part, ast.Assign) and isinstance(part.value, ast.Call) and "val_files" in _names(part.value):
+        if re.search("loader|stream", _last(part.value.func), re.IGNORECASE):
             texts.update(target.id for target in part.targets if isinstance(target, ast.Name))
     if isinstance(part, ast.Subscript) and _is_text(_last(part.value), texts):
         one.reads.append(part.lineno)
@@ -182,6 +184,22 @@ def _check_mixture(one: _Function, found: Findings) -> None:
                 )
                 one.script.add("code-mixture", said, node.lineno, found)
                 return
+
+
+def _check_spaces(functions: dict[str, _Function], found: Findings) -> None:
+    """Find bytes of a piece that count its leading space, in a script that adds that space again while it scores."""
+    added = any(
+        isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd)
+        and re.search("space", " ".join(_names(node.left))) and re.search("boundary", " ".join(_names(node.right)))
+        for one in functions.values() for node in ast.walk(one.node)
+    )  # fmt: skip
+    for one in functions.values() if added else ():
+        for node in ast.walk(one.node):
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and _constant(node.right) == 1:
+                if {"len", "encode"} <= _names(node.left) and any("bytes" in name for name in _names(one.node)):
+                    said = f"{one.name} counts the space before a word, and scoring adds it again"
+                    one.script.add("code-bytes", said, node.lineno, found)
+                    return
 
 
 def _is_blend(node: ast.BinOp) -> bool:

@@ -48,6 +48,7 @@ RULES: Mapping[str, Rule] = {
     # clocks
     "training-clock": Rule("error", README, "training ends within 600 seconds and two steps"),
     "training-step": Rule("note", PRACTICE, "training ends within 600 seconds"),
+    "calibration-clock": Rule("warning", "#677", "calibration on training text ends within the 600 seconds"),
     "training-unknown": Rule("warning", README, "each log states the seconds of training"),
     "evaluation-clock": Rule("error", README, "evaluation ends within 600 seconds"),
     "evaluation-unknown": Rule("note", README, "each log states the seconds of evaluation"),
@@ -79,6 +80,10 @@ RULES: Mapping[str, Rule] = {
     "validation-unknown": _everywhere("note", README, "the log states the tokens of validation"),
     "score-bytes": _everywhere("error", FOUR, "bits per byte follow from the loss and the set's bytes"),
     "training-shards": _everywhere("warning", "#2127", "the training shards are those of a published data set"),
+    "training-text": _everywhere(
+        "warning", "#2127", "training losses rise and fall with the base's: one text, one order"
+    ),
+    "held-out-stated": _everywhere("warning", "#2127", "the training text leaves out all 50,000 documents of the set"),
     "held-out-default": _everywhere("warning", "#2127", "the preparation holds out 50,000 documents by default"),
     # how the log says that it scored
     "score-first": _everywhere("error", FOUR, "no update on validation text before its final score"),
@@ -91,6 +96,7 @@ RULES: Mapping[str, Rule] = {
     "code-mixture": _everywhere("warning", FOUR, "a blend of probabilities sums to one over the vocabulary"),
     "code-target-hints": _everywhere("warning", FOUR, "hints do not look at the target"),
     "code-calibration": _everywhere("warning", README, "quantization is calibrated on training text"),
+    "code-bytes": _everywhere("warning", "#1545", "the space before a word is counted once"),
     "code-network": _everywhere("warning", README, "no network at evaluation"),
     "code-force-stop": Rule("warning", "#1908", "a forced last step does not ignore the clock"),
 }

@@ -27,8 +27,15 @@ _GAIN = Decimal("0.06")
 """Bits per byte by which no merged record's scoring lowered the plain score of its file; the most was 0.037."""
 _MOST_SHARDS = 476
 """Training shards of the largest published data set (bytes); a local build of small shards has 1,499."""
+_ONE_TEXT = 0.03
+"""Nats by which differences of training loss may vary from step to step between runs over one text in one order. Seeds
+of one record vary by at most 0.009, merged CaseOps records among each other by 0.010, over other texts by 0.05."""
+_SETTLED, _SHARED = 1_000, 4
+"""First step that is compared, and the least number of steps."""
 _SHOWN = Decimal("0.00005")
 """Half of the last digit that the contest's table shows."""
+_READING = ("train_batch_tokens", "train_seq_len", "tokenizer_path")
+"""Settings that say what a step reads."""
 _UNLIKE = ("seed", "run_id", "rank", "local_rank", "is_main_process", "logfile", "val_loss_every", "train_log_every")
 _UNLIKE_PARTS = ("path", "dir", "file", "name")
 """Settings, and parts of their names, that may differ between seeds."""
@@ -123,6 +130,10 @@ def _check_training(log: Log, found: Findings) -> None:
         late = training - _TRAINING_MS > min(_STEPS_OVER * step or _MS_OVER, _MS_OVER)
         rule = "training-clock" if late else "training-step"
         found.add(rule, log.file, over, log.line(stopped))
+    if stopped == "training_ms" and training is not None and training > _TRAINING_MS and "calibration" in log.facts:
+        if "own_calibration" not in log.facts:
+            said = f"calibration begins after {training / 1e3:,.3f} s of training; on training text it belongs to them"
+            found.add("calibration-clock", log.file, said, log.line("calibration"))
     shards = log.value("training_shards")
     if shards is not None and shards > _MOST_SHARDS:
         said = f"{shards:.0f} training shards; no published set has more than {_MOST_SHARDS}: a build of one's own,"
@@ -315,6 +326,28 @@ def _unlike(a: Mapping[str, tuple[str, int]], b: Mapping[str, tuple[str, int]]) 
     """Return name, both values and line of settings that two logs have and that differ, paths and the like aside."""
     shared = [name for name in a if name in b and a[name][0] != b[name][0] and name not in _UNLIKE]
     return [(name, a[name][0], *b[name]) for name in shared if not any(part in name for part in _UNLIKE_PARTS)]
+
+
+def check_training_text(chosen: Sequence[Log], base: Sequence[Log], found: Findings) -> None:
+    """Check that training losses rise and fall with the base's where both read as many tokens a step.
+
+    Contest scripts read the text in an order that no seed changes, so the loss of a step tells what text it was of.
+    """
+    for log in chosen:
+        for other in (one for one in base if _reading(one) == _reading(log) and all(_reading(log)[:2])):
+            steps = [step for step in log.losses if step >= _SETTLED and step in other.losses]
+            if len(steps) < _SHARED:
+                continue
+            spread = pstdev(log.losses[step] - other.losses[step] for step in steps)
+            if spread > _ONE_TEXT:
+                said = f"training losses of {len(steps)} steps do not go with those of the base's {other.file}: their"
+                said += f" difference varies by {spread:.3f} nats; another training text, or another order of it"
+                found.add("training-text", log.file, said)
+            break
+
+
+def _reading(log: Log) -> list[str]:
+    return [log.settings.get(name, ("", 0))[0].rpartition("/")[2] for name in _READING]
 
 
 def check_p_value(scores: Sequence[float], base: Sequence[float], claims: Claims, file: str, found: Findings) -> None:

@@ -54,6 +54,10 @@ LOGS: dict[str, tuple[str, Mapping[str, str]]] = {
         "training-clock",
         {"stopping_early": "stopping", "train_time:60000ms": "train_time:601500ms"},
     ),
+    "calibration": (
+        "calibration-clock",
+        {"train_time:599990ms": "train_time:600100ms", "Code size": "gptq:calibrating with 256 batches\nCode size"},
+    ),
     "evaluation": ("evaluation-clock", {"eval_time:90000ms": "eval_time:600100ms"}),
     "evaluation total": ("evaluation-clock", {"eval_time:90000ms": "eval_time:90000ms\ntotal_eval_time:601.0s"}),
     "evaluation with adaptation": (
@@ -262,6 +266,46 @@ def test_the_script_counts_as_it_is_submitted(tmp_path: Path) -> None:
     result = review(write_submission(tmp_path / "b", None, long, replace))
     assert found(result, "size-script").severity == "note"
     assert "size-cap" not in rules(result)
+
+
+OWN = "gptq:generating autoregressive calibration data...\ngptq:collected hessians for 33 layers\nCode size"
+IN_TIME = {"Code size": "gptq:calibrating with 256 batches\nCode size"}
+
+
+@pytest.mark.parametrize("replace", [IN_TIME, {"train_time:599990ms": "train_time:600100ms", "Code size": OWN}])
+def test_calibration_in_time_or_on_its_own_text_is_legal(replace: Mapping[str, str], tmp_path: Path) -> None:
+    assert "calibration-clock" not in rules(review(write_submission(tmp_path / "a", replace=replace)))
+
+
+@pytest.mark.parametrize(("shift", "other"), [(0.0, False), (0.3, False), (0.1, True)])
+def test_training_losses_tell_another_text_than_the_base_read(shift: float, other: bool, tmp_path: Path) -> None:
+    """A better model is better at every step; over another text it is so at some and worse at others."""
+    reading = "  matrix_lr: 0.02\n  train_batch_tokens: 786432\n  train_seq_len: 2048"
+
+    def folder(name: str, losses: list[float], reading: str = reading) -> Path:
+        steps = "\n".join(f"{1000 + 500 * at}/20000 train_loss: {loss:.4f}" for at, loss in enumerate(losses))
+        replace = {"  matrix_lr: 0.02": reading, "stopping_early": f"{steps}\nstopping_early"}
+        return write_submission(tmp_path / name, replace=replace)
+
+    base = [2.60, 2.58, 2.57, 2.41, 2.28]
+    ours = [loss - shift * (-1 if other and at % 2 else 1) for at, loss in enumerate(base)]
+    result = review(folder("a", ours), folder("base", base))
+    assert ("training-text" in rules(result, "warning")) == other
+    assert "training-text" not in rules(review(folder("a", ours)))
+    shorter = folder("shorter", base, reading.replace("2048", "1024"))
+    assert "training-text" not in rules(review(folder("a", ours), shorter))
+
+
+@pytest.mark.parametrize("name", ["README.md", "AUDIT.md", "submission.json"])
+def test_documents_that_the_folder_says_were_held_out(name: str, tmp_path: Path) -> None:
+    said = {"README.md": "prepared by --val-docs=10_000\n", "AUDIT.md": "built with `val_docs=10000`\n"}
+    claims = {"blurb": "--val-docs 10000 for training"} if name == "submission.json" else {}
+    files = {name: f"Mean 1.1011; seeds 1.1001, 1.1011, 1.1021.\n{said[name]}"} if name in said else {}
+    one = found(review(write_submission(tmp_path / "a", claims, files=files)), "held-out-stated")
+    assert (one.severity, one.file, one.line) == ("warning", name, 2 if name in said else 1)
+    assert "10,000" in one.sentence
+    whole = {"README.md": "Mean 1.1011; seeds 1.1001, 1.1011, 1.1021; --val-docs 50000; the first 2000 val docs"}
+    assert "held-out-stated" not in rules(review(write_submission(tmp_path / "b", files=whole)))
 
 
 def test_p_value_against_another_folder(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ LINES = {
     "Total submission size: 15735483 bytes": ("total_bytes", 15_735_483),
     "INT7+zlib model: 15370972 bytes | Total submission: 15441941 bytes": ("total_bytes", 15_441_941),
     "budget:15993853/16000000 (15.99/16.00MB) FITS": ("total_bytes", 15_993_853),
+    "Artifact: 16,548,775 bytes (15.78 MB)": ("total_bytes", 16_548_775),
     "Code size (compressed): 31250 bytes": ("code_bytes", 31_250),
     "Code size: 47642 bytes": ("code_bytes", 47_642),
     "Serialized model int8+zlib: 15815847 bytes (payload:17178912)": ("model_bytes", 15_815_847),

@@ -82,6 +82,22 @@ def export(model, val_tokens):
     return collect_awq_scales(model, chunks)
 """
 
+LOADER = """
+def export(model, args):
+    calib_loader = DistributedTokenLoader(args.val_files)
+    return collect_hessians(model, calib_loader)
+"""
+
+SPACES = """
+def build_luts(pieces, base_bytes):
+    for place, piece in enumerate(pieces):
+        base_bytes[place] = len(piece[1:].encode("utf-8")) + 1
+
+
+def score(base_bytes, has_leading_space, is_boundary, target, before):
+    return base_bytes[target] + (has_leading_space[target] & ~is_boundary[before])
+"""
+
 HINTS = """
 import os
 within_boost = float(os.environ.get("WITHIN_BOOST", "0.75"))
@@ -116,6 +132,11 @@ SIGNS = {
     "momentum is no mixture": (MIXTURE.replace("model_p", "momentum"), set()),
     "calibration": (CALIBRATION, {"code-calibration"}),
     "calibration on training text": (CALIBRATION.replace("val_tokens", "train_tokens"), set()),
+    "calibration by a loader": (LOADER, {"code-calibration"}),
+    "calibration by a loader of training text": (LOADER.replace("val_files", "train_files"), set()),
+    "space counted twice": (SPACES, {"code-bytes"}),
+    "space counted while scoring": (SPACES.replace(" + 1\n", "\n"), set()),
+    "space counted in the table": (SPACES.replace("has_leading_space[target] & ~is_boundary[before]", "0"), set()),
     "hints": (HINTS, {"code-target-hints"}),
     "no hints": (HINTS.replace("0.75", "0.0"), set()),
     "network": ("from huggingface_hub import hf_hub_download\n", {"code-network"}),
