@@ -129,20 +129,22 @@ def techniques(words: tuple[str, ...], as_json: bool) -> None:
 @click.argument("a")
 @click.argument("b", required=False)
 @settings_argument
-@options("json")
-def diff(a: str, b: str | None, settings: tuple[str, ...], as_json: bool) -> None:
+@options("parts", "json")
+def diff(a: str, b: str | None, settings: tuple[str, ...], parts: tuple[Path, ...], as_json: bool) -> None:
     """Show the changes that turn recipe A into B. With A alone: those that turn its base into A.
 
     Settings given as PATH=VALUE are changed in the last recipe named.
     """
     from caddie.config import plain
     from caddie.model.flops import flops_per_token
-    from caddie.recipes.catalog import find
+    from caddie.recipes.catalog import find, supply_parts
     from caddie.report.tables import crop, table
 
     if b is not None and "=" in b:
         settings = (written_out(b), *settings)
         b = None
+    if parts:
+        supply_parts([a, b] if b else [a], parts)
     left = find(a) if b else find(find(a).base or a)
     right = named_recipe(b or a, settings)
     changes = left.settings.diff(right.settings)

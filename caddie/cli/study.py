@@ -95,11 +95,12 @@ def study(definition: str, holdout: str | None, greedy: bool, as_ladder: bool, *
 @settings_argument
 @_budget_options
 @_run_options
-def ablate(recipe: str, settings: tuple[str, ...], **how: Any) -> int:
+@options("parts")
+def ablate(recipe: str, settings: tuple[str, ...], parts: tuple[Path, ...], **how: Any) -> int:
     """Ablate RECIPE: revert each of its changes in turn."""
     from caddie.lab.study import ablate as ablation
 
-    return _run(ablation(named_recipe(recipe, settings), **_budget(how)), None, **how)
+    return _run(ablation(named_recipe(recipe, settings, parts=parts), **_budget(how)), None, **how)
 
 
 @click.command()
@@ -115,6 +116,7 @@ def ablate(recipe: str, settings: tuple[str, ...], **how: Any) -> int:
 @click.option("--pruner", metavar="PRUNER", help="Stop bad runs of --search early: median or hyperband.")
 @_budget_options
 @_run_options
+@options("parts")
 def sweep(
     recipe: str,
     values: tuple[str, ...],
@@ -122,6 +124,7 @@ def sweep(
     sampler: str | None,
     trials: int | None,
     pruner: str | None,
+    parts: tuple[Path, ...],
     **how: Any,
 ) -> int:
     """Run RECIPE with other values and judge each. All combinations are run, or those that a search proposes."""
@@ -130,7 +133,7 @@ def sweep(
     from caddie.lab.study import sweep as grid
 
     equal = _budget(how)
-    base, space = named_recipe(recipe, ()), assignments(values, read_space)
+    base, space = named_recipe(recipe, (), parts=parts), assignments(values, read_space)
     if (sampler is None) != (trials is None) or (pruner and sampler is None) or (drawn and sampler):
         raise UserError("a search is --search SAMPLER --trials N, with --pruner PRUNER if wanted and without --random")
     if sampler is not None and trials is not None:

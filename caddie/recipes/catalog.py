@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from caddie.config.userfile import execute, supply
+from caddie.config.userfile import UserFile, execute, read_source, supply
 from caddie.errors import UserError, suggest
 from caddie.recipes import recipe_file
 from caddie.recipes.public_000_experiments import public_000_experiments
@@ -14,6 +14,7 @@ from caddie.recipes.published import published
 from caddie.recipes.recipe import Recipe
 from caddie.recipes.recipe_file import RunStart, read_recipe, recipe_path
 from caddie.recipes.shrink import mini
+from caddie.report.run_files import PARTS
 
 _MODULES = ("baseline", "early_records", "records", "late_records", "public_systems", "ideas", "champion")
 """Modules of this folder whose values are the shipped recipes."""
@@ -70,12 +71,16 @@ def begun_from(name: str) -> RunStart | None:
     return None if file is None else recipe_file.begun_from(file)
 
 
-def supply_parts(name: str, parts: Sequence[Path]) -> None:
-    """Run the users' files that the recipe of a run needs, so that `find` knows their classes; `UserError` for others.
+def supply_parts(names: Sequence[str], parts: Sequence[Path]) -> None:
+    """Run the users' files that the recipes of runs need, so that `find` knows their classes; `UserError` for others.
 
-    `name` stands for the run's folder or its `recipe.json`.
+    Each name stands for a run's folder or its `recipe.json`.
     """
-    if name not in _SHIPPED and (file := recipe_path(name)) is not None:
-        recipe_file.supply_parts(file, parts)
-    else:
-        supply((), parts, Path(name))
+    left = [UserFile(path, read_source(path)) for path in parts]
+    for name in names:
+        file = None if name in _SHIPPED else recipe_path(name)
+        stated = recipe_file.stated_parts(file) if file else ()
+        own = [one for one in left if name == names[-1] or one.stated.sha256 in {need.sha256 for need in stated}]
+        left = [one for one in left if one not in own]
+        folder = file.parent if file else Path(name)
+        supply(stated, [one.path for one in own], folder, folder / PARTS)

@@ -77,9 +77,9 @@ def read_place(folder: Path) -> Path:
         return Path(coerce(_table(folder / RECIPE).get("corpus"), str, "corpus"))
 
 
-def supply_parts(path: Path, parts: Sequence[Path]) -> None:
-    """Run the users' files that the recipe in a file needs, which is a run's; `UserError` if it needs others."""
-    supply(_stated(path, _table(path)), parts, path.parent, path.parent / PARTS)
+def stated_parts(path: Path) -> tuple[Stated, ...]:
+    """Return the users' files that the recipe in a file needs, which is a run's."""
+    return _stated(path, _table(path))
 
 
 def begun_from(path: Path) -> RunStart | None:

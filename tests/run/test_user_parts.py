@@ -238,6 +238,39 @@ def test_a_run_is_done_again_with_its_file(
     assert f"tiny needs no file of a user's; leave out --parts {copy}" in ended.err
 
 
+def test_runs_are_compared_and_ablated_with_their_files(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caddie: Run
+) -> None:
+    copies = [runs / name / "parts" / "mine.py" for name in ("optimizer", "reading")]
+    other = tmp_path / "other.py"
+    other.write_text("x = 1\n")
+
+    def called(*arguments: object) -> Any:
+        monkeypatch.setattr(userfile, "_run", {})
+        userfile._executed.cache_clear()
+        return caddie(*arguments)
+
+    studies: list[Any] = []
+    monkeypatch.setattr("caddie.cli.study._run", lambda study, *_, **__: studies.append(study) or 0)
+    for command in (
+        ("diff", "tiny", runs / "reading"),
+        ("diff", runs / "optimizer", runs / "reading"),
+        ("diff", runs / "optimizer", "tiny"),
+        ("ablate", runs / "reading"),
+        ("sweep", runs / "reading", "train.optimizers.scalar.lr=0.02,0.03"),
+    ):
+        ended = called(*command)
+        assert (ended.status, ended.err.count("\n")) == (2, 1), ended.err
+        assert "add --parts " in ended.err
+        ended = called(*command, "--parts", copies[1])
+        assert ended.status == 0, ended.err
+        ended = called(*command, "--parts", copies[1], "--parts", other)
+        assert (ended.status, ended.err.count("\n")) == (2, 1), ended.err
+        assert f"{other} is another file" in ended.err or f"leave out --parts {other}" in ended.err
+    assert [study.name.split("-")[0] for study in studies] == ["ablate", "sweep"]
+    assert f"tiny needs no file of a user's; leave out --parts {other}" in called("diff", "tiny", "--parts", other).err
+
+
 def test_the_cap_counts_the_file(runs: Path) -> None:
     from caddie.recipes.catalog import find
 
