@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from caddie.config.userfile import UserFile, user_files
 from caddie.pack.artifact import Metadata
+from caddie.pack.compress import Pack
 from caddie.pack.source_bundle import describe_source, with_parts
 from caddie.recipes.recipe import Recipe
+from caddie.report.read import pick
 from caddie.run.policy import FileCap, code_bytes, file_cap, section_bytes
 
 
@@ -25,6 +27,24 @@ def cap_of_recipe(recipe: Recipe, parts: Mapping[str, int] = MappingProxyType({}
 def cap_of_run(recipe: Recipe, metadata: Metadata) -> FileCap:
     """Return the bytes that a file of a recipe with this metadata may have."""
     return cap_of_recipe(recipe, section_bytes(metadata))
+
+
+def cap_of_stated(
+    recipe: Mapping[str, Any],
+    needed: Sequence[bytes],
+    training: Sequence[bytes],
+    parts: Mapping[str, int],
+    cap_bytes: int | None = None,
+) -> FileCap:
+    """Return the bytes that the file of a recipe may have, given as JSON, whose classes this process need not have.
+
+    `needed` and `training` are the contents of users' files as in `with_parts`; `cap_bytes` replaces the recipe's cap.
+    """
+    packing = dict(pick(recipe, "pack") or {})
+    packing |= {"cap_bytes": cap_bytes} if cap_bytes is not None else {}
+    pack = Pack(**{name: packing[name] for name in ("cap_bytes", "policy") if name in packing})
+    source = with_parts(describe_source({**recipe, "pack": packing}), needed, training) if pack.policy else {}
+    return file_cap(pack, code_bytes(source), parts)
 
 
 def source_of_recipe(recipe: Recipe) -> dict[str, Any]:

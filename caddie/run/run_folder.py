@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from torch import Tensor
 
-from caddie.config.userfile import UserFile, user_files
+from caddie.config.userfile import UserFile, read_stated, user_files
 from caddie.data.corpus import Corpus
 from caddie.data.loaders import TrainingData
 from caddie.errors import CheckFailed, UserError
@@ -24,7 +24,7 @@ from caddie.report.display import Display
 from caddie.report.read import pick, read_json
 from caddie.report.run_files import ARTIFACT, CHECKPOINT, ERROR, LOG, PARTS, RECIPE, RESULT, WEIGHTS
 from caddie.report.tables import one_line
-from caddie.run.cap import cap_of_recipe, files_to_score
+from caddie.run.cap import cap_of_stated, files_to_score
 from caddie.run.run_lock import is_lock, locked
 from caddie.runtime.distributed import Ranks, lost_another
 from caddie.runtime.progress import SILENT, Phases, Progress
@@ -130,18 +130,30 @@ def corpus_of(folder: Path) -> Corpus:
 
 
 def cap_of(artifact: Artifact) -> int | None:
-    """Return the bytes that a file may have: by the result beside it, or by its name and the recipe; else None."""
+    """Return the bytes that a file may have: by the result beside it, or by its name and the recipe; else None.
+
+    No user's file is run: those that only training needs are counted by the copies in the folder. `UserError` if one of
+    these is another file.
+    """
     folder, named = artifact.path.parent, re.fullmatch(r"artifact-(\d{1,12})\.caddie", artifact.path.name)
     if not named and artifact.path.name != ARTIFACT:
         return None
     if not named and isinstance(kept := pick(read_json(folder / RESULT), "cap_bytes"), int):
         return kept
-    try:
-        recipe = Recipe.from_json(pick(read_json(folder / RECIPE), "recipe"))
-        recipe = recipe.but({"pack.cap_bytes": int(named[1])}) if named else recipe
-        return cap_of_recipe(recipe, artifact.ledger).file_bytes
-    except UserError:  # it stands alone
-        return int(named[1]) if named else None
+    about, cap = read_json(folder / RECIPE), int(named[1]) if named else None
+    if not isinstance(pick(about, "recipe", "pack"), Mapping):  # it stands alone
+        return cap
+    sources = {}
+    for one in read_stated(pick(about, PARTS) or []):
+        with suppress(OSError):
+            sources[one] = (folder / PARTS / one.name).read_bytes()
+        if one not in sources or hashlib.sha256(sources[one]).hexdigest() != one.sha256:
+            raise UserError(
+                f"{folder / PARTS / one.name} is not the file that {folder / RECIPE} needs, and its code counts; "
+                "copy it there again, or name the cap by cap=N"
+            )
+    needed = [file.source for file in artifact.parts]
+    return cap_of_stated(about["recipe"], needed, [*sources.values()], artifact.ledger, cap).file_bytes
 
 
 def run_weights(folder: Path, recipe: Recipe, corpus: Corpus) -> dict[str, Tensor]:

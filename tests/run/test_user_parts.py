@@ -18,8 +18,10 @@ from caddie.errors import UserError
 from caddie.pack import artifact as artifacts
 from caddie.pack.artifact import load, load_tokenizer
 from caddie.pack.source_bundle import describe_source
+from caddie.recipes.recipe import Recipe
 from caddie.run.cap import cap_of_recipe
 from caddie.run.policy import code_bytes, file_cap
+from caddie.run.run_folder import cap_of
 
 pytestmark = pytest.mark.long  # two runs, in sandboxes of their own
 
@@ -280,6 +282,34 @@ def test_the_cap_counts_the_file(runs: Path) -> None:
         left = without.file_bytes - cap_of_recipe(recipe).file_bytes
         assert left == sum(cap_of_recipe(recipe).code.values()) - sum(without.code.values())
         assert 300 < left < len(MINE), "the file, stripped and compressed"
+
+
+@pytest.mark.usefixtures("new_process")
+@pytest.mark.parametrize("name", ["optimizer", "reading"])
+def test_a_file_packed_alone_is_held_against_the_cap_that_it_was_packed_for(
+    name: str, runs: Path, tmp_path: Path
+) -> None:
+    """The copy of what only training needs is counted and not run, and no result states the cap."""
+    folder = tmp_path / "run"
+    shutil.copytree(runs / name, folder)
+    (folder / "result.json").unlink()
+    about = json.loads((folder / "recipe.json").read_text())
+    about["recipe"]["pack"] |= {"policy": "contest-2026", "cap_bytes": 16_000_000}
+    (folder / "recipe.json").write_text(json.dumps(about))
+    artifact = load(folder / "artifact.caddie", parts=[runs / "mine.py"] if name == "reading" else [])
+    kept = cap_of(artifact)
+    assert name == "reading" or not userfile._run, "nothing was run"
+    userfile.execute(runs / "mine.py")
+    recipe = Recipe.from_json(about["recipe"])
+    assert kept == cap_of_recipe(recipe, artifact.ledger).file_bytes
+    alone = file_cap(recipe.pack, code_bytes(describe_source(about["recipe"])), artifact.ledger).file_bytes
+    assert 300 < alone - kept < len(MINE), "the file counts"
+    (folder / "parts" / "mine.py").write_text("changed")
+    with pytest.raises(UserError, match=r"mine.py is not the file that .* needs, and its code counts"):
+        cap_of(artifact)
+    (folder / "parts" / "mine.py").unlink()
+    with pytest.raises(UserError, match="name the cap by cap=N"):
+        cap_of(artifact)
 
 
 def test_a_submission_does_not_hold_the_file(runs: Path, tmp_path: Path, caddie: Run) -> None:
