@@ -24,6 +24,7 @@ from caddie.errors import UserError
 @click.option("--revision", metavar="NAME", help="Branch, tag or commit of it.")
 @click.option("--local", metavar="DIR", help="A copy of the repository on disk, in its place.")
 @click.option("--tokenizer", metavar="FILE", help="An artifact or a model file, in place of data.tokenizer.")
+@click.option("--column", metavar="NAME", help="Column of Parquet, or key of JSON lines, with the text, if not text.")
 @click.option("--against", metavar="CORPUS", help="Drop documents that this corpus trains on; hold out all others.")
 @options("out", "json", "quiet")
 def data(
@@ -35,6 +36,7 @@ def data(
     revision: str | None,
     local: str | None,
     tokenizer: str | None,
+    column: str | None,
     against: str | None,
     out: str | None,
     as_json: bool,
@@ -63,8 +65,9 @@ def data(
     if local and (repository or revision):
         raise UserError("--local takes the place of --repository and --revision; leave them out")
     own_tokenizer = fineweb is not None and fineweb != "documents"
-    if fineweb is not None and (source or against or (own_tokenizer and tokenizer)):
-        brings = "text and tokenizer; leave out PATH, --tokenizer" if own_tokenizer else "text; leave out PATH"
+    if fineweb is not None and (source or against or column or (own_tokenizer and tokenizer)):
+        brings = f"text{' and tokenizer' if own_tokenizer else ''}; leave out PATH, --column"
+        brings += ", --tokenizer" if own_tokenizer else ""
         raise UserError(f"--fineweb brings its own {brings} and --against")
     if diff and (own_tokenizer or against):
         raise UserError(f"{next(iter(diff))} has no effect with --fineweb or --against; leave it out")
@@ -76,7 +79,8 @@ def data(
             place = Place(repository, revision, Path(local) if local else None, bars=bars)
             corpus = fetch_corpus(fineweb, shards, recipe, tokenizer=tokenizer, out=out, place=place, progress=display)
         else:
-            corpus = make_corpus(source, recipe, tokenizer=tokenizer, against=against, out=out, progress=display)
+            given = {"tokenizer": tokenizer, "column": column, "against": against, "out": out}
+            corpus = make_corpus(source, recipe, **given, progress=display)
     lossy = [rule for rule in audit_corpus(corpus) if rule.lossy]
     manifest = json.loads((corpus.folder / "manifest.json").read_text())
     facts = {"folder": str(corpus.folder), "manifest": manifest, "lossy_rules": [rule.to_json() for rule in lossy]}

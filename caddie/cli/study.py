@@ -187,7 +187,9 @@ def _run(
     """Run a study by `method` (`run_study` unless named) and print its results."""
     from caddie.lab.results import run_study
     from caddie.report.display import Display
+    from caddie.run.resolve_corpus import check_text_named
 
+    check_text_named(study.base, how["data"])
     how |= {"executor": _executor(on, workers, gpus, cores), "folder": Path(out) if out else results}
     with Display(quiet=quiet) as display:
         typed = shlex.join(["caddie", *sys.argv[1:]])

@@ -13,7 +13,7 @@ import re
 import sysconfig
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -47,6 +47,8 @@ class Source:
     files: tuple[Path, ...]
     tolerant: bool
     """True if files that are not text are skipped, as in a folder; else they are an error."""
+    column: str | None = None
+    """Column of Parquet, or key of JSON lines, that holds the text, in place of "text"."""
     snapshot: Snapshot | None = None
     """Fetches the files of a data set on the hub, each when it is read first."""
 
@@ -75,7 +77,7 @@ class Source:
             if self.snapshot:
                 self.snapshot.fetch(names[number], progress, f" ({number + 1} of {len(names)})")
             if path.suffix == PARQUET or _is_lines(path.name):
-                yield from _parquet(path) if path.suffix == PARQUET else _json_lines(path)
+                yield from (_parquet if path.suffix == PARQUET else _json_lines)(path, self.column)
                 continue
             text = _text(path)
             if text is None and not self.tolerant:
@@ -88,18 +90,29 @@ class Source:
 
     def fingerprint(self) -> str:
         """Return a hexadecimal SHA-256 of the path, size and time of every file, or of its commit on the hub."""
+        named = () if self.column is None else (self.column,)
         if self.snapshot:
-            return hashlib.sha256(repr((self.snapshot.origin, self.files)).encode()).hexdigest()
+            return hashlib.sha256(repr((self.snapshot.origin, self.files, *named)).encode()).hexdigest()
         states = ((path, path.stat()) for path in self.files)
         text = "".join(f"{path}\0{state.st_size}\0{state.st_mtime_ns}\0" for path, state in states)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hashlib.sha256("\0".join([text, *named]).encode()).hexdigest()
 
 
-def find(source: str | Path | None) -> Source:
+def find(source: str | Path | None, column: str | None = None) -> Source:
     """Return the source at a path, on the hub for `hf:NAME[:SPLIT]`, or Python's standard library for None or `stdlib`.
 
-    Raises `UserError` if it is missing.
+    `column` names the column of Parquet, or the key of JSON lines, that holds the text. Raises `UserError` if the
+    source is missing, or has no such files.
     """
+    found = _found(source)
+    if column is not None and not any(map(_is_rows, map(str, found.files))):
+        raise UserError(
+            f"{found.description}: a column is named, and there is no Parquet and no JSON lines; leave it out"
+        )
+    return replace(found, column=column)
+
+
+def _found(source: str | Path | None) -> Source:
     if source is None or str(source) == LIBRARY:
         root = Path(sysconfig.get_path("stdlib"))
         files = tuple(path for path in _walk(root, LIBRARY_SKIPPED) if path.suffix in LIBRARY_SUFFIXES)
@@ -235,8 +248,8 @@ def _text(path: Path) -> bytes | None:
     return None if b"\0" in text else text
 
 
-def _parquet(path: Path) -> Iterator[bytes]:
-    """Yield the texts of a Parquet file, some rows in memory at a time."""
+def _parquet(path: Path, named: str | None) -> Iterator[bytes]:
+    """Yield the texts of a Parquet file, some rows in memory at a time, from the column `named`, else from one."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -246,35 +259,37 @@ def _parquet(path: Path) -> Iterator[bytes]:
         with parquet.ParquetFile(path) as file:
             kinds = {field.name: field.type for field in file.schema_arrow}
             texts = [name for name, kind in kinds.items() if str(kind) in ("string", "large_string", "string_view")]
-            column = "text" if "text" in texts else texts[0] if len(texts) == 1 else None
-            if column is None:
-                found = ", ".join(texts) or "none of text"
-                raise UserError(f'{path}: no column "text", and not a single one of text: {found}; rename one')
+            column = named or ("text" if "text" in texts else texts[0] if len(texts) == 1 else "text")
+            if column not in texts:
+                found, single = ", ".join(texts) or "none", "" if named else ", and not a single one"
+                raise UserError(
+                    f'{path}: no column "{column}" of text{single}; of text are: {found} (data --column NAME)'
+                )
             for batch in file.iter_batches(ROWS, columns=[column]):
                 yield from (text.encode() for text in batch.column(0).to_pylist() if text)
     except (pyarrow.ArrowException, OSError, UnicodeError) as error:
         raise UserError(f"{path}: cannot be read ({first_line(error)}); save it again or leave it out") from None
 
 
-def _json_lines(path: Path) -> Iterator[bytes]:
-    number = 0
+def _json_lines(path: Path, named: str | None) -> Iterator[bytes]:
+    number, key = 0, named or "text"
     try:
         with _open(path) as file:
             for number, line in enumerate(file, 1):
-                if line.strip() and (text := _json_text(line, f"{path}:{number}")):
+                if line.strip() and (text := _json_text(line, key, f"{path}:{number}")):
                     yield text
     except UNREADABLE as error:
         raise UserError(f"{path}:{number + 1}: cannot be read ({error}); save it again or leave it out") from None
 
 
-def _json_text(line: bytes, where: str) -> bytes:
+def _json_text(line: bytes, key: str, where: str) -> bytes:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UserError(f'{where}: not JSON ({error}); each line must be an object with the key "text"') from None
-    text = value.get("text") if isinstance(value, dict) else None
+        raise UserError(f'{where}: not JSON ({error}); each line must be an object with the key "{key}"') from None
+    text = value.get(key) if isinstance(value, dict) else None
     if not isinstance(text, str):
-        raise UserError(f'{where}: no text; each line must be an object with the key "text"')
+        raise UserError(f'{where}: no text; each line must be an object with the key "{key}"')
     try:
         return text.encode()
     except UnicodeEncodeError as error:

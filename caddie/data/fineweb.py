@@ -90,11 +90,15 @@ class Place:
 def fetch_fineweb(name: str, train_shards: int, folder: Path, progress: Progress, place: Place = Place()) -> Corpus:
     """Return the corpus of the first `train_shards` shards (100 million tokens, 200 MB each) and all validation shards.
 
-    `name` is one of `VARIANTS`, or spN for any number of ids. Raises `UserError` if a file cannot be fetched or is
-    damaged, the variant has fewer shards, or its validation set is not the contest's 50,000 documents.
+    `name` is one of `VARIANTS`, or spN for any number of ids in a repository or copy that `place` names. Raises
+    `UserError` if a file cannot be fetched or is damaged, the variant has fewer shards, or its validation set is not
+    the contest's 50,000 documents.
     """
-    if name not in VARIANTS and not re.fullmatch(r"sp[1-9]\d*", name):
-        raise UserError(f"no variant {name}; there are {', '.join(VARIANTS)} and documents{suggest(name, VARIANTS)}")
+    other_place = place.repository or place.local
+    if name not in VARIANTS and not (other_place and re.fullmatch(r"sp[1-9]\d*", name)):
+        others = "" if other_place else "; a --repository or --local of yours may have spN for other N"
+        known = f"{', '.join(VARIANTS)} and documents{suggest(name, VARIANTS)}"
+        raise UserError(f"no variant {name}; there are {known}{others}")
     variant, folder = VARIANTS.get(name) or _sentencepiece(int(name[2:])), folder.expanduser().resolve()
     snapshot = place.snapshot(variant, folder)
     training, validation, sidecars = (_shards(snapshot, variant, kind) for kind in ("train", "val", "val_bytes"))

@@ -57,6 +57,7 @@ def prepare(
     progress: Progress,
     limit_bytes: int | None = None,
     held_out_only: bool = False,
+    column: str | None = None,
 ) -> Corpus:
     """Return the corpus of a source (see `documents.find`), prepared in `folder` unless it is there already.
 
@@ -66,6 +67,8 @@ def prepare(
     a source, tokenizer, vocabulary or fraction that cannot be used.
     """
     path = Path(source).expanduser() if source is not None else None
+    if path and column is not None and (corpus.is_corpus(path) or published.is_published(path)):
+        raise UserError(f"{path} holds tokens, and a column is named; leave it out")
     if path and corpus.is_corpus(path):
         return Corpus.load(path)
     if path and published.is_published(path):
@@ -73,7 +76,7 @@ def prepare(
     if not 0 < validation_fraction < 1:
         raise UserError(f"the validation fraction must lie between 0 and 1, not be {validation_fraction:g}")
     folder = folder.expanduser().resolve()
-    text = Text(sources.find(source), limit_bytes, corpus.document_hash)
+    text = Text(sources.find(source, column), limit_bytes, corpus.document_hash)
     inputs = text.fingerprint([_content(tokenizer_source), vocabulary, validation_fraction])
     if found := corpus.reusable(folder, inputs):
         return found
@@ -101,6 +104,7 @@ def prepare_validation(
     progress: Progress,
     limit_bytes: int | None = None,
     unseen: bool = False,
+    column: str | None = None,
 ) -> Corpus:
     """Return a corpus for scoring only: every document is held out, except those that `against` trains on.
 
@@ -109,7 +113,7 @@ def prepare_validation(
     if no document is left.
     """
     folder = folder.expanduser().resolve()
-    text = Text(sources.find(source), limit_bytes, identity(tokenizer, against))
+    text = Text(sources.find(source, column), limit_bytes, identity(tokenizer, against))
     train = against.manifest.train if against else None
     inputs = text.fingerprint([tokenizer.sha256, train and train.document_set_sha256, *(["unseen"] if unseen else [])])
     if found := corpus.reusable(folder, inputs):

@@ -46,23 +46,26 @@ def open_corpus(
     progress: Progress = SILENT,
     folder: Path | None = None,
     ranks: Ranks = Ranks(),
+    column: str | None = None,
 ) -> Corpus:
     """Return the corpus of a text under the recipe's tokenizer, prepared once and found again afterwards.
 
     Of several processes the first prepares it and the others wait; on machines that do not share its disk, the first of
-    each does. Raises `UserError` for a text that cannot be read
-    or does not fit the recipe.
+    each does. `column` holds the text in Parquet and JSON lines. Raises `UserError` for a text that cannot be read or
+    does not fit the recipe.
     """
     ranks.await_turn()
     check_source(source)
     data, size = recipe.data, recipe.model.vocabulary
+    settings: list[object] = [data.tokenizer.to_json(), size, data.validation_fraction]
     corpus = prepare(
         source,
-        folder=folder or _corpus_folder(source, [data.tokenizer.to_json(), size, data.validation_fraction]),
+        folder=folder or _corpus_folder(source, [*settings, *([column] if column else [])]),
         tokenizer_source=data.tokenizer,
         vocabulary=size,
         validation_fraction=data.validation_fraction,
         progress=progress,
+        column=column,
     )
     if (vocabulary := corpus.manifest.tokenizer.vocabulary) != size:
         raise UserError(f"the tokenizer of {corpus.folder} has {vocabulary:,} ids; set model.vocabulary={vocabulary}")
@@ -199,17 +202,20 @@ def make_corpus(
     against: str | None,
     out: str | None,
     progress: Progress,
+    column: str | None = None,
 ) -> Corpus:
     """The corpus that `caddie data` is asked for: split as the recipe says, or held out whole against another corpus.
 
-    `tokenizer` names an artifact or a SentencePiece model to take in place of the recipe's.
+    `tokenizer` names an artifact or a model file to take in place of the recipe's, `column` what holds the text.
     """
     if against is not None:
         other = Corpus.load(Path(against))
         given = _given_tokenizer(Path(tokenizer)) if tokenizer else other.tokenizer()
-        folder = Path(out) if out else _corpus_folder(source, [given.sha256, against])
-        return prepare_validation(source, folder=folder, tokenizer=given, against=other, progress=progress)
-    return open_corpus(_with_tokenizer(recipe, tokenizer), source, progress, Path(out) if out else None)
+        folder = Path(out) if out else _corpus_folder(source, [given.sha256, against, *([column] if column else [])])
+        return prepare_validation(
+            source, folder=folder, tokenizer=given, against=other, progress=progress, column=column
+        )
+    return open_corpus(_with_tokenizer(recipe, tokenizer), source, progress, Path(out) if out else None, column=column)
 
 
 def fetch_corpus(

@@ -299,6 +299,9 @@ WORDS = [
     Case("two texts", lambda b: b.data("--fineweb", "sp1024"), "--fineweb brings its own text and tokenizer"),
     Case("two texts, documents", lambda b: b.data("--fineweb", "documents"), "brings its own text; leave out PATH"),
     Case("no variant", lambda b: ["data", "--fineweb", "sp1O24"], "no variant sp1O24; there are byte260, "),
+    Case(
+        "no such variant", lambda b: ["data", "--fineweb", "sp9999"], "no variant sp9999; there are byte260, sp1024, "
+    ),
     Case("a place for nothing", lambda b: ["data", "--local", "here"], "say where --fineweb fetches from"),
     Case(
         "two places",
@@ -324,6 +327,14 @@ WORDS = [
         "the contest's recipe without its text",
         lambda b: ["run", "best_record"],
         "best_record trains on the contest's text: fetch it with `caddie data --fineweb caseops8192 --shards 80`",
+    ),
+    *(
+        Case(
+            f"{words[0]} of the contest's recipe without its text",
+            lambda b, words=words: list(words),
+            "best_record trains on the contest's text: fetch it with `caddie data --fineweb caseops8192 --shards 80`",
+        )
+        for words in (("ablate", "best_record"), ("sweep", "best_record", "model.depth=10,12"))
     ),
     Case("unknown base", lambda b: ["diff", "tiny", "huge"], "no recipe huge"),
 ]

@@ -50,6 +50,33 @@ def test_rows_of_parquet_are_documents(tmp_path: Path) -> None:
     assert read(tmp_path) == [*TEXTS, "of another name", "beside"]
 
 
+def test_the_text_may_stand_in_another_column(tmp_path: Path, caddie: Any) -> None:
+    two = table(tmp_path / "two.parquet", title=["a"], body=[f"long {'x' * 80}"])
+    lines = tmp_path / "two.jsonl"
+    lines.write_text(json.dumps({"title": "a", "body": "of a line"}) + "\n")
+    for column, texts in (("title", ["a", "a"]), ("body", ["of a line", f"long {'x' * 80}"])):
+        assert [text.decode() for path in (lines, two) for text in sources.find(path, column).documents()] == texts
+    assert len({sources.find(two, column).fingerprint() for column in (None, "title", "body")}) == 3
+    with pytest.raises(UserError, match=r'no column "no" of text; of text are: title, body'):
+        list(sources.find(two, "no").documents())
+    with pytest.raises(UserError, match='must be an object with the key "no"'):
+        list(sources.find(lines, "no").documents())
+    many = table(
+        tmp_path / "many.parquet", title=[f"t{at}" for at in range(40)], body=[f"body {at}" for at in range(40)]
+    )
+    settings = ("data.tokenizer=RawBytes", "model.vocabulary=257", "--column", "body", "--out", tmp_path / "out")
+    ended = caddie("data", many, *settings, "--json", "--quiet")
+    assert ended.status == 0, ended.err
+    assert all(text.startswith(b"body") for text in sources.find(tmp_path / "out" / "validation.jsonl.zst").documents())
+    (tmp_path / "plain.txt").write_text("no columns")
+    for source, message in ((tmp_path / "plain.txt", "there is no Parquet"), (tmp_path / "out", "holds tokens")):
+        ended = caddie("data", source, "--column", "body")
+        assert (ended.status, ended.err.count("\n")) == (2, 1), ended.err
+        assert message in ended.err
+    ended = caddie("data", "--fineweb", "sp1024", "--column", "body")
+    assert (ended.status, ended.err.count("\n")) == (2, 1), ended.err
+
+
 def test_parquet_is_read_some_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first document comes before the last rows are read, which are damaged."""
     path = table(tmp_path / "a.parquet", text=[f"{number} {'x' * 1_000}" for number in range(2_000)])
@@ -68,8 +95,8 @@ def test_parquet_that_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: py
     numbers = table(tmp_path / "numbers.parquet", number=[1])
     (tmp_path / "no.parquet").write_bytes(b"PAR1 and no more")
     cases = [
-        (two, 'no column "text", and not a single one of text: title, body; rename one'),
-        (numbers, "not a single one of text: none of text"),
+        (two, r'no column "text" of text, and not a single one; of text are: title, body \(data --column NAME\)'),
+        (numbers, "of text are: none"),
         (tmp_path / "no.parquet", "cannot be read"),
     ]
     for path, message in cases:
