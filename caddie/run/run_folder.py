@@ -194,14 +194,13 @@ def begin_run(folder: Path, recipe: Recipe, seed: int, corpus: Corpus, data: Tra
 
 def _check_agreement(folder: Path, facts: object, ranks: Ranks) -> None:
     """Raise `UserError` if processes of several machines have different `facts`, or only some have the checkpoint."""
-    number, found = int(hashlib.sha256(repr(facts).encode()).hexdigest()[:12], 16), (folder / CHECKPOINT).exists()
-    most, least, anywhere = ranks.maximum(number, -number, float(found))
-    if most != -least:
+    if not ranks.agree(facts):
         raise UserError(
             "the processes do not agree on recipe, seed or text; type the same command on every machine, "
             "and prepare the text once and copy that folder where the disk is not shared"
         )
-    if anywhere and not found:
+    found = (folder / CHECKPOINT).exists()
+    if any(ranks.maximum(float(found))) and not found:
         raise UserError(f"{folder / CHECKPOINT} is on another machine and not here; copy it to the same place")
 
 

@@ -11,10 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.distributed import DistError
+
 from caddie.data import published
 from caddie.data.corpus import Corpus, is_corpus
 from caddie.data.tokenizers import CaseOps, SentencePieceFile, TokenizerSource
 from caddie.errors import CheckFailed, UserError
+from caddie.files import replacing
 from caddie.pack.artifact import load
 from caddie.pack.compress import pack
 from caddie.pack.quantize import Calibration
@@ -28,7 +32,7 @@ from caddie.run.stages import (
     score_trained,
     training_data,
 )
-from caddie.runtime.distributed import Ranks, join
+from caddie.runtime.distributed import Ranks, join, lost_another
 from caddie.runtime.progress import SILENT, Event, Phases, Progress
 from caddie.score import check_windows, score_kinds, use_quickest_threads
 from caddie.submit.contest_log import after_scoring, after_training, before_training, step_line
@@ -54,6 +58,10 @@ def main(
     except (UserError, CheckFailed) as error:
         print(f"train_gpt.py: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
+    except (DistError, RuntimeError) as error:
+        if not lost_another(error):
+            raise
+        return 1  # the process that is gone has said why
     except Interrupted as stop:
         print(f"train_gpt.py: {stop}; the same command goes on from there", file=sys.stderr)
         return 128 + stop.number
@@ -114,7 +122,7 @@ def _run(
         cap = file_cap(recipe.pack, {"source_training": code_bytes}, section_bytes(metadata))
         packing = recipe.pack.but(cap_bytes=cap.file_bytes)
         pack(metadata, trained.weights, packing, folder / ARTIFACT, calibrations)
-    ranks.wait()
+    _hand_over(folder / ARTIFACT, ranks)
     artifact, clock = load(folder / ARTIFACT, ranks.device), Phases()
     with clock("warm_up"):
         use_quickest_threads(artifact.model, text, artifact.scoring, ranks)
@@ -131,9 +139,8 @@ def _run(
 
 
 def _open(recipe: Recipe, data: Path, model: str | None, folder: Path, ranks: Ranks) -> Corpus:
-    """Return the corpus in a folder, or that of the contest's shards there; the first process describes them."""
-    if not ranks.first:
-        ranks.wait()
+    """Return the corpus in a folder, or that of the contest's shards there, described once on each machine."""
+    ranks.await_turn()
     if is_corpus(data):
         corpus = Corpus.load(data)
     elif model is None:
@@ -147,6 +154,21 @@ def _open(recipe: Recipe, data: Path, model: str | None, folder: Path, ranks: Ra
         raise UserError(f"the tokenizer of {data} has {vocabulary:,} ids, and the model {recipe.model.vocabulary:,}")
     corpus.check_shards("train")
     corpus.check_shards("validation")
-    if ranks.first:
-        ranks.wait()
+    ranks.end_turn()
+    splits = [split and split.document_set_sha256 for split in (corpus.manifest.train, corpus.manifest.validation)]
+    if not ranks.agree([corpus.manifest.tokenizer.sha256, *splits]):
+        raise UserError(f"{data} is other text on another machine; copy one to all of them")
     return corpus
+
+
+def _hand_over(path: Path, ranks: Ranks) -> None:
+    """Write the first process's file on machines that do not share its disk."""
+    data = torch.zeros(int(ranks.maximum(path.stat().st_size if ranks.first else 0)[0]), dtype=torch.uint8)
+    if ranks.first:
+        data += torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+    ranks.sum([data])
+    ranks.await_turn()
+    if not path.exists():
+        with replacing(path) as temporary:
+            temporary.write_bytes(data.numpy().tobytes())
+    ranks.end_turn()

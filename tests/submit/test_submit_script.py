@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caddie.data.shards import write_shard
-from caddie.data.tokenizers import SentencePieceBPE
+from caddie.data.shards import open_shard, write_shard
+from caddie.data.tokenizers import CaseOps, SentencePieceBPE
 from caddie.pack import source_bundle
 from caddie.pack.source_bundle import script
 from caddie.recipes.catalog import find, shipped
@@ -160,6 +161,65 @@ def test_a_mistake_is_one_line(
     assert (status, printed.out, printed.err.count("\n")) == (2, "", 1)
     assert said in printed.err
     assert not Path("new").exists()
+
+
+def contest_shards(folder: Path, text: Path, vocabulary: int) -> Path:
+    """Write shards, side-cars and tokenizer (`small.model`) as the contest's CaseOps export has them."""
+    documents = [part.encode() for part in text.read_text().split("\n\n") if part.strip()]
+    tokenizer = CaseOps().build(vocabulary, lambda: documents)
+    shards = folder / "shards"
+    shards.mkdir()
+    (folder / "small.model").write_bytes(tokenizer.serialize())
+    held = tokenizer.encode_many(documents[:20])
+    for name, encoded in {"val": held, "train": tokenizer.encode_many(documents[20:])}.items():
+        ids = np.array([part for one in encoded for part in (tokenizer.bos, *one.tolist())], np.uint16)
+        for number, shard in enumerate(np.array_split(ids, 2)):
+            write_shard(shards / f"fineweb_{name}_{number:06d}.bin", shard)
+    ids = np.array([part for one in held for part in (tokenizer.bos, *one.tolist())], np.uint16)
+    for number, part in enumerate(np.array_split(tokenizer.byte_lengths(ids).astype(np.uint16), 2)):
+        write_shard(shards / f"fineweb_val_bytes_{number:06d}.bin", part)
+    return shards
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("same", [True, False])
+def test_machines_that_share_no_disk_prepare_their_own_data(same: bool, tiny_run: Any, tmp_path: Path) -> None:
+    """Each machine describes its shards and gets the file; other text on one of them is refused in a line."""
+    small = {"model.vocabulary": 400, "model.width": 32, "model.depth": 2, "train.seconds": None, "train.steps": 2}
+    small |= {"train.batch_tokens": 512, "train.sequence_length": 64, "train.micro_batches": 2}
+    small |= {"score.sequence_length": 64, "score.stride": 32}
+    program = script(find("tiny").but(small).to_json())
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    agents, folders = [], [tmp_path / "first", tmp_path / "second"]
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        contest_shards(folder, tiny_run.text, 400)
+        (folder / "train_gpt.py").write_bytes(program)
+        (folder / "alone.py").write_text(ALONE)
+        if number and not same:
+            ids = np.array(open_shard(folder / "shards" / "fineweb_train_000000.bin"))
+            ids[5] = ids[6]
+            write_shard(folder / "shards" / "fineweb_train_000000.bin", ids)
+        launcher = ("-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", f"--node-rank={number}")
+        where = ("--master-addr=127.0.0.1", f"--master-port={port}", "alone.py", "train_gpt.py")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        own = {"OUT": "out", "DATA_PATH": "shards", "TOKENIZER_PATH": "small.model", "OMP_NUM_THREADS": "1"}
+        with (folder / "out.txt").open("w") as out, (folder / "err.txt").open("w") as err:
+            command = [sys.executable, *launcher, *where]
+            agents.append(subprocess.Popen(command, cwd=folder, env=kept | own, stdout=out, stderr=err))
+    statuses = [agent.wait(600) for agent in agents]
+    printed = [(folder / "err.txt").read_text() for folder in folders]
+    if not same:
+        assert 0 not in statuses
+        assert all("train_gpt.py: shards is other text on another machine; copy one" in text for text in printed)
+        return
+    assert statuses == [0, 0], printed
+    made = [(folder / "out" / "artifact.caddie").read_bytes() for folder in folders]
+    assert made[0] == made[1]
+    assert "world_size:2" in (folders[0] / "out.txt").read_text()
+    assert not (folders[1] / "out.txt").read_text(), "the first process prints"
 
 
 def test_shards_of_the_contest_are_described_as_caddie_data_describes_them(
