@@ -174,6 +174,7 @@ def call(*arguments: object) -> Ended:
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.setattr(sys, "argv", ["caddie", *map(str, arguments)])
+        patch.setattr(import_module("caddie.cli.exits"), "_leave", sys.exit)
         with pytest.raises(SystemExit) as ended:
             cli.main()
     return Ended(int(ended.value.code or 0), out.getvalue(), err.getvalue())

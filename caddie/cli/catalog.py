@@ -13,6 +13,7 @@ import click
 from caddie.cli.options import named_recipe, options, settings_argument, tell, written_out
 from caddie.config import Config, assignments, show
 from caddie.errors import UserError
+from caddie.runtime.interrupt import ends_on_interrupt
 
 
 @click.command()
@@ -27,6 +28,7 @@ from caddie.errors import UserError
 @click.option("--column", metavar="NAME", help="Column of Parquet, or key of JSON lines, with the text, if not text.")
 @click.option("--against", metavar="CORPUS", help="Drop documents that this corpus trains on; hold out all others.")
 @options("out", "json", "quiet")
+@ends_on_interrupt
 def data(
     source: str | None,
     settings: tuple[str, ...],

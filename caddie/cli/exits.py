@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import sys
@@ -15,6 +16,10 @@ import click
 
 from caddie.errors import CheckFailed, UserError
 from caddie.report.tables import one_line
+
+
+_STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""Exit statuses of a command that a signal stopped."""
 
 
 class Terminated(BaseException):
@@ -65,11 +70,31 @@ def end(command: Callable[[], object]) -> NoReturn:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
     status = status if isinstance(status, int) else 0
-    if "torch" in sys.modules:
-        from caddie.runtime.distributed import leave
-
-        leave(status)
+    if status in _STOPPED or _one_of_several():
+        _leave(status)
     sys.exit(status)
+
+
+def _one_of_several() -> bool:
+    """True if torchrun started this process.
+
+    Threads of gloo's may still hold tensors when the interpreter is taken down, and then end the process by SIGABRT
+    after all its work is done (pytorch/pytorch#179291).
+    """
+    if "torch" not in sys.modules:
+        return False
+    from caddie.runtime.distributed import under_torchrun
+
+    return under_torchrun()
+
+
+def _leave(status: int) -> NoReturn:
+    """End this process at once; taking down an interpreter that has imported PyTorch takes about a second."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # as one is that was closed before the program began
+            with suppress(OSError):
+                stream.flush()
+    os._exit(status)
 
 
 def _terminate(number: int, frame: object) -> NoReturn:

@@ -280,19 +280,6 @@ def reported_elsewhere() -> bool:
     return "CADDIE_LAUNCHED" in os.environ
 
 
-def leave(status: int) -> None:
-    """End this process at once if it is one of several; else do nothing.
-
-    Threads of gloo's may still hold tensors when the interpreter is taken down, and then end the process by SIGABRT
-    after all its work is done (pytorch/pytorch#179291).
-    """
-    if under_torchrun():
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:  # as one is that was closed before the program began
-                stream.flush()
-        os._exit(status)
-
-
 def launch(world: int, arguments: Sequence[str]) -> int:
     """Run `python -m caddie ARGUMENTS` as `world` processes of this machine. Return the first failure's exit status.
 

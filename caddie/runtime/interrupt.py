@@ -1,4 +1,4 @@
-"""Ctrl-C that is heard within a second, even inside a library's long call."""
+"""Ctrl-C and SIGTERM that are heard within a second, even inside a library's long call."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from caddie.files import remove_unfinished
 P = ParamSpec("P")
 R = TypeVar("R")
 
-PATIENCE_SECONDS = 0.7
-"""Seconds that the work has to end by itself after Ctrl-C."""
-STATUS = 130
-"""Exit status of an interrupted command."""
+PATIENCE_SECONDS = 0.5
+"""Seconds that the work has to end by itself after a signal."""
+MESSAGES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+"""Signal that ends a command to what it then says."""
 
 
 def ends_on_interrupt(command: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a command so that Ctrl-C ends its process within a second.
+    """Wrap a command so that Ctrl-C and SIGTERM end its process within a second.
 
-    Python raises `KeyboardInterrupt` between two of its own instructions, so not while PyTorch or a compressor
-    computes. A thread that hears of the signal at once waits `PATIENCE_SECONDS` for the command to end, then removes
+    Python handles a signal between two of its own instructions, so not while PyTorch or a compressor computes. A thread that hears of the signal at once waits `PATIENCE_SECONDS` for the command to end, then removes
     this process's unfinished files and ends it. For work that leaves nothing to save, in the main thread.
     """
 
@@ -51,13 +50,13 @@ def ends_on_interrupt(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def _watch(heard: socket.socket, ended: threading.Event) -> None:
-    """Wait for the number of a signal; after Ctrl-C, end the process unless the command ends first."""
+    """Wait for the number of a signal; after one that stops, end the process unless the command ends first."""
     with heard:
         while number := heard.recv(1):
-            if number[0] != signal.SIGINT or ended.wait(PATIENCE_SECONDS):
+            if number[0] not in MESSAGES or ended.wait(PATIENCE_SECONDS):
                 continue
             remove_unfinished()
-            if sys.stderr is not None:
+            if sys.stderr is not None and os.environ.get("RANK", "0") == "0":  # of several processes the first says it
                 show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # which a live display hides
-                os.write(2, f"{show_cursor}caddie: interrupted\n".encode())
-            os._exit(STATUS)
+                os.write(2, f"{show_cursor}caddie: {MESSAGES[signal.Signals(number[0])]}\n".encode())
+            os._exit(128 + number[0])

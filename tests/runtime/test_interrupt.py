@@ -1,4 +1,4 @@
-"""Ctrl-C ends a command within a second, wherever it comes."""
+"""Ctrl-C and SIGTERM end a command within a second, wherever they come."""
 
 from __future__ import annotations
 
@@ -10,10 +10,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from caddie.runtime.interrupt import ends_on_interrupt
 
+PROLOGUE = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+def terminate(number, frame):
+    raise SystemExit("heard late")
+signal.signal(signal.SIGTERM, terminate)
+"""
 CALL = """
 import lzma, os, sys
 from pathlib import Path
@@ -32,28 +40,34 @@ command()
 """
 
 
-def interrupted(process: subprocess.Popen[bytes]) -> float:
-    """Seconds until an interrupted process has ended."""
+def stopped(process: subprocess.Popen[bytes], number: int = signal.SIGINT) -> float:
+    """Seconds from a signal to the end of a process."""
     begin = time.monotonic()
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     process.wait(30)
     return time.monotonic() - begin
 
 
-def test_a_long_call_of_a_library_is_interrupted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "status", "word"), [(signal.SIGINT, 130, b"interrupted"), (signal.SIGTERM, 143, b"terminated")]
+)
+def test_a_long_call_of_a_library_is_stopped(number: int, status: int, word: bytes, tmp_path: Path) -> None:
     """Python itself would raise nothing before the call's end, half a minute later."""
-    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n" + CALL
+    program = PROLOGUE + CALL
     with subprocess.Popen(
         [sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline() == b"begun\n"
-        time.sleep(1.0)  # a busy machine takes a while to begin
-        seconds = interrupted(process)
+        told = psutil.Process(process.pid).cpu_times
+        begun = told().user
+        while told().user < begun + 0.3:  # a busy machine takes a while to enter the call
+            time.sleep(0.05)
+        seconds = stopped(process, number)
         said = process.stderr.read()
     assert seconds < 3
-    assert (process.returncode, said) == (130, b"caddie: interrupted\n")
+    assert (process.returncode, said) == (status, b"caddie: %s\n" % word)
     assert not list(tmp_path.iterdir()), "what it had not finished is removed"
 
 
@@ -67,12 +81,30 @@ def test_a_verb_is_interrupted(tiny_run: object, tmp_path: Path) -> None:
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         time.sleep(3)
-        seconds = interrupted(process)
+        seconds = stopped(process)
         said = process.stderr.read()
     assert seconds < 3
     assert process.returncode == 130
     assert said.endswith(b"caddie: interrupted\n")
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
+
+
+STOPS = """
+import atexit
+from caddie.cli.exits import end
+
+def command():
+    raise KeyboardInterrupt
+
+atexit.register(print, "taken down")
+end(command)
+"""
+
+
+def test_a_stopped_command_does_not_wait_until_the_interpreter_is_taken_down() -> None:
+    """With PyTorch in it that takes a second, or several on a busy machine."""
+    ended = subprocess.run([sys.executable, "-c", STOPS], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "caddie: interrupted\n")
 
 
 @pytest.mark.parametrize("place", ["start", "set_wakeup_fd"])
