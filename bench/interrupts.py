@@ -65,7 +65,7 @@ def begun(folder: Path, command: str, phase: str) -> Iterator[subprocess.Popen[b
             if line.strip() == phase.encode():
                 break
         yield process
-        process.stderr.read()
+        process.kill()
     signal.signal(signal.SIGINT, default)
 
 
@@ -77,7 +77,9 @@ def seconds_to_end(folder: Path, command: str, phase: str, wait: float) -> float
             return None
         begin = time.monotonic()
         process.send_signal(signal.SIGINT)
-        process.communicate()
+        assert process.stderr is not None
+        process.stderr.read()
+        process.wait()
         return time.monotonic() - begin
 
 

@@ -13,18 +13,19 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from caddie.errors import UserError
 
-_UNFINISHED = re.compile(r"\.caddie-(.*)-(\d+)-[0-9a-f]{16}\.tmp")
-"""Name of an unfinished file: machine, process id and a random number."""
+_UNFINISHED = re.compile(r"\.caddie-(.+)-[0-9a-f]{16}\.tmp")
+"""Name of an unfinished file: a process, as `_process` names it, and a random number."""
 _OWN: set[Path] = set()
 """Unfinished files that `replacing` is writing in this process."""
 _STAGED: dict[Path, Path] = {}
 """Folder to the folder in which this process makes the files for it."""
-_ABANDONED_SECONDS, _ENDED_SECONDS = 3600.0, 60.0
-"""Age at which an unfinished file is abandoned: in general, and if its process has ended."""
+_ABANDONED_SECONDS = 3600.0
+"""Age at which an unfinished file is abandoned whose process cannot be looked up here."""
 
 
 @contextmanager
@@ -88,21 +89,43 @@ def unfinished(path: Path) -> Path:
     folder = _STAGED.get(path.parent.resolve(), path.parent) if _STAGED else path.parent
     for left in path.parent.glob(".caddie-*.tmp"):
         with suppress(OSError):  # its process may finish it meanwhile
-            if (named := _UNFINISHED.fullmatch(left.name)) and _abandoned(left, named[1], int(named[2])):
+            if (named := _UNFINISHED.fullmatch(left.name)) and _abandoned(left, named[1]):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
-    return folder / f".caddie-{platform.node()}-{os.getpid()}-{secrets.token_hex(8)}.tmp"
+    return folder / f".caddie-{_process(os.getpid())}-{secrets.token_hex(8)}.tmp"
 
 
-def _abandoned(left: Path, machine: str, process: int) -> bool:
-    """True if it was not written to for long, or for a while if its process has ended.
+def _abandoned(left: Path, process: str) -> bool:
+    """True if its process has ended or, where that cannot be told from here, if it was not written to for long."""
+    numbers, _, life = process.rpartition(".")
+    if numbers == _numbers():
+        return process != _process(int(life.partition("-")[0]))
+    return time.time() - max(one.stat().st_mtime for one in (left, *left.rglob("*"))) > _ABANDONED_SECONDS
 
-    Containers may share a name and a disk but not process ids, so a missing process alone does not suffice.
+
+def _process(number: int) -> str:
+    """Name a process, as no other is, whatever the clock says: the system that numbered it, its number and its start.
+
+    The start is 0 for a process that has ended.
     """
     import psutil
 
-    may_run = machine != platform.node() or psutil.pid_exists(process)
-    idle_seconds = time.time() - max(one.stat().st_mtime for one in (left, *left.rglob("*")))
-    return idle_seconds > (_ABANDONED_SECONDS if may_run else _ENDED_SECONDS)
+    try:  # in ticks since the system began: psutil adds the wall clock to them
+        start = int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        start = round(psutil.Process(number).create_time()) if psutil.pid_exists(number) else 0
+    return f"{_numbers()}.{number}-{start}"
+
+
+@cache
+def _numbers() -> str:
+    """Name what numbers this process: a boot of a system and a namespace in it, or a machine that tells neither.
+
+    Containers may share a name and a disk, but not the numbers of their processes.
+    """
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
+    return platform.node()
 
 
 def read_file(path: Path) -> bytes:

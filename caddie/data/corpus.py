@@ -18,7 +18,7 @@ import numpy as np
 from caddie.config import Range, coerce
 from caddie.data import documents as sources
 from caddie.data.hub import Origin
-from caddie.data.shards import Tokens, open_shard, split_documents
+from caddie.data.shards import Tokens, open_shard, read, split_documents
 from caddie.data.tokenizers import Tokenizer, deserialize
 from caddie.errors import UserError
 from caddie.files import replacing
@@ -181,12 +181,12 @@ class Corpus:
         return [self.open(shard) for shard in self.manifest.train.shards]
 
     def validation_tokens(self) -> Tokens:
-        """Return the validation tokens, (n,); memory-mapped if they are one shard."""
+        """Return the validation tokens, (n,), read into memory."""
         return self._joined(self.manifest.validation.shards)
 
     def _joined(self, shards: Sequence[Shard]) -> Tokens:
         opened = [self.open(shard) for shard in shards]
-        return opened[0] if len(opened) == 1 else np.concatenate(opened)
+        return np.concatenate([read(shard, 0, len(shard)) for shard in opened])
 
     def validation_documents(self) -> list[bytes]:
         """Return the bytes of the validation documents; `UserError` without text, or if the file has changed."""

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from caddie.config import Config, Count, known
-from caddie.data.shards import Tokens
+from caddie.data.shards import Tokens, read
 from caddie.errors import UserError
 
 Integers = npt.NDArray[np.int64]
@@ -215,7 +215,7 @@ class _Sequential(Stream):
         pieces: list[Tokens] = []
         missing = self.tokens + 1
         while missing:
-            pieces.append(self.shards[number][position : position + missing])
+            pieces.append(read(self.shards[number], position, position + missing))
             missing -= len(pieces[-1])
             number, position = (number + 1) % len(self.shards), 0
         span = np.concatenate(pieces).astype(np.int64)
@@ -246,7 +246,7 @@ class _Packed(Stream):
         number = int(np.searchsorted(self.ends, span, "right"))
         span -= int(self.ends[number - 1]) if number else 0
         begin = self.first[number] + (span * self.group + member) * (self.tokens + 1)
-        row = self.shards[number][None, begin : begin + self.tokens + 1].astype(np.int64)
+        row = read(self.shards[number], begin, begin + self.tokens + 1)[None].astype(np.int64)
         return Batch(row[:, :-1], row[:, 1:])
 
 
@@ -274,7 +274,7 @@ class _Epochs(Stream):
         for number in range(index * self.rows, (index + 1) * self.rows):
             epoch, row = divmod(number, self.epoch_rows)
             shards, begins = self.order(epoch)
-            rows.append(self.shards[shards[row]][begins[row] : begins[row] + self.sequence_length + 1])
+            rows.append(read(self.shards[shards[row]], begins[row], begins[row] + self.sequence_length + 1))
         stacked = np.stack(rows).astype(np.int64)
         return Batch(np.ascontiguousarray(stacked[:, :-1]), np.ascontiguousarray(stacked[:, 1:]))
 
@@ -322,5 +322,5 @@ def _check_enough(available: int, tokens: int) -> None:
 
 def _first_document(shard: Tokens, bos: int) -> int:
     begins = range(0, len(shard), BOS_SCAN)
-    found = ((begin, np.flatnonzero(shard[begin : begin + BOS_SCAN] == bos)) for begin in begins)
+    found = ((begin, np.flatnonzero(read(shard, begin, begin + BOS_SCAN) == bos)) for begin in begins)
     return next((begin + int(places[0]) for begin, places in found if len(places)), len(shard))

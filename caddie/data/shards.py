@@ -53,10 +53,24 @@ def open_shard(path: Path) -> Tokens:
     return np.memmap(path, "<u2", "r", HEADER_BYTES, (count,)).view(np.ndarray)  # slices of memmap are slow
 
 
+def read(shard: Tokens, begin: int, end: int) -> Tokens:
+    """Return tokens `begin` to `end` of a shard; `UserError` if its file was cut short since it was opened.
+
+    The system would end the process by SIGBUS at a page that is gone, without a line.
+    """
+    mapped = shard.base
+    if isinstance(mapped, np.memmap):
+        whole = mapped.offset + mapped.nbytes
+        if (size := mapped._mmap.size()) < whole:  # type: ignore[attr-defined]
+            raise UserError(f"{mapped.filename} was cut short while it was in use, to {size:,} of {whole:,} bytes")
+    return shard[begin:end]
+
+
 def split_documents(shards: Sequence[Tokens], bos: int) -> Iterator[Tokens]:
     """Yield the documents of a token stream: each begins with `bos`, and may end in a later shard than it began in."""
     unfinished = np.empty(0, np.uint16)
-    for shard in shards:
+    for mapped in shards:
+        shard = read(mapped, 0, len(mapped))
         begins = np.flatnonzero(shard == bos).tolist()
         if not begins:
             unfinished = np.concatenate([unfinished, shard])

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from caddie.data.loaders import CoprimeStride, Loader, PackedDocuments, SequentialStream, ShuffledSequences
 from caddie.data.shards import HEADER_BYTES, open_shard, split_documents, write_shard
 from caddie.errors import UserError
 
@@ -30,6 +31,21 @@ def test_the_contest_shard_opens(real_data: Path) -> None:
     tokens = open_shard(real_data / "small" / "val_small_sp1024.bin")
     assert len(tokens) == 125_113
     assert int((tokens == 1).sum()) == 35
+
+
+@pytest.mark.parametrize("loader", [SequentialStream(), ShuffledSequences(), CoprimeStride(), PackedDocuments()])
+def test_a_shard_that_is_cut_short_while_it_is_read_is_one_line(loader: Loader, tmp_path: Path) -> None:
+    """The system would end the process, and with it this test."""
+    write_shard(path := tmp_path / "a.bin", np.ones(100_000, np.uint16))
+    shards = [open_shard(path)]
+    stream = loader.build(shards, tokens=512, sequence_length=64, seed=0, bos=1)
+    stream.micro_batch(0)
+    with path.open("r+b") as file:
+        file.truncate(2000)
+    with pytest.raises(UserError, match=r"a\.bin was cut short while it was in use, to 2,000 of 201,024 bytes"):
+        stream.micro_batch(1)
+    with pytest.raises(UserError, match="was cut short"):
+        list(split_documents(shards, 1))
 
 
 @pytest.mark.parametrize(

@@ -153,12 +153,26 @@ def test_held_out_text_that_changes_while_it_is_scored_is_told(undisturbed: Path
 
 
 @pytest.mark.long
-def test_data_that_are_cut_short_under_a_run_leave_nothing_half_written(tmp_path: Path) -> None:
-    """The system ends a process that reads past the end of a file that it has mapped. The next prepares the text."""
+def test_data_that_are_cut_short_under_a_run_are_told(tmp_path: Path) -> None:
+    """The system would end a process that reads past the end of a file that it has mapped, without a line."""
     write_text(tmp_path / "text.txt")
     folder = tmp_path / "work"
     ended = Command(folder, *RUN, prepare=change_at, given=["caddie.train.loop.warm_up", "train", True]).end()
-    assert ended.status == -signal.SIGBUS, ended
+    assert ended.status == 2, ended
+    (line,) = ended.err.splitlines()
+    assert "train_000000.bin was cut short while it was in use, to 2,000 of" in line
     assert not (folder / WEIGHTS).exists()
     assert Command(folder, *RUN).end().status == 0
     check_files(folder)
+
+
+@pytest.mark.long
+def test_held_out_text_that_is_cut_short_while_it_is_scored_is_told(undisturbed: Path, tmp_path: Path) -> None:
+    """It was read before."""
+    folder = tmp_path / "work"
+    shutil.copytree(undisturbed, folder)
+    (corpus,) = folder.glob("data/text-*")
+    arguments = ("score", ARTIFACT, "--data", corpus, "--json", "--quiet")
+    ended = Command(folder, *arguments, prepare=change_at, given=["caddie.run.run.score_kinds", "val", True]).end()
+    assert (ended.status, ended.out) == (2, ""), ended
+    assert "val_000000.bin was changed while it was in use" in ended.err
