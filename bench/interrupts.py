@@ -1,8 +1,8 @@
-"""Measure how soon Ctrl-C ends each long verb: python bench/interrupts.py FOLDER [--times 3] [--verbs run pack] [--seed 0]
+"""Measure how soon Ctrl-C ends each long verb: python bench/interrupts.py FOLDER [--times 3] [--verbs run pack]
 
-FOLDER gets a run of `tiny` first, unless it holds one. Each verb is begun anew for every signal, which comes at a random
-moment of up to three seconds after a phase has shown itself on standard error. Prints, for each phase, the seconds from
-the signal to the end of the process, with the load of the machine.
+FOLDER gets a run of `tiny` first, unless it holds one. Each verb is begun anew for every signal, which comes at a
+random moment of up to three seconds after a phase has shown itself on standard error. Prints, for each phase, the
+seconds from the signal to the end of the process, with the load of the machine.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ VERBS = {
     "compress": ("compress run/artifact.caddie text --out made/text.cz", ("compress",)),
     "decompress": ("decompress run/artifact.caddie text.cz --out made/text", ("decompress",)),
     "sample": ("sample run/artifact.caddie --tokens 100000", ("",)),
-    "score": ("score run/artifact.caddie", ("load", "score")),
+    "score": ("score run/artifact.caddie", ("plain", "sliding")),
     "verify": ("verify run/artifact.caddie", ("",)),
     "data": ("data --out made/corpus", ("",)),
     "pack": ("pack run --out made/packed.caddie", ("calibrate", "pack")),
     "run": (
         f"run {' '.join(FIRST)} --out made/run",
-        ("prepare", "check", "train", "calibrate", "pack", "score", "verify"),
+        ("prepare", "train", "calibrate", "pack", "plain", "verify"),
     ),
 }
 """Verb to its command and the phases in which it is interrupted; the phase "" begins with the process."""

@@ -15,6 +15,7 @@ import pytest
 from caddie.errors import UserError
 from caddie.files import read_file, replacing, unfinished
 
+
 @pytest.fixture(scope="module")
 def gone() -> str:
     """Name of an unfinished file of a process that has ended."""

@@ -17,7 +17,6 @@ import click
 from caddie.errors import CheckFailed, UserError
 from caddie.report.tables import one_line
 
-
 _STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 """Exit statuses of a command that a signal stopped."""
 

@@ -20,6 +20,7 @@ from caddie.data import documents as sources
 from caddie.data.hub import Origin
 from caddie.data.shards import Tokens, open_shard, read, split_documents
 from caddie.data.tokenizers import Tokenizer, deserialize
+from caddie.data.tokenizers.tokenizer import byte_ids
 from caddie.errors import UserError
 from caddie.files import replacing
 
@@ -262,6 +263,27 @@ class Corpus:
         if overlap := len(hashes["train"] & hashes["validation"]):
             leaked = f"{overlap:,} of {validation.documents:,} validation documents in {self.folder}"
             raise UserError(f"{leaked} are training documents too; a score on them means little")
+
+    def check_spelled(self) -> None:
+        """Raise `UserError` if the held-out text has characters that no tokens spell.
+
+        One unknown token may stand for any of them, and then a score would charge for less than the text.
+        """
+        tokenizer = self.tokenizer()
+        if self.manifest.byte_source != "documents" or byte_ids(tokenizer.token_bytes) is not None:
+            return
+        alone = {piece.lstrip(b" ") or b" " for piece in tokenizer.token_bytes}
+        held_out = set().union(*(document.decode(errors="surrogateescape") for document in self.validation_documents()))
+        spelled = {one: one.encode(errors="surrogateescape") for one in held_out - {" "}}
+        lacking = [
+            one for one, data in spelled.items() if not (data in alone or all(bytes([byte]) in alone for byte in data))
+        ]
+        if lacking:
+            some = ", ".join(map(ascii, sorted(lacking)[:3]))
+            raise UserError(
+                f"no tokens spell {len(lacking):,} characters of the held-out text, such as {some}, so its score would "
+                "be that of another text; take a tokenizer with an id for each byte"
+            )
 
     def check_shards(self, split: SplitName) -> None:
         """Hash the shards of a split; `UserError` names the first that has changed."""

@@ -44,8 +44,12 @@ def bits_per_nat(corpus: Corpus) -> float:
 
 
 def held_out_text(corpus: Corpus) -> Text:
-    """Return the held-out text of a corpus for scoring; its bytes and documents are counted once a process."""
+    """Return the held-out text of a corpus for scoring; its bytes and documents are counted once a process.
+
+    Raises `UserError` if its tokens cannot spell it.
+    """
     corpus.check_counts()
+    corpus.check_spelled()
     split = corpus.manifest.validation
     return Text(
         tokens=corpus.validation_tokens(),

@@ -25,8 +25,9 @@ MESSAGES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 def ends_on_interrupt(command: Callable[P, R]) -> Callable[P, R]:
     """Wrap a command so that Ctrl-C and SIGTERM end its process within a second.
 
-    Python handles a signal between two of its own instructions, so not while PyTorch or a compressor computes. A thread that hears of the signal at once waits `PATIENCE_SECONDS` for the command to end, then removes
-    this process's unfinished files and ends it. For work that leaves nothing to save, in the main thread.
+    Python handles a signal between two of its own instructions, so not while PyTorch or a compressor computes. A thread
+    that hears of the signal at once waits `PATIENCE_SECONDS` for the command to end, then removes this process's
+    unfinished files and ends it. For work that leaves nothing to save, in the main thread.
     """
 
     @wraps(command)

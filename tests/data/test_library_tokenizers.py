@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import builtins
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from caddie.data.tokenizers import (
 )
 from caddie.data.tokenizers.exact_spelling import exact_ids
 from caddie.errors import UserError
+from caddie.recipes.recipe import Recipe
 from caddie.run import resolve_corpus as corpora
+from caddie.run.stages import held_out_text
 
 library = pytest.importorskip("tokenizers", reason="needs tokenizers")
 pytest.importorskip("tiktoken", reason="needs tiktoken")
@@ -187,6 +190,24 @@ def test_any_text_can_be_spelled_exactly(tokenizers: dict[str, Tokenizer]) -> No
     for name in ("gpt2", "tiktoken", "llama"):
         for data in HARD:
             assert tokenizers[name].decode(exact_ids(tokenizers[name], data)) == data
+
+
+def test_a_text_that_no_tokens_spell_is_not_scored(folder: Path, tmp_path: Path) -> None:
+    """One unknown token may stand for many characters, and then bits per byte are absurdly few."""
+    text = tmp_path / "text.jsonl"
+    said = (f"The cat sat on the mat, {number} times: 数学 naïve." for number in range(200))
+    text.write_text("".join(json.dumps({"text": one}) + "\n" for one in said))
+    told = {"llama": None, "gpt2": None, "unigram": "no tokens spell 22 characters of the held-out text, such as"}
+    for name, message in told.items():
+        data = (folder / f"{name}.json").read_bytes()
+        size = HuggingFaceTokenizer(data).vocabulary
+        source = HuggingFaceFile(path=f"{folder}/{name}.json")
+        recipe = Recipe().but(
+            {"data.tokenizer": source, "model.vocabulary": size, "data.validation_fraction": 0.2},
+        )
+        corpus = corpora.open_corpus(recipe, str(text), folder=tmp_path / name)
+        with pytest.raises(UserError, match=message) if message else nullcontext():
+            held_out_text(corpus)
 
 
 def test_files_say_which_vocabulary_to_set(folder: Path) -> None:

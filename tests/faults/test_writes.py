@@ -5,18 +5,24 @@ from __future__ import annotations
 import errno
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults import SMALL, Command, check_files, count_writes, fill_disk, refuse_writes, write_text
+from faults import SMALL, Command, check_files, count_writes, fill_disk, refuse_writes, with_jobs_here, write_text
+from tiny_study import write_study
 
 RUN = ("run", "tiny", *SMALL, "train.steps=2", "--data", "../text.txt", "--out", "run", "--json", "--quiet")
 COMMANDS = {
     "run": RUN,
     "pack": ("pack", "run", "--out", "packed.caddie", "--json", "--quiet"),
     "data": ("data", "../text.txt", "--out", "corpus", "data.tokenizer=RawBytes", "model.vocabulary=257", "--json"),
+    "study": ("study", "study.py", "--data", "text.jsonl", "--json", "--quiet"),
     "compress": ("compress", "run/artifact.caddie", "../short.txt", "--out", "short.cz", "--json", "--quiet"),
 }
+NAMES = re.compile(r"\b(runs?|corpus|packed\.caddie|short\.cz|data|study\.json|results\.jsonl|report\.html)\b")
+EVERY = {"run": 5, "study": 12}
+"""Of these many writes one is refused in the long suite, for a run takes seconds."""
 FAULTS = {"full": (fill_disk,), "no space": (refuse_writes, errno.ENOSPC), "read-only": (refuse_writes, errno.EROFS)}
 SAYS = {"full": "File too large", "no space": "No space left on device", "read-only": "Read-only file system"}
 
@@ -40,7 +46,16 @@ def begun(verb: str, place: Path, folder: Path) -> Path:
         shutil.copytree(place / "run", folder)
     else:
         folder.mkdir()
+    if verb == "study":
+        write_study(folder, {}, seeds=1, steps=2)
     return folder
+
+
+def command(verb: str, folder: Path, prepare: Callable[..., object], *given: object) -> Command:
+    """Begin a command whose writes are looked at by `prepare`."""
+    if verb == "study":
+        prepare, given = with_jobs_here, (prepare, *given)
+    return Command(folder, *COMMANDS[verb], prepare=prepare, given=given)
 
 
 @pytest.mark.long
@@ -51,20 +66,21 @@ def test_every_write_may_be_refused(
 ) -> None:
     note = tmp_path / "writes"
     folder = begun(verb, place, tmp_path / "whole")
-    assert Command(folder, *COMMANDS[verb], prepare=count_writes, given=[note]).end().status == 0
+    whole = command(verb, folder, count_writes, note).end()
+    assert whole.status == 0, whole.err
     writes = note.read_text().splitlines()
-    every = 1 if pytestconfig.getoption("--kills") >= 100 or verb != "run" else 5
+    every = 1 if pytestconfig.getoption("--kills") >= 100 else EVERY.get(verb, 1)
     prepare, *given = FAULTS[fault]
     refused = 0
     for number in range(1, len(writes) + 1, every):
         folder = begun(verb, place, tmp_path / f"{number}")
-        ended = Command(folder, *COMMANDS[verb], prepare=prepare, given=[number, *given]).end()
+        ended = command(verb, folder, prepare, number, *given).end()
         about = f"write {number} of {len(writes)}, {writes[number - 1]}: {ended}"
         if ended.status or fault != "full":  # what is made or renamed needs no space
             lines = [line for line in ended.err.splitlines() if line.startswith("caddie: ")]
             assert (ended.status, len(lines), "Traceback" in ended.err) == (2, 1, False), about
             assert SAYS[fault] in lines[0], about
-            assert re.search(r"\b(run|corpus|packed\.caddie|short\.cz|data)\b", lines[0]), about
+            assert NAMES.search(lines[0]), about
             refused += 1
         check_files(folder)
         again = Command(folder, *COMMANDS[verb]).end()

@@ -10,9 +10,10 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from multiprocessing.connection import Connection
@@ -252,6 +253,28 @@ def fill_disk(folder: Path, first: int) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
 
     Writes(folder, first, fill)
+
+
+def with_jobs_here(folder: Path, prepare: Callable[..., object], *given: object) -> None:
+    """Let a study do its jobs in this process, whose writes are looked at, as `caddie trial` does them in another."""
+    from contextlib import redirect_stderr, redirect_stdout
+
+    from caddie.cli.exits import end
+    from caddie.lab.executors import Local, death
+    from caddie.lab.job import run_job
+    from caddie.report.run_files import OUTPUT
+
+    def run(self: Local, jobs: Sequence[Path]) -> Iterator[tuple[Path, str | None]]:
+        for job in jobs:
+            with (job.parent / OUTPUT).open("a") as output, redirect_stdout(output), redirect_stderr(output):
+                try:
+                    end(partial(run_job, job))
+                except SystemExit as ended:
+                    status = ended.code
+            yield job, death(int(status or 0))
+
+    Local.run = run  # type: ignore[method-assign]
+    prepare(folder, *given)
 
 
 def tensors(path: Path) -> dict[str, bytes]:
