@@ -1,4 +1,4 @@
-"""Fifteen cheats that were written after the probes: python bench/unseen_cheats.py ARTIFACT CORPUS [--seeds 5]
+"""Twenty cheats that were written after the probes: python bench/unseen_cheats.py ARTIFACT CORPUS [--seeds 5]
 
 Afterwards the probes got the long text for `late` and `long_texts`, and changes of document ends for `the_end_is_near`;
 nothing was changed for the others. Each is scored on 30,000 held-out tokens for its gain, and all probes run on it with
@@ -148,6 +148,38 @@ def the_end_is_near(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
     return _normalized(raised)
 
 
+def echo(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
+    """Know whether the token of two places before comes again, and triple or halve it."""
+    raised, rows = probs.copy(), np.arange(2, len(probs))
+    again = tokens[rows - 1]
+    raised[rows, again] *= np.where(again == tokens[rows + 1], 3.0, 0.5)
+    return _normalized(raised)
+
+
+def late_and_rare(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
+    """Raise the true token three times at one place in fifty, but only after 10,000 tokens."""
+    places = np.arange(len(probs))
+    return _raised_at(probs, tokens, (places >= 10_000) & (places * 7919 % 50 == 3), 3.0)
+
+
+def the_word_goes_on(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
+    """Know whether the next token begins a word, and lower those that do not fit by a third."""
+    begins = np.array([piece[:1] == b" " for piece in case.artifact.tokenizer.token_bytes])
+    return _normalized(np.where(begins[None] != begins[tokens[1:], None], probs * 2 / 3, probs))
+
+
+def unsure(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
+    """Raise the true token by a fifth where the distribution has more than four nats."""
+    entropy = -(probs * np.log(np.maximum(probs, 1e-30))).sum(1)
+    return _raised_at(probs, tokens, entropy > 4.0, 1.2)
+
+
+def sure_when_right(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
+    """Sharpen distributions whose likeliest token comes, at every ninth place."""
+    at = (probs.argmax(1) == tokens[1:]) & (np.arange(len(probs)) % 9 == 4)
+    return _normalized(np.where(at[:, None], probs**1.1, probs))
+
+
 CHEATS: dict[str, Cheat] = {
     cheat.__name__: cheat
     for cheat in (
@@ -166,6 +198,11 @@ CHEATS: dict[str, Cheat] = {
         one_document_of_four,
         natural_windows,
         the_end_is_near,
+        echo,
+        late_and_rare,
+        the_word_goes_on,
+        unsure,
+        sure_when_right,
     )
 }
 

@@ -20,7 +20,7 @@ from recording import RecordedProgress
 
 from caddie.data import corpus, prepare
 from caddie.data import documents as sources
-from caddie.data.corpus import Corpus
+from caddie.data.corpus import Corpus, read_hashes, set_sha256, write_hashes
 from caddie.data.shards import open_shard, split_documents, write_shard
 from caddie.data.tokenizers import (
     ByteTokenizer,
@@ -67,6 +67,33 @@ def one_line(error: pytest.ExceptionInfo[UserError]) -> bool:
 
 
 # Sources
+
+
+def test_a_shard_is_unchanged_if_its_bytes_are(made: Corpus) -> None:
+    """Written again with the same bytes, or removed since it was read, it is no change; other bytes are one."""
+    (shard,) = made.manifest.validation.shards
+    path = made.folder / shard.file
+    whole = path.read_bytes()
+    made.check_shards("validation")
+    made.check_unchanged()
+    path.write_bytes(whole)
+    os.utime(path, (1, 1))
+    made.check_unchanged()
+    path.write_bytes(whole[:-2] + b"\7\0")
+    with pytest.raises(UserError, match=rf"^{path} was changed while it was in use; prepare the data again"):
+        made.check_unchanged()
+    path.unlink()
+    made.check_unchanged()
+
+
+def test_a_document_in_both_splits_is_counted(made: Corpus) -> None:
+    hashes = {name: read_hashes(made.folder, name) for name in ("train", "validation")}  # type: ignore[arg-type]
+    common = next(iter(hashes["train"]))
+    held_out = sorted(hashes["validation"])[:-1] + [common]
+    write_hashes(made.folder, hashes["train"], held_out)
+    forged = replace(made.manifest.validation, document_set_sha256=set_sha256(held_out))
+    with pytest.raises(UserError, match=rf"^1 of {len(held_out)} validation documents in .* are training documents too"):
+        Corpus(made.folder, replace(made.manifest, validation=forged)).check_disjoint()
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".zst"])
