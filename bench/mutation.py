@@ -57,7 +57,11 @@ TESTS = {
     "caddie/pack/container.py": ("tests/pack/test_container.py", "tests/pack/test_formats.py"),
     "caddie/pack/fit.py": ("tests/pack/test_fit.py", "tests/pack/test_compress.py"),
     "caddie/data/loaders.py": ("tests/data/test_loaders.py",),
-    "caddie/data/corpus.py": ("tests/data/test_prepare.py",),
+    "caddie/data/corpus.py": (
+        "tests/data/test_prepare.py",
+        "tests/data/test_fineweb.py",
+        "tests/data/test_library_tokenizers.py",
+    ),
     "caddie/data/splits.py": ("tests/data/test_prepare.py",),
     "caddie/lab/stats.py": ("tests/lab/test_stats.py",),
     "caddie/lab/verdicts.py": ("tests/lab/test_verdicts.py", "tests/lab/test_studies.py"),

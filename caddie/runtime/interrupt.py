@@ -57,7 +57,8 @@ def _watch(heard: socket.socket, ended: threading.Event) -> None:
             if number[0] not in MESSAGES or ended.wait(PATIENCE_SECONDS):
                 continue
             remove_unfinished()
-            if sys.stderr is not None and os.environ.get("RANK", "0") == "0":  # of several processes the first says it
+            several = sys.modules.get("caddie.runtime.distributed")  # imported here it would take PyTorch's seconds
+            if sys.stderr is not None and (several is None or several.is_first()):
                 show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # which a live display hides
                 os.write(2, f"{show_cursor}caddie: {MESSAGES[signal.Signals(number[0])]}\n".encode())
             os._exit(128 + number[0])

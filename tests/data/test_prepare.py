@@ -86,13 +86,19 @@ def test_a_shard_is_unchanged_if_its_bytes_are(made: Corpus) -> None:
     made.check_unchanged()
 
 
+def test_document_hashes_are_those_of_files_written_before() -> None:
+    assert corpus.document_hash(b"a").hex() == "ca978112ca1bbdcafac231b39a23dc4d"
+
+
 def test_a_document_in_both_splits_is_counted(made: Corpus) -> None:
     hashes = {name: read_hashes(made.folder, name) for name in ("train", "validation")}  # type: ignore[arg-type]
     common = next(iter(hashes["train"]))
-    held_out = sorted(hashes["validation"])[:-1] + [common]
+    held_out = [*sorted(hashes["validation"])[:-1], common]
     write_hashes(made.folder, hashes["train"], held_out)
     forged = replace(made.manifest.validation, document_set_sha256=set_sha256(held_out))
-    with pytest.raises(UserError, match=rf"^1 of {len(held_out)} validation documents in .* are training documents too"):
+    with pytest.raises(
+        UserError, match=rf"^1 of {len(held_out)} validation documents in .* are training documents too"
+    ):
         Corpus(made.folder, replace(made.manifest, validation=forged)).check_disjoint()
 
 
