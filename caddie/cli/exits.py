@@ -136,13 +136,13 @@ def judge(checks: Sequence[Mapping[str, Any]]) -> int:
 
 
 @contextmanager
-def resume_hint(command: str, folder: Path, named: bool) -> Iterator[None]:
-    """Turn an interrupted run into its exit status and one line that says how to continue it."""
+def resume_hint(command: str, folder: Path, named: bool) -> Iterator[str]:
+    """Turn an interrupted run into its exit status and one line that says how to continue it, which is yielded too."""
     from caddie.train.loop import Interrupted
 
+    again = command if named else f"{command} --out {shlex.quote(str(folder))}"
     try:
-        yield
+        yield f"stopped; go on with: {again}"
     except (Interrupted, KeyboardInterrupt, Terminated) as error:
-        again = command if named else f"{command} --out {shlex.quote(str(folder))}"
         number = signal.SIGTERM if isinstance(error, Terminated) else getattr(error, "number", signal.SIGINT)
         raise SystemExit(_stopped(f"{str(error) or 'stopped'}; go on with: {again}", number)) from None

@@ -83,8 +83,8 @@ def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Co
         with distributed.join() as ranks, Display(quiet=quiet or not ranks.first_here) as display:
             if not ranks.first:
                 display.note(f"process {ranks.rank} of {ranks.world}: process 0 writes the run folder and the result")
-            with resume_hint(typed, folder, bool(out)):
-                result = verb(Job(chosen, data, seed, folder, typed, ranks, display))
+            with resume_hint(typed, folder, bool(out)) as hint:
+                result = ends_on_interrupt(verb, hint)(Job(chosen, data, seed, folder, typed, ranks, display))
         if result is None:
             return 0
         facts, text = result

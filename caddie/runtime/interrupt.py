@@ -7,7 +7,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -21,13 +22,26 @@ PATIENCE_SECONDS = 0.5
 MESSAGES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 """Signal that ends a command to what it then says."""
 
+_SAVING = threading.Event()
+"""Set while a signal is left to a block that has something to save."""
 
-def ends_on_interrupt(command: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a command so that Ctrl-C and SIGTERM end its process within a second.
+
+@contextmanager
+def saves_on_interrupt() -> Iterator[None]:
+    """Leave signals to the block, which handles them and saves its work before it ends."""
+    _SAVING.set()
+    try:
+        yield
+    finally:
+        _SAVING.clear()
+
+
+def ends_on_interrupt(command: Callable[P, R], message: str = "") -> Callable[P, R]:
+    """Wrap a command so that Ctrl-C and SIGTERM end its process within a second; it then says `message`.
 
     Python handles a signal between two of its own instructions, so not while PyTorch or a compressor computes. A thread
     that hears of the signal at once waits `PATIENCE_SECONDS` for the command to end, then removes this process's
-    unfinished files and ends it. For work that leaves nothing to save, in the main thread.
+    unfinished files and ends it, unless the command is in `saves_on_interrupt`. For the main thread.
     """
 
     @wraps(command)
@@ -39,7 +53,7 @@ def ends_on_interrupt(command: Callable[P, R]) -> Callable[P, R]:
         ended = threading.Event()
         before = -1
         try:  # a handler may raise at any call, the next two included
-            threading.Thread(target=_watch, args=(heard, ended), daemon=True).start()
+            threading.Thread(target=_watch, args=(heard, ended, message), daemon=True).start()
             before = signal.set_wakeup_fd(sent.fileno(), warn_on_full_buffer=False)
             return command(*args, **kwargs)
         finally:
@@ -50,15 +64,16 @@ def ends_on_interrupt(command: Callable[P, R]) -> Callable[P, R]:
     return watched
 
 
-def _watch(heard: socket.socket, ended: threading.Event) -> None:
+def _watch(heard: socket.socket, ended: threading.Event, message: str) -> None:
     """Wait for the number of a signal; after one that stops, end the process unless the command ends first."""
     with heard:
         while number := heard.recv(1):
-            if number[0] not in MESSAGES or ended.wait(PATIENCE_SECONDS):
+            if number[0] not in MESSAGES or _SAVING.is_set() or ended.wait(PATIENCE_SECONDS):
                 continue
             remove_unfinished()
             several = sys.modules.get("caddie.runtime.distributed")  # imported here it would take PyTorch's seconds
             if sys.stderr is not None and (several is None or several.is_first()):
                 show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # which a live display hides
-                os.write(2, f"{show_cursor}caddie: {MESSAGES[signal.Signals(number[0])]}\n".encode())
+                said = message or MESSAGES[signal.Signals(number[0])]
+                os.write(2, f"{show_cursor}caddie: {said}\n".encode())
             os._exit(128 + number[0])

@@ -20,6 +20,7 @@ from caddie.errors import CheckFailed
 from caddie.model import GPT
 from caddie.report.run_files import CHECKPOINT, WEIGHTS
 from caddie.runtime.distributed import Ranks
+from caddie.runtime.interrupt import saves_on_interrupt
 from caddie.runtime.memory import peak_bytes
 from caddie.runtime.progress import SILENT, Progress
 from caddie.train.checkpoint import checkpoint_identity, position_in, restore, save_tensors, weights_identity
@@ -113,7 +114,11 @@ def train(
         run.held_out.off_the_clock()
         ranks.wait()
         wall, busy, first = time.perf_counter(), time.process_time(), run.at.step
-        with _signals() as received, prefetch(stream, trainer.indices(run.position), ranks.device, data.bos) as batches:
+        with (
+            saves_on_interrupt(),
+            _signals() as received,
+            prefetch(stream, trainer.indices(run.position), ranks.device, data.bos) as batches,
+        ):
             run.to_the_end(batches, received)
         wall, busy = time.perf_counter() - wall, time.process_time() - busy
         run.forecast.off_the_clock()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import lzma
+import os
 import shutil
 import signal
 import time
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults import PHASES as PHASES_OF_FUNCTIONS
 from faults import SMALL, Command, check_files, tensors, write_text
 
 RUN = ("run", "tiny", *SMALL, "train.steps=4", "--data", "../text.txt", "--out", "run", "--json", "--quiet")
@@ -56,6 +59,38 @@ def test_a_run_stops_in_any_phase_and_goes_on(
     assert again.status == 0 or "holds a finished run" in again.err, again
     assert tensors(folder / WEIGHTS) == tensors(undisturbed / WEIGHTS)
     assert (folder / ARTIFACT).read_bytes() == (undisturbed / ARTIFACT).read_bytes()
+
+
+def compute_at(folder: Path, function: str) -> None:
+    """Let a function take half a minute in one call of a library, in which Python hears no signal."""
+    module, _, name = function.rpartition(".")
+    before = getattr(import_module(module), name)
+
+    def computing(*arguments: Any, **named: Any) -> Any:
+        found = before(*arguments, **named)
+        lzma.compress(os.urandom(1 << 26), preset=9)
+        return found
+
+    setattr(import_module(module), name, computing)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("phase", ["prepare", "warm-up", "calibrate"])
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_a_run_in_a_long_call_of_a_library_stops(number: signal.Signals, phase: str, tmp_path: Path) -> None:
+    """It ends in a second or two, long before the call does, and says how to go on."""
+    write_text(tmp_path / "text.txt")
+    function = next(name for name, begins in PHASES_OF_FUNCTIONS.items() if begins == phase)
+    command = Command(tmp_path / "work", *RUN, prepare=compute_at, given=[function])
+    command.wait_for(phase)
+    command.wait(1.0)
+    begin = time.monotonic()
+    command.signal(number)
+    ended = command.end()
+    assert time.monotonic() - begin < 8
+    assert (ended.status, ended.err.count("\n")) == (128 + number, 1), ended
+    assert "caddie: stopped; go on with: caddie run tiny" in ended.err
+    check_files(tmp_path / "work", temporary=True)
 
 
 @pytest.mark.long
