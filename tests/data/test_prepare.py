@@ -10,6 +10,8 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recording import RecordedProgress
 
-from caddie.data import corpus, prepare
+from caddie.data import corpus, prepare, splits
 from caddie.data import documents as sources
 from caddie.data.corpus import Corpus, read_hashes, set_sha256, write_hashes
 from caddie.data.shards import open_shard, split_documents, write_shard
@@ -84,6 +86,36 @@ def test_a_shard_is_unchanged_if_its_bytes_are(made: Corpus) -> None:
         made.check_unchanged()
     path.unlink()
     made.check_unchanged()
+
+
+def a_text(*documents: bytes) -> Any:
+    return SimpleNamespace(documents=lambda: iter(documents), identity=lambda one: one, source=None)
+
+
+def test_a_document_that_comes_again_is_counted_and_not_given_again() -> None:
+    split = splits.FirstHeldOut(a_text(b"a", b"b", b"a", b"c", b"b", b"d"), "", held_out=2)
+    expected = [("validation", b"a"), ("validation", b"b"), ("train", b"c"), ("train", b"d")]
+    assert list(split.documents()) == expected
+    assert split.duplicates == 2
+
+
+def test_a_sample_ends_with_the_byte_that_was_asked_for() -> None:
+    split = splits.FirstHeldOut(a_text(b"held out", b"abc", b"def", b"ghi"), "", held_out=1)
+    assert split.sample(4) == [b"abc", b"def"]
+    assert split.sample(3) == [b"abc"]
+    assert split.sample(6) == [b"abc", b"def"]
+    assert split.sample(7) == [b"abc", b"def", b"ghi"]
+
+
+def test_a_corpus_of_ids_is_compared_under_its_own_tokenizer_alone() -> None:
+    other: Any = SimpleNamespace(
+        manifest=SimpleNamespace(hashed="tokens", tokenizer=SimpleNamespace(sha256="another")), folder="corpus"
+    )
+    with pytest.raises(UserError, match=r"^the corpus in corpus can be compared only under its own tokenizer"):
+        splits.identity(ByteTokenizer(), other)
+    other.manifest.tokenizer.sha256 = ByteTokenizer().sha256
+    ids = np.array([256, *b"a"], "<u2")
+    assert splits.identity(ByteTokenizer(), other)(b"a") == corpus.document_hash(ids.tobytes())
 
 
 def test_document_hashes_are_those_of_files_written_before() -> None:

@@ -13,7 +13,7 @@ from student import adjusted, two_sided, welch
 
 from caddie.errors import UserError
 from caddie.lab.stats import benjamini_hochberg, paired, seeds_to_decide
-from caddie.lab.verdicts import cost, judge, judge_pairs
+from caddie.lab.verdicts import cost, judge, judge_pairs, measure
 
 BASE = {1: 1.230, 2: 1.232, 3: 1.231, 4: 1.229}
 MOVES = (0.0003, -0.0002, 0.0001, -0.0002)
@@ -240,3 +240,9 @@ def test_a_cost_by_hand() -> None:
     for wrong in ((-1, 8, 3.0), (600, 0, 3.0), (600, 8, float("nan")), (600, 8, -3.0), (float("inf"), 8, 3.0)):
         with pytest.raises(UserError, match="a cost needs seconds"):
             cost(*wrong)
+
+
+def test_scores_that_are_all_zero_are_equal() -> None:
+    """Their interval has no width, and neither has the rounding that it is held against."""
+    zeros = dict.fromkeys((1, 2, 3), 0.0)
+    assert measure(zeros, zeros, (1, 2, 3)).equal

@@ -21,7 +21,7 @@ from caddie.config import field_types, variants
 from caddie.config.field_docs import descriptions
 from caddie.errors import UserError
 from caddie.pack.codecs import Brotli, Codec, Lzma, Stored, Zlib, Zstd
-from caddie.pack.coding import ArrayCodec, EntropyModel, Packed, Smallest, decode
+from caddie.pack.coding import ArrayCodec, EntropyModel, Packed, Smallest, decode, packed
 from caddie.pack.coding import entropy_model as model
 from caddie.pack.coding.packed import nearest_rows
 from caddie.pack.coding.priors import CONTEXTS, FRACTION_BITS, PER_OCTAVE, PRIOR_BITS, contexts, log2, priors, width
@@ -472,3 +472,8 @@ def test_threads_do_not_disturb_one_another():
         assert list(pool.map(EntropyModel().encode, arrays)) == streams
         found = list(pool.map(lambda pair: decode(pair[0], np.int8, pair[1].shape), zip(streams, arrays, strict=True)))
     assert all(same(each, array) for each, array in zip(found, arrays, strict=True))
+
+
+def test_an_order_of_rows_takes_two_bytes_a_row_while_they_hold_it() -> None:
+    """Encoder and decoder would agree on another bound, and files written before would not."""
+    assert [packed._order_dtype(rows).itemsize for rows in (1, 65_536, 65_537)] == [2, 2, 4]
