@@ -67,8 +67,9 @@ def compute_at(folder: Path, function: str) -> None:
     before = getattr(import_module(module), name)
 
     def computing(*arguments: Any, **named: Any) -> Any:
-        found = before(*arguments, **named)
-        lzma.compress(os.urandom(1 << 26), preset=9)
+        found, data = before(*arguments, **named), os.urandom(1 << 26)
+        (folder.parent / "computing").touch()
+        lzma.compress(data, preset=9)
         return found
 
     setattr(import_module(module), name, computing)
@@ -82,7 +83,8 @@ def test_a_run_in_a_long_call_of_a_library_stops(number: signal.Signals, phase: 
     write_text(tmp_path / "text.txt")
     function = next(name for name, begins in PHASES_OF_FUNCTIONS.items() if begins == phase)
     command = Command(tmp_path / "work", *RUN, prepare=compute_at, given=[function])
-    command.wait_for(phase)
+    while not (tmp_path / "computing").exists():
+        command.wait(0.1)
     command.wait(1.0)
     begin = time.monotonic()
     command.signal(number)
