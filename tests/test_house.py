@@ -29,7 +29,7 @@ MODULES = {
 
 ORDER = (
     *("errors", "files", "config", "runtime", "ops", "data", "report", "model", "score", "pack", "train", "inference"),
-    *("verify", "recipes", "run", "lab", "submit", "board", "doctor", "cli"),
+    *("verify", "recipes", "run", "lab", "submit", "share", "board", "doctor", "cli"),
 )
 """Folders of the package, and its two shared files, from the ground up: each imports only from those before it."""
 DOORS = {"__init__", "__main__"}

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Verb = Callable[..., Any]
 Decorator = Callable[[Verb], Verb]
+TRACKERS = ("trackio", "wandb", "tensorboard")
+"""Trackers that a run can be sent to."""
 
 
 class Finite(click.FloatRange):
@@ -55,6 +57,9 @@ def options(*names: str) -> Decorator:
             multiple=True,
             type=click.Path(path_type=Path),
             help="A user's file that ARTIFACT or RUN needs; it is run, so read it first. May be repeated.",
+        ),
+        "track": click.option(
+            "--track", type=click.Choice(TRACKERS), help="Send the log to a tracker while the run goes on."
         ),
         "quiet": click.option("--quiet", is_flag=True, help="No progress on standard error."),
     }

@@ -50,7 +50,7 @@ def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Co
     @click.command(verb.__name__, help=verb.__doc__)
     @click.argument("recipe")
     @settings_argument
-    @options("data", "parts", "seed", "seconds", "out", "gpus", "json", "quiet")
+    @options("data", "parts", "seed", "seconds", "out", "gpus", "track", "json", "quiet")
     def command(
         recipe: str,
         settings: tuple[str, ...],
@@ -60,6 +60,7 @@ def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Co
         seconds: float | None,
         out: str | None,
         gpus: int,
+        track: str | None,
         as_json: bool,
         quiet: bool,
     ) -> int:
@@ -69,6 +70,7 @@ def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Co
         from caddie.run.run import check_recipe
         from caddie.run.run_folder import run_folder
         from caddie.runtime import distributed
+        from caddie.share.track import check_installed, tracked
 
         chosen = named_recipe(recipe, settings, seconds, parts)
         if (begun := begun_from(recipe)) is not None:
@@ -76,6 +78,9 @@ def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Co
             seed, data = begun.seed if unset else seed, data or str(begun.corpus)
         check_recipe(chosen, distributed.world_size(gpus))
         check_text_named(chosen, data)
+        track = track if distributed.is_first() else None
+        if track:
+            check_installed(track)
         if gpus > 1 and not distributed.under_torchrun():
             return distributed.launch(gpus, sys.argv[1:])
         folder = Path(out) if out else run_folder(chosen, seed)
@@ -83,7 +88,7 @@ def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Co
         with distributed.join() as ranks, Display(quiet=quiet or not ranks.first_here) as display:
             if not ranks.first:
                 display.note(f"process {ranks.rank} of {ranks.world}: process 0 writes the run folder and the result")
-            with resume_hint(typed, folder, bool(out)) as hint:
+            with resume_hint(typed, folder, bool(out)) as hint, tracked(track, folder, display):
                 result = ends_on_interrupt(verb, hint)(Job(chosen, data, seed, folder, typed, ranks, display))
         if result is None:
             return 0

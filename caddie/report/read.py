@@ -104,7 +104,7 @@ def read_steps(path: Path, kind: str = "step") -> list[dict[str, Any]]:
     """
     steps: list[dict[str, Any]] = []
     with suppress(FileNotFoundError), path.open(encoding="utf-8", errors="replace") as lines:
-        for event in _events(lines, json.loads):
+        for event in parse_events(lines, json.loads):
             if event.get("event") == kind and isinstance(event.get("step"), int):
                 while steps and steps[-1]["step"] >= event["step"]:
                     steps.pop()
@@ -132,7 +132,7 @@ def busy_machine(result: Mapping[str, Any]) -> str | None:
     return f"The machine was busy: training got {share:.0%} of its threads' time{took}."
 
 
-def _events(lines: Iterable[Any], parse: Callable[[Any], Any]) -> Iterator[dict[str, Any]]:
+def parse_events(lines: Iterable[Any], parse: Callable[[Any], Any]) -> Iterator[dict[str, Any]]:
     """Yield the events in the lines of a log, without those that a killed run left unfinished."""
     for line in lines:
         try:
@@ -180,7 +180,7 @@ class Log:
         if not finished and len(chunk) == LARGEST_BYTES:  # no event has such a line
             finished = chunk
         self.offset += len(finished)
-        for event in _events(finished.split(b"\n"), parse_finite):
+        for event in parse_events(finished.split(b"\n"), parse_finite):
             self._add(event)
         return self
 

@@ -1,0 +1,1 @@
+"""What a run leaves, where people already look."""
