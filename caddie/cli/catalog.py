@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from caddie.cli.options import named_recipe, options, settings_argument, tell, written_out
+from caddie.cli.options import named_recipe, options, recipe_argument, settings_argument, tell, written_out
 from caddie.config import Config, assignments, show
 from caddie.errors import UserError
 from caddie.runtime.interrupt import ends_on_interrupt
@@ -132,8 +132,8 @@ def techniques(words: tuple[str, ...], as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("a")
-@click.argument("b", required=False)
+@recipe_argument("a")
+@recipe_argument("b", required=False)
 @settings_argument
 @options("parts", "json")
 def diff(a: str, b: str | None, settings: tuple[str, ...], parts: tuple[Path, ...], as_json: bool) -> None:

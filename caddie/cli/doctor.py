@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from caddie.cli.options import Finite, options, settings_argument, tell, written_out
+from caddie.cli.options import Finite, options, recipe_argument, settings_argument, tell, written_out
 from caddie.errors import CheckFailed
 
 
 @click.command()
-@click.argument("recipe", default="tiny")
+@recipe_argument("recipe", default="tiny")
 @settings_argument
 @options("seconds", "gpus")
 @click.option("--price", type=Finite(0), help="Price of this machine per hour, to estimate the cost.")

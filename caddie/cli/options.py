@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from caddie.config import assignments
 from caddie.errors import UserError
@@ -35,12 +36,33 @@ class Finite(click.FloatRange):
         return number
 
 
+def complete_path(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Let the shell complete the path of a file or folder."""
+    return [CompletionItem(typed, type="file")]
+
+
+def complete_recipe(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Return the recipes that begin as typed, with a twin for two cores once its recipe is typed; else a path."""
+    from caddie.recipes.names import names
+
+    known = [found for name in names() for found in ((name, f"{name}_mini") if name in typed else (name,))]
+    return [CompletionItem(name) for name in known if name.startswith(typed)] or complete_path(
+        context, parameter, typed
+    )
+
+
+def recipe_argument(name: str = "recipe", **settings: Any) -> Decorator:
+    """Return an argument that names a recipe."""
+    return click.argument(name, shell_complete=complete_recipe, **settings)
+
+
 def options(*names: str) -> Decorator:
     """Add options by name; each means the same for every verb."""
     known = {
         "data": click.option(
             "--data",
             metavar="PATH",
+            shell_complete=complete_path,
             help="Text, JSON lines, Parquet, a folder of them, hf:NAME[:SPLIT], shards, or a corpus; by default"
             " Python's own library.",
         ),
@@ -48,7 +70,7 @@ def options(*names: str) -> Decorator:
             "--seed", type=click.IntRange(0, 2**32 - 1), default=1337, show_default=True, help="Random seed."
         ),
         "seconds": click.option("--seconds", type=float, help="Training time; short for train.seconds=."),
-        "out": click.option("--out", metavar="DIR", help="Folder to write to."),
+        "out": click.option("--out", metavar="DIR", shell_complete=complete_path, help="Folder to write to."),
         "gpus": click.option("--gpus", type=click.IntRange(1), default=1, help="Processes, one for each GPU if any."),
         "json": click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
         "parts": click.option(

@@ -15,7 +15,15 @@ import click
 from click.core import ParameterSource
 
 from caddie.cli.exits import judge, resume_hint
-from caddie.cli.options import load_artifact, named_recipe, options, path_argument, settings_argument, tell
+from caddie.cli.options import (
+    load_artifact,
+    named_recipe,
+    options,
+    path_argument,
+    recipe_argument,
+    settings_argument,
+    tell,
+)
 from caddie.config import assignments, parse_assignment
 from caddie.config.renamed import modernized_path
 from caddie.errors import CheckFailed, UserError
@@ -48,7 +56,7 @@ def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Co
     """
 
     @click.command(verb.__name__, help=verb.__doc__)
-    @click.argument("recipe")
+    @recipe_argument("recipe")
     @settings_argument
     @options("data", "parts", "seed", "seconds", "out", "gpus", "track", "json", "quiet")
     def command(

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from caddie.cli.options import Finite, all_of, named_recipe, options, settings_argument, settings_option, tell
+from caddie.cli.options import (
+    Finite,
+    all_of,
+    named_recipe,
+    options,
+    path_argument,
+    recipe_argument,
+    settings_argument,
+    settings_option,
+    tell,
+)
 from caddie.config import assignments
 from caddie.errors import UserError
 from caddie.report.run_files import REPORT
@@ -91,7 +101,7 @@ def study(definition: str, holdout: str | None, greedy: bool, as_ladder: bool, *
 
 
 @click.command()
-@click.argument("recipe")
+@recipe_argument("recipe")
 @settings_argument
 @_budget_options
 @_run_options
@@ -104,7 +114,7 @@ def ablate(recipe: str, settings: tuple[str, ...], parts: tuple[Path, ...], **ho
 
 
 @click.command()
-@click.argument("recipe")
+@recipe_argument("recipe")
 @settings_option("values", "PATH=V1,V2...", required=True)
 @click.option(
     "--random", "drawn", type=click.IntRange(1), metavar="N", help="Draw N random combinations; PATH=LOW..HIGH too."

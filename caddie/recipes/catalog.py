@@ -9,15 +9,13 @@ from pathlib import Path
 from caddie.config.userfile import UserFile, execute, read_source, supply
 from caddie.errors import UserError, suggest
 from caddie.recipes import recipe_file
+from caddie.recipes.names import MODULES
 from caddie.recipes.public_000_experiments import public_000_experiments
 from caddie.recipes.published import published
 from caddie.recipes.recipe import Recipe
 from caddie.recipes.recipe_file import RunStart, read_recipe, recipe_path
 from caddie.recipes.shrink import mini
 from caddie.report.run_files import PARTS
-
-_MODULES = ("baseline", "early_records", "records", "late_records", "public_systems", "ideas", "champion")
-"""Modules of this folder whose values are the shipped recipes."""
 
 
 def _named(values: dict[str, object]) -> dict[str, Recipe]:
@@ -26,7 +24,7 @@ def _named(values: dict[str, object]) -> dict[str, Recipe]:
 
 _SHIPPED = {
     name: recipe.but(public=published().get(name, ()))
-    for module in _MODULES
+    for module in MODULES
     for name, recipe in _named(vars(import_module(f"caddie.recipes.{module}"))).items()
 }
 

@@ -1,0 +1,16 @@
+"""Names of the shipped recipes, read from the source: the command line completes them without PyTorch."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+MODULES = ("baseline", "early_records", "records", "late_records", "public_systems", "ideas", "champion")
+"""Modules of this folder whose values are the shipped recipes."""
+_DEFINITION = re.compile(r"^([a-z]\w*)(?:: \w+)? = ", re.MULTILINE)
+
+
+def names() -> list[str]:
+    """Return the name of every recipe that caddie ships."""
+    sources = (Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8") for module in MODULES)
+    return [name for source in sources for name in _DEFINITION.findall(source)]
