@@ -42,7 +42,7 @@ def replacing(path: Path) -> Iterator[Path]:
         _OWN.add(temporary)
         try:
             yield temporary
-            with temporary.open("rb") as file:
+            with temporary.open("r+b") as file:  # to be written to, as Windows wants it
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         finally:
@@ -131,12 +131,17 @@ def _numbers() -> str:
 def read_file(path: Path) -> bytes:
     """Return the bytes of a regular file; `UserError` at once for anything else, such as a device or a pipe."""
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        with os.fdopen(os.open(path, open_flags("O_RDONLY", "O_NONBLOCK", "O_CLOEXEC")), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise OSError(errno.EINVAL, "not a regular file")
             return file.read()
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({reason(error)}); name a file that you may read") from None
+
+
+def open_flags(*names: str) -> int:
+    """Return the flags of `os.open` by their names, without those that this system lacks; bytes stay as they are."""
+    return sum(getattr(os, name, 0) for name in (*names, "O_BINARY"))
 
 
 def reason(error: Exception) -> str:

@@ -16,7 +16,6 @@ from caddie.cli.options import (
     all_of,
     named_recipe,
     options,
-    path_argument,
     recipe_argument,
     settings_argument,
     settings_option,

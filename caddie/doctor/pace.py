@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -32,6 +31,7 @@ from caddie.report.tables import one_line
 from caddie.run.cap import cap_of_recipe
 from caddie.run.result import device_name
 from caddie.runtime.distributed import Ranks, local_device
+from caddie.runtime.interrupt import SIGKILL
 from caddie.runtime.memory import peak_bytes
 from caddie.train.prefetch import prefetch
 from caddie.train.size_forecast import Forecaster
@@ -90,8 +90,9 @@ def measured(name: str, settings: Sequence[str], processes: int, poll: Callable[
                 poll()
             return f"it took more than {LONGEST_SECONDS:,.0f} seconds"
         finally:
-            with suppress(OSError):  # it has ended, and with it the processes that compile for it
-                os.killpg(process.pid, signal.SIGKILL)
+            with suppress(OSError, AttributeError):  # it has ended, and with it those that compile for it; or Windows
+                os.killpg(process.pid, SIGKILL)
+            process.kill()
 
 
 def _read(status: int, out: bytes, err: bytes) -> Pace | str:
@@ -105,7 +106,7 @@ def _read(status: int, out: bytes, err: bytes) -> Pace | str:
         except (ValueError, TypeError, KeyError, IndexError):
             pass
     if status < 0:
-        cause = ", as the system does when memory is short" * (status == -signal.SIGKILL)
+        cause = ", as the system does when memory is short" * (status == -SIGKILL)
         return f"its process was ended by signal {-status}{cause}"
     last = err.decode("utf-8", "replace").strip().splitlines()[-1:]
     return one_line(f"its process failed with status {status}: {' '.join(last)}")

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from caddie.errors import UserError
 from caddie.report.run_files import OUTPUT
+from caddie.runtime.interrupt import SIGKILL
 
 GRACE_SECONDS = 20.0
 """Seconds that a run has to write its checkpoint when it must stop."""
@@ -161,5 +162,5 @@ def death(status: int | None) -> str | None:
     if number in (signal.SIGTERM, signal.SIGINT):
         return None
     if 0 < number < signal.NSIG:
-        return f"its process was ended by signal {number}" + (", out of memory?" if number == signal.SIGKILL else "")
+        return f"its process was ended by signal {number}" + (", out of memory?" if number == SIGKILL else "")
     return f"its process ended with status {status}; see {OUTPUT} in its folder"

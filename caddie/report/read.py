@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from caddie.config import show
 from caddie.errors import UserError
+from caddie.files import open_flags
 from caddie.report.charts import is_finite
 
 VERSION = 1
@@ -216,7 +217,7 @@ def _joined(a: Point, b: Point) -> Point:
 
 def open_regular(path: Path) -> int:
     """Return a descriptor of a regular file. Raises `OSError` for a link or anything else, and never waits."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, open_flags("O_RDONLY", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError("not a regular file")

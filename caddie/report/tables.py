@@ -193,6 +193,8 @@ def _headline(result: Mapping[str, Any]) -> list[str]:
     name = crop(printable(str(result["recipe"])), 20)
     bits = number(result.get("bits_per_byte"), ".4f")
     lines = [f"{name}, seed {result['seed']}: {bits} bits per byte, {verified}"]
+    if why := result.get("not_verified_because"):
+        lines.append(f"Not verified: {printable(str(why))}.")
     if result.get("under_cap") is False:
         over = result["artifact_bytes"] - result["cap_bytes"]
         lines.append(f"THE ARTIFACT IS {over:,} BYTES OVER ITS CAP")

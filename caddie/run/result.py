@@ -131,6 +131,7 @@ def describe_scores(
     return {
         "bits_per_byte": scored["bits_per_byte"],
         "verified": verdict.passed,
+        "not_verified_because": verdict.not_run,
         "checks": [asdict(check) for check in verdict.checks],
         "scores": {**scores, **{f"quantized_{kind}": scored[kind] for kind in ("plain", "sliding", "adaptive")}},
         "seconds": {**seconds, "total": sum(seconds.values())},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -34,6 +33,7 @@ from caddie.run.result import describe_run, describe_scores, write_result
 from caddie.run.run_folder import begin_run, hold_folder, load_packed, run_folder
 from caddie.run.stages import calibrate_recipe, held_out_text, metadata_without_source, score_trained, training_data
 from caddie.runtime.distributed import SHARES_CORES, Ranks, local_device
+from caddie.runtime.interrupt import SIGKILL
 from caddie.runtime.progress import SILENT, Phases, Progress, relay
 from caddie.score import KINDS, ChunkSGD, Scoring, Text, check_windows, score_kinds, use_quickest_threads
 from caddie.train.loop import Trained, train
@@ -240,6 +240,6 @@ def score_in_new_process(
         return dict(json.loads(result))
     except ValueError:
         last = said[-1].strip() if said else f"exit status {process.returncode}"
-        if process.returncode == -signal.SIGKILL or "not enough memory" in last:  # the system kills for memory
+        if process.returncode == -SIGKILL or "not enough memory" in last:  # the system kills for memory
             raise MemoryError from None
         raise CheckFailed(f"score in a fresh process failed: {last}") from None

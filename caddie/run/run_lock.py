@@ -8,7 +8,6 @@ finished cannot be renamed. There is no moment between a check and a write.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -21,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from caddie.errors import UserError
-from caddie.files import read_file, reason, staged
+from caddie.files import open_flags, read_file, reason, staged
 
 LOCK = ".lock"
 _STAGING, _GONE = ".writing-", ".removed-"
@@ -91,7 +90,8 @@ def locked(folder: Path, patience_seconds: float = 0.0) -> Iterator[None]:
     finally:
         shutil.rmtree(staging, ignore_errors=True)
         if _is(lock, folder / LOCK):
-            (folder / LOCK).unlink()
+            with suppress(PermissionError):  # Windows removes no open file
+                (folder / LOCK).unlink()
         os.close(lock)
         with suppress(OSError):
             folder.rmdir()  # if nothing was written
@@ -104,9 +104,9 @@ def _acquire(folder: Path, patience_seconds: float) -> int:
     me = Holder(platform.node(), os.getpid(), psutil.Process().create_time(), time.strftime("%Y-%m-%d %H:%M:%S"))
     path, deadline, held = folder / LOCK, 0.0, None
     while True:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        lock = os.open(path, open_flags("O_RDWR", "O_CREAT", "O_CLOEXEC", "O_NOFOLLOW"), 0o666)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(lock)
         except BlockingIOError:
             if (inode := os.fstat(lock).st_ino) != held:  # another holder than at the last look
                 held, deadline = inode, time.monotonic() + patience_seconds
@@ -125,6 +125,14 @@ def _acquire(folder: Path, patience_seconds: float) -> int:
             os.ftruncate(lock, 0)
             os.write(lock, json.dumps(asdict(me)).encode())
         return lock
+
+
+def _lock(descriptor: int) -> None:
+    """Lock an open file; `BlockingIOError` if another process holds it. Windows has no `flock`, and locks nothing."""
+    with suppress(ImportError):
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _in_use(folder: Path) -> UserError:

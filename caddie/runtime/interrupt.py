@@ -21,6 +21,8 @@ PATIENCE_SECONDS = 0.5
 """Seconds that the work has to end by itself after a signal."""
 MESSAGES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 """Signal that ends a command to what it then says."""
+SIGKILL = 9
+"""Number of a signal for which Windows has no name."""
 
 _SAVING = threading.Event()
 """Set while a signal is left to a block that has something to save."""

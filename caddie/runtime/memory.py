@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-import resource
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,6 +44,11 @@ def peak_bytes(device: torch.device) -> int:
         import torch
 
         return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # Windows
+        used = psutil.Process().memory_info()
+        return int(getattr(used, "peak_wset", used.rss))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 

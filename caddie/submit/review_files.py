@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from caddie.errors import UserError
-from caddie.files import reason
+from caddie.files import open_flags, reason
 from caddie.submit.review_rules import Findings
 
 _MOST_FILES, _MOST_FOLDERS, _MOST_DEPTH = 2_000, 200, 3
@@ -104,7 +104,7 @@ def _refuse(constant: str) -> None:
 
 def _read(path: Path, most: int) -> bytes:
     """Return up to `most` bytes and one of a regular file, which must not be a link."""
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+    with os.fdopen(os.open(path, open_flags("O_RDONLY", "O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC")), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError("not a regular file")
         return file.read(most + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -93,4 +94,6 @@ def open_log(log: Path) -> IO[str]:
     with replacing(log) as temporary:
         before = log.read_bytes() if log.exists() else b""
         temporary.write_bytes(before if before.endswith(b"\n") or not before else before + b"\n")
-        return temporary.open("a", buffering=1)
+        if sys.platform != "win32":
+            return temporary.open("a", buffering=1)
+    return log.open("a", buffering=1)  # Windows renames no open file

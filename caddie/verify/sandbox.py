@@ -38,6 +38,10 @@ _LAUNCHER = "import sys; sys.path.append(sys.argv[1]); from sandbox_launcher imp
 """Imports the launcher alone: of caddie, and of installed packages, nothing is loaded before the program starts."""
 
 
+class NoSandbox(UserError):
+    """The system has no sandbox."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """Exit of a sandboxed process, and the isolation that held while it ran."""
@@ -80,9 +84,11 @@ def open_sandbox(command: Sequence[str], *, readable: Iterable[Path] = (), stdin
     `readable` are files or folders; the working folder is the root, so `command` names them by absolute paths. `stdin`
     is its standard input, as for `Popen`; both outputs are pipes. Of the environment it gets `PATH`, `LANG` and
     `OMP_NUM_THREADS` alone. Even a plain process can neither make a file longer nor leave a core dump. Raises
-    `UserError` if a path cannot be read or no process can be started.
+    `UserError` if a path cannot be read or no process can be started, and `NoSandbox` on Windows.
     """
     paths = [str(path.absolute()) for path in readable]
+    if getattr(os, "fork", None) is None:
+        raise NoSandbox("this system has no sandbox; verify the file on Linux or macOS, or in WSL")
     if absent := [path for path in paths if not os.access(path, os.R_OK)]:
         raise UserError(f"cannot read {absent[0]}; the sandbox needs it")
     on_linux = sys.platform == "linux"

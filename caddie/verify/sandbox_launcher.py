@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import resource
 import signal
 import sys
 from collections.abc import Mapping
@@ -32,6 +31,8 @@ def enter(level: str, report: str, paths: str, command: str) -> None:
 
     `report` is the number of a pipe, `paths` and `command` are JSON.
     """
+    import resource  # which Windows lacks, where this module is only imported
+
     pipe, missing = int(report), ""
     try:
         if level != PLAIN:

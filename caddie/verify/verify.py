@@ -35,7 +35,7 @@ from caddie.verify.probe_case import (
 )
 from caddie.verify.probes import HELD_OUT, Check, check_disjoint, missing_probes, run_probes
 from caddie.verify.remote_scorer import scorer_server
-from caddie.verify.sandbox import run_in_sandbox
+from caddie.verify.sandbox import NoSandbox, run_in_sandbox
 
 MEMORY_BYTES, SECONDS = 8 << 30, 600.0
 """Limits of the sandbox."""
@@ -100,7 +100,7 @@ def verify(
         checks.append(Check(HELD_OUT, *check_disjoint(*hashes)))
     try:
         probed, caught = _probe_in_sandbox(artifact, chosen, scorer, documents, examples, lossless)
-    except _NotSandboxed as error:
+    except (_NotSandboxed, NoSandbox) as error:
         return Verdict(checks=tuple(checks), not_run=str(error))
     return Verdict(checks=(*checks, *probed), caught=tuple(caught))
 
