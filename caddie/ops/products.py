@@ -28,13 +28,14 @@ BFLOAT16_ON_CPU = _bfloat16_on_cpu()
 
 
 def product_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which tensors of `dtype` are multiplied: float32 for bfloat16 on a CPU without its products.
+    """Return the dtype in which tensors of `dtype` are multiplied: float32 for bfloat16 on a CPU without its products,
+    and on Apple's GPUs, where bfloat16 was never tried.
 
     Rounded to bfloat16 again, those differ only by the order of their sums, which are float32's too; a compiled graph
     may leave out the rounding of the factors.
     """
-    slow = dtype == torch.bfloat16 and not BFLOAT16_ON_CPU and device.type == "cpu"
-    return torch.float32 if slow else dtype
+    exact = device.type == "mps" or (device.type == "cpu" and not BFLOAT16_ON_CPU)
+    return torch.float32 if exact and dtype == torch.bfloat16 else dtype
 
 
 def multiplied(tensor: Tensor) -> Tensor:

@@ -165,7 +165,7 @@ class _Sums:
         self.squares, self.seen = weight.new_zeros(height), weight.new_zeros(height)
         self.columns, self.batches = weight.new_zeros(width, width), weight.new_zeros(())
         self.inputs = weight.new_zeros(width, width) if used else None
-        self.count = weight.new_zeros((), dtype=torch.float64)
+        self.count = weight.new_zeros((), dtype=torch.int64)
         kept = (self.squares, self.seen, self.columns, self.batches, self.inputs, self.count)
         self.all = [tensor for tensor in kept if tensor is not None]
         self.scale: Tensor | None = None
@@ -207,13 +207,13 @@ class _Sums:
         columns = _even(self.columns) if len(self.columns) > 1 else None
         if columns is None or self.inputs is None or (inputs := _even(self.inputs)) is None:
             return columns
-        directions = torch.minimum(self.batches * len(self.squares), self.count) / len(columns)
-        return torch.lerp(inputs, columns, (directions / (directions + _DIRECTIONS)).float())
+        directions = min(float(self.batches) * len(self.squares), float(self.count)) / len(columns)
+        return torch.lerp(inputs, columns, directions / (directions + _DIRECTIONS))
 
     def calibration(self, tokens: float) -> Calibration:
         """Return the calibration on the CPU, where weights are quantized."""
         rows = _floored(self.squares, self.seen) / (tokens * len(self.columns))
-        inputs = None if self.inputs is None else self.inputs / self.count.clamp_min(1.0).float()
+        inputs = None if self.inputs is None else self.inputs / self.count.clamp_min(1).float()
         return Calibration(*(known if known is None else known.cpu() for known in (inputs, rows, self.mixed())))
 
 

@@ -196,6 +196,8 @@ def device_name(device: torch.device, threads: int) -> str:
     """Return the name of a device for people."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
+    if device.type == "mps":
+        return "Apple GPU"
     return f"cpu, {threads} thread{'s' if threads != 1 else ''}"
 
 

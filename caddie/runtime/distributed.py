@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
 from caddie.errors import UserError
@@ -204,10 +205,28 @@ def is_first() -> bool:
 
 
 def local_device() -> torch.device:
-    """Return the GPU of this process if there is one, else the CPU."""
+    """Return the GPU of this process if there is one, else the CPU.
+
+    Apple's GPU is for one process, and is taken only if it does what a step needs. Nothing was measured there.
+    """
     if not torch.cuda.is_available():
-        return torch.device("cpu")
+        return torch.device("mps" if not under_torchrun() and _apple_gpu_works() else "cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+
+
+@cache
+def _apple_gpu_works() -> bool:
+    """True if there is an Apple GPU on which attention, its loss and their gradients run in float32."""
+    if not torch.backends.mps.is_available():
+        return False
+    try:
+        x = torch.randn(1, 2, 16, 8, device="mps", requires_grad=True)
+        y = F.scaled_dot_product_attention(x, x, x, is_causal=True).flatten(0, 2)
+        F.cross_entropy(y, torch.zeros(len(y), dtype=torch.int64, device="mps")).backward()  # type: ignore[no-untyped-call]
+        torch._foreach_mul_([x.detach()], 0.5)
+        return bool(x.grad is not None and x.grad.isfinite().all())
+    except RuntimeError:  # `NotImplementedError` for an operation that PyTorch lacks there
+        return False
 
 
 @contextmanager

@@ -35,6 +35,7 @@ class _Pretended(TorchDispatchMode):
         return StorageWeakRef(tensor.untyped_storage()) in self.storages
 
     def put(self, tensor: Tensor) -> Tensor:
+        assert tensor.dtype != torch.float64, "Apple's GPUs have no float64"
         self.storages.add(StorageWeakRef(tensor.untyped_storage()))
         return tensor
 
