@@ -138,7 +138,7 @@ def test_the_main_job_runs_from_an_empty_folder(wheel: Path, tmp_path: Path) -> 
         result = json.loads(done.stdout)
         assert result["verified"] is True, install.__doc__
         probed = {check["name"] for check in result["checks"]}
-        assert {"reads nothing else", "no look-ahead"} <= probed, "the probes ran in the sandbox"
+        assert {"runs in a sandbox", "reads nothing else", "no look-ahead"} <= probed, "the probes ran in the sandbox"
         assert (empty / "run" / "report.html").exists()
 
     with ThreadPoolExecutor(2) as threads:

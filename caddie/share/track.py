@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +18,7 @@ from tempfile import TemporaryFile
 from typing import IO, Any, Protocol
 
 from caddie.errors import UserError, first_line
+from caddie.files import reason
 from caddie.report.charts import is_finite
 from caddie.report.read import parse_events, parse_finite, pick, read_json, read_result
 from caddie.report.run_files import LOG, RECIPE, RESULT
@@ -191,10 +192,16 @@ def tracked(kind: str | None, folder: Path, progress: Progress) -> Iterator[None
         yield
         return
     command = [sys.executable, "-m", "caddie", "track", str(folder), "--to", kind, "--follow"]
-    with TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True
-        )  # a session of its own, so that Ctrl-C is for the run alone
+    with ExitStack() as stack:
+        try:
+            said = stack.enter_context(TemporaryFile("w+", encoding="utf-8", errors="replace"))
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True
+            )  # a session of its own, so that Ctrl-C is for the run alone
+        except OSError as error:
+            progress.note(f"{kind}: {reason(error)}; the run goes on without it")
+            yield
+            return
         watch = threading.Thread(target=_watch, args=(kind, folder, process, said, progress), daemon=True)
         watch.start()
         try:

@@ -20,6 +20,7 @@ from conftest import TINY, Ended
 from caddie.cli import options
 from caddie.errors import UserError
 from caddie.report.read import read_steps
+from caddie.runtime.progress import Silent
 from caddie.share import track
 
 Caddie = Callable[..., Ended]
@@ -232,6 +233,20 @@ def test_no_tracker_harms_the_run_that_it_follows(
     points = [json.loads(line) for line in written.read_text().splitlines()]
     assert [step for step, numbers in points if "train/loss" in numbers] == [1, 2]
     assert points[-1][1]["result/bits_per_byte"] == result["bits_per_byte"]
+
+
+def test_a_run_goes_on_where_no_process_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: object, **settings: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(track.subprocess, "Popen", refuse)
+    notes: list[str] = []
+    progress, trained = Silent(), []
+    monkeypatch.setattr(progress, "note", notes.append)
+    with track.tracked("wandb", tmp_path, progress):
+        trained.append(True)
+    assert trained
+    assert notes == ["wandb: Resource temporarily unavailable; the run goes on without it"]
 
 
 # The libraries themselves
