@@ -25,21 +25,8 @@ Call = Callable[..., Any]
 HELP = Path(__file__).parent.parent / "golden" / "help.txt"
 VERBS = (
     *("ablate", "board", "compare", "compress", "data", "decompress", "diff", "doctor", "pack", "recipes", "replay"),
-    *(
-        "report",
-        "review",
-        "run",
-        "sample",
-        "score",
-        "study",
-        "submit",
-        "sweep",
-        "techniques",
-        "track",
-        "train",
-        "trial",
-    ),
-    "verify",
+    *("report", "review", "run", "sample", "score", "study", "submit", "sweep", "techniques", "track", "train"),
+    *("trial", "verify"),
 )
 
 
