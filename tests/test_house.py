@@ -39,7 +39,7 @@ TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "C
 """Variables that are read: torchrun's, and that by which `launch` is told from it."""
 ENVIRONMENT = {
     ("run.run", "score_in_new_process"),
-    ("data.hub", "_library"),
+    ("data.hub", "hub_library"),
     ("verify.sandbox", "_environment"),
     ("lab.executors", "Local"),
     ("lab.executors", "start"),

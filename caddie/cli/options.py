@@ -134,12 +134,16 @@ def named_recipe(
     return find(name).but(diff)
 
 
-def load_artifact(path: Path, parts: Sequence[Path] = ()) -> Artifact:
-    """Return the artifact, with its model on this process's device; `parts` are the users' files that it needs."""
+def load_artifact(place: Path, parts: Sequence[Path] = ()) -> Artifact:
+    """Return the artifact, with its model on this process's device; `parts` are the users' files that it needs.
+
+    It is in a file, in a run folder, or on the hub (`hf:USER/NAME[@REVISION]`).
+    """
     from caddie.pack import artifact as artifacts
     from caddie.runtime import distributed
+    from caddie.share.pull import artifact_file
 
-    return artifacts.load(path, distributed.local_device(), parts)
+    return artifacts.load(artifact_file(place), distributed.local_device(), parts)
 
 
 def tell(facts: dict[str, Any], as_json: bool, text: str) -> None:

@@ -290,6 +290,8 @@ def verify(
 ) -> int:
     """Check ARTIFACT and probe its scorer for cheats. The probes run in a sandbox.
 
+    ARTIFACT is a file, the folder of a run, or hf:USER/NAME[@REVISION].
+
     Settings are cap=N and those of score, for another scoring than the artifact's own. Without cap=N, a file in a run
     folder is held against the cap that it was packed for, and any other against the contest's. The probe text is from
     the held-out documents of --data, which must be proven to be held out, else from those of the run folder that
@@ -307,7 +309,7 @@ def verify(
     corpus = open_for_scoring(loaded, data) if data else None
     if not data:
         with suppress(UserError):  # an artifact may stand alone, or its corpus be gone
-            corpus = open_for_scoring(loaded, str(corpus_of(artifact.parent).folder))
+            corpus = open_for_scoring(loaded, str(corpus_of(loaded.path.parent).folder))
     verdict = verify_artifact(
         loaded,
         recipe.pack.cap_bytes,
@@ -350,8 +352,9 @@ def score(
 ) -> int:
     """Score ARTIFACT in bits per byte on held-out text. It is refused unless it was proven to be held out.
 
-    Another scoring than the artifact's own is set by score.PATH=VALUE, as in score.ttt=ChunkSGD. Several
-    processes give the same score as one, in less time where nothing is learnt on the way.
+    ARTIFACT is a file, the folder of a run, or hf:USER/NAME[@REVISION]. Another scoring than the artifact's own is set
+    by score.PATH=VALUE, as in score.ttt=ChunkSGD. Several processes give the same score as one, in less time where
+    nothing is learnt on the way.
     """
     from caddie.report.display import Display
     from caddie.report.tables import score_table

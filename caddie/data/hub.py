@@ -1,4 +1,4 @@
-"""Files of a data set on the Hugging Face hub, of one commit, or of a copy of it on disk.
+"""Files of a repository on the Hugging Face hub, of one commit, or of a copy of it on disk.
 
 Complete files are not fetched again, so the same command continues a download that was interrupted.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 from caddie.data.shards import open_shard
 from caddie.errors import UserError, first_line
@@ -21,6 +21,12 @@ from caddie.runtime.progress import Progress
 
 SOURCE = "source.json"
 """File of a download's folder: repository, revision, commit, and the bytes of all its files."""
+Kind = Literal["dataset", "model"]
+"""Kinds of repositories. Data sets are fetched without a token; for a model, a token of the user's is sent if any."""
+ABSENT = {
+    "dataset": "check repository and revision",
+    "model": "check name and revision; a private one needs a token, HF_TOKEN or `hf auth login`",
+}
 OFFLINE = "the same command continues; without a network, copy the files and name their folder (--fineweb: --local DIR)"
 
 
@@ -37,7 +43,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The files of a data set in a folder: `fetch` brings one that is not there yet."""
+    """The files of a repository in a folder: `fetch` brings one that is not there yet."""
 
     folder: Path
     sizes: Mapping[str, int | None]
@@ -92,9 +98,15 @@ def on_disk(folder: Path) -> Snapshot:
 
 
 def on_hub(
-    repository: str, revision: str, folder: Path, *, endpoint: str | None = None, bars: bool = False
+    repository: str,
+    revision: str,
+    folder: Path,
+    *,
+    kind: Kind = "dataset",
+    endpoint: str | None = None,
+    bars: bool = False,
 ) -> Snapshot:
-    """Return the snapshot of a repository of data sets, to be fetched into `folder`.
+    """Return the snapshot of a repository, to be fetched into `folder`.
 
     The first call resolves the revision to a commit and keeps it in the folder, so that all files are of one commit,
     and a later call needs no network for files that are there. `endpoint` replaces huggingface_hub's default server.
@@ -104,7 +116,7 @@ def on_hub(
     folder = folder.expanduser().resolve()
     held = _held(folder / SOURCE)
     if held is None:
-        held = _list(repository, revision, folder, endpoint, bars)
+        held = list_files(repository, revision, folder, kind=kind, endpoint=endpoint, bars=bars)
         write_json(folder / SOURCE, {**asdict(held[0]), "files": held[1]})
     origin, sizes = held
     if origin.repository != repository or revision not in (origin.revision, origin.commit):
@@ -114,20 +126,26 @@ def on_hub(
         )
 
     def download(name: str) -> None:
-        options: Any = {"local_dir": folder, "cache_dir": folder / ".cache", "endpoint": endpoint, "token": False}
-        with _library(folder, bars, f"{name} of {repository}") as library:
-            library.hf_hub_download(repository, name, repo_type="dataset", revision=origin.commit, **options)
+        options: Any = {"local_dir": folder, "cache_dir": folder / ".cache", "endpoint": endpoint, "repo_type": kind}
+        with hub_library(folder, bars, f"{name} of {repository}", ABSENT[kind]) as library:
+            library.hf_hub_download(repository, name, revision=origin.commit, token=_token(kind), **options)
 
     return Snapshot(folder, sizes, repository, origin, download)
 
 
-def _list(
-    repository: str, revision: str, folder: Path, endpoint: str | None, bars: bool
+def list_files(
+    repository: str,
+    revision: str,
+    folder: Path,
+    *,
+    kind: Kind = "dataset",
+    endpoint: str | None = None,
+    bars: bool = False,
 ) -> tuple[Origin, dict[str, int | None]]:
-    """Ask the hub for the commit of a revision and for the bytes of its files."""
-    with _library(folder, bars, f"the list of files of {repository} at {revision}") as library:
-        client = library.HfApi(endpoint=endpoint, token=False)
-        info = client.dataset_info(repository, revision=revision, files_metadata=True)
+    """Ask the hub for the commit of a revision and for the bytes of its files; `folder` is the library's home."""
+    with hub_library(folder, bars, f"the list of files of {repository} at {revision}", ABSENT[kind]) as library:
+        client = library.HfApi(endpoint=endpoint, token=_token(kind))
+        info = client.repo_info(repository, repo_type=kind, revision=revision, files_metadata=True)
     sizes = {file.rfilename: file.size for file in info.siblings or []}
     for name in sizes:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
@@ -149,34 +167,48 @@ def _held(path: Path) -> tuple[Origin, dict[str, int | None]] | None:
         raise UserError(f"{path}: cannot be read ({first_line(error)}); delete it and try again") from None
 
 
+def _token(kind: Kind) -> bool | None:
+    """Return huggingface_hub's word for no token, or for the user's if there is one."""
+    return False if kind == "dataset" else None
+
+
 @contextmanager
-def _library(folder: Path, bars: bool, what: str) -> Iterator[Any]:
+def hub_library(
+    folder: Path, bars: bool, what: str, absent: str, advice: str = OFFLINE, doing: str = "fetch"
+) -> Iterator[Any]:
     """Yield huggingface_hub, which must neither write to the home folder nor call home; `what` is fetched by it.
 
     It and its transfer library read these settings only from the environment, in part when they are first imported.
-    Every error of theirs, and of the HTTP library below, becomes one line.
+    The user's token is read from where the library keeps it. Every error of theirs, and of the HTTP library below,
+    becomes one line that ends in `absent` where the hub has no such thing, else in `advice`.
     """
     home = str(folder / ".cache" / "home")
+    usual = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
     wanted = {
         "HF_HOME": home,
         "HF_XET_CACHE": f"{home}/xet",
+        "HF_TOKEN_PATH": str(Path(os.environ.get("HF_HOME", usual), "token").expanduser()),
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "0" if bars else "1",
     }
     before = {name: os.environ[name] for name in wanted if name in os.environ}
+    wanted["HF_TOKEN_PATH"] = before.get("HF_TOKEN_PATH", wanted["HF_TOKEN_PATH"])
     os.environ.update(wanted)
     try:
         import huggingface_hub
         from huggingface_hub import errors
 
         yield huggingface_hub
+    except UserError:
+        raise
     except ImportError:
-        raise UserError("fetching needs huggingface_hub; run: pip install 'caddie[hub]'") from None
+        raise UserError("this needs huggingface_hub; run: pip install 'caddie[hub]'") from None
     except Exception as error:
-        absent = (errors.EntryNotFoundError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError)
-        if isinstance(error, absent) and not isinstance(error, errors.LocalEntryNotFoundError):
-            raise UserError(f"the hub does not have {what}; check repository and revision") from error
-        raise UserError(f"cannot fetch {what} ({first_line(error)}); {OFFLINE}") from error
+        missing = (errors.EntryNotFoundError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError)
+        if isinstance(error, missing) and not isinstance(error, errors.LocalEntryNotFoundError):
+            raise UserError(f"the hub does not have {what}; {absent}") from error
+        reason = first_line(error.__cause__ or error)  # of a failed upload the error itself says only which file
+        raise UserError(f"cannot {doing} {what} ({reason}); {advice}") from error
     finally:
         for name in wanted:
             del os.environ[name]

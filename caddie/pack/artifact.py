@@ -129,7 +129,7 @@ def load(
     with _valid(CONFIG):
         stated = read_stated(config.get(PARTS, []))
     given = [Path(one) for one in ([parts] if isinstance(parts, (str, Path)) else parts)]
-    files = tuple(supply(stated, given, path))
+    files = tuple(supply(stated, given, path, path.parent / PARTS))
     manifest, tokenizer = _tokenizer(sections)
     gpt = _describe(GPT, config.get("model"), CONFIG)
     scoring = _describe(Scoring, config.get("score"), CONFIG)

@@ -1,0 +1,73 @@
+"""Artifacts on the Hugging Face hub: `hf:USER/NAME[@REVISION]` is a file here once it is fetched and its hash checked.
+
+Nothing that is fetched is run.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from caddie.data.corpus import file_sha256
+from caddie.data.hub import list_files, on_hub
+from caddie.errors import UserError, first_line
+from caddie.report.read import pick, read_object
+from caddie.report.run_files import ARTIFACT, PARTS, RESULT
+from caddie.runtime.progress import SILENT
+
+HUB = "hf:"
+DOWNLOADS = Path("data") / "models"
+"""Folder of artifacts from the hub, below the working directory: USER--NAME/COMMIT, as the repository is laid out."""
+_PLACE = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_MOST_PARTS = 16
+
+
+def split_place(place: str) -> tuple[str, str]:
+    """Return repository and revision of `hf:USER/NAME[@REVISION]`; the revision is `main` unless it is named."""
+    if not (match := _PLACE.fullmatch(place)):
+        raise UserError(f"{place} is no place on the hub; write {HUB}USER/NAME or {HUB}USER/NAME@REVISION")
+    return match[1], match[2] or "main"
+
+
+def artifact_file(place: Path) -> Path:
+    """Return the file that ARTIFACT means: the file itself, that of a run folder, or that of `hf:USER/NAME`, fetched.
+
+    Raises `UserError` as `pull` does; a file that is missing is reported by whoever reads it.
+    """
+    if (name := place.as_posix()).startswith(HUB) and not place.exists():
+        return pull(name)
+    return place / ARTIFACT if (place / ARTIFACT).is_file() else place
+
+
+def pull(place: str) -> Path:
+    """Return the path of the artifact at `hf:USER/NAME[@REVISION]`, fetched below `DOWNLOADS` unless it is there.
+
+    The result beside it states its SHA-256, which must be that of the file. A branch is resolved anew each time; a
+    commit that was fetched before needs no network. Raises `UserError` if repository or revision are missing, private
+    or out of reach, if there is no artifact with its result or more than one, and for a changed or damaged file.
+    """
+    repository, revision = split_place(place)
+    home = DOWNLOADS / repository.replace("/", "--")
+    commit = revision
+    if not _COMMIT.fullmatch(revision):
+        commit = list_files(repository, revision, home, kind="model")[0].commit
+    snapshot = on_hub(repository, commit, home / commit, kind="model")
+    artifacts = [name for name in snapshot.sizes if name.endswith(Path(ARTIFACT).suffix)]
+    if len(artifacts) != 1 or RESULT not in snapshot.sizes:
+        held = ", ".join(artifacts[:4]) or "none"
+        raise UserError(f"{place} must hold one artifact (*.caddie), beside the {RESULT} that scored it; it has {held}")
+    parts = [name for name in snapshot.sizes if re.fullmatch(rf"{PARTS}/[^/]+\.py", name)]
+    names = [RESULT, *artifacts, *parts[:_MOST_PARTS]]
+    snapshot.check_room(names)
+    result, artifact, *_ = (snapshot.fetch(name, SILENT) for name in names)
+    try:
+        stated = pick(read_object(result), "sha256", "artifact")
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{place}: its {RESULT} cannot be read ({first_line(error)})") from None
+    if file_sha256(artifact) != stated:
+        raise UserError(
+            f"{place}: {artifacts[0]} is not the file whose SHA-256 its {RESULT} states; it was changed or damaged"
+            f" (delete {artifact.parent} to fetch it again)"
+        )
+    return artifact
