@@ -55,6 +55,29 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
+def making(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder that becomes `folder` if the block succeeds and is removed if it fails.
+
+    Raises `UserError` that names `folder` if it exists or the system refuses to write.
+    """
+    if os.path.lexists(folder):
+        raise UserError(f"{folder} exists; name a new folder")
+    try:
+        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+        partial = unfinished(folder)
+        try:
+            partial.mkdir()
+            yield partial
+            partial.rename(folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    except (OSError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{folder}: cannot be written ({reason(error)}); name another folder") from None
+
+
+@contextmanager
 def staged(folder: Path, staging: Path) -> Iterator[None]:
     """Let `replacing` make files of a folder in `staging`, a folder on the same disk, until they are whole.
 

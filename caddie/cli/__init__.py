@@ -9,7 +9,7 @@ from typing import NoReturn
 import click
 
 from caddie.cli import catalog as catalog
-from caddie.cli import doctor, lab, model, push, replay, review, study, submit, track
+from caddie.cli import doctor, export, lab, model, push, replay, review, study, submit, track
 from caddie.cli import run as line
 from caddie.cli.exits import end
 
@@ -21,7 +21,7 @@ from caddie.cli.exits import end
         *[line.run, line.train, line.pack, line.verify, line.score, replay.replay],
         *[model.sample, model.compress, model.decompress],
         *[study.study, study.ablate, study.sweep, study.trial],
-        *[lab.report, lab.compare, submit.submit, review.review, push.push, track.track, lab.board, doctor.doctor],
+        *[lab.report, lab.compare, submit.submit, review.review, push.push, export.export, track.track, lab.board, doctor.doctor],
         *[catalog.data, catalog.recipes, catalog.techniques, catalog.diff],
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

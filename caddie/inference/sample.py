@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import torch
 
 from caddie.model import Cache
 from caddie.pack.artifact import Artifact
 
 
-@torch.inference_mode()
 def sample(
     artifact: Artifact, prompt: bytes | str = b"", tokens: int = 120, temperature: float = 0.8, seed: int = 0
 ) -> bytes:
@@ -17,11 +18,20 @@ def sample(
     A prompt may be text, which is taken as UTF-8. A temperature of 0 takes the most likely token. The same seed gives
     the same text on one machine.
     """
-    prompt = prompt.encode(errors="replace") if isinstance(prompt, str) else prompt
+    tokenizer = artifact.tokenizer
+    begun = tokenizer.encode(prompt.encode(errors="replace") if isinstance(prompt, str) else prompt).tolist()
+    return tokenizer.decode([*begun, *continuation(artifact, begun, tokens, temperature, seed)])
+
+
+@torch.inference_mode()
+def continuation(
+    artifact: Artifact, prompt: Sequence[int], tokens: int, temperature: float = 0.8, seed: int = 0
+) -> Iterator[int]:
+    """Yield up to `tokens` sampled ids that continue a document of the ids `prompt`, until the document ends."""
     model, tokenizer, longest = artifact.model, artifact.tokenizer, artifact.scoring.sequence_length
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
-    written = [tokenizer.bos, *(int(token) for token in tokenizer.encode(prompt))]
+    written = [tokenizer.bos, *prompt]
     unread, cache = written[-longest:], Cache()
     for _ in range(tokens):
         if cache.length + len(unread) > longest:  # start a new window, half full
@@ -33,7 +43,7 @@ def sample(
         else:
             chosen = int(logits.argmax())
         if chosen == tokenizer.bos:
-            break
+            return
         written.append(chosen)
         unread = [chosen]
-    return tokenizer.decode(written)
+        yield chosen

@@ -70,6 +70,22 @@ class Bundle:
         return Section(name, self.data, self.codec)
 
 
+def modules_needed(roots: Sequence[str]) -> dict[str, str]:
+    """Return path, with slashes, and source of these modules and of all of caddie that they import."""
+    modules, files = _modules(_PACKAGE), dict[str, str]()
+    wanted = list(roots)
+    while wanted:
+        path, content = modules[wanted.pop()]
+        if path in files:
+            continue
+        files[path] = text = content.decode()
+        for imported in _imported(text):
+            parts = imported.split(".")
+            around = (".".join(parts[:count]) for count in range(len(parts), 1, -1) if parts[0] == "caddie")
+            wanted += [module for module in around if module in modules][:1]
+    return files
+
+
 @cache
 def source_needed(roots: tuple[str, ...] = SCORING) -> Bundle:
     """Return the bundle of these modules and of all that they import; computed once in a process.
@@ -77,23 +93,12 @@ def source_needed(roots: tuple[str, ...] = SCORING) -> Bundle:
     A folder's `__init__` is left empty unless something is imported from it, because its exports import the whole
     folder.
     """
-    modules = _modules(_PACKAGE)
-    wanted, files, libraries = list(roots), {}, set()
-    while wanted:
-        path, content = modules[wanted.pop()]
-        if path in files:
-            continue
-        text = content.decode()
-        files[path] = _strip(text)
-        for imported in _imported(text):
-            parts = imported.split(".")
-            if parts[0] == "caddie":
-                around = (".".join(parts[:count]) for count in range(len(parts), 1, -1))
-                wanted += [module for module in around if module in modules][:1]
-            elif parts[0] not in sys.stdlib_module_names:
-                libraries.add(parts[0])
-    folders = {folder for path in files for folder in [*Path(path).parents][:-1]}
-    files = {(folder / "__init__.py").as_posix(): "" for folder in folders} | files
+    sources = modules_needed(roots)
+    libraries = {name.partition(".")[0] for text in sources.values() for name in _imported(text)}
+    libraries -= {"caddie", *sys.stdlib_module_names}
+    folders = {folder for path in sources for folder in [*Path(path).parents][:-1]}
+    files = {(folder / "__init__.py").as_posix(): "" for folder in folders}
+    files |= {path: _strip(text) for path, text in sources.items()}
     data = json.dumps(dict(sorted(files.items())), separators=(",", ":"), ensure_ascii=False).encode()
     return Bundle(files, tuple(sorted(libraries)), data)
 

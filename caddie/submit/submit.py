@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -13,7 +12,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from caddie.errors import UserError
-from caddie.files import reason, unfinished
+from caddie.files import making
 from caddie.lab.compare import read_group
 from caddie.pack.artifact import load
 from caddie.pack.source_bundle import TRAINING, script, source_needed
@@ -185,15 +184,6 @@ def _requirements(run: Run) -> str:
 
 def _write(out: Path, files: Mapping[str, str]) -> None:
     """Write the folder, whole or not at all."""
-    try:
-        out.absolute().parent.mkdir(parents=True, exist_ok=True)
-        partial = unfinished(out)
-        try:
-            partial.mkdir()
-            for name, text in files.items():
-                (partial / name).write_text(text, encoding="utf-8")
-            partial.rename(out)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{out}: cannot be written ({reason(error)}); name another folder") from None
+    with making(out) as partial:
+        for name, text in files.items():
+            (partial / name).write_text(text, encoding="utf-8")

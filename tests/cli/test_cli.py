@@ -24,9 +24,9 @@ from caddie.pack import artifact as artifacts
 Call = Callable[..., Any]
 HELP = Path(__file__).parent.parent / "golden" / "help.txt"
 VERBS = (
-    *("ablate", "board", "compare", "compress", "data", "decompress", "diff", "doctor", "pack"),
-    *("push", "recipes", "replay", "report", "review", "run", "sample", "score", "study"),
-    *("submit", "sweep", "techniques", "track", "train", "trial", "verify"),
+    *("ablate", "board", "compare", "compress", "data", "decompress", "diff", "doctor", "export"),
+    *("pack", "push", "recipes", "replay", "report", "review", "run", "sample", "score"),
+    *("study", "submit", "sweep", "techniques", "track", "train", "trial", "verify"),
 )
 
 
