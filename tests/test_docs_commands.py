@@ -48,6 +48,8 @@ SLOW_VERBS = {
     "sweep": "many runs",
     "doctor": "measures this machine",
     "submit": "makes the script for seconds; `tests/submit` does",
+    "push": "needs the hub; `tests/share` pushes to a stand-in",
+    "lm-eval": "fetches tasks; `tests/share` runs one of local data",
 }
 QUICK = (
     *("train.seconds=none", "train.steps=2", "train.batch_tokens=128", "train.sequence_length=32"),
@@ -118,7 +120,8 @@ def parse(words: tuple[str, ...]) -> Parsed:
     context = click.Context(app, info_name="caddie", **app.context_settings)
     verb, command, rest = app.resolve_command(context, list(words[1:]) or ["--help"])
     assert command is not None
-    found, left, _ = command.make_parser(click.Context(command, parent=context, info_name=verb)).parse_args(list(rest))
+    inner = click.Context(command, context, verb, **command.context_settings)
+    found, left, _ = command.make_parser(inner).parse_args(list(rest))
     assert not left, f"too many arguments: {left}"
     options = {name: value for name, value in found.items() if isinstance(value, str | bool | tuple | list) and value}
     for parameter in command.params:
@@ -153,6 +156,8 @@ def parse_only(parsed: Parsed) -> str | None:
     given = parsed.options
     if any("fineweb" in str(name) and value for name, value in given.items()) or "hub" in str(given.get("data")):
         return "downloads"
+    if "hf:" in str(given.get("artifact")):
+        return "needs the hub; `tests/share` pulls from a stand-in"
     if str(given.get("gpus") or "1") != "1":
         return "needs GPUs"
     if parsed.verb in ("run", "train") and given.get("recipe") != "tiny":
@@ -316,6 +321,8 @@ def test_a_program_takes_what_caddie_has(text: str) -> None:
 
 
 NEEDS = {
+    "AutoModelForCausalLM": "needs transformers; `tests/share` runs such a program",
+    "load_file(": "needs an export; `tests/share` loads one",
     "caddie.run(": "trains; `test_readme.py` runs it",
     "Study(...": "a part of a definition",
     "audit(tokenizer, documents)": "needs a tokenizer and documents of the reader's own",
