@@ -18,6 +18,7 @@ $(shell mkdir -p .tmp)
 demo: $(PROGRAM)
 	@rm -rf runs/demo
 	$(VENV)/bin/caddie run tiny --out runs/demo
+	@printf 'page    ' && $(VENV)/bin/caddie export runs/demo --to html
 
 PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 

@@ -25,7 +25,7 @@ FLAGS = (
     *(
         "--target=wasm32",
         "-std=c11",
-        "-O3",
+        "-Os",
         "-msimd128",
         "-mbulk-memory",
         "-fno-builtin",

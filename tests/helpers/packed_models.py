@@ -11,7 +11,6 @@ from caddie.model import GPT
 from caddie.model.gpt import build
 from caddie.pack.artifact import Artifact, Manifest, Metadata, load
 from caddie.pack.compress import Pack, pack
-from caddie.recipes.recipe import Recipe
 from caddie.score import Scoring
 
 BYTES = ByteTokenizer()
@@ -36,21 +35,17 @@ def write_artifact(
     scoring: Scoring = Scoring(sequence_length=48, stride=48),
 ) -> Artifact:
     """Pack a model of random weights to `path`, and load it."""
+    weights = stirred(gpt)
     manifest = Manifest(
         caddie="0",
         recipe="random",
         recipe_sha256="0" * 64,
         seed=0,
-        parameters=sum(weight.numel() for weight in stirred(gpt).values()),
+        parameters=sum(weight.numel() for weight in weights.values()),
         tokenizer=tokenizer.kind,
         tokenizer_sha256=tokenizer.sha256,
         train_documents_sha256="0" * 64,
         validation_fraction=0.05,
     )
-    pack(Metadata(gpt, tokenizer, scoring, manifest), stirred(gpt), packing.but(fit=None), path)
+    pack(Metadata(gpt, tokenizer, scoring, manifest), weights, packing.but(fit=None), path)
     return load(path)
-
-
-def of_bytes(recipe: Recipe) -> GPT:
-    """The model of a recipe with ids for bytes alone."""
-    return recipe.model.but(vocabulary=BYTES.vocabulary)

@@ -67,8 +67,26 @@ EXPORT(norm) void norm(float *y, const float *x, int width, int rows, float epsi
 
 // y = c·x by channel, added to y where `more`.
 EXPORT(scaled) void scaled(float *y, const float *x, const float *c, int width, int n, int more) {
-  for (int t = 0; t < n; t++, x += width, y += width)
-    for (int i = 0; i < width; i++) y[i] = (more ? y[i] : 0) + c[i] * x[i];
+  for (int t = 0; t < n; t++, x += width, y += width) {
+    int i = 0;
+    for (; i + 4 <= width; i += 4) {
+      v128_t sum = more ? LOAD(y + i) : wasm_f32x4_splat(0);
+      FMA(sum, LOAD(c + i), LOAD(x + i));
+      wasm_v128_store(y + i, sum);
+    }
+    for (; i < width; i++) y[i] = (more ? y[i] : 0) + c[i] * x[i];
+  }
+}
+
+static void add(float *y, const float *x, float by, int count) {
+  v128_t factor = wasm_f32x4_splat(by);
+  int i = 0;
+  for (; i + 4 <= count; i += 4) {
+    v128_t sum = LOAD(y + i);
+    FMA(sum, factor, LOAD(x + i));
+    wasm_v128_store(y + i, sum);
+  }
+  for (; i < count; i++) y[i] += by * x[i];
 }
 
 // e^x, by the powers of two and a polynomial on [-ln 2 / 2, ln 2 / 2].
@@ -139,9 +157,8 @@ EXPORT(attention) void attention(float *y, const float *q, const float *k, const
       for (int i = 0; i < size; i++) y[i] = 0;
       for (int s = low[t]; s <= first + t; s++) {
         float share = exponential(odds[s] - most);
-        const float *value = values + s * wide;
         sum += share;
-        for (int i = 0; i < size; i++) y[i] += share * value[i];
+        add(y, values + s * wide, share, size);
       }
       for (int i = 0; i < size; i++) y[i] /= sum;
     }
