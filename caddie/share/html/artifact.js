@@ -76,7 +76,8 @@ const bytesOf = (array) => new Uint8Array(array.buffer, array.byteOffset, array.
 
 function orderOf(data, rows) {
   const view = new DataView(data.buffer, data.byteOffset);
-  const order = Array.from({ length: rows }, (_, i) => (rows <= 65536 ? view.getUint16(2 * i, true) : view.getUint32(4 * i, true)));
+  const place = (i) => (rows <= 65536 ? view.getUint16(2 * i, true) : view.getUint32(4 * i, true));
+  const order = Array.from({ length: rows }, (_, i) => place(i));
   if (order.some((row) => row >= rows)) throw new Damaged();
   return order;
 }
@@ -125,7 +126,8 @@ const DEQUANTIZERS = {
     for (let g = 0; g < rows * wide; g++) {
       const row = Math.floor(g / wide), first = (g % wide) * group, trits = new Int8Array(group);
       for (let i = 0; i < group; i++) {
-        if (packed) trits[i] = (Math.floor(packed[Math.floor((g * group + i) / 5)] / 3 ** ((g * group + i) % 5)) % 3) - 1;
+        const at = g * group + i;
+        if (packed) trits[i] = (Math.floor(packed[Math.floor(at / 5)] / 3 ** (at % 5)) % 3) - 1;
         else if (first + i < columns) trits[i] = integers[row * columns + first + i];
       }
       const share = trits.reduce((sum, trit) => sum + Math.abs(trit), 0) / group;

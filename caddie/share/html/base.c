@@ -9,7 +9,8 @@ EXPORT(take) void *take(u32 bytes) {
   u32 at = (top + 15) & ~15u;
   u64 end = (u64)at + bytes;
   u64 held = (u64)__builtin_wasm_memory_size(0) << 16;
-  if (end > held && (end >> 32 || __builtin_wasm_memory_grow(0, (u32)((end - held + 0xffff) >> 16)) == (u32)-1)) __builtin_trap();
+  u32 pages = (u32)((end - held + 0xffff) >> 16);
+  if (end > held && (end >> 32 || __builtin_wasm_memory_grow(0, pages) == (u32)-1)) __builtin_trap();
   top = (u32)end;
   return (void *)at;
 }

@@ -1,5 +1,5 @@
-// Decoder of caddie's entropy coding of weights: `caddie/pack/coding/entropy_model.py`, `priors.py` and `symbols.py`, step
-// by step. All arithmetic is on integers, so a file gives the same weights everywhere.
+// Decoder of caddie's entropy coding of weights: `caddie/pack/coding/entropy_model.py`, `priors.py` and `symbols.py`,
+// step by step. All arithmetic is on integers, so a file gives the same weights everywhere.
 #include "base.h"
 
 enum {

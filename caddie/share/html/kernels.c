@@ -11,7 +11,8 @@ static float total(v128_t x) {
 }
 
 // Four dot products at once: rows of the weight for one position, or of one row for four positions.
-static void four(const float *x, const float *a, const float *b, const float *c, const float *d, int count, float *sums) {
+static void four(const float *x, const float *a, const float *b, const float *c, const float *d, int count,
+                 float *sums) {
   v128_t p = wasm_f32x4_splat(0), q = p, r = p, s = p;
   int i = 0;
   for (; i + 4 <= count; i += 4) {
@@ -117,7 +118,10 @@ EXPORT(swiglu) void swiglu(float *y, const float *gate, const float *up, int cou
 // height · σ(slope · x + bias).
 EXPORT(sigmoid) void sigmoid(float *y, const float *x, const float *bias, int width, int n, float slope, float height) {
   for (int t = 0; t < n; t++)
-    for (int i = 0; i < width; i++) y[t * width + i] = height * sigmoid_of(slope * x[t * width + i] + (bias ? bias[i] : 0));
+    for (int i = 0; i < width; i++) {
+      float logit = slope * x[t * width + i] + (bias ? bias[i] : 0);
+      y[t * width + i] = height * sigmoid_of(logit);
+    }
 }
 
 // Each group of `size` channels times its gate.
@@ -127,8 +131,8 @@ EXPORT(gated) void gated(float *y, const float *x, const float *gates, int group
 }
 
 // Norm, rotate the leading channels by the tables of n positions (n, half), and multiply each head by its gain.
-EXPORT(rotate) void rotate(float *y, const float *x, const float *cosine, const float *sine, const float *gain, int heads,
-                           int size, int half, int n, float epsilon) {
+EXPORT(rotate) void rotate(float *y, const float *x, const float *cosine, const float *sine, const float *gain,
+                           int heads, int size, int half, int n, float epsilon) {
   for (int t = 0; t < n; t++, cosine += half, sine += half)
     for (int h = 0; h < heads; h++, x += size, y += size) {
       float by = root_mean_square(x, size, epsilon) * (gain ? gain[h] : 1);

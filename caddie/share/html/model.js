@@ -1,4 +1,5 @@
-// The forward: a list of operations that Python wrote for this model (`caddie/share/program.py`), on blocks of positions.
+// The forward: a list of operations that Python wrote for this model (`caddie/share/program.py`), on blocks of
+// positions.
 "use strict";
 
 const BLOCK = 16; // positions at a time

@@ -2,12 +2,15 @@
 "use strict";
 
 const at = (id) => document.getElementById(id);
-const count = (number, digits = 0) => number.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+const count = (number, digits = 0) =>
+  number.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 const MOST_BITS = 12; // of the scale of colours
+const DAMAGED = "This page is damaged: the model's bytes do not match their checksum; copy the page again.";
 const MARKS = { "\ue001": "\u21e7", "\ue002": "\u21ea", "\ue003": "\u21e7", "\ue004": "" }; // of CaseOps, shown as keys
 
 // The smallest module with an instruction of SIMD.
-const SIMD = [0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15, 253, 98, 11];
+const SIMD = [0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15, 253, 98,
+  11];
 
 function fail(sentence) {
   at("load").hidden = true;
@@ -57,7 +60,7 @@ async function start() {
     at("caution").hidden = !opened.note;
   } catch (error) {
     const whole = error.damaged || error instanceof SyntaxError;
-    fail(whole ? "This page is damaged: the model's bytes do not match their checksum; copy the page again." : error.message);
+    fail(whole ? DAMAGED : error.message);
     return;
   }
   at("load").hidden = true;
@@ -112,7 +115,10 @@ function shown(piece) {
 }
 
 // A token on a line of its own: white space by names.
-const named = (piece) => (piece.length ? shown(piece).replaceAll("\n", "\u21b5").replaceAll("\t", "\u21e5").replaceAll(" ", "\u00a0") : "end of text");
+function named(piece) {
+  if (!piece.length) return "end of text";
+  return shown(piece).replaceAll("\n", "\u21b5").replaceAll("\t", "\u21e5").replaceAll(" ", "\u00a0");
+}
 
 let tokens = [];
 let here = -1;
@@ -169,10 +175,12 @@ function select(index, scroll) {
   mark.classList.add("here");
   if (scroll) mark.scrollIntoView({ block: "nearest" });
   const title = element("h3");
-  title.append(element("code", "", named(piece)), ` ${count(bits, 2)} bits, a chance of ${chance(2 ** -bits)}; most likely here:`);
+  const odds = `${count(bits, 2)} bits, a chance of ${chance(2 ** -bits)}; most likely here:`;
+  title.append(element("code", "", named(piece)), ` ${odds}`);
   const list = element("ol", "bars");
   for (const [other, share, otherId] of likely) {
-    const line = element("li"), name = element("span", "name"), track = element("span", "track"), bar = element("i", otherId === id ? "ours" : "");
+    const line = element("li"), name = element("span", "name"), track = element("span", "track");
+    const bar = element("i", otherId === id ? "ours" : "");
     name.append(element("code", "", named(other)));
     bar.style.width = `${(100 * share).toFixed(2)}%`;
     track.append(bar);

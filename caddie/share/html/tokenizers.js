@@ -46,7 +46,8 @@ class RawBytes extends Pieces {
 class LongestPieces extends Pieces {
   constructor(pieces, bos) {
     super(pieces, bos);
-    this.note = "This page cuts text into the longest pieces that match, not as the model's own tokenizer does, so its bits are an upper bound.";
+    this.note = "This page cuts text into the longest pieces that match, not as the model's own tokenizer does, "
+      + "so its bits are an upper bound.";
     this.ids = new Map(pieces.map((piece, id) => [this.key(piece), id]));
     this.longest = pieces.reduce((most, piece) => Math.max(most, piece.length), 0);
   }
@@ -113,7 +114,8 @@ class SentencePiece extends Pieces {
       if (type === BYTE) this.bytes[this.pieces[id][0]] = id;
     });
     this.fallback = list.some(({ type }) => type === BYTE);
-    this.symbols = list.filter(({ type }) => type === USER_DEFINED).map(({ piece }) => piece).sort((a, b) => b.length - a.length);
+    const defined = list.filter(({ type }) => type === USER_DEFINED).map(({ piece }) => piece);
+    this.symbols = defined.sort((a, b) => b.length - a.length);
     const settings = Object.fromEntries(fields(Object.fromEntries(all)[3] ?? new Uint8Array()));
     this.normalizer = new Normalizer(settings);
     const trainer = Object.fromEntries(fields(Object.fromEntries(all)[2] ?? new Uint8Array()));
@@ -287,8 +289,9 @@ class CaseOps {
   }
 
   decode(ids) {
-    const m = "\xee\x80[\x81-\x84]", [title, allcaps, next, esc] = ["\x81", "\x82", "\x83", "\x84"].map((last) => "\xee\x80" + last);
-    const coded = new RegExp(`${esc}(${m})|${allcaps}((?:(?:${next})?[A-Za-z])+)|(?:${title}|${next})([A-Za-z])|${m}`, "g");
+    const [title, allcaps, next, esc] = ["\x81", "\x82", "\x83", "\x84"].map((last) => "\xee\x80" + last);
+    const any = "\xee\x80[\x81-\x84]", word = `${allcaps}((?:(?:${next})?[A-Za-z])+)`;
+    const coded = new RegExp(`${esc}(${any})|${word}|(?:${title}|${next})([A-Za-z])|${any}`, "g");
     const decoded = this.latin(this.of.decode(ids)).replace(coded, (_, literal = "", word = "", letter = "") =>
       literal || (word || letter).replaceAll(next, "").toUpperCase());
     return Uint8Array.from(decoded, (character) => character.charCodeAt(0));

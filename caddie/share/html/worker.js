@@ -118,7 +118,8 @@ async function score({ text }, tell) {
   const ids = stream.slice(1, found.length + 1), lengths = tokenizer.byteLengths(ids);
   const tokens = found.map((each, i) => ({ ...each, id: ids[i], piece: tokenizer.pieces[ids[i]], bytes: lengths[i] }));
   const named = (token) => ({ ...token, likely: token.likely.map(([id, share]) => [tokenizer.pieces[id], share, id]) });
-  return { tokens: tokens.map(named), bits: found.reduce((sum, { bits }) => sum + bits, 0), bytes: utf8.encode(text).length };
+  const bits = found.reduce((sum, token) => sum + token.bits, 0);
+  return { tokens: tokens.map(named), bits, bytes: utf8.encode(text).length };
 }
 
 // Bits of a target under logits, and the five most likely ids with their probabilities.

@@ -163,7 +163,8 @@ static u32 read_literals(Frame *f, const u8 *from, u32 length, u32 room) {
   u64 head = 0;
   for (u32 i = 0; i < 5 && i < length; i++) head |= (u64)from[i] << 8 * i;
   if (kind < 2) {
-    u32 bytes = form == 1 ? 2 : form == 3 ? 3 : 1, count = (u32)(form & 1 ? head >> 4 & (form == 1 ? 0xfff : 0xfffff) : head >> 3 & 31);
+    u32 bytes = form == 1 ? 2 : form == 3 ? 3 : 1;
+    u32 count = form & 1 ? head >> 4 & (form == 1 ? 0xfff : 0xfffff) : head >> 3 & 31;
     u32 held = kind ? 1 : count;
     if (count > room || bytes + held > length) return 0;
     for (u32 i = 0; i < count; i++) f->literals[i] = from[bytes + (kind ? 0 : i)];
@@ -171,7 +172,8 @@ static u32 read_literals(Frame *f, const u8 *from, u32 length, u32 room) {
     return bytes + held;
   }
   int wide = form < 2 ? 10 : form == 2 ? 14 : 18;
-  u32 bytes = form < 2 ? 3 : form == 2 ? 4 : 5, count = head >> 4 & ((1u << wide) - 1), held = head >> (4 + wide) & ((1u << wide) - 1);
+  u32 bytes = form < 2 ? 3 : form == 2 ? 4 : 5, ones = (1u << wide) - 1;
+  u32 count = head >> 4 & ones, held = head >> (4 + wide) & ones;
   if (count > room || bytes + held > length) return 0;
   u32 code = 0;
   if (kind == 2 && !(code = read_huffman(&f->huffman, from + bytes, held))) return 0;
@@ -185,18 +187,22 @@ static u32 read_literals(Frame *f, const u8 *from, u32 length, u32 room) {
   for (int i = 0; i < 3; i++) sum += sizes[i] = at[2 * i] | at[2 * i + 1] << 8;
   if (sum > rest || 3 * quarter > count) return 0;
   sizes[3] = rest - sum, at += 6;
-  for (int i = 0; i < 4; at += sizes[i++])
-    if (!read_stream(&f->huffman, at, sizes[i], f->literals + i * quarter, i < 3 ? quarter : count - 3 * quarter)) return 0;
+  for (int i = 0; i < 4; at += sizes[i++]) {
+    u32 each = i < 3 ? quarter : count - 3 * quarter;
+    if (!read_stream(&f->huffman, at, sizes[i], f->literals + i * quarter, each)) return 0;
+  }
   return bytes + held;
 }
 
 static const i16 usual_literals[36] = {4, 3, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1, 2, 2,
                                        2, 2, 2, 2, 2, 2, 2, 3, 2, 1, 1, 1, 1, 1, -1, -1, -1, -1};
-static const i16 usual_offsets[29] = {1, 1, 1, 1, 1, 1, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1};
+static const i16 usual_offsets[29] = {1, 1, 1, 1, 1, 1, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+                                      -1, -1, -1, -1, -1};
 static const i16 usual_matches[53] = {1, 4, 3, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
                                       1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1};
 static const i16 *const usual[3] = {usual_literals, usual_offsets, usual_matches};
-static const u8 usual_counts[3] = {36, 29, 53}, usual_logs[3] = {6, 5, 6}, most_logs[3] = {9, 8, 9}, most_symbols[3] = {36, 32, 53};
+static const u8 usual_counts[3] = {36, 29, 53}, usual_logs[3] = {6, 5, 6};
+static const u8 most_logs[3] = {9, 8, 9}, most_symbols[3] = {36, 32, 53};
 static const u8 literal_extra[20] = {1, 1, 1, 1, 2, 2, 3, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
 static const u8 match_extra[21] = {1, 1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
 
@@ -255,7 +261,7 @@ static u32 block(Frame *f, const u8 *from, u32 length, u8 *to, u32 at, u32 size)
       if (power > 30) return 0;
       u32 value = (1u << power) + back(&b, power);
       match = match < 32 ? match + 3 : code_base(match, 32, match_extra) + 3 + back(&b, match_extra[match - 32]);
-      literals = literals < 16 ? literals : code_base(literals, 16, literal_extra) + back(&b, literal_extra[literals - 16]);
+      if (literals > 15) literals = code_base(literals, 16, literal_extra) + back(&b, literal_extra[literals - 16]);
       u32 offset = offset_of(f, value, literals);
       if (n + 1 < count) {
         static const int order[3] = {0, 2, 1};
