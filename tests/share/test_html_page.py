@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,17 @@ def test_stop_ends_it(page: Path, browser: Browser) -> None:
     browser.click("#stop")
     browser.until("document.getElementById('go').disabled", False)
     assert browser.run("document.getElementById('continued').textContent.length") > 0
+
+
+def test_it_hands_out_the_artifact(artifact: Artifact, page: Path, browser: Browser, tmp_path: Path) -> None:
+    opened(browser, page)
+    browser.ask("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    browser.click("#save")
+    saved = tmp_path / "artifact.caddie"
+    latest = time.monotonic() + 10
+    while not saved.exists() and time.monotonic() < latest:
+        time.sleep(0.05)
+    assert saved.read_bytes() == artifact.path.read_bytes()
 
 
 def test_it_fetches_nothing(page: Path) -> None:

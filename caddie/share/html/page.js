@@ -190,7 +190,17 @@ function select(index, scroll) {
   at("detail").replaceChildren(title, list);
 }
 
-const chance = (share) => (share >= 0.001 ? `${count(100 * share, share < 0.1 ? 1 : 0)} %` : "under 0.1 %");
+const chance = (share) => (share >= 0.001 ? `${count(100 * share, share < 0.1 ? 1 : 0)} %` : `1 in ${count(1 / share)}`);
+
+// Hand out the artifact that this page was made of.
+function save() {
+  const bytes = Uint8Array.from(atob(at("artifact").textContent), (character) => character.charCodeAt(0));
+  const link = element("a");
+  link.href = URL.createObjectURL(new Blob([bytes], { type: "application/octet-stream" }));
+  link.download = at("save").dataset.name;
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
 
 at("write").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -200,6 +210,7 @@ at("measure").addEventListener("submit", (event) => {
   event.preventDefault();
   measure();
 });
+at("save").addEventListener("click", save);
 at("stop").addEventListener("click", () => worker.postMessage({ verb: "stop" }));
 at("temperature").addEventListener("input", () => {
   at("heat").textContent = at("temperature").value;
