@@ -10,7 +10,7 @@ static float total(v128_t x) {
          wasm_f32x4_extract_lane(x, 3);
 }
 
-// Four dot products at once: rows of the weight for one position, or of one row for four positions.
+// Four dot products at once: rows of the weight for one position.
 static void four(const float *x, const float *a, const float *b, const float *c, const float *d, int count,
                  float *sums) {
   v128_t p = wasm_f32x4_splat(0), q = p, r = p, s = p;
@@ -26,6 +26,27 @@ static void four(const float *x, const float *a, const float *b, const float *c,
   for (; i < count; i++) sums[0] += x[i] * a[i], sums[1] += x[i] * b[i], sums[2] += x[i] * c[i], sums[3] += x[i] * d[i];
 }
 
+// Two rows of the weight for four positions, `wide` apart: sums[4 * row + position].
+static void eight(const float *x, int wide, const float *a, const float *b, int count, float *sums) {
+  v128_t found[8];
+  for (int k = 0; k < 8; k++) found[k] = wasm_f32x4_splat(0);
+  int i = 0;
+#pragma clang loop unroll(disable)
+  for (; i + 4 <= count; i += 4) {
+    v128_t p = LOAD(a + i), q = LOAD(b + i);
+#pragma clang loop unroll(full)
+    for (int k = 0; k < 4; k++) {
+      v128_t of = LOAD(x + k * wide + i);
+      FMA(found[k], p, of);
+      FMA(found[4 + k], q, of);
+    }
+  }
+  for (int k = 0; k < 8; k++) {
+    sums[k] = total(found[k]);
+    for (int j = i; j < count; j++) sums[k] += x[(k & 3) * wide + j] * (k < 4 ? a : b)[j];
+  }
+}
+
 static float dot(const float *x, const float *y, int count) {
   v128_t sum = wasm_f32x4_splat(0);
   int i = 0;
@@ -37,13 +58,17 @@ static float dot(const float *x, const float *y, int count) {
 
 // y (n, outputs) = x (n, inputs of `wide`) Wᵀ, W (outputs, inputs).
 EXPORT(linear) void linear(float *y, const float *x, int wide, const float *w, int inputs, int outputs, int n) {
-  float sums[4];
+  float sums[8];
   int t = 0;
   for (; t + 4 <= n; t += 4)
-    for (int o = 0; o < outputs; o++) {
-      const float *at = x + t * wide;
-      four(w + o * inputs, at, at + wide, at + 2 * wide, at + 3 * wide, inputs, sums);
-      for (int k = 0; k < 4; k++) y[(t + k) * outputs + o] = sums[k];
+    for (int o = 0; o < outputs; o += 2) {
+      int second = o + 1 < outputs;
+      const float *row = w + o * inputs;
+      eight(x + t * wide, wide, row, row + second * inputs, inputs, sums);
+      for (int k = 0; k < 4; k++) {
+        y[(t + k) * outputs + o] = sums[k];
+        if (second) y[(t + k) * outputs + o + 1] = sums[4 + k];
+      }
     }
   for (; t < n; t++) {
     int o = 0;
