@@ -71,9 +71,9 @@ def write_page(path: Path, out: Path) -> Path:
     page = template("share/html/page.html.jinja").render(
         facts=_facts(artifact, _result(artifact)),
         header=_script(json.dumps(header(artifact), separators=(",", ":"))),
-        artifact=_base64(path.read_bytes()),
-        engine=_base64(_file("engine.wasm")),
-        words=_base64(_file("brotli.bin")),
+        artifact=_script(_base64(path.read_bytes())),
+        engine=_script(_base64(_file("engine.wasm"))),
+        words=_script(_base64(_file("brotli.bin"))),
         worker=_script("\n".join(_text(name) for name in SCRIPTS)),
         script=_script(_text("page.js")),
     )
@@ -135,7 +135,7 @@ def _base64(data: bytes) -> str:
 
 
 def _script(text: str) -> Any:
-    """Return text as the content of a script element, which nothing in it can end."""
+    """Return text as the content of a script element, which nothing in it can end, and which is not escaped again."""
     from markupsafe import Markup
 
     return Markup(text.replace("</", "<\\/").replace("<!--", "<\\!--"))

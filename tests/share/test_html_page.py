@@ -294,7 +294,12 @@ def test_the_verb(artifact: Artifact, tmp_path: Path, caddie: Callable[..., Any]
     assert ended.status == 2
     assert ended.err.count("\n") == 1
     assert "html" in ended.err
-    assert caddie("export", tmp_path, "--to", "html").status == 2
+    for wrong in ((tmp_path,), (artifact.path, "--out", artifact.path), (artifact.path, "--out", tmp_path)):
+        ended = caddie("export", *wrong, "--to", "html")
+        assert ended.status == 2
+        assert ended.err.count("\n") == 1
+    assert artifact.path.read_bytes().startswith(b"caddie")
+    assert not [path for path in tmp_path.iterdir() if path.suffix != ".html"], "nothing half-written"
 
 
 def test_scripts_are_sound() -> None:
