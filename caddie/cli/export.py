@@ -13,7 +13,7 @@ from caddie.runtime.interrupt import ends_on_interrupt
 @click.command()
 @path_argument("artifact")
 @click.option("--to", "form", metavar="FORMAT", required=True, help="html, safetensors or transformers.")
-@click.option("--out", metavar="PATH", type=click.Path(path_type=Path), help="New path, else NAME.html or NAME-FORMAT beside it.")
+@click.option("--out", metavar="PATH", type=click.Path(path_type=Path), help="Path, else NAME.html or NAME-FORMAT.")
 @options("json")
 @ends_on_interrupt
 def export(artifact: Path, form: str, out: Path | None, as_json: bool) -> int:
