@@ -37,6 +37,9 @@ _MIB = 1 << 20
 _LAUNCHER = "import sys; sys.path.append(sys.argv[1]); from sandbox_launcher import enter; enter(*sys.argv[2:])"
 """Imports the launcher alone: of caddie, and of installed packages, nothing is loaded before the program starts."""
 
+_BEGIN = "import sys; sys.modules['dill'] = None; "
+"""Put before a program: PyTorch imports dill where it is installed, which fails without a folder to write to."""
+
 
 class NoSandbox(UserError):
     """The system has no sandbox."""
@@ -154,7 +157,8 @@ def _launch(level: str, readable: Sequence[str], command: Sequence[str], stdin: 
     """Start the process. Return it and the launcher's report: `READY` as the command begins, or what was refused."""
     reading, writing = os.pipe()
     paths = {path: os.path.realpath(path) for path in [*runtime_paths(), *readable]}
-    program = [sys.executable, "-P", "-s", "-B", *command]
+    begun = ["-c", _BEGIN + command[1], *command[2:]] if command[0] == "-c" else command
+    program = [sys.executable, "-P", "-s", "-B", *begun]
     arguments = [str(Path(__file__).absolute().parent), level, str(writing), json.dumps(paths), json.dumps(program)]
     with open(reading, encoding="utf-8") as report:
         try:

@@ -573,3 +573,10 @@ def test_own_files_and_plain_work_are_not_seen() -> None:
         os.listdir(sys.path[0] or ".")
 
     assert touches(work) == []
+
+
+def test_pytorch_finds_no_library_there_that_needs_a_folder_to_write_to() -> None:
+    """Dill, which comes with lm-evaluation-harness, asks for the folder of temporary files as it is imported."""
+    program = "import sys, torch.utils.data; print(sys.modules['dill'])"
+    ended = run_in_sandbox(["-c", program], memory_bytes=4 << 30, seconds=60)
+    assert (ended.stdout, ended.returncode) == (b"None\n", 0), ended.stderr
