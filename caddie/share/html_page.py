@@ -45,11 +45,11 @@ _QUANTIZERS = (Float32, Float16, Float8, Rows, Waterfilling, Ternary, Binary, Lo
 _OWN_TOKENIZERS = ("bytes", "bytes260", "sentencepiece", "caseops")  # that the page reads from the artifact itself
 _PARTS = {"config": "Model config", "source": "Source code"}
 _ENGLISH = (
-    "The ",
+    "The",
     "The sea was calm in the morning. By noon the wind had turned, and the fishermen came home early.",
 )
 _PYTHON = (
-    "def ",
+    "class Reader:\n    def",
     '''def read_lines(path, encoding="utf-8"):
     """Return the lines of a file, without their ends."""
     with open(path, encoding=encoding) as file:
