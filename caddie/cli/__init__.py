@@ -9,7 +9,7 @@ from typing import NoReturn
 import click
 
 from caddie.cli import catalog as catalog
-from caddie.cli import doctor, export, lab, model, push, replay, review, study, submit, track
+from caddie.cli import doctor, export, lab, lm_eval, model, push, replay, review, study, submit, track
 from caddie.cli import run as line
 from caddie.cli.exits import end
 
@@ -22,7 +22,7 @@ from caddie.cli.exits import end
         *[model.sample, model.compress, model.decompress],
         *[study.study, study.ablate, study.sweep, study.trial],
         *[lab.report, lab.compare, submit.submit, review.review, push.push, export.export, track.track],
-        *[lab.board, doctor.doctor],
+        *[lm_eval.lm_eval, lab.board, doctor.doctor],
         *[catalog.data, catalog.recipes, catalog.techniques, catalog.diff],
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

@@ -24,7 +24,7 @@ from caddie.pack import artifact as artifacts
 Call = Callable[..., Any]
 HELP = Path(__file__).parent.parent / "golden" / "help.txt"
 VERBS = (
-    *("ablate", "board", "compare", "compress", "data", "decompress", "diff", "doctor", "export"),
+    *("ablate", "board", "compare", "compress", "data", "decompress", "diff", "doctor", "export", "lm-eval"),
     *("pack", "push", "recipes", "replay", "report", "review", "run", "sample", "score"),
     *("study", "submit", "sweep", "techniques", "track", "train", "trial", "verify"),
 )

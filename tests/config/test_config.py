@@ -31,7 +31,8 @@ from caddie.train.loop import Train
 from caddie.train.optim import AdamW, Muon, Optimizer
 
 for _module in pkgutil.walk_packages(caddie.__path__, "caddie."):
-    if not _module.name.endswith(("__main__", "_kernels")):  # which import Triton, for a second, and hold no settings
+    # Kernels import Triton, for a second, and what is shared imports other libraries, if they are there.
+    if not _module.name.endswith(("__main__", "_kernels")) and not _module.name.startswith("caddie.share."):
         importlib.import_module(_module.name)
 
 RECIPES = shipped()

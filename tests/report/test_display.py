@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from run_folder import make_events, make_result
 
+from caddie.cli import exits
 from caddie.cli.exits import fail
 from caddie.report.display import Display, clock, step_line
 from caddie.report.read import step_seconds
@@ -333,7 +334,7 @@ def test_without_standard_error_nothing_is_said(
             display.note("it goes on")
         assert fail("a mistake", 2) == 2
         with pytest.raises(SystemExit):
-            distributed.leave(2)
+            exits._leave(2)
     assert capsys.readouterr().out == ""
 
 

@@ -47,9 +47,11 @@ def test_machines_that_differ_are_told_so(tmp_path: Path, monkeypatch: pytest.Mo
         given = list[tuple[float, ...]]()
         monkeypatch.setattr(Ranks, "maximum", lambda ranks, *values: given.append(values) or list(values))
         _check_agreement(tmp_path, other, Ranks())
-        most, least, _ = given[0]
-        others = (most, least, float(checkpoint))
-        monkeypatch.setattr(Ranks, "maximum", lambda ranks, *values: [*map(max, zip(values, others, strict=True))])
+        of_facts, _ = given  # of the facts, then of the checkpoint
+        others = iter([of_facts, (float(checkpoint),)])
+        monkeypatch.setattr(
+            Ranks, "maximum", lambda ranks, *values: [*map(max, zip(values, next(others), strict=True))]
+        )
         _check_agreement(tmp_path, text, Ranks())
 
     agree("text", "text")

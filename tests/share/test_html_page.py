@@ -288,7 +288,7 @@ def test_the_verb(artifact: Artifact, tmp_path: Path, caddie: Callable[..., Any]
     assert (ended.status, ended.out.strip()) == (0, str(beside))
     assert beside.exists()
     ended = caddie("export", artifact.path, "--to", "html", "--out", tmp_path / "page.html", "--json")
-    assert json.loads(ended.out)["file"] == str(tmp_path / "page.html")
+    assert json.loads(ended.out)["path"] == str(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_bytes() == beside.read_bytes()
     ended = caddie("export", artifact.path, "--to", "htm")
     assert ended.status == 2
