@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from caddie.config.schedules import all_values
 from caddie.errors import UserError
 from caddie.model import GPT, Model
 from caddie.model.attention import GroupedQueryAttention
@@ -231,8 +232,11 @@ class _Writer:
         self.emit("rotate", "k", values, "k", shared, frequencies, None)
         window = reach(None, config.window, 1.0, torch.device("cpu"))
         document = config.scope == "document"
-        self.emit("attention", "y", gpt.width, "q", "k", "v", heads, shared, window, document, config.longest)
+        longest = None if config.longest is None else all_values(config.longest)[-1]
+        self.emit("attention", "y", gpt.width, "q", "k", "v", heads, shared, window, document, longest)
         if config.xsa:
+            if config.xsa_gate is not None:
+                raise UserError("the page cannot run model.block.attention.xsa_gate; share the artifact itself")
             self.emit("exclude", "y", gpt.width, "v", heads, shared)
         if config.gate:
             gate = known(config.gate, "model.block.attention.gate")
@@ -301,6 +305,8 @@ class _Writer:
             self.linear("logits", h, "embedding")
         if config.bias:
             self.emit("add", "logits", vocabulary, self.part("head.bias"))
+        if config.learned_caps == "trained":
+            raise UserError("the page cannot run model.head.learned_caps=trained; share the artifact itself")
         if config.softcap is not None:
             self.emit("softcap", "logits", vocabulary, config.softcap, config.softcap_form == "polynomial")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import json
 import re
@@ -19,6 +20,7 @@ from packed_models import BYTES, write_artifact
 from rich_models import RICH, TINY
 from run_folder import make_result
 
+from caddie.config import field_types
 from caddie.data.tokenizers import SentencePieceTokenizer, bpe
 from caddie.errors import UserError
 from caddie.model import GPT, RandomMap
@@ -28,6 +30,7 @@ from caddie.recipes.catalog import find, shipped
 from caddie.recipes.recipe import Recipe
 from caddie.recipes.shrink import small_copy
 from caddie.score import Scoring, Text, score
+from caddie.share import program as program_module
 from caddie.share.html_page import write_page
 
 DOCUMENT = (Path(__file__).resolve().parent.parent.parent / "README.md").read_bytes()
@@ -309,3 +312,27 @@ def test_scripts_are_sound() -> None:
             subprocess.run(["node", "--check", path], check=True)
     except FileNotFoundError:
         pytest.skip("no node")
+
+
+def test_every_setting_of_what_the_page_runs_is_read_or_needless() -> None:
+    """A new setting of the model must be added to the operations, be refused, or be listed here."""
+    needless = {
+        *("initial", "std", "query_gain", "gain"),  # values that parameters start with
+        *("recurrence", "bigrams", "trigrams", "channels"),  # read from the model that they build
+    }
+    source = (Path(program_module.__file__)).read_text()
+    read = {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
+    for cls in program_module._KNOWN:
+        missing = field_types(cls).keys() - read - needless
+        assert not missing, (cls.__name__, missing)
+
+
+@pytest.mark.parametrize(
+    "diff",
+    [{"block.attention.xsa": True, "block.attention.xsa_gate": 0.5}, {"head.learned_caps": "trained"}],
+    ids=["xsa_gate", "learned_caps"],
+)
+def test_settings_that_the_page_cannot_run_are_named(diff: dict[str, Any], tmp_path: Path) -> None:
+    made = write_artifact(tmp_path / "a.caddie", TINY.but({"vocabulary": BYTES.vocabulary, **diff}), Pack())
+    with pytest.raises(UserError, match=list(diff)[-1].rpartition(".")[2]):
+        write_page(made.path, tmp_path / "a.html")
