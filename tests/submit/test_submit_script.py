@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import socket
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from caddie.config import plain
 from caddie.data.shards import open_shard, write_shard
 from caddie.data.tokenizers import CaseOps, SentencePieceBPE
 from caddie.pack import source_bundle
@@ -137,6 +139,10 @@ def test_every_recipe_stands_in_the_head_as_it_is(why: str) -> None:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "RECIPE"
         ]
         assert Recipe.from_json(json.loads(ast.literal_eval(literal))) == recipe.but(public=())
+    own = [one for one in ast.walk(tree) if isinstance(one, ast.ImportFrom) and str(one.module).startswith("caddie")]
+    assert own
+    for one in own:
+        assert all(hasattr(importlib.import_module(str(one.module)), alias.name) for alias in one.names)
 
 
 @pytest.mark.parametrize(
@@ -179,6 +185,55 @@ def contest_shards(folder: Path, text: Path, vocabulary: int) -> Path:
     for number, part in enumerate(np.array_split(tokenizer.byte_lengths(ids).astype(np.uint16), 2)):
         write_shard(shards / f"fineweb_val_bytes_{number:06d}.bin", part)
     return shards
+
+
+@pytest.mark.slow
+def test_it_gives_the_file_of_a_records_run_on_shards_of_the_contest(tiny_run: Any, tmp_path: Path) -> None:
+    """The best record's twin, smaller still, with its adapters while scoring, on CaseOps shards with side-cars."""
+    shards, model = contest_shards(tmp_path, tiny_run.text, 400), tmp_path / "small.model"
+    tokenizer = {"kind": "CaseOps", "of": {"kind": "SentencePieceFile", "path": str(model)}}
+    ttt = plain(find("best_record").score.ttt.but({"rank": 4, "documents": 8, "phases.documents": 8}))
+    settings = {"data.tokenizer": json.dumps(tokenizer), "score.ttt": json.dumps(ttt), "train.steps": 2}
+    settings |= {"model.vocabulary": 400, "model.width": 64, "train.seconds": "none"}
+    settings |= {"pack.calibration.tokens": 4096}
+    whole = ("train", "best_record_mini", *(f"{name}={value}" for name, value in settings.items()))
+    where = ("--data", str(shards), "--out", "run")
+    for words in ((*whole, *where, "--quiet"), ("pack", "run")):  # as `run` does, without scoring and probing
+        command = [sys.executable, "-m", "caddie", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    recipe, given = recipe_of(tmp_path / "run"), {"DATA_PATH": str(shards), "TOKENIZER_PATH": str(model)}
+    done = alone(tmp_path / "lone", recipe, "-I", **given)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert {"train_shards:2", "world_size:1"} <= set(lines)
+    assert any(line.startswith("quantized_ttt val_loss:") for line in lines)
+    made, run = (tmp_path / folder / "artifact.caddie" for folder in ("lone/out", "run"))
+    assert made.read_bytes() == run.read_bytes()
+
+
+@pytest.mark.slow
+def test_its_requirements_are_all_that_it_needs(tiny_run: Any, tmp_path: Path, caddie: Call) -> None:
+    """A virtual environment with what `requirements.txt` names and nothing else."""
+    out = tmp_path / "submission"
+    ended = caddie("submit", tiny_run.folder, "--out", out, "--author", "Ada", "--github-id", "ada")
+    assert ended.status == 0, ended.err
+    subprocess.run([sys.executable, "-m", "venv", "venv"], cwd=tmp_path, check=True)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+    def python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = [str(tmp_path / "venv" / "bin" / "python"), *words]
+        return subprocess.run(command, cwd=out, env=kept | environment, capture_output=True, text=True, check=False)
+
+    wanted = ("-c", str(ROOT / "constraints.txt"), "-r", "requirements.txt")
+    installed = python("-m", "pip", "install", "--quiet", "--no-compile", *wanted)
+    if "connection" in installed.stderr.lower():
+        pytest.skip("pip reaches no index of packages")
+    assert installed.returncode == 0, installed.stderr
+    assert "No module named 'caddie'" in python("-c", "import caddie").stderr
+    done = python("train_gpt.py", DATA_PATH=str(tiny_run.corpus), OUT="out")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (out / "out" / "artifact.caddie").read_bytes() == tiny_run.artifact.read_bytes()
 
 
 @pytest.mark.slow
