@@ -188,26 +188,35 @@ def contest_shards(folder: Path, text: Path, vocabulary: int) -> Path:
 
 
 @pytest.mark.slow
-def test_it_gives_the_file_of_a_records_run_on_shards_of_the_contest(tiny_run: Any, tmp_path: Path) -> None:
-    """The best record's twin, smaller still, with its adapters while scoring, on CaseOps shards with side-cars."""
+@pytest.mark.parametrize("processes", [1, 2])
+def test_it_gives_the_file_of_a_records_run_on_shards_of_the_contest(
+    processes: int, tiny_run: Any, tmp_path: Path
+) -> None:
+    """The best record's twin, smaller still, on CaseOps shards with side-cars; on one process with its adapters."""
     shards, model = contest_shards(tmp_path, tiny_run.text, 400), tmp_path / "small.model"
     tokenizer = {"kind": "CaseOps", "of": {"kind": "SentencePieceFile", "path": str(model)}}
-    ttt = plain(find("best_record").score.ttt.but({"rank": 4, "documents": 8, "phases.documents": 8}))
-    settings = {"data.tokenizer": json.dumps(tokenizer), "score.ttt": json.dumps(ttt), "train.steps": 2}
-    settings |= {"model.vocabulary": 400, "model.width": 64, "train.seconds": "none"}
-    settings |= {"pack.calibration.tokens": 4096}
-    whole = ("train", "best_record_mini", *(f"{name}={value}" for name, value in settings.items()))
-    where = ("--data", str(shards), "--out", "run")
-    for words in ((*whole, *where, "--quiet"), ("pack", "run")):  # as `run` does, without scoring and probing
+    ttt = find("best_record").score.ttt.but({"rank": 4, "documents": 8, "phases.documents": 8})
+    settings = {"model.vocabulary": 400, "model.width": 64, "train.seconds": "none", "train.steps": 2}
+    settings |= {"data.tokenizer": json.dumps(tokenizer), "pack.calibration.tokens": 4096}
+    where, launcher = ["--data", str(shards), "--out", "run", "--quiet"], ["-I"]
+    commands = [["train"], ["pack", "run"]]  # as `run` does, without scoring and probing
+    if processes == 1:
+        settings["score.ttt"] = json.dumps(plain(ttt))
+    else:  # `pack` calibrates on one process, and `run` on both
+        settings["train.micro_batches"] = processes
+        launcher, commands = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"], [["run"]]
+        where += ["--gpus", str(processes)]
+    commands[0] += ["best_record_mini", *(f"{name}={value}" for name, value in settings.items()), *where]
+    for words in commands:
         command = [sys.executable, "-m", "caddie", *words]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     recipe, given = recipe_of(tmp_path / "run"), {"DATA_PATH": str(shards), "TOKENIZER_PATH": str(model)}
-    done = alone(tmp_path / "lone", recipe, "-I", **given)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = alone(tmp_path / "lone", recipe, *launcher, **given)
+    assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert {"train_shards:2", "world_size:1"} <= set(lines)
-    assert any(line.startswith("quantized_ttt val_loss:") for line in lines)
+    assert {"train_shards:2", f"world_size:{processes}"} <= set(lines)
+    assert any(line.startswith("quantized_ttt val_loss:") for line in lines) == (processes == 1)
     made, run = (tmp_path / folder / "artifact.caddie" for folder in ("lone/out", "run"))
     assert made.read_bytes() == run.read_bytes()
 
