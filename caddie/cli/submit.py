@@ -33,6 +33,7 @@ def submit(
     RUN is a run folder; each has another seed. The folder gets README.md, submission.json, requirements.txt, a log for
     each seed and one script, train_gpt.py, that trains, packs and scores without caddie.
     """
+    from caddie.report.tables import count
     from caddie.submit.submit import submit as write_submission
 
     facts = write_submission(
@@ -40,7 +41,7 @@ def submit(
     )
     p = f", p = {facts['p_value']:.3g} against {facts['comparison_baseline']}" if "p_value" in facts else ""
     lines = [
-        f"{out}: {facts['val_bpb']:.5f} bits per byte, {len(facts['seeds'])} seed{'s' * (len(facts['seeds']) > 1)}{p}",
+        f"{out}: {facts['val_bpb']:.5f} bits per byte, {count(len(facts['seeds']), 'seed')}{p}",
         f"{facts['bytes_total']:,} bytes with {facts['bytes_code']:,} of train_gpt.py; track {facts['track']}",
     ]
     tell({"folder": str(out), **facts}, as_json, "\n".join(lines))

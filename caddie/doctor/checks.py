@@ -14,6 +14,7 @@ from caddie.doctor.gpus import Accelerators, Gpu
 from caddie.doctor.host import Disk
 from caddie.doctor.pace import STEPS, Pace
 from caddie.doctor.processes import Activity, Process, orphans
+from caddie.report.tables import count
 from caddie.runtime.memory import GIB, Memory
 
 BUSY_CORES = 0.5
@@ -60,12 +61,6 @@ HARMFUL_ON_GPUS = {
     "NVIDIA_TF32_OVERRIDE": ("0", "float32 products do not use the tensor cores"),
     "TORCH_DISTRIBUTED_DEBUG": ("(?i)detail", "every exchange is checked by another"),
 }
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun in singular or plural."""
-    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
-    return f"{number} {noun}{ending}"
 
 
 def check_environment(variables: Mapping[str, str], on_gpu: bool, cores: float) -> list[Finding]:

@@ -15,7 +15,7 @@ from caddie.lab.rows import RESULTS, STUDY, read_rows, read_study
 from caddie.report.charts import is_finite
 from caddie.report.page import csv_table, template
 from caddie.report.run_files import REPORT
-from caddie.report.tables import number
+from caddie.report.tables import count, number
 
 OPEN_ROWS = 40
 """Rows of a long list that are shown before the rest is folded away."""
@@ -162,7 +162,7 @@ def sweep_words(found: Mapping[str, Any]) -> str:
     words = f"Bits per byte over {first}" + (f", for each {second[0]}" if second else "")
     words += f": {'mean over ' * (len(found['seeds']) > 1)}{seeds}." if found["seeds"] else ": means over unlike seeds."
     others = len(found["left_out"])
-    return words + (f" Left out: {others} {'label' if others == 1 else 'labels'} with other changes." if others else "")
+    return words + (f" Left out: {count(others, 'label')} with other changes." if others else "")
 
 
 def _sweep_table(found: Mapping[str, Any]) -> list[str]:

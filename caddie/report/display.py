@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self, TextIO
 
-from caddie.report.tables import number, printable
+from caddie.report.tables import count, number, printable
 from caddie.runtime.progress import Event
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def clock(seconds: float) -> str:
 
 def start_line(event: Event) -> str:
     """Format the choices of the warm-up, from a `start` event of the log."""
-    threads = "1 thread" if event["threads"] == 1 else f"{event['threads']} threads"
+    threads = count(event["threads"], "thread")
     fields = [event["precision"], threads, "compiled" if event["compiled"] else "not compiled"]
     fields += ["CUDA graphs"] if event.get("cuda_graphs") else []
     fields += [f"attention by {event['attention']}"] if event["attention"] else []

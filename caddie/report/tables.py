@@ -27,6 +27,12 @@ LONGEST_LINE = 600
 """Most characters of an error's line."""
 
 
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun in singular or plural."""
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{ending}"
+
+
 def one_line(message: str) -> str:
     """Return an error message as one line of bounded length."""
     line = printable(" ".join(message.split()))

@@ -27,6 +27,7 @@ from caddie.recipes.recipe import Recipe
 from caddie.report.page import write_report
 from caddie.report.read import VERSION, read_steps, step_seconds
 from caddie.report.run_files import LOG, RESULT
+from caddie.report.tables import count
 from caddie.run.cap import source_of_recipe
 from caddie.run.policy import FileCap, state
 from caddie.run.stages import bits_per_nat
@@ -198,7 +199,7 @@ def device_name(device: torch.device, threads: int) -> str:
         return torch.cuda.get_device_name(device)
     if device.type == "mps":
         return "Apple GPU"
-    return f"cpu, {threads} thread{'s' if threads != 1 else ''}"
+    return f"cpu, {count(threads, 'thread')}"
 
 
 def processor_name() -> str:

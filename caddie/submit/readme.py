@@ -9,6 +9,7 @@ from typing import Any
 from caddie.config import plain
 from caddie.errors import UserError
 from caddie.recipes.catalog import find
+from caddie.report.tables import count
 from caddie.run.contest_sets import identify
 from caddie.run.policy import CONTEST_2026
 from caddie.submit.against import Base
@@ -18,7 +19,7 @@ from caddie.submit.runs import Run
 def readme(runs: Sequence[Run], facts: Mapping[str, Any], base: Base | None, code_bytes: int) -> str:
     """Return the README: results by seed, comparison, settings, bytes, and how to run it again."""
     first = runs[0].result
-    count = f"{len(runs)} seed{'s' if len(runs) > 1 else ''}"
+    seeds = count(len(runs), "seed")
     spread = f" (sample standard deviation {facts['val_bpb_std']:.5f})" if "val_bpb_std" in facts else ""
     return "\n".join(
         [
@@ -26,7 +27,7 @@ def readme(runs: Sequence[Run], facts: Mapping[str, Any], base: Base | None, cod
             "",
             first["why"],
             "",
-            f"**{facts['val_bpb']:.5f} bits per byte**, mean of {count}{spread}, on {facts['hardware']}.",
+            f"**{facts['val_bpb']:.5f} bits per byte**, mean of {seeds}{spread}, on {facts['hardware']}.",
             "",
             "## Results",
             "",

@@ -201,7 +201,7 @@ def _facts(log: Log, claims: Claims) -> dict[str, Any]:
 
 def review_table(result: Review) -> str:
     """Format a review for a terminal."""
-    from caddie.report.tables import printable, table
+    from caddie.report.tables import count, printable, table
 
     lines: list[str] = []
     if result.logs:
@@ -211,7 +211,7 @@ def review_table(result: Review) -> str:
         lines += [table(rows, header), ""]
     if result.findings:
         lines += [table([_row(finding) for finding in result.findings], ("", "rule", "where and what")), ""]
-    counts = ", ".join(f"{(n := result.count(one))} {one}{'s' * (n != 1)}" for one in SEVERITIES)
+    counts = ", ".join(count(result.count(one), one) for one in SEVERITIES)
     return "\n".join([*lines, f"{printable(result.folder)}: {counts}"])
 
 

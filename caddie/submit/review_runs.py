@@ -8,6 +8,7 @@ from decimal import Decimal
 from statistics import fmean, pstdev, stdev
 
 from caddie.lab.stats import welch
+from caddie.report.tables import count
 from caddie.run.contest_sets import CURRENT, FIRST
 from caddie.run.policy import CONTEST_2026
 from caddie.submit.logs import Log, Score
@@ -268,7 +269,7 @@ def _check_mean(chosen: Sequence[Log], claims: Claims, file: str, found: Finding
         return
     mean = sum(scores, Decimal()) / len(scores)
     slack = Decimal(1).scaleb(-min(decimals(one) for one in (claims.score, *scores)))
-    said = f"val_bpb is {claims.score}; the mean of {_many(scores)} is {mean:.8f}"
+    said = f"val_bpb is {claims.score}; the mean of {count(len(scores), 'seed')} is {mean:.8f}"
     if abs(mean - claims.score) > slack:
         if other := None if claims.scores else _other_line(chosen, claims.score):
             said = f"val_bpb is {claims.score}, the mean of the lines `{other}`, not of the last"
@@ -302,10 +303,6 @@ def _other_line(chosen: Sequence[Log], stated: Decimal) -> str | None:
         if len(scores) == len(chosen) and agree(sum(scores, Decimal()) / len(scores), stated):
             return name
     return None
-
-
-def _many(scores: Sequence[Decimal]) -> str:
-    return "1 seed" if len(scores) == 1 else f"{len(scores)} seeds"
 
 
 def check_configuration(logs: Sequence[Log], chosen: Sequence[Log], claims: Claims, found: Findings) -> None:
