@@ -20,6 +20,7 @@ from caddie.recipes.catalog import find
 from caddie.submit import runs as submitted
 from caddie.submit import submit as module
 from caddie.submit.contest_log import after_training
+from caddie.submit.logs import parse_log
 from caddie.submit.readme import _settings
 from caddie.submit.submit import submit
 
@@ -129,6 +130,28 @@ def test_a_log_has_the_lines_that_reviewers_look_for(runs: list[Path], tiny_run:
     facts = json.loads(Path("out/submission.json").read_text())
     assert "val_bpb_std" not in facts, "one seed has none"
     assert f"val_bpb:{facts['val_bpb']:.8f}" in final
+
+
+def test_the_review_reads_what_the_log_says(runs: list[Path], tiny_run: Any) -> None:
+    facts, printed = submit(runs[:1], Path("out"), author="Ada", github_id="ada"), tiny_run.printed
+    log = parse_log("train.log", Path("out/train_seed1337.log").read_text())
+    seed, score = facts["seed_results"]["1337"], printed["scores"]["quantized_sliding"]
+    read = {name: fact.value for name, fact in log.facts.items()}
+    assert 0 < read.pop("step_ms") <= 1000 * printed["seconds"]["train"] + 1
+    assert read == {
+        "seed": 1337,
+        "training_shards": 1,
+        "validation_tokens": score["tokens"],
+        "model_bytes": seed["model_bytes"],
+        "code_bytes": facts["bytes_code"],
+        "total_bytes": facts["bytes_total"],
+        "evaluation_s": round(printed["evaluation"]["score"], 1),
+    }
+    assert [str(one.bits) for one in log.final[-1:]] == [f"{score['bits_per_byte']:.8f}"]
+    assert {one.name for one in log.scores if one.live} == {
+        one.name for one in log.scores if one.name.startswith("diagnostic pre-quantization")
+    }
+    assert sorted(log.losses) == [1, 2]
 
 
 def test_a_run_that_the_clock_ended_says_so() -> None:
