@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from caddie.config.userfile import UserFile, read_stated, user_files
-from caddie.data.corpus import Corpus
+from caddie.data.corpus import Corpus, file_sha256
 from caddie.data.loaders import TrainingData
 from caddie.errors import CheckFailed, UserError
 from caddie.files import reason, replacing, write_json
@@ -21,7 +22,7 @@ from caddie.pack.artifact import Artifact, load
 from caddie.recipes.recipe import Recipe
 from caddie.recipes.recipe_file import read_place, read_start
 from caddie.report.display import Display
-from caddie.report.read import pick, read_json
+from caddie.report.read import pick, read_json, read_scored_result
 from caddie.report.run_files import ARTIFACT, CHECKPOINT, ERROR, LOG, PARTS, RECIPE, RESULT, WEIGHTS
 from caddie.report.tables import one_line
 from caddie.run.cap import cap_of_stated, files_to_score
@@ -122,6 +123,16 @@ def read_run(folder: Path, parts: Sequence[Path] = ()) -> tuple[Recipe, int, Cor
         raise UserError(f"{folder} is a file; name the folder of a run, as {folder.parent}")
     start = read_start(folder, parts)
     return start.recipe, start.seed, Corpus.load(start.corpus)
+
+
+def read_finished(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return result and `recipe.json` of a finished run; `UserError` if it is none, or its artifact is another file."""
+    result, about = read_scored_result(folder / RESULT), read_json(folder / RECIPE)
+    if not isinstance(pick(about, "recipe"), dict):
+        raise UserError(f"{folder / RECIPE} is missing or damaged; run the recipe again")
+    if not (folder / ARTIFACT).is_file() or file_sha256(folder / ARTIFACT) != pick(result, "sha256", "artifact"):
+        raise UserError(f"{folder / ARTIFACT} is not the file that {folder / RESULT} scored; run the recipe again")
+    return result, about
 
 
 def corpus_of(folder: Path) -> Corpus:

@@ -7,11 +7,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from caddie.data.corpus import file_sha256
 from caddie.data.hub import ABSENT, hub_library
 from caddie.errors import UserError
-from caddie.report.read import pick, read_json, read_scored_result, result_errors
+from caddie.report.read import result_errors
 from caddie.report.run_files import ARTIFACT, PARTS, RECIPE, REPORT, RESULT
+from caddie.run.run_folder import read_finished
 from caddie.share.card import card_data, card_text
 from caddie.share.pull import split_place
 
@@ -57,14 +57,9 @@ def push(
 
 def run_files(run: Path) -> dict[str, bytes]:
     """Return path in the repository to content, of a finished run; `UserError` if it is none or its files disagree."""
-    result = read_scored_result(run / RESULT)
-    recipe = pick(read_json(run / RECIPE), "recipe")
-    if not isinstance(recipe, dict):
-        raise UserError(f"{run / RECIPE} is missing or damaged; run the recipe again")
-    if not (run / ARTIFACT).is_file() or file_sha256(run / ARTIFACT) != pick(result, "sha256", "artifact"):
-        raise UserError(f"{run / ARTIFACT} is not the file that {run / RESULT} scored; run the recipe again")
+    _, about = read_finished(run)
     if not (run / REPORT).is_file():
         raise UserError(f"{run / REPORT} is missing; make it by: caddie report {run}")
     files = {name: (run / name).read_bytes() for name in (ARTIFACT, RESULT, REPORT)}
-    files[RECIPE] = (json.dumps(recipe, indent=1) + "\n").encode()
+    files[RECIPE] = (json.dumps(about["recipe"], indent=1) + "\n").encode()
     return files | {f"{PARTS}/{path.name}": path.read_bytes() for path in sorted((run / PARTS).glob("*.py"))}

@@ -11,10 +11,11 @@ from caddie.data.corpus import MANIFEST, Corpus, file_sha256
 from caddie.errors import UserError
 from caddie.pack.source_bundle import describe_source
 from caddie.recipes.recipe import Recipe
-from caddie.report.read import pick, read_json, read_scored_result, read_steps, result_errors
+from caddie.report.read import pick, read_steps, result_errors
 from caddie.report.run_files import ARTIFACT, LOG, PARTS, RECIPE, RESULT
 from caddie.run.contest_sets import CURRENT
 from caddie.run.policy import CONTEST_2026, counted_bytes
+from caddie.run.run_folder import read_finished
 
 RECORD, NON_RECORD = "10min_16mb", "non-record-unlimited-compute-16mb"
 """Tracks: with limits of time on the contest's machine, and without."""
@@ -55,17 +56,12 @@ def read_run(place: Path) -> Run:
     folder = place if place.is_dir() else place.parent
     path = folder / RESULT
     with result_errors(path, "a submission"):
-        result = read_scored_result(path)
-        about = read_json(folder / RECIPE)
-        if not isinstance(pick(about, "recipe"), dict):
-            raise UserError(f"{folder / RECIPE} is missing or damaged; run the recipe again")
+        result, about = read_finished(folder)
         if pick(about, PARTS):
             raise UserError(f"{folder}: its recipe has classes in a user's file, which the script does not hold")
         recipe = Recipe.from_json(about["recipe"])
         if recipe.sha256 != result["sha256"]["recipe"]:
             raise UserError(f"{folder / RECIPE} is not the recipe of {path}; run the recipe again")
-        if not (folder / ARTIFACT).is_file() or file_sha256(folder / ARTIFACT) != result["sha256"]["artifact"]:
-            raise UserError(f"{folder / ARTIFACT} is not the file that {path} scored; run the recipe again")
         if not (steps := read_steps(folder / LOG)):
             raise UserError(f"{folder / LOG} holds no steps; run the recipe again")
         shards = _train_shards(about.get("corpus"), result["sha256"]["corpus"])
