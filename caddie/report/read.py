@@ -39,6 +39,12 @@ def pick(value: Any, *path: str) -> Any:
     return value
 
 
+def file_scores(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return kind to score of the file, of plain, sliding and adaptive those that it has; the last is the run's."""
+    scores = result["scores"]
+    return {kind: one for kind in ("plain", "sliding", "adaptive") if (one := scores.get(f"quantized_{kind}"))}
+
+
 def read_result(path: Path) -> dict[str, Any]:
     """Return the result at `path`. Raises `UserError` if there is none of this version."""
     try:

@@ -33,6 +33,12 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{ending}"
 
 
+def markdown_lines(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Return the lines of a Markdown table whose cells may hold Markdown."""
+    cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *cells)]
+
+
 def one_line(message: str) -> str:
     """Return an error message as one line of bounded length."""
     line = printable(" ".join(message.split()))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from caddie.report.read import file_scores
 from caddie.report.run_files import ARTIFACT, PARTS, RECIPE, REPORT, RESULT
+from caddie.report.tables import markdown_lines
 
 _FILES = {
     ARTIFACT: "weights, tokenizer and settings in one file; data alone, no pickle, nothing that is run",
@@ -15,19 +17,9 @@ _FILES = {
 }
 
 
-def score_kind(result: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Return kind and facts of a run's score: the last of plain, sliding and adaptive that the file has."""
-    scores = result["scores"]
-    return [
-        (kind, scores[name])
-        for kind in ("plain", "sliding", "adaptive")
-        if (name := f"quantized_{kind}") in scores and scores[name]
-    ][-1]
-
-
 def card_data(library: Any, result: Mapping[str, Any], repository: str, license_name: str | None) -> str:
     """Return the YAML before a card's text, by `library`, huggingface_hub: tags, and the score for the hub's index."""
-    kind, score = score_kind(result)
+    kind, score = [*file_scores(result).items()][-1]
     corpus = result["corpus"]
     scored = library.EvalResult(
         task_type="text-generation",
@@ -53,7 +45,7 @@ def card_data(library: Any, result: Mapping[str, Any], repository: str, license_
 
 def card_text(result: Mapping[str, Any], repository: str, files: Sequence[str]) -> str:
     """Return the text of a card: the score and what it is of, the bytes by part, and how to check both."""
-    kind, score = score_kind(result)
+    kind, score = [*file_scores(result).items()][-1]
     corpus, training = result["corpus"], result["training"]
     held_out = f"{corpus['documents']['validation']:,} documents, {corpus['source_bytes']['validation']:,} bytes"
     adaptive = f", test-time training {score['ttt']}" if score.get("ttt") else ""
@@ -78,11 +70,11 @@ def card_text(result: Mapping[str, Any], repository: str, files: Sequence[str]) 
             f"A language model of {result['artifact_bytes']:,} bytes, trained and packed by caddie from the recipe "
             f"`{result['recipe']}`. {result['why']}",
             "",
-            *_table(("", ""), facts),
+            *markdown_lines(("", ""), facts),
             "",
             "## Bytes",
             "",
-            *_table(("part of the file", "bytes"), [(name, f"{size:,}") for name, size in parts.items()]),
+            *markdown_lines(("part of the file", "bytes"), [(name, f"{size:,}") for name, size in parts.items()]),
             "",
             "## Check it",
             "",
@@ -104,7 +96,7 @@ def card_text(result: Mapping[str, Any], repository: str, files: Sequence[str]) 
             ),
             "## Files",
             "",
-            *_table(("file", ""), [(f"`{name}`", text) for name, text in _FILES.items() if name in files]),
+            *markdown_lines(("file", ""), [(f"`{name}`", text) for name, text in _FILES.items() if name in files]),
             "",
         ]
     )
@@ -115,8 +107,3 @@ def _checks(result: Mapping[str, Any]) -> str:
         return "not verified: the probes could not be run in a sandbox"
     failed = [check["name"] for check in result["checks"] if not check["passed"]]
     return f"failed: {', '.join(failed)}" if failed else f"all {len(result['checks'])} passed"
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
-    return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *cells)]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from caddie.config import plain
 from caddie.errors import UserError
 from caddie.recipes.catalog import find
-from caddie.report.tables import count
+from caddie.report.tables import count, markdown_lines
 from caddie.run.contest_sets import identify
 from caddie.run.policy import CONTEST_2026
 from caddie.submit.against import Base
@@ -62,11 +62,6 @@ def readme(runs: Sequence[Run], facts: Mapping[str, Any], base: Base | None, cod
     )
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
-    return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *cells)]
-
-
 def _results(runs: Sequence[Run], facts: Mapping[str, Any]) -> list[str]:
     names = ("seed", "steps", "training", "before packing", "val_bpb", "val_loss", "bytes", "evaluation")
     fields = ("val_bpb", "val_loss")
@@ -81,7 +76,7 @@ def _results(runs: Sequence[Run], facts: Mapping[str, Any]) -> list[str]:
     )
     if len(runs) > 1:
         rows.append(("std (sample)", "", "", "", *(f"{facts[f'{name}_std']:.8f}" for name in fields), "", ""))
-    return _table(names, rows)
+    return markdown_lines(names, rows)
 
 
 def _comparison(base: Base, seeds: int, mean: float) -> list[str]:
@@ -107,7 +102,7 @@ def _settings(run: Run) -> list[str]:
         {path: plain(value) for path, value in diff.items()} for diff in (settings.diff(known), known.diff(settings))
     )
     rows = ((f"`{path}`", f"`{before.get(path, '')}`", f"`{value}`") for path, value in after.items())
-    lines = _table(("setting", str(base), "here"), rows)
+    lines = markdown_lines(("setting", str(base), "here"), rows)
     return [f"Changes to `{base}`; `train_gpt.py` holds every setting.", "", *lines, ""]
 
 
@@ -118,7 +113,7 @@ def _bytes(run: Run, code_bytes: int) -> list[str]:
     return [
         f"Seed {run.seed}, the largest; the cap is {cap:,}. The contest does not count the tokenizer.",
         "",
-        *_table(("part", "bytes"), ((name, f"{size:,}") for name, size in rows)),
+        *markdown_lines(("part", "bytes"), ((name, f"{size:,}") for name, size in rows)),
     ]
 
 

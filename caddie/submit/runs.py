@@ -11,7 +11,7 @@ from caddie.data.corpus import MANIFEST, Corpus, file_sha256
 from caddie.errors import UserError
 from caddie.pack.source_bundle import describe_source
 from caddie.recipes.recipe import Recipe
-from caddie.report.read import pick, read_steps, result_errors
+from caddie.report.read import file_scores, pick, read_steps, result_errors
 from caddie.report.run_files import ARTIFACT, LOG, PARTS, RECIPE, RESULT
 from caddie.run.contest_sets import CURRENT
 from caddie.run.policy import CONTEST_2026, counted_bytes
@@ -36,8 +36,7 @@ class Run:
     @property
     def scores(self) -> list[dict[str, Any]]:
         """Scores of the file, the last of which is the run's."""
-        stages = ("quantized_plain", "quantized_sliding", "quantized_adaptive")
-        return [score for stage in stages if (score := self.result["scores"].get(stage))]
+        return list(file_scores(self.result).values())
 
     @property
     def counted_bytes(self) -> int:
