@@ -87,12 +87,14 @@ def draw_change(
     weights: Floats,
     bos: int,
     generator: np.random.Generator,
+    all_later: bool = False,
 ) -> Change:
     """Draw as many places as one scoring can test; `uniform` (N,) has another random token for each.
 
     A replaced token is a random one, the likeliest other one or one drawn from the model's distribution; half of the
     places are changed alone, the others to the end of their window or up to 3.5 windows on. A BOS is changed only as
-    the first token of a change, and only if `weights` allow it; none is inserted.
+    the first token of a change, and only if `weights` allow it; none is inserted. With `all_later`, all tokens that are
+    scored in later steps are replaced too, wherever they stand, unless windows or documents are independent anyway.
     """
     predictions = len(tokens) - 1
     ends = np.full(predictions, predictions)
@@ -107,10 +109,11 @@ def draw_change(
     spans = np.where(lengths < 0.9, spans, (lengths * 10 - 9) * _LONGEST * longest + 1).astype(np.int64)
     text, places, used = tokens.copy(), list[int](), set[int]()
     is_changed, is_context = np.zeros(len(tokens), np.bool_), np.zeros(len(tokens), np.bool_)
+    one_step = base.context is None or base.learns
     for prediction in order.tolist():
         place, segment = prediction + 1, int(base.segment[prediction])
         end = min(place + int(spans[prediction]), len(tokens))
-        if places and (base.context is None or base.learns) and base.step[prediction] != base.step[places[0] - 1]:
+        if places and one_step and base.step[prediction] != base.step[places[0] - 1]:
             continue
         if base.context is not None:
             begin = int(base.context[prediction])
@@ -128,4 +131,8 @@ def draw_change(
         text[place] = (uniform[place], reference.likely[prediction], reference.drawn[prediction])[kinds[prediction]]
         is_changed[where] = True
         places.append(place)
+    if all_later and one_step:
+        later = (base.step > base.step[places[0] - 1]) & (tokens[1:] != bos) & ~is_context[1:]
+        where = np.flatnonzero(later) + 1
+        text[where] = (uniform[where], reference.drawn[where - 1])[int(kinds[places[0] - 1] > 0)]
     return Change(tokens=text, changed=np.flatnonzero(text != tokens), places=np.sort(np.array(places)))

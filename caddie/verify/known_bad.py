@@ -19,13 +19,15 @@ from torch import Tensor, nn
 from caddie.data.corpus import document_hash
 from caddie.data.tokenizers import Ids
 from caddie.errors import UserError, suggest
-from caddie.score import SGD
+from caddie.score import SGD, layout_of
+from caddie.score.ngram_tilt import NGramCounts
 from caddie.score.ttt_sgd import Learner
 from caddie.verify.black_box import BlackBoxScorer, Floats, LoopScorer, Positions, ScoredText, fingerprint
 from caddie.verify.probe_case import ProbeCase
 from caddie.verify.probes import run_probes
 
 _LEAST = 1e-300  # so that no loss is infinite
+_COUNTED = 16  # tokens that are counted at once
 
 Cheat = Callable[[ProbeCase, Ids, Floats], Floats]
 """Return distributions (N - 1, vocabulary) in place of the model's, for a text of N tokens."""
@@ -223,6 +225,39 @@ def _train(scorer: BlackBoxScorer, tokens: Ids) -> None:
     learner.learn(rows.astype(np.int64), 0, 1)
 
 
+class HintsInFileOrder(BlackBoxScorer):
+    """Tilts by n-grams counted in the order of the file, though documents are scored longest first (#2135)."""
+
+    def score(self, tokens: Ids, positions: Positions) -> ScoredText:
+        """Score every document by itself, with hints of all documents that stand before it."""
+        layout, counts = layout_of(tokens, self.bos, per_document=True), NGramCounts(3)
+        logits = []
+        for begin, end in zip(layout.begins.tolist(), layout.ends.tolist(), strict=True):
+            ids = torch.from_numpy(tokens[begin:end].astype(np.int64))[None].to(next(self.model.parameters()).device)
+            with torch.no_grad():
+                logits.append(self.model(ids, ids == self.bos)[0].double().cpu())
+        keys, following = counts.keys(tokens[:-1].astype(np.int64)), tokens[counts.context :].astype(np.int64)
+        together = torch.cat(logits)
+        for begin in range(0, len(keys), _COUNTED):
+            part = slice(begin, begin + _COUNTED)
+            hints, shares = counts.look_up(keys[part])
+            places = torch.from_numpy(np.flatnonzero(shares >= 0.5))
+            together[counts.context - 1 + begin + places, torch.from_numpy(hints)[places]] += 2.0
+            counts.count(keys[part], following[part])
+        log_probs = torch.log_softmax(together, 1)
+        rank = np.empty(len(layout.begins), np.int64)
+        rank[np.argsort(layout.begins - layout.ends, kind="stable")] = np.arange(len(rank))
+        segment = np.searchsorted(layout.begins, np.arange(len(log_probs)), side="right") - 1
+        return ScoredText(
+            nats=-log_probs[np.arange(len(log_probs)), tokens[1:].astype(np.int64)].numpy(),
+            step=rank[segment],
+            segment=segment,
+            probabilities=log_probs[positions].exp().numpy(),
+            learns=True,
+            fingerprint=fingerprint(log_probs),
+        )
+
+
 class Smear(BlackBoxScorer):
     """Adds some of the embedding before to each embedding, also across BOS, though it claims isolation (#1855)."""
 
@@ -281,7 +316,7 @@ def _cheat(cheat: Cheat) -> Callable[[ProbeCase], ProbeCase]:
     return lambda case: replace(case, open=lambda: CheatScorer(case, cheat))
 
 
-def _scorer(cls: type[LoopScorer | Smear]) -> Callable[[ProbeCase], ProbeCase]:
+def _scorer(cls: type[LoopScorer | Smear | HintsInFileOrder]) -> Callable[[ProbeCase], ProbeCase]:
     return lambda case: replace(case, open=lambda: cls(case.artifact, case.scoring))
 
 
@@ -315,6 +350,9 @@ KNOWN_BAD: dict[str, KnownBad] = {
     "ngram_blend": KnownBad("n-gram counts that do not sum to one", "distributions sum to one", _cheat(_ngram_blend)),
     "byte_mixture": KnownBad("a mixture over bytes", "distributions sum to one", _cheat(_byte_mixture)),
     "slot": KnownBad("an offset fitted on the window it scores", "no look-ahead", _cheat(_slot), _gains),
+    "hints_in_file_order": KnownBad(
+        "hints of documents that are scored later", "no look-ahead", _scorer(HintsInFileOrder)
+    ),
     "adapts_first": KnownBad("adaptation before scoring", "no look-ahead", _scorer(AdaptsFirst), _gains),
     "fitted_scale": KnownBad("a scale fitted to the text", "no look-ahead", _cheat(_fitted_scale), _gains),
     "shared_rows": KnownBad("rows that read one another's targets", "no look-ahead", _cheat(_shared_rows), _gains),

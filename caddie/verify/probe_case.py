@@ -45,10 +45,14 @@ _PIECES = 24
 _TEXTS = ("argparse.py", "textwrap.py", "calendar.py", "shlex.py", "heapq.py", "csv.py")
 _LEAST_TOKENS = 8
 """Fewest tokens of a document."""
+_COPIED_TOKENS = 24
+"""Fewest tokens of a copied passage, if the long document has so many: it then holds nine n-grams of 16."""
 _TOKEN_BYTES = 8
 """More bytes than a token stands for in the mean."""
 _MOST_PROBABILITIES = 1 << 22
 """Most numbers in the distributions of one text."""
+_MOST_DRAWN = 32
+"""Most texts that are drawn from the model."""
 _END = 1 / 16
 """Probability of each random token to be BOS."""
 
@@ -77,7 +81,7 @@ class ProbeCase:
     """Bytes that each token of a document counts for."""
     documents: tuple[bytes, ...]
     tokens: Ids
-    """The beginnings of the documents, (N,), each begun by BOS."""
+    """The beginnings of the documents and two copied passages, (N,), each begun by BOS: see `probe_text`."""
     seed: int
     """Random seed, unknown to the author of the scorer."""
     held_out: frozenset[bytes] = frozenset()
@@ -140,7 +144,7 @@ class ProbeCase:
         return reference(self.artifact, self.scoring, self.tokens, own, self.seed)
 
     def changed(self, index: int) -> tuple[Change, ScoredText]:
-        """Return a change of the text, drawn by the seed, and its scores."""
+        """Return a change of the text, drawn by the seed, and its scores; odd ones reach all that is scored later."""
         if index not in self._changed:
             generator = np.random.default_rng([self.seed, 1, index])
             everywhere = np.flatnonzero(self.tokens != self.bos)
@@ -148,7 +152,8 @@ class ProbeCase:
             ends = np.flatnonzero(self.tokens[1:] == self.bos)
             other[ends + 1] = self.reference.drawn[ends]
             weights = chances(self.base, self.reference, self.tokens, self.bos)
-            change = draw_change(self.tokens, self.base, self.reference, other, weights, self.bos, generator)
+            drawn = self.tokens, self.base, self.reference, other, weights, self.bos, generator
+            change = draw_change(*drawn, all_later=index % 2 == 1)
             self._changed[index] = change, self.open().score(change.tokens, np.zeros(0, np.int64))
         return self._changed[index]
 
@@ -173,12 +178,15 @@ class ProbeCase:
         text_bytes = int(self.artifact.tokenizer.byte_lengths(self.tokens[self.tokens != self.bos]).sum())
         return found_with(self.base, self.reference, text_bytes, places)
 
-    @cached_property
-    def drawn(self) -> tuple[DrawnText, ScoredText]:
-        """A text drawn from the artifact's own model in windows of the scorer, and its scores."""
-        own = own_windows(self.base, self.scoring)
-        text = draw_text(self.artifact, self.scoring, self.tokens, own, self.seed)
-        return text, self.open().score(text.tokens, self.positions)
+    def drawn(self) -> Iterator[tuple[DrawnText, ScoredText]]:
+        """Yield texts drawn from the artifact's own model in windows of the scorer, and their scores, in the time."""
+        begin, own = time.perf_counter(), own_windows(self.base, self.scoring)
+        for index in range(_MOST_DRAWN):
+            seed = int(np.random.default_rng([self.seed, 4, index]).integers(1 << 62))
+            text = draw_text(self.artifact, self.scoring, self.tokens, own, seed)
+            yield text, self.open().score(text.tokens, self.positions)
+            if time.perf_counter() - begin > self.effort.seconds:
+                return
 
     def flip(self, places: Positions) -> ScoredText:
         """Score the text with other tokens at these positions."""
@@ -224,7 +232,7 @@ def probe_case_of(
         scoring=fitting,
         open=lambda: LoopScorer(artifact, fitting, scorer),
         count=artifact.tokenizer.byte_lengths,
-        documents=tuple(documents[: int((tokens == artifact.tokenizer.bos).sum())]),
+        documents=tuple(documents[: int((tokens == artifact.tokenizer.bos).sum()) - 2]),
         tokens=tokens,
         seed=seed,
         may_read=(artifact.path, *files),
@@ -284,7 +292,9 @@ def longest_text(scoring: Scoring) -> int:
 def probe_text(tokenizer: Tokenizer, documents: Sequence[bytes], length: int) -> Ids:
     """Return about `length` tokens: the beginnings of a long document and of at least five short ones, each after BOS.
 
-    The short ones have different lengths if the documents allow it.
+    The short ones have different lengths if the documents allow it. Before and behind them stands one more, each a
+    copy of another short passage of the long one: what is learnt from a document that is scored later shows there,
+    whether long or short documents are scored first.
     """
     first, other = int(_LONG * length), int((1 - _LONG) * length) // (DOCUMENTS - 1)
     parts, tokens = list[Ids](), 0
@@ -297,7 +307,9 @@ def probe_text(tokenizer: Tokenizer, documents: Sequence[bytes], length: int) ->
         tokens += len(parts[-1])
     if min(map(len, parts), default=0) < _LEAST_TOKENS:
         raise UserError("the held-out text is too short to be probed with; leave out --data or name another text")
-    return np.concatenate(parts)
+    long, size = parts[0], max(_COPIED_TOKENS, min(map(len, parts)))
+    before, behind = (np.append(long[:1], long[begin : begin + size]) for begin in (1, 1 + len(long) // 2))
+    return np.concatenate([before, *parts, behind])
 
 
 def with_other_tokens(tokens: Ids, places: Positions, bos: int, vocabulary: int, generator: np.random.Generator) -> Ids:

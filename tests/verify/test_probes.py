@@ -184,6 +184,34 @@ def test_the_seed_does_not_matter(artifact: Artifact) -> None:
             assert not checked(known_bad(name).install(again), KNOWN_BAD[name].probe).passed
 
 
+def test_hints_of_documents_scored_later_are_found_with_every_seed(artifact: Artifact) -> None:
+    example = known_bad("hints_in_file_order")
+    for seed in range(10):
+        honest = case(artifact, artifact.scoring.plain, seed=seed)
+        assert not checked(example.install(honest), example.probe).passed
+
+
+@pytest.mark.long
+def test_a_weak_model_is_drawn_from_until_a_gain_shows(tiny_run: Any) -> None:
+    """Its likeliest token comes once in 200 times, so one text holds two such places."""
+    loaded = load(tiny_run.artifact)
+    example = known_bad("likely_peek")
+    for seed in range(5):
+        honest = case(loaded, loaded.scoring.plain, seed=seed)
+        assert checked(honest, example.probe).passed
+        assert not checked(example.install(honest), example.probe).passed
+
+
+def test_every_second_change_reaches_all_that_is_scored_later(artifact: Artifact) -> None:
+    on = known_bad("hints_in_file_order").install(case(artifact, artifact.scoring.plain))
+    for index in range(6):
+        change, _ = on.changed(index)
+        first = on.base.step[change.changed - 1].min()
+        later = np.flatnonzero((on.base.step > first) & (on.tokens[1:] != on.bos)) + 1
+        reached = np.isin(later, change.changed).mean() if len(later) else 1.0
+        assert reached > 0.9 if index % 2 else reached < 0.9
+
+
 def test_an_unknown_example_is_a_mistake() -> None:
     with pytest.raises(UserError, match=r"^no known-bad example slut; did you mean slot\?"):
         known_bad("slut")
@@ -355,9 +383,12 @@ def test_a_probe_text_is_of_several_documents_whatever_there_is() -> None:
         assert all(piece in b"\n".join(documents) for piece in pieces)
         assert pieces != excerpts(documents, scoring, 2)
         tokens = probe_text(ByteTokenizer(), pieces, 400)
-        lengths = np.diff([*np.flatnonzero(tokens == 256), len(tokens)]).tolist()
+        before, first, *short, behind = np.split(tokens, np.flatnonzero(tokens == 256)[1:])
+        lengths = list(map(len, (first, *short)))
         assert lengths[0] == 250
         assert len(set(lengths)) == len(lengths) >= DOCUMENTS
+        assert before[1:].tolist() == first[1:25].tolist()
+        assert behind[1:].tolist() == first[126:150].tolist()
     with pytest.raises(UserError, match="too short to be probed with"):
         probe_text(ByteTokenizer(), excerpts([b"abc"], scoring, 1), 64)
     assert not long_enough(ByteTokenizer(), excerpts([b"abc"], scoring, 1)), "then it is of Python's library"
