@@ -1,28 +1,40 @@
 """Peak memory of training beside its estimate, for several recipes on random tokens.
 
-    python bench/memory.py [RECIPE[,PATH=VALUE]...]...
+    python bench/memory.py [--stages] [RECIPE[,PATH=VALUE]...]...
 
-Each recipe makes a few steps in a process of its own, whose peak of resident memory the system counts.
+With --stages it measures calibration with packing, and scoring, in place of training. Each recipe makes a few steps, or
+one stage, in a process of its own, whose peak of resident memory the system counts.
 """
 
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from caddie.config import assignments
 from caddie.data.loaders import TrainingData
+from caddie.model import build
+from caddie.pack.calibrate import calibrate
+from caddie.pack.compress import compress
 from caddie.recipes.catalog import find
 from caddie.report.tables import table
+from caddie.runtime.memory import peak_bytes
+from caddie.score import Text, score
 from caddie.train.loop import train
 from caddie.train.memory import estimate_memory
+from caddie.train.stage_memory import estimate_stages
 
 MIB = 1 << 20
+SCORED = 16_384
+"""Predictions that are scored: the peak is that of a batch or of a group of documents."""
 CASES = (
     "tiny",
     "baseline_mini",
@@ -51,8 +63,51 @@ def measure(case: str) -> None:
     print(json.dumps([tokens, estimate.process, estimate.state, estimate.step, trained.peak_bytes]))
 
 
+def measure_stage(case: str, stage: str) -> None:
+    """Pack or score an untrained model in this process and print the estimated and the measured bytes."""
+    name, *settings = case.split(",")
+    recipe = find(name).but(assignments(settings))
+    length, chance = recipe.score.sequence_length, np.random.default_rng(0)
+    ids = chance.integers(2, recipe.model.vocabulary, max(65_536, 8 * length) + 1, dtype=np.uint16)
+    ids[::600] = 1
+    model = build(recipe.model, 0)
+    found = estimate_stages(recipe.model, recipe.pack, recipe.score, SCORED)
+    if stage == "packing":
+        weights = {key: weight.detach() for key, weight in model.named_parameters()}
+        known = {}
+        if recipe.pack.calibrated:
+            known = calibrate(model, recipe.pack.calibration.batches(model, [ids], length=length, bos=1), bos=1)
+        compress(recipe.model, weights, recipe.pack, known)
+    else:
+        score(model, Text(ids[: SCORED + 1], 1, SCORED, SCORED, SCORED), recipe.score)
+    children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 * torch.get_num_threads()
+    print(json.dumps([found.process, getattr(found, stage), peak_bytes(torch.device("cpu")) + children]))
+
+
+def measure_stages(cases: Sequence[str]) -> None:
+    """Measure packing and scoring of each case in processes of their own and print a table."""
+    rows = []
+    for case in cases:
+        for stage in ("packing", "scoring"):
+            command = [sys.executable, __file__, "--stage", case, stage]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise SystemExit(f"{case}: {done.stderr.strip().splitlines()[-1]}")
+            process, part, peak = json.loads(done.stdout.splitlines()[-1])
+            sizes = [f"{size / MIB:,.0f}" for size in (process, part, process + part, peak)]
+            rows.append([case, stage, *sizes, f"{(process + part) / peak:.2f}"])
+            print(*rows[-1], file=sys.stderr, flush=True)
+    print(table(rows, ["recipe", "stage", "process", "stage alone", "estimate", "measured", "ratio"]))
+
+
 def main() -> None:
     """Measure each case in a process of its own and print a table."""
+    if sys.argv[1:2] == ["--stage"]:
+        measure_stage(*sys.argv[2:])
+        return
+    if sys.argv[1:2] == ["--stages"]:
+        measure_stages(sys.argv[2:] or CASES[:1])
+        return
     if sys.argv[1:2] == ["--measure"]:
         measure(sys.argv[2])
         return

@@ -27,6 +27,7 @@ from caddie.runtime.distributed import Ranks, local_device
 from caddie.runtime.memory import GIB, Memory, memory
 from caddie.runtime.progress import SILENT, Progress
 from caddie.train.memory import MemoryEstimate, estimate_memory, judge_memory
+from caddie.train.stage_memory import StageMemory, estimate_stages
 
 SECONDS = 10.0
 """Time limit for each question to the system."""
@@ -100,6 +101,8 @@ class Examination:
     estimate: Estimate | None
     memory: MemoryEstimate
     """Memory of one process of the run at the peak of training."""
+    stages: StageMemory
+    """Memory of packing and scoring, without what an n-gram tilt keeps of the held-out text, which is unknown here."""
     artifact_bytes: int | None
     cap_bytes: int
     cost: float | None
@@ -136,7 +139,7 @@ class Examination:
             ("steps", f"{coming.steps:,}" if coming else _UNMEASURED),
             ("tokens", f"{coming.tokens:,}" if coming else _UNMEASURED),
             ("training seconds", _UNMEASURED if coming is None or coming.seconds is None else f"{coming.seconds:,.0f}"),
-            ("memory of a process", str(self.memory)),
+            ("memory of a process", f"{self.memory}; {self.stages}"),
             ("artifact bytes", f"{size}, of {self.cap_bytes:,}"),
         ]
         if found := self.pace:
@@ -227,6 +230,7 @@ def examine(
         expected=known,
         estimate=coming,
         memory=needed,
+        stages=estimate_stages(recipe.model, recipe.pack, recipe.score),
         artifact_bytes=measured.artifact_bytes if measured else cap_bytes if fills_cap else None,
         cap_bytes=cap_bytes,
         cost=cost,

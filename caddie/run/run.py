@@ -39,6 +39,7 @@ from caddie.score import KINDS, ChunkSGD, Scoring, Text, check_windows, score_ki
 from caddie.train.loop import Trained, train
 from caddie.train.memory import enough_memory
 from caddie.train.size_forecast import Forecaster
+from caddie.train.stage_memory import check_stages
 from caddie.verify import verify
 from caddie.verify.remote_scorer import open_scorer
 
@@ -74,6 +75,7 @@ def run(
             text = held_out_text(corpus)
             check_windows(recipe.score.sequence_length, recipe.score.stride, len(text.tokens) - 1)
             corpus.check_disjoint()
+            check_stages(recipe.model, recipe.pack, recipe.score, len(text.tokens) - 1, ranks)
         progress.note(describe(corpus))
         if ranks.first:
             check_settings_matter(recipe)

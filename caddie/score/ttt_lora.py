@@ -129,7 +129,7 @@ class _PerRun:
         return run(x)
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """The place of an adapter, its inputs and outputs, and the runs of its part in a forward."""
 
     part: nn.Module
@@ -150,7 +150,7 @@ class _Adapters:
         self._config = config
         self.documents = range(config.documents)
         self.together = math.ceil(config.documents / PARTS)
-        places = [place for name in config.targets for place in _places(name, model)]
+        places = [place for name in config.targets for place in adapter_places(name, model)]
         if not places:
             raise UserError('score.ttt.targets must name what gets an adapter, as in ["query", "head"]')
         self._sizes = [(place.inputs, place.outputs) for place in places for _ in range(place.runs)]
@@ -223,21 +223,22 @@ class _Adapters:
         return drawn[self.documents.start : self.documents.stop].to(self._weight).requires_grad_()
 
 
-def _places(name: Target, model: Model) -> list[_Place]:
+def adapter_places(name: Target, model: Model) -> list[Place]:
+    """Return the places of the adapters of one target."""
     width, order = model.config.width, model.orders[-1]
     if name == "head":
-        return [_Place(model.head, "delta", width, model.config.vocabulary, 1)]
-    found: list[_Place] = []
+        return [Place(model.head, "delta", width, model.config.vocabulary, 1)]
+    found: list[Place] = []
     for number, module in enumerate(model.blocks):
         block, runs = cast(BlockModule, module), order.count(number)
         if name == "mlp" or (name == "attention" and block.attention is not None):
-            found.append(_Place(block, f"{name}_delta", width, width, runs))
+            found.append(Place(block, f"{name}_delta", width, width, runs))
         mlps = [block.mlp, *block.later_mlps][:runs]  # one for all runs, or one for each
         for part, times in [(block.attention, runs), *((mlp, runs // len(mlps)) for mlp in mlps)]:
             layer = getattr(part, name, None)
             if isinstance(layer, Linear):
                 outputs, inputs = layer.weight.shape
-                found.append(_Place(layer, "delta", inputs, outputs, times))
+                found.append(Place(layer, "delta", inputs, outputs, times))
     if not found:
         raise UserError(f"score.ttt.targets: this model has no linear layer named {name}")
     return found

@@ -50,7 +50,7 @@ recipes need 16 to 41 and 0.8 to 2.5 (`docs/log.md`)."""
 _PLENTY = 0.5
 """Part of the free memory below which a bound is enough and nothing is traced."""
 _SAFE = 2 / 3
-"""Part of the free memory that an advised setting may take; what packing and scoring take later is not estimated."""
+"""Part of the free memory that an advised setting may take; packing and scoring come later (`stage_memory.py`)."""
 _BOS = 1
 
 
@@ -121,7 +121,7 @@ class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def estimate_memory(gpt: GPT, train: Train, ranks: Ranks = Ranks()) -> MemoryEstimate:
     """Return the memory of one of the processes that train these settings.
 
-    That of uncompiled steps; compiled ones need less. Packing and scoring come after training and are not in it.
+    That of uncompiled steps; compiled ones need less. Packing and scoring come after training: see `stage_memory.py`.
     """
     micro, length = train.micro_tokens(ranks.world), train.longest_row
     shard = np.zeros(64 * (length + 1), np.uint16)
