@@ -96,9 +96,9 @@ SCRIPTS = {
         "three_layer_recurrence",
         {**LOOPS, "PARALLEL_RESIDUAL_START": "4"},
     ),
-    "best_record": Script(
+    "longer_warmdown": Script(
         RECORDS + "2026-04-27_SP8192_LQER_SparseGate_BOSSmearFix_9HpStack_1.0611/train_gpt.py",
-        "best_record",
+        "longer_warmdown",
         {
             **LOOPS,
             **{"PARALLEL_START_LAYER": "4", "SMEAR_GATE_ENABLED": "1", "SPARSE_ATTN_GATE_ENABLED": "1"},

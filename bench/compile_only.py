@@ -241,7 +241,7 @@ def compile_kernels(code: str) -> int:
 def main() -> None:
     """A line for each recipe and stage."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    usual = ["baseline", "three_layer_recurrence", "best_record"]
+    usual = ["baseline", "three_layer_recurrence", "longer_warmdown"]
     parser.add_argument("recipes", nargs="*", default=usual, help=f"else {', '.join(usual)}")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", dest="settings")
     parser.add_argument("--scoring", action="store_true", help="the code of scoring instead of training")

@@ -2,7 +2,7 @@
 
     python bench/decoding.py [MILLIONS] [--run RUN [--step 5e-4]] [--file FILE]
 
-The matrices are those of `best_record`, 35.9 million weights, with more or fewer rows for other MILLIONS. Their
+The matrices are those of `longer_warmdown`, 35.9 million weights, with more or fewer rows for other MILLIONS. Their
 integers are drawn: Laplace numbers whose scales differ by row and by column, or, with `--run`, Gaussian ones with the
 scales that rows and columns of this trained run's integers have under `Waterfilling`. They are coded by the product's
 own choice and read by `caddie.pack.decompress`, down to float32 weights, in processes that may use one core and two.
@@ -242,7 +242,7 @@ def main() -> None:
         if not path.exists():
             torch.set_num_threads(1)
             known = scales_of(arguments.run, arguments.step) if arguments.run else []
-            sections, facts = encoded(shapes_of("best_record", arguments.millions), known)
+            sections, facts = encoded(shapes_of("longer_warmdown", arguments.millions), known)
             container.write(path, [*sections, Section(_FACTS, json.dumps(facts).encode())])
         facts = json.loads(container.read(path).sections[_FACTS])
         cores = sorted({1, min(2, len(os.sched_getaffinity(0)))})

@@ -56,7 +56,7 @@ MODES: tuple[tuple[str, str, str | None], ...] = (
     ("baseline", "", AUTOTUNED),
 )
 """Recipe, setting and mode of the compiler: what may pay, each behind what it is held against; the slowest last."""
-LOOPED = ("three_layer_recurrence", "best_record")
+LOOPED = ("three_layer_recurrence", "longer_warmdown")
 Tell = Callable[[dict[str, Any]], None]
 """Keeps what a part has found so far."""
 
@@ -177,7 +177,7 @@ def looped(asked: ScoringBatch, tell: Tell, which: str) -> None:
 def scoring(asked: ScoringBatch, tell: Tell) -> None:
     """Tokens per second of plain and sliding scoring."""
     found: dict[str, Any] = {}
-    for which in ("baseline", "best_record"):
+    for which in ("baseline", "longer_warmdown"):
         name, settings = asked.recipe(which)
         if which == "baseline" and not asked.warm_up:
             settings += ("score.stride=64",)

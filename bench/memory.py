@@ -41,9 +41,9 @@ CASES = (
     "single_gpu_mini",
     "gold6_mini",
     "three_layer_recurrence_mini",
-    "best_record_mini",
+    "longer_warmdown_mini",
     "baseline,train.batch_tokens=16384,train.micro_batches=2",
-    "best_record,train.batch_tokens=4096,train.micro_batches=1",
+    "longer_warmdown,train.batch_tokens=4096,train.micro_batches=1",
     "tiny,model.width=512,train.batch_tokens=32768",
 )
 """The demo, twins of several records, and larger shapes that take minutes on two cores."""

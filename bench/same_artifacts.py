@@ -31,7 +31,7 @@ RECIPES = (
     "single_gpu_mini",
     "gold6_mini",
     "three_layer_recurrence_mini",
-    "best_record_mini",
+    "longer_warmdown_mini",
 )
 """The demo, a twin of each public system, and the best record's."""
 NAMED_BY_SETTINGS = ("recipe", "recipe_sha256", "caddie")

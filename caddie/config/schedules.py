@@ -205,13 +205,13 @@ class PiecewiseConstant(Schedule):
     values: tuple[float, ...]
     """Value of each piece."""
     begins: tuple[Fraction, ...]
-    """Progress at which each piece but the first begins, rising."""
+    """Progress at which each piece but the first begins, rising; a piece from 1 on is for packing and scoring alone."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.values) > MOST_PIECES:
             raise UserError(f"PiecewiseConstant has {len(self.values):,} values, over the limit of {MOST_PIECES}")
-        bounds = (0.0, *self.begins, 1.0)
+        bounds = (0.0, *self.begins)
         if len(self.values) != len(self.begins) + 1 or any(a >= b for a, b in pairwise(bounds)):
             raise UserError(
                 f"PiecewiseConstant has {len(self.values)} values and begins {list(self.begins)}; give one begin fewer "

@@ -44,7 +44,7 @@ REFERENCES = (
     _record("H100", "exclusive_everywhere", 786_432, 86.63, "2026-03-25_ValCalib_GPTQ_XSA_BigramHash3072"),
     _record("H100", "three_layer_recurrence", 786_432, 102.0, "2026-04-09_SP8192_3LayerRecur_ParResid_QK525_LegalTTT"),
     _record("H100", "document_attention", 786_432, 95.8, "2026-04-10_VarLenAttn"),
-    _record("H100", "best_record", 786_432, 96.3, "2026-04-27_SP8192_LQER_SparseGate_BOSSmearFix_9HpStack_1.0611"),
+    _record("H100", "longer_warmdown", 786_432, 96.3, "2026-04-27_SP8192_LQER_SparseGate_BOSSmearFix_9HpStack_1.0611"),
     Reference("AMD EPYC, 2 cores,.*bf16", "baseline_mini", 21_070, "docs/performance.md, a shared host", "2026-11-22"),
     Reference("AMD EPYC, 2 cores, avx2$", "tiny", 29_700, f"{_TWO_CORES}, a shared host", "2026-11-22"),
 )

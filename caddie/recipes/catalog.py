@@ -9,7 +9,7 @@ from pathlib import Path
 from caddie.config.userfile import UserFile, execute, read_source, supply
 from caddie.errors import UserError, suggest
 from caddie.recipes import recipe_file
-from caddie.recipes.names import MODULES
+from caddie.recipes.names import ALIASES, MODULES
 from caddie.recipes.public_000_experiments import public_000_experiments
 from caddie.recipes.published import published
 from caddie.recipes.recipe import Recipe
@@ -27,6 +27,7 @@ _SHIPPED = {
     for module in MODULES
     for name, recipe in _named(vars(import_module(f"caddie.recipes.{module}"))).items()
 }
+_BY_ALIAS = {alias: _SHIPPED[name] for alias, name in ALIASES.items()}
 
 
 def shipped() -> dict[str, Recipe]:
@@ -35,7 +36,7 @@ def shipped() -> dict[str, Recipe]:
 
 
 def find(name: str, within: tuple[Path, ...] = ()) -> Recipe:
-    """Return a recipe by its name; its twin for two cores is `NAME_mini`, a user's own recipe `FILE.py:NAME`.
+    """Return a recipe by its name or alias; its twin for two cores is `NAME_mini`, a user's own `FILE.py:NAME`.
 
     A file of TOML or JSON and the folder of a run are recipes as well (`recipe_file.py`). The experiments of public
     system 000 are found by their labels, as `public_000:LABEL`. `within` are the files whose base it is. Raises
@@ -51,7 +52,7 @@ def find(name: str, within: tuple[Path, ...] = ()) -> Recipe:
     if path == "public_000":
         known = {one.label: recipe for one in public_000_experiments if (recipe := one.recipe)}
     else:
-        known = _named(execute(Path(path))) if colon else _SHIPPED
+        known = _named(execute(Path(path))) if colon else _SHIPPED | _BY_ALIAS
     full = attribute.removesuffix("_mini")
     if attribute not in known and full in known:
         return mini(known[full])

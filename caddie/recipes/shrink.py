@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from caddie.config import schedules
-from caddie.config.schedules import IntSchedule, IterationWarmdown, PiecewiseConstant, all_values
+from caddie.config.schedules import IntSchedule, IterationWarmdown, Number, PiecewiseConstant, Rewarmed, all_values
 from caddie.errors import UserError
 from caddie.model import GPT, Block, GroupedQueryAttention, NTKRoPE, RandomMap, YaRNRoPE
 from caddie.recipes.recipe import Recipe
@@ -37,13 +37,13 @@ _VOCABULARY, _WIDTH, _HIDDEN, _BUCKETS, _ROW = 96, 64, 48, 64, 64
 
 def mini(recipe: Recipe) -> Recipe:
     """Return the twin of a recipe."""
-    row = recipe.train.longest_row // ROW
+    row, window = recipe.train.longest_row // ROW, recipe.score.sequence_length // ROW
     return recipe.but(
         {
             **{f"model.{path}": value for path, value in _twin_model(recipe.model).items()},
             **{f"train.{path}": value for path, value in _twin_training(recipe.train, row).items()},
-            "score.sequence_length": row,
-            "score.stride": row // 2,
+            "score.sequence_length": window,
+            "score.stride": window // 2,
             "score.batch_tokens": 16_384,
             "score.precision": "float32",
             "score.ttt": None,
@@ -123,8 +123,8 @@ def _twin_training(train: Train, row: int) -> dict[str, Any]:
         "sequence_length": row,
         "warmup_steps": 3,
     }
-    if isinstance(train.lr_schedule, IterationWarmdown):
-        diff["lr_schedule"] = schedules.Warmdown(fraction=min(1.0, train.lr_schedule.steps / steps))
+    if (schedule := _twin_schedule(train.lr_schedule, steps)) != train.lr_schedule:
+        diff["lr_schedule"] = schedule
     if isinstance(train.averaging, EMA):
         diff["averaging"] = ProgressEMA(fraction=min(1.0, 1.0 / (1.0 - train.averaging.decay) / steps))
     for rule, optimizer in train.optimizers.items():
@@ -133,6 +133,14 @@ def _twin_training(train: Train, row: int) -> dict[str, Any]:
             finish = min(1.0, momentum.steps / steps)
             diff[f"optimizers.{rule}.momentum"] = schedules.Ramp(start=momentum.start, end=momentum.end, finish=finish)
     return diff
+
+
+def _twin_schedule(schedule: Number, steps: float) -> Number:
+    if isinstance(schedule, IterationWarmdown):
+        return schedules.Warmdown(fraction=min(1.0, schedule.steps / steps))
+    if isinstance(schedule, Rewarmed):  # fewer, for a twin makes about a hundred steps, but enough to act
+        return schedule.but({"of": _twin_schedule(schedule.of, steps), "steps": math.ceil(schedule.steps / 4)})
+    return schedule
 
 
 def small_copy(recipe: Recipe) -> tuple[GPT, Train]:

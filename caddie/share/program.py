@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from caddie.config.schedules import all_values
 from caddie.errors import UserError
 from caddie.model import GPT, Model
 from caddie.model.attention import GroupedQueryAttention
@@ -230,9 +229,8 @@ class _Writer:
         frequencies = config.rope.frequencies(dims, torch.device("cpu"), torch.float32).tolist()
         self.emit("rotate", "q", gpt.width, "q", heads, frequencies, f"{base}.gain")
         self.emit("rotate", "k", values, "k", shared, frequencies, None)
-        window = reach(None, config.window, 1.0, torch.device("cpu"))
+        window, longest = (reach(None, length, 1.0, torch.device("cpu")) for length in (config.window, config.longest))
         document = config.scope == "document"
-        longest = None if config.longest is None else all_values(config.longest)[-1]
         self.emit("attention", "y", gpt.width, "q", "k", "v", heads, shared, window, document, longest)
         if config.xsa:
             if config.xsa_gate is not None:

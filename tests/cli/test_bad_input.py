@@ -326,13 +326,13 @@ WORDS = [
     Case(
         "the contest's recipe without its text",
         lambda b: ["run", "best_record"],
-        "best_record trains on the contest's text: fetch it with `caddie data --fineweb caseops8192 --shards 80`",
+        "ngram_tilt trains on the contest's text: fetch it with `caddie data --fineweb caseops8192 --shards 80`",
     ),
     *(
         Case(
             f"{words[0]} of the contest's recipe without its text",
             lambda b, words=words: list(words),
-            "best_record trains on the contest's text: fetch it with `caddie data --fineweb caseops8192 --shards 80`",
+            "ngram_tilt trains on the contest's text: fetch it with `caddie data --fineweb caseops8192 --shards 80`",
         )
         for words in (("ablate", "best_record"), ("sweep", "best_record", "model.depth=10,12"))
     ),

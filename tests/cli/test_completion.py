@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from caddie.recipes.catalog import shipped
-from caddie.recipes.names import names
+from caddie.recipes.names import ALIASES, names
 
 PROGRAM = (
     "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr));"
@@ -32,7 +32,7 @@ def completed(line: str) -> list[str]:
 
 
 def test_the_names_are_those_of_the_recipes() -> None:
-    assert sorted(names()) == sorted(shipped())
+    assert sorted(names()) == sorted({**shipped(), **ALIASES})
 
 
 @pytest.mark.parametrize(

@@ -512,7 +512,7 @@ def test_assignments_are_json_or_words(text: str, path: str, value: object) -> N
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in ("tiny", "best_record") else pytest.param(name, marks=pytest.mark.long)
+        name if name in ("tiny", "growing_rows", "ngram_tilt") else pytest.param(name, marks=pytest.mark.long)
         for name in sorted(RECIPES)
     ],
 )

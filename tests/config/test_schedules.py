@@ -151,13 +151,17 @@ def test_a_schedule_stands_where_a_number_stands() -> None:
         ((1, 2, 3), (0.5, 0.5)),
         ((1, 2, 3), (0.5, 0.4)),
         ((1, 2), (0.0,)),
-        ((1, 2), (1.0,)),
     ],
 )
 def test_stairs_that_do_not_rise_in_the_run_are_an_error(values: tuple[float, ...], begins: tuple[float, ...]) -> None:
     with pytest.raises(UserError, match=r"give one begin fewer than values, rising between 0 and 1, as in") as error:
         PiecewiseConstant(values=values, begins=begins)
     assert "\n" not in str(error.value)
+
+
+def test_a_piece_from_the_end_on_is_for_scoring_alone() -> None:
+    stairs, budget = PiecewiseConstant(values=(1, 2), begins=(1.0,)), Budget(steps=100)
+    assert [stairs.at(TrainProgress(step, 0.0, budget)) for step in (0, 99, 100)] == [1, 1, 2]
 
 
 def test_stairs_outside_of_the_run_are_an_error() -> None:

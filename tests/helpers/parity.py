@@ -32,7 +32,7 @@ SYSTEMS = {
     "S000": "parallel_muon",
     "ARG": "exclusive_everywhere",
     "L3": "three_layer_recurrence",
-    "TOP": "best_record",
+    "TOP": "longer_warmdown",
 }
 """Subfolder of a set to the recipe that is the same system."""
 

@@ -25,7 +25,7 @@ from caddie.model.parameters import Initial, declarations
 from caddie.recipes.catalog import shipped
 
 ROWS, LENGTH = 2, 16
-QUICK = ("best_record", "gold6", "parallel_muon")
+QUICK = ("longer_warmdown", "gold6", "parallel_muon")
 """Recipes that are tested in full every time; the others are beside them where it takes long."""
 
 
@@ -318,7 +318,7 @@ def test_the_last_logits_alone_are_the_last_logits(name: str) -> None:
 
 @torch.no_grad()
 def test_a_cache_belongs_to_its_rows_alone() -> None:
-    model, ids, starts = random_model("best_record"), some_ids(), some_starts()
+    model, ids, starts = random_model("longer_warmdown"), some_ids(), some_starts()
     apart, together = [Cache() for _ in range(ROWS)], Cache()
     for piece in (slice(0, 9), slice(9, LENGTH)):
         rows = [

@@ -87,7 +87,7 @@ def test_json_and_toml_say_the_same_and_lie_on_each_other() -> None:
     assert find("mine.toml").settings.diff(other.settings) == {"model.depth": 4, "train.steps": 7}
 
 
-@pytest.mark.parametrize("name", ["best_record", "champion", "tiny"])
+@pytest.mark.parametrize("name", ["growing_rows", "ngram_tilt", "champion", "tiny"])
 def test_a_whole_recipe_comes_back(name: str) -> None:
     recipe = shipped()[name]
     assert find(write("whole.json", recipe.to_json())) == recipe

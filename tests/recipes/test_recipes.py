@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from caddie.config.schedules import Budget, TrainProgress, value_at
+from caddie.config.schedules import Budget, TrainProgress, all_values, int_at, value_at
 from caddie.model import DenseGate
 from caddie.model.parameters import assign
 from caddie.pack.fit import FillCap
-from caddie.recipes.catalog import shipped
+from caddie.recipes.catalog import find, shipped
+from caddie.recipes.names import ALIASES
 from caddie.recipes.public_000_experiments import DIFFS, Experiment, public_000_experiments
 from caddie.recipes.published import figures, published
 from caddie.recipes.recipe import Recipe
+from caddie.run.dead_settings import dead_settings
 from caddie.train.qat import Views
 
 RECIPES = shipped()
@@ -65,7 +68,12 @@ PUBLISHED = {
     "dense_gates": 35_989_658,
     "sparse_gates": 35_945_658,
     "document_smear": 35_945_671,
-    "best_record": 35_945_671,
+    "longer_warmdown": 35_945_671,
+    "asymmetric_softcap": 35_945_673,
+    "longer_rows": 35_945_673,
+    "growing_rows": 35_945_673,
+    "finer_corrections": 35_945_673,
+    "ngram_tilt": 35_945_673,
     "ternary": 73_685_840,
     "universal_transformer": 8_115_775,
     "random_mlps": 17_853_536,
@@ -135,7 +143,7 @@ def test_every_recipe_is_a_small_diff_on_one_that_is_shipped(name: str) -> None:
 
 
 def test_the_best_record_goes_back_to_the_baseline_through_the_history() -> None:
-    chain = ["best_record"]
+    chain = [find("best_record").name]
     while (base := RECIPES[chain[-1]].base) is not None:
         chain.append(base)
     assert chain[-1] == "baseline"
@@ -143,6 +151,34 @@ def test_the_best_record_goes_back_to_the_baseline_through_the_history() -> None
     assert passed <= set(chain)
     counts = [RECIPES[name].parameters for name in chain]
     assert counts[0] > 2 * counts[-1]
+
+
+def test_best_record_stands_for_the_one_with_the_best_public_score() -> None:
+    assert ALIASES.keys() == {"best_record"}
+    best = min((recipe for recipe in RECIPES.values() if recipe.published), key=lambda recipe: recipe.published or 9.0)
+    assert find("best_record") == best == RECIPES["ngram_tilt"]
+    assert best.published == pytest.approx(1.0565, abs=5e-5)
+    assert "best_record" in best.why
+
+
+LATEST = ("asymmetric_softcap", "longer_rows", "growing_rows", "finer_corrections", "ngram_tilt")
+
+
+@pytest.mark.parametrize("name", LATEST)
+def test_the_latest_records_are_scored_in_whole_rows(name: str) -> None:
+    """No cut of documents is shorter than a window of scoring; while training none is longer than a row."""
+    recipe = RECIPES[name]
+    attention: Any = recipe.model.block.attention
+    assert all_values(attention.longest)[-1] == recipe.score.sequence_length
+    last = TrainProgress(9999, 0.0, Budget(steps=10_000))
+    assert int_at(attention.longest, last) == recipe.train.sequence_length
+
+
+@pytest.mark.parametrize("name", LATEST)
+def test_only_the_caps_of_the_latest_records_are_trained_by_nothing(name: str) -> None:
+    model = on_meta(RECIPES[name])
+    assert {parameter for parameter, tensor in model.named_parameters() if not tensor.requires_grad} == {"head.caps"}
+    assert not dead_settings(RECIPES[name], RECIPES[str(RECIPES[name].base)])
 
 
 def test_names_and_reasons_are_unique() -> None:
@@ -188,7 +224,7 @@ def test_public_system_001_sees_eight_bits_in_the_last_part_of_the_run() -> None
 
 
 def test_matrices_that_read_the_stream_start_orthogonal_once_a_record_did() -> None:
-    for name in ("snapshot_average", "gold6", "parallel_muon", "three_layer_recurrence", "best_record"):
+    for name in ("snapshot_average", "gold6", "parallel_muon", "three_layer_recurrence", "ngram_tilt"):
         block = RECIPES[name].model.block
         assert type(block.mlp.linear.initial).__name__ == "Orthogonal", name  # type: ignore[attr-defined]
         assert type(block.attention.linear.initial).__name__ == "Orthogonal", name  # type: ignore[union-attr]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from caddie.config.schedules import Ramp, Warmdown
+from caddie.config.schedules import PiecewiseConstant, Ramp, Rewarmed, Warmdown
 from caddie.errors import UserError
 from caddie.recipes.catalog import find, shipped
 from caddie.recipes.shrink import mini
@@ -18,8 +19,8 @@ NAMES = [name for name in shipped() if name != "tiny"]
 
 
 def test_a_twin_keeps_what_its_recipe_chose_and_shrinks_its_numbers() -> None:
-    full, twin = shipped()["best_record"], find("best_record_mini")
-    assert twin.name == "best_record_mini"
+    full, twin = shipped()["ngram_tilt"], find("best_record_mini")
+    assert twin.name == "ngram_tilt_mini"
     assert twin.base == f"{full.base}_mini"
     assert twin.parameters < full.parameters / 20
     attention, small = full.model.block.attention, twin.model.block.attention
@@ -31,6 +32,16 @@ def test_a_twin_keeps_what_its_recipe_chose_and_shrinks_its_numbers() -> None:
     assert twin.model.parallel_streams.first == 5  # type: ignore[union-attr]
     assert twin.train.lr_schedule == full.train.lr_schedule
     assert twin.train.optimizers["embedding"] == full.train.optimizers["embedding"]
+
+
+def test_rows_shrink_in_scoring_and_where_they_grow() -> None:
+    twin = find("growing_rows_mini")
+    attention: Any = twin.model.block.attention
+    assert attention.longest == PiecewiseConstant(values=(128, 256, 384), begins=(0.1, 0.7))
+    assert (twin.train.sequence_length, twin.score.sequence_length, twin.score.stride) == (384, 384, 192)
+    assert twin.train.lr_schedule == Rewarmed(of=Warmdown(fraction=0.85, floor=0.1), begins=(0.1, 0.7), steps=8)
+    twin = find("longer_rows_mini")
+    assert (twin.train.sequence_length, twin.score.sequence_length, twin.score.stride) == (256, 320, 160)
 
 
 def test_what_counts_steps_becomes_a_part_of_the_run() -> None:

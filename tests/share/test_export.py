@@ -155,7 +155,7 @@ def check_models(folder: Path, names: list[str]) -> None:
 @needs_transformers
 @pytest.mark.long
 def test_transformers_gives_the_logits_of_each_kind_of_model(tmp_path: Path) -> None:
-    check_models(tmp_path, ["tiny", "champion", "best_record"])
+    check_models(tmp_path, ["tiny", "champion", "ngram_tilt"])
 
 
 @needs_transformers

@@ -99,7 +99,7 @@ def logits_differ(browser: Browser, artifact: Artifact, page: Path) -> float:
     return float(np.abs(np.array(found) - wanted).max())
 
 
-@pytest.mark.parametrize("name", [*RICH, "tiny", "baseline", "best_record"])
+@pytest.mark.parametrize("name", [*RICH, "tiny", "baseline", "longer_warmdown", "growing_rows"])
 def test_logits_are_the_packages(name: str, tmp_path: Path, browser: Browser) -> None:
     gpt = RICH[name].but(vocabulary=BYTES.vocabulary) if name in RICH else small(find(name))
     made = write_artifact(tmp_path / "a.caddie", gpt, Pack() if name in RICH else find(name).pack)

@@ -238,7 +238,7 @@ def test_weights_are_those_that_the_best_record_loads(folder: Path) -> None:
 
 def test_gates_are_the_rows_of_the_best_record(folder: Path) -> None:
     golden = tensors(folder / "lqer")
-    gate = shipped()["best_record"].pack.quantizers["gate"]
+    gate = shipped()["longer_warmdown"].pack.quantizers["gate"]
     stored = matches(golden, r"((?:a?sym_top\d+)\.stored\.(.+)\.)gq")
     for weight, integers, steps in (
         ("gate_int8.W", "gate_int8.q", "gate_int8.scale"),
