@@ -64,9 +64,10 @@ class Stacked:
     def __init__(self, shapes: Shapes) -> None:
         self.shapes = shapes
 
-    def build(self) -> nn.Module:
-        """The matrices."""
-        return Stack(self.shapes)
+    def outline(self) -> nn.Module:
+        """The matrices, without memory."""
+        with torch.device("meta"):
+            return Stack(self.shapes)
 
 
 def shapes_of(recipe: str, millions: float | None) -> Shapes:

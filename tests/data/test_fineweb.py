@@ -525,10 +525,11 @@ def test_nothing_is_written_at_home(hub: Hub, tmp_path: Path) -> None:
     home.mkdir()
     script = "import sys; from pathlib import Path; from caddie.data import fineweb; fineweb.HELD_OUT = 30\n"
     script += "from caddie.report.display import Display\n"
-    script += "fineweb.fetch_fineweb('sp300', 1, Path(sys.argv[1]), Display(quiet=True))"
+    script += "place = fineweb.Place(repository=sys.argv[2])\n"
+    script += "fineweb.fetch_fineweb('sp300', 1, Path(sys.argv[1]), Display(quiet=True), place)"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "XDG_"))}
     environment = {**kept, "HOME": str(home), "PYTHONPATH": str(ROOT), "HF_ENDPOINT": hub.url}
-    command = [sys.executable, "-c", script, str(tmp_path / "out")]
+    command = [sys.executable, "-c", script, str(tmp_path / "out"), hub.repository]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

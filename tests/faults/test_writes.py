@@ -20,7 +20,9 @@ COMMANDS = {
     "study": ("study", "study.py", "--data", "text.jsonl", "--json", "--quiet"),
     "compress": ("compress", "run/artifact.caddie", "../short.txt", "--out", "short.cz", "--json", "--quiet"),
 }
-NAMES = re.compile(r"\b(runs?|corpus|packed\.caddie|short\.cz|data|study\.json|results\.jsonl|report\.html)\b")
+NAMES = re.compile(
+    r"\b(runs?|corpus|packed\.caddie|short\.cz|data|study\.json|results\.jsonl|results\.csv|report\.html)\b"
+)
 EVERY = {"run": 5, "study": 12}
 """Of these many writes one is refused in the long suite, for a run takes seconds."""
 FAULTS = {"full": (fill_disk,), "no space": (refuse_writes, errno.ENOSPC), "read-only": (refuse_writes, errno.EROFS)}

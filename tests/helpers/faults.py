@@ -257,7 +257,8 @@ def fill_disk(folder: Path, first: int) -> None:
 
 def with_jobs_here(folder: Path, prepare: Callable[..., object], *given: object) -> None:
     """Let a study do its jobs in this process, whose writes are looked at, as `caddie trial` does them in another."""
-    from contextlib import redirect_stderr, redirect_stdout
+    from contextlib import redirect_stderr, redirect_stdout, suppress
+    from io import StringIO
 
     from caddie.cli.exits import end
     from caddie.lab.executors import Local, death
@@ -266,11 +267,14 @@ def with_jobs_here(folder: Path, prepare: Callable[..., object], *given: object)
 
     def run(self: Local, jobs: Sequence[Path]) -> Iterator[tuple[Path, str | None]]:
         for job in jobs:
-            with (job.parent / OUTPUT).open("a") as output, redirect_stdout(output), redirect_stderr(output):
+            said = StringIO()
+            with redirect_stdout(said), redirect_stderr(said):
                 try:
                     end(partial(run_job, job))
                 except SystemExit as ended:
                     status = ended.code
+            with suppress(OSError), (job.parent / OUTPUT).open("a") as output:  # a process that cannot write it goes on
+                output.write(said.getvalue())
             yield job, death(int(status or 0))
 
     Local.run = run  # type: ignore[method-assign]

@@ -146,7 +146,7 @@ def test_the_file_must_be_given_and_be_the_one(
         return str(ended.err)
 
     assert f"{artifact} needs mine.py (SHA-256 " in (said := refused(artifact))
-    assert "add --parts mine.py" in said
+    assert f"add --parts {artifact.parent / 'parts' / 'mine.py'}" in said
     assert f"needs mine.py (SHA-256 {load(artifact, parts=mine).parts[0].stated.sha256[:16]}" in (
         said := refused(artifact, "--parts", other)
     )
