@@ -23,7 +23,7 @@ COMMANDS = {
 NAMES = re.compile(
     r"\b(runs?|corpus|packed\.caddie|short\.cz|data|study\.json|results\.jsonl|results\.csv|report\.html)\b"
 )
-EVERY = {"run": 5, "study": 12}
+EVERY = {"run": 5, "study": 25}
 """Of these many writes one is refused in the long suite, for a run takes seconds."""
 FAULTS = {"full": (fill_disk,), "no space": (refuse_writes, errno.ENOSPC), "read-only": (refuse_writes, errno.EROFS)}
 SAYS = {"full": "File too large", "no space": "No space left on device", "read-only": "Read-only file system"}
