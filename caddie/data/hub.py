@@ -27,7 +27,11 @@ ABSENT = {
     "dataset": "check repository and revision",
     "model": "check name and revision; a private one needs a token, HF_TOKEN or `hf auth login`",
 }
-OFFLINE = "the same command continues; without a network, copy the files and name their folder (--fineweb: --local DIR)"
+OFFLINE = {
+    "dataset": "the same command continues; "
+    "without a network, copy the files and name their folder (--fineweb: --local DIR)",
+    "model": "the same command continues; without a network, copy the file from elsewhere and name its path",
+}
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,7 @@ def on_hub(
 
     def download(name: str) -> None:
         options: Any = {"local_dir": folder, "cache_dir": folder / ".cache", "endpoint": endpoint, "repo_type": kind}
-        with hub_library(folder, bars, f"{name} of {repository}", ABSENT[kind]) as library:
+        with hub_library(folder, bars, f"{name} of {repository}", ABSENT[kind], OFFLINE[kind]) as library:
             library.hf_hub_download(repository, name, revision=origin.commit, token=_token(kind), **options)
 
     return Snapshot(folder, sizes, repository, origin, download)
@@ -143,7 +147,9 @@ def list_files(
     bars: bool = False,
 ) -> tuple[Origin, dict[str, int | None]]:
     """Ask the hub for the commit of a revision and for the bytes of its files; `folder` is the library's home."""
-    with hub_library(folder, bars, f"the list of files of {repository} at {revision}", ABSENT[kind]) as library:
+    with hub_library(
+        folder, bars, f"the list of files of {repository} at {revision}", ABSENT[kind], OFFLINE[kind]
+    ) as library:
         client = library.HfApi(endpoint=endpoint, token=_token(kind))
         info = client.repo_info(repository, repo_type=kind, revision=revision, files_metadata=True)
     sizes = {file.rfilename: file.size for file in info.siblings or []}
@@ -173,9 +179,7 @@ def _token(kind: Kind) -> bool | None:
 
 
 @contextmanager
-def hub_library(
-    folder: Path, bars: bool, what: str, absent: str, advice: str = OFFLINE, doing: str = "fetch"
-) -> Iterator[Any]:
+def hub_library(folder: Path, bars: bool, what: str, absent: str, advice: str, doing: str = "fetch") -> Iterator[Any]:
     """Yield huggingface_hub, which must neither write to the home folder nor call home; `what` is fetched by it.
 
     It and its transfer library read these settings only from the environment, in part when they are first imported.

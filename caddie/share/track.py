@@ -40,7 +40,7 @@ class Tracker(Protocol):
     """One run in a tracker."""
 
     place: str
-    """Where to look at it: an address, or a command."""
+    """Address of the tracked run, or the command that shows it."""
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Add a point to each curve named."""

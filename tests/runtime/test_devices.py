@@ -32,7 +32,7 @@ def test_apples_gpu_is_for_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_apple_gpu_on_which_a_step_fails_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on this machine, where PyTorch has no such GPU, though it says so."""
+    """Claim a GPU of Apple's that PyTorch does not have, as on this machine."""
     assert distributed.local_device() == torch.device("cpu")
     distributed._apple_gpu_works.cache_clear()
     asked = []

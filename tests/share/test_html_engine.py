@@ -1,4 +1,4 @@
-"""What the page decodes and computes with, in a browser, beside the package's own."""
+"""Decoders and kernels of the page, in a browser, against the package's own."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ def test_the_users_token_is_found_where_the_library_keeps_it(tmp_path: Path, mon
     from caddie.data.hub import hub_library
 
     def path() -> str:
-        with hub_library(tmp_path, False, "", ""):
+        with hub_library(tmp_path, False, "", "", ""):
             return os.environ["HF_TOKEN_PATH"]
 
     for name in ("HF_HOME", "HF_TOKEN_PATH", "XDG_CACHE_HOME"):

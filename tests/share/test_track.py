@@ -253,7 +253,7 @@ def test_a_run_goes_on_where_no_process_can_be_started(tmp_path: Path, monkeypat
 
 
 def sent_to(kind: str, run: Path, **environment: str) -> dict[str, Any]:
-    """What `caddie track RUN --to KIND --json` prints in a process of its own, without a network."""
+    """Return the output of `caddie track RUN --to KIND --json` in a process of its own, without a network."""
     pytest.importorskip(kind)
     done = subprocess.run(
         [sys.executable, "-m", "caddie", "track", str(run), "--to", kind, "--json"],
