@@ -1,9 +1,10 @@
-"""Public results of the recipes, read from `published.txt`."""
+"""Public results of the recipes, read from `published.txt`, and the speed of their runs, from `published_steps.txt`."""
 
 from __future__ import annotations
 
 from functools import cache
 from importlib import resources
+from typing import NamedTuple
 
 from caddie.recipes.recipe import Figure
 
@@ -36,3 +37,23 @@ def figures(source: str, runs: str, machine: str, note: str = "") -> tuple[Figur
             Figure(label=label, bits_per_byte=float(score), artifact_bytes=size_bytes, source=source, note=note)
         )
     return tuple(found)
+
+
+class Speed(NamedTuple):
+    """Speed of a recipe's public runs."""
+
+    steps: int
+    """Optimizer steps, the mean over the runs."""
+    step_ms: float
+    """Milliseconds per step."""
+    runs: int
+    source: str
+    """Record or pull request, and machine."""
+
+
+@cache
+def speeds() -> dict[str, Speed]:
+    """Return name of a recipe to the speed of its public runs, of those that have logs."""
+    text = resources.files("caddie").joinpath("recipes/published_steps.txt").read_text(encoding="utf-8")
+    rows = (line.split(" | ") for line in text.splitlines()[1:])
+    return {name: Speed(int(steps), float(step_ms), int(runs), source) for name, steps, step_ms, runs, source in rows}
