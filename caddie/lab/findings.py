@@ -85,6 +85,7 @@ def _study(described: Mapping[str, Any]) -> dict[str, Any]:
     base = {"label": described.get("label", "base"), "against": None, "kind": "", "why": "", "claim": None, "diff": {}}
     amount = re.fullmatch(r"\w+\(\w+=([\d.e+]+)\)", described["budget"])
     words = f"{float(amount[1]):,.10g} {described['equal']} each" if amount else f"{described['budget']} budget"
+    words = f"{described['fraction']:g} of {words}" if described.get("fraction", 1) != 1 else words
     entries = {entry["label"]: entry for entry in [base, *described["entries"]]}
     return {**described, "label": base["label"], "budget": words, "entries": entries}
 
@@ -299,7 +300,7 @@ def _seconds(row: Row) -> float:
     return next((row[name] for name in ("total_seconds", "train_seconds") if is_finite(row.get(name))), 0.0)
 
 
-def _spent(row: Row) -> float:
+def spent(row: Row) -> float:
     """Return the seconds of a run itself; training that several runs share counts once."""
     shared = row.get("trained_with") not in (None, row["label"])
     return _seconds(row) - (row["train_seconds"] if shared and is_finite(row.get("train_seconds")) else 0.0)
@@ -313,8 +314,9 @@ def _money(row: Row, price: float, seconds: float) -> float:
 
 
 def _costs(done: Sequence[Row], price: float | None) -> dict[str, Any]:
-    paid = None if price is None else math.fsum(_money(row, price, _spent(row)) for row in done)
-    return {"runs": len(done), "seconds": math.fsum(map(_spent, done)), "money": paid}
+    paid = None if price is None else math.fsum(_money(row, price, spent(row)) for row in done)
+    core_seconds = math.fsum(spent(row) * (row.get("threads") or 1) for row in done)
+    return {"runs": len(done), "seconds": math.fsum(map(spent, done)), "core_seconds": core_seconds, "money": paid}
 
 
 def _measured(study: Mapping[str, Any], done: Sequence[Row]) -> list[tuple[str, str]]:
@@ -337,4 +339,15 @@ def _measured(study: Mapping[str, Any], done: Sequence[Row]) -> list[tuple[str, 
         (f"SHA-256 of the {what}", all_of((row.get("sha256") or {}).get(name) for row in done))
         for name, what in _TEXTS.items()
     ]
-    return [*([("Command", study["command"])] if study.get("command") else []), *lines]
+    times = study.get("step_times") or {}
+    for source in dict.fromkeys(one["source"] for one in times.values()):
+        what = "stated by the study" if source == "stated" else "by FLOPs" if source == "FLOPs" else source
+        notes = all_of(one["note"] for one in times.values() if one["source"] == source)
+        lines.append((f"Time of a step on eight H100, {what}", notes))
+    cost = _costs(done, None)
+    hours, core_hours = (f"{cost[name] / 3600:,.3g}" for name in ("seconds", "core_seconds"))
+    lines.append(("Cost", f"{cost['runs']:,} runs of {hours} hours together, {core_hours} core hours"))
+    command = study.get("command") or ""
+    if command.startswith("caddie study ") and study.get("fraction", 1) == 1:
+        lines.append(("A tenth of it", f"{command} --fraction 0.1"))
+    return [*([("Command", command)] if command else []), *lines]

@@ -24,6 +24,7 @@ _COLUMNS = (
     *("study", "label", "kind", "seed", "key", "state", "error"),
     *("bits_per_byte", "trained", "averaged", "packed", "quantization_loss", "holdout"),
     *("artifact_bytes", "parameters", "steps", "tokens", "tokens_per_second", "train_seconds", "total_seconds"),
+    *("step_ms", "step_ms_by"),
     *("device", "precision", "threads", "workers", "cpu_share", "code", "program_sha256", "scorer_sha256"),
 )
 _HASHES = ("recipe", "train_documents", "validation_documents", "tokenizer", "artifact")
@@ -83,7 +84,9 @@ def _context(facts: Mapping[str, Any]) -> dict[str, Any]:
         "plot": forest(facts["verdicts"], facts["study"]["margin"]),
         "claimed": any(one["claim"] for one in facts["verdicts"]),
         "open_rows": OPEN_ROWS,
-        **{function.__name__: function for function in (signed, bits, whole, more, chance, duration, money)},
+        **{
+            function.__name__: function for function in (signed, bits, whole, more, chance, duration, money, step_words)
+        },
     }
 
 
@@ -140,7 +143,7 @@ def markdown(facts: Mapping[str, Any]) -> str:
     if facts["verdicts"]:
         parts += ["## Verdicts", _verdicts_table(facts["verdicts"], study["label"])]
     if facts["board"]:
-        parts += ["## Leaderboard", _board_table(facts["board"])]
+        parts += ["## Leaderboard", _board_table(facts["board"], study.get("step_times") or {})]
     if early := facts["early"]:
         rows = []
         for row in early["rows"]:
@@ -198,15 +201,23 @@ def _verdicts_table(verdicts: Sequence[Mapping[str, Any]], base: str) -> str:
     return markdown_table([*names, "a run takes", *(["costs"] if priced else [])], rows)
 
 
-def _board_table(board: Sequence[Mapping[str, Any]]) -> str:
-    names = ["", "label", "bits per byte", "deviation", "trained", "lost by rounding", "bytes", "parameters", "steps"]
+def step_words(one: Mapping[str, Any]) -> str:
+    """Describe the time of a step at full size: `86.69 ms, published`."""
+    return f"{one['milliseconds']:.2f} ms, {one['source']}"
+
+
+def _board_table(board: Sequence[Mapping[str, Any]], step_times: Mapping[str, Mapping[str, Any]]) -> str:
+    names = ["", "label", "bits per byte", "deviation", "trained", "lost by rounding", "bytes", "parameters"]
+    names.append("steps (each at full size)" if step_times else "steps")
     held = any(one["holdout"] is not None for one in board)
     rows = [
         [
             place,
             one["label"] + (" (frontier)" if one["frontier"] else ""),
             *(bits(one[name]) or "-" for name in ("mean", "deviation", "trained", "quantization_loss")),
-            *(whole(one[name]) or "-" for name in ("artifact_bytes", "parameters", "steps", "tokens_per_second")),
+            *(whole(one[name]) or "-" for name in ("artifact_bytes", "parameters")),
+            (whole(one["steps"]) or "-") + (f" ({step_words(step_times[one['label']])})" if step_times else ""),
+            whole(one["tokens_per_second"]) or "-",
             *([bits(one["holdout"]) or "-"] if held else []),
         ]
         for place, one in enumerate(board, 1)

@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,8 @@ from caddie.config import Config, Count, Diff, Positive, parse_assignment, show
 from caddie.config.schedules import PiecewiseConstant
 from caddie.config.userfile import execute
 from caddie.errors import UserError
+from caddie.lab.fraction import shortened
+from caddie.lab.modelled import StepTime, full_name, step_time
 from caddie.recipes.catalog import find, shipped
 from caddie.recipes.recipe import Recipe
 from caddie.run.run import check_recipe
@@ -73,6 +76,20 @@ class Tokens(EqualBudget):
         return Steps(steps=max(1, round(self.tokens / batch))).give(recipe)
 
 
+class ModelledSeconds(EqualBudget):
+    """Equal time on eight H100, modelled and not clocked: what costs more there makes fewer steps (`lab/modelled.py`).
+
+    The machine of the study disturbs nothing, and on a CPU a run repeats to the bit.
+    """
+
+    seconds: Positive
+    """Training time that each run would take there at full size."""
+
+    def give(self, recipe: Recipe) -> Recipe:
+        """Return the recipe with the steps that it would make."""
+        return Steps(steps=step_time(recipe).steps(self.seconds)).give(recipe)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     """Effect of a change by a source."""
@@ -101,6 +118,8 @@ class Entry:
     """Hypothesis, in one sentence."""
     claim: Claim | None = None
     """Claim of a source."""
+    step_cost: float | None = None
+    """Time of a step at full size as a multiple of the base's, by a source; none leaves it to `ModelledSeconds`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +140,8 @@ class Study:
     """Equal budget of all runs; none leaves each recipe its own."""
     margin: float = 0.0
     """Bits per byte that a difference must exceed to matter."""
+    fraction: float = 1.0
+    """Part of each run's budget that is done, with all that counts steps (`part`)."""
     scales: Mapping[str, Diff] = field(default_factory=dict)
     """Name of a scale to a diff of the base, smallest first, for `caddie study --ladder`."""
 
@@ -132,6 +153,8 @@ class Study:
         for label, entry in self.entries.items():
             if not isinstance(entry.diff, Mapping) or not all(isinstance(path, str) for path in entry.diff):
                 raise UserError(f"the diff of {label} must be dotted paths to values")
+            if entry.step_cost is not None and not 0.0 < entry.step_cost < math.inf:
+                raise UserError(f"the step_cost of {label} must be a number above 0, not {entry.step_cost}")
             if not re.fullmatch(r"[^\x00-\x1f\x7f]{1,100}", label):
                 raise UserError(f"a label is 1 to 100 characters of one line, which {label[:120]!r} is not")
             if entry.against not in self.labels or entry.against == label:
@@ -139,6 +162,8 @@ class Study:
         whole = all(type(seed) is int and 0 <= seed < 1 << 32 for seed in self.seeds)
         if not self.seeds or not whole or len(set(self.seeds)) < len(self.seeds):
             raise UserError(f"{self.name} needs whole seeds from 0 on, each once, not {list(self.seeds)}")
+        if not 0.0 < self.fraction <= 1.0:
+            raise UserError(f"the fraction of {self.name} must be above 0 and at most 1, not {self.fraction}")
         if not 0.0 <= self.margin < math.inf:
             raise UserError(f"the margin of {self.name} must be a number of at least 0, not {self.margin}")
 
@@ -149,17 +174,35 @@ class Study:
 
     def recipe(self, label: str) -> Recipe:
         """Return the recipe of a label, with the budget. Raises `UserError`, with the label, if it does not fit."""
-        entry = Entry(diff={}) if label == BASE else self.entries[label]
+        entry, times = Entry(diff={}) if label == BASE else self.entries[label], self.step_times
         try:
             recipe = self.base.but(entry.diff)
             budgets = [(one.train.seconds, one.train.steps) for one in (self.base, recipe)]
             if self.budget and budgets[0] != budgets[1]:
                 raise UserError("it sets train.seconds or train.steps, which the study's budget decides; leave out one")
-            if label != BASE:
-                recipe = recipe.but(name=label, base=self.base.name, why=entry.why, public=())
-            return self.budget.give(recipe) if self.budget else recipe
+            if isinstance(self.budget, ModelledSeconds):
+                recipe = Steps(steps=times[label].steps(self.budget.seconds)).give(recipe)
+            elif self.budget:
+                recipe = self.budget.give(recipe)
+            recipe = recipe if self.fraction == 1.0 else shortened(recipe, self.fraction)
+            return recipe if label == BASE else recipe.but(name=label, base=self.base.name, why=entry.why, public=())
         except UserError as error:
             raise UserError(f"{label}: {error}") from None
+
+    @cached_property
+    def step_times(self) -> dict[str, StepTime]:
+        """Return the time of a step of each label at full size; empty unless that is the budget's.
+
+        Raises `UserError` for a label whose time is not known.
+        """
+        found = {}
+        for label in self.labels if isinstance(self.budget, ModelledSeconds) else ():
+            entry = Entry(diff={}) if label == BASE else self.entries[label]
+            try:
+                found[label] = step_time(self.base.but(entry.diff), entry.step_cost, self.base)
+            except UserError as error:
+                raise UserError(f"{label}: {error}") from None
+        return found
 
     def shown(self, label: str) -> dict[str, str]:
         """Return the changes of a label to its rival: path to value as it could be typed."""
@@ -176,7 +219,7 @@ class Study:
         `public` are the results of the base or of the recipe whose mini it is; `base_values` what it has at all paths
         that an entry changes, as it could be typed.
         """
-        twin_of = shipped().get(self.base.name.removesuffix("_mini"))
+        twin_of = shipped().get(full_name(self.base.name))
         public = self.base.public or (twin_of.public if twin_of else ())
         back = [self.base.but(entry.diff).settings.diff(self.base.settings) for entry in self.entries.values()]
         return {
@@ -184,7 +227,8 @@ class Study:
             "why": self.why,
             "base": self.base.name,
             "budget": show(self.budget) if self.budget else "each recipe's own",
-            "equal": type(self.budget).__name__.lower() if self.budget else "",
+            "fraction": self.fraction,
+            "equal": re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(self.budget).__name__).lower() if self.budget else "",
             "margin": self.margin,
             "seeds": list(self.seeds),
             "public": [asdict(figure) for figure in public],
@@ -192,12 +236,20 @@ class Study:
                 {"label": label, **vars(entry), "diff": self.shown(label), "claim": entry.claim and asdict(entry.claim)}
                 for label, entry in self.entries.items()
             ],
+            "step_times": {
+                label: {"steps": self.recipe(label).train.steps, **asdict(one)}
+                for label, one in self.step_times.items()
+            },
             "base_values": {path: show(value) for diff in back for path, value in diff.items()},
         }
 
     def at(self, scale: str) -> Study:
         """Return this study at one of its scales."""
         return replace(self, name=f"{self.name}-{scale}", base=self.base.but(self.scales[scale]), scales={})
+
+    def part(self, fraction: float) -> Study:
+        """Return this study with a fraction of each run's budget, under a name of its own."""
+        return replace(self, name=f"{self.name}-{fraction:g}", fraction=fraction)
 
 
 def find_study(name: str) -> Study:

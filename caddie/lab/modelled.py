@@ -1,0 +1,147 @@
+"""Time of a training step at full size on eight H100: as published, as a source states it, or from FLOPs.
+
+A twin trains on a CPU, where its steps say nothing of the machine that the recipe is for. So a study of equal time
+(`ModelledSeconds`) divides the seconds by these times, and no clock decides a score.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from statistics import harmonic_mean
+from typing import Literal
+
+from caddie.config.schedules import Budget, TrainProgress, int_at
+from caddie.errors import UserError
+from caddie.model.flops import count
+from caddie.recipes.catalog import find, shipped
+from caddie.recipes.published import speeds
+from caddie.recipes.recipe import Recipe
+
+MACHINE = "8xH100"
+PARTS = 20
+"""Parts of a run whose FLOPs are counted."""
+DOCUMENT_POSITIONS = 677.0
+"""Mean positions that a query of the contest's documents sees, in rows of 2,048 tokens (`docs/performance.md`)."""
+_TWIN = re.compile(r"_(mini|scale\d*)$")
+_STATED = "Entry(step_cost=1.03)"
+_FLOPS: dict[str, float] = {}
+"""Key of a training to FLOPs per step, since outlines take a while."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Time of a step at full size, with its source."""
+
+    milliseconds: float
+    source: Literal["published", "stated", "FLOPs"]
+    note: str
+    """Run that was timed, and the factor on its time."""
+
+    def steps(self, seconds: float) -> int:
+        """Return the steps that fit these seconds, at least one."""
+        return max(1, round(seconds * 1e3 / self.milliseconds))
+
+
+def full_name(name: str) -> str:
+    """Return the name of the recipe whose twin has this name, or the name itself."""
+    return _TWIN.sub("", name)
+
+
+def step_time(recipe: Recipe, factor: float | None = None, base: Recipe | None = None) -> StepTime:
+    """Return the time of a step of a recipe, or of the recipe whose twin it is, with all that was changed in the twin.
+
+    A recipe is known by its name, one of a user's own by its base. `factor` is a source's multiple of the time of
+    `base`, which counts instead. What trains as a recipe with public runs, or as its twin, takes their time. Else FLOPs
+    are compared with those of the next recipe that has public runs, itself or one that it is based on; a number that
+    was changed in a twin counts by the ratio of recipe and twin there. Raises `UserError` where there is no such ratio.
+    """
+    if factor is not None and base is not None:
+        reference = step_time(base)
+        return StepTime(reference.milliseconds * factor, "stated", f"{factor:g} of {reference.note}")
+    name = next((name for name in (recipe.name, recipe.base or "") if full_name(name) in shipped()), "")
+    if alike := _timed_trainings(name[len(full_name(name)) :]).get(_training(recipe)):
+        timed = full_name(name) if full_name(name) in alike else alike[0]
+        return StepTime(speeds()[timed].step_ms, "published", _run(timed))
+    full = _full_size(recipe, find(name)) if name else recipe
+    timed = next_timed(full)
+    try:
+        ratio = flops_per_step(full) / flops_per_step(find(timed))
+    except UserError as error:
+        raise UserError(f"{full.name} with these changes: {error}; state its time, as in {_STATED}") from None
+    return StepTime(speeds()[timed].step_ms * ratio, "FLOPs", f"{ratio:.4g} of {_run(timed)}")
+
+
+def flops_per_step(recipe: Recipe) -> float:
+    """Return FLOPs of a training step, the mean over the steps of a run against the clock."""
+    train = recipe.train
+    key = _training(recipe)
+    if key not in _FLOPS:
+        parts = []
+        for part in range(PARTS):
+            at = TrainProgress(0, (part + 0.5) / PARTS, Budget(seconds=1.0))
+            per_token = count(recipe.model, train.sequence_length, at.progress, DOCUMENT_POSITIONS).per_token
+            parts.append(per_token * int_at(train.batch_tokens, at))
+        _FLOPS[key] = harmonic_mean(parts)  # as many steps fit a part of the time as its FLOPs allow
+    return _FLOPS[key]
+
+
+def next_timed(recipe: Recipe) -> str:
+    """Return the name of the next recipe with public runs on the machine: this one, or one that it is based on."""
+    name = recipe.name
+    while name and name not in _timed():
+        one = recipe if name == recipe.name else shipped().get(name)
+        name = full_name(one.base or "") if one else ""
+    return name or "baseline"
+
+
+def _timed() -> list[str]:
+    return [name for name, speed in speeds().items() if speed.source.endswith(f" on {MACHINE}")]
+
+
+def _run(name: str) -> str:
+    return f"{name} ({speeds()[name].source})"
+
+
+@cache
+def _timed_trainings(suffix: str) -> dict[str, list[str]]:
+    """Return key of a training to the recipes with public runs that train so, or whose twins of this suffix do."""
+    found: dict[str, list[str]] = {}
+    for name in _timed():
+        found.setdefault(_training(find(name + suffix)), []).append(name)
+    return found
+
+
+def _training(recipe: Recipe) -> str:
+    """Return the key of all that a training step depends on."""
+    return f"{recipe.model.key()}-{recipe.train.but(seconds=1.0, steps=None).key()}"
+
+
+def _full_size(recipe: Recipe, twin: Recipe) -> Recipe:
+    """Return the recipe whose twin this is, with the changes of the twin as far as FLOPs depend on them."""
+    full = find(full_name(twin.name))
+    small, large = full.settings.diff(twin.settings), twin.settings.diff(full.settings)
+    changes = {}
+    for path, value in twin.settings.diff(recipe.settings).items():
+        if not path.startswith(("model", "train.batch_tokens", "train.sequence_length")):
+            continue
+        before, after = small.get(path), large.get(path)
+        if all(_is_number(number) for number in (value, before, after)) and before:
+            value = round(value * after / before) if isinstance(after, int) else value * after / before
+        elif value and not isinstance(value, str) and any(_within(path, other) for other in small):
+            raise UserError(
+                f"{path} differs between {twin.name} and {full.name}, so the time of a step with this change is not"
+                f" known; state it, as in {_STATED}"
+            )
+        changes[path] = value
+    return full.but(changes)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _within(path: str, other: str) -> bool:
+    """True if one of two paths is the other or below it."""
+    return f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}.")
