@@ -429,13 +429,34 @@ function legend(runs, curves, at) {
   find("legend").replaceChildren(...items);
 }
 
+// Studies, each with its runs done and the hours left
+
+function showStudies(studies) {
+  const list = find("studies");
+  const said = studies.map((one) => {
+    const left = typeof one.seconds_left === "number" && one.done < one.total ? `, ${digits(one.seconds_left / 3600, 1)} h left` : "";
+    return [one.study, one.state, `${number(one.done, 0)} of ${number(one.total, 0)} runs${left}`];
+  });
+  const text = JSON.stringify(said);
+  if (list.dataset.said === text) return;
+  list.dataset.said = text;
+  list.hidden = !said.length;
+  list.replaceChildren(
+    ...said.map(([name, state, rest]) =>
+      make("li", {}, make("b", { textContent: name }), " ", make("span", { textContent: state, className: `dot ${state}` }), ` ${rest}`),
+    ),
+  );
+}
+
 // Going on
 
 async function refresh() {
   try {
     const answer = await fetch("api/runs");
     if (!answer.ok) throw new Error(`status ${answer.status}`);
-    ({ runs: rows, folder, complete } = await answer.json());
+    let studies;
+    ({ runs: rows, studies, folder, complete } = await answer.json());
+    showStudies(studies);
     tell(find("link"), "");
   } catch {
     tell(find("link"), "The board does not answer; figures are those of the last look.");

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from caddie.files import reason
+from caddie.lab.background import read_state
 from caddie.report.read import Log, known_number, pick, read_object, read_regular
-from caddie.report.run_files import ERROR, LOG, RECIPE, REPORT, RESULT, TASK
+from caddie.report.run_files import DRIVER, ERROR, LOG, RECIPE, REPORT, RESULT, TASK
 from caddie.run.run_lock import Holder, holder
 
 DEPTH = 4
@@ -170,14 +171,17 @@ class Folders:
         self.root = Path(os.path.realpath(root))
         self._runs: dict[Path, RunFolder] = {}
         self._by_name: dict[str, RunFolder] = {}
+        self._studies: list[Path] = []
         self._lock = threading.Lock()
 
     def rows(self) -> dict[str, Any]:
-        """Return `folder`, `runs` (a row each) and `complete` (True if every folder was searched)."""
+        """Return `folder`, `runs` and `studies` (a row each) and `complete` (True if every folder was searched)."""
         with self._lock:
             complete = self._look()
             runs = [run.row(name) for name, run in self._by_name.items()]
-        return {"folder": shown(self.root.name or str(self.root)), "complete": complete, "runs": runs}
+            studies = [row for folder in self._studies if (row := _study_row(folder)) is not None]
+        place = shown(self.root.name or str(self.root))
+        return {"folder": place, "complete": complete, "runs": runs, "studies": studies}
 
     def details(self, name: str) -> dict[str, Any] | None:
         """Return the details of the run with this name, or None."""
@@ -201,7 +205,7 @@ class Folders:
         return self._by_name.get(name)
 
     def _look(self) -> bool:
-        found: dict[Path, RunFolder] = {}
+        found, studies = dict[Path, RunFolder](), list[Path]()
         folders, waiting = 0, [(self.root, 0)]
         while waiting and folders < MOST_FOLDERS:
             folder, depth = waiting.pop()
@@ -212,10 +216,12 @@ class Folders:
                 continue  # removed in the meantime, or not ours to read
             if depth < DEPTH:
                 waiting += [(path, depth + 1) for path in below]
+            if files.pop(DRIVER, None):
+                studies.append(folder)
             if set(files) - {REPORT}:
                 found[folder] = self._runs.get(folder) or RunFolder(folder)
                 found[folder].look(files, changed)
-        self._runs = found
+        self._runs, self._studies = found, sorted(studies)
         self._by_name = {shown(str(folder.relative_to(self.root).as_posix())): run for folder, run in found.items()}
         return not waiting
 
@@ -227,9 +233,19 @@ def _list(folder: Path) -> tuple[list[Path], dict[str, os.stat_result], float]:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
                 below.append(folder / entry.name)
-            elif entry.name in (RECIPE, LOG, RESULT, ERROR, TASK, REPORT) and entry.is_file(follow_symlinks=False):
+            elif entry.name in (RECIPE, LOG, RESULT, ERROR, TASK, REPORT, DRIVER) and entry.is_file(
+                follow_symlinks=False
+            ):
                 files[entry.name] = entry.stat(follow_symlinks=False)
     return below, files, folder.stat().st_mtime
+
+
+def _study_row(folder: Path) -> dict[str, Any] | None:
+    """Return name, state, runs done and in all, and seconds left of the study whose runs are in a folder."""
+    if (found := read_state(folder)) is None:
+        return None
+    facts = {"study": found.study, "state": found.state, "done": found.done, "total": found.total}
+    return {**facts, "seconds_left": found.seconds_left}
 
 
 def _signature(status: os.stat_result | None) -> tuple[int, int, int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -40,13 +41,17 @@ _run_options = all_of(
     click.option("--on", metavar="WHERE", default="local", help="local, ray[:ADDRESS] or slurm[:PARTITION]."),
     click.option("--cores", type=click.IntRange(0), default=0, help="Cores of each run on a cluster."),
     click.option("--gpus", type=click.IntRange(0), default=0, help="GPUs of each run; 0 takes what there is."),
-    click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Runs at once."),
+    click.option("--workers", type=click.IntRange(1), help="Runs at once; 1, or as many as cores with --background."),
+    click.option("--keep-checkpoints", is_flag=True, help="Keep those of finished runs, for later ones to begin with."),
 )
 """Options of all verbs that run a study."""
+RUNS = Path("runs")
+"""Folder of the folders of all studies' runs."""
 _budget_options = all_of(
     click.option("--tokens", type=click.IntRange(1), help="Training tokens of each run."),
     click.option("--steps", type=click.IntRange(1), help="Optimizer steps of each run."),
     click.option("--seconds", type=float, help="Training seconds of each run."),
+    click.option("--modelled-seconds", type=float, help="Seconds that each run would train on eight H100."),
     click.option("--seeds", type=click.IntRange(1, 1000), default=3, show_default=True, help="Seeds of each label."),
 )
 """Options of a study that the command line defines."""
@@ -54,13 +59,14 @@ _budget_options = all_of(
 
 def _budget(options: dict[str, Any]) -> dict[str, Any]:
     """Take these options out of all and return the study settings that they mean."""
-    from caddie.lab.study import EqualBudget, Seconds, Steps, Tokens
+    from caddie.lab.study import EqualBudget, ModelledSeconds, Seconds, Steps, Tokens
 
-    kinds: dict[str, Callable[..., EqualBudget]] = {"seconds": Seconds, "steps": Steps, "tokens": Tokens}
+    kinds: dict[str, type[EqualBudget]] = {"seconds": Seconds, "steps": Steps, "tokens": Tokens}
+    kinds["modelled_seconds"] = ModelledSeconds
     amounts = {name: options.pop(name) for name in kinds}
-    given = [kinds[name](**{name: amount}) for name, amount in amounts.items() if amount is not None]
+    given = [kinds[name](**{name.split("_")[-1]: amount}) for name, amount in amounts.items() if amount is not None]
     if len(given) > 1:
-        raise UserError("runs have equal seconds, equal steps or equal tokens; give one of them")
+        raise UserError("runs have equal seconds, modelled seconds, steps or tokens; give one of them")
     return {"seeds": tuple(range(1, options.pop("seeds") + 1)), "budget": given[0] if given else None}
 
 
@@ -69,8 +75,24 @@ def _budget(options: dict[str, Any]) -> dict[str, Any]:
 @click.option("--holdout", metavar="TEXT", help="Score the finished runs on TEXT, which none has seen.")
 @click.option("--select", "greedy", is_flag=True, help="Greedy selection: add the best entry until none is better.")
 @click.option("--ladder", "as_ladder", is_flag=True, help="Run it at each of its scales and compare them.")
+@click.option(
+    "--fraction", type=Finite(0, 1, min_open=True), help="Do this part of each budget, as a study of its own."
+)
+@click.option("--background", is_flag=True, help="Go on without the terminal, one run for each core; return at once.")
+@click.option("--nice", type=click.IntRange(0, 19), help="Leave the machine to other work; 10 with --background.")
+@click.option("--status", is_flag=True, help="Print how far the study has come, and do nothing.")
 @_run_options
-def study(definition: str, holdout: str | None, greedy: bool, as_ladder: bool, **how: Any) -> int:
+def study(
+    definition: str,
+    holdout: str | None,
+    greedy: bool,
+    as_ladder: bool,
+    fraction: float | None,
+    background: bool,
+    nice: int | None,
+    status: bool,
+    **how: Any,
+) -> int:
     """Run the study in FILE.py and judge its entries. Finished runs are kept.
 
     Results go beside FILE.py, or to --out; run folders to runs/.
@@ -88,6 +110,16 @@ def study(definition: str, holdout: str | None, greedy: bool, as_ladder: bool, *
     if (holdout is not None) + greedy + as_ladder > 1:
         raise UserError("--holdout, --select and --ladder are done one at a time")
     found = find_study(definition)
+    if fraction is not None and fraction < 1:
+        found, results = found.part(fraction), results / f"fraction-{fraction:g}"
+    if (background or status) and (holdout is not None or greedy or as_ladder):
+        raise UserError("--background and --status are for a study alone, without --holdout, --select and --ladder")
+    if status:
+        return _status(found, how["as_json"])
+    if background:
+        return _begin(found, results, nice, **how)
+    if nice and (lower := getattr(os, "nice", None)):  # Windows has none
+        lower(nice)
     if holdout is None:
         method = select if greedy else ladder if as_ladder else None
         return _run(found, results, method=method, **how)
@@ -179,13 +211,57 @@ def trial(job: Path, with_parent: bool, gpus: int) -> int:
     return 0
 
 
+def _status(study: Study, as_json: bool) -> int:
+    """Print how far a study has come."""
+    from caddie.lab.background import read_state
+
+    if (state := read_state(RUNS / study.name)) is None:
+        raise UserError(f"{study.name} was not begun here: {RUNS / study.name} tells of no run")
+    tell(state.to_json(), as_json, str(state))
+    return 0
+
+
+def _begin(study: Study, results: Path, nice: int | None, *, data: str | None, as_json: bool, **how: Any) -> int:
+    """Begin a study in the background, after what can be checked at once, and print how to follow and stop it."""
+    from caddie.lab.background import NICE, STUDY_LOG, begin
+    from caddie.run.resolve_corpus import check_source, check_text_named
+    from caddie.run.run import check_recipe
+
+    check_text_named(study.base, data)
+    check_source(data)
+    for label in study.labels:
+        check_recipe(study.recipe(label))
+    typed = [word for word in sys.argv[1:] if word != "--background"]
+    arguments = [*typed, *(["--nice", str(NICE)] if nice is None else [])]
+    if how["workers"] is None and how["on"] == "local":
+        arguments += ["--workers", str(_one_each())]
+    results = Path(how["out"]) if how["out"] else results
+    state = begin(study.name, RUNS, results, arguments, len(study.labels) * len(study.seeds))
+    log, pid = results / STUDY_LOG, state.driver.pid
+    lines = [
+        f"{study.name} runs in the background, as process {pid}; the same command goes on with it if it ends early"
+    ]
+    lines += [f"log     {log}", f"runs    {RUNS / study.name}; see them with: caddie board"]
+    lines += [f"status  caddie {shlex.join([*typed, '--status'])}", f"stop    kill {pid}"]
+    tell({**state.to_json(), "log": str(log)}, as_json, "\n".join(lines))
+    return 0
+
+
+def _one_each() -> int:
+    """Return the number of GPUs, or of the cores that this process may use where there are none."""
+    import torch
+
+    allowed = getattr(os, "sched_getaffinity", None)
+    return torch.cuda.device_count() or (len(allowed(0)) if allowed else os.cpu_count() or 1)
+
+
 def _run(
     study: Study,
     results: Path | None,
     *,
     method: Callable[..., Results | Selection | Ladder] | None = None,
     out: str | None,
-    workers: int,
+    workers: int | None,
     gpus: int,
     cores: int,
     on: str,
@@ -199,7 +275,8 @@ def _run(
     from caddie.run.resolve_corpus import check_text_named
 
     check_text_named(study.base, how["data"])
-    how |= {"executor": _executor(on, workers, gpus, cores), "folder": Path(out) if out else results}
+    how["keep_checkpoints"] |= method is not None  # the next round, scale or trial may begin with one
+    how |= {"executor": _executor(on, workers or 1, gpus, cores), "folder": Path(out) if out else results}
     with Display(quiet=quiet) as display:
         typed = shlex.join(["caddie", *sys.argv[1:]])
         found = (method or run_study)(study, command=typed, progress=display, **how)

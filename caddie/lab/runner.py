@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -20,16 +21,18 @@ from caddie.config.userfile import user_files
 from caddie.data.corpus import Corpus
 from caddie.errors import UserError
 from caddie.files import write_json
+from caddie.lab.background import StudyState, hours, seconds_left
 from caddie.lab.executors import Executor
 from caddie.lab.job import Run, adoptable, finished, write_job
 from caddie.lab.rows import RESULTS, STUDY, Row, outcome, read_study, row, write_rows
 from caddie.lab.study import Study
 from caddie.recipes.recipe import Recipe
 from caddie.report.read import pick, read_json
-from caddie.report.run_files import ERROR, STOP, TASK
+from caddie.report.run_files import CHECKPOINT, ERROR, STOP, TASK
 from caddie.run.resolve_corpus import open_corpus
 from caddie.run.run import check_recipe
 from caddie.run.run_folder import write_error
+from caddie.run.run_lock import Holder, this_process
 from caddie.runtime.progress import SILENT, Progress
 
 ATTEMPTS = 3
@@ -47,13 +50,15 @@ def run_jobs(
     command: str = "",
     progress: Progress = SILENT,
     total: int | None = None,
+    keep_checkpoints: bool = True,
 ) -> list[Row]:
     """Do the runs of a study that are not over, and return a row for every run.
 
     `results` is the folder of `results.jsonl`, `runs` that of the folders of all studies; a run of another study with
     the same settings, seed and texts is taken from there. `retry` repeats failed runs; the report shows `command` as
     the one that was typed. `progress` gets a `runs` event for each run that ends, out of `total` or of all runs of the
-    study. Raises `UserError` before the first run for all that can be known by then.
+    study. Unless they are kept, checkpoints of finished runs are removed once no run of the study begins with them.
+    Raises `UserError` before the first run for all that can be known by then.
     """
     planned = plan(study, data, runs, progress)
     if (results / STUDY).exists() and read_study(results / STUDY)["name"] != study.name:
@@ -62,7 +67,9 @@ def run_jobs(
         for run in planned if retry else ():
             for name in (STOP, ERROR):  # in this order, for without its error a run is not over
                 (run.folder / name).unlink(missing_ok=True)
-        return _drive(study, planned, results, executor, command, progress, total or len(planned))
+        total = total or len(planned)
+        driving = _Driving(study, planned, results, runs / study.name, executor.workers, total, progress)
+        return driving.drive(executor, command, keep_checkpoints)
 
 
 @contextmanager
@@ -123,31 +130,65 @@ def _finished(runs: Path) -> dict[str, Path]:
     return found
 
 
-def _drive(
-    study: Study, planned: list[Run], results: Path, executor: Executor, command: str, progress: Progress, total: int
-) -> list[Row]:
-    context = {"study": study.name, "workers": executor.workers}
-    begun: Counter[Path] = Counter()
-    over = {run.folder for run in planned if run.over}
-    write_json(results / STUDY, {**study.to_json(), "command": command})
-    rows = keep(study, planned, results)
-    progress.step({"event": "runs", "done": len(over), "total": total, "text": "done so far"})
-    while groups := _groups([run for run in planned if not run.over]):
-        trained = {_training(run): run for run in reversed(planned) if adoptable(run.folder)}
-        jobs = {write_job(group, context, trained.get(_training(group[0]))): group for group in groups}
-        for job, death in executor.run(list(jobs)):
-            begun[job] += 1
-            left = [run for run in jobs[job] if not run.over]
-            moved = any(run.over and run.folder not in over for run in jobs[job])
-            if left and not moved and (death or begun[job] >= ATTEMPTS):
-                write_error(left[0].folder, death or f"it was begun {ATTEMPTS} times and never ended")
-            rows = keep(study, planned, results)
-            for run in jobs[job]:
-                if run.folder not in over and (facts := row(study, run)) is not None:
-                    over.add(run.folder)
-                    done = sum(other.over for other in planned)
-                    progress.step({"event": "runs", "done": done, "total": total, "text": outcome(facts)})
-    return rows
+@dataclass
+class _Driving:
+    """A study that this process runs, as far as it has come."""
+
+    study: Study
+    planned: list[Run]
+    results: Path
+    runs: Path
+    """Folder of the study's runs."""
+    workers: int
+    total: int
+    progress: Progress
+    driver: Holder = field(default_factory=this_process)
+    over: set[Path] = field(default_factory=set)
+    rows: list[Row] = field(default_factory=list)
+
+    def drive(self, executor: Executor, command: str, keep_checkpoints: bool) -> list[Row]:
+        """Do the runs that are not over, and return a row for every run."""
+        study, planned = self.study, self.planned
+        context = {"study": study.name, "workers": executor.workers}
+        begun: Counter[Path] = Counter()
+        self.over = {run.folder for run in planned if run.over}
+        write_json(self.results / STUDY, {**study.to_json(), "command": command})
+        self._keep("done so far")
+        while groups := _groups([run for run in planned if not run.over]):
+            trained = {_training(run): run for run in reversed(planned) if adoptable(run.folder)}
+            jobs = {write_job(group, context, trained.get(_training(group[0]))): group for group in groups}
+            for job, death in executor.run(list(jobs)):
+                begun[job] += 1
+                left = [run for run in jobs[job] if not run.over]
+                moved = any(run.over and run.folder not in self.over for run in jobs[job])
+                if left and not moved and (death or begun[job] >= ATTEMPTS):
+                    write_error(left[0].folder, death or f"it was begun {ATTEMPTS} times and never ended")
+                for run in jobs[job]:
+                    if run.folder not in self.over and (facts := row(study, run)) is not None:
+                        self.over.add(run.folder)
+                        self._keep(outcome(facts))
+                if not keep_checkpoints:
+                    self._remove_checkpoints()
+        if not keep_checkpoints:
+            self._remove_checkpoints()
+        return self.rows
+
+    def _keep(self, text: str) -> None:
+        """Write rows and state, and show how many runs are over and how long the others will take."""
+        self.rows = keep(self.study, self.planned, self.results)
+        done = sum(run.over for run in self.planned)
+        left = seconds_left(self.rows, self.total - done, self.workers)
+        results = str(self.results.resolve())
+        StudyState(self.study.name, results, done, self.total, left, self.driver).write(self.runs)
+        text += f"  {hours(left)} left" if left else ""
+        self.progress.step({"event": "runs", "done": done, "total": self.total, "text": text})
+
+    def _remove_checkpoints(self) -> None:
+        """Remove the checkpoints of the study's finished runs whose training no other run needs."""
+        needed = {_training(run) for run in self.planned if not run.over}
+        for run in self.planned:
+            if run.folder.parent == self.runs and _training(run) not in needed and finished(run.folder):
+                (run.folder / CHECKPOINT).unlink(missing_ok=True)
 
 
 def _groups(left: Iterable[Run]) -> list[list[Run]]:

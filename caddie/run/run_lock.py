@@ -47,8 +47,16 @@ class Holder:
             return None
         try:
             return bool(abs(psutil.Process(self.pid).create_time() - self.started) < 2)
-        except psutil.Error:
+        except (psutil.Error, ValueError, OverflowError):  # a file may name any number
             return False
+
+
+def this_process(pid: int | None = None) -> Holder:
+    """Return this process, or another of this machine, as the holder of a lock from now on."""
+    import psutil
+
+    process = psutil.Process(pid)
+    return Holder(platform.node(), process.pid, process.create_time(), time.strftime("%Y-%m-%d %H:%M:%S"))
 
 
 def holder(folder: Path) -> Holder | None:
@@ -99,9 +107,7 @@ def locked(folder: Path, patience_seconds: float = 0.0) -> Iterator[None]:
 
 def _acquire(folder: Path, patience_seconds: float) -> int:
     """Return the descriptor of the lock file, locked."""
-    import psutil
-
-    me = Holder(platform.node(), os.getpid(), psutil.Process().create_time(), time.strftime("%Y-%m-%d %H:%M:%S"))
+    me = this_process()
     path, deadline, held = folder / LOCK, 0.0, None
     while True:
         lock = os.open(path, open_flags("O_RDWR", "O_CREAT", "O_CLOEXEC", "O_NOFOLLOW"), 0o666)

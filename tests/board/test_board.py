@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -26,8 +27,10 @@ from caddie.board import Board, folders
 from caddie.board.folders import flat
 from caddie.cli import app
 from caddie.errors import UserError
+from caddie.lab.background import StudyState
 from caddie.report import read
 from caddie.report.read import POINTS, Log, parse_finite
+from caddie.run.run_lock import this_process
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 PATHS = (
@@ -317,6 +320,22 @@ def test_states_of_runs_that_go_wrong(ask: Ask, root: Path) -> None:
     assert found["over"]["reason"] == "verification failed; the artifact is over its cap"
 
 
+def test_studies_with_their_runs_and_the_time_left(ask: Ask, root: Path) -> None:
+    state = StudyState("rates", "somewhere", 3, 12, 5400.0, this_process())
+    state.write(root / "rates")
+    replace(state, study="gone", driver=replace(this_process(), started=1.0)).write(root / "gone")
+    replace(state, study=HOSTILE, done=12).write(root / "whole")
+    write(root / "odd", driver="[")
+    write(root / "worse", driver=state.to_json() | {"done": 10**400})
+    told = json.loads(ask("/api/runs")[2])
+    assert told["runs"] == [], "none of them is a run"
+    assert told["studies"] == [
+        {"study": "gone", "state": "stopped", "done": 3, "total": 12, "seconds_left": 5400.0},
+        {"study": "rates", "state": "running", "done": 3, "total": 12, "seconds_left": 5400.0},
+        {"study": HOSTILE, "state": "finished", "done": 12, "total": 12, "seconds_left": 5400.0},
+    ]
+
+
 def test_a_run_whose_process_was_killed_has_failed_at_once(ask: Ask, root: Path) -> None:
     """It says so on the machine it ran on; a number that another process has now is not its."""
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
@@ -562,11 +581,15 @@ def test_the_page_in_a_browser(served: Board, root: Path, tmp_path: Path) -> Non
         write(run, recipe=recipe(seed, rate), task={"study": "rates", "label": label, "seed": seed})
     live = write(root / "live", recipe=recipe(2, name="live"), log=lines(5))
     write(root / HOSTILE, task={"label": HOSTILE}, error={"error": HOSTILE})
+    StudyState(HOSTILE, "", 3, 12, 5400.0, this_process()).write(root / "rates")
     with Browser(tmp_path / "profile") as browser:
         browser.size(1200)
         browser.open(served.url)
         browser.until("document.querySelectorAll('#runs tbody tr').length", 5)
         assert browser.run("document.images.length") == 0
+        assert (
+            browser.run("document.getElementById('studies').innerText") == f"{HOSTILE} running 3 of 12 runs, 1.5 h left"
+        )
         assert (
             browser.run(f"document.getElementById({json.dumps('run ' + HOSTILE)}).closest('tr').innerText").count(
                 "<img"

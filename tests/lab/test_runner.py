@@ -20,6 +20,7 @@ from torch.distributed import DistBackendError
 from caddie.errors import CheckFailed, UserError
 from caddie.files import write_json
 from caddie.lab import job as trial
+from caddie.lab.background import hours, read_state
 from caddie.lab.executors import Local, death
 from caddie.lab.holdout import score_holdout
 from caddie.lab.rows import RESULTS, curve, read_rows
@@ -223,6 +224,46 @@ def test_another_text_is_another_run(text: str, folders: dict[str, Path]) -> Non
     executor = Pretended()
     run_jobs(study(), text, executor=executor, **folders)
     assert len(executor.done) == 6
+
+
+def test_checkpoints_go_once_no_run_begins_with_them(text: str, folders: dict[str, Path]) -> None:
+    def held() -> set[str]:
+        return {path.parent.name.split("-")[0] for path in folders["runs"].glob("*/*/checkpoint.safetensors")}
+
+    with pytest.raises(KeyboardInterrupt):  # the base has ended, which the run of the same training begins with
+        run_jobs(study(seeds=(1,)), text, executor=Pretended(stop_after=1), keep_checkpoints=False, **folders)
+    assert held() == {"base"}
+    run_jobs(study(seeds=(1,)), text, executor=Pretended(ends={"low rate": "fails"}), **folders)
+    assert held() == {"base", "halves"}, "kept unless asked otherwise"
+    failed = next((folders["runs"] / "tiny").glob("low-rate-*")) / "checkpoint.safetensors"
+    failed.touch()
+    run_jobs(study(seeds=(1,)), text, executor=Pretended(), keep_checkpoints=False, **folders)
+    assert held() == {"low"}, "a failed run may be repeated"
+    other = study(name="other", seeds=(1,), entries={})
+    base = next((folders["runs"] / "tiny").glob("base-*")) / "checkpoint.safetensors"
+    base.touch()
+    how = folders | {"results": folders["runs"] / "other"}
+    run_jobs(other, text, executor=Pretended(), keep_checkpoints=False, **how)
+    assert base.exists(), "that of another study is not touched"
+
+
+def test_the_state_of_a_study_stands_beside_its_runs(text: str, folders: dict[str, Path]) -> None:
+    progress = RecordedProgress()
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs(study(), text, executor=Pretended(stop_after=3), progress=progress, **folders)
+    state = read_state(folders["runs"] / "tiny")
+    assert state is not None
+    assert (state.study, state.done, state.total, state.state) == ("tiny", 2, 6, "running")
+    assert state.driver.pid == os.getpid()
+    took = make_result()["seconds"]["total"]
+    shared = took - make_result()["seconds"]["train"]  # the second of a training
+    assert state.seconds_left == pytest.approx(4 * (took + shared) / 2)
+    assert progress.events[-1]["text"].endswith(f" bpb  {hours(state.seconds_left)} left")
+    run_jobs(study(), text, executor=Pretended(), progress=progress, **folders)
+    state = read_state(folders["runs"] / "tiny")
+    assert state is not None
+    assert (state.done, state.seconds_left, state.state) == (6, 0.0, "finished")
+    assert progress.events[-1]["text"].endswith(" bpb")
 
 
 def test_two_drivers_of_one_study(text: str, folders: dict[str, Path]) -> None:

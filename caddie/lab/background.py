@@ -1,0 +1,113 @@
+"""Studies in the background, and the state of any study: `driver.json` beside its runs, written as each run ends.
+
+A background study is the same command in a session of its own, so the end of its terminal does not reach it. When the
+machine ends, the file stays and names a process that is gone: the study is stopped, and the same command goes on.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from caddie.errors import UserError
+from caddie.files import write_json
+from caddie.lab.findings import spent
+from caddie.report.read import known_number, read_object
+from caddie.report.run_files import DRIVER
+from caddie.run.run_lock import Holder, this_process
+
+NICE = 10
+"""Niceness of a background study: other work of the machine goes first."""
+STUDY_LOG = "study.log"
+"""What a background study prints, beside its results."""
+
+
+@dataclass(frozen=True)
+class StudyState:
+    """Runs of a study that are over, and the process that does the others."""
+
+    study: str
+    results: str
+    """Folder of its results."""
+    done: int
+    total: int
+    seconds_left: float | None
+    """Estimate, None before the first run has ended."""
+    driver: Holder
+
+    @property
+    def state(self) -> Literal["finished", "running", "stopped", "elsewhere"]:
+        """`finished` without runs to do, else by its process; `elsewhere` is one of another machine."""
+        if self.done >= self.total:
+            return "finished"
+        return {True: "running", False: "stopped", None: "elsewhere"}[self.driver.alive]  # type: ignore[return-value]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values, with its state."""
+        return {**asdict(self), "state": self.state}
+
+    def write(self, folder: Path) -> None:
+        """Write it to the folder of the study's runs."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / DRIVER, asdict(self))
+
+    def __str__(self) -> str:
+        by = f"process {self.driver.pid} on {self.driver.host} since {self.driver.since}"
+        left = f", {hours(self.seconds_left)} left" if self.seconds_left and self.state != "finished" else ""
+        return f"{self.study}: {self.state}, {self.done:,} of {self.total:,} runs{left} ({by})"
+
+
+def read_state(folder: Path) -> StudyState | None:
+    """Return the state of the study whose runs are in a folder, or None if none was begun there."""
+    try:
+        found: Mapping[str, Any] = read_object(folder / DRIVER)
+        who = found["driver"]
+        driver = Holder(str(who["host"])[:100], int(who["pid"]), float(who["started"]), str(who["since"])[:40])
+        counts = int(found["done"]), int(found["total"])
+        if not 0 <= counts[0] <= counts[1] < 1 << 40:
+            return None
+        return StudyState(
+            str(found["study"])[:100], str(found["results"]), *counts, known_number(found["seconds_left"]), driver
+        )
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None
+
+
+def seconds_left(rows: Iterable[Mapping[str, Any]], left: int, workers: int) -> float | None:
+    """Estimate the seconds that the runs left take: as long as the finished ones on average, `workers` at once."""
+    known = [spent(row) for row in rows if row["state"] == "finished"]
+    return fmean(known) * left / workers if known else None
+
+
+def hours(seconds: float) -> str:
+    """Format a time left in hours."""
+    return f"{seconds / 3600:,.1f} h" if seconds >= 360 else f"{seconds / 3600:.3f} h"
+
+
+def begin(study: str, runs: Path, results: Path, arguments: Sequence[str], total: int) -> StudyState:
+    """Begin `caddie ARGUMENTS`, which does the `total` runs of a study, in a session of its own; return its state.
+
+    It prints to `study.log` in `results`. Raises `UserError` if a process is at the study.
+    """
+    before = read_state(runs / study)
+    if before is not None and before.driver.alive:
+        raise UserError(f"{before}; wait for it, or stop it: kill {before.driver.pid}")
+    results.mkdir(parents=True, exist_ok=True)
+    with (results / STUDY_LOG).open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "caddie", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    done = before.done if before else 0
+    left = before.seconds_left if before else None
+    begun = StudyState(study, str(results.resolve()), done, total, left, this_process(process.pid))
+    begun.write(runs / study)
+    return begun

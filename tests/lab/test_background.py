@@ -1,0 +1,135 @@
+"""A study in the background: begun once, told of, ended with its process, and gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from test_kill import ENTRIES, Watched, check_log
+from tiny_study import write_study
+
+from caddie.errors import UserError
+from caddie.lab.background import StudyState, begin, hours, read_state, seconds_left
+from caddie.run.run_lock import Holder, this_process
+
+STATE = StudyState("rates", "results", 1, 3, 7200.0, Holder("another machine", 1, 0.0, "then"))
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    STATE.write(tmp_path / "runs")
+    found = read_state(tmp_path / "runs")
+    assert found == STATE
+    assert str(found) == "rates: elsewhere, 1 of 3 runs, 2.0 h left (process 1 on another machine since then)"
+    assert replace(STATE, driver=this_process()).state == "running"
+    assert replace(STATE, driver=replace(this_process(), started=0.0)).state == "stopped", "a number used again"
+    done = replace(STATE, done=3)
+    assert (done.state, "left" in str(done)) == ("finished", False)
+    assert STATE.to_json()["state"] == "elsewhere"
+
+
+@pytest.mark.parametrize(
+    "change", [{"done": "x"}, {"done": None}, {"driver": 3}, {"driver": {}}, {"seconds_left": "long"}, {"total": 1e999}]
+)
+def test_a_file_that_is_no_state(change: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "driver.json").write_text(json.dumps(STATE.to_json() | change))
+    found = read_state(tmp_path)
+    assert found is None or found.seconds_left is None
+    (tmp_path / "driver.json").write_text("[")
+    assert read_state(tmp_path) is None
+    assert read_state(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize("pid", [-5, 0, 1 << 70])
+def test_no_process_has_such_a_number(pid: int) -> None:
+    assert replace(this_process(), pid=pid).alive is False
+
+
+def test_the_time_left_is_that_of_the_runs_before() -> None:
+    rows = [{"label": "a", "state": "finished", "total_seconds": seconds} for seconds in (3600.0, 7200.0)]
+    rows.append({"label": "b", "state": "failed"})
+    assert seconds_left(rows, left=8, workers=2) == 4 * 5400.0
+    assert seconds_left(rows[2:], left=8, workers=2) is None
+    assert (hours(4 * 5400.0), hours(36.0)) == ("6.0 h", "0.010 h")
+
+
+def test_a_study_that_somebody_is_at_is_not_begun_again(tmp_path: Path) -> None:
+    replace(STATE, driver=this_process()).write(tmp_path / "runs" / "rates")
+    with pytest.raises(UserError, match=rf"rates: running, 1 of 3 .*; wait for it, or stop it: kill {os.getpid()}"):
+        begin("rates", tmp_path / "runs", tmp_path / "results", ["recipes"], 3)
+    assert not (tmp_path / "results").exists()
+
+
+def caddie(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "caddie", "study", "study.py", "--data", "text.jsonl", *options]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def until(holds: Callable[[], object], seconds: float = 300.0) -> None:
+    begin = time.monotonic()
+    while not holds():
+        assert time.monotonic() - begin < seconds
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--background", "--select"], "are for a study alone"),
+        (["--status", "--holdout", "text.jsonl"], "are for a study alone"),
+        (["--status"], "tiny was not begun here"),
+        (["--background", "--data", "none.jsonl"], "none.jsonl"),
+        (["--fraction", "0"], "0<x<=1"),
+    ],
+)
+def test_what_is_wrong_is_told_before_it_begins(options: list[str], message: str, tmp_path: Path) -> None:
+    write_study(tmp_path, {}, seeds=1, steps=1)
+    ended = caddie(tmp_path, *options)
+    assert ended.returncode == 2
+    assert message in ended.stderr.replace(" ", "") or message in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+    assert not (tmp_path / "study.log").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="reads /proc")
+def test_a_background_study_is_killed_and_goes_on(tmp_path: Path) -> None:
+    write_study(tmp_path, dict(list(ENTRIES.items())[:3]), seeds=2, steps=3)
+    watched = Watched(tmp_path)
+    begun = json.loads(caddie(tmp_path, "--background", "--json").stdout)
+    pid = begun["driver"]["pid"]
+    try:
+        assert (begun["state"], begun["total"], begun["log"]) == ("running", 8, "study.log")
+        assert os.getsid(pid) == pid, "the end of this terminal does not reach it"
+        again = caddie(tmp_path, "--background")
+        assert (again.returncode, f"kill {pid}" in again.stderr) == (2, True)
+        until(watched.at_work)
+        assert {psutil.Process(one).nice() for one in watched.at_work()} == {10}
+        until(watched.read_rows)
+        watched.look()
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+        assert f"tiny: stopped, {len(watched.rows)} of 8 runs, " in caddie(tmp_path, "--status").stdout
+    finally:
+        if psutil.pid_exists(pid):
+            os.kill(pid, signal.SIGKILL)
+    begun = json.loads(caddie(tmp_path, "--background", "--json").stdout)
+    assert begun["done"] >= 1
+    until(lambda: not psutil.pid_exists(begun["driver"]["pid"]))
+    watched.look()
+    assert len(watched.rows) == len(watched.results) == 8
+    assert caddie(tmp_path, "--status").stdout.startswith("tiny: finished, 8 of 8 runs (process ")
+    assert not list(tmp_path.glob("runs/tiny/*/checkpoint.safetensors"))
+    for path in watched.results:
+        check_log(path.parent)
+    assert " h left\n" in (tmp_path / "study.log").read_text()
+    assert (tmp_path / "report.html").exists()
