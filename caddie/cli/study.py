@@ -224,13 +224,12 @@ def _status(study: Study, as_json: bool) -> int:
 def _begin(study: Study, results: Path, nice: int | None, *, data: str | None, as_json: bool, **how: Any) -> int:
     """Begin a study in the background, after what can be checked at once, and print how to follow and stop it."""
     from caddie.lab.background import NICE, STUDY_LOG, begin
+    from caddie.lab.runner import checked_recipes
     from caddie.run.resolve_corpus import check_source, check_text_named
-    from caddie.run.run import check_recipe
 
     check_text_named(study.base, data)
     check_source(data)
-    for label in study.labels:
-        check_recipe(study.recipe(label))
+    checked_recipes(study)
     typed = [word for word in sys.argv[1:] if word != "--background"]
     arguments = [*typed, *(["--nice", str(NICE)] if nice is None else [])]
     if how["workers"] is None and how["on"] == "local":

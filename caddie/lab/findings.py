@@ -87,7 +87,8 @@ def _study(described: Mapping[str, Any]) -> dict[str, Any]:
     words = f"{float(amount[1]):,.10g} {described['equal']} each" if amount else f"{described['budget']} budget"
     words = f"{described['fraction']:g} of {words}" if described.get("fraction", 1) != 1 else words
     entries = {entry["label"]: entry for entry in [base, *described["entries"]]}
-    return {**described, "label": base["label"], "budget": words, "entries": entries}
+    times = described.get("step_times") or {}
+    return {**described, "label": base["label"], "budget": words, "entries": entries, "step_times": times}
 
 
 def _scored(row: Row) -> bool:
@@ -339,7 +340,7 @@ def _measured(study: Mapping[str, Any], done: Sequence[Row]) -> list[tuple[str, 
         (f"SHA-256 of the {what}", all_of((row.get("sha256") or {}).get(name) for row in done))
         for name, what in _TEXTS.items()
     ]
-    times = study.get("step_times") or {}
+    times = study["step_times"]
     for source in dict.fromkeys(one["source"] for one in times.values()):
         what = "stated by the study" if source == "stated" else "by FLOPs" if source == "FLOPs" else source
         notes = all_of(one["note"] for one in times.values() if one["source"] == source)

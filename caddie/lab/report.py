@@ -143,7 +143,7 @@ def markdown(facts: Mapping[str, Any]) -> str:
     if facts["verdicts"]:
         parts += ["## Verdicts", _verdicts_table(facts["verdicts"], study["label"])]
     if facts["board"]:
-        parts += ["## Leaderboard", _board_table(facts["board"], study.get("step_times") or {})]
+        parts += ["## Leaderboard", _board_table(facts["board"], study["step_times"])]
     if early := facts["early"]:
         rows = []
         for row in early["rows"]:

@@ -83,14 +83,20 @@ def alone(lock: Path, otherwise: str) -> Iterator[None]:
         raise UserError(f"{otherwise}; wait for it or stop it") from None
 
 
-def plan(study: Study, data: str | None, runs: Path, progress: Progress = SILENT) -> list[Run]:
-    """Return every run of a study, seeds last, so that a disturbance of the machine falls on all labels."""
+def checked_recipes(study: Study) -> dict[str, Recipe]:
+    """Return label to recipe; raises `UserError`, with the label, for all that can be known before training."""
     recipes = {label: study.recipe(label) for label in study.labels}
     for label, recipe in recipes.items():
         try:
             check_recipe(recipe)
         except UserError as error:
             raise UserError(f"{label}: {error}") from None
+    return recipes
+
+
+def plan(study: Study, data: str | None, runs: Path, progress: Progress = SILENT) -> list[Run]:
+    """Return every run of a study, seeds last, so that a disturbance of the machine falls on all labels."""
+    recipes = checked_recipes(study)
     corpora: dict[str, Corpus] = {}
     for recipe in recipes.values():
         if _text(recipe) not in corpora:

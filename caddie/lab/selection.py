@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from caddie.config import show
+from caddie.errors import UserError
 from caddie.lab.report import chance, signed
 from caddie.lab.results import Results, run_study
 from caddie.lab.search import invalid_reason
@@ -68,8 +69,10 @@ def select(
 
     Each round is a study of every entry that is left, NAME-roundN with results in roundN of `folder`; its base is what
     is chosen so far, with which all are compared, whatever they are set against. An entry that does not fit that base
-    is left out. `how` is what else `run_study` takes.
+    is left out. `how` is what else `run_study` takes. Raises `UserError` for a stated `step_cost`.
     """
+    if any(entry.step_cost is not None for entry in study.entries.values()):
+        raise UserError("a stated step_cost is of the base alone, and selection adds entries up; leave out one of them")
     folder, recipe, left = folder or Path("runs") / study.name, study.recipe(BASE), dict(study.entries)
     progress, rounds, chosen = progress or Display(stream=sys.stdout), list[Results](), list[str]()
     while True:

@@ -87,12 +87,14 @@ def until(holds: Callable[[], object], seconds: float = 300.0) -> None:
         (["--background", "--select"], "are for a study alone"),
         (["--status", "--holdout", "text.jsonl"], "are for a study alone"),
         (["--status"], "tiny was not begun here"),
+        (["--background"], "odd: "),
         (["--background", "--data", "none.jsonl"], "none.jsonl"),
         (["--fraction", "0"], "0<x<=1"),
     ],
 )
 def test_what_is_wrong_is_told_before_it_begins(options: list[str], message: str, tmp_path: Path) -> None:
-    write_study(tmp_path, {}, seeds=1, steps=1)
+    odd = {"odd": {"train.optimizers": {"embedding": "AdamW"}}} if message.startswith("odd") else {}
+    write_study(tmp_path, odd, seeds=1, steps=1)
     ended = caddie(tmp_path, *options)
     assert ended.returncode == 2
     assert message in ended.stderr.replace(" ", "") or message in ended.stderr

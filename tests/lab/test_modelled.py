@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from statistics import median
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,6 +13,7 @@ from caddie.lab.findings import findings
 from caddie.lab.modelled import PARTS, flops_per_step, next_timed, step_time
 from caddie.lab.report import markdown, page
 from caddie.lab.rows import Row
+from caddie.lab.selection import select
 from caddie.lab.study import BASE, Entry, ModelledSeconds, Study
 from caddie.model.flops import count
 from caddie.recipes.catalog import find, shipped
@@ -143,3 +145,8 @@ def test_the_report_says_which_times_are_modelled() -> None:
     assert measured["Time of a step on eight H100, stated by the study"] == "1.03 of parallel_muon (#593 on 8xH100)"
     assert measured["Cost"] == "9 runs of 9 hours together, 18 core hours"
     assert measured["A tenth of it"] == "caddie study s.py --fraction 0.1"
+
+
+def test_selection_refuses_a_cost_that_it_could_not_add_up() -> None:
+    with pytest.raises(UserError, match="a stated step_cost is of the base alone"):
+        select(study(slower=Entry(diff={}, step_cost=1.1)), executor=Mock())

@@ -479,7 +479,7 @@ def test_a_price_becomes_money() -> None:
         row |= {"total_seconds": 1800.0, "world": 8, "device": "NVIDIA H200"}
     facts = findings(plan("a"), rows, price=2.5)
     assert facts["verdicts"][0]["money"] == pytest.approx(0.5 * 8 * 2.5)
-    assert facts["cost"] == {"runs": 2, "seconds": 3600.0, "money": pytest.approx(20.0)}
+    assert facts["cost"] == {"runs": 2, "seconds": 3600.0, "core_seconds": 3600.0, "money": pytest.approx(20.0)}
     assert "costs 10.00" in read(plan("a"), rows, 2.5).text
     on_a_cpu = [row | {"world": 1, "device": "cpu, 1 thread", "workers": 2} for row in rows]
     assert findings(plan("a"), on_a_cpu, price=2.5)["cost"]["money"] == pytest.approx(2.5 / 2), "two at once share it"
