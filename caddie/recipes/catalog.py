@@ -11,10 +11,10 @@ from caddie.errors import UserError, suggest
 from caddie.recipes import recipe_file
 from caddie.recipes.names import ALIASES, MODULES
 from caddie.recipes.public_000_experiments import public_000_experiments
-from caddie.recipes.published import published
+from caddie.recipes.published import published, speeds
 from caddie.recipes.recipe import Recipe
 from caddie.recipes.recipe_file import RunStart, read_recipe, recipe_path
-from caddie.recipes.shrink import mini
+from caddie.recipes.shrink import SCALES, mini, scale
 from caddie.report.run_files import PARTS
 
 
@@ -36,7 +36,7 @@ def shipped() -> dict[str, Recipe]:
 
 
 def find(name: str, within: tuple[Path, ...] = ()) -> Recipe:
-    """Return a recipe by its name or alias; its twin for two cores is `NAME_mini`, a user's own `FILE.py:NAME`.
+    """Return a recipe by its name or alias; its twins are `NAME_mini` and `NAME_scale`, a user's own `FILE.py:NAME`.
 
     A file of TOML or JSON and the folder of a run are recipes as well (`recipe_file.py`). The experiments of public
     system 000 are found by their labels, as `public_000:LABEL`. `within` are the files whose base it is. Raises
@@ -53,15 +53,31 @@ def find(name: str, within: tuple[Path, ...] = ()) -> Recipe:
         known = {one.label: recipe for one in public_000_experiments if (recipe := one.recipe)}
     else:
         known = _named(execute(Path(path))) if colon else _SHIPPED | _BY_ALIAS
-    full = attribute.removesuffix("_mini")
-    if attribute not in known and full in known:
-        return mini(known[full])
+    full, _, suffix = attribute.rpartition("_")
+    if attribute not in known and full in known and suffix in ("mini", *SCALES):
+        recipe = known[full]
+        return mini(recipe) if suffix == "mini" else scale(recipe, suffix, public_steps(recipe))
     if attribute not in known:
         hint = suggest(attribute, known)
         if colon:
             raise UserError(f"{path} has no recipe {attribute}{hint}")
         raise UserError(f"no recipe {name}{hint}; `caddie recipes` lists them, FILE.toml and FILE.py:NAME are yours")
     return known[attribute]
+
+
+def public_steps(recipe: Recipe) -> int:
+    """Return the steps of a recipe's public runs, or of the next recipe that it is based on and that has some.
+
+    A recipe without a budget of time makes its own. Raises `UserError` if there are none.
+    """
+    if recipe.train.seconds is None and recipe.train.steps:
+        return recipe.train.steps
+    one: Recipe | None = recipe
+    while one is not None:
+        if speed := speeds().get(one.name):
+            return speed.steps
+        one = _SHIPPED.get(one.base or "")
+    raise UserError(f"{recipe.name} is based on no recipe with public runs, whose steps it could make; set train.steps")
 
 
 def begun_from(name: str) -> RunStart | None:

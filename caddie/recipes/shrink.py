@@ -1,8 +1,12 @@
-"""Recipes made small: twins that two cores train in half a minute, and copies that train in milliseconds.
+"""Recipes made small: twins of half a minute, twins of all the steps, and copies that train in milliseconds.
 
-A twin keeps every choice of its recipe and shrinks its numbers. Widths, rows and batches shrink by fixed factors;
-layers are renumbered in a model about half as deep; numbers of steps become parts of the run, those that they were when
-eight GPUs saw seven billion tokens. Test-time training is left out, since it would take longer than training.
+A twin keeps every choice of its recipe and shrinks its numbers. Widths, rows and batches shrink by fixed factors.
+
+- `NAME_mini` trains on two cores in half a minute. Its layers are renumbered in a model about half as deep; numbers of
+  steps become parts of the run, those that they were when eight GPUs saw seven billion tokens. Test-time training is
+  left out, since it would take longer than training.
+- `NAME_scale` makes as many steps as the recipe's public runs, at its depth, so that schedules, averages, recurrence
+  and test-time training are what they are at full size. It takes minutes to an hour (`docs/studies.md`).
 
 A copy keeps the depth and every layer as well, so that it shows what each setting does (`run/dead_settings.py`).
 """
@@ -13,7 +17,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,51 +26,97 @@ from caddie.config.schedules import IntSchedule, IterationWarmdown, Number, Piec
 from caddie.errors import UserError
 from caddie.model import GPT, Block, GroupedQueryAttention, NTKRoPE, RandomMap, YaRNRoPE
 from caddie.recipes.recipe import Recipe
+from caddie.score import ChunkSGD, DocumentLoRA
 from caddie.train.averaging import EMA, ProgressEMA
 from caddie.train.trainer import Train
 
-WIDTH, HEADS = 128, 4
-ROW, RANK, BATCH = 8, 4, 512
-"""Factors by which a twin's rows, the channels of its projected tables and maps, and the tokens of its steps shrink."""
+HEADS = 4
+ROW, RANK = 8, 4
+"""Factors by which a twin's rows shrink, and the channels of its projected tables and maps."""
 TOKENS = 7e9
 """Tokens that a record saw; divided by the tokens of a step, its number of steps."""
+DOCUMENTS = 50_000 / 113
+"""Documents of the contest's held-out text, for each of a study's."""
+
+
+class Size(NamedTuple):
+    """Size of a twin."""
+
+    width: int
+    depth: float
+    """Layers, for each of the recipe."""
+    batch: int
+    """Factor by which the tokens of a step shrink."""
+
+    def vocabulary(self, full: int) -> int:
+        """Return the size of its vocabulary; with all layers, it grows with the recipe's."""
+        return min(full, 2048) if self.depth < 1 else max(min(full, 512), full // 4)
+
+
+MINI = Size(width=128, depth=0.55, batch=512)
+SCALES = {"scale": Size(width=64, depth=1, batch=512), "scale96": Size(width=96, depth=1, batch=256)}
+"""Suffix to size of the twins with all steps: two, so that the effect of size itself can be seen."""
 
 _VOCABULARY, _WIDTH, _HIDDEN, _BUCKETS, _ROW = 96, 64, 48, 64, 64
 """Most ids, channels, hidden channels, hashed rows and tokens per row of a copy, where that divides."""
 
 
 def mini(recipe: Recipe) -> Recipe:
-    """Return the twin of a recipe."""
-    row, window = recipe.train.longest_row // ROW, recipe.score.sequence_length // ROW
+    """Return the twin of a recipe that trains for half a minute."""
+    diff = {**_mini_training(recipe.train), "score.stride": recipe.score.sequence_length // ROW // 2, "score.ttt": None}
+    return _twin(recipe, MINI, "mini", diff)
+
+
+def scale(recipe: Recipe, suffix: str, steps: int) -> Recipe:
+    """Return the twin of a recipe that makes so many steps, at a size of `SCALES`."""
+    size, ttt = SCALES[suffix], recipe.score.ttt
+    diff: dict[str, Any] = {"train.steps": steps, "score.stride": max(1, recipe.score.stride // ROW)}
+    if isinstance(ttt, DocumentLoRA):
+        rank = max(1, ttt.rank * size.width // recipe.model.width)
+        diff |= {"score.ttt.rank": rank, "score.ttt.alpha": ttt.alpha * rank / ttt.rank}
+        if ttt.phases:
+            documents = max(ttt.phases.phases, round(ttt.phases.documents / DOCUMENTS))
+            diff |= {"score.ttt.phases.documents": documents}
+            diff |= {"score.ttt.phases.chunk_tokens": ttt.phases.chunk_tokens // ROW}
+    elif isinstance(ttt, ChunkSGD):
+        diff["score.ttt.chunk_tokens"] = ttt.chunk_tokens // ROW
+    return _twin(recipe, size, suffix, diff)
+
+
+def _twin(recipe: Recipe, size: Size, suffix: str, diff: dict[str, Any]) -> Recipe:
+    train, row = recipe.train, recipe.train.longest_row // ROW
     return recipe.but(
         {
-            **{f"model.{path}": value for path, value in _twin_model(recipe.model).items()},
-            **{f"train.{path}": value for path, value in _twin_training(recipe.train, row).items()},
-            "score.sequence_length": window,
-            "score.stride": window // 2,
+            **{f"model.{path}": value for path, value in _twin_model(recipe.model, size).items()},
+            "train.seconds": None,
+            "train.batch_tokens": row * max(1, round(max(all_values(train.batch_tokens)) / size.batch / row)),
+            "train.micro_batches": 1,
+            "train.sequence_length": row,
+            "train.warmup_steps": 3,
+            "score.sequence_length": recipe.score.sequence_length // ROW,
             "score.batch_tokens": 16_384,
             "score.precision": "float32",
-            "score.ttt": None,
+            **diff,
         },
-        name=f"{recipe.name}_mini",
-        base=f"{recipe.base}_mini" if recipe.base else None,
+        name=f"{recipe.name}_{suffix}",
+        base=f"{recipe.base}_{suffix}" if recipe.base else None,
         why=f"The twin of {recipe.name} for two cores.",
         public=(),
     )
 
 
-def _twin_model(model: GPT) -> dict[str, Any]:
-    depth = math.ceil(0.55 * model.depth)
+def _twin_model(model: GPT, size: Size) -> dict[str, Any]:
+    depth = math.ceil(size.depth * model.depth)
 
     def layer(number: int) -> int:
         return round(number * (depth - 1) / max(model.depth - 1, 1))
 
     def channels(number: int) -> int:
-        return number * WIDTH // model.width
+        return number * size.width // model.width
 
     diff: dict[str, Any] = {
-        "vocabulary": min(model.vocabulary, 2048),
-        "width": WIDTH,
+        "vocabulary": size.vocabulary(model.vocabulary),
+        "width": size.width,
         "depth": depth,
         "layers": {
             re.sub(r"\d+", lambda number: str(layer(int(number[0]))), key): {
@@ -74,7 +124,7 @@ def _twin_model(model: GPT) -> dict[str, Any]:
             }
             for key, exception in model.layers.items()
         },
-        "block": model.block.but(_twin_block(model, channels)),
+        "block": model.block.but(_twin_block(model, size.width, channels)),
     }
     if model.recurrence:
         diff["recurrence.first"], diff["recurrence.last"] = layer(model.recurrence.first), layer(model.recurrence.last)
@@ -87,12 +137,14 @@ def _twin_model(model: GPT) -> dict[str, Any]:
         ngrams = getattr(model.embedding, name)
         if ngrams and ngrams.dims:
             diff[f"embedding.{name}.dims"] = ngrams.dims // RANK
+        if ngrams and size.depth == 1:
+            diff[f"embedding.{name}.buckets"] = ngrams.buckets * diff["vocabulary"] // model.vocabulary
     if dims := model.embedding.dims:  # type: ignore[attr-defined]
         diff["embedding.dims"] = channels(dims)
     return diff
 
 
-def _twin_block(model: GPT, channels: Callable[[int], int]) -> dict[str, Any]:
+def _twin_block(model: GPT, width: int, channels: Callable[[int], int]) -> dict[str, Any]:
     diff: dict[str, Any] = {"mlp.hidden": channels(model.block.mlp.hidden)}
     held: Any = next(filter(None, (block.attention for block in model.blocks)), GroupedQueryAttention())
     attention: Any = model.block.attention
@@ -100,8 +152,8 @@ def _twin_block(model: GPT, channels: Callable[[int], int]) -> dict[str, Any]:
         diff["attention.heads"] = HEADS
         diff["attention.key_value_heads"] = max(1, HEADS * held.key_value_heads // held.heads)
         if attention.rope.dims:
-            size = (WIDTH // HEADS) / (model.width / held.heads)
-            diff["attention.rope.dims"] = max(2, 2 * round(attention.rope.dims * size / 2))
+            factor = (width // HEADS) / (model.width / held.heads)
+            diff["attention.rope.dims"] = max(2, 2 * round(attention.rope.dims * factor / 2))
         if isinstance(attention.rope, NTKRoPE | YaRNRoPE):
             diff["attention.rope.native_length"] = attention.rope.native_length // ROW
             diff["attention.rope.length"] = attention.rope.length // ROW
@@ -112,26 +164,21 @@ def _twin_block(model: GPT, channels: Callable[[int], int]) -> dict[str, Any]:
     return diff
 
 
-def _twin_training(train: Train, row: int) -> dict[str, Any]:
-    batch = max(all_values(train.batch_tokens))
-    steps = TOKENS / batch
-    diff: dict[str, Any] = {
-        "seconds": 30,
-        "steps": None,
-        "batch_tokens": row * max(1, round(batch / BATCH / row)),
-        "micro_batches": 1,
-        "sequence_length": row,
-        "warmup_steps": 3,
-    }
+def _mini_training(train: Train) -> dict[str, Any]:
+    """Return what a twin of half a minute changes in training, where numbers of steps become parts of the run."""
+    steps = TOKENS / max(all_values(train.batch_tokens))
+    diff: dict[str, Any] = {"train.seconds": 30, "train.steps": None}
     if (schedule := _twin_schedule(train.lr_schedule, steps)) != train.lr_schedule:
-        diff["lr_schedule"] = schedule
+        diff["train.lr_schedule"] = schedule
     if isinstance(train.averaging, EMA):
-        diff["averaging"] = ProgressEMA(fraction=min(1.0, 1.0 / (1.0 - train.averaging.decay) / steps))
+        fraction = min(1.0, 1.0 / (1.0 - train.averaging.decay) / steps)
+        diff["train.averaging"] = ProgressEMA(fraction=fraction)
     for rule, optimizer in train.optimizers.items():
         momentum = getattr(optimizer, "momentum", None)
         if isinstance(momentum, schedules.StepRamp):
             finish = min(1.0, momentum.steps / steps)
-            diff[f"optimizers.{rule}.momentum"] = schedules.Ramp(start=momentum.start, end=momentum.end, finish=finish)
+            ramp = schedules.Ramp(start=momentum.start, end=momentum.end, finish=finish)
+            diff[f"train.optimizers.{rule}.momentum"] = ramp
     return diff
 
 

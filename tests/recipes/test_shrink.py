@@ -1,4 +1,7 @@
-"""The twins of all recipes for two cores: each is the same choices at another size, and goes the whole line."""
+"""The twins of all recipes for two cores: each is the same choices at another size, and goes the whole line.
+
+`NAME_mini` is the twin of half a minute, `NAME_scale` and `NAME_scale96` those of all the steps.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ import pytest
 from caddie.config.schedules import PiecewiseConstant, Ramp, Rewarmed, Warmdown
 from caddie.errors import UserError
 from caddie.recipes.catalog import find, shipped
-from caddie.recipes.shrink import mini
+from caddie.recipes.published import speeds
+from caddie.recipes.shrink import SCALES, mini
+from caddie.score import DocumentLoRA
 from caddie.train.averaging import ProgressEMA
 
 NAMES = [name for name in shipped() if name != "tiny"]
@@ -63,6 +68,52 @@ def test_every_recipe_has_a_twin(name: str) -> None:
     assert twin.train.micro_tokens(1) == twin.train.batch_tokens
 
 
+def test_a_twin_of_all_steps_keeps_depth_schedules_averages_and_adaptation() -> None:
+    full, twin = shipped()["longer_warmdown"], find("longer_warmdown_scale")
+    assert twin.train.steps == speeds()["longer_warmdown"].steps
+    assert twin.train.seconds is None
+    for path in ("lr_schedule", "averaging", "optimizers", "qat", "loader", "clip_norm"):
+        assert getattr(twin.train, path) == getattr(full.train, path), path
+    assert (twin.model.depth, twin.model.recurrence) == (full.model.depth, full.model.recurrence)
+    assert twin.model.parallel_streams == full.model.parallel_streams
+    # 512 channels, 8 heads, 8,192 ids, rows of 2,048 and 786,432 tokens a step
+    attention: Any = twin.model.block.attention
+    assert (twin.model.width, attention.heads, attention.key_value_heads) == (64, 4, 2)
+    assert (twin.model.vocabulary, twin.train.sequence_length, twin.train.batch_tokens) == (2048, 256, 1536)
+    ttt, full_ttt = twin.score.ttt, full.score.ttt
+    assert isinstance(ttt, DocumentLoRA)
+    assert isinstance(full_ttt, DocumentLoRA)
+    assert ttt.phases is not None
+    assert (ttt.rank, ttt.alpha, ttt.chunk_tokens) == (10, 18.0, full_ttt.chunk_tokens)
+    assert (ttt.phases.documents, ttt.phases.phases, ttt.phases.chunk_tokens) == (6, 3, 4096)
+    assert ttt.lr == full_ttt.lr
+
+
+def test_the_larger_twin_differs_from_the_smaller_one_in_its_size_alone() -> None:
+    small, large = find("longer_warmdown_scale"), find("longer_warmdown_scale96")
+    assert (large.model.width, large.train.batch_tokens, large.train.steps) == (96, 3072, small.train.steps)
+    assert large.parameters > 1.8 * small.parameters
+    assert large.model.vocabulary == small.model.vocabulary
+
+
+def test_a_recipe_without_public_runs_makes_the_steps_of_the_next_one_that_has_some() -> None:
+    assert find("finer_corrections_scale").train.steps == speeds()["longer_rows"].steps
+    assert find("rows_2048_scale").score.stride == 2048 // 8
+    assert find("overtone_start_scale").score.stride == 64 // 8
+    vocabularies = [find(f"{name}_scale").model.vocabulary for name in ("baseline", "vocabulary_4096", "ngram_tilt")]
+    assert vocabularies == [512, 1024, 2048]
+
+
+@pytest.mark.parametrize("suffix", SCALES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_has_a_twin_of_all_steps(name: str, suffix: str) -> None:
+    twin, full = find(f"{name}_{suffix}"), find(name)
+    assert twin.model.depth == full.model.depth
+    assert 100_000 < twin.parameters < 2_000_000
+    assert twin.train.micro_tokens(1) == twin.train.batch_tokens
+    assert 1000 < (twin.train.steps or 0) < 20_000
+
+
 def test_experiments_of_public_system_000_are_found_and_have_twins() -> None:
     assert find("public_000:weight_decay_008").diff(find("parallel_muon"))
     assert find("public_000:gated_attention_mini").parameters < 2_000_000
@@ -73,6 +124,15 @@ def test_experiments_of_public_system_000_are_found_and_have_twins() -> None:
 def test_a_twin_of_no_recipe_is_a_mistake() -> None:
     with pytest.raises(UserError, match="no recipe nothing_mini"):
         find("nothing_mini")
+    with pytest.raises(UserError, match="no recipe baseline_scale48"):
+        find("baseline_scale48")
+
+
+def test_a_recipe_that_is_based_on_none_with_public_runs_has_no_steps_to_make(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("import caddie\nown = caddie.find('baseline').but(base=None)\n")
+    with pytest.raises(UserError, match=r"own is based on no recipe with public runs.*set train\.steps"):
+        find(f"{file}:own_scale")
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +147,15 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["mini", "scale"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_twin_trains_packs_verifies_and_scores(
-    name: str, words: Path, caddie, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, suffix: str, words: Path, caddie, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.chdir(words.parent)  # where corpora are kept, so that twins share them
     settings = ("train.seconds=none", "train.steps=4", "data.validation_fraction=0.02")
     settings += ("pack.calibration.tokens=4096",)
-    ended = caddie("run", f"{name}_mini", *settings, "--data", words, "--out", tmp_path / "run", "--json", "--quiet")
+    ended = caddie("run", f"{name}_{suffix}", *settings, "--data", words, "--out", tmp_path / "run", "--json", "--quiet")
     assert (ended.status, ended.err) == (0, ""), ended.err
     printed = json.loads(ended.out)
     assert printed["verified"]
