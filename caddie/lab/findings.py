@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from caddie.lab.agreement import Curve, early_agreement, safe_stop
+from caddie.lab.public_order import public_order
 from caddie.lab.swept import swept
 from caddie.lab.verdicts import LEVEL, cost, judge_pairs
 from caddie.report.charts import is_finite, smooth
@@ -67,6 +68,7 @@ def findings(described: Mapping[str, Any], rows: Sequence[Row], price: float | N
         "counts": {word: sum(one["word"] == word for one in verdicts) for word in WORDS},
         "verdicts": verdicts,
         "swept": swept(study, groups),
+        "public_order": public_order(study, groups),
         "board": board,
         "curves": {
             axis: {label: curve for label, group in groups.items() if (curve := _mean_curve(group, place))}
@@ -83,6 +85,9 @@ def findings(described: Mapping[str, Any], rows: Sequence[Row], price: float | N
 def _study(described: Mapping[str, Any]) -> dict[str, Any]:
     """Return the description with its entries by label, the base first, and the budget in words."""
     base = {"label": described.get("label", "base"), "against": None, "kind": "", "why": "", "claim": None, "diff": {}}
+    public = described.get("public") or []
+    first = [one["bits_per_byte"] for one in public if one.get("source") == public[0].get("source")]
+    base["public_score"] = fmean(first) if first and all(map(is_finite, first)) else None
     amount = re.fullmatch(r"\w+\(\w+=([\d.e+]+)\)", described["budget"])
     words = f"{float(amount[1]):,.10g} {described['equal']} each" if amount else f"{described['budget']} budget"
     words = f"{described['fraction']:g} of {words}" if described.get("fraction", 1) != 1 else words

@@ -1,4 +1,4 @@
-"""Compare the order of a study's labels with that of their public scores: rank correlations, steps, and where it breaks."""
+"""Compare the order of a study's labels with that of their public scores: rank correlations, and where it breaks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from caddie.lab.stats import kendall, spearman
 
 FEWEST = 4
 """Fewest labels with a public score; the ranks of three correlate by chance."""
-DRAWS, LEVEL = 2000, 0.05
+DRAWS, LEVEL = 500, 0.05
 """Bootstrap samples, and the part of them outside the interval."""
 
 

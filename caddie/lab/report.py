@@ -85,7 +85,8 @@ def _context(facts: Mapping[str, Any]) -> dict[str, Any]:
         "claimed": any(one["claim"] for one in facts["verdicts"]),
         "open_rows": OPEN_ROWS,
         **{
-            function.__name__: function for function in (signed, bits, whole, more, chance, duration, money, step_words)
+            function.__name__: function
+            for function in (signed, bits, whole, more, chance, duration, money, order_words, step_words)
         },
     }
 
@@ -144,6 +145,13 @@ def markdown(facts: Mapping[str, Any]) -> str:
         parts += ["## Verdicts", _verdicts_table(facts["verdicts"], study["label"])]
     if facts["board"]:
         parts += ["## Leaderboard", _board_table(facts["board"], study["step_times"])]
+    if order := facts["public_order"]:
+        names = ["from", "to", "public", "here", "order"]
+        rows = [
+            [one["from"], one["to"], signed(one["public"]), signed(one["ours"]), "broken" if one["breaks"] else "kept"]
+            for one in order["steps"]
+        ]
+        parts += ["## Order of the public scores", order_words(order), markdown_table(names, rows)]
     if early := facts["early"]:
         rows = []
         for row in early["rows"]:
@@ -166,6 +174,16 @@ def sweep_words(found: Mapping[str, Any]) -> str:
     words += f": {'mean over ' * (len(found['seeds']) > 1)}{seeds}." if found["seeds"] else ": means over unlike seeds."
     others = len(found["left_out"])
     return words + (f" Left out: {count(others, 'label')} with other changes." if others else "")
+
+
+def order_words(order: Mapping[str, Any]) -> str:
+    """Describe the agreement with the order of the public scores."""
+    ends = {name: " to ".join(f"{end:.2f}" for end in order[f"{name}_interval"]) for name in ("spearman", "kendall")}
+    return (
+        f"{len(order['labels'])} labels with public scores, {count(order['seeds'], 'seed')} or more each: rank"
+        f" correlation {number(order['spearman'], '.2f')} (Spearman, 95 % interval {ends['spearman']}),"
+        f" {number(order['kendall'], '.2f')} (Kendall, {ends['kendall']})."
+    )
 
 
 def _sweep_table(found: Mapping[str, Any]) -> list[str]:

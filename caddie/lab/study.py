@@ -118,6 +118,8 @@ class Entry:
     """Hypothesis, in one sentence."""
     claim: Claim | None = None
     """Claim of a source."""
+    public_score: float | None = None
+    """Public bits per byte of the same at full size, or none; the report compares their order with ours."""
     step_cost: float | None = None
     """Time of a step at full size as a multiple of the base's, by a source; none leaves it to `ModelledSeconds`."""
 

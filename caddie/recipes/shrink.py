@@ -71,6 +71,7 @@ def scale(recipe: Recipe, suffix: str, steps: int) -> Recipe:
     """Return the twin of a recipe that makes so many steps, at a size of `SCALES`."""
     size, ttt = SCALES[suffix], recipe.score.ttt
     diff: dict[str, Any] = {"train.steps": steps, "score.stride": max(1, recipe.score.stride // ROW)}
+    diff |= {"train.precision": "float32"}  # which is measured anew on each machine if it is left open
     if isinstance(ttt, DocumentLoRA):
         rank = max(1, ttt.rank * size.width // recipe.model.width)
         diff |= {"score.ttt.rank": rank, "score.ttt.alpha": ttt.alpha * rank / ttt.rank}

@@ -155,7 +155,9 @@ def test_every_twin_trains_packs_verifies_and_scores(
     monkeypatch.chdir(words.parent)  # where corpora are kept, so that twins share them
     settings = ("train.seconds=none", "train.steps=4", "data.validation_fraction=0.02")
     settings += ("pack.calibration.tokens=4096",)
-    ended = caddie("run", f"{name}_{suffix}", *settings, "--data", words, "--out", tmp_path / "run", "--json", "--quiet")
+    ended = caddie(
+        "run", f"{name}_{suffix}", *settings, "--data", words, "--out", tmp_path / "run", "--json", "--quiet"
+    )
     assert (ended.status, ended.err) == (0, ""), ended.err
     printed = json.loads(ended.out)
     assert printed["verified"]

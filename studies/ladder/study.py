@@ -1,0 +1,76 @@
+"""The ladder of records: do twins that make all the steps come out in the order of the public scores?
+
+Each rung is the twin of a record with all its steps, its own quantization and its own scoring, test-time training too
+(`NAME_scale`, `docs/studies.md`). Every rung has 600 seconds of eight H100, by its public step time. Each is set
+against the rung before it; the claim is the difference of the public scores. `larger` is the same at width 96.
+
+    caddie study studies/ladder/study.py --data train_open.jsonl.xz --background
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from caddie.lab.study import BASE, Claim, Entry, ModelledSeconds, Study
+from caddie.pack.calibrate import TrainingText
+from caddie.recipes.catalog import find, shipped
+from caddie.recipes.recipe import Recipe
+
+RUNGS = (
+    "baseline",
+    "ten_layers",
+    "smear_and_bigrams",
+    "exclusive_four",
+    "partial_rotary",
+    "parallel_muon",
+    "exclusive_everywhere",
+    "vocabulary_4096",
+    "vocabulary_8192",
+    "three_layer_recurrence",
+    "document_attention",
+    "longer_warmdown",
+    "ngram_tilt",
+)
+COMPARABLE = {"baseline": 1.2275}
+"""Public scores on the contest's current validation text, where a recipe's first one is of another."""
+
+
+def twin(name: str, suffix: str) -> Recipe:
+    """Return the twin of a rung as it is trained and scored here, without a budget of its own."""
+    diff = {"data.validation_fraction": 0.005, "train.steps": None}
+    return find(f"{name}_{suffix}").but(diff).but({"pack.calibration": TrainingText(tokens=16_384)})
+
+
+def public(name: str) -> float | None:
+    """Return the public score of a rung, or None."""
+    return COMPARABLE.get(name, shipped()[name].published)
+
+
+def ladder(suffix: str, name: str) -> Study:
+    """Return the study of all rungs at one size."""
+    base = twin(RUNGS[0], suffix)
+    entries = {}
+    for before, rung in pairwise(RUNGS):
+        score, last = public(rung), public(before)
+        step = score - last if score and last else None
+        source = f"openai/parameter-golf, {shipped()[rung].why}"
+        entries[rung] = Entry(
+            diff=base.settings.diff(twin(rung, suffix).settings),
+            against=BASE if before == RUNGS[0] else before,
+            kind="bundle",
+            why=shipped()[rung].why,
+            claim=None if step is None else Claim(word="better", difference=round(step, 4), source=source),
+            public_score=score,
+        )
+    return Study(
+        name=name,
+        why="Do twins that make all the steps come out in the order of the public scores?",
+        base=base,
+        entries=entries,
+        budget=ModelledSeconds(seconds=600),
+        margin=0.002,
+    )
+
+
+study = ladder("scale", "ladder")
+larger = ladder("scale96", "ladder-96")

@@ -1,0 +1,90 @@
+"""The order of a study's labels against that of their public scores."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+from test_report import make_row, make_study
+
+from caddie.lab.findings import findings
+from caddie.lab.public_order import public_order
+from caddie.lab.report import markdown, page
+
+Groups = dict[str, list[dict[str, float]]]
+
+
+def ladder(*rungs: tuple[float | None, list[float]]) -> tuple[dict[str, Any], Groups]:
+    """A study whose labels a, b, c … have these public scores and, seed by seed, these of ours."""
+    labels = [chr(ord("a") + place) for place in range(len(rungs))]
+    study = {"entries": {label: {"public_score": score} for label, (score, _) in zip(labels, rungs, strict=True)}}
+    ours = {label: [{"bits_per_byte": score} for score in own] for label, (_, own) in zip(labels, rungs, strict=True)}
+    return study, ours
+
+
+RUNGS = ((1.20, [2.50, 2.52]), (1.15, [2.40, 2.41]), (1.10, [2.43, 2.44]), (1.08, [2.30, 2.31]), (1.06, [2.20]))
+
+
+def test_the_correlations_and_steps_are_those_by_hand() -> None:
+    found = public_order(*ladder(*RUNGS))
+    assert found is not None
+    assert found["labels"] == ["a", "b", "c", "d", "e"]
+    assert found["seeds"] == 1
+    assert found["spearman"] == pytest.approx(1 - 6 * 2 / (5 * 24))  # two ranks are off by one
+    assert found["kendall"] == pytest.approx((9 - 1) / 10)
+    steps = [(one["from"], one["to"], round(one["public"], 4), round(one["ours"], 4)) for one in found["steps"]]
+    assert steps[1] == ("b", "c", -0.05, 0.03)
+    assert [one["breaks"] for one in found["steps"]] == [False, True, False, False]
+
+
+def test_labels_come_in_the_order_of_their_public_scores() -> None:
+    shuffled = (RUNGS[3], RUNGS[0], RUNGS[4], RUNGS[2], RUNGS[1])
+    found, straight = public_order(*ladder(*shuffled)), public_order(*ladder(*RUNGS))
+    assert found is not None
+    assert straight is not None
+    assert found["labels"] == ["b", "e", "d", "a", "c"]
+    assert found["spearman"] == straight["spearman"]
+
+
+def test_the_interval_holds_the_correlation_and_is_wide_where_seeds_disagree() -> None:
+    certain = public_order(*ladder(*((1.2 - step / 50, [2.5 - step / 50] * 3) for step in range(8))))
+    noisy = public_order(
+        *ladder(*((1.2 - step / 50, [2.5 - step / 50 + off for off in (0.0, 0.2, -0.2)]) for step in range(8)))
+    )
+    assert certain is not None
+    assert noisy is not None
+    assert certain["spearman_interval"] == pytest.approx([1.0, 1.0])
+    assert certain["kendall_interval"] == pytest.approx([1.0, 1.0])
+    assert noisy["spearman"] == pytest.approx(1.0)  # of the means, though seeds differ more than steps do
+    low, high = noisy["spearman_interval"]
+    assert low < 0.5 < high
+
+
+def test_fewer_than_four_public_scores_have_no_order() -> None:
+    assert public_order(*ladder(*RUNGS[:3])) is None
+    assert public_order(*ladder(*RUNGS[:3], (None, [2.0]))) is None
+    assert public_order(*ladder(*RUNGS[:3], (1.0, []))) is None
+    assert public_order(*ladder(*RUNGS[:4])) is not None
+
+
+def test_the_report_tells_correlations_and_steps() -> None:
+
+    study, chance = make_study(), Random(0)
+    study["public"] = study["public"][:1]  # the base's, 1.1147
+    scores = {"gated attention": 1.11, "value residual": 1.10, "rotation": 1.09, "pruning 5 %": 1.08}
+    for entry in study["entries"]:
+        entry["public_score"] = scores.get(entry["label"])
+    effects = {"base": 0.0, "gated attention": -0.03, "value residual": -0.06, "rotation": 0.02, "pruning 5 %": -0.2}
+    rows = [make_row(label, seed, effect, chance) for label, effect in effects.items() for seed in (1, 2, 3)]
+    facts = findings(study, rows)
+    assert facts["public_order"]["labels"] == list(effects)
+    text, html = markdown(facts), page(facts)
+    assert "## Order of the public scores" in text
+    assert "5 labels with public scores, 3 seeds or more each: rank correlation 0.40 (Spearman" in text
+    assert "| value residual | rotation | −0.0100 |" in text
+    line = next(line for line in text.splitlines() if line.startswith("| value residual | rotation"))
+    assert line.endswith("| broken |")
+    assert "Order of the public scores" in html
+    assert html.count(">broken<") == 1
+    assert findings(make_study(), rows)["public_order"] is None
