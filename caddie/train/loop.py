@@ -208,7 +208,7 @@ class Run(RunState):
         """Launch a step, and read the losses of those before it."""
         trainer, at = self.trainer, self.at
         lr_scale = value_at(self.config.lr_schedule, at)
-        loss = trainer.launch(batches, at, self.bos)
+        loss = trainer.launch(batches, at, self.bos, lr_scale)
         trainer.forget_gradients()
         self.position += self.config.micro_batches_at(at)
         self.pending.append((at.step + 1, self.position, lr_scale, loss))
