@@ -187,10 +187,16 @@ def caddie() -> Callable[..., Ended]:
 
 
 def fresh(
-    artifact: Path, corpus: Path, world: int = 1, progress: object = None, parts: Sequence[Path] = ()
+    artifact: Path,
+    corpus: Path,
+    world: int = 1,
+    progress: object = None,
+    parts: Sequence[Path] = (),
+    documents: Path | None = None,
 ) -> dict[str, Any]:
     """Score in this process, for runs whose point is not that the file stands alone."""
-    ended = call("score", artifact, "--data", corpus, *(f"--parts={path}" for path in parts), "--quiet", "--json")
+    files = [*(f"--parts={path}" for path in parts), *([f"--documents={documents}"] if documents else [])]
+    ended = call("score", artifact, "--data", corpus, *files, "--quiet", "--json")
     if ended.status > 128:  # a signal that was meant for this process
         signal.raise_signal(ended.status - 128)
     return dict(json.loads(ended.out))

@@ -336,6 +336,12 @@ def verify(
 @path_argument("artifact")
 @settings_argument
 @click.option("--scorer", metavar="FILE.py:NAME", help="Score with a class of your own.")
+@click.option(
+    "--documents",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="CSV file to write: bytes and bits of each held-out document.",
+)
 @click.option("--events", is_flag=True, hidden=True, help="Progress on standard error as JSON, for another process.")
 @options("data", "parts", "gpus", "json", "quiet")
 @ends_on_interrupt
@@ -343,6 +349,7 @@ def score(
     artifact: Path,
     settings: tuple[str, ...],
     scorer: str | None,
+    documents: Path | None,
     events: bool,
     data: str | None,
     parts: tuple[Path, ...],
@@ -371,7 +378,7 @@ def score(
         loaded = load_artifact(artifact, parts)
         scoring = _changed_recipe(loaded, settings).score
         corpus = open_for_scoring(loaded, data, progress, ranks)
-        result = score_artifact(loaded, corpus, held_out_text(corpus), scoring, scorer, progress, ranks)
+        result = score_artifact(loaded, corpus, held_out_text(corpus), scoring, scorer, progress, ranks, documents)
     if not ranks.first:
         return 0
     if not math.isfinite(result["bits_per_byte"]):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 import numpy as np
+import numpy.typing as npt
 
 from caddie.config import Range, coerce
 from caddie.data import documents as sources
@@ -197,6 +198,15 @@ class Corpus:
         if len(documents) != self.manifest.validation.documents:
             raise UserError(f"{self.folder / VALIDATION_TEXT}: not the text of the manifest; prepare the data again")
         return documents
+
+    def document_bytes(self, tokens: Tokens) -> npt.NDArray[np.int64]:
+        """Return the source bytes of each document of the held-out `tokens`, (documents,); the manifest has the sum."""
+        if self.manifest.byte_source == "documents":
+            return np.array([len(document) for document in self.validation_documents()])
+        stated, tokenizer = self.manifest.validation.byte_counts, self.tokenizer()
+        counts = self._joined(stated) if stated else tokenizer.byte_lengths(tokens)
+        begins = np.union1d(0, np.flatnonzero(tokens[:-1] == tokenizer.bos))
+        return np.add.reduceat(counts[1:].astype(np.int64), begins)  # the first token is context only
 
     def check_counts(self) -> None:
         """Count the held-out bytes, once per process for the same files; `UserError` unless the manifest is right."""

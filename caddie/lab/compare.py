@@ -14,9 +14,12 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import numpy as np
+
 from caddie.errors import UserError
 from caddie.lab.stats import LEVEL, MOST_SEEDS, POWER, mean, seeds_needed, welch
-from caddie.lab.verdicts import measure
+from caddie.lab.verdicts import Difference, Documents, measure
+from caddie.report.documents import Figures, run_documents
 from caddie.report.read import read_scored_result, result_errors
 from caddie.report.run_files import RESULT
 from caddie.report.tables import crop, number, printable, table
@@ -48,6 +51,8 @@ class ScoredRun:
     under_cap: bool
     verified: bool
     surroundings: Mapping[str, str]
+    documents: tuple[Figures, Figures] | None
+    """Bytes and bits of each held-out document; None for a run of an older version."""
 
     def cost(self, unit: Unit) -> float:
         """Return the score in a unit."""
@@ -74,6 +79,7 @@ def read(place: Path) -> ScoredRun:
             under_cap=bool(result["under_cap"]),
             verified=bool(result["verified"]),
             surroundings={field: str(result[field]) for field in _SURROUNDINGS},
+            documents=run_documents(path.parent),
         )
     if min(run.tokens, run.source_bytes) < 1:
         raise UserError(f"{path} counts no tokens or bytes; run the recipe again")
@@ -102,29 +108,48 @@ def compare(
         "difference": fmean(costs_a.values()) - fmean(costs_b.values()),
         **dict.fromkeys(("interval", "test")),
         "why": "a test needs two seeds a side",
-        **dict.fromkeys(("p", "p_welch", "p_paired")),
+        **dict.fromkeys(("p", "p_welch", "p_paired", "p_documents", "spread")),
         "level": LEVEL,
         "power": POWER,
         **dict.fromkeys(("seeds_to_show_by", "seeds_to_show_difference")),
         "notes": _notes(b, a),
     }
-    return facts | _tested(costs_b, costs_a, by) if min(len(b), len(a)) > 1 else facts
+    if min(len(b), len(a)) < 2:
+        return facts
+    same = costs_b.keys() == costs_a.keys()
+    both = (_documents(b, unit), _documents(a, unit))
+    known = (both[0], both[1]) if both[0] and both[1] else None
+    # A less B, which is positive where B is better
+    return facts | _tested(measure(costs_b, costs_a, list(costs_b) if same else (), known), costs_b, costs_a, by)
 
 
-def _tested(b: Mapping[int, float], a: Mapping[int, float], by: float) -> dict[str, Any]:
+def _documents(runs: Sequence[ScoredRun], unit: Unit) -> Documents | None:
+    """Return the documents of a group, their sizes in what the unit counts by; None unless all its runs have them."""
+    known = {run.seed: run.documents for run in runs if run.documents}
+    if len(known) < len(runs):
+        return None
+    sizes = [of_run for of_run, _ in known.values()]
+    if any(not np.array_equal(other, sizes[0]) for other in sizes):
+        return None
+    per_byte = runs[0].cost(unit) / runs[0].bits_per_byte
+    return Documents(sizes[0] / per_byte, {seed: bits for seed, (_, bits) in known.items()})
+
+
+def _tested(found: Difference, b: Mapping[int, float], a: Mapping[int, float], by: float) -> dict[str, Any]:
     same = b.keys() == a.keys()
     why = "both groups have the same seeds" if same else "the groups have different seeds"
-    facts: dict[str, Any] = {"test": "paired" if same else "welch", "why": why}
-    found = measure(b, a, list(b) if same else ())  # A less B, which is positive where B is better
+    facts: dict[str, Any] = {"test": found.test or ("paired" if same else "welch"), "why": why}
     if found.estimate is None:
         return facts | {"why": f"{why}, but nothing varies from seed to seed, so there is no p"}
     p = found.estimate.p_above(by)
     facts |= {"p_welch": welch(list(a.values()), list(b.values())).p_above(by)}
     facts |= {f"p_{found.test}": p, "p": p, "interval": found.estimate.interval()}
+    documents = (found.spread and found.spread.documents) or 0.0
+    facts["spread"] = found.spread and found.spread.to_json()
     if by > 0:
-        facts["seeds_to_show_by"] = seeds_needed(by, found.deviations)
+        facts["seeds_to_show_by"] = seeds_needed(by, found.deviations, documents=documents)
     if found.value > by:
-        facts["seeds_to_show_difference"] = seeds_needed(found.value - by, found.deviations)
+        facts["seeds_to_show_difference"] = seeds_needed(found.value - by, found.deviations, documents=documents)
     return facts
 
 
@@ -231,8 +256,9 @@ def _verdict(facts: Mapping[str, Any], unit: str) -> list[tuple[str, str]]:
     question = f"is B better by at least {by:g} {unit}" if by else "is B better"
     if by and facts["unit"] != "bits-per-byte":
         question += f", {facts['by_bits_per_byte']:.6f} bits per byte"
-    if facts["test"] == "paired":
-        test = f"one-sided paired test, as {facts['why']} (Welch: p = {_p(facts['p_welch'])})"
+    if facts["test"] != "welch":
+        how = "paired test by seed and document" if facts["test"] == "documents" else "paired test"
+        test = f"one-sided {how}, as {facts['why']} (Welch: p = {_p(facts['p_welch'])})"
     else:
         test = f"one-sided Welch test, as {facts['why']}"
     seeds = "no number gives a yes"
@@ -241,6 +267,9 @@ def _verdict(facts: Mapping[str, Any], unit: str) -> list[tuple[str, str]]:
         seeds = f"{_seeds(facts['seeds_to_show_difference'])} a side {power}"
     answer = f"{'yes' if p < level else 'not shown'}, p = {_p(p)}"
     lines = [("question", f"{question}?"), ("answer", answer), ("test", test)]
+    if spread := facts["spread"]:
+        parts = [f"{name} {spread[name]:.6f}" for name in ("paired", "unpaired", "seeds", "documents") if spread[name]]
+        lines.append(("error", f"standard error {', '.join(parts)}"))
     lines += [("seeds", f"{seeds}, if the difference is {facts['difference']:.6f}")]
     if by:
         lines.append(("", f"{_seeds(facts['seeds_to_show_by'])} a side to tell a difference of {by:g} from none"))

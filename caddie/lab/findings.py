@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from caddie.lab.agreement import Curve, early_agreement, safe_stop
 from caddie.lab.public_order import public_order
 from caddie.lab.swept import swept
-from caddie.lab.verdicts import LEVEL, cost, judge_pairs
+from caddie.lab.verdicts import LEVEL, Documents, cost, judge_pairs
 from caddie.report.charts import is_finite, smooth
 
 Row = Mapping[str, Any]
@@ -78,7 +78,7 @@ def findings(described: Mapping[str, Any], rows: Sequence[Row], price: float | N
         "failed": _failures(kept),
         "notes": _notes(study, rows, done, groups),
         "cost": _costs(done, price),
-        "measured": _measured(study, done),
+        "measured": [*_measured(study, done), *_pairing(verdicts)],
     }
 
 
@@ -106,9 +106,11 @@ def _verdicts(
     """Return a verdict for each entry that has a finished run, best first; entries without a rival come last."""
     scores = {label: {row["seed"]: row["bits_per_byte"] for row in group} for label, group in groups.items() if group}
     against = {label: entry["against"] for label, entry in study["entries"].items() if entry["against"] is not None}
+    pairs = {label: rival for label, rival in against.items() if {label, rival} <= scores.keys()}
     judged = judge_pairs(
-        {label: (scores[rival], scores[label]) for label, rival in against.items() if {label, rival} <= scores.keys()},
+        {label: (scores[rival], scores[label]) for label, rival in pairs.items()},
         margin=study["margin"],
+        documents={label: both for label, rival in pairs.items() if (both := _documents(groups[rival], groups[label]))},
     )
     found = []
     for label, rival in against.items():
@@ -125,6 +127,7 @@ def _verdicts(
                 "seeds": list(verdict.seeds) if verdict else sorted(scores[label]),
                 "mean": verdict.mean if verdict else fmean(scores[label].values()),
                 **{name: getattr(verdict, name, None) for name in tested},
+                "spread": verdict.spread.to_json() if verdict and verdict.spread else None,
                 "word": word,
                 "reason": verdict.reason if verdict else f"{rival} has no finished run",
                 "agrees": agrees if claim else None,
@@ -134,6 +137,17 @@ def _verdicts(
             }
         )
     return sorted(found, key=lambda one: math.inf if one["difference"] is None else one["difference"])
+
+
+def _documents(*sides: Sequence[Row]) -> tuple[Documents, Documents] | None:
+    """Return the bits of each document, by seed, of rival and entry; None unless all were scored on one text."""
+    known = [[(row["seed"], *row["documents"]) for row in rows if row.get("documents")] for rows in sides]
+    every = [sizes for side in known for _, sizes, _ in side]
+    texts = {(row.get("sha256") or {}).get("validation_documents") for rows in sides for row in rows}
+    if not all(known) or len(texts) > 1 or any(not np.array_equal(sizes, every[0]) for sizes in every):
+        return None
+    rival, entry = (Documents(every[0], {seed: bits for seed, _, bits in side}) for side in known)
+    return rival, entry
 
 
 def _more_bytes(group: Sequence[Row], rival: Sequence[Row]) -> float | None:
@@ -159,6 +173,21 @@ def _found(study: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]], grou
     agree, disagree, undecided = (claims.count(word) for word in ("agrees", "disagrees", "open"))
     one_or_more = "claim" if len(claims) == 1 else "claims"
     return f"{sentence} Of {len(claims)} {one_or_more}: {agree} true here, {disagree} not, {undecided} undecided."
+
+
+def _pairing(verdicts: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return the line on what pairing does to the standard errors of the differences, by the median of each."""
+    spreads = [one["spread"] for one in verdicts if one["spread"]]
+    lines = []
+    for way, group in (
+        ("seed", [one for one in spreads if one["documents"] is None]),
+        ("seed and document", [one for one in spreads if one["documents"] is not None]),
+    ):
+        if group:
+            names = ("unpaired", "paired", *(["seeds", "documents"] if way != "seed" else []))
+            figures = ", ".join(f"{name} {median(one[name] for one in group):.4f}" for name in names)
+            lines.append((f"Standard error by {way}, median", figures))
+    return lines
 
 
 def _standing(label: str, group: Sequence[Row]) -> dict[str, Any]:

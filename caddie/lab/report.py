@@ -202,14 +202,16 @@ def _sweep_table(found: Mapping[str, Any]) -> list[str]:
 def _verdicts_table(verdicts: Sequence[Mapping[str, Any]], base: str) -> str:
     claimed = any(one["claim"] for one in verdicts)
     priced = any(one["money"] is not None for one in verdicts)
-    names = ["entry", "changes", "seeds", "mean", "difference", "95 % interval", "q", "verdict", "bytes"]
+    names = ["entry", "changes", "seeds", "mean", "difference", "95 % interval"]
+    names += ["standard error", "unpaired", "q", "verdict", "bytes"]
     rows = []
     for one in verdicts:
         against = "" if one["against"] == base else f" (against {one['against']})"
         interval = " to ".join(signed(end) or "-" for end in one["interval"] or ()) or "-"
         changes = ", ".join(f"{path}={value}" for path, value in one["diff"].items())
         row = [one["label"] + against, changes, len(one["seeds"]), bits(one["mean"]), signed(one["difference"]) or "-"]
-        row += [interval, chance(one["q_same" if one["word"] == "same" else "q"]) or "-", one["word"]]
+        row += [interval, *((bits(one["spread"][name]) if one["spread"] else "-") for name in ("paired", "unpaired"))]
+        row += [chance(one["q_same" if one["word"] == "same" else "q"]) or "-", one["word"]]
         row += [more(one["bytes"]) or "-"]
         if claimed:
             claim = one["claim"] or {"word": "-", "difference": None}

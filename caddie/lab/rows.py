@@ -1,4 +1,7 @@
-"""Rows of a study's runs: one JSON object for each, small enough to commit (`docs/studies.md`)."""
+"""Rows of a study's runs: one JSON object for each, small enough to commit (`docs/studies.md`).
+
+A row's `documents`, the bytes and bits of each held-out document, stand in a file beside them, a column for each run.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from caddie.errors import UserError
 from caddie.files import replacing
 from caddie.lab.job import Run, finished
 from caddie.lab.study import Study
 from caddie.report.charts import is_finite
+from caddie.report.documents import Figures, read_documents, run_documents, write_documents
 from caddie.report.read import pick, read_json, read_result, read_steps
-from caddie.report.run_files import ERROR, HOLDOUT, LOG, RESULT
+from caddie.report.run_files import DOCUMENTS, ERROR, HOLDOUT, LOG, RESULT
 
 Row = dict[str, Any]
 STUDY, RESULTS = "study.json", "results.jsonl"
@@ -80,6 +86,7 @@ def measured(folder: Path, result: Mapping[str, Any]) -> Row:
         "sha256": result.get("sha256") or {},
         "curve": curve(read_steps(folder / LOG)),
         **_holdout(folder),
+        **({"documents": documents} if (documents := run_documents(folder)) else {}),
     }
 
 
@@ -118,7 +125,7 @@ def curve(steps: Sequence[Mapping[str, Any]]) -> list[list[float]]:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a file. Raises `UserError` for a line that is none."""
+    """Return the rows of a file, with what `DOCUMENTS` beside it holds. Raises `UserError` for a line that is none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -132,7 +139,9 @@ def read_rows(path: Path) -> list[Row]:
         if not isinstance(found, dict) or not _is_row(found):
             raise UserError(f"{path}: line {number} is no run of a study; run the study again to write it anew")
         rows.append(found)
-    return rows
+    beside = path.with_name(DOCUMENTS)
+    sizes, bits = read_documents(beside) if beside.exists() else (None, dict[str, Figures]())
+    return [{**row, "documents": (sizes, bits[name])} if (name := _column(row)) in bits else row for row in rows]
 
 
 def _is_row(found: Mapping[str, Any]) -> bool:
@@ -150,7 +159,20 @@ def read_study(path: Path) -> dict[str, Any]:
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Write the rows, all or nothing."""
+    """Write the rows, all or nothing, and their documents: those of the text that the first run was scored on."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    known = [(_column(row), *row["documents"]) for row in rows if row.get("documents")]
+    beside = path.with_name(DOCUMENTS)
+    beside.unlink(missing_ok=True)  # figures of other rows
+    if known:
+        sizes = known[0][1]
+        bits = {column: own for column, of_text, own in known if np.array_equal(of_text, sizes)}
+        write_documents(beside, sizes, bits)
+    lines = [{name: value for name, value in row.items() if name != "documents"} for row in rows]
     with replacing(path) as temporary:
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def _column(row: Row) -> str:
+    """Return the name of a run's column of documents."""
+    return f"{row['label']} s{row['seed']}"

@@ -4,8 +4,12 @@ Tests: Welch, "The generalization of Student's problem when several different po
 (Biometrika 34, 1947), and the paired t-test. Power: the noncentral t distribution (Cohen, "Statistical power analysis
 for the behavioral sciences", 1988), not its normal limit, which asks for too few seeds where seeds are few.
 Equivalence: two one-sided tests (Schuirmann, J. Pharmacokinetics and Biopharmaceutics 15, 1987). Many tests: Benjamini
-and Hochberg, "Controlling the false discovery rate" (J. Royal Statistical Society B 57, 1995). Ranks: Spearman (1904)
-and Kendall (1938) as two cases of one coefficient (Daniels, Biometrika 33, 1944).
+and Hochberg, "Controlling the false discovery rate" (J. Royal Statistical Society B 57, 1995). Seeds crossed with
+documents: the variance clustered both ways (Cameron, Gelbach and Miller, "Robust inference with multiway clustering",
+J. Business and Economic Statistics 29, 2011) and, as its parts have few and many degrees of freedom, the test of
+Behrens and Fisher (Fisher, "The fiducial argument in statistical inference", Annals of Eugenics 6, 1935), which errs to
+"not shown" (Robinson, Annals of Statistics 4, 1976). Ranks: Spearman (1904) and Kendall (1938) as two cases of one
+coefficient (Daniels, Biometrika 33, 1944).
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import math
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
 import numpy as np
@@ -26,32 +30,63 @@ POWER = 0.8
 MOST_SEEDS = 10_000
 """Largest number of seeds that is searched."""
 SHARES = 200
-"""Points of the beta distribution over which a mean is taken."""
+"""Points of a distribution over which a mean is taken."""
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """Mean, or difference of means, that is Student's t distributed."""
+class Part:
+    """An error of mean zero whose variance was estimated: a Student's t, times its standard error."""
 
-    value: float
     standard_error: float
     degrees: float
     """Degrees of freedom."""
 
+
+@dataclass(frozen=True)
+class Estimate:
+    """Mean, or difference of means, with an error that is Student's t distributed, or the sum of two such errors."""
+
+    value: float
+    standard_error: float
+    """Of the first error."""
+    degrees: float
+    """Degrees of freedom of the first error."""
+    second: Part | None = None
+    """Second error, independent of the first: that of the held-out documents."""
+
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Return the bounds of the confidence interval."""
+        from scipy.optimize import brentq
         from scipy.special import stdtrit
 
-        reach = self.standard_error * float(stdtrit(self.degrees, 0.5 + confidence / 2))
+        wanted = 0.5 + confidence / 2
+        reach = self.standard_error * float(stdtrit(self.degrees, wanted))
+        if self.second:
+            far = 2.0 * (reach + self.second.standard_error * float(stdtrit(self.second.degrees, wanted)))
+            reach = float(brentq(lambda error: self._below(error) - wanted, 0.0, far))
         return self.value - reach, self.value + reach
 
     def p_above(self, margin: float) -> float:
         """Return the one-sided p of "the true value is above `margin`"; NaN if the observations do not differ."""
-        from scipy.special import stdtr
+        return self._below(margin - self.value) if self.standard_error else math.nan
 
-        if not self.standard_error:
-            return math.nan
-        return float(stdtr(self.degrees, (margin - self.value) / self.standard_error))
+    def _below(self, error: float) -> float:
+        """Return the probability that the error lies below `error`.
+
+        The sum of two is Student's t given the share of the first in their chi-squared (Ruben, J. Royal Statistical
+        Society B 22, 1960). The mean is taken over that share, at points that are dense where it is small and the first
+        error so large.
+        """
+        from scipy.special import betaincinv, stdtr
+
+        if self.second is None:
+            return float(stdtr(self.degrees, error / self.standard_error))
+        places = (np.arange(SHARES) + 0.5) / SHARES
+        share = betaincinv(self.degrees / 2, self.second.degrees / 2, places**4)
+        degrees = self.degrees + self.second.degrees
+        first, second = (one.degrees * one.standard_error**2 for one in (self, self.second))
+        scale = np.sqrt((first / share + second / (1.0 - share)) / degrees)
+        return float(np.average(stdtr(degrees, error / scale), weights=places**3))
 
     def p_beyond(self, margin: float = 0.0) -> float:
         """Return the two-sided p of "the true value is further from zero than `margin`, on the side of `value`".
@@ -59,12 +94,12 @@ class Estimate:
         It is twice the one-sided p of that side, so it is below a level exactly where the interval of confidence
         1 - level lies beyond the margin. At margin 0 it is the usual p of "no difference". NaN as for `p_above`.
         """
-        p = Estimate(abs(self.value), self.standard_error, self.degrees).p_above(margin)
+        p = replace(self, value=abs(self.value)).p_above(margin)
         return p if math.isnan(p) else min(1.0, 2.0 * p)
 
     def p_within(self, margin: float) -> float:
         """Return the p of "the true value is nearer to zero than `margin`": the larger of two one-sided p."""
-        return Estimate(-abs(self.value), self.standard_error, self.degrees).p_above(-margin)
+        return replace(self, value=-abs(self.value)).p_above(-margin)
 
 
 @dataclass(frozen=True)
@@ -110,12 +145,36 @@ def paired(against: Sequence[float], values: Sequence[float]) -> Estimate:
     return mean([a - b for a, b in zip(against, values, strict=True)])
 
 
+def document_part(sizes: Sequence[float] | np.ndarray, bits: Sequence[np.ndarray]) -> Part | None:
+    """Return the error of sum(bits) / sum(sizes) that other documents of the same source would make.
+
+    `sizes` are those of the documents, `bits` figures of them for each of two seeds or more. The variance is that which
+    the seeds have in common: the mean, over pairs of seeds, of the products of a document's two residuals. That is the
+    variance clustered by document less the part that differs from seed to seed, which the spread of the seeds' means
+    holds already. So it adds to that one. None if it is not above zero.
+
+    The degrees of freedom are those of a sum of squares of unequal weights and heavy tails, by its fourth moment
+    (Satterthwaite, Biometrics Bulletin 2, 1946).
+    """
+    residuals = np.array([one - np.sum(one) / np.sum(sizes) * np.asarray(sizes) for one in bits]) / np.sum(sizes)
+    seeds, documents = residuals.shape
+    if documents < 2:
+        return None
+    middle, products = residuals.mean(0), residuals @ residuals.T
+    variance = (products.sum() - products.trace()) / (seeds * (seeds - 1)) * documents / (documents - 1)
+    if variance <= 0.0:
+        return None
+    return Part(math.sqrt(variance), min(documents - 1.0, 3.0 * float((middle**2).sum() ** 2 / (middle**4).sum())))
+
+
 def _standard_error(values: Sequence[float]) -> float:
     """Return the standard error of the mean, exactly 0 where nothing varies (as `scipy.stats.sem` is not)."""
     return stdev(values) / math.sqrt(len(values))
 
 
-def power(effect: float, seeds: int, deviations: Sequence[float], level: float = LEVEL) -> float:
+def power(
+    effect: float, seeds: int, deviations: Sequence[float], level: float = LEVEL, documents: float = 0.0
+) -> float:
     """Return the probability that `seeds` per group show a true difference of `effect` at p < `level`, one-sided.
 
     `deviations` are the standard deviations of both groups (Welch's test), or the one of the differences (paired).
@@ -124,40 +183,59 @@ def power(effect: float, seeds: int, deviations: Sequence[float], level: float =
     degrees from the sample variances. Given the share that the first of them, over its true value, has in their sum, it
     is a scaled noncentral t with 2 (n - 1) degrees; the share is beta distributed, and the mean over it is taken. With
     degrees from the true variances the power of three seeds would come out up to 0.16 too high.
+
+    `documents` is the standard error that the held-out documents add to the paired one, whatever the seeds. The bar is
+    then that of Cochran and Cox ("Experimental designs", 1950): the two quantiles, weighted by the variances.
     """
-    from scipy.special import betaincinv, nctdtr, stdtrit
+    from scipy.special import betaincinv, chdtri, nctdtr, ndtr, ndtri, stdtrit
 
     variances = [deviation**2 for deviation in deviations]
     center = min(effect / math.sqrt(sum(variances) / seeds), 1e6)  # beyond, the library overflows; power is 1
-    free = seeds - 1
+    free, places = seeds - 1, (np.arange(SHARES) + 0.5) / SHARES
+    if documents:
+        (variance,), fixed = variances, documents**2
+        seen = variance / seeds * chdtri(free, places) / free
+        bar = (seen * stdtrit(free, 1.0 - level) + fixed * ndtri(1.0 - level)) / np.sqrt(seen + fixed)
+        return float(ndtr((effect - bar) / math.sqrt(variance / seeds + fixed)).mean())
     if len(variances) == 1:
         return 1.0 - float(nctdtr(free, center, stdtrit(free, 1.0 - level)))
-    share = betaincinv(free / 2, free / 2, (np.arange(SHARES) + 0.5) / SHARES)
+    share = betaincinv(free / 2, free / 2, places)
     first, second = variances[0] * share, variances[1] * (1.0 - share)
     degrees = free * (first + second) ** 2 / (first**2 + second**2)
     bar = stdtrit(degrees, 1.0 - level) * np.sqrt(2.0 * (first + second) / sum(variances))
     return 1.0 - float(nctdtr(2 * free, center, bar).mean())
 
 
-def seeds_needed(effect: float, deviations: Sequence[float], level: float = LEVEL, wanted: float = POWER) -> int | None:
+def seeds_needed(
+    effect: float,
+    deviations: Sequence[float],
+    level: float = LEVEL,
+    wanted: float = POWER,
+    documents: float = 0.0,
+) -> int | None:
     """Return the least number of seeds per group with that power (see `power`); None above `MOST_SEEDS`."""
-    return _least(lambda seeds: power(effect, seeds, deviations, level) >= wanted)
+    return _least(lambda seeds: power(effect, seeds, deviations, level, documents) >= wanted)
 
 
 def seeds_to_decide(
-    difference: float, deviations: Sequence[float], margin: float = 0.0, level: float = 0.05, wanted: float = POWER
+    difference: float,
+    deviations: Sequence[float],
+    margin: float = 0.0,
+    level: float = 0.05,
+    wanted: float = POWER,
+    documents: float = 0.0,
 ) -> int | None:
     """Return the least number of seeds per group that show where a true `difference` lies; None as for `seeds_needed`.
 
     Beyond the margin, `Estimate.p_beyond` must fall below `level`. Within it, `Estimate.p_within` must, by a bound that
     may ask for a seed too many (two tests fail together no more often than the sum of their failures). A difference of
-    just the margin gives None too. `deviations` as for `power`.
+    just the margin gives None too. `deviations` and `documents` as for `power`.
     """
     beyond = abs(difference) - margin
     if beyond >= 0:
-        return seeds_needed(beyond, deviations, level / 2, wanted)
+        return seeds_needed(beyond, deviations, level / 2, wanted, documents)
     sides = (margin - difference, margin + difference)
-    return _least(lambda seeds: sum(power(side, seeds, deviations, level) for side in sides) - 1.0 >= wanted)
+    return _least(lambda seeds: sum(power(side, seeds, deviations, level, documents) for side in sides) - 1.0 >= wanted)
 
 
 def _least(enough: Callable[[int], bool]) -> int | None:

@@ -1,11 +1,14 @@
 """Judge scores of several seeds: a pair of groups, or the entries of a study against its base.
 
-Entries are compared seed by seed with the base, or with another entry. A study has many entries, so some look better by
-chance alone. So p is adjusted over all of them (Benjamini and Hochberg, see `caddie.lab.stats`), whatever each is
-compared with, and with q below the level the expected share of wrong "better" and "worse", wrong signs among them, is
-at most the level (Benjamini and Yekutieli, "False discovery rate-adjusted multiple confidence intervals for selected
-parameters", J. American Statistical Association 100, 2005). That is proven for independent entries. These share a base,
-or are one another's; simulation finds no more errors for it (docs/statistics.md).
+Entries are compared seed by seed with the base, or with another entry. Where the runs kept the bits of each held-out
+document, the claim is about new seeds and new documents of the same source, else about new seeds alone.
+
+A study has many entries, so some look better by chance alone. So p is adjusted over all of them (Benjamini and
+Hochberg, see `caddie.lab.stats`), whatever each is compared with, and with q below the level the expected share of
+wrong "better" and "worse", wrong signs among them, is at most the level (Benjamini and Yekutieli, "False discovery
+rate-adjusted multiple confidence intervals for selected parameters", J. American Statistical Association 100, 2005).
+That is proven for independent entries. These share a base, or are one another's; simulation finds no more errors for it
+(docs/statistics.md).
 """
 
 from __future__ import annotations
@@ -16,8 +19,11 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from caddie.errors import UserError
-from caddie.lab.stats import Estimate, benjamini_hochberg, paired, seeds_to_decide, welch
+from caddie.lab.stats import Estimate, benjamini_hochberg, document_part, paired, seeds_to_decide, welch
 
 LEVEL = 0.05
 """Level of q at which an entry is called better, worse or the same."""
@@ -25,7 +31,39 @@ ROUNDING = 1e-12
 """Standard errors below this part of the scores come from rounding, not from seeds."""
 
 Word = Literal["better", "worse", "same", "unclear"]
-Test = Literal["paired", "welch"]
+Test = Literal["paired", "welch", "documents"]
+"""Tests: by seed; of separate groups; by seed and document."""
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Bits that runs of a label spent on each held-out document."""
+
+    sizes: npt.NDArray[np.float64]
+    """Bytes of each document, (documents,)."""
+    bits: Mapping[int, npt.NDArray[np.float64]]
+    """By seed, (documents,) each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Standard errors of a difference, with and without what the two labels have in common."""
+
+    unpaired: float
+    """Standard error if each label had seeds and documents of its own."""
+    seeds: float
+    """Part of the paired one that comes of the seeds."""
+    documents: float | None
+    """Part of the paired one that comes of the documents; None where their bits are not known."""
+
+    @property
+    def paired(self) -> float:
+        """Standard error with common seeds and documents."""
+        return math.hypot(self.seeds, self.documents or 0.0)
+
+    def to_json(self) -> dict[str, float | None]:
+        """Return all figures."""
+        return {**vars(self), "paired": self.paired}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +81,24 @@ class Difference:
     """None where nothing can be tested; `reason` says why."""
     deviations: Sequence[float] = ()
     """Standard deviations: of the paired differences, or of both groups."""
+    spread: Spread | None = None
+    """None where nothing is paired."""
     reason: str = ""
     equal: bool = False
     """True if both have the same score at every seed, to the last digit."""
 
 
-def measure(base: Mapping[int, float], entry: Mapping[int, float], pairs: Sequence[int] = ()) -> Difference:
-    """Test the difference of two groups of scores by seed: paired over the seeds `pairs`, or by Welch without any."""
+def measure(
+    base: Mapping[int, float],
+    entry: Mapping[int, float],
+    pairs: Sequence[int] = (),
+    documents: tuple[Documents, Documents] | None = None,
+) -> Difference:
+    """Test the difference of two groups of scores by seed: paired over the seeds `pairs`, or by Welch without any.
+
+    `documents` are those of base and entry. Where both have all pairs on the same documents, the error that other
+    documents would make is added to that of the seeds (`document_part`).
+    """
     seeds = tuple(pairs or sorted(entry))
     b, a = [entry[seed] for seed in seeds], [base[seed] for seed in pairs or sorted(base)]
     found = Difference(seeds=seeds, scores=b, value=fmean(b) - fmean(a))
@@ -61,8 +110,25 @@ def measure(base: Mapping[int, float], entry: Mapping[int, float], pairs: Sequen
             return replace(found, value=0.0, reason="without effect on the score, at any seed", equal=True)
         return replace(found, reason="nothing varies from seed to seed")
     deviations = [stdev(x - y for x, y in zip(b, a, strict=True))] if pairs else [stdev(b), stdev(a)]
-    test: Test = "paired" if pairs else "welch"
-    return replace(found, value=estimate.value, test=test, estimate=estimate, deviations=deviations)
+    found = replace(found, value=estimate.value, estimate=estimate, deviations=deviations)
+    if not pairs:
+        return replace(found, test="welch")
+    alone, own = math.hypot(stdev(b), stdev(a)) / math.sqrt(len(pairs)), estimate.standard_error
+    if documents is None or not _same_documents(documents, pairs):
+        return replace(found, test="paired", spread=Spread(unpaired=alone, seeds=own, documents=None))
+    sizes, of_base, of_entry = documents[0].sizes, *([one.bits[seed] for seed in pairs] for one in documents)
+    differences = [y - x for x, y in zip(of_base, of_entry, strict=True)]
+    part, *each = (document_part(sizes, bits) for bits in (differences, of_base, of_entry))
+    unpaired = math.hypot(alone, *(one.standard_error for one in each if one))
+    spread = Spread(unpaired=unpaired, seeds=own, documents=part.standard_error if part else 0.0)
+    return replace(found, test="documents", estimate=replace(estimate, second=part), spread=spread)
+
+
+def _same_documents(documents: tuple[Documents, Documents], seeds: Sequence[int]) -> bool:
+    """True if both sides have the bits of the same documents for all seeds."""
+    base, entry = documents
+    known = all(set(seeds) <= one.bits.keys() for one in documents)
+    return known and len(base.sizes) > 1 and np.array_equal(base.sizes, entry.sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +157,11 @@ class Verdict:
     reason: str
     """Reason why nothing was tested; empty after a test."""
     seeds_needed: int | None
-    """Seeds that decide with 80 % power, by p of this entry alone, if difference and spread are as seen."""
+    """Seeds that decide with 80 % power, by p of this entry alone, if difference and spread are as seen.
+
+    None too where no number does: the documents are too few for that difference.
+    """
+    spread: Spread | None
 
 
 def judge(
@@ -115,11 +185,16 @@ def judge(
 
 
 def judge_pairs(
-    pairs: Mapping[str, tuple[Mapping[int, float], Mapping[int, float]]], *, margin: float = 0.0, level: float = LEVEL
+    pairs: Mapping[str, tuple[Mapping[int, float], Mapping[int, float]]],
+    *,
+    margin: float = 0.0,
+    level: float = LEVEL,
+    documents: Mapping[str, tuple[Documents, Documents]] | None = None,
 ) -> dict[str, Verdict]:
     """Judge entries that each have a rival of their own: label to the rival's scores and the entry's.
 
-    p is adjusted over all entries together, so many rivals make no more false findings.
+    `documents` are those of rival and entry, by label, where they are known (`measure`). p is adjusted over all entries
+    together, so many rivals make no more false findings.
     """
     if not 0 <= margin < math.inf:
         raise UserError(f"the margin must be a finite number of bits per byte from 0 up, not {margin}")
@@ -128,7 +203,11 @@ def judge_pairs(
     for label, (rival, scores) in pairs.items():
         _check(f"what {label} is compared with", rival)
         _check(label, scores)
-    found = {label: measure(rival, scores, _paired_seeds(rival, scores)) for label, (rival, scores) in pairs.items()}
+    known = documents or {}
+    found = {
+        label: measure(rival, scores, _paired_seeds(rival, scores), known.get(label))
+        for label, (rival, scores) in pairs.items()
+    }
     estimates = [one.estimate for one in found.values()]
     p = [estimate.p_beyond(margin) if estimate else None for estimate in estimates]
     q = benjamini_hochberg(p)
@@ -147,10 +226,19 @@ def judge_pairs(
             q_same=q_same[place],
             word="same" if one.equal else _word(one.value, q[place], q_same[place], level),
             reason=one.reason,
-            seeds_needed=seeds_to_decide(one.value, one.deviations, margin, level) if one.estimate else None,
+            seeds_needed=_seeds_needed(one, margin, level),
+            spread=one.spread,
         )
         for place, (label, one) in enumerate(found.items())
     }
+
+
+def _seeds_needed(found: Difference, margin: float, level: float) -> int | None:
+    """Return the seeds that decide where the difference lies, or None."""
+    if found.estimate is None:
+        return None
+    documents = (found.spread and found.spread.documents) or 0.0
+    return seeds_to_decide(found.value, found.deviations, margin, level, documents=documents)
 
 
 def _paired_seeds(base: Mapping[int, float], entry: Mapping[int, float]) -> Sequence[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -24,7 +25,8 @@ from caddie.pack.compress import pack
 from caddie.pack.quantize import Calibration
 from caddie.pack.source_bundle import source_needed
 from caddie.recipes.recipe import Recipe
-from caddie.report.run_files import ARTIFACT
+from caddie.report.documents import BITS, write_documents
+from caddie.report.run_files import ARTIFACT, DOCUMENTS
 from caddie.run.cap import cap_of_run, files_to_score
 from caddie.run.contest_sets import identify
 from caddie.run.dead_settings import check_settings_matter
@@ -99,10 +101,12 @@ def run(
             artifact = load_packed(folder)
             parts = [file.path for file in artifact.parts]
             if study is None:
-                scored = score_in_new_process(artifact.path, corpus.folder, ranks.world, progress, parts)
+                scored = score_in_new_process(
+                    artifact.path, corpus.folder, ranks.world, progress, parts, folder / DOCUMENTS
+                )
             else:
                 there = artifact if ranks.device.type == "cpu" else load(artifact.path, ranks.device, parts)
-                scored = score_artifact(there, corpus, text, progress=progress)
+                scored = score_artifact(there, corpus, text, progress=progress, documents=folder / DOCUMENTS)
         with phases("verify"):
             verdict = verify(artifact, cap.file_bytes, corpus=corpus)
         result = describe_run(recipe, corpus, trained, compressed, artifact, cap, ranks)
@@ -160,11 +164,12 @@ def score_artifact(
     scorer: str | None = None,
     progress: Progress = SILENT,
     ranks: Ranks = Ranks(),
+    documents: Path | None = None,
 ) -> dict[str, Any]:
     """Score an artifact on the held-out `text` of a corpus; `bits_per_byte` is that of its own scoring.
 
     `scoring` replaces the artifact's own, and `scorer` (`FILE.py:NAME`) is a user's class; the result says so. `ranks`
-    score together.
+    score together, and the first writes the bytes and bits of each document to the file `documents`, if given.
     """
     chosen, clock = scoring or artifact.scoring, Phases()
     progress.step({"event": "doing", "text": "choosing the number of threads"})
@@ -176,6 +181,9 @@ def score_artifact(
         scores = score_kinds(artifact.model, text, chosen, own, progress, ranks)
     corpus.check_unchanged()
     counted, held_out = list(scores.values())[-1], corpus.manifest.validation
+    if documents is not None and ranks.first:
+        sizes = corpus.document_bytes(text.tokens)[: len(counted.document_nats)]
+        write_documents(documents, sizes, {BITS: counted.document_nats / math.log(2)})
     trip = corpus.manifest.tokenizer.round_trip
     return {
         "bits_per_byte": counted.bits_per_byte,
@@ -204,11 +212,16 @@ def _notes(scoring: Scoring, predictions: int) -> list[str]:
 
 
 def score_in_new_process(
-    artifact: Path, corpus: Path, world: int = 1, progress: Progress = SILENT, parts: Sequence[Path] = ()
+    artifact: Path,
+    corpus: Path,
+    world: int = 1,
+    progress: Progress = SILENT,
+    parts: Sequence[Path] = (),
+    documents: Path | None = None,
 ) -> dict[str, Any]:
     """Return what `caddie score ARTIFACT --json` prints in a process that knows nothing of this one's weights.
 
-    Its progress is shown as if it were this one's.
+    Its progress is shown as if it were this one's. `documents` is the file of each document's figures, if wanted.
     """
     progress.step({"event": "doing", "text": "starting a new process that reads and scores the file"})
     gpus = max(1, min(world, torch.cuda.device_count()))  # of this machine
@@ -218,6 +231,7 @@ def score_in_new_process(
     environment = {key: value for key, value in os.environ.items() if not key.startswith(tuple(hidden))}
     command = [sys.executable, "-m", "caddie", "score", str(artifact), "--data", str(corpus)]
     command += [word for path in parts for word in ("--parts", str(path))]
+    command += ["--documents", str(documents)] if documents is not None else []
     with (
         subprocess.Popen(
             [*command, "--gpus", str(gpus), "--events", "--json"],

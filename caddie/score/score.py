@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -95,6 +95,8 @@ class Score:
     ttt: str | None
     tilt: str | None
     seconds: float
+    document_nats: Losses = field(repr=False, compare=False)
+    """The loss of each document, (documents,), with the prediction of the next one's `bos`; the sum is `nats`."""
 
     @property
     def bits_per_byte(self) -> float:
@@ -102,14 +104,15 @@ class Score:
         return bits_per_byte(self.nats, self.source_bytes)
 
     def to_json(self) -> dict[str, float]:
-        """Return all fields and the rates computed from them."""
+        """Return all fields but those of single documents, and the rates computed from them."""
+        sums = {name: value for name, value in asdict(self).items() if name != "document_nats"}
         return {
             "bits_per_byte": self.bits_per_byte,
             "bits_per_normalized_byte": bits_per_byte(self.nats, self.normalized_bytes),
             "bits_per_table_byte": bits_per_byte(self.nats, self.table_bytes),
             "nats_per_token": nats_per_token(self.nats, self.tokens),
             "nats_per_byte": nats_per_byte(self.nats, self.source_bytes),
-            **asdict(self),
+            **sums,
         }
 
 
@@ -134,11 +137,16 @@ def score(
     check_windows(scoring.sequence_length, scoring.stride, predictions)
     chosen = scorer or scoring.scorer(model, text.bos)
     nats, scored = 0.0, 0
+    begins = layout_of(text.tokens, text.bos, per_document=True).begins
+    document_nats = np.zeros(len(begins))
 
     def add(window: Window, losses: Losses) -> None:
         nonlocal nats, scored
         nats += float(losses.sum())
         scored += len(losses)
+        document, beyond = np.searchsorted(begins, (window.first, window.end - 1), side="right")
+        cuts = [0, *(begins[document:beyond] - window.first)]
+        document_nats[document - 1 : beyond] += np.add.reduceat(losses, cuts)
         progress.step({"event": "tokens", "done": scored, "total": predictions})
 
     device, layout = next(model.parameters()).device, layout_of(text.tokens, text.bos, bool(chosen.per_document))
@@ -159,6 +167,7 @@ def score(
         ttt=show(scoring.ttt) if scoring.ttt and not scorer else None,
         tilt=show(scoring.tilt) if scoring.tilt and not scorer else None,
         seconds=time.perf_counter() - begin,
+        document_nats=document_nats,
     )
 
 

@@ -560,7 +560,7 @@ def test_compare_prints_one_object_or_a_text(groups: Any, caddie: Call) -> None:
     said = caddie("compare", b[0] / "result.json", *b[1:], "--against", *a, "--by", 0.005).out
     assert max(map(len, said.splitlines())) < 100
     shown = [line.partition(" ")[0] for line in said.splitlines()]
-    assert shown == ["bits", "B", "A", "", "difference", "question", "answer", "test", "seeds", ""]
+    assert shown == ["bits", "B", "A", "", "difference", "question", "answer", "test", "error", "seeds", ""]
     assert "answer      yes, p = 0.00" in said
     assert "one-sided paired test, as both groups have the same seeds (Welch: p = 0.0" in said
 

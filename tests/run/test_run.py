@@ -16,6 +16,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,14 @@ from recording import RecordedProgress
 from caddie import cli
 from caddie.cli.options import named_recipe
 from caddie.config import assignments
+from caddie.data.corpus import Corpus
 from caddie.data.shards import write_shard
 from caddie.data.tokenizers import SentencePieceTokenizer
 from caddie.errors import CheckFailed
 from caddie.inference.sample import sample
 from caddie.pack.codecs import Zlib
 from caddie.report.display import Display
+from caddie.report.documents import read_documents, run_documents
 from caddie.run import run as line
 from caddie.run import stages
 from caddie.run.policy import state
@@ -330,6 +333,40 @@ printf '{"asked": "%s", "rank": "%s", "threads": "%s"}' "$*" "$RANK$WORLD_SIZE$L
     )
     with pytest.raises(CheckFailed, match="score in a fresh process failed: Error: last"):
         line.score_in_new_process(Path("a.caddie"), Path("--fail"))
+    asked = line.score_in_new_process(Path("a.caddie"), Path("c"), documents=Path("d.csv"))["asked"]
+    assert asked == f"{command} --documents d.csv"
+
+
+def test_a_run_keeps_the_bits_of_each_held_out_document(tiny_run: Any, tmp_path: Path, caddie: Any) -> None:
+    """They add up to its score, and `caddie score --documents` writes the same file."""
+    sizes, bits = run_documents(tiny_run.folder) or pytest.fail("no file")
+    corpus = Corpus.load(tiny_run.corpus)
+    assert sizes.tolist() == [len(document) for document in corpus.validation_documents()]
+    assert bits.sum() / sizes.sum() == pytest.approx(tiny_run.printed["bits_per_byte"], abs=1e-5)
+    ended = caddie("score", tiny_run.artifact, "--data", tiny_run.corpus, "--documents", tmp_path / "d.csv", "--quiet")
+    assert ended.status == 0
+    assert read_documents(tmp_path / "d.csv")[1]["bits"] == pytest.approx(bits, abs=0.002)
+    ended = caddie(
+        "score", tiny_run.artifact, "--data", tiny_run.corpus, "--documents", tmp_path / "no" / "d", "--quiet"
+    )
+    assert (ended.status, ended.out) == (2, "")
+    assert "cannot write" in ended.err
+
+
+def test_the_bytes_of_documents_add_up_whatever_they_are_counted_from(
+    tiny_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A corpus of bytes: its tokens, and counts beside them, tell the same as its text."""
+    corpus = Corpus.load(tiny_run.corpus)
+    tokens, of_text = corpus.validation_tokens(), corpus.document_bytes(corpus.validation_tokens()).tolist()
+    counts = corpus.tokenizer().byte_lengths(tokens).astype(np.uint16)
+    shards = replace(corpus.manifest, byte_source="tokens")
+    assert Corpus(corpus.folder, shards).document_bytes(tokens).tolist() == of_text
+    assert Corpus(corpus.folder, shards).document_bytes(tokens[5:]).tolist() == [of_text[0] - 5, *of_text[1:]]
+    split = replace(corpus.manifest.validation, byte_counts=corpus.manifest.validation.shards)
+    beside = Corpus(corpus.folder, replace(corpus.manifest, byte_source="sidecar", validation=split))
+    monkeypatch.setattr(beside, "_joined", lambda shards: 2 * counts)
+    assert beside.document_bytes(tokens).tolist() == [2 * size for size in of_text]
 
 
 def test_the_progress_of_the_fresh_process_is_shown_as_it_comes(

@@ -703,6 +703,27 @@ def test_a_beginning_of_document_is_paid_for_and_stands_for_no_bytes() -> None:
     assert found.bits_per_byte == pytest.approx(4 * math.log2(257) / 3, rel=1e-7)
 
 
+@pytest.mark.parametrize(("length", "stride"), [(8, 8), (32, 8), (50, 50)])
+def test_the_loss_is_kept_for_each_document(length: int, stride: int) -> None:
+    """Documents of 1 to 30 tokens: some within a window, some over several, one that the text ends within."""
+    ids = np.random.default_rng(1).integers(1, 257, 200)
+    begins = [0, 1, 31, 40, 41, 42, 70, 100, 130, 160, 190]
+    ids[begins] = BOS
+    text = held_out_text(ids)
+    found = score(Known(257), text, Scoring(sequence_length=length, stride=stride))  # type: ignore[arg-type]
+    assert found.document_nats == pytest.approx(np.diff([*begins, 199]) * math.log(257), rel=1e-6)
+    model = tiny_model()
+    kept = score(model, random_text(300), Scoring(sequence_length=length, stride=stride))
+    alone = [
+        score(model, held_out_text(random_text(300).tokens[:end]), Scoring(sequence_length=length, stride=stride)).nats
+        for end in (116, 139)  # the beginnings of two documents: a loss is of what came before alone
+    ]
+    if length == stride:
+        assert kept.document_nats[5] == pytest.approx(alone[1] - alone[0], rel=1e-4)
+    assert kept.document_nats.sum() == pytest.approx(kept.nats, rel=1e-12)
+    assert len(kept.document_nats) == 13, "a text may end in the token that begins a document"
+
+
 def test_the_figures_follow_from_one_sum() -> None:
     found = Score(
         nats=math.log(2) * 120,
@@ -715,6 +736,7 @@ def test_the_figures_follow_from_one_sum() -> None:
         ttt=None,
         tilt=None,
         seconds=1.5,
+        document_nats=np.array([math.log(2) * 120]),
     )
     figures = found.to_json()
     assert figures == {

@@ -1,0 +1,232 @@
+"""Verdicts by seed and document: by hand, by simulation, and from the rows of a study."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import integrate
+from scipy.stats import t as student
+from test_report import make_rows, make_study
+from test_stats import write
+
+from caddie.errors import UserError
+from caddie.lab.compare import compare, summary
+from caddie.lab.findings import findings
+from caddie.lab.report import markdown, write_study_report
+from caddie.lab.rows import read_rows, write_rows
+from caddie.lab.stats import Estimate, Part, document_part, paired, power, seeds_to_decide
+from caddie.lab.verdicts import Documents, judge_pairs, measure
+from caddie.report.documents import write_documents
+from caddie.report.run_files import DOCUMENTS
+
+sys.path.append("bench")
+from verdict_rates import draw, rates
+
+SIZES = np.array([100.0, 300.0, 600.0])
+
+
+def test_the_part_of_the_documents_by_hand() -> None:
+    """Of two seeds it is the sum of the products of their residuals, times n / (n - 1)."""
+    bits = [np.array([10.0, 0.0, 0.0]), np.array([0.0, 20.0, 0.0])]
+    first = (np.array([10.0, 0.0, 0.0]) - 0.01 * SIZES) / 1000
+    second = (np.array([0.0, 20.0, 0.0]) - 0.02 * SIZES) / 1000
+    part = document_part(SIZES, bits)
+    assert part is not None
+    assert part.standard_error == pytest.approx(math.sqrt((first * second).sum() * 3 / 2))
+    assert document_part(SIZES, [bits[0], -bits[0]]) is None, "nothing in common"
+    middle = (first + second) / 2
+    assert part.degrees == pytest.approx(min(2, 3 * (middle**2).sum() ** 2 / (middle**4).sum()))
+    assert document_part(SIZES[:1], [bits[0][:1], bits[1][:1]]) is None
+    proportional = [0.01 * SIZES, 0.02 * SIZES]
+    assert (document_part(SIZES, proportional) or Part(0.0, 1)).standard_error < 1e-12, (
+        "a change alike in all documents"
+    )
+
+
+@pytest.mark.parametrize("own", [0.05, 1.0, 20.0])
+@pytest.mark.parametrize(("first", "second"), [(1, 50), (2, 200), (4, 30)])
+def test_two_errors_are_added_as_distributions(own: float, first: int, second: int) -> None:
+    """Held against the convolution of the two densities."""
+    estimate = Estimate(0.0, own, first, Part(1.0, second))
+    for error in (-0.4, -2.0, -4.0):
+        where = error * math.hypot(own, 1.0)
+        wanted, _ = integrate.quad(
+            lambda y, end=where: student.pdf(y, second) * student.cdf((end - y) / own, first),
+            *(-30, 30),
+            limit=400,
+            points=[where],
+        )
+        assert replace(estimate, value=-where).p_above(0.0) == pytest.approx(wanted, rel=0.02)
+    low, high = replace(estimate, value=3.0).interval()
+    assert low + high == pytest.approx(6.0)
+    assert replace(estimate, value=high - 3.0).p_beyond() == pytest.approx(0.05, rel=1e-6), "interval and p agree"
+    assert high - 3.0 > math.hypot(own, 1.0) * 1.9
+
+
+def test_the_seeds_needed_allow_for_the_documents() -> None:
+    """Where the documents are too few no number of seeds decides; without their part it is the paired power."""
+    assert power(0.003, 4, [0.001], documents=1e-9) == pytest.approx(power(0.003, 4, [0.001]), abs=0.01)
+    few, more = (seeds_to_decide(0.002, [0.001], documents=error) for error in (0.0, 0.0005))
+    assert few is not None
+    assert more is not None
+    assert few < more
+    assert seeds_to_decide(0.002, [0.001], documents=0.001) is None
+    assert seeds_to_decide(0.0001, [0.001], 0.002, documents=0.001) is None
+
+
+def scored(documents: Documents) -> dict[int, float]:
+    return {seed: float(bits.sum() / documents.sizes.sum()) for seed, bits in documents.bits.items()}
+
+
+def test_a_verdict_adds_the_error_of_the_documents_and_tells_what_pairing_saves() -> None:
+    base, entry = draw(np.random.default_rng(5), 3, ratio=1.0, effect=0.02)
+    scores = scored(base), scored(entry)
+    alone = judge_pairs({"b": scores})["b"]
+    found = judge_pairs({"b": scores}, documents={"b": (base, entry)})["b"]
+    assert (alone.test, found.test) == ("paired", "documents")
+    assert (found.difference, found.seeds, found.mean) == (alone.difference, alone.seeds, alone.mean)
+    part = document_part(base.sizes, [entry.bits[seed] - base.bits[seed] for seed in range(3)])
+    spread, of_seeds = found.spread, paired(list(scores[1].values()), list(scores[0].values()))
+    assert (spread.seeds, spread.documents) == (of_seeds.standard_error, part.standard_error)
+    assert spread.paired == math.hypot(spread.seeds, spread.documents)
+    each = [document_part(base.sizes, list(one.bits.values())).standard_error for one in (base, entry)]
+    deviations = [np.std(list(one.values()), ddof=1) / math.sqrt(3) for one in scores]
+    assert spread.unpaired == pytest.approx(math.hypot(*each, *deviations))
+    assert spread.unpaired > 2 * spread.paired
+    assert alone.spread.documents is None
+    assert alone.spread.unpaired == pytest.approx(math.hypot(*deviations))
+    assert found.p > alone.p
+    assert found.interval[0] < alone.interval[0]
+    assert found.p == Estimate(found.difference, of_seeds.standard_error, 2, part).p_beyond()
+
+
+def test_documents_count_only_where_both_have_them_all() -> None:
+    base, entry = draw(np.random.default_rng(5), 3, ratio=1.0)
+    scores = scored(base), scored(entry)
+    lacking = replace(entry, bits={seed: entry.bits[seed] for seed in (0, 1)})
+    other = Documents(entry.sizes[::-1], entry.bits)
+    for documents in ((base, lacking), (lacking, base), (base, other)):
+        assert measure(*scores, (0, 1, 2), documents).test == "paired"
+    assert measure(*scores, (), (base, entry)).test == "welch"
+    assert measure(*scores, (0, 1), (base, lacking)).test == "documents"
+    same = measure(scores[0], scores[0], (0, 1, 2), (base, base))
+    assert same.equal
+
+
+@pytest.mark.parametrize(("seeds", "ratio"), [(2, 10.0), (3, 10.0), (5, 2.0)])
+def test_where_nothing_differs_one_verdict_in_twenty_says_so(seeds: int, ratio: float) -> None:
+    """Within three standard errors of the 5 % at parts as measured, and never more; what is naive fails."""
+    trials = 900
+    found = rates(seeds, ratio, trials)
+    assert 0.035 - 0.012 < found["seeds and documents"] < 0.05 + 0.022
+    assert found["all independent"] > 0.3, "documents of one seed share what the seed did"
+    if seeds == 2:
+        assert found["Satterthwaite"] > 0.08
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize("ratio", [10.0, 5.0, 1.0])
+def test_the_rate_of_false_findings_over_the_parts(seeds: int, ratio: float) -> None:
+    found = rates(seeds, ratio, 6000)
+    assert found["seeds and documents"] < 0.058
+    if ratio > 1.0:
+        assert found["seeds and documents"] > 0.035 - 0.004
+    if ratio == 1.0:
+        assert found["seeds alone"] > 0.07, "the held-out documents are a sample too"
+
+
+# Rows and reports
+
+
+def with_documents(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows whose documents add up to their scores: a label moves each document, a seed moves all."""
+    sizes, kept = np.random.default_rng(0).integers(100, 9000, 40).astype(float), []
+    for place, row in enumerate(rows):
+        chance = np.random.default_rng(place)
+        moved = np.random.default_rng(len(row["label"])).normal(0.0, 0.002, 40) + chance.normal(0.0, 0.001, 40)
+        bits = sizes * (row["bits_per_byte"] + moved)
+        bits += sizes * (row["bits_per_byte"] - bits.sum() / sizes.sum())
+        kept.append({**row, "documents": (sizes, bits)})
+    return kept
+
+
+def test_rows_keep_documents_in_a_file_beside_them(tmp_path: Path) -> None:
+    rows = with_documents(make_rows())
+    other = {**rows[-1], "seed": 99, "documents": (np.ones(7), np.ones(7))}
+    write_rows(tmp_path / "results.jsonl", [*rows, other])
+    assert "documents" not in json.loads((tmp_path / "results.jsonl").read_text().split("\n")[0])
+    found = read_rows(tmp_path / "results.jsonl")
+    for before, after in zip(rows, found, strict=False):
+        sizes, bits = after["documents"]
+        assert sizes.tolist() == before["documents"][0].tolist()
+        assert bits.sum() / sizes.sum() == pytest.approx(before["bits_per_byte"], abs=1e-6)
+    assert "documents" not in found[-1], "a run on another text has no column"
+    write_rows(tmp_path / "results.jsonl", make_rows())
+    assert not (tmp_path / DOCUMENTS).exists(), "no figures of other rows"
+    assert read_rows(tmp_path / "results.jsonl") == make_rows()
+    (tmp_path / DOCUMENTS).write_text("bytes,b\n1,x\n")
+    with pytest.raises(UserError, match=r"documents\.csv: cannot be read"):
+        read_rows(tmp_path / "results.jsonl")
+
+
+def test_a_report_judges_by_document_and_shows_both_errors(tmp_path: Path) -> None:
+    rows = with_documents(make_rows())
+    facts, old = findings(make_study(), rows), findings(make_study(), make_rows())
+    assert {one["test"] for one in facts["verdicts"]} == {"documents"}
+    assert {one["test"] for one in old["verdicts"]} == {"paired"}
+    for one, before in zip(facts["verdicts"], old["verdicts"], strict=True):
+        assert one["difference"] == before["difference"]
+        assert one["spread"]["paired"] < one["spread"]["unpaired"]
+        assert before["spread"]["documents"] is None
+    json.dumps(facts["verdicts"])
+    lines = dict(facts["measured"])
+    assert lines["Standard error by seed and document, median"].startswith("unpaired 0.0")
+    assert "Standard error by seed, median" in dict(old["measured"])
+    head = next(line for line in markdown(facts).splitlines() if line.startswith("| entry"))
+    assert "| standard error | unpaired |" in head
+    write_rows(tmp_path / "results.jsonl", rows)
+    (tmp_path / "study.json").write_text(json.dumps(make_study()))
+    write_study_report(tmp_path)
+    assert "Standard error by seed and document" in (tmp_path / "report.html").read_text()
+    assert "Standard error by seed and document" in (tmp_path / "report.md").read_text()
+
+
+def test_rows_of_another_held_out_text_are_compared_by_seed() -> None:
+    rows = with_documents(make_rows())
+    label = rows[-1]["label"]
+    for row in rows:
+        if row["label"] == label:
+            row["sha256"] = {**row["sha256"], "validation_documents": "dd" * 32}
+    tests = {one["label"]: one["test"] for one in findings(make_study(), rows)["verdicts"]}
+    assert tests.pop(label) == "paired"
+    assert set(tests.values()) == {"documents"}
+
+
+@pytest.mark.parametrize("unit", ["bits-per-byte", "nats-per-token"])
+def test_compare_uses_the_documents_of_run_folders(unit: Any, tmp_path: Path) -> None:
+    base, entry = draw(np.random.default_rng(5), 3, ratio=1.0, effect=-0.02)
+    groups = []
+    for name, digit, side in (("b", "2", entry), ("a", "1", base)):
+        groups.append([write(tmp_path, name, seed, score, digit) for seed, score in scored(side).items()])
+        for folder, bits in zip(groups[-1], side.bits.values(), strict=True):
+            write_documents(folder / DOCUMENTS, side.sizes, {"bits": bits})
+    facts = compare(*groups, unit=unit)
+    assert facts["test"] == "documents"
+    assert facts["p"] == facts["p_documents"]
+    wanted = judge_pairs({"b": (scored(base), scored(entry))}, documents={"b": (base, entry)})["b"]
+    factor = facts["difference"] / -wanted.difference
+    assert facts["spread"]["documents"] == pytest.approx(factor * wanted.spread.documents, rel=1e-3)
+    assert 2 * facts["p"] == pytest.approx(wanted.p, rel=1e-3)
+    text = summary(facts)
+    assert "paired test by seed and document" in text
+    assert f"unpaired {facts['spread']['unpaired']:.6f}" in text
+    (groups[0][0] / DOCUMENTS).unlink()
+    assert compare(*groups, unit=unit)["test"] == "paired"
