@@ -23,7 +23,7 @@ def first_line(error: BaseException) -> str:
 
 
 def suggest(word: str, known: Iterable[str], most: int = 1) -> str:
-    """Return `; did you mean X or Y?`, at most `most` known words close to `word` in any case, else an empty string."""
+    """Return ` (did you mean X or Y?)`: at most `most` known words close to `word` in any case, or an empty string."""
     words = {one.lower(): one for one in reversed([*known])}  # of those that differ in case alone, the first
     close = [words[low] for low in difflib.get_close_matches(word.lower(), words, n=most, cutoff=0.5)]
-    return f"; did you mean {' or '.join(filter(None, (', '.join(close[:-1]), close[-1])))}?" if close else ""
+    return f" (did you mean {' or '.join(filter(None, (', '.join(close[:-1]), close[-1])))}?)" if close else ""

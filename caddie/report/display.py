@@ -22,6 +22,8 @@ SHORTEST_GAP = 2.0
 """Least seconds between two plain lines, except before the last."""
 LONGEST_GAP = 60.0
 """Most seconds between two plain lines of a phase."""
+_SETTLED = 1.0
+"""Seconds of training before which its speed and the time left are chance."""
 
 
 def clock(seconds: float) -> str:
@@ -56,15 +58,15 @@ def step_line(event: Event, held_out: str = "") -> str:
     progress, seconds = event["progress"], event["seconds"]
     left = seconds * (1.0 - progress) / progress if progress > 0 else math.nan
     fields = [f"step {event['step']:,}", loss_line(event), *([f"held out {held_out}"] if held_out else [])]
-    fields.append(f"{number(event['tokens_per_second'], ',.0f')} tokens/s")
-    return "  ".join([*fields, f"{clock(left)} left"])
+    if seconds >= _SETTLED or progress >= 1.0:
+        fields += [f"{number(event['tokens_per_second'], ',.0f')} tokens/s", f"{clock(left)} left"]
+    return "  ".join(fields)
 
 
-def tokens_line(done: int, total: int, seconds: float) -> str:
-    """Format tokens done, speed and time left."""
-    speed = done / seconds if seconds > 0 else math.nan
-    left = (total - done) / speed if done and speed > 0 else math.nan
-    return f"{done:,} of {total:,} tokens  {number(speed, ',.0f')} tokens/s  {clock(left)} left"
+def tokens_line(done: int, total: int, speed: float | None) -> str:
+    """Format tokens done and, where the speed in tokens per second is known, speed and time left."""
+    rates = f"  {speed:,.0f} tokens/s  {clock((total - done) / speed)} left" if speed else ""
+    return f"{done:,} of {total:,} tokens{rates}"
 
 
 class Display:
@@ -84,6 +86,7 @@ class Display:
         self._file: TaskID | None = None
         self._phase, self._began, self._last_step, self._held_out = "", now(), "", ""
         self._last_line, self._last_tenth, self._last_half = -math.inf, -1, -1
+        self._first_tokens: tuple[int, float] | None = None
 
     def __enter__(self) -> Self:
         self._live = None if self.quiet else _live(self.stream)
@@ -116,7 +119,7 @@ class Display:
         else:
             self.note(name)
         self._phase, self._began, self._last_step = name, self.now(), ""
-        self._last_line, self._last_tenth = -math.inf, -1
+        self._last_line, self._last_tenth, self._first_tokens = -math.inf, -1, None
 
     def step(self, event: Event) -> None:
         """Show an event of the current phase (see `Progress`)."""
@@ -131,14 +134,15 @@ class Display:
                 self.note(f"held-out training text: {loss_line(event)}")
         elif kind == "start":
             self.note(start_line(event))
+            self.note("loss in nats per token, bpb in bits per byte of text; lower is better")
         elif kind == "forecast":
             self._forecast(event)
         elif kind == "tokens" and event["total"]:
             done, total = event["done"], event["total"]
-            self._show(done / total, tokens_line(done, total, self.now() - self._began))
+            self._show(done / total, tokens_line(done, total, self._speed(done)))
         elif kind == "candidate":
-            cap = f" of {event['cap_bytes']:,}" if event["cap_bytes"] else ""
-            self._doing(f"{event['number']} tried, the last {event['file_bytes']:,} bytes{cap}")
+            cap = f", the cap is {event['cap_bytes']:,}" if event["cap_bytes"] else ""
+            self._doing(f"candidate {event['number']}: a file of {event['file_bytes']:,} bytes{cap}")
         elif kind == "runs":
             text = f"{event['done']} of {event['total']} runs  {event['text']}"
             if self._live is not None:
@@ -148,11 +152,22 @@ class Display:
         elif kind == "doing":
             self._doing(event["text"])
 
+    def _speed(self, done: int) -> float | None:
+        """Return tokens per second since the first event of the phase, which has the start in its time."""
+        if self._first_tokens is None:
+            self._first_tokens = done, self.now()
+        tokens, seconds = done - self._first_tokens[0], self.now() - self._first_tokens[1]
+        return tokens / seconds if tokens > 0 and seconds > 0 else None
+
     def _forecast(self, event: Event) -> None:
-        """Show the forecast size; off a terminal at the beginning, in the middle and at the end."""
+        """Show the forecast size, and the loss by rounding from the middle on, for early weights round badly.
+
+        Off a terminal that is at the beginning, in the middle and at the end.
+        """
         size, cap, half = event["file_bytes"], event["cap_bytes"], int(2 * event["progress"])
-        line = f"forecast: file about {size / 1e6:.2f} of {cap / 1e6:.2f} MB, "
-        line += f"lost by rounding about {event['gap_bits_per_byte']:.4f} bpb (before calibration)"
+        line = f"forecast: file about {size / 1e6:.2f} of {cap / 1e6:.2f} MB"
+        if half:
+            line += f", lost by rounding about {event['gap_bits_per_byte']:.4f} bpb (before calibration)"
         if self._live is not None:
             if self._file is None:
                 self._file = self._live.add_task("file", total=None, text="")

@@ -20,6 +20,7 @@ from caddie.config import show
 from caddie.errors import UserError
 from caddie.files import open_flags
 from caddie.report.charts import is_finite
+from caddie.runtime.cpu_share import BUSY_SHARE
 
 VERSION = 1
 """Version of `result.json` that this module reads."""
@@ -28,8 +29,8 @@ LARGEST_BYTES = 1 << 24
 POINTS = 500
 """Most points of the curve of a `Log`."""
 _LARGEST_NUMBER = 1e30
-_BUSY_SHARE, _UNSTEADY_SHARE = 0.75, 0.9
-"""Share of its threads' time below which training was not alone; runs that were had 0.91 to 0.998 (`studies/`)."""
+_UNSTEADY_SHARE = 0.9
+"""Share of its threads' time below which training was not alone if its steps took unequal time."""
 
 
 def pick(value: Any, *path: str) -> Any:
@@ -133,7 +134,7 @@ def busy_machine(result: Mapping[str, Any]) -> str | None:
     share = pick(result, "training", "cpu_share")
     quick, slow = (pick(result, "training", "step_seconds", name) for name in ("p5", "p95"))
     ranged = is_finite(quick) and is_finite(slow)
-    if not is_finite(share) or share >= (_UNSTEADY_SHARE if ranged and slow > 1.5 * quick else _BUSY_SHARE):
+    if not is_finite(share) or share >= (_UNSTEADY_SHARE if ranged and slow > 1.5 * quick else BUSY_SHARE):
         return None
     took = f", and nine steps of ten took {quick:.2g} to {slow:.2g} s" if ranged else ""
     return f"The machine was busy: training got {share:.0%} of its threads' time{took}."

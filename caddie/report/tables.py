@@ -204,7 +204,7 @@ def _headline(result: Mapping[str, Any]) -> list[str]:
     verified = {True: "verified", False: "VERIFICATION FAILED", None: "not verified"}[result.get("verified")]
     name = crop(printable(str(result["recipe"])), 20)
     bits = number(result.get("bits_per_byte"), ".4f")
-    lines = [f"{name}, seed {result['seed']}: {bits} bits per byte, {verified}"]
+    lines = [f"{name}, seed {result['seed']}: {bits} bits per byte (lower is better), {verified}"]
     if why := result.get("not_verified_because"):
         lines.append(f"Not verified: {printable(str(why))}.")
     if result.get("under_cap") is False:
@@ -231,6 +231,8 @@ def _scores(result: Mapping[str, Any]) -> list[str]:
             lines.append(_row("  " + label, *(number(entry and entry["bits_per_byte"], ".4f") for entry in entries)))
     if adaptive := result["scores"].get("quantized_adaptive"):
         lines.append(_row("  packed, adaptive", number(adaptive["bits_per_byte"], ".4f")))
+    if result["scores"].get("quantized_sliding"):
+        lines.append("  sliding windows overlap: a longer past")
     compression = result.get("compression") or {}
     losses = [compression.get(f"{way}_bits_per_byte") for way in ("predicted", "measured")]
     if losses != [None, None]:
@@ -283,10 +285,11 @@ def _policies(result: Mapping[str, Any]) -> list[str]:
     else:
         lines = [f"{_pad(crop(name, 20), 20, False)}{a:>12}{b:>17}{c:>15}{d:>15}" for name, a, b, c, d in rows]
     machines = dict.fromkeys(printable(entry["hardware"]) for entry in policies if entry["hardware"])
-    if machines:
-        said = crop(f"  seconds of this machine; budgets are for {', '.join(machines)}", WIDTH)
-        lines += textwrap.wrap(said, terminal_width(), subsequent_indent="  ") if terminal_width() < WIDTH else [said]
-    return lines
+    notes = [f"{printable(entry['name'])}: {printable(entry['why'])}" for entry in policies if entry.get("why")]
+    notes += [f"seconds of this machine; budgets are for {', '.join(machines)}"] if machines else []
+    if terminal_width() < WIDTH:
+        return [*lines, *(line for note in notes for line in textwrap.wrap(f"  {note}", terminal_width()))]
+    return [*lines, *(crop(f"  {note}", WIDTH) for note in notes)]
 
 
 def _charged(budget: Mapping[str, Any]) -> str:

@@ -77,7 +77,7 @@ _FILE: tuple[Part, ...] = ("weights", "tokenizer", "config", "manifest", "contai
 
 CONTEST_2026 = Policy(
     name="contest-2026",
-    why="What the parameter-golf contest counted: model and code without the tokenizer, work without warm-up.",
+    why="Model and code count, not the tokenizer, warm-up or packing.",
     counts=("weights", "config", "manifest", "container", "source_needed", "source_training"),
     cap_bytes=16_000_000,
     training=Allowance(phases=("calibrate", "train"), seconds=600.0),
@@ -87,7 +87,7 @@ CONTEST_2026 = Policy(
 
 STRICT = Policy(
     name="strict",
-    why="The contest's limits with nothing left out: tokenizer, warm-up, packing and loading count as well.",
+    why="As contest-2026, and the tokenizer, warm-up, packing and loading.",
     counts=(*_FILE, "source_needed", "source_training"),
     cap_bytes=16_000_000,
     training=Allowance(phases=("train_warmup", "calibrate", "train", "pack"), seconds=600.0),
@@ -97,7 +97,7 @@ STRICT = Policy(
 
 HUTTER = Policy(
     name="hutter",
-    why="Everything that restores the text, as in the Hutter prize: the file, the code that reads it, the coded text.",
+    why="All that restores the text: file, code that reads it, coded text.",
     counts=(*_FILE, "source_needed", "text"),
     training=Allowance(phases=STRICT.training.phases),
     evaluation=Allowance(phases=STRICT.evaluation.phases),

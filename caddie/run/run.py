@@ -97,6 +97,7 @@ def run(
             cap = cap_of_run(recipe, metadata)
             packing = recipe.pack.but(cap_bytes=cap.file_bytes)
             compressed = pack(metadata, trained.weights, packing, folder / ARTIFACT, calibrations, progress)
+            progress.note(f"packed into {(folder / ARTIFACT).stat().st_size:,} bytes of {cap.file_bytes:,}")
         with phases("score"):
             artifact = load_packed(folder)
             parts = [file.path for file in artifact.parts]

@@ -22,8 +22,13 @@ from caddie.score.scorer import Scorer
 from caddie.score.ttt_sgd import TestTimeTraining
 from caddie.score.windows import Window, check_windows
 
-KINDS = ("plain", "sliding", "adaptive", "user")
-"""Kinds of scores of an artifact; the last that it has is its score."""
+KINDS = {
+    "plain": "windows side by side",
+    "sliding": "windows that overlap, so that each token has a longer past",
+    "adaptive": "the model learns from tokens that were scored",
+    "user": "a scorer in a file of the user's",
+}
+"""Kinds of scores of an artifact, and what each scores by; the last that it has is its score."""
 CACHED_TOKENS = 4096
 """Tokens of a batch on a CPU. With 2,048 a model of 128 channels is 7 % slower at a stride of 128; with 16,384 it was
 slower by a quarter to a half while freed memory was not yet kept (`docs/log.md`)."""
@@ -213,6 +218,7 @@ def score_kinds(
     scores = {}
     for kind, settings in kinds.items():
         progress.phase(kind)
+        progress.step({"event": "doing", "text": KINDS[kind]})
         scores[kind] = score(model, text, settings, progress, ranks=ranks)
     if scorer is not None:
         progress.phase("user")

@@ -24,6 +24,7 @@ from caddie.data.shards import Tokens
 from caddie.errors import UserError
 from caddie.files import reason
 from caddie.report.run_files import LOG
+from caddie.runtime.cpu_share import BUSY_SHARE, CpuShare
 from caddie.runtime.progress import Event, Progress
 from caddie.train.checkpoint import open_log, save_tensors
 from caddie.train.size_forecast import Forecaster
@@ -33,6 +34,8 @@ LOG_SECONDS = 0.5
 """Least seconds between two `step` events, but for the first ten steps and the last."""
 HELD_OUT_TIMES, HELD_OUT_SHARE = 50, 0.01
 """Most measurements of held-out text during training, and the largest part of its time that they take together."""
+BUSY_SECONDS = 2.0
+"""Time after which a busy machine is told."""
 HELD_OUT_BATCH_TOKENS = 8192
 """Tokens of held-out text that are measured at once: less memory than a step takes."""
 
@@ -72,6 +75,7 @@ class RunState(ABC):
         self.background = BackgroundJobs(trainer.asynchronous)
         self.at = self.done = TrainProgress(0, 0.0, budget)
         """Before the next step, and after the last step whose loss was read."""
+        self.cpu = CpuShare(torch.get_num_threads())
         self.position, self.loss = 0, math.nan
         """Micro-batches that all processes together have read, and the loss that was read last."""
 
@@ -211,6 +215,24 @@ class Forecast:
                 self.run.log.note(event["text"])
             else:
                 self.run.log.write(event)
+
+
+class BusyMachine:
+    """Warns within the first seconds if other programs take the time of this process's threads."""
+
+    def __init__(self, run: RunState) -> None:
+        self.run, self.due = run, not run.trainer.asynchronous  # on a GPU threads only wait
+
+    def after_step(self) -> None:
+        """Warn once, if that is due."""
+        cpu = self.run.cpu
+        if not self.due or cpu.seconds < BUSY_SECONDS:
+            return
+        self.due, share = False, cpu.share
+        if share < BUSY_SHARE:
+            fewer = ", or start again with OMP_NUM_THREADS=1" if cpu.threads > 1 else ""
+            said = f"this machine is busy: training gets {share:.0%} of its threads' time"
+            self.run.log.note(f"{said}; end other programs{fewer}")
 
 
 class HeldOut:

@@ -19,12 +19,13 @@ from caddie.data.loaders import Batch, TrainingData, hold_out
 from caddie.errors import CheckFailed
 from caddie.model import GPT
 from caddie.report.run_files import CHECKPOINT, WEIGHTS
+from caddie.runtime.cpu_share import CpuShare
 from caddie.runtime.distributed import Ranks
 from caddie.runtime.interrupt import saves_on_interrupt
 from caddie.runtime.memory import peak_bytes
 from caddie.runtime.progress import SILENT, Progress
 from caddie.train.checkpoint import checkpoint_identity, position_in, restore, save_tensors, weights_identity
-from caddie.train.hooks import Checkpoint, Forecast, HeldOut, Log, RunState, held_out_batches
+from caddie.train.hooks import BusyMachine, Checkpoint, Forecast, HeldOut, Log, RunState, held_out_batches
 from caddie.train.prefetch import AsyncScalar, prefetch
 from caddie.train.size_forecast import Forecaster
 from caddie.train.trainer import Batches, Train, Trainer
@@ -113,14 +114,14 @@ def train(
         run.forecast.off_the_clock()
         run.held_out.off_the_clock()
         ranks.wait()
-        wall, busy, first = time.perf_counter(), time.process_time(), run.at.step
+        first = run.at.step
         with (
             saves_on_interrupt(),
             _signals() as received,
             prefetch(stream, trainer.indices(run.position), ranks.device, data.bos) as batches,
         ):
             run.to_the_end(batches, received)
-        wall, busy = time.perf_counter() - wall, time.process_time() - busy
+        share = run.cpu.share
         run.forecast.off_the_clock()
         run.held_out.off_the_clock()
         log.write({"event": "end", "step": run.at.step, "seconds": run.at.seconds, "loss": run.loss})
@@ -136,9 +137,7 @@ def train(
         final_loss=run.loss,
         precision=execution.precision,
         threads=execution.threads,
-        cpu_share=min(1.0, busy / (wall * execution.threads))
-        if run.at.step > first and not trainer.asynchronous
-        else None,
+        cpu_share=share if run.at.step > first and not trainer.asynchronous else None,
         peak_bytes=peak_bytes(ranks.device),
     )
     if data.check_unchanged is not None:
@@ -173,6 +172,7 @@ class Run(RunState):
         self.checkpoint = Checkpoint(self, checkpoint, identity)
         self.forecast = Forecast(self, forecaster)
         self.held_out = HeldOut(self, held_out, bos)
+        self.busy_machine = BusyMachine(self)
         self.pending: deque[tuple[int, int, float, AsyncScalar]] = deque()
         """Launched steps whose losses have not been read: steps and micro-batches done, learning-rate scale, loss."""
         self.received: Sequence[int] = ()
@@ -191,11 +191,13 @@ class Run(RunState):
         self.log.begin(self)
         self.checkpoint.save()
         self.began = time.perf_counter() - self.at.seconds
+        self.cpu = CpuShare(self.cpu.threads)
         while self.at.progress < 1.0 and not self.signalled:
             self.forecast.before_step()
             self.step(batches)
             self.forecast.after_step()
             self.held_out.after_step()
+            self.busy_machine.after_step()
             if not self.signalled:
                 self.checkpoint.after_step()
         self.checkpoint.save()

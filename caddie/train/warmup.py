@@ -228,8 +228,8 @@ class _WarmUp:
         """Make a step on random tokens, and note the parameters that a gradient reached."""
         trainer = self.trainer
         self.steps += 1
-        more = " or more" if self.timed else ""  # trials are repeated until one is surely the quickest
-        text = f"warm-up, step {self.steps} of {max(self.planned, self.steps)}{more}"
+        least = "at least " if self.timed else ""  # trials are repeated until one is surely the quickest
+        text = f"warm-up, step {self.steps} of {least}{max(self.planned, self.steps)}"
         self.progress.step({"event": "doing", "text": text})
         trainer.step(self.batches(), train_progress, bos=-1, lr_scale=1.0)  # at rate 0 nothing would move
         trainer.watch(train_progress, 1.0)

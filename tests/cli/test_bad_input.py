@@ -217,8 +217,8 @@ WORDS = [
     Case(
         "micro-batches", lambda b: b.run("--gpus", "2"), "train.micro_batches (1) must be a multiple of the 2 processes"
     ),
-    Case("unknown recipe", lambda b: ["run", "tinny"], "no recipe tinny; did you mean tiny?"),
-    Case("unknown path", lambda b: b.run("model.widht=64"), "no setting model.widht; did you mean model.width?"),
+    Case("unknown recipe", lambda b: ["run", "tinny"], "no recipe tinny (did you mean tiny?)"),
+    Case("unknown path", lambda b: b.run("model.widht=64"), "no setting model.widht (did you mean model.width?)"),
     Case("no equals sign", lambda b: b.run("model.width"), "'model.width' is not a setting; write PATH=VALUE"),
     Case(
         "setting first",
@@ -364,7 +364,7 @@ RECIPES = [
     Case(
         "recipe with a wrong path",
         lambda b: b.mine("from caddie.recipes.baseline import tiny\nmine = tiny.but({'model.widht': 8})"),
-        "no setting model.widht; did you mean model.width?",
+        "no setting model.widht (did you mean model.width?)",
     ),
 ]
 

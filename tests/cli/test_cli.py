@@ -228,7 +228,7 @@ def test_pack_at_another_cap_keeps_the_artifact_that_was_scored(copy: Path, cadd
     assert f"written  {path}\nnext     caddie score {path} --data " in ended.out
     assert 0.98 * 4500 <= path.stat().st_size <= 4500, "a few bytes are a step"
     assert (copy / "artifact.caddie").read_bytes() == scored
-    assert ended.err.startswith("calibrate\npack\n      1 tried, the last ")
+    assert ended.err.startswith("calibrate\npack\n      candidate 1: a file of ")
     given = ("cap=4000", *quick, "--out", tmp_path / "a", "--json", "--quiet")
     facts = json.loads(caddie("pack", copy, *given).out)
     assert facts["artifact"] == str(tmp_path / "a")

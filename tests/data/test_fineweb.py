@@ -169,7 +169,7 @@ def test_what_cannot_be_had_is_one_line(hub: Hub, tmp_path: Path) -> None:
             1,
             "no variant sp9999; there are byte260, .* and documents.*; a --repository or --local of yours may",
         ),
-        ("caseops", 1, "no variant caseops; there are byte260, .* and documents; did you mean caseops8192"),
+        ("caseops", 1, r"no variant caseops; there are byte260, .* and documents \(did you mean caseops8192"),
         ("sp300", 4, "has 3 training shards of sp300, not 4"),
     ]
     for variant, shards, message in cases:

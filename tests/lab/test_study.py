@@ -82,7 +82,7 @@ def test_what_is_no_study_is_refused(settings: dict[str, object], message: str) 
 
 def test_a_diff_that_does_not_fit_names_its_label() -> None:
     one = study(entries={"odd": Entry(diff={"model.dept": 3})})
-    with pytest.raises(UserError, match=r"^odd: no setting model\.dept; did you mean model\.depth"):
+    with pytest.raises(UserError, match=r"^odd: no setting model\.dept \(did you mean model\.depth"):
         one.recipe("odd")
 
 

@@ -69,7 +69,7 @@ def test_result_table_is_golden() -> None:
         GOLDEN.write_text(text + "\n")
     assert text + "\n" == GOLDEN.read_text()
     assert max(map(columns, text.splitlines())) <= WIDTH
-    assert len(text.splitlines()) <= 35
+    assert len(text.splitlines()) <= 38
     assert text.isascii()
 
 
@@ -200,10 +200,11 @@ def test_every_kind_of_event_has_its_line() -> None:
         stream = io.StringIO()
         Display(stream=stream, now=Hands()).step({**event, "event": kind})
         shown[kind] = stream.getvalue()
-    assert shown["start"].startswith("float32, 2 threads")
-    assert shown["candidate"] == "      3 tried, the last 999,219 bytes of 1,000,000\n"
+    assert shown["start"].startswith("float32, 2 threads, not compiled\n")
+    assert "lower is better" in shown["start"]
+    assert shown["candidate"] == "      candidate 3: a file of 999,219 bytes, the cap is 1,000,000\n"
     assert shown["runs"] == "2 of 6 runs  base, seed 1  2.0001 bpb\n"
-    assert shown["tokens"] == " 50%  50 of 100 tokens  nan tokens/s  -:-- left\n"
+    assert shown["tokens"] == " 50%  50 of 100 tokens\n"
     assert shown["end"] == ""
 
 
@@ -222,10 +223,13 @@ def test_result_table_under_policies() -> None:
     result["evaluation"] |= {"load": None, "score": 713.8}
     lines = result_table(result | {"policies": state(result)}).splitlines()
     start = lines.index("counted by policy          bytes              cap     training s   evaluation s")
-    assert lines[start + 1 : start + 5] == [
+    assert lines[start + 1 : start + 8] == [
         "  contest-2026        16,024,713  over 16,000,000 600.4 over 600 713.8 over 600",
         "  strict              16,037,725  over 16,000,000 619.8 over 600              -",
         "  hutter              16,255,830                -          619.8              -",
+        "  contest-2026: Model and code count, not the tokenizer, warm-up or packing.",
+        "  strict: As contest-2026, and the tokenizer, warm-up, packing and loading.",
+        "  hutter: All that restores the text: file, code that reads it, coded text.",
         "  seconds of this machine; budgets are for 8xH100",
     ]
     assert "policy" not in result_table({**result, "policies": None})
@@ -310,7 +314,7 @@ def test_held_out_text_stands_beside_the_loss() -> None:
     told = [{**first, "event": "held_out", "loss": 2.6, "bits_per_byte": 1.5}, first]
     told += [last, {**last, "event": "held_out", "loss": 2.55, "bits_per_byte": 1.47}]
     lines = show(told)
-    assert "bpb  held out 1.5000 bpb  27," in lines[1]
+    assert "bpb  held out 1.5000 bpb" in lines[1]
     assert lines[-1] == "held-out training text: loss 2.5500  1.4700 bpb"
     del told[0]["bits_per_byte"]
     assert "held out loss 2.6000" in show(told)[1]
@@ -318,7 +322,30 @@ def test_held_out_text_stands_beside_the_loss() -> None:
 
 def test_step_line_of_a_bad_step() -> None:
     event = steps()[0] | {"loss": float("nan"), "bits_per_byte": None, "progress": 0.0, "seconds": 0.0}
-    assert step_line(event) == "step 4  loss nan  27,716 tokens/s  -:-- left"
+    assert step_line(event) == "step 4  loss nan"
+
+
+def test_speed_and_time_left_wait_until_they_mean_something() -> None:
+    first = steps()[0] | {"seconds": 0.9, "progress": 0.1}
+    assert "left" not in step_line(first)
+    assert step_line(first | {"seconds": 1.0}).endswith("27,716 tokens/s  0:09 left")
+    hands, stream = Hands(), io.StringIO()
+    with Display(stream=stream, now=hands) as display:
+        for _ in range(2):  # each phase begins anew
+            display.phase("plain")
+            hands.time += 50.0  # of reading the file, which is no scoring
+            for done in (10, 60):
+                display.step({"event": "tokens", "done": done, "total": 110})
+                hands.time += 5.0
+    lines = ["  9%  10 of 110 tokens", " 55%  60 of 110 tokens  10 tokens/s  0:05 left"]
+    assert stream.getvalue().splitlines() == ["plain", *lines] * 2
+
+
+def test_an_early_forecast_says_nothing_of_the_loss_by_rounding() -> None:
+    about = {"event": "forecast", "file_bytes": 999_000, "cap_bytes": 1_000_000, "gap_bits_per_byte": 0.19}
+    early, middle = show([{**about, "progress": share, "seconds": 0.0} for share in (0.0, 0.5)])[1:]
+    assert early == "      forecast: file about 1.00 of 1.00 MB"
+    assert middle == f"{early}, lost by rounding about 0.1900 bpb (before calibration)"
 
 
 def test_without_standard_error_nothing_is_said(

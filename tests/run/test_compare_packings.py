@@ -34,7 +34,7 @@ def test_every_way_in_every_coding(tiny_run: Any, caddie: Callable[..., Any], mo
         "2 of 3: Waterfilling, 4,500 bytes",
         "3 of 3: Waterfilling, 4,000 bytes",
     ]
-    assert "\n      1 tried, the last " in ended.err
+    assert "\n      candidate 1: a file of " in ended.err
     facts = json.loads(ended.out)
     found = facts["packings"]
     assert [one["coding"] for one in found] == ["zlib -9", "brotli -5", "smallest"] * 3

@@ -213,7 +213,7 @@ def test_every_second_change_reaches_all_that_is_scored_later(artifact: Artifact
 
 
 def test_an_unknown_example_is_a_mistake() -> None:
-    with pytest.raises(UserError, match=r"^no known-bad example slut; did you mean slot\?"):
+    with pytest.raises(UserError, match=r"^no known-bad example slut \(did you mean slot\?"):
         known_bad("slut")
 
 

@@ -183,7 +183,7 @@ def test_answers_may_be_tensors_and_arrays(scored: Callable[..., Score]) -> None
 @pytest.mark.parametrize(
     ("source", "name", "message"),
     [
-        (COUNTS, ":Count", r"mine\.py has no scorer Count; did you mean Counts\?; write FILE\.py:NAME"),
+        (COUNTS, ":Count", r"mine\.py has no scorer Count \(did you mean Counts\?\); write FILE\.py:NAME"),
         (COUNTS + "class Other(Counts): pass", "", r"mine\.py has 2 scorers; write FILE\.py:NAME"),
         ("x = 1", "", r"mine\.py has 0 scorers; write FILE\.py:NAME"),
         ("from caddie.score import TokenScorer", ":TokenScorer", "has no scorer TokenScorer"),

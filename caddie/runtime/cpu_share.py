@@ -1,0 +1,25 @@
+"""Share of its threads' time that a process gets, to tell a busy machine."""
+
+from __future__ import annotations
+
+import time
+
+BUSY_SHARE = 0.75
+"""Share of its threads' time below which a process is not alone; runs that were had 0.91 to 0.998 (`studies/`)."""
+
+
+class CpuShare:
+    """Clock of the share of the time of `threads` threads that this process gets from here on."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads, self._wall, self._busy = threads, time.perf_counter(), time.process_time()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the beginning."""
+        return time.perf_counter() - self._wall
+
+    @property
+    def share(self) -> float:
+        """The share, 1 where nothing else ran."""
+        return min(1.0, (time.process_time() - self._busy) / (self.seconds * self.threads))
