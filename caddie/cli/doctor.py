@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from caddie.cli.options import Finite, options, recipe_argument, settings_argument, tell, written_out
@@ -14,7 +16,7 @@ from caddie.errors import CheckFailed
 @options("seconds", "gpus")
 @click.option("--price", type=Finite(0), help="Price of this machine per hour, to estimate the cost.")
 @click.option("--quick", is_flag=True, help="Time no steps; estimate from a reference rate if there is one.")
-@options("json", "quiet")
+@options("parts", "json", "quiet")
 def doctor(
     recipe: str,
     settings: tuple[str, ...],
@@ -22,6 +24,7 @@ def doctor(
     gpus: int,
     price: float | None,
     quick: bool,
+    parts: tuple[Path, ...],
     as_json: bool,
     quiet: bool,
 ) -> int:
@@ -38,7 +41,7 @@ def doctor(
         others = (text for text in settings if not text.startswith("train.seconds="))
         settings = (*others, f"train.seconds={seconds!r}")
     with Display(quiet=quiet) as display:
-        found = examine(recipe, settings, world=gpus, price=price, quick=quick, progress=display)
+        found = examine(recipe, settings, world=gpus, parts=parts, price=price, quick=quick, progress=display)
     tell(found.to_json(), as_json, found.text())
     if not found.go and as_json:
         raise CheckFailed(found.verdict())

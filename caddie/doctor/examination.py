@@ -161,6 +161,7 @@ def examine(
     name: str,
     settings: Sequence[str] = (),
     *,
+    parts: Sequence[Path] = (),
     world: int = 1,
     price: float | None = None,
     quick: bool = False,
@@ -168,10 +169,11 @@ def examine(
 ) -> Examination:
     """Examine this machine and, unless `quick`, time steps of a recipe with settings of the form PATH=VALUE.
 
-    `world` is the number of processes of the run, one per GPU; `price` is the price of the machine for an hour. Changes
-    nothing, but PyTorch may add to its compile cache. Raises `UserError` for an unknown recipe or a wrong setting.
+    `parts` are the users' files that a run's recipe needs. `world` is the number of processes of the run, one per GPU;
+    `price` is the price of the machine for an hour. Changes nothing, but PyTorch may add to its compile cache. Raises
+    `UserError` for an unknown recipe or a wrong setting.
     """
-    recipe = pace.named(name, settings)
+    recipe = pace.named(name, settings, parts)
     check_recipe(recipe, world)
     unknown: list[Finding] = []
 
@@ -210,7 +212,7 @@ def examine(
             if driver:
                 working.extend(call_within(SECONDS, gpus.driver_gpus)[0] or [])
 
-        timed = pace.measured(name, settings, world, look)
+        timed = pace.measured(name, settings, parts, world, look)
         found += [finding for finding in checks.check_clocks(working) if finding not in found]
     known = expected(machine.device, recipe)
     measured = timed if isinstance(timed, pace.Pace) else None

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from caddie.data.shards import Tokens
 from caddie.errors import CheckFailed, UserError
 from caddie.model import GPT, build
 from caddie.pack import container
-from caddie.recipes.catalog import find
+from caddie.recipes.catalog import find, supply_parts
 from caddie.recipes.recipe import Recipe
 from caddie.report.tables import one_line
 from caddie.run.cap import cap_of_recipe
@@ -73,12 +74,14 @@ class Pace:
         return 1.0 / self.seconds_per_token[0][1]
 
 
-def measured(name: str, settings: Sequence[str], processes: int, poll: Callable[[], object]) -> Pace | str:
+def measured(
+    name: str, settings: Sequence[str], parts: Sequence[Path], processes: int, poll: Callable[[], object]
+) -> Pace | str:
     """Return the pace of a recipe on this machine, or the reason why there is none.
 
     `poll` is called every 1.5 seconds meanwhile.
     """
-    job = json.dumps([name, list(settings), processes])
+    job = json.dumps([name, list(settings), list(map(str, parts)), processes])
     command = [sys.executable, "-c", "from caddie.doctor import pace; pace.main()", job]
     deadline, pipe, nothing = time.monotonic() + LONGEST_SECONDS, subprocess.PIPE, subprocess.DEVNULL
     with subprocess.Popen(command, stdin=nothing, stdout=pipe, stderr=pipe, start_new_session=True) as process:
@@ -112,17 +115,19 @@ def _read(status: int, out: bytes, err: bytes) -> Pace | str:
     return one_line(f"its process failed with status {status}: {' '.join(last)}")
 
 
-def named(name: str, settings: Sequence[str]) -> Recipe:
-    """Return the recipe of this name with settings of the form PATH=VALUE."""
+def named(name: str, settings: Sequence[str], parts: Sequence[Path] = ()) -> Recipe:
+    """Return the recipe of this name with settings of the form PATH=VALUE; `parts` are the users' files it needs."""
+    if parts:
+        supply_parts([name], parts)
     return find(name).but(assignments(settings))
 
 
 def main() -> None:
     """Run in the other process: measure the recipe that the command line names and print one line of JSON."""
-    name, settings, processes = json.loads(sys.argv[1])
+    name, settings, parts, processes = json.loads(sys.argv[1])
     result: dict[str, Any] | str
     try:
-        result = asdict(measure(named(name, settings), processes))
+        result = asdict(measure(named(name, settings, list(map(Path, parts))), processes))
     except (UserError, CheckFailed, MemoryError, RuntimeError) as error:
         result = one_line(str(error) or "not enough memory")
     print(f"\n{json.dumps(result)}")

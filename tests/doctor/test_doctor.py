@@ -694,7 +694,7 @@ def test_a_measurement_comes_back_as_it_was(
         return PACE
 
     monkeypatch.setattr(pace, "measure", measure)
-    monkeypatch.setattr(sys, "argv", ["-c", json.dumps(["tiny", ["train.seconds=7"], 2])])
+    monkeypatch.setattr(sys, "argv", ["-c", json.dumps(["tiny", ["train.seconds=7"], [], 2])])
     pace.main()
     assert asked == [("tiny", 7, 2)]
     assert pace._read(0, capsys.readouterr().out.encode(), b"") == PACE
@@ -710,7 +710,7 @@ def test_the_process_that_measures_is_watched_and_ended(monkeypatch: pytest.Monk
     monkeypatch.setattr(pace.subprocess, "Popen", lambda command, **given: popen(shlex.split(SLEEP), **given))
     monkeypatch.setattr(pace, "LONGEST_SECONDS", 0.2)
     began = time.monotonic()
-    assert pace.measured("tiny", (), 1, lambda: looks.append(1)) == "it took more than 0 seconds"
+    assert pace.measured("tiny", (), (), 1, lambda: looks.append(1)) == "it took more than 0 seconds"
     assert time.monotonic() - began < 5
     assert len(looks) >= 2
 

@@ -14,6 +14,7 @@ import pytest
 from conftest import TINY, probe_nothing, score_here
 
 from caddie.config import userfile
+from caddie.doctor import pace
 from caddie.errors import UserError
 from caddie.pack import artifact as artifacts
 from caddie.pack.artifact import load, load_tokenizer
@@ -271,6 +272,21 @@ def test_runs_are_compared_and_ablated_with_their_files(
         assert f"{other} is another file" in ended.err or f"leave out --parts {other}" in ended.err
     assert [study.name.split("-")[0] for study in studies] == ["ablate", "sweep"]
     assert f"tiny needs no file of a user's; leave out --parts {other}" in called("diff", "tiny", "--parts", other).err
+
+
+def test_the_doctor_takes_a_run_with_its_file(runs: Path, monkeypatch: pytest.MonkeyPatch, caddie: Run) -> None:
+    run, copy = runs / "reading", runs / "reading" / "parts" / "mine.py"
+
+    def called(*more: object) -> Any:
+        monkeypatch.setattr(userfile, "_run", {})
+        userfile._executed.cache_clear()
+        return caddie("doctor", run, "--quick", *more)
+
+    assert "add --parts " in called().err
+    ended = called("--parts", copy)
+    assert (ended.status in (0, 1), ended.err) == (True, "")  # by what else is done on this machine
+    assert "GO: " in ended.out
+    assert not isinstance(pace.measured(str(run), (), [copy], 1, lambda: None), str), "its steps are timed"
 
 
 def test_the_cap_counts_the_file(runs: Path) -> None:
