@@ -1,6 +1,7 @@
 """Data-parallel processes: launch, ranks, and the collectives that training needs.
 
-Here alone the program reads environment variables: torchrun's, and one that says who set `OMP_NUM_THREADS`.
+Here alone the program reads environment variables: torchrun's, the one that hides GPUs, and one that says who set
+`OMP_NUM_THREADS`.
 """
 
 from __future__ import annotations
@@ -207,10 +208,12 @@ def is_first() -> bool:
 def local_device() -> torch.device:
     """Return the GPU of this process if there is one, else the CPU.
 
-    Apple's GPU is for one process, and is taken only if it does what a step needs. Nothing was measured there.
+    Apple's GPU is for one process, and is taken only if it does what a step needs. Nothing was measured there. An empty
+    `CUDA_VISIBLE_DEVICES`, or -1, hides it as it hides NVIDIA's.
     """
     if not torch.cuda.is_available():
-        return torch.device("mps" if not under_torchrun() and _apple_gpu_works() else "cpu")
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        return torch.device("mps" if not (hidden or under_torchrun()) and _apple_gpu_works() else "cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 

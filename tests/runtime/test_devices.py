@@ -26,6 +26,12 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_apples_gpu_is_for_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "_apple_gpu_works", lambda: True)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert distributed.local_device() == MPS
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert distributed.local_device() == torch.device("cpu")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert distributed.local_device() == MPS
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert distributed.local_device() == torch.device("cpu")
