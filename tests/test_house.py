@@ -35,7 +35,8 @@ ORDER = (
 DOORS = {"__init__", "__main__"}
 """Files that lead into the package from outside; nothing imports them."""
 
-TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "CADDIE_LAUNCHED"} | {"CUDA_VISIBLE_DEVICES"}
+TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "CADDIE_LAUNCHED"}
+TORCHRUN |= {"CUDA_VISIBLE_DEVICES"}
 """Variables that are read: torchrun's, that by which `launch` is told from it, and the one that hides GPUs."""
 ENVIRONMENT = {
     ("run.run", "score_in_new_process"),

@@ -185,7 +185,8 @@ def pack(
     from caddie.pack import artifact as artifacts
     from caddie.pack.compress import pack as pack_weights
     from caddie.report.display import Display
-    from caddie.report.run_files import ARTIFACT
+    from caddie.report.read import known_number, pick, read_json
+    from caddie.report.run_files import ARTIFACT, RESULT
     from caddie.report.tables import pack_table
     from caddie.run.cap import cap_of_run
     from caddie.run.compare_packings import compare as compare_packings
@@ -211,6 +212,8 @@ def pack(
         path = out or folder / (f"artifact-{cap.cap_bytes}.caddie" if settings else ARTIFACT)
         weights, calibrations = run_weights(folder, recipe, corpus), {}
         if recipe.pack.calibrated:
+            if (known_number(pick(read_json(folder / RESULT), "world")) or 1) > 1:
+                display.note("several processes calibrated this run, and one does now: the file differs by some bytes")
             with phases("calibrate"):
                 calibrations = calibrate_recipe(recipe, weights, corpus, Ranks(device=local_device()))
         with phases("pack"):

@@ -229,6 +229,9 @@ def test_pack_at_another_cap_keeps_the_artifact_that_was_scored(copy: Path, cadd
     assert 0.98 * 4500 <= path.stat().st_size <= 4500, "a few bytes are a step"
     assert (copy / "artifact.caddie").read_bytes() == scored
     assert ended.err.startswith("calibrate\npack\n      candidate 1: a file of ")
+    result = json.loads((copy / "result.json").read_text())
+    (copy / "result.json").write_text(json.dumps(result | {"world": 2}))
+    assert "several processes calibrated this run" in caddie("pack", copy, "cap=4500", *quick).err
     given = ("cap=4000", *quick, "--out", tmp_path / "a", "--json", "--quiet")
     facts = json.loads(caddie("pack", copy, *given).out)
     assert facts["artifact"] == str(tmp_path / "a")
