@@ -277,20 +277,28 @@ def test_calibration_in_time_or_on_its_own_text_is_legal(replace: Mapping[str, s
     assert "calibration-clock" not in rules(review(write_submission(tmp_path / "a", replace=replace)))
 
 
-@pytest.mark.parametrize(("shift", "other"), [(0.0, False), (0.3, False), (0.1, True)])
-def test_training_losses_tell_another_text_than_the_base_read(shift: float, other: bool, tmp_path: Path) -> None:
-    """A better model is better at every step; over another text it is so at some and worse at others."""
+@pytest.mark.parametrize(
+    ("shift", "drift", "other"), [(0.0, 0.0, False), (0.3, 0.0, False), (0.0, 0.05, False), (0.1, 0.0, True)]
+)
+def test_training_losses_tell_another_text_than_the_base_read(
+    shift: float, drift: float, other: bool, tmp_path: Path
+) -> None:
+    """A better model is better at every step, or ever more so; over another text it is at some and worse at others."""
     reading = "  matrix_lr: 0.02\n  train_batch_tokens: 786432\n  train_seq_len: 2048"
 
-    def folder(name: str, losses: list[float], reading: str = reading) -> Path:
+    def folder(name: str, losses: list[float], reading: str = reading, shards: int = 80) -> Path:
         steps = "\n".join(f"{1000 + 500 * at}/20000 train_loss: {loss:.4f}" for at, loss in enumerate(losses))
-        replace = {"  matrix_lr: 0.02": reading, "stopping_early": f"{steps}\nstopping_early"}
+        end = f"{steps}\ntrain_shards: {shards}\nstopping_early"
+        replace = {"  matrix_lr: 0.02": reading, "stopping_early": end}
         return write_submission(tmp_path / name, replace=replace)
 
     base = [2.60, 2.58, 2.57, 2.41, 2.28]
-    ours = [loss - shift * (-1 if other and at % 2 else 1) for at, loss in enumerate(base)]
+    ours = [loss - drift * at - shift * (-1 if other and at % 2 else 1) for at, loss in enumerate(base)]
     result = review(folder("a", ours), folder("base", base))
     assert ("training-text" in rules(result, "warning")) == other
+    assert "shards" not in str(result.findings)
+    fewer = review(folder("fewer", ours, shards=20), folder("base", base))
+    assert ("as from 20 shards and the base's 80" in str(fewer.findings)) == other
     assert "training-text" not in rules(review(folder("a", ours)))
     shorter = folder("shorter", base, reading.replace("2048", "1024"))
     assert "training-text" not in rules(review(folder("a", ours), shorter))
