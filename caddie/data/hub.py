@@ -120,7 +120,7 @@ def on_hub(
     folder = folder.expanduser().resolve()
     held = _held(folder / SOURCE)
     if held is None:
-        held = list_files(repository, revision, folder, kind=kind, endpoint=endpoint, bars=bars)
+        held = list_files(repository, revision, folder, kind, endpoint)
         write_json(folder / SOURCE, {**asdict(held[0]), "files": held[1]})
     origin, sizes = held
     if origin.repository != repository or revision not in (origin.revision, origin.commit):
@@ -138,18 +138,11 @@ def on_hub(
 
 
 def list_files(
-    repository: str,
-    revision: str,
-    folder: Path,
-    *,
-    kind: Kind = "dataset",
-    endpoint: str | None = None,
-    bars: bool = False,
+    repository: str, revision: str, folder: Path, kind: Kind, endpoint: str | None = None
 ) -> tuple[Origin, dict[str, int | None]]:
     """Ask the hub for the commit of a revision and for the bytes of its files; `folder` is the library's home."""
-    with hub_library(
-        folder, bars, f"the list of files of {repository} at {revision}", ABSENT[kind], OFFLINE[kind]
-    ) as library:
+    what = f"the list of files of {repository} at {revision}"
+    with hub_library(folder, False, what, ABSENT[kind], OFFLINE[kind]) as library:
         client = library.HfApi(endpoint=endpoint, token=_token(kind))
         info = client.repo_info(repository, repo_type=kind, revision=revision, files_metadata=True)
     sizes = {file.rfilename: file.size for file in info.siblings or []}
