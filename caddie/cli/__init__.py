@@ -9,7 +9,7 @@ from typing import NoReturn
 import click
 
 from caddie.cli import catalog as catalog
-from caddie.cli import doctor, export, lab, lm_eval, model, push, replay, review, study, submit, track
+from caddie.cli import doctor, lab, model, replay, share, study, submit
 from caddie.cli import run as line
 from caddie.cli.exits import end
 
@@ -21,8 +21,8 @@ from caddie.cli.exits import end
         *[line.run, line.train, line.pack, line.verify, line.score, replay.replay],
         *[model.sample, model.compress, model.decompress],
         *[study.study, study.ablate, study.sweep, study.trial],
-        *[lab.report, lab.compare, submit.submit, review.review, push.push, export.export, track.track],
-        *[lm_eval.lm_eval, lab.board, doctor.doctor],
+        *[lab.report, lab.compare, submit.submit, submit.review, share.push, share.export, share.track],
+        *[share.lm_eval, lab.board, doctor.doctor],
         *[catalog.data, catalog.recipes, catalog.techniques, catalog.diff],
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

@@ -231,13 +231,13 @@ def open_regular(path: Path) -> int:
     return descriptor
 
 
-def read_regular(path: Path) -> bytes:
-    """Return the bytes of a regular file. Raises `OSError` for anything else, and above `LARGEST_BYTES`."""
+def read_regular(path: Path, most: int | None = None) -> bytes:
+    """Return the bytes of a regular file. Raises `OSError` for others and above `most` bytes, else `LARGEST_BYTES`."""
+    most = LARGEST_BYTES if most is None else most
     with os.fdopen(open_regular(path), "rb") as file:
-        content = file.read(LARGEST_BYTES + 1)
-    if len(content) > LARGEST_BYTES:
-        raise OSError(f"it has more than {LARGEST_BYTES:,} bytes")
-    return content
+        if os.fstat(file.fileno()).st_size > most:
+            raise OSError(f"it has more than {most:,} bytes")
+        return file.read(most)
 
 
 def read_object(path: Path) -> dict[str, Any]:

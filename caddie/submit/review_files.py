@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from dataclasses import dataclass, field
 from decimal import Decimal
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from caddie.errors import UserError
-from caddie.files import open_flags, reason
+from caddie.files import reason
+from caddie.report.read import read_regular
 from caddie.submit.review_rules import Findings
 
 _MOST_FILES, _MOST_FOLDERS, _MOST_DEPTH = 2_000, 200, 3
@@ -32,16 +33,12 @@ class Folder:
 
     def text(self, name: str, found: Findings, most: int = _MOST_BYTES) -> str | None:
         """Return a file as text, with a replacement for bytes that are not UTF-8; None with a finding if unread."""
-        most = min(most, self.left)
         try:
-            data = _read(self.path / name, most)
+            data = read_regular(self.path / name, min(most, self.left))
         except OSError as error:
             found.add("file-unread", name, f"it cannot be read ({reason(error)})")
             return None
-        self.left -= min(len(data), most)
-        if len(data) > most:
-            found.add("file-unread", name, f"it has more than {most:,} bytes and was not read")
-            return None
+        self.left -= len(data)
         try:
             return data.decode()
         except UnicodeDecodeError:
@@ -59,13 +56,14 @@ def list_folder(path: Path, found: Findings) -> Folder:
         here, depth = waiting.pop(0)
         opened += 1
         try:
-            entries = _entries(here, _MOST_FILES - len(folder.sizes))
+            with os.scandir(here) as scan:
+                entries = sorted(islice(scan, _MOST_FILES + 1), key=lambda entry: entry.name)
         except OSError as error:
             if here == path:
                 raise UserError(f"{path}: cannot be read ({reason(error)}); name a folder that you may read") from None
             found.add("file-unread", _below(path, here), f"it cannot be read ({reason(error)})")
             continue
-        if entries is None or opened > _MOST_FOLDERS:
+        if len(folder.sizes) + len(entries) > _MOST_FILES or opened > _MOST_FOLDERS:
             found.add("file-unread", _below(path, here), f"more than {_MOST_FILES:,} files; the rest was not looked at")
             break
         for entry in entries:
@@ -100,25 +98,6 @@ def read_json(text: str, name: str, found: Findings) -> dict[str, Any]:
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no number")
-
-
-def _read(path: Path, most: int) -> bytes:
-    """Return up to `most` bytes and one of a regular file, which must not be a link."""
-    with os.fdopen(os.open(path, open_flags("O_RDONLY", "O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC")), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError("not a regular file")
-        return file.read(most + 1)
-
-
-def _entries(path: Path, most: int) -> list[os.DirEntry[str]] | None:
-    """Return a folder's entries in order of their names, or None if it has more than `most`."""
-    entries: list[os.DirEntry[str]] = []
-    with os.scandir(path) as scan:
-        for entry in scan:
-            if len(entries) >= most:
-                return None
-            entries.append(entry)
-    return sorted(entries, key=lambda entry: entry.name)
 
 
 def _below(folder: Path, path: Path) -> str:

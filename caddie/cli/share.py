@@ -1,0 +1,123 @@
+"""Verbs that hand a run to others: push, export, track, lm-eval."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from caddie.cli.options import TRACKERS, load_artifact, options, path_argument, tell
+from caddie.errors import UserError
+from caddie.runtime.interrupt import ends_on_interrupt
+
+
+@click.command()
+@path_argument("run")
+@click.argument("place", metavar="hf:USER/NAME")
+@click.option("--license", "license_name", metavar="ID", help="Licence that you give it, as the hub writes it: mit.")
+@click.option("--private", is_flag=True, help="Make a new repository private.")
+@options("json", "quiet")
+@ends_on_interrupt
+def push(run: Path, place: str, license_name: str | None, private: bool, as_json: bool, quiet: bool) -> int:
+    """Publish the finished run in the folder RUN on the Hugging Face hub.
+
+    One commit holds artifact, result, page, recipe and a model card. The token is that of HF_TOKEN or of `hf auth
+    login`. Every ARTIFACT argument takes hf:USER/NAME and hf:USER/NAME@REVISION then.
+    """
+    from caddie.share.push import push as publish
+
+    bars = not quiet and sys.stderr is not None and sys.stderr.isatty()
+    facts = publish(run, place, license_name=license_name, private=private, bars=bars)
+    sizes = ", ".join(f"{name} {size:,}" for name, size in facts["files"].items())
+    lines = [facts["url"], f"bytes: {sizes}", f"check it with: caddie verify {place}"]
+    tell(facts, as_json, "\n".join(lines))
+    return 0
+
+
+@click.command()
+@path_argument("artifact")
+@click.option("--to", "form", metavar="FORMAT", required=True, help="html, safetensors or transformers.")
+@click.option(
+    "--out",
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="Path, else NAME.html or NAME-FORMAT beside ARTIFACT.",
+)
+@options("json")
+@ends_on_interrupt
+def export(artifact: Path, form: str, out: Path | None, as_json: bool) -> int:
+    """Write ARTIFACT for other programs.
+
+    ARTIFACT is a file, the folder of a run, or hf:USER/NAME[@REVISION], whose export goes to the working directory.
+    html is a page with the model inside, which runs in a browser without a network; safetensors is a folder of
+    dequantized weights by name, with their settings; transformers is a folder that AutoModelForCausalLM and
+    AutoTokenizer load without caddie, given trust_remote_code=True, by which the code in that folder is run.
+    """
+    from caddie.share.export import export as write
+
+    written = write(artifact, form, out)
+    tell({"path": str(written), "format": form}, as_json, str(written))
+    return 0
+
+
+@click.command()
+@path_argument("folder", metavar="RUN")
+@click.option("--to", "kind", type=click.Choice(TRACKERS), required=True, help="The tracker.")
+@click.option("--follow", is_flag=True, hidden=True, help="Follow a run until standard input ends.")
+@options("json")
+@ends_on_interrupt
+def track(folder: Path, kind: str, follow: bool, as_json: bool) -> int:
+    """Send the log, recipe and result of the run in the folder RUN to a tracker.
+
+    Its library is an extra: pip install 'caddie[wandb]'. `caddie run --track` does the same while a run goes on.
+    """
+    from caddie.share.track import open_tracker, send
+
+    end = threading.Event()
+    if follow:
+        threading.Thread(target=_wait_for_end, args=(end,), daemon=True).start()
+    else:
+        end.set()
+    tracker = open_tracker(kind, folder, end)
+    if follow:
+        print(tracker.place, flush=True)
+    events = send(kind, tracker, folder, end)
+    if not follow:
+        facts = {"tracker": kind, "events": events, "place": tracker.place}
+        tell(facts, as_json, f"{events:,} events of {folder} sent; look with: {tracker.place}")
+    return 0
+
+
+def _wait_for_end(end: threading.Event) -> None:
+    """Set `end` when the process that started this one closes its end of the pipe, or is gone."""
+    with suppress(OSError):
+        while os.read(0, 1):
+            continue
+    end.set()
+
+
+@click.command("lm-eval", context_settings={"ignore_unknown_options": True})
+@path_argument("artifact")
+@click.argument("arguments", metavar="[LM-EVAL OPTION]...", nargs=-1, type=click.UNPROCESSED)
+@options("parts")
+def lm_eval(artifact: Path, arguments: tuple[str, ...], parts: tuple[Path, ...]) -> int:
+    """Score ARTIFACT on tasks of EleutherAI's lm-evaluation-harness.
+
+    ARTIFACT is a file, the folder of a run, or hf:USER/NAME[@REVISION]. All options are those of lm-eval, such as
+    --tasks, --limit and --output_path; they come after ARTIFACT. The model type is registered as `caddie` by importing
+    caddie.share.lm_eval_model.
+    """
+    path = load_artifact(artifact, parts).path  # the harness takes long to say what is wrong with it
+    try:
+        from lm_eval.__main__ import cli_evaluate
+
+        from caddie.share.lm_eval_model import NAME
+    except ImportError:
+        raise UserError("this needs lm-evaluation-harness; run: pip install 'caddie[lm-eval]'") from None
+    sys.argv = ["lm-eval", "run", "--model", NAME, "--model_args", f"artifact={path}", *arguments]
+    cli_evaluate()
+    return 0
