@@ -68,7 +68,7 @@ def rates(seeds: int, ratio: float, trials: int, effect: float = 0.0, level: flo
     return dict(zip(METHODS, (p < level).mean(0).tolist(), strict=True))
 
 
-def main(trials: int = 4000) -> None:
+def main(trials: int = 2000) -> None:
     """Print the table: nothing differs, and a difference of five standard errors."""
     print(f"p < 0.05, percent of {trials:,}; in brackets where the difference is five standard errors")
     print(f"{'seeds':>5} {'ratio':>5}  " + "  ".join(f"{name:>19}" for name in METHODS))

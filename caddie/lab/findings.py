@@ -144,9 +144,9 @@ def _documents(*sides: Sequence[Row]) -> tuple[Documents, Documents] | None:
     known = [[(row["seed"], *row["documents"]) for row in rows if row.get("documents")] for rows in sides]
     every = [sizes for side in known for _, sizes, _ in side]
     texts = {(row.get("sha256") or {}).get("validation_documents") for rows in sides for row in rows}
-    if not all(known) or len(texts) > 1 or any(not np.array_equal(sizes, every[0]) for sizes in every):
+    if not all(known) or len(texts) > 1 or any(sizes != every[0] for sizes in every):
         return None
-    rival, entry = (Documents(every[0], {seed: bits for seed, _, bits in side}) for side in known)
+    rival, entry = (Documents(np.array(every[0]), {seed: np.array(bits) for seed, _, bits in side}) for side in known)
     return rival, entry
 
 

@@ -11,14 +11,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from caddie.errors import UserError
 from caddie.files import replacing
 from caddie.lab.job import Run, finished
 from caddie.lab.study import Study
 from caddie.report.charts import is_finite
-from caddie.report.documents import Figures, read_documents, run_documents, write_documents
+from caddie.report.documents import read_documents, run_documents, write_documents
 from caddie.report.read import pick, read_json, read_result, read_steps
 from caddie.report.run_files import DOCUMENTS, ERROR, HOLDOUT, LOG, RESULT
 
@@ -86,7 +84,7 @@ def measured(folder: Path, result: Mapping[str, Any]) -> Row:
         "sha256": result.get("sha256") or {},
         "curve": curve(read_steps(folder / LOG)),
         **_holdout(folder),
-        **({"documents": documents} if (documents := run_documents(folder)) else {}),
+        **({"documents": [one.tolist() for one in documents]} if (documents := run_documents(folder)) else {}),
     }
 
 
@@ -140,8 +138,13 @@ def read_rows(path: Path) -> list[Row]:
             raise UserError(f"{path}: line {number} is no run of a study; run the study again to write it anew")
         rows.append(found)
     beside = path.with_name(DOCUMENTS)
-    sizes, bits = read_documents(beside) if beside.exists() else (None, dict[str, Figures]())
-    return [{**row, "documents": (sizes, bits[name])} if (name := _column(row)) in bits else row for row in rows]
+    if not beside.exists():
+        return rows
+    sizes, bits = read_documents(beside)
+    return [
+        {**row, "documents": [sizes.tolist(), bits[name].tolist()]} if (name := _column(row)) in bits else row
+        for row in rows
+    ]
 
 
 def _is_row(found: Mapping[str, Any]) -> bool:
@@ -166,7 +169,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     beside.unlink(missing_ok=True)  # figures of other rows
     if known:
         sizes = known[0][1]
-        bits = {column: own for column, of_text, own in known if np.array_equal(of_text, sizes)}
+        bits = {column: own for column, of_text, own in known if of_text == sizes}
         write_documents(beside, sizes, bits)
     lines = [{name: value for name, value in row.items() if name != "documents"} for row in rows]
     with replacing(path) as temporary:
