@@ -7,10 +7,11 @@ A twin trains on a CPU, where its steps say nothing of the machine that the reci
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from statistics import harmonic_mean
-from typing import Literal
+from typing import Any, Literal
 
 from caddie.config.schedules import Budget, TrainProgress, int_at
 from caddie.errors import UserError
@@ -121,27 +122,34 @@ def _training(recipe: Recipe) -> str:
 def _full_size(recipe: Recipe, twin: Recipe) -> Recipe:
     """Return the recipe whose twin this is, with the changes of the twin as far as FLOPs depend on them."""
     full = find(full_name(twin.name))
-    small, large = full.settings.diff(twin.settings), twin.settings.diff(full.settings)
-    changes = {}
-    for path, value in twin.settings.diff(recipe.settings).items():
-        if not path.startswith(("model", "train.batch_tokens", "train.sequence_length")):
-            continue
-        before, after = small.get(path), large.get(path)
-        if all(_is_number(number) for number in (value, before, after)) and before:
-            value = round(value * after / before) if isinstance(after, int) else value * after / before
-        elif value and not isinstance(value, str) and any(_within(path, other) for other in small):
-            raise UserError(
-                f"{path} differs between {twin.name} and {full.name}, so the time of a step with this change is not"
-                f" known; state it, as in {_STATED}"
-            )
-        changes[path] = value
-    return full.but(changes)
+    value, small, large = (one.to_json() for one in (recipe, twin, full))
+    sizes = {"model": _scaled(value["model"], small["model"], large["model"], "model")}
+    for name in ("batch_tokens", "sequence_length"):
+        changed, before, after = (one["train"][name] for one in (value, small, large))
+        sizes[f"train.{name}"] = _scaled(changed, before, after, f"train.{name}")
+    return full.but(sizes)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _scaled(value: Any, small: Any, large: Any, path: str) -> Any:
+    """Return a setting of a changed twin at full size, as JSON, from what twin and recipe have in its place.
 
-
-def _within(path: str, other: str) -> bool:
-    """True if one of two paths is the other or below it."""
-    return f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}.")
+    A number changes by the ratio of these. Numbers of layers, and what neither has, stay as they are.
+    """
+    if small == large or value is None or isinstance(value, str | bool):
+        return value
+    if value == small:
+        return large
+    if all(isinstance(one, Mapping) for one in (value, small, large)):
+        known = small.keys() & large.keys()
+        return {
+            key: _scaled(item, small[key], large[key], f"{path}.{key}") if key in known else item
+            for key, item in value.items()
+        }
+    if all(isinstance(one, int | float) for one in (value, small, large)) and small:
+        return round(value * large / small) if isinstance(large, int) else value * large / small
+    if isinstance(value, list) and not isinstance(small, Mapping):
+        return value
+    raise UserError(
+        f"{path} is of another kind in the twin than this change makes it, so the time of a step with it is not known;"
+        f" state it, as in {_STATED}"
+    )

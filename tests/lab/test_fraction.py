@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
+from conftest import call
+from test_runner import Pretended
+from tiny_study import SETTINGS, write_study, write_text
 
 from caddie.config.schedules import IterationWarmdown, Rewarmed, StepRamp, Warmdown
 from caddie.errors import UserError
 from caddie.lab.findings import findings
 from caddie.lab.fraction import shortened
+from caddie.lab.rows import RESULTS, read_rows
 from caddie.lab.study import Entry, Seconds, Steps, Study
 from caddie.recipes.catalog import find
 from caddie.train.averaging import EMA, TailEMA
@@ -55,3 +62,36 @@ def test_a_part_of_a_study_is_a_study_of_its_own() -> None:
     for wrong in (0.0, -1.0, 1.5):
         with pytest.raises(UserError, match=r"the fraction of rates-.* must be above 0"):
             whole.part(wrong)
+
+
+def test_the_verb_keeps_a_part_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("caddie.cli.study._executor", lambda *given: Pretended())
+    write_study(tmp_path, {}, seeds=2, steps=10)
+    ended = call("study", "study.py", "--data", "text.jsonl", "--fraction", "0.3", "--quiet")
+    assert ended.status == 0, ended.err
+    assert {row["study"] for row in read_rows(tmp_path / "fraction-0.3" / RESULTS)} == {"tiny-0.3"}
+    jobs = [json.loads(path.read_text()) for path in tmp_path.glob("runs/tiny-0.3/*/job.json")]
+    assert [job["runs"][0]["recipe"]["train"]["steps"] for job in jobs] == [3, 3]
+    assert not (tmp_path / RESULTS).exists()
+    whole = call("study", "study.py", "--data", "text.jsonl", "--fraction", "1", "--quiet")
+    assert (whole.status, len(read_rows(tmp_path / RESULTS))) == (0, 2)
+
+
+def test_the_command_line_takes_modelled_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("caddie.cli.study._executor", lambda *given: Pretended())
+    write_text(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        f"from caddie.recipes.catalog import find\nmine = find('baseline_mini').but({SETTINGS!r})\n"
+    )
+    budget = ("--modelled-seconds", "0.5", "--seeds", "1", "--quiet")
+    ended = call("sweep", "mine.py:mine", "train.batch_tokens=128", "--data", "text.jsonl", *budget)
+    assert ended.status == 0, ended.err
+    (results,) = tmp_path.glob("runs/sweep-*/study.json")
+    told = json.loads(results.read_text())
+    assert told["equal"] == "modelled seconds"
+    base, twice = told["step_times"].values()
+    assert twice["milliseconds"] == pytest.approx(2 * base["milliseconds"])
+    both = call("sweep", "mine.py:mine", "model.depth=3", "--data", "text.jsonl", "--steps", "3", *budget)
+    assert (both.status, "give one of them" in both.err) == (2, True)

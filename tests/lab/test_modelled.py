@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
 from statistics import median
 from unittest.mock import Mock
 
@@ -14,7 +16,7 @@ from caddie.lab.modelled import PARTS, flops_per_step, next_timed, step_time
 from caddie.lab.report import markdown, page
 from caddie.lab.rows import Row
 from caddie.lab.selection import select
-from caddie.lab.study import BASE, Entry, ModelledSeconds, Study
+from caddie.lab.study import BASE, Entry, ModelledSeconds, Study, ablate
 from caddie.model.flops import count
 from caddie.recipes.catalog import find, shipped
 from caddie.recipes.published import speeds
@@ -58,11 +60,25 @@ def test_a_changed_number_counts_by_the_ratio_of_recipe_and_twin() -> None:
 
 
 def test_a_change_whose_cost_at_full_size_is_not_known_is_refused() -> None:
-    entry = Entry(diff={"model.block.attention": "GroupedQueryAttention"})
-    with pytest.raises(UserError, match=r"^other: model\.block\.attention.* differs between .*step_cost=1\.03"):
-        study(other=entry).recipe(BASE)
-    stated = study(other=Entry(diff=entry.diff, step_cost=1.25))
-    assert stated.recipe("other").train.steps == round(6e5 / (1.25 * speeds()["parallel_muon"].step_ms))
+    longest = "model.block.attention.longest"
+    entry = Entry(diff={longest: 128})  # a number in place of a schedule
+    refused = replace(study(other=entry), base=find("ngram_tilt_mini"))
+    with pytest.raises(UserError, match=rf"^other: {re.escape(longest)} is of another kind .*step_cost=1\.03"):
+        refused.recipe(BASE)
+    stated = replace(refused, entries={"other": replace(entry, step_cost=1.25)})
+    assert stated.recipe("other").train.steps == round(6e5 / (1.25 * speeds()["ngram_tilt"].step_ms))
+
+
+@pytest.mark.parametrize("name", ["champion", "parallel_muon", "vocabulary_8192", "document_attention"])
+def test_ablations_of_twins_have_times(name: str) -> None:
+    one = ablate(find(f"{name}_mini"), budget=ModelledSeconds(seconds=1))
+    assert {time.source for time in one.step_times.values()} <= {"published", "FLOPs"}
+
+
+def test_a_class_in_place_of_another_keeps_the_sizes_of_the_recipe() -> None:
+    mlp = find("value_embeddings_mini").model.block.mlp
+    assert type(mlp) is not type(TWIN.model.block.mlp)
+    assert step_time(TWIN.but({"model.block.mlp": mlp})).milliseconds == step_time(TWIN).milliseconds
 
 
 def test_the_mean_over_a_run_is_that_of_a_clock() -> None:
