@@ -248,7 +248,7 @@ def test_a_misspelt_name_is_a_mistake_with_a_suggestion(caddie: Call) -> None:
         ended = caddie("techniques", wrong)
         assert (ended.status, ended.out) == (2, "")
         assert ended.err.startswith(f"caddie: no technique {wrong} (did you mean HeadGate, ")
-        assert ended.err.endswith("?; `caddie techniques` lists them\n")
+        assert ended.err.endswith("?); `caddie techniques` lists them\n")
         assert ended.err.count("\n") == 1
 
 
