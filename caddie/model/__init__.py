@@ -10,6 +10,7 @@ from caddie.model.head import Head, TiedHead, UntiedHead
 from caddie.model.input_mix import PhaseMix, ResidualMix, StreamMix
 from caddie.model.linear import Dense, Linear, LinearMap, LowRankDelta, RandomMap
 from caddie.model.mlp import MLP, LeakyReluSquared, ReluSquared, SwiGLU
+from caddie.model.mudd import MUDD, DenseConnections, LastLayerMUDD
 from caddie.model.ngrams import HashedNGrams
 from caddie.model.norm import DepthScaledNorm, Norm, RMSNorm
 from caddie.model.parallel_streams import ParallelStreams, RoutedStreams, SeparateStreams

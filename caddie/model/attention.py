@@ -149,8 +149,11 @@ class _GroupedQueryAttention(Part):
         if config.fused:
             q, k, v = torch.split(self.query_key_value(h), self.sizes, dim=-1)
             q = context.query_positions(q)
+            if context.value_input is not None:
+                v = self.query_key_value(context.value_input)[..., -self.sizes[-1] :]
         else:
-            q, k, v = self.query(query_positions), self.key(h), self.value(h)
+            q, k = self.query(query_positions), self.key(h)
+            v = self.value(h if context.value_input is None else context.value_input)
         if (added := context.values.get(self.layer)) is not None:
             v = v + added
         q, k, v = (x.view(*x.shape[:2], -1, self.head_size).transpose(1, 2) for x in (q, k, v))  # (B, heads, T, D)

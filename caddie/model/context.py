@@ -47,6 +47,12 @@ class Context:
         """Values (B, K, T, D) of layer 0, once it has run, for value residuals."""
         self.values: dict[int, Tensor] = {}
         """Value embeddings (B, T, K·D) to add to a layer's values, by layer."""
+        self.value_input: Tensor | None = None
+        """Stream (B, T, width) from which the current layer computes its values, or None for its normed input."""
+        self.bigrams: Tensor | None = None
+        """Embedding of each position's bigram (B, T, width), as it was added to the tokens', if there is one."""
+        self.outputs: list[Tensor] = []
+        """Embedded input and outputs of the passes so far (B, T, width), for dense connections."""
         self.pass_index = 0
         """Number of earlier passes of the current layer in this forward."""
         self.last: int | None = None

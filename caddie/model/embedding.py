@@ -84,7 +84,9 @@ class TokenTable(Part):
         x = F.embedding(context.ids, self.weight).to(context.dtype)
         if self.projection is not None:
             x = self.projection(x)
-        for ngrams in (self.bigrams, self.trigrams):
-            if ngrams is not None:
-                x = x + ngrams(context)
+        if self.bigrams is not None:
+            context.bigrams = self.bigrams(context)
+            x = x + context.bigrams
+        if self.trigrams is not None:
+            x = x + self.trigrams(context)
         return rms_norm(x) if self.smear is None else self.smear(x, context)

@@ -12,6 +12,7 @@ from torch import nn
 from caddie.config.schedules import Budget, IntSchedule, TrainProgress, int_at
 from caddie.model import GPT, BlockModule, Linear, Model
 from caddie.model.attention import Attention
+from caddie.model.ngrams import NGramTable
 from caddie.model.parameters import Part
 
 
@@ -82,6 +83,6 @@ def _products(module: nn.Module) -> int:
     for part in module.modules():
         if isinstance(part, Linear):
             elements += part.weight.numel()
-        elif isinstance(part, Part):
+        elif isinstance(part, Part) and not isinstance(part, NGramTable):  # whose constants are looked up
             elements += sum(math.prod(part.get_buffer(name).shape) for name in part.constants)
     return elements

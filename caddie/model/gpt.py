@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import typing
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import field
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -21,6 +21,7 @@ from caddie.model.context import Cache, Context
 from caddie.model.embedding import Embedding, TokenEmbedding
 from caddie.model.head import Head, HeadModule, TiedHead
 from caddie.model.linear import Linear, Product
+from caddie.model.mudd import DenseConnections
 from caddie.model.parallel_streams import ParallelStreams
 from caddie.model.parameters import Part, initialize
 from caddie.model.recurrence import PassEmbeddings, Recurrence
@@ -54,6 +55,8 @@ class GPT(Config):
     """Depth recurrence: layers with several passes, or none."""
     parallel_streams: ParallelStreams | None = None
     """Two parallel streams from some layer on, or none."""
+    dense_connections: DenseConnections | None = None
+    """Dense connections (MUDD): earlier outputs mixed into later layers by each token, or none."""
     value_embedding: ValueEmbedding | None = None
     """Value embeddings: token embeddings added to the values of some layers, or none."""
     head: Head = TiedHead()
@@ -81,6 +84,8 @@ class GPT(Config):
                     "parallel_streams need attention in every layer from parallel_streams.first on, "
                     "where it writes the first stream"
                 )
+        if self.dense_connections and self.parallel_streams:
+            raise UserError("dense_connections mix the outputs of one stream: set parallel_streams to none")
         if self.value_embedding:
             layers = self.value_embedding.layers
             if not layers or len(set(layers)) < len(layers) or not all(0 <= layer <= last for layer in layers):
@@ -126,8 +131,22 @@ class GPT(Config):
         """Return the layers in the order of their passes at that progress of the run."""
         if self.recurrence is None:
             return list(range(self.depth))
-        passes = int_at(self.recurrence.passes, TrainProgress(0, progress, Budget(seconds=1.0)))
-        return self.recurrence.order(self.depth, passes)
+        return self.recurrence.order(self.depth, self._passes(progress))
+
+    def _passes(self, progress: float) -> int:
+        assert self.recurrence
+        return int_at(self.recurrence.passes, TrainProgress(0, progress, Budget(seconds=1.0)))
+
+    @property
+    def longest_order(self) -> list[int]:
+        """Layers in the order of their passes while they have the most of them."""
+        return self.recurrence.order(self.depth, self.recurrence.most) if self.recurrence else list(range(self.depth))
+
+    def places(self, progress: float = 1.0) -> list[range]:
+        """Return the passes of `longest_order` that each pass stands for at that progress: itself and any left out."""
+        if self.recurrence is None:
+            return [range(layer, layer + 1) for layer in range(self.depth)]
+        return self.recurrence.places(self.depth, self._passes(progress))
 
     def own_mlps(self, layer: int) -> int:
         """Return the number of MLPs that a layer has for its repeated passes, beside that of the first."""
@@ -179,6 +198,11 @@ class Model(Part):
         again = config.recurrence
         self.passes = PassEmbeddings(again, width) if again and again.embeddings else None
         self.lanes = config.parallel_streams.build(depth) if config.parallel_streams else None  # named as in files
+        self.places = [config.places(progress) for progress in self.stages]
+        self.dense_connections = None
+        if dense := config.dense_connections:
+            order = config.longest_order
+            self.dense_connections = dense.build(width, order, config.blocks, config.embedding, config.value_embedding)
         self.value_embedding: ValueTable | None = None
         if values := config.value_embedding:
             self.value_embedding = ValueTable(values, config.vocabulary, config.value_width(values.layers[0]))
@@ -219,13 +243,14 @@ class Model(Part):
         x = self.embedding(context)
         if self.value_embedding is not None:
             context.values = self.value_embedding.by_layer(context)
-        x = self._run_blocks(x, context, self.orders[stage], last if last and last < ids.shape[1] else None)
+        x = self._run_blocks(x, context, stage, last if last and last < ids.shape[1] else None)
         head = self.head if capped else self.head.uncapped
         return head(x if last is None else x[:, x.shape[1] - last :], self.embedding)
 
-    def _run_blocks(self, x: Tensor, context: Context, order: Sequence[int], last: int | None) -> Tensor:
-        """Return the stream after all layers in `order`, or its `last` positions alone."""
-        x0, stream1 = x, None
+    def _run_blocks(self, x: Tensor, context: Context, stage: int, last: int | None) -> Tensor:
+        """Return the stream after all layers in the order of `stage`, or its `last` positions alone."""
+        x0, stream1, order = x, None, self.orders[stage]
+        context.outputs = [x]
         saved: list[Tensor] = []
         half, passes = len(order) // 2, [0] * len(self.blocks)
         for number, layer in enumerate(order):
@@ -240,7 +265,10 @@ class Model(Part):
             block = typing.cast(BlockModule, self.blocks[layer])
             if self.lanes is None or stream1 is None:
                 context.last = last if number == len(order) - 1 else None
-                x = block(x, x0, context)
+                if self.dense_connections is None:
+                    x = block(x, x0, context)
+                else:
+                    x = self.dense_connections.step(self.places[stage][number], block, x, context)
             else:
                 x, stream1 = self.lanes.step(layer, block, (x, stream1), x0, context)
             if number < half:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated
 
 from torch import Tensor
@@ -65,6 +66,13 @@ class Recurrence(Config):
     def order(self, depth: int, passes: int) -> list[int]:
         """Return the layers in the order of their passes."""
         return [*range(self.first), *list(range(self.first, self.last + 1)) * passes, *range(self.last + 1, depth)]
+
+    def places(self, depth: int, passes: int) -> list[range]:
+        """Return for each pass in that order its number in the longest order, and those behind it that are left out."""
+        order = self.order(depth, passes)
+        left_out, later = len(self.order(depth, self.most)) - len(order), depth - 1 - self.last
+        begins = [number + left_out * (number >= len(order) - later) for number in range(len(order) + 1)]
+        return [range(*ends) for ends in pairwise(begins)]
 
 
 class PassEmbeddings(Part):

@@ -1,16 +1,27 @@
-"""Ideas from outside the records: a ternary model, one block many times, random matrices with small learned parts."""
+"""Ideas from outside the records: ternary weights, one block many times, random matrices, dense connections."""
 
 from __future__ import annotations
 
 from caddie.config.schedules import Warmdown
-from caddie.model import Dense, GatedValueResidual, LeakyReluSquared, PhaseMix, RandomMap, Recurrence, YaRNRoPE
+from caddie.model import (
+    MUDD,
+    Dense,
+    GatedValueResidual,
+    LastLayerMUDD,
+    LeakyReluSquared,
+    PhaseMix,
+    RandomMap,
+    Recurrence,
+    YaRNRoPE,
+)
 from caddie.model.parameters import FanInNormal, Normal, Orthogonal
 from caddie.pack.codecs import Lzma, Zstd
 from caddie.pack.coding import Packed
-from caddie.pack.quantize import Float8, Float16, Percentile, Rows, Ternary
+from caddie.pack.quantize import Float8, Float16, Gptq, Percentile, Rows, SigmaClip, Ternary
 from caddie.recipes.baseline import baseline, lower_lr
 from caddie.recipes.early_records import value_embeddings
 from caddie.recipes.recipe import per_role
+from caddie.recipes.records import exclusive_everywhere, three_layer_recurrence
 from caddie.train.qat import StraightThrough
 
 _TRITS = Ternary(packed=True)
@@ -102,4 +113,34 @@ random_maps = value_embeddings.but(
     },
     base="value_embeddings",
     why="All maps random and orthogonal but for a part of rank 32: five megabytes in all.",
+)
+
+_MHA = {"model.block.attention.key_value_heads": 8}
+"""Values as wide as the stream; narrower MLPs pay for them."""
+_MUDD_MAPS = {"pack.quantizers.dense_connections.*.up.weight": Gptq(of=Rows(bits=6, scale=SigmaClip(k=12.85)))}
+
+mudd = three_layer_recurrence.but(
+    {
+        **_MHA,
+        "model.block.mlp.hidden": 1792,
+        "model.layers": {"7-9": {"parallel": True}, "10": {"parallel": True, "mlp.hidden": 1728}},
+        "model.block.residual_mix": None,
+        "model.skips": None,
+        "model.dense_connections": MUDD(),
+        **_MUDD_MAPS,
+    },
+    base="three_layer_recurrence",
+    why="Light MUDD for skips and the mix of the input, values as wide as the stream; #1936, 1.0769.",
+)
+
+last_layer_mudd = exclusive_everywhere.but(
+    {**_MHA, "model.block.mlp.hidden": 1280, "model.dense_connections": LastLayerMUDD(), **_MUDD_MAPS},
+    base="exclusive_everywhere",
+    why="MUDD in the last layer alone, as factors for each token; modded-nanogpt #259 in the contest's model.",
+)
+
+signed_bigrams = exclusive_everywhere.but(
+    {"model.embedding.bigrams.signs": 8192},
+    base="exclusive_everywhere",
+    why="Bigrams that share a row told apart by fixed random signs; modded-nanogpt #299.",
 )

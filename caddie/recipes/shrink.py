@@ -127,8 +127,15 @@ def _twin_model(model: GPT, size: Size) -> dict[str, Any]:
         },
         "block": model.block.but(_twin_block(model, size.width, channels)),
     }
-    if model.recurrence:
-        diff["recurrence.first"], diff["recurrence.last"] = layer(model.recurrence.first), layer(model.recurrence.last)
+    again = model.recurrence
+    if again:
+        again = replace(again, first=layer(again.first), last=layer(again.last))
+        diff["recurrence"] = again
+    if model.dense_connections:
+        passes, fewer = len(model.longest_order), len(again.order(depth, again.most)) if again else depth
+        diff["dense_connections"] = model.dense_connections.renumbered(
+            lambda number: round(number * (fewer - 1) / max(passes - 1, 1))
+        )
     if model.parallel_streams:
         diff["parallel_streams.first"] = layer(model.parallel_streams.first)
     if model.value_embedding:

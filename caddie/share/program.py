@@ -89,6 +89,8 @@ class _Writer:
 
     def write(self) -> None:
         gpt, model = self.gpt, self.model
+        if gpt.dense_connections:
+            raise _refused("model.dense_connections")
         self.embedding()
         self.copy("x0", "x")
         if values := gpt.value_embedding:
@@ -125,6 +127,8 @@ class _Writer:
             self.linear("x", "row", "embedding.projection")
         for order, name in ((2, "bigrams"), (3, "trigrams")):
             if table := getattr(config, name):
+                if table.signs:
+                    raise _refused(f"model.embedding.{name}.signs")
                 base = f"embedding.{name}"
                 rows = self.emit("grams", name, table.dims or width, f"{base}.weight", order)
                 if table.dims:
@@ -234,7 +238,7 @@ class _Writer:
         self.emit("attention", "y", gpt.width, "q", "k", "v", heads, shared, window, document, longest)
         if config.xsa:
             if config.xsa_gate is not None:
-                raise UserError("the page cannot run model.block.attention.xsa_gate; share the artifact itself")
+                raise _refused("model.block.attention.xsa_gate")
             self.emit("exclude", "y", gpt.width, "v", heads, shared)
         if config.gate:
             gate = known(config.gate, "model.block.attention.gate")
@@ -304,7 +308,7 @@ class _Writer:
         if config.bias:
             self.emit("add", "logits", vocabulary, self.part("head.bias"))
         if config.learned_caps == "trained":
-            raise UserError("the page cannot run model.head.learned_caps=trained; share the artifact itself")
+            raise _refused("model.head.learned_caps=trained")
         if config.softcap is not None:
             self.emit("softcap", "logits", vocabulary, config.softcap, config.softcap_form == "polynomial")
 
@@ -312,5 +316,9 @@ class _Writer:
 def known(config: Any, path: str) -> Any:
     """Return the setting at a path; `UserError` for a class that the operations do not cover."""
     if type(config) not in _KNOWN:
-        raise UserError(f"the page cannot run {path}={type(config).__name__}; share the artifact itself")
+        raise _refused(f"{path}={type(config).__name__}")
     return config
+
+
+def _refused(setting: str) -> UserError:
+    return UserError(f"the page cannot run {setting}; share the artifact itself")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import torch
@@ -39,6 +40,8 @@ BASE = GPT(depth=DEPTH).but(
 SETTINGS: dict[str, dict[str, Any]] = {
     "HashedNGrams": {"buckets": 61, "dims": 8},
     "NTKRoPE": {"native_length": 8, "length": 16},
+    "LastLayerMUDD": {"hidden": 8, "early": 1, "first": 0},
+    "MUDD": {"after": (0, 1, 2), "values": (1,), "windows": ((1, 2),)},
     "Normal": {"std": 0.02},
     "RandomMap": {"rank": 4},
     "Recurrence": {"first": 1, "last": 1, "passes": 2},
@@ -54,6 +57,7 @@ VALUES: dict[str, Any] = {
     "GroupedQueryAttention.window": 4,
     "GroupedQueryAttention.xsa_gate": 0.5,
     "HashedNGrams.dims": 8,
+    "HashedNGrams.signs": 16,
     "Norm.epsilon": 1e-3,
     "RoPE.dims": 4,
     "TokenEmbedding.dims": 12,
@@ -62,6 +66,7 @@ VALUES: dict[str, Any] = {
 WITH: dict[str, dict[str, Any]] = {
     "block.attention.longest": {"block.attention.scope": "document"},
     "block.attention.xsa_gate": {"block.attention.xsa": True},
+    "dense_connections": {"block.attention.key_value_heads": 4},
 }
 """Path to what must be set beside it for it to matter."""
 UNFIT = (Constant, RowConstants)
@@ -182,6 +187,9 @@ def _fits(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return True
 
 
+_GROUPS = "block.attention.key_value_heads"
+
+
 def small(gpt: GPT, most: int = 5) -> GPT:
     """A recipe's model at the sizes of the tests, with at most so many layers, which keep their places in the depth."""
     depth = min(gpt.depth, most)
@@ -191,12 +199,20 @@ def small(gpt: GPT, most: int = 5) -> GPT:
 
     known = {path for path in paths(gpt) if not path.startswith("layers.") and _at(gpt, path) is not None}
     diff = {path: value for path, value in SIZES.items() if path in known}
+    if "block.attention.heads" in known and _at(gpt, "block.attention.heads") == _at(gpt, _GROUPS):
+        diff[_GROUPS] = SIZES["block.attention.heads"]
     diff["depth"] = depth
     diff["layers"] = {"-".join(str(place(int(end))) for end in key.split("-")): gpt.layers[key] for key in gpt.layers}
     for path in {"recurrence.first", "recurrence.last", "parallel_streams.first"} & known:
         diff[path] = place(_at(gpt, path))
     if gpt.value_embedding:
         diff["value_embedding.layers"] = sorted({place(layer) for layer in gpt.value_embedding.layers})
+    if gpt.dense_connections:
+        again = gpt.recurrence and replace(
+            gpt.recurrence, **{end: diff[f"recurrence.{end}"] for end in ("first", "last")}
+        )
+        passes, fewer = len(gpt.longest_order), len(again.order(depth, again.most)) if again else depth
+        diff["dense_connections"] = gpt.dense_connections.renumbered(lambda n: round(n * (fewer - 1) / (passes - 1)))
     if "block.attention.rope.dims" in known:
         head, full = WIDTH // SIZES["block.attention.heads"], gpt.width // _at(gpt, "block.attention.heads")
         diff["block.attention.rope.dims"] = max(2, _at(gpt, "block.attention.rope.dims") * head // full)

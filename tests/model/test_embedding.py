@@ -15,7 +15,7 @@ from caddie.errors import UserError
 from caddie.model import ChannelSmear, Embedding, HashedNGrams, Smear, TokenEmbedding, TokenSmear
 from caddie.model.context import Cache, Context
 from caddie.model.embedding import TokenTable
-from caddie.model.ngrams import buckets
+from caddie.model.ngrams import buckets, ngrams, sign_rows
 from caddie.model.parameters import declarations, initialize
 from caddie.ops import rms_norm
 from caddie.recipes.baseline import baseline
@@ -28,6 +28,7 @@ WAYS = {
     "bigrams": TokenEmbedding(bigrams=HashedNGrams(buckets=101)),
     "projected bigrams": TokenEmbedding(bigrams=HashedNGrams(buckets=101, dims=8)),
     "trigrams": TokenEmbedding(trigrams=HashedNGrams(buckets=101)),
+    "signed bigrams": TokenEmbedding(bigrams=HashedNGrams(buckets=101, signs=16)),
     "channel smear": TokenEmbedding(smear=ChannelSmear()),
     "token smear": TokenEmbedding(smear=TokenSmear()),
     "everything": EVERYTHING,
@@ -71,7 +72,7 @@ def some_starts() -> Tensor:
 def test_buckets_are_those_of_the_scripts(parity: Path) -> None:
     data = tensors(parity / "components" / "functions" / "functions")
     for match in matches(data, r"bigram\.buckets_(\d+)"):
-        assert torch.equal(buckets(context(data["bigram.tokens"]), 2, int(match[1])), data[match[0]]), match[0]
+        assert torch.equal(buckets(ngrams(context(data["bigram.tokens"]), 2), int(match[1])), data[match[0]]), match[0]
 
 
 def test_products_wrap_around_and_three_tokens_have_a_third_factor(parity: Path) -> None:
@@ -80,20 +81,68 @@ def test_products_wrap_around_and_three_tokens_have_a_third_factor(parity: Path)
     large = data[name[0]]
     assert (36_313 * large.long()).max() >= 1 << 31
     for match in matches(data, r"bigram\.wrapped_buckets_(\d+)"):
-        assert torch.equal(buckets(context(large), 2, int(match[1])), data[match[0]]), match[0]
+        assert torch.equal(buckets(ngrams(context(large), 2), int(match[1])), data[match[0]]), match[0]
     for match in matches(data, r"trigram\.buckets_(\d+)"):
-        assert torch.equal(buckets(context(data["bigram.tokens"]), 3, int(match[1])), data[match[0]]), match[0]
+        assert torch.equal(buckets(ngrams(context(data["bigram.tokens"]), 3), int(match[1])), data[match[0]]), match[0]
 
 
 def test_buckets_by_hand() -> None:
     ids = torch.tensor([[3, 5, 0, 4]])
     pairs = [(36_313 * now ^ 27_191 * before) % 99 for before, now in ((3, 5), (5, 0), (0, 4))]
     triples = [(36_313 * c ^ 27_191 * b ^ 51_497 * a) % 99 for a, b, c in ((3, 5, 0), (5, 0, 4))]
-    assert buckets(context(ids), 2, 100).tolist() == [[99, *pairs]]
-    assert buckets(context(ids), 3, 100).tolist() == [[99, 99, *triples]]
+    assert buckets(ngrams(context(ids), 2), 100).tolist() == [[99, *pairs]]
+    assert buckets(ngrams(context(ids), 3), 100).tolist() == [[99, 99, *triples]]
     starts = torch.tensor([[False, False, True, False]])
-    assert buckets(context(ids, starts), 2, 100).tolist() == [[99, pairs[0], 99, pairs[2]]]
-    assert buckets(context(ids, starts), 3, 100).tolist() == [[99, 99, 99, 99]]
+    assert buckets(ngrams(context(ids, starts), 2), 100).tolist() == [[99, pairs[0], 99, pairs[2]]]
+    assert buckets(ngrams(context(ids, starts), 3), 100).tolist() == [[99, 99, 99, 99]]
+
+
+def test_rows_of_signs_by_hand() -> None:
+    """7 xor 12 is 11, 12 xor 1 is 13: rows 3 and 5 of 8; three tokens, 7 xor 12 xor 1 is 10: row 2."""
+    ids, starts = torch.tensor([[7, 12, 1]]), torch.tensor([[True, False, False]])
+    assert sign_rows(ngrams(context(ids), 2), 8).tolist() == [[0, 3, 5]]
+    assert sign_rows(ngrams(context(ids), 3), 8).tolist() == [[0, 0, 2]]
+    assert sign_rows(ngrams(context(ids, starts.roll(1, 1)), 2), 8).tolist() == [[0, 0, 5]]
+
+
+def signed(signs: int | None, dims: int | None) -> TokenTable:
+    module = TokenEmbedding(bigrams=HashedNGrams(buckets=100, dims=dims, signs=signs)).build(16, 4)
+    initialize(module, 0)
+    with torch.no_grad():
+        module.weight.fill_(1.0)
+        assert module.bigrams is not None
+        module.bigrams.weight.copy_(torch.arange(1.0, 401.0).reshape(100, 4) if dims is None else torch.ones(100, dims))
+    return module
+
+
+def test_signs_tell_apart_what_shares_a_row() -> None:
+    ids = torch.tensor([[7, 12, 1]])
+    module = signed(8, None)
+    assert module.bigrams is not None
+    signs = module.bigrams.get_buffer("signs").sign()
+    assert signs.shape == (8, 4)
+    assert set(signs.flatten().tolist()) == {-1.0, 1.0}
+    rows = module.bigrams.weight[buckets(ngrams(context(ids), 2), 100)[0]]
+    expected = rms_norm(1.0 + 0.05 * rows * signs[[0, 3, 5]])
+    torch.testing.assert_close(module(context(ids))[0], expected)
+    assert not torch.allclose(signed(None, None)(context(ids)), module(context(ids)))
+    projected = signed(8, 3)
+    assert projected.bigrams is not None
+    assert projected.bigrams.projection is not None
+    own = projected.bigrams.get_buffer("signs")[[0, 3, 5]].sign() @ projected.bigrams.projection.weight.T
+    torch.testing.assert_close(projected(context(ids))[0], rms_norm(1.0 + 0.05 * own))
+
+
+def test_signs_are_drawn_from_the_name_and_not_stored() -> None:
+    a, b = signed(8, None), EVERYTHING.but({"bigrams.signs": 8, "trigrams.signs": 8}).build(16, 4)
+    initialize(b, 5)
+    assert a.bigrams is not None
+    assert b.bigrams is not None
+    assert b.trigrams is not None
+    assert torch.equal(a.bigrams.get_buffer("signs"), b.bigrams.get_buffer("signs")), "whatever the seed of the run"
+    assert not torch.equal(b.bigrams.get_buffer("signs"), b.trigrams.get_buffer("signs")[:, :4])
+    assert "bigrams.signs" not in b.state_dict()
+    assert "bigrams.signs" not in declarations(b)
 
 
 # What enters the stream
@@ -115,7 +164,7 @@ def test_what_enters_is_that_of_the_script_with_bigrams_and_channel_smear(parity
     }
     module.load_state_dict({ours: weights[theirs].float() for ours, theirs in names.items()})
     surroundings = context(tokens["inputs"])
-    assert torch.equal(buckets(surroundings, 2, rows), expected["bigram_bucket_ids"])
+    assert torch.equal(buckets(ngrams(surroundings, 2), rows), expected["bigram_bucket_ids"])
     ours, script = recorded(expected, "x0", module(surroundings))
     assert (ours - script).abs().max() < 1e-5
 

@@ -23,7 +23,7 @@ from run_folder import make_result
 from caddie.config import field_types
 from caddie.data.tokenizers import SentencePieceTokenizer, bpe
 from caddie.errors import UserError
-from caddie.model import GPT, RandomMap
+from caddie.model import GPT, MUDD, HashedNGrams, RandomMap
 from caddie.pack.artifact import Artifact
 from caddie.pack.compress import Pack
 from caddie.recipes.catalog import find, shipped
@@ -34,8 +34,8 @@ from caddie.share import program as program_module
 from caddie.share.html_page import write_page
 
 DOCUMENT = (Path(__file__).resolve().parent.parent.parent / "README.md").read_bytes()
-LEFT_OUT = {"random_maps", "random_mlps"}
-"""Recipes whose random matrices only PyTorch can draw."""
+LEFT_OUT = {"random_maps", "random_mlps", "signed_bigrams", "mudd", "last_layer_mudd"}
+"""Recipes whose random matrices and signs only PyTorch can draw, and those with dense connections."""
 
 
 def small(recipe: Recipe) -> GPT:
@@ -331,8 +331,13 @@ def test_every_setting_of_what_the_page_runs_is_read_or_needless() -> None:
 
 @pytest.mark.parametrize(
     "diff",
-    [{"block.attention.xsa": True, "block.attention.xsa_gate": 0.5}, {"head.learned_caps": "trained"}],
-    ids=["xsa_gate", "learned_caps"],
+    [
+        {"block.attention.xsa": True, "block.attention.xsa_gate": 0.5},
+        {"head.learned_caps": "trained"},
+        {"dense_connections": MUDD(after=(0,), values=(), windows=())},
+        {"embedding.bigrams": HashedNGrams(buckets=61), "embedding.bigrams.signs": 8},
+    ],
+    ids=["xsa_gate", "learned_caps", "dense_connections", "signs"],
 )
 def test_settings_that_the_page_cannot_run_are_named(diff: dict[str, Any], tmp_path: Path) -> None:
     made = write_artifact(tmp_path / "a.caddie", TINY.but({"vocabulary": BYTES.vocabulary, **diff}), Pack())
