@@ -21,7 +21,7 @@ from caddie.pack.quantize import Float8, Float16, Gptq, Percentile, Rows, SigmaC
 from caddie.recipes.baseline import baseline, lower_lr
 from caddie.recipes.early_records import value_embeddings
 from caddie.recipes.recipe import per_role
-from caddie.recipes.records import exclusive_everywhere, three_layer_recurrence
+from caddie.recipes.records import coprime_loader, three_layer_recurrence
 from caddie.train.qat import StraightThrough
 
 _TRITS = Ternary(packed=True)
@@ -133,14 +133,14 @@ mudd = three_layer_recurrence.but(
     why="Light MUDD for skips and the mix of the input, values as wide as the stream; #1936, 1.0769.",
 )
 
-last_layer_mudd = exclusive_everywhere.but(
+last_layer_mudd = coprime_loader.but(
     {**_MHA, "model.block.mlp.hidden": 1280, "model.dense_connections": LastLayerMUDD(), **_MUDD_MAPS},
-    base="exclusive_everywhere",
+    base="coprime_loader",
     why="MUDD in the last layer alone, as factors for each token; modded-nanogpt #259 in the contest's model.",
 )
 
-signed_bigrams = exclusive_everywhere.but(
+signed_bigrams = coprime_loader.but(
     {"model.embedding.bigrams.signs": 8192},
-    base="exclusive_everywhere",
+    base="coprime_loader",
     why="Bigrams that share a row told apart by fixed random signs; modded-nanogpt #299.",
 )

@@ -30,6 +30,7 @@ SIZES: dict[str, Any] = {
     "block.mlp.hidden": 40,
     "embedding.bigrams.buckets": 61,
     "embedding.bigrams.dims": 8,
+    "dense_connections.hidden": 8,
     "value_embedding.dims": 8,
 }
 """What is small in every model of the tests, where the model has it."""
@@ -212,7 +213,8 @@ def small(gpt: GPT, most: int = 5) -> GPT:
             gpt.recurrence, **{end: diff[f"recurrence.{end}"] for end in ("first", "last")}
         )
         passes, fewer = len(gpt.longest_order), len(again.order(depth, again.most)) if again else depth
-        diff["dense_connections"] = gpt.dense_connections.renumbered(lambda n: round(n * (fewer - 1) / (passes - 1)))
+        dense = gpt.dense_connections.renumbered(lambda number: round(number * (fewer - 1) / (passes - 1)))
+        diff |= {f"dense_connections.{name}": value for name, value in gpt.dense_connections.diff(dense).items()}
     if "block.attention.rope.dims" in known:
         head, full = WIDTH // SIZES["block.attention.heads"], gpt.width // _at(gpt, "block.attention.heads")
         diff["block.attention.rope.dims"] = max(2, _at(gpt, "block.attention.rope.dims") * head // full)
