@@ -151,7 +151,7 @@ class LastLayerMUDD(DenseConnections):
     techniques = known(
         "Dense connections of the last layer and the head alone cost little time.",
         "modded-nanogpt #259",
-        "65 of 1,480 steps (modded-nanogpt #259)",
+        "65 fewer of 1,480 steps (modded-nanogpt #259)",
         backout=Technique(
             "What early layers need for their own work is in the way of the prediction.", "modded-nanogpt #259"
         ),

@@ -208,7 +208,8 @@ def compiled_twice(model: Model, backend: str) -> None:
     """One graph, which gives what the model gives, and serves for other documents too."""
     torch.compiler.reset()
     compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
-    torch.testing.assert_close(compiled(some_ids(), some_starts()), model(some_ids(), some_starts()))
+    found, expected = compiled(some_ids(), some_starts()), model(some_ids(), some_starts())
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=3e-5)  # sums that nearly cancel are normed in MUDD
     with torch.compiler.set_stance("fail_on_recompile"):
         ids, starts = some_ids(1), some_starts(12)
         torch.testing.assert_close(compiled(ids, starts), model(ids, starts))

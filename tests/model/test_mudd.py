@@ -17,9 +17,12 @@ from caddie.model import GPT, MUDD, HashedNGrams, LastLayerMUDD, Model, Recurren
 from caddie.model.block import BlockModule
 from caddie.model.context import Context
 from caddie.model.mudd import Coefficients, MixedOutputs
-from caddie.model.parameters import declarations
+from caddie.model.parameters import assign, declarations
 from caddie.ops import rms_norm
 from caddie.pack.calibrate import calibrate
+from caddie.pack.quantize import Float16, Gptq
+from caddie.recipes.catalog import find
+from caddie.train.optim import AdamW
 
 PLAIN = BASE.but({"block.attention.key_value_heads": 4, "skips": None})
 LOOPED = PLAIN.but(recurrence=Recurrence(first=1, last=1, passes=PiecewiseConstant(values=(1, 3), begins=(0.5,))))
@@ -304,3 +307,18 @@ def test_passes_are_renumbered_for_a_model_with_fewer() -> None:
     assert halved == MUDD(after=(1, 2, 3, 4, 5, 6, 8), values=(6,), windows=((1, 2), (3, 2), (5, 2)))
     assert MUDD().renumbered(lambda number: number) == MUDD()
     assert LastLayerMUDD().renumbered(lambda number: number // 2) == LastLayerMUDD(early=3, first=1)
+
+
+@pytest.mark.parametrize("name", ["mudd", "last_layer_mudd"])
+def test_recipes_keep_the_connections_out_of_muon_and_round_their_first_maps_to_six_bits(name: str) -> None:
+    recipe = find(name)
+    model = recipe.model.outline()
+    optimizers = assign(recipe.train.optimizers, model, "train.optimizers")
+    quantizers = assign(recipe.pack.quantizers, model, "pack.quantizers")
+    own = [parameter for parameter in quantizers if parameter.startswith("dense_connections")]
+    assert len(own) == {"mudd": 4 * 8, "last_layer_mudd": 3 * 2}[name]
+    for parameter in own:
+        quantizer: Any = quantizers[parameter]
+        assert isinstance(optimizers[parameter], AdamW), parameter
+        assert isinstance(quantizer, Gptq if parameter.endswith("up.weight") else Float16), parameter
+        assert not isinstance(quantizer, Gptq) or quantizer.of.bits == 6
