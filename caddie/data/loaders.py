@@ -45,6 +45,8 @@ class TrainingData:
     """Bits per byte of the text that equal one nat per token; None where its bytes are unknown."""
     check_unchanged: Callable[[], None] | None = field(default=None, compare=False)
     """Raises an error if the shards have been changed."""
+    prefixes: Callable[[], Integers] | None = field(default=None, compare=False)
+    """Returns the tokenizer's `prefixes`, for `train.prefix_loss`."""
 
     @property
     def identity(self) -> str:

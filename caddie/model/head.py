@@ -93,19 +93,29 @@ class HeadModule(Part):
         form = self.config.softcap_form
         return softcap(logits, cap) if form == "tanh" else SOFTCAPS[form](logits, cap)
 
-    def losses(self, logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
+    def losses(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        z_loss: float = 0.0,
+        others: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Return the training objective and the cross-entropy in it, (B · T,) in float32, of uncapped logits and ids.
 
-        The targets are (B, T). The softcap, the loss and their gradient are one operation
-        (`caddie.ops.cross_entropy`), so training never computes capped logits.
+        The targets are (B, T), and so are `others`, whose cross-entropy times the `weights` is part of the objective.
+        The softcap, the loss and their gradient are one operation (`caddie.ops.cross_entropy`), so training never
+        computes capped logits.
         """
         logits, targets, cap = logits.flatten(0, 1), targets.flatten(), self.config.softcap
+        second = (None, None) if others is None or weights is None else (others.flatten(), weights.flatten())
         if cap is None:  # the form is left unread, so that `caddie.run.dead_settings` finds it dead
-            return cross_entropy(logits, targets, z_loss=z_loss)
+            return cross_entropy(logits, targets, None, "tanh", z_loss, *second)
         if self.config.learned_caps == "trained":
             assert self.caps is not None
-            return cross_entropy(asymmetric_softcap(logits.float(), *self.caps), targets, z_loss=z_loss)
-        return cross_entropy(logits, targets, cap, self.config.softcap_form, z_loss)
+            logits = asymmetric_softcap(logits.float(), *self.caps)
+            return cross_entropy(logits, targets, None, "tanh", z_loss, *second)
+        return cross_entropy(logits, targets, cap, self.config.softcap_form, z_loss, *second)
 
 
 class TiedHead(Head):

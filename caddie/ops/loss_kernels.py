@@ -50,8 +50,8 @@ def _slope(x, y, cap, form: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _forward(  # type: ignore[no-untyped-def]
-    logits, targets, objective, entropies, denominators, columns,
-    cap: tl.constexpr, z_loss: tl.constexpr, form: tl.constexpr, block: tl.constexpr,
+    logits, targets, others, weights, objective, entropies, denominators, columns,
+    cap: tl.constexpr, z_loss: tl.constexpr, form: tl.constexpr, two: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     logits += row * columns
@@ -70,13 +70,19 @@ def _forward(  # type: ignore[no-untyped-def]
     right = _cap(tl.load(logits + target, mask=known, other=float("nan")).to(tl.float32), cap, form)
     tl.store(denominators + row, denominator)
     tl.store(entropies + row, denominator - right)
-    tl.store(objective + row, denominator - right + z_loss * denominator * denominator)
+    total = denominator - right + z_loss * denominator * denominator
+    if two:
+        other = tl.load(others + row)
+        known = (other >= 0) & (other < columns)
+        right = _cap(tl.load(logits + other, mask=known, other=float("nan")).to(tl.float32), cap, form)
+        total += tl.load(weights + row) * (denominator - right)
+    tl.store(objective + row, total)
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _backward(  # type: ignore[no-untyped-def]
-    logits, targets, denominators, grad, gradient, columns,
-    cap: tl.constexpr, z_loss: tl.constexpr, form: tl.constexpr, block: tl.constexpr,
+    logits, targets, others, weights, denominators, grad, gradient, columns,
+    cap: tl.constexpr, z_loss: tl.constexpr, form: tl.constexpr, two: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
@@ -84,8 +90,14 @@ def _backward(  # type: ignore[no-untyped-def]
     x = tl.load(logits + row * columns + column, mask=inside, other=0.0).to(tl.float32)
     y = _cap(x, cap, form)
     denominator = tl.load(denominators + row)
-    change = tl.exp(y - denominator) * (1.0 + 2.0 * z_loss * denominator)
+    factor = 1.0 + 2.0 * z_loss * denominator
+    if two:
+        weight = tl.load(weights + row)
+        factor += weight
+    change = tl.exp(y - denominator) * factor
     change = tl.where(column == tl.load(targets + row), change - 1.0, change)
+    if two:
+        change = tl.where(column == tl.load(others + row), change - weight, change)
     change = change * _slope(x, y, cap, form) * tl.load(grad + row)
     tl.store(gradient + row * columns + column, change.to(gradient.dtype.element_ty), mask=inside)
 
@@ -98,53 +110,76 @@ def _traceable(kernel: Any, logits: Tensor) -> tuple[Any, int]:
 
 @triton_op("caddie::cross_entropy", mutates_args={})
 def _cross_entropy(
-    logits: Tensor, targets: Tensor, cap: float, form: int, z_loss: float
+    logits: Tensor, targets: Tensor, others: Tensor | None, weights: Tensor | None, cap: float, form: int, z_loss: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     logits = logits.contiguous()
     rows, columns = logits.shape
     objective, entropies, denominators = (logits.new_empty(rows, dtype=torch.float32) for _ in range(3))
     kernel, block = _traceable(_forward, logits)
-    kernel[(rows,)](logits, targets, objective, entropies, denominators, columns, cap, z_loss, form, block, num_warps=8)
+    # A pointer that is not read must be one all the same.
+    second = (targets, denominators, False) if others is None or weights is None else (others, weights, True)
+    kernel[(rows,)](
+        logits, targets, *second[:2], objective, entropies, denominators, columns,
+        cap, z_loss, form, second[2], block, num_warps=8,
+    )  # fmt: skip
     return objective, entropies, denominators
 
 
 @triton_op("caddie::cross_entropy_backward", mutates_args={})
 def _cross_entropy_backward(
-    logits: Tensor, targets: Tensor, denominators: Tensor, grad: Tensor, cap: float, form: int, z_loss: float
+    logits: Tensor,
+    targets: Tensor,
+    others: Tensor | None,
+    weights: Tensor | None,
+    denominators: Tensor,
+    grad: Tensor,
+    cap: float,
+    form: int,
+    z_loss: float,
 ) -> Tensor:
     logits = logits.contiguous()
     rows, columns = logits.shape
     gradient = torch.empty_like(logits)
     kernel, block = _traceable(_backward, logits)
+    second = (targets, denominators, False) if others is None or weights is None else (others, weights, True)
     kernel[(rows, triton.cdiv(columns, block))](
-        logits, targets, denominators, grad.contiguous(), gradient, columns, cap, z_loss, form, block, num_warps=8
-    )
+        logits, targets, *second[:2], denominators, grad.contiguous(), gradient, columns,
+        cap, z_loss, form, second[2], block, num_warps=8,
+    )  # fmt: skip
     return gradient
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, cap: float, form: int, z_loss: float
+        ctx: Any, logits: Tensor, targets: Tensor, others: Tensor | None, weights: Tensor | None, *settings: Any
     ) -> tuple[Tensor, Tensor]:
-        objective, entropies, denominators = _cross_entropy(logits, targets, cap, form, z_loss)
-        ctx.save_for_backward(logits, targets, denominators)
-        ctx.settings = cap, form, z_loss
+        objective, entropies, denominators = _cross_entropy(logits, targets, others, weights, *settings)
+        ctx.save_for_backward(logits, targets, others, weights, denominators)
+        ctx.settings = settings
         ctx.mark_non_differentiable(entropies)
         return objective, entropies
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        return _cross_entropy_backward(*ctx.saved_tensors, grad, *ctx.settings), None, None, None, None
+        return _cross_entropy_backward(*ctx.saved_tensors, grad, *ctx.settings), *[None] * 6
 
 
 def cross_entropy(
-    logits: Tensor, targets: Tensor, cap: float | None = None, form: Softcap = "tanh", z_loss: float = 0.0
+    logits: Tensor,
+    targets: Tensor,
+    cap: float | None = None,
+    form: Softcap = "tanh",
+    z_loss: float = 0.0,
+    others: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute `plain.cross_entropy`, with arithmetic in float32 between the logits and their gradient.
 
     A target that is no id gives NaN; the reference raises.
     """
     number = FORMS[None if cap is None else form]
-    objective, entropies = _CrossEntropy.apply(logits, targets, cap or 1.0, number, z_loss)  # type: ignore[no-untyped-call]
+    objective, entropies = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
+        logits, targets, others, weights, cap or 1.0, number, z_loss
+    )
     return objective, entropies

@@ -27,7 +27,13 @@ _EPSILON = torch.finfo(torch.float32).eps
 
 
 def cross_entropy(
-    logits: Tensor, targets: Tensor, cap: float | None = None, form: Softcap = "tanh", z_loss: float = 0.0
+    logits: Tensor,
+    targets: Tensor,
+    cap: float | None = None,
+    form: Softcap = "tanh",
+    z_loss: float = 0.0,
+    others: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute `plain.cross_entropy` and its gradient together, while a chunk of logits is in the cache.
 
@@ -35,18 +41,26 @@ def cross_entropy(
     goes by way of the logistic function, six times faster. A polynomial cap, which one record has, takes the reference.
     """
     if cap is not None and form != "tanh":
-        return plain.cross_entropy(logits, targets, cap, form, z_loss)
+        return plain.cross_entropy(logits, targets, cap, form, z_loss, others, weights)
     with_gradient = torch.is_grad_enabled() and logits.requires_grad
-    objective, entropies = _CrossEntropy.apply(logits, targets, cap, z_loss, with_gradient)  # type: ignore[no-untyped-call]
+    objective, entropies = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
+        logits, targets, cap, z_loss, others, weights, with_gradient
+    )
     return objective, entropies
 
 
 def _in_chunks(
-    logits: Tensor, targets: Tensor, cap: float | None, z_loss: float, with_gradient: bool
+    logits: Tensor,
+    targets: Tensor,
+    cap: float | None,
+    z_loss: float,
+    others: Tensor | None,
+    weights: Tensor | None,
+    with_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return objective and entropies, (N,), and the gradient (N, V) up to factors, empty without `with_gradient`."""
     (count, vocabulary), step = logits.shape, max(1, CHUNK // logits.shape[1])
-    log_denominators, entropies = (logits.new_empty(count, dtype=torch.float32) for _ in range(2))
+    log_denominators, entropies, of_others = (logits.new_zeros(count, dtype=torch.float32) for _ in range(3))
     gradient = logits.new_empty(logits.shape if with_gradient else 0)
     buffers = logits.new_empty(2, min(step, count), vocabulary, dtype=torch.float32)
     for first in range(0, count, step):
@@ -58,26 +72,35 @@ def _in_chunks(
         else:  # cap · tanh(x / cap) = 2 cap · sigma(2x / cap) - cap, whose last term is added to the sum below
             torch.mul(sigma.copy_(logits[chunk]).mul_(2.0 / cap).sigmoid_(), 2.0 * cap, out=y)
         target_logit, top = y.gather(1, target), y.amax(-1, keepdim=True)
+        if others is not None and weights is not None:
+            other, weight = others[chunk, None], weights[chunk, None]
+            other_logit = y.gather(1, other)
         probabilities = torch.softmax(y, -1, out=y)
         log_denominator = torch.sub(top, probabilities.amax(-1, keepdim=True).log_(), out=log_denominators[chunk, None])
         torch.sub(log_denominator, target_logit, out=entropies[chunk, None])
+        if others is not None:
+            torch.mul(log_denominator - other_logit, weight, out=of_others[chunk, None])
         log_denominator -= cap or 0.0
         if with_gradient:
-            if z_loss:
-                probabilities *= 1.0 + 2.0 * z_loss * log_denominator
+            if z_loss or others is not None:
+                factor = 1.0 + 2.0 * z_loss * log_denominator
+                probabilities *= factor if others is None else factor + weight
             probabilities.scatter_add_(1, target, torch.full_like(target_logit, -1.0))
+            if others is not None:
+                probabilities.scatter_add_(1, other, -weight)
             if cap is not None:  # sigma (1 - sigma) is a quarter of the slope of the cap
                 torch.ops.aten.sigmoid_backward.grad_input(probabilities, sigma, grad_input=probabilities)
             gradient[chunk] = probabilities
-    objective = entropies + z_loss * log_denominators.square() if z_loss else entropies.clone()
-    return objective, entropies, gradient
+    objective = entropies + of_others
+    return objective + z_loss * log_denominators.square() if z_loss else objective, entropies, gradient
 
 
 _cross_entropy = torch.library.custom_op(
     "caddie::cross_entropy_manual",
     _in_chunks,
     mutates_args=(),
-    schema="(Tensor logits, Tensor targets, float? cap, float z_loss, bool with_gradient) -> (Tensor, Tensor, Tensor)",
+    schema="(Tensor logits, Tensor targets, float? cap, float z_loss, Tensor? others, Tensor? weights, "
+    "bool with_gradient) -> (Tensor, Tensor, Tensor)",
 )
 """One operation to the compiler, whose code for the reference takes twice as long. Eager code calls `_in_chunks`:
 calling this would import the compiler, a second and 150 MiB of every process."""
@@ -85,7 +108,13 @@ calling this would import the compiler, a second and 150 MiB of every process.""
 
 @_cross_entropy.register_fake
 def _(
-    logits: Tensor, targets: Tensor, cap: float | None, z_loss: float, with_gradient: bool
+    logits: Tensor,
+    targets: Tensor,
+    cap: float | None,
+    z_loss: float,
+    others: Tensor | None,
+    weights: Tensor | None,
+    with_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     objective, entropies = (logits.new_empty(len(logits), dtype=torch.float32) for _ in range(2))
     return objective, entropies, logits.new_empty(logits.shape if with_gradient else 0)
@@ -93,12 +122,10 @@ def _(
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, cap: float | None, z_loss: float, with_gradient: bool
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, cap: float | None, *settings: Any) -> tuple[Tensor, Tensor]:
         whole = torch.compiler.is_compiling() or isinstance(logits, FakeTensor)  # thousands of chunks without numbers
         compute = _cross_entropy if whole else _in_chunks
-        objective, entropies, gradient = compute(logits, targets, cap, z_loss, with_gradient)
+        objective, entropies, gradient = compute(logits, targets, cap, *settings)
         ctx.save_for_backward(gradient)
         ctx.factor = 1.0 if cap is None else 4.0
         ctx.mark_non_differentiable(entropies)
@@ -115,7 +142,7 @@ class _CrossEntropy(torch.autograd.Function):
             gradient.mul_(ctx.factor * float(grad[0]))
         else:
             gradient.mul_((ctx.factor * grad)[:, None])
-        return gradient, None, None, None, None
+        return gradient, None, None, None, None, None, None
 
 
 # Activations

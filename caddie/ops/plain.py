@@ -74,16 +74,25 @@ SOFTCAPS: Mapping[Softcap, Callable[[Tensor, float], Tensor]] = {"tanh": softcap
 
 
 def cross_entropy(
-    logits: Tensor, targets: Tensor, cap: float | None = None, form: Softcap = "tanh", z_loss: float = 0.0
+    logits: Tensor,
+    targets: Tensor,
+    cap: float | None = None,
+    form: Softcap = "tanh",
+    z_loss: float = 0.0,
+    others: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the training objective and the cross-entropy in it, both (N,) in float32; only the first has a gradient.
 
     `logits` (N, V) are those before the cap, `targets` (N,) ids. The objective is the cross-entropy plus `z_loss` times
-    the squared log of the softmax's denominator (PaLM, arXiv 2204.02311).
+    the squared log of the softmax's denominator (PaLM, arXiv 2204.02311), plus `weights` (N,), in float32 and without
+    gradient, times the cross-entropy of `others`, (N,) ids too; both are given or neither.
     """
     capped = (logits if cap is None else SOFTCAPS[form](logits, cap)).float()
     entropies = F.cross_entropy(capped, targets, reduction="none")
     objective = entropies + z_loss * capped.logsumexp(-1).square() if z_loss else entropies
+    if others is not None and weights is not None:
+        objective = objective + weights * F.cross_entropy(capped, others, reduction="none")
     return objective, entropies.detach()
 
 

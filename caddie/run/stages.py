@@ -31,7 +31,15 @@ def training_data(corpus: Corpus) -> TrainingData:
     shards = corpus.train_shards()
     assert split is not None
     per_nat, check = bits_per_nat(corpus), corpus.check_unchanged
-    return TrainingData(shards, tokenizer.bos, split.document_set_sha256, tokenizer.sha256, per_nat, check)
+    return TrainingData(
+        shards=shards,
+        bos=tokenizer.bos,
+        documents_sha256=split.document_set_sha256,
+        tokenizer_sha256=tokenizer.sha256,
+        bits_per_nat=per_nat,
+        check_unchanged=check,
+        prefixes=lambda: corpus.tokenizer().prefixes,
+    )
 
 
 def bits_per_nat(corpus: Corpus) -> float:

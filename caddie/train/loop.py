@@ -16,7 +16,7 @@ from torch import Tensor
 
 from caddie.config.schedules import Budget, TrainProgress, value_at
 from caddie.data.loaders import Batch, TrainingData, hold_out
-from caddie.errors import CheckFailed
+from caddie.errors import CheckFailed, UserError
 from caddie.model import GPT
 from caddie.report.run_files import CHECKPOINT, WEIGHTS
 from caddie.runtime.cpu_share import CpuShare
@@ -85,7 +85,12 @@ def train(
     checkpoint in `folder` is good.
     """
     budget = config.budget
-    trainer = Trainer(gpt, config, seed, ranks)
+    prefixes = None
+    if config.prefix_loss:
+        if data.prefixes is None:
+            raise UserError("train.prefix_loss needs the tokenizer, which these training data do not have")
+        prefixes = data.prefixes()
+    trainer = Trainer(gpt, config, seed, ranks, prefixes)
     shards, held_out = data.shards, list[Batch]()
     if config.held_out_tokens is not None:
         shards, tail = hold_out(shards, config.held_out_tokens)

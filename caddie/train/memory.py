@@ -138,7 +138,8 @@ def estimate_memory(gpt: GPT, train: Train, ranks: Ranks = Ranks()) -> MemoryEst
             torch.bfloat16 if ranks.device.type == "cuda" or train.precision == "bfloat16" else torch.float32
         )
         shapes = trainer.shapes(train.budget)
-        shape = max(shapes, key=lambda one: (len(trainer.model.orders[one.stage]), one.sequence_length, one.quantized))
+        passes = trainer.model.orders
+        shape = max(shapes, key=lambda one: (len(passes[one.stage]), one.sequence_length, one.quantized, one.prefixed))
         saved = [tensor.clone() for tensor in trainer.state().values()]
         live.holes = _HOLES if ranks.device.type == "cpu" else 0.0
         state, ids = live.now, torch.zeros(rows, micro // rows, dtype=torch.int64)

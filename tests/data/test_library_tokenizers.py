@@ -122,6 +122,15 @@ def tokenizer(request: pytest.FixtureRequest, tokenizers: dict[str, Tokenizer]) 
     return tokenizers[request.param]
 
 
+def test_prefixes_of_byte_pairs_by_hand(tokenizers: dict[str, Tokenizer]) -> None:
+    found = tokenizers["tiktoken"]
+    pieces = dict(zip(found.token_bytes, found.prefixes.tolist(), strict=True))
+    known = {piece: found.token_bytes[prefix] if prefix >= 0 else b"" for piece, prefix in pieces.items() if piece}
+    assert {piece: prefix for piece, prefix in known.items() if prefix} == {
+        b"th": b"t", b"the": b"th", b" t": b" ", b" the": b" t", b"at": b"a"
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("tokenizer", LOSSLESS, indirect=True)
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(data=anything)

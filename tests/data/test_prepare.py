@@ -534,6 +534,12 @@ def test_a_damaged_manifest_is_one_line(made: Corpus) -> None:
         assert "prepare the data again" in str(caught.value)
 
 
+def test_training_data_has_the_prefixes_of_the_tokenizer(made: Corpus) -> None:
+    data = training_data(made)
+    assert data.prefixes is not None
+    assert np.array_equal(data.prefixes(), made.tokenizer().prefixes)
+
+
 def test_training_text_without_bytes_is_refused(made: Corpus) -> None:
     assert made.manifest.train is not None
     without = replace(made.manifest, train=replace(made.manifest.train, source_bytes=0))

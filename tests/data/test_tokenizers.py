@@ -153,6 +153,26 @@ def test_bos_stands_for_nothing(tokenizer: Tokenizer) -> None:
     assert tokenizer.table_bytes(np.array(ids)) == 4
 
 
+@pytest.mark.parametrize("tokenizer", ALL, indirect=True)
+def test_the_longest_prefix_of_a_piece_is_a_piece(tokenizer: Tokenizer) -> None:
+    pieces, prefixes = tokenizer.token_bytes, tokenizer.prefixes
+    assert (prefixes.dtype, len(prefixes)) == (np.int64, tokenizer.vocabulary)
+    known = set(pieces) - {b""}
+    for piece, prefix in zip(pieces, prefixes.tolist(), strict=True):
+        shorter = [other for other in known if piece.startswith(other) and len(other) < len(piece)]
+        assert (pieces[prefix] if prefix >= 0 else None) == max(shorter, key=len, default=None), piece
+
+
+def test_prefixes_of_sentencepiece_by_hand() -> None:
+    """A leading space stays, a piece goes before the byte that it equals, and control ids have no prefix."""
+    made = SentencePieceBPE().build(279, lambda: [b"the then there hen " * 200])
+    processor = made._processor  # type: ignore[attr-defined]
+    for piece, prefix in (("\u2581then", "\u2581the"), ("\u2581the", "\u2581t"), ("\u2581t", "\u2581"), ("en", "e")):
+        assert processor.id_to_piece(int(made.prefixes[processor.piece_to_id(piece)])) == prefix
+    for piece in ("\u2581", "e", "<s>", "<0x41>"):
+        assert made.prefixes[processor.piece_to_id(piece)] == -1
+
+
 def test_many_documents_are_batched_in_order(trained: Tokenizer) -> None:
     datas = [b"document %d\0\xff" % index for index in range(1_000)]
     assert [trained.decode(ids) for ids in trained.encode_many(datas)] == datas

@@ -69,9 +69,10 @@ def test_cross_entropy(
     targets = torch.arange(rows) * 7 % columns
     targets[-1] = columns - 1
     mine, exact = logits.clone().requires_grad_(), logits.double().requires_grad_()
+    second = (targets.flip(0) // 2, slopes.abs()) if rows % 2 else ()
     with use_implementations(cross_entropy="Triton"):
-        descended, entropies = ops.cross_entropy(mine, targets, cap, form, z_loss)
-    right, right_entropies = plain.cross_entropy(exact, targets, cap, form, z_loss)
+        descended, entropies = ops.cross_entropy(mine, targets, cap, form, z_loss, *second)
+    right, right_entropies = plain.cross_entropy(exact, targets, cap, form, z_loss, *second)
     assert not entropies.requires_grad
     torch.testing.assert_close(descended, right, **PRECISE)
     torch.testing.assert_close(entropies, right_entropies, **PRECISE)

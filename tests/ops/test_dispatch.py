@@ -99,22 +99,24 @@ def test_many_rows_are_multiplied_by_onednn_where_nothing_is_learned(monkeypatch
     cap=st.sampled_from([None, 0.5, 10.0, 30.0]),
     form=st.sampled_from(["tanh", "polynomial"]),
     z_loss=st.sampled_from([0.0, 0.3]),
+    two=st.booleans(),
     brain=st.booleans(),
     chunk=st.sampled_from([1, 64, 1 << 18]),
 )
 def test_the_manual_loss_is_the_reference(
-    rows: int, columns: int, cap: float | None, form: Softcap, z_loss: float, brain: bool, chunk: int
+    rows: int, columns: int, cap: float | None, form: Softcap, z_loss: float, two: bool, brain: bool, chunk: int
 ) -> None:
     logits, targets = some_logits(rows, columns, torch.bfloat16 if brain else torch.float32)
     slopes = torch.linspace(-1.0, 2.0, rows)
+    second = (targets.flip(0), torch.linspace(0.0, 0.5, rows)) if two else ()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(manual_backward, "CHUNK", chunk)
         mine = logits.clone().requires_grad_()
-        descended, entropies = manual_backward.cross_entropy(mine, targets, cap, form, z_loss)
+        descended, entropies = manual_backward.cross_entropy(mine, targets, cap, form, z_loss, *second)
         (descended * slopes).sum().backward()
     # A polynomial cap is the reference's own, in the dtype of the logits.
     exact = logits.to(torch.float64 if cap is None or form == "tanh" else logits.dtype).requires_grad_()
-    right, right_entropies = plain.cross_entropy(exact, targets, cap, form, z_loss)
+    right, right_entropies = plain.cross_entropy(exact, targets, cap, form, z_loss, *second)
     (right * slopes).sum().backward()
     assert descended.dtype == entropies.dtype == torch.float32
     assert not entropies.requires_grad
@@ -134,15 +136,17 @@ def test_the_manual_loss_is_the_reference(
 def test_the_loss_in_numbers(implementation: str) -> None:
     logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [1000.0, -1000.0, -1000.0, -1000.0]], requires_grad=True)
     with use_implementations(cross_entropy=implementation):
-        descended, entropies = ops.cross_entropy(logits, torch.tensor([1, 1]), 2.0, z_loss=0.1)
+        others = torch.tensor([3, 0]), torch.tensor([0.5, 0.0])
+        descended, entropies = ops.cross_entropy(logits, torch.tensor([1, 1]), 2.0, "tanh", 0.1, *others)
     denominators = torch.tensor([4.0, 2.718281828**2 + 3 / 2.718281828**2]).log()
     right = denominators - torch.tensor([0.0, -2.0])
     torch.testing.assert_close(entropies, right)
-    torch.testing.assert_close(descended, right + 0.1 * denominators**2)
+    of_others = torch.tensor([0.5, 0.0]) * denominators
+    torch.testing.assert_close(descended, right + 0.1 * denominators**2 + of_others)
     descended[0].backward()
     assert logits.grad is not None
-    more = 1 + 0.2 * float(denominators[0])
-    torch.testing.assert_close(logits.grad[0], torch.tensor([0.25, 0.25, 0.25, 0.25]) * more - torch.eye(4)[1])
+    more, ids = 1 + 0.2 * float(denominators[0]) + 0.5, torch.eye(4)
+    torch.testing.assert_close(logits.grad[0], 0.25 * torch.ones(4) * more - ids[1] - 0.5 * ids[3])
     assert not logits.grad[1].any()
 
 
@@ -171,17 +175,18 @@ def test_the_gradient_of_the_loss_is_there_once_and_only_where_wanted() -> None:
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")  # which is PyTorch's, too
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("cap", "z_loss"), [(None, 0.0), (30.0, 0.0), (10.0, 0.3)])
+@pytest.mark.parametrize(("cap", "z_loss", "two"), [(None, 0.0, False), (30.0, 0.0, True), (10.0, 0.3, False)])
 def test_the_manual_loss_is_one_operation_of_a_compiled_graph(
-    dtype: torch.dtype, cap: float | None, z_loss: float
+    dtype: torch.dtype, cap: float | None, z_loss: float, two: bool
 ) -> None:
     torch.compiler.reset()
     logits, targets = some_logits(12, 40, dtype)
-    torch.library.opcheck(manual_backward._cross_entropy, (logits, targets, cap, z_loss, True))
     slopes = torch.linspace(-1.0, 2.0, 12)
+    second = (targets.flip(0), slopes.abs()) if two else (None, None)
+    torch.library.opcheck(manual_backward._cross_entropy, (logits, targets, cap, z_loss, *second, True))
 
     def descend(logits: Tensor) -> Tensor:
-        return (ops.cross_entropy(2.0 * logits, targets, cap, z_loss=z_loss)[0] * slopes).sum()
+        return (ops.cross_entropy(2.0 * logits, targets, cap, "tanh", z_loss, *second)[0] * slopes).sum()
 
     from torch._dynamo.testing import AotEagerAndRecordGraphs  # which takes a second to import
 

@@ -23,12 +23,12 @@ from caddie.ops import loss_kernels
 sys.path.append("bench")
 import gram_kernels, mlp_kernels
 
-vectors, settings = ["*i64", *["*fp32"] * 3], [30.0, 0.0001, 1, 1024]
+vectors, settings = ["*i64", "*i64", *["*fp32"] * 4], [30.0, 0.0001, 1, True, 1024]
 products = [*["*bf16"] * 4, *["i32"] * 5, 0.5]
 symmetric = ["*bf16", "*bf16", *["i32"] * 5, -4.775, 2.0315]
 for kernel, arguments in (
     (loss_kernels._forward, ["*bf16", *vectors, "i32", *settings]),
-    (loss_kernels._backward, ["*bf16", *vectors[:3], "*bf16", "i32", *settings]),
+    (loss_kernels._backward, ["*bf16", *vectors[:5], "*bf16", "i32", *settings]),
     (mlp_kernels._product, [*products, False, *mlp_kernels.TILE]),
     (mlp_kernels._product, [*products, True, *mlp_kernels.TILE]),
     (gram_kernels._symmetric, [*symmetric, False, gram_kernels.TILE, gram_kernels.INNER]),
@@ -60,8 +60,10 @@ import gram_kernels, mlp_kernels
 
 
 def everything(x, targets, slopes, up, down):
-    descended, entropies, denominators = loss_kernels._cross_entropy(x, targets, 30.0, 1, 0.0)
-    gradient = loss_kernels._cross_entropy_backward(x, targets, denominators, slopes, 30.0, 1, 0.0)
+    descended, entropies, denominators = loss_kernels._cross_entropy(x, targets, None, None, 30.0, 1, 0.0)
+    gradient = loss_kernels._cross_entropy_backward(
+        x, targets, targets, slopes, denominators, slopes, 30.0, 1, 0.0
+    )
     before, after = mlp_kernels._up(x, up, 0.5)
     hidden = mlp_kernels._down_backward(x, down, before, 0.5)
     return descended, gradient, after, hidden, gram_kernels.gram_polynomial(gram_kernels.gram(up), 1.0, 2.0)

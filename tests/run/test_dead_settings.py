@@ -76,6 +76,7 @@ ALIVE: tuple[dict[str, Any], ...] = (
     {
         "model.block.attention.window": 127,
         "train.lr_schedule.fraction": 0.0,
+        "train.prefix_loss": Ramp(start=0.001, end=0.0, finish=0.01),
         "train.qat": {"matrix": StraightThrough(quantizer=Rows(bits=4, packed=True), strength=1.0)},
     },
 )

@@ -86,6 +86,17 @@ class Tokenizer(ABC):
         return int(self.table.base_bytes[after].sum() + spaces.sum())
 
     @cached_property
+    def prefixes(self) -> npt.NDArray[np.int64]:
+        """Id of the longest proper prefix of each id's bytes that is itself an id's, int64 (vocabulary,), else -1.
+
+        The space before a word is part of its bytes. Of ids with equal bytes the last counts, which in SentencePiece's
+        models is the one that text is encoded by, not the byte's.
+        """
+        ids = {piece: index for index, piece in enumerate(self.token_bytes)}
+        shorter = ((piece[:end] for end in range(len(piece) - 1, 0, -1)) for piece in self.token_bytes)
+        return np.array([next((ids[piece] for piece in pieces if piece in ids), -1) for pieces in shorter], np.int64)
+
+    @cached_property
     def sha256(self) -> str:
         """Hexadecimal SHA-256 of kind and content."""
         return hashlib.sha256(self.kind.encode() + b"\0" + self.serialize()).hexdigest()
