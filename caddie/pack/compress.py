@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
@@ -41,11 +42,39 @@ class Correction(Config):
     """Low-rank corrections of the matrices that rounding changes most (LQER, arXiv 2402.02446)."""
 
     matrices: Count = 3
-    """Number of matrices: those with the largest Frobenius norm of the error."""
+    """Number of matrices."""
     rank: Count = 4
     """Rank of each correction."""
     group: Count = 64
     """Values of a correction's right factor that share a step."""
+    choice: Literal["error", "gain"] = "error"
+    """Matrices to correct: those whose error has the largest Frobenius norm, or whose correction lowers it most."""
+    pattern: str = "*"
+    """Name pattern of the matrices that may be corrected."""
+
+    def of(self, quantizer: Quantizer) -> LowRank:
+        """Return the quantizer with the correction."""
+        return LowRank(of=quantizer, rank=self.rank, group=self.group)
+
+    def corrected(
+        self, weights: Mapping[str, Tensor], restored: Mapping[str, Tensor], quantizers: Mapping[str, Quantizer]
+    ) -> dict[str, Quantizer]:
+        """Return parameter name to quantizer for the matrices to correct, by the weights that `quantizers` restored.
+
+        Raises `UserError` for a pattern without a matrix.
+        """
+        lowered: dict[str, float] = {}
+        for name, weight in weights.items():
+            if weight.ndim == 2 and not isinstance(quantizers[name], LowRank) and fnmatchcase(name, self.pattern):
+                error = weight - restored[name]
+                lowered[name] = float(error.norm())
+                if self.choice == "gain":
+                    correction = self.of(quantizers[name])
+                    lowered[name] -= float((error - correction.product(correction.factors(error))).norm())
+        if self.pattern != "*" and not lowered:
+            raise UserError(f"pack.correction.pattern: no matrix has a name like {self.pattern}")
+        chosen = sorted(lowered, key=lambda name: -lowered[name])[: self.matrices]
+        return {name: self.of(quantizers[name]) for name in chosen}
 
 
 class Pack(Config):
@@ -165,7 +194,8 @@ def compress(
         replaced = config.protection.protected(ordered, quantizers, known) if config.protection else {}
         quantizers |= replaced
         if config.correction is not None:
-            replaced |= _corrected(candidates, candidates.make(quantizers), config.correction)
+            restored = {name: stored.restored for name, stored in candidates.make(quantizers).weights.items()}
+            replaced |= config.correction.corrected(candidates.weights, restored, quantizers)
             quantizers |= replaced
         # The last match wins, so they come last.
         dequantizers = {rule: dequantizer for rule, dequantizer in dequantizers.items() if rule not in replaced}
@@ -177,14 +207,3 @@ def compress(
         for name, one in fitted.candidate.weights.items()
     ]
     return Compressed(fitted.candidate.sections, tensors, dequantizers, fitted.candidate.predicted_loss, fitted.curve)
-
-
-def _corrected(candidates: Candidates, candidate: Candidate, correction: Correction) -> dict[str, Quantizer]:
-    errors = {
-        name: float((stored.restored - candidates.weights[name]).norm())
-        for name, stored in candidate.weights.items()
-        if stored.restored.ndim == 2 and not isinstance(stored.quantizer, LowRank)
-    }
-    largest = sorted(errors, key=lambda name: -errors[name])[: correction.matrices]
-    of = {name: candidate.weights[name].quantizer for name in largest}
-    return {name: LowRank(of=of[name], rank=correction.rank, group=correction.group) for name in largest}

@@ -23,7 +23,7 @@ from caddie.pack.compress import Dequantizers, Pack
 from caddie.pack.container import Section
 from caddie.pack.decompress import LENGTH_BYTES, PREFIX
 from caddie.pack.fit import FillCap, PruneOnes
-from caddie.pack.quantize import Arrays, LowRank, Quantizer, Waterfilling
+from caddie.pack.quantize import Arrays, Quantizer, Waterfilling
 from caddie.pack.quantize.quantizer import as_rows
 
 Floats = npt.NDArray[np.float64]
@@ -93,7 +93,7 @@ class Forecaster:
         if config.correction is not None:  # of which matrices will be seen; here of the largest
             matrices = [name for name, shape in self.shapes.items() if len(shape) == 2]
             for name in sorted(matrices, key=lambda name: -math.prod(self.shapes[name]))[: config.correction.matrices]:
-                self.quantizers[name] = LowRank(of=self.quantizers[name], rank=config.correction.rank)
+                self.quantizers[name] = config.correction.of(self.quantizers[name])
                 dequantizers[name] = self.quantizers[name].dequantizer
         # Checksums and lengths of the sections do not compress: names stand in for what would be in them.
         sections = [Section(PREFIX + name, name.encode()) for name in self.shapes]

@@ -216,6 +216,25 @@ def test_the_matrices_of_the_largest_error_are_corrected() -> None:
     assert all(torch.equal(after[name], before[name]) for name in set(before) - set(largest))
 
 
+def test_corrections_are_chosen_by_error_or_by_what_they_gain_and_by_name() -> None:
+    """A large error that no few vectors make gains nothing; a small one of rank one all of itself."""
+    noise = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
+    outer = torch.outer(torch.linspace(-1, 1, 16), torch.linspace(1, 2, 16))
+    restored = {name: torch.zeros(16, 16) for name in ("noise", "outer", "bias")} | {"bias": torch.zeros(16)}
+    weights = {"noise": torch.linalg.qr(noise).Q * 6, "outer": outer, "bias": torch.ones(16) * 99}
+    quantizers: dict[str, Quantizer] = {name: Rows() for name in weights}
+    assert weights["noise"].norm() > weights["outer"].norm()
+    for correction, chosen in (
+        (Correction(matrices=1, rank=1), "noise"),
+        (Correction(matrices=1, rank=1, choice="gain"), "outer"),
+        (Correction(matrices=3, rank=1, pattern="out*"), "outer"),
+    ):
+        found = correction.corrected(weights, restored, quantizers)
+        assert found == {chosen: LowRank(of=Rows(), rank=1)}
+    with pytest.raises(UserError, match=r"pack\.correction\.pattern: no matrix has a name like x\*"):
+        Correction(pattern="x*").corrected(weights, restored, quantizers)
+
+
 def test_a_correction_is_read_whatever_rules_come_before() -> None:
     """A rule by name may stand before that of a role, which then wins: the correction must win over both."""
     quantizers = {UP: Rows(bits=2), **PLAIN}

@@ -74,10 +74,17 @@ def test_the_tilted_distribution_is_the_script_s(frontier: Path) -> None:
     gate, hint = (expected[f"case{tilt['probability_case']}.{name}"][found["positions"]] for name in ("gate", "hint"))
     logits = found["logits"].double()
     tilted = logits.scatter_add(1, hint.long()[:, None], torch.where(gate, case["boost"], 0.0).double()[:, None])
-    after = -torch.log_softmax(tilted, 1).gather(1, found["targets"][:, None])[:, 0]
-    torch.testing.assert_close(after, found["nll_after"], rtol=1e-5, atol=1e-6)
-    first = found["p_after_first_rows"]
-    torch.testing.assert_close(torch.softmax(tilted[: len(first)], 1).float(), first, rtol=1e-4, atol=1e-7)
+    for values, kind in ((logits, "before"), (tilted, "after")):
+        nll = -torch.log_softmax(values, 1).gather(1, found["targets"][:, None])[:, 0]
+        torch.testing.assert_close(nll, found[f"nll_{kind}"].double(), rtol=1e-5, atol=1e-6)
+        first = found[f"p_{kind}_first_rows"]
+        torch.testing.assert_close(torch.softmax(values[: len(first)], 1).float(), first.float(), rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(nll.float(), found["nll_after_float32"], rtol=1e-5, atol=1e-5)
+    # the script divides by Z = 1 + p(h)(e^β - 1), which a softmax of tilted logits makes by itself
+    of_hint = torch.log_softmax(logits, 1).gather(1, hint.long()[:, None])[:, 0]
+    torch.testing.assert_close(of_hint.float(), found["log_p_hint"].float(), rtol=1e-5, atol=1e-5)
+    total = (tilted.logsumexp(1) - logits.logsumexp(1)).exp()
+    torch.testing.assert_close(total.float(), found["normalizer"].float(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -69,7 +69,7 @@ def config(matrix: Quantizer, coding: ArrayCodec, **settings: Any) -> Pack:
             config(Gptq(of=Rows(bits=6, scale=SigmaClip())), Packed(codec=Brotli(quality=5), shuffle=True)),
             marks=pytest.mark.long,
         ),
-        config(Ternary(), Packed(codec=Zlib(level=4)), correction=Correction(matrices=2)),
+        config(Ternary(), Packed(codec=Zlib(level=4)), correction=Correction(matrices=2, group=32)),
         pytest.param(config(Rows(bits=5, packed=True), Packed(codec=Zlib())), marks=pytest.mark.long),
     ],
     ids=["int8-zlib", "gptq-brotli", "ternary-corrected", "packed"],

@@ -48,11 +48,14 @@ class LowRank(Wrapper, Quantizer):
 
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
         """Return the arrays of `of`, then `left` and `right` (int8) and their steps."""
-        shape = tuple(weight.shape)
         arrays = self.of.quantize(weight, calibration)
-        error = as_rows(plain(weight) - self.of.dequantize(arrays, shape)).clamp(-LARGEST, LARGEST)
-        u, s, vt = torch.linalg.svd(error, full_matrices=False)
-        return arrays | self.pack(u[:, : self.rank] * s[: self.rank], vt[: self.rank], self._grouped(shape))
+        return arrays | self.factors(as_rows(plain(weight) - self.of.dequantize(arrays, tuple(weight.shape))))
+
+    def factors(self, error: Tensor) -> Arrays:
+        """Return the arrays of A and B for an error (rows, columns)."""
+        u, s, vt = torch.linalg.svd(error.clamp(-LARGEST, LARGEST), full_matrices=False)
+        grouped = self._grouped(tuple(error.shape))
+        return self.pack(u[:, : self.rank] * s[: self.rank], vt[: self.rank], grouped)
 
     def pack(self, left: Tensor, right: Tensor, grouped: bool) -> Arrays:
         """Return the arrays of A (rows, rank) and B (rank, columns), with steps by group or by row."""
@@ -71,13 +74,17 @@ class LowRank(Wrapper, Quantizer):
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
         """Return the weight that `of` reads, plus A B."""
+        return self.of.dequantize(arrays, shape) + self.product(arrays).reshape(shape)
+
+    def product(self, arrays: Mapping[str, np.ndarray]) -> Tensor:
+        """Return A B (rows, columns)."""
         factors = []
         for name in ("left", "right"):
             integers = torch.from_numpy(arrays[name].astype(np.float32))
             steps = torch.from_numpy(arrays[f"{name}_steps"].astype(np.float32))
             each = integers.numel() // max(len(steps), 1)
             factors.append(integers * steps.repeat_interleave(each).reshape(integers.shape))
-        return self.of.dequantize(arrays, shape) + (factors[0] @ factors[1]).reshape(shape)
+        return factors[0] @ factors[1]
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
         """Return the arrays of `of`, both factors and their steps."""

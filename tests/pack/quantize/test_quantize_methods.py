@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from caddie.errors import UserError
 from caddie.model.parameters import assign
+from caddie.pack.compress import Correction
 from caddie.pack.fit import without_ones
 from caddie.pack.quantize import (
     Binary,
@@ -35,6 +37,7 @@ from caddie.pack.quantize import (
     SigmaClip,
     Ternary,
 )
+from caddie.pack.quantize.quantizer import Arrays
 from caddie.pack.quantize.rotated import rotated
 from caddie.recipes.catalog import shipped
 
@@ -124,26 +127,6 @@ def test_factors_are_packed_as_in_the_record(folder: Path) -> None:
             assert arrays[ours].tobytes() == golden[match[0].removesuffix("qA") + theirs].numpy().tobytes()
 
 
-def test_factors_are_packed_in_groups_of_any_size_as_in_the_later_records(frontier: Path) -> None:
-    config, golden = facts(frontier / "config")["awq"], tensors(frontier / "awq_lqer")
-    seen = set()
-    for match in matches(golden, r"((.+)/.+)\.A_float"):
-        prefix, variant = match[1], config["variants"][match[2]]
-        group, equal = variant["changes"].get("lqer_asym_group", 64), variant.get("same_as", {})
-        left, right = golden[f"{prefix}.A_float"], golden[f"{prefix}.B_float"]
-        quantizer = LowRank(rank=left.shape[1], group=group)
-        grouped = quantizer._grouped((len(left), right.shape[1]))
-        assert grouped == (variant["meta"][prefix.partition("/")[2]].endswith("lqer_asym"))
-        arrays = quantizer.pack(left, right, grouped)
-        names = ("lqA_a", "lqAs_a", "lqB_a", "lqBs_a") if grouped else ("lqA", "lqAs", "lqB", "lqBs")
-        for ours, theirs in zip(("left", "left_steps", "right", "right_steps"), names, strict=True):
-            name = f"{prefix}.{theirs}"
-            expected = golden[equal.get(name.partition("/")[2], name)]
-            assert arrays[ours].tobytes() == expected.numpy().tobytes(), name
-        seen.add((group, grouped))
-    assert len(seen) > 2
-
-
 def protected_cases(
     frontier: Path,
 ) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Gptq], dict[str, Calibration]]:
@@ -178,27 +161,94 @@ def test_protected_columns_are_chosen_as_in_the_record(frontier: Path) -> None:
         )
 
 
-def test_protected_columns_are_rounded_as_in_the_record(frontier: Path) -> None:
-    config, golden, quantizers, calibrations = protected_cases(frontier)
-    for match in matches(golden, r"((.+)/(.+))\.awqg_start"):
-        prefix, name = match[1], match[3]
-        weight = golden[f"w.{name}"].float()
-        quantizer = Protected(
-            of=quantizers[name], start=int(golden[match[0]][0]), columns=int(golden[f"{prefix}.awqg_size"])
+STORED = {
+    "q": "integers",
+    "scale": "steps",
+    "awqg_s_hi": "fine_steps",
+    **dict.fromkeys(("lqA", "lqA_a"), "left"),
+    **dict.fromkeys(("lqAs", "lqAs_a"), "left_steps"),
+    **dict.fromkeys(("lqB", "lqB_a"), "right"),
+    **dict.fromkeys(("lqBs", "lqBs_a"), "right_steps"),
+}
+"""End of a tensor's name in the script's files to our array."""
+
+
+def signed_as(factors: Mapping[str, np.ndarray], sides: tuple[Tensor, Tensor], quantizer: LowRank) -> Arrays:
+    """Pack A and B again with the script's signs: a singular vector may have either."""
+    left, right = sides
+    given = torch.from_numpy(factors["right"].astype(np.float32))
+    signs = (given * right).sum(1).sign()
+    return quantizer.pack(left * signs, right * signs[:, None], quantizer._grouped((len(left), right.shape[1])))
+
+
+def test_every_tensor_of_the_later_records_packing_is_ours(frontier: Path) -> None:
+    """Choice of columns and of corrections, integers, steps and errors of each variant; names read from the files."""
+    config, golden, plain, calibrations = protected_cases(frontier)
+    weights = {name: golden[f"w.{name}"].float() for name in plain}
+    means = {name: Calibration(inputs=torch.diag(golden[f"rms.{name}"].square())) for name in plain}
+    compared = {key for key in golden if key.startswith(("w.", "H.", "rms."))}  # what goes in
+    for variant, case in config["variants"].items():
+        changes, quantizers = dict(case["changes"]), dict(plain)
+        if changes.pop("awq_lite_enabled", False):
+            protection = Protection(columns=config["group"], groups=changes.pop("awq_lite_group_top_k", 1))
+            quantizers |= protection.protected(weights, quantizers, means)
+        arrays = {name: quantizer.quantize(weights[name], calibrations[name]) for name, quantizer in quantizers.items()}
+        back = {name: quantizers[name].dequantize(arrays[name], tuple(weights[name].shape)) for name in arrays}
+        correction = Correction(
+            matrices=changes.pop("lqer_top_k", 3),
+            rank=changes.pop("lqer_rank", 4),
+            group=changes.pop("lqer_asym_group", 64),
+            choice="gain" if changes.pop("lqer_gain_select", False) else "error",
+            pattern=f"*.{scope}.*" if (scope := changes.pop("lqer_scope", "all")) != "all" else "*",
         )
-        arrays = quantizer.quantize(weight, calibrations[name])
-        equal = config["variants"][match[2]].get("same_as", {})
-        expected = golden[equal.get(f"{name}.q", f"{prefix}.q")].numpy().astype(int)
-        different = arrays["integers"].astype(int) - expected
-        assert (different != 0).mean() <= 1e-3
-        assert np.abs(different).max() <= 1
-        scales = golden[equal.get(f"{name}.scale", f"{prefix}.scale")]
-        assert arrays["steps"].tobytes() == scales.numpy().tobytes()
-        fine = golden[equal.get(f"{name}.awqg_s_hi", f"{prefix}.awqg_s_hi")]
-        assert arrays["fine_steps"].tobytes() == fine.numpy().tobytes()
-        if "lqer" not in config["variants"][match[2]]["meta"][name]:
-            error = (quantizer.dequantize(arrays, tuple(weight.shape)) - weight).norm()
-            assert float(error) == pytest.approx(config["variants"][match[2]]["error"][name], rel=1e-3)
+        assert not changes, "a change that the test does not know"
+        corrections = correction.corrected(weights, back, quantizers)
+        for name, weight in weights.items():
+            described = f"gptq (int{plain[name].of.bits})" + "+awqgrpint8" * isinstance(quantizers[name], Protected)
+            if low_rank := cast(LowRank, corrections.get(name)):
+                described += "+lqer" + "_asym" * low_rank._grouped(tuple(weight.shape))
+            assert case["meta"][name] == described, (variant, name)
+            stored = {end: f"{variant}/{name}.{end}" for end in (*STORED, "awqg_start", "awqg_size")}
+            stored = {end: case.get("same_as", {}).get(f"{name}.{end}", key) for end, key in stored.items()}
+            stored = {end: key for end, key in stored.items() if key in golden}
+            compared |= set(stored.values())
+            found = dict(arrays[name])
+            if low_rank:
+                # of the error of their integers: one that is rounded otherwise moves the factors
+                theirs = {STORED[end]: golden[key].numpy() for end, key in stored.items() if STORED.get(end) in found}
+                error = weight - quantizers[name].dequantize(theirs, tuple(weight.shape))
+                u, s, vt = torch.linalg.svd(error, full_matrices=False)
+                sides = u[:, : low_rank.rank] * s[: low_rank.rank], vt[: low_rank.rank]
+                (right,) = (golden[key] for end, key in stored.items() if end in ("lqB", "lqB_a"))
+                found |= signed_as({"right": right.numpy()}, sides, low_rank)
+                back[name] = back[name] + low_rank.product(found)
+            if isinstance(protected := quantizers[name], Protected):
+                assert (int(golden[stored.pop("awqg_start")]), int(golden[stored.pop("awqg_size")])) == (
+                    protected.start,
+                    protected.columns,
+                )
+            assert {STORED[end] for end in stored} == set(found), (variant, name)
+            for end, key in stored.items():
+                ours, expected = found[STORED[end]], golden[key].numpy()
+                assert ours.dtype == expected.dtype
+                different = ours.astype(np.float64).ravel() - expected.astype(np.float64).ravel()
+                if ours.dtype == np.int8:
+                    assert (different != 0).mean() <= 1e-3, key
+                    assert np.abs(different).max() <= 1, key
+                else:
+                    near = 1e-3 if end.startswith("lq") else 0.0  # half precision's
+                    assert np.abs(different).max() <= near * np.abs(expected.astype(np.float64)).max(), key
+            assert float((back[name] - weight).norm()) == pytest.approx(case["error"][name], rel=1e-3), (variant, name)
+            floats = [golden.get(f"{variant}/{name}.{side}_float") for side in "AB"]
+            if low_rank and floats[0] is not None and floats[1] is not None:
+                compared |= {f"{variant}/{name}.{side}_float" for side in "AB"}
+                product = sides[0] @ sides[1]
+                assert (floats[0] @ floats[1] - product).norm() < 1e-3 * product.norm()
+                grouped = low_rank._grouped(tuple(weight.shape))
+                for part, array in low_rank.pack(floats[0], floats[1], grouped).items():
+                    key = next(key for end, key in stored.items() if STORED[end] == part)
+                    assert array.tobytes() == golden[key].numpy().tobytes(), key
+    assert compared == set(golden)
 
 
 def test_protected_columns_cannot_be_packed() -> None:

@@ -598,7 +598,8 @@ def test_soap_muon_agrees_with_the_script(frontier: Path) -> None:
             torch.testing.assert_close(parameters[name].detach(), data[f"{name}.after{step}"], rtol=1e-4, atol=1e-4)
         state = updater.state()
         if name not in config["first_step_only"]:
-            kept = {"momentum": "momentum", "row_gram": "row_gg", "column_gram": "col_gg"}
+            kept = {"momentum": "momentum", "mean_squares": "exp_avg_sq"}
+            kept |= {"row_gram": "row_gg", "column_gram": "col_gg"}
             for ours, script in kept.items():
                 (found,) = [tensor for key, tensor in state.items() if key.startswith(f"{ours}/")]
                 torch.testing.assert_close(found[0], data[f"{name}.{script}"], rtol=1e-4, atol=1e-5)
