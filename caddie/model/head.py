@@ -27,8 +27,8 @@ class Head(Config):
         learned_caps=Technique(
             "Likely and unlikely tokens may be bounded differently.",
             "openai/parameter-golf #1923 and the records from 1.0594 to 1.0565, where the two caps never move",
-            "-0.0013 after adaptation, which cannot come from caps that do not move; rounding is the likely cause "
-            "(`docs/log.md`)",
+            "-0.0013 after adaptation, which cannot come from caps that do not move; rounding is the likely cause: "
+            "compiled, the branch rounds less (`bench/logit_precision.py`, `docs/metric.md`)",
         ),
         softcap_form=Technique("No transcendental function.", "openai/parameter-golf, the ternary record (cap 10)"),
     )
