@@ -28,6 +28,7 @@ from caddie.model import GPT, Block, GroupedQueryAttention, NTKRoPE, RandomMap, 
 from caddie.recipes.recipe import Recipe
 from caddie.score import ChunkSGD, DocumentLoRA
 from caddie.train.averaging import EMA, ProgressEMA
+from caddie.train.optim import Optimizer
 from caddie.train.trainer import Train
 
 HEADS = 4
@@ -94,6 +95,7 @@ def _twin(recipe: Recipe, size: Size, suffix: str, diff: dict[str, Any]) -> Reci
             "train.micro_batches": 1,
             "train.sequence_length": row,
             "train.warmup_steps": 3,
+            **{f"train.{path}": value for path, value in _twin_groups(recipe, size.width).items()},
             "score.sequence_length": recipe.score.sequence_length // ROW,
             "score.batch_tokens": 16_384,
             "score.precision": "float32",
@@ -190,6 +192,15 @@ def _mini_training(train: Train) -> dict[str, Any]:
     return diff
 
 
+def _twin_groups(recipe: Recipe, width: int) -> dict[str, int]:
+    """Return the rows that Muon orthogonalizes together, as many heads as in the recipe."""
+    found = {rule: getattr(optimizer, "group_rows", None) for rule, optimizer in recipe.train.optimizers.items()}
+    size = recipe.model.width // getattr(recipe.model.block.attention, "heads", 1)
+    return {
+        f"optimizers.{rule}.group_rows": max(1, rows * (width // HEADS) // size) for rule, rows in found.items() if rows
+    }
+
+
 def _twin_schedule(schedule: Number, steps: float) -> Number:
     if isinstance(schedule, IterationWarmdown):
         return schedules.Warmdown(fraction=min(1.0, schedule.steps / steps))
@@ -211,6 +222,7 @@ def small_copy(recipe: Recipe) -> tuple[GPT, Train]:
         batch_tokens=3 * round(recipe.train.longest_row * scale),
         micro_batches=1,
         clip_norm=recipe.train.clip_norm and recipe.train.clip_norm * 1e-3,
+        optimizers={rule: _few_rows(optimizer) for rule, optimizer in recipe.train.optimizers.items()},
         compile="never",
         cuda_graphs="never",
     )
@@ -220,6 +232,12 @@ def small_copy(recipe: Recipe) -> tuple[GPT, Train]:
         return _small_model(recipe.model, scale, fewer), train
     except UserError:  # an attention of the user's own may divide otherwise
         return _small_model(recipe.model, scale, 1), train
+
+
+def _few_rows(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer with groups of rows that divide a single head: a copy may have no more."""
+    rows = getattr(optimizer, "group_rows", None)
+    return optimizer.but(group_rows=math.gcd(rows, 8)) if rows else optimizer
 
 
 def row_scale(train: Train) -> float:

@@ -14,7 +14,7 @@ from caddie.recipes.recipe import Recipe
 SMALLEST = {"tiny"}
 """Recipes that are of this size as they are; the demo's has a text of its own."""
 LATER = {"asymmetric_softcap", "longer_rows", "growing_rows", "finer_corrections", "ngram_tilt"}
-"""Recipes that came after the study."""
+"""Recipes that came after the study, and what is based on them."""
 THEN = {"longer_warmdown": ("best_record", "The best record, 1.0611: gentler gates, slower Adam, longer warmdown.")}
 """Name and reason that a recipe had then, where it has others now."""
 
@@ -29,7 +29,7 @@ def twin(name: str) -> Recipe:
 base = twin("baseline")
 different: dict[str, str] = {base.settings.key(): BASE}
 for name in shipped():
-    if name not in SMALLEST | LATER:
+    if name not in SMALLEST | LATER and shipped()[name].base not in LATER:
         different.setdefault(twin(name).settings.key(), name)
 
 study = Study(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -13,12 +14,15 @@ from caddie.config.schedules import Budget, TrainProgress, all_values, int_at, v
 from caddie.model import DenseGate
 from caddie.model.parameters import assign
 from caddie.pack.fit import FillCap
+from caddie.pack.quantize import Protection
 from caddie.recipes.catalog import find, shipped
 from caddie.recipes.names import ALIASES
 from caddie.recipes.public_000_experiments import DIFFS, Experiment, public_000_experiments
 from caddie.recipes.published import figures, published
 from caddie.recipes.recipe import Recipe
 from caddie.run.dead_settings import dead_settings
+from caddie.score import DocumentLoRA
+from caddie.score.ngram_tilt import NGramTilt
 from caddie.train.qat import Views
 
 RECIPES = shipped()
@@ -162,6 +166,56 @@ def test_best_record_stands_for_the_one_with_the_best_public_score() -> None:
 
 
 LATEST = ("asymmetric_softcap", "longer_rows", "growing_rows", "finer_corrections", "ngram_tilt")
+
+
+LATEST_SETTINGS: dict[str, tuple[object, ...]] = {
+    "train.seconds": (596, 596, 596, 596, 599.5),
+    "train.optimizers.matrix.lr": (0.026, 0.026, 0.026, 0.028, 0.028),
+    "train.sequence_length": (2048, 2048, 3072, 2048, 2048),
+    "model.block.attention.query_gain": (5.0, 5.25, 5.25, 5.25, 5.0),
+    "model.head.learned_caps": ("untrained",) * 5,
+    "pack.calibration.tokens": (65_536, 65_536, 65_536, 65_536, 131_072),
+    "pack.correction.matrices": (3, 3, 3, 4, 3),
+    "pack.correction.rank": (4, 4, 4, 2, 4),
+    "pack.correction.group": (64, 64, 64, 32, 32),
+    "score.sequence_length": (2048, 2560, 3072, 2560, 2560),
+    "score.ttt.lr": (1e-4, 0.75e-4, 0.75e-4, 0.8e-4, 0.8e-4),
+    "score.ttt.weight_decay": (0.5, 0.5, 0.5, 0.5, 2.0),
+    "score.ttt.documents": (64, 64, 24, 64, 64),
+    "score.ttt.chunk_tokens": (48,) * 5,
+    "score.ttt.short_chunks": ((), (), ((256, 8), (2000, 24)), (), ()),
+    "score.ttt.rank": (80,) * 5,
+    "score.ttt.phases.phases": (3, 3, 1, 3, 1),
+    "score.ttt.phases.documents": (2500, 2500, 2500, 3000, 2500),
+}
+"""Path to what the logs of the records say, in the order of `LATEST`: each differs from the one before it in these."""
+
+
+@pytest.mark.parametrize("path", LATEST_SETTINGS)
+def test_settings_of_the_latest_records_are_those_of_their_logs(path: str) -> None:
+    found = []
+    for name in LATEST:
+        value: Any = RECIPES[name]
+        for step in path.split("."):
+            value = value[step] if isinstance(value, Mapping) else getattr(value, step)
+        found.append(value)
+    assert tuple(found) == LATEST_SETTINGS[path]
+
+
+def test_switches_of_the_latest_records_are_those_of_their_logs() -> None:
+    protected, gates, tilted, adapted = [], [], [], []
+    for name in LATEST:
+        recipe = RECIPES[name]
+        protected.append(recipe.pack.protection)
+        gates.append(type(recipe.pack.quantizers["gate"]).__name__)
+        tilted.append(recipe.score.tilt)
+        assert isinstance(recipe.score.ttt, DocumentLoRA)
+        adapted.append({"query", "key", "value"} & set(recipe.score.ttt.targets))
+    one = Protection(groups=1, columns=64, bits=8)
+    assert protected == [one, one, one, one, None]
+    assert gates == ["Rows"] * 4 + ["Float16"]
+    assert tilted == [None] * 4 + [NGramTilt(order=16, threshold=0.8, boost=2.625)]
+    assert adapted == [{"query", "key", "value"}, {"key"}, {"key"}, {"key"}, {"query", "value"}]
 
 
 @pytest.mark.parametrize("name", LATEST)

@@ -1,4 +1,7 @@
-"""A score in bfloat16 is that of the same stream in double precision, by each way that caddie scores a text."""
+"""A score in bfloat16 is that of the same stream in double precision, by each way that caddie scores a text.
+
+The head compiled is compared in `tests/model/test_parts.py`: a compiled model has another stream, rounded elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from caddie import ops
 from caddie.model import Model, build
 from caddie.model.embedding import TokenTable
 from caddie.model.head import HeadModule
-from caddie.score import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Scoring, Text, forward, score
+from caddie.score import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Scoring, Text, score
 from caddie.score.ngram_tilt import NGramTilt
 
 BOS = 1
@@ -95,25 +98,3 @@ def test_every_way_of_scoring_keeps_the_logits(way: str, caps: str | None, monke
     tokens = len(text().tokens) - 1
     assert abs(found.nats - exact) < NEAR * tokens
     assert abs(scores[rounded].nats - exact) > 2 * NEAR * tokens, "else the bound would say nothing"
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
-@pytest.mark.parametrize("way", WAYS)
-def test_compiled_it_does_too(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled from the first batch on, as on a GPU after a while."""
-    monkeypatch.setattr(forward, "COMPILE_SECONDS", -1.0)
-    compiled, before = [], forward.Forward.__init__
-
-    def on_a_gpu(self: forward.Forward, model: Model, dtype: torch.dtype) -> None:
-        before(self, model, dtype)
-        self._compiling = True
-        compiled.append(self._compiled)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(forward.Forward, "__init__", on_a_gpu)
-        found = score(lifted_model(None), text(), WAYS[way])
-    assert any(compiled)
-    monkeypatch.setattr(HeadModule, "forward", replaced(in_double))
-    exact = score(lifted_model(None), text(), WAYS[way])
-    assert abs(found.nats - exact.nats) < 10 * NEAR * (len(text().tokens) - 1)
