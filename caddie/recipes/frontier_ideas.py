@@ -9,10 +9,7 @@ from caddie.config.schedules import Ramp, StepRamp
 from caddie.recipes.late_records import ngram_tilt
 from caddie.recipes.recipe import Recipe
 from caddie.train.averaging import TailEMA
-from caddie.train.optim import Muon, SoapMuon
-
-_muon = ngram_tilt.train.optimizers["matrix"]
-assert isinstance(_muon, Muon)
+from caddie.train.optim import SoapMuon
 
 
 def _idea(diff: dict[str, object], why: str) -> Recipe:
@@ -32,7 +29,7 @@ huber_decay = _idea(
     "Large weights decay no faster than those of a tenth; a switch of #2135.",
 )
 head_pairs = _idea(
-    {"train.optimizers.blocks.*.attention.[qk]*.weight": _muon.but(group_rows=128)},
+    {"train.optimizers.blocks.*.attention.[qk]*.weight": ngram_tilt.train.optimizers["matrix"].but(group_rows=128)},
     "Muon orthogonalizes queries and keys by pairs of heads; modded-nanogpt #253.",
 )
 soap_muon = _idea(
