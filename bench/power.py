@@ -1,11 +1,12 @@
-"""Measure which leaks `caddie verify` finds: python bench/power.py ARTIFACT CORPUS [--seeds 10] [--gains LOW HIGH]
+"""Measure which leaks `caddie verify` finds: python bench/power.py ARTIFACT CORPUS [--seeds 10] [--out FILE]
 
 Each leak raises the logit of the true token at some places, as a scorer does that knows it: at a share of the places,
 by some nats, on a trigger. It hides in plain scoring, or in a scorer that also mixes in honest counts of what followed
 the last token in its window, so that not all that it gains is a leak. What the leak adds is measured on 30,000 held-out
 tokens, in bits per byte. Then the three checks for leaks run with several seeds, each on its own text of 4,096 tokens,
-and what they miss is looked for in a long text. One JSON row is printed for each leak, and appended to --out. At the
-end a table says how often leaks were found, by their gain; `--gains` leaves out those that gain less or more.
+and what they miss is looked for in a long text. One JSON row is printed for each leak and seed, and appended to --out;
+what stands there is not tried again. At the end a table says how often leaks were found, by their gain; `--gains LOW
+HIGH` leaves out those that gain less or more.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,7 +30,7 @@ from caddie.data.tokenizers import Ids
 from caddie.pack.artifact import Artifact, load
 from caddie.score import Scoring
 from caddie.verify.black_box import Floats, LoopScorer, Positions, ScoredText
-from caddie.verify.known_bad import CheatScorer
+from caddie.verify.cheating_scorers import CheatScorer
 from caddie.verify.probe_case import (
     LONG_TOKENS,
     ProbeCase,
@@ -158,13 +160,12 @@ def table(rows: list[dict[str, Any]]) -> str:
     ]
     for hides_in, (low, high) in itertools.product(HIDES, itertools.pairwise((0.0, *BINS))):
         within = [row for row in rows if row["hides_in"] == hides_in and low < row["gain"] <= high]
-        if trials := sum(row["seeds"] for row in within):
-            found = sum(row["found"] for row in within)
-            each = ", ".join(
-                f"{sum(row['by'][name] for row in within):,} by {name}" for name in (*CHECKS, IN_LONG_TEXT)
-            )
-            gains, share = f"{low:g} to {high:g}", f"{found:,} of {trials:,} ({found / trials:.1%})"
-            lines.append(f"| {hides_in} | {gains} | {len(within)} | {share} | {each} |")
+        if within:
+            found = Counter(row["by"] for row in within if row["by"])
+            each = ", ".join(f"{found[name]:,} by {name}" for name in (*CHECKS, IN_LONG_TEXT))
+            leaks = len({(row["trigger"], row["share"], row["nats"]) for row in within})
+            share = f"{found.total():,} of {len(within):,} ({found.total() / len(within):.1%})"
+            lines.append(f"| {hides_in} | {low:g} to {high:g} | {leaks} | {share} | {each} |")
     return "\n".join(lines)
 
 
@@ -183,23 +184,18 @@ def main() -> None:
     whole = probe_case_of(artifact, scoring, excerpts(documents, scoring, 0), seed=0)
     honest = LoopScorer(artifact, scoring).score(tokens, np.arange(len(tokens) - 1)).probabilities
     assert honest is not None
-    rows = []
-    for hides_in, trigger, share, nats in itertools.product(HIDES, TRIGGERS, SHARES, NATS):
-        leak, begin = Leak(hides_in, trigger, share, nats), time.perf_counter()
-        gained = gain(whole, tokens, honest, leak)
-        if not arguments.gains[0] < gained <= arguments.gains[1]:
+    leaks = {
+        leak: gain(whole, tokens, honest, leak)
+        for leak in itertools.starmap(Leak, itertools.product(HIDES, TRIGGERS, SHARES, NATS))
+    }
+    known = arguments.out.read_text().splitlines() if arguments.out and arguments.out.exists() else []
+    rows: list[dict[str, Any]] = list(map(json.loads, known))
+    for seed, (leak, gained) in itertools.product(range(1, arguments.seeds + 1), leaks.items()):
+        trial, begin = {**asdict(leak), "seed": seed}, time.perf_counter()
+        if not arguments.gains[0] < gained <= arguments.gains[1] or any(trial.items() <= row.items() for row in rows):
             continue
-        found = [found_by(artifact, scoring, documents, seed, leak) for seed in range(1, arguments.seeds + 1)]
-        rows.append(
-            asdict(leak)
-            | {
-                "gain": gained,
-                "seeds": len(found),
-                "found": sum(one is not None for one in found),
-                "by": {name: found.count(name) for name in (*CHECKS, IN_LONG_TEXT)},
-                "seconds": round(time.perf_counter() - begin, 1),
-            }
-        )
+        found = found_by(artifact, scoring, documents, seed, leak)
+        rows.append({**trial, "gain": gained, "by": found, "seconds": round(time.perf_counter() - begin, 1)})
         print(json.dumps(rows[-1]), flush=True)
         if arguments.out:
             with arguments.out.open("a") as out:

@@ -22,7 +22,7 @@ from caddie.data.tokenizers import Ids
 from caddie.pack.artifact import load
 from caddie.report.units import bits_per_byte
 from caddie.verify.black_box import Floats, LoopScorer
-from caddie.verify.known_bad import Cheat
+from caddie.verify.cheats import Cheat
 from caddie.verify.probe_case import ProbeCase
 from caddie.verify.probes import run_probes
 
