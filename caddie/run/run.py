@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ from caddie.train.memory import enough_memory
 from caddie.train.size_forecast import Forecaster
 from caddie.train.stage_memory import check_stages
 from caddie.verify import verify
-from caddie.verify.remote_scorer import open_scorer
+from caddie.verify.whole_text import score_audited
 
 
 def run(
@@ -170,16 +169,19 @@ def score_artifact(
     """Score an artifact on the held-out `text` of a corpus; `bits_per_byte` is that of its own scoring.
 
     `scoring` replaces the artifact's own, and `scorer` (`FILE.py:NAME`) is a user's class; the result says so. `ranks`
-    score together, and the first writes the bytes and bits of each document to the file `documents`, if given.
+    score together, and the first writes the bytes and bits of each document to the file `documents`, if given. A scorer
+    of whole windows is audited: `CheckFailed` if it uses tokens before they are charged.
     """
     chosen, clock = scoring or artifact.scoring, Phases()
     progress.step({"event": "doing", "text": "choosing the number of threads"})
     with clock("warm_up"):
         use_quickest_threads(artifact.model, text, chosen, ranks)
-    with closing(open_scorer(artifact, scorer)) if scorer is not None else nullcontext() as own:
-        if own is not None:
-            progress.note(f"the scorer runs with {own.isolation}")
-        scores = score_kinds(artifact.model, text, chosen, own, progress, ranks)
+    notes = _notes(chosen, len(text.tokens) - 1)
+    if scorer is None:
+        scores = score_kinds(artifact.model, text, chosen, None, progress, ranks)
+    else:
+        scores, audited = score_audited(artifact, text, chosen, scorer, progress, ranks)
+        notes.append(audited)
     corpus.check_unchanged()
     counted, held_out = list(scores.values())[-1], corpus.manifest.validation
     if documents is not None and ranks.first:
@@ -192,7 +194,7 @@ def score_artifact(
         "artifact_bytes": artifact.file_bytes,
         **{kind: scores[kind].to_json() if kind in scores else None for kind in KINDS},
         "scoring": show(chosen),
-        "notes": _notes(chosen, len(text.tokens) - 1),
+        "notes": notes,
         "own_scoring": chosen == artifact.scoring and scorer is None,
         "byte_source": corpus.manifest.byte_source,
         "changed_documents": trip and trip.changed_documents,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Annotated, Literal
 
 import numpy as np
@@ -129,13 +131,15 @@ def score(
     *,
     scorer: Scorer | None = None,
     ranks: Ranks = Ranks(),
+    on_window: Callable[[Window, Losses], None] | None = None,
 ) -> Score:
     """Score every prediction of `text` exactly once, with the scorer of `scoring` unless a new one is given.
 
-    `progress` gets `tokens` events. Losses are summed in float64, window after window, so the batch size changes only
-    the rounding of the forward. `ranks` with the same model and text share the work of all shipped scorers; all get the
-    score of a single process, to the bit on machines of one kind with the same number of threads. Raises `UserError`
-    for a text that is shorter than a window, `CheckFailed` for a scorer that breaks the rules.
+    `progress` gets `tokens` events, `on_window` each window with its losses. Losses are summed in float64, window after
+    window, so the batch size changes only the rounding of the forward. `ranks` with the same model and text share the
+    work of all shipped scorers; all get the score of a single process, to the bit on machines of one kind with the same
+    number of threads. Raises `UserError` for a text that is shorter than a window, `CheckFailed` for a scorer that
+    breaks the rules.
     """
     begin = time.perf_counter()
     predictions = len(text.tokens) - 1
@@ -152,6 +156,8 @@ def score(
         document, beyond = np.searchsorted(begins, (window.first, window.end - 1), side="right")
         cuts = [0, *(begins[document:beyond] - window.first)]
         document_nats[document - 1 : beyond] += np.add.reduceat(losses, cuts)
+        if on_window is not None:
+            on_window(window, losses)
         progress.step({"event": "tokens", "done": scored, "total": predictions})
 
     device, layout = next(model.parameters()).device, layout_of(text.tokens, text.bos, bool(chosen.per_document))
@@ -208,8 +214,12 @@ def score_kinds(
     scorer: Scorer | None = None,
     progress: Progress = SILENT,
     ranks: Ranks = Ranks(),
+    on_window: Callable[[str, Window, Losses], None] = lambda kind, window, losses: None,
 ) -> dict[str, Score]:
-    """Return the scores of the `KINDS` that `scoring` has, and that of a user's `scorer` if given."""
+    """Return the scores of the `KINDS` that `scoring` has, and that of a user's `scorer` if given.
+
+    `on_window` gets the kind, each window and its losses.
+    """
     kinds = {"plain": scoring.plain}
     if scoring.stride < scoring.sequence_length:
         kinds["sliding"] = scoring.but(ttt=None, tilt=None)
@@ -219,8 +229,9 @@ def score_kinds(
     for kind, settings in kinds.items():
         progress.phase(kind)
         progress.step({"event": "doing", "text": KINDS[kind]})
-        scores[kind] = score(model, text, settings, progress, ranks=ranks)
+        scores[kind] = score(model, text, settings, progress, ranks=ranks, on_window=partial(on_window, kind))
     if scorer is not None:
         progress.phase("user")
-        scores["user"] = score(model, text, scoring.plain, progress, scorer=scorer, ranks=ranks)
+        keep = partial(on_window, "user")
+        scores["user"] = score(model, text, scoring.plain, progress, scorer=scorer, ranks=ranks, on_window=keep)
     return scores

@@ -103,7 +103,7 @@ class LoopScorer(BlackBoxScorer):
     def score(self, tokens: Ids, positions: Positions) -> ScoredText:
         """Score in the loop. Steps and distributions are recorded from outside, not reported by the scorer."""
         if self._scorer is None:
-            return self._recorded(self.scoring.scorer(self.model, self.bos), tokens, positions)
+            return self._recorded(self.make(), tokens, positions)
         reads = list[str]()
         try:
             with unwatched():  # this process runs none of the user's code, and measures the other's memory meanwhile
@@ -116,12 +116,16 @@ class LoopScorer(BlackBoxScorer):
         finally:
             record_reads(reads)
 
+    def make(self) -> Scorer:
+        """Return the scorer of the settings."""
+        return self.scoring.scorer(self.model, self.bos)
+
     def _recorded(self, scorer: Scorer, tokens: Ids, positions: Positions) -> ScoredText:
         layout = layout_of(tokens, self.bos, bool(scorer.per_document))
         predictions, gpt = len(tokens) - 1, self.model.config
         nats, prints, windows = np.zeros(predictions), np.zeros(predictions), list[Window]()
         probabilities = np.zeros((len(positions), gpt.vocabulary))
-        counting, device = _CountingScorer(scorer, predictions), next(self.model.parameters()).device
+        counting, device = CountingScorer(scorer, predictions), next(self.model.parameters()).device
         rows, workers = rows_and_workers(scorer, self.scoring, device)
 
         def record(window: Window, losses: Losses) -> None:
@@ -160,17 +164,31 @@ class LoopScorer(BlackBoxScorer):
         )
 
 
-class _CountingScorer(Scorer):
-    """Another scorer, in the loop as that one would be; records the step of each prediction."""
+class StepsDone(Exception):
+    """The last step that was wanted has been scored."""
 
-    def __init__(self, scorer: Scorer, predictions: int) -> None:
-        self.scorer, self.step = scorer, np.zeros(predictions, np.int64)
+
+class CountingScorer(Scorer):
+    """Another scorer, in the loop as that one would be; records the step of each prediction.
+
+    Raises `StepsDone` when `last_step` has been scored.
+    """
+
+    def __init__(self, scorer: Scorer, predictions: int, last_step: int | None = None) -> None:
+        self.scorer, self.last_step, self.step = scorer, last_step, np.zeros(predictions, np.int64)
         for claim in ("per_document", "in_order", "stateless", "fixed_between_updates", "together"):
             setattr(self, claim, getattr(scorer, claim))
+
+    def scored(self, nats: Floats, layout: Layout) -> ScoredText:
+        """Return the losses of a text of this layout with the steps in which they were made."""
+        segment = np.searchsorted(layout.begins, np.arange(len(nats)), side="right") - 1
+        return ScoredText(nats=nats, step=self.step, segment=segment, probabilities=None)
 
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
         """Yield the scorer's own steps."""
         for number, step in enumerate(self.scorer.plan(layout, rows)):
+            if self.last_step is not None and number > self.last_step:
+                raise StepsDone
             for window in step.windows:
                 self.step[window.first : window.end] = number
             yield step

@@ -79,6 +79,11 @@ def found_with(base: ScoredText, reference: Reference, text_bytes: int, places: 
     return float(1.0 - (1.0 - share) ** places)
 
 
+def percent(probability: float) -> str:
+    """Return a probability in percent, rounded down so that it never becomes a hundred."""
+    return f"{min(math.floor(1000 * probability) / 10, 99.9):.1f} %"
+
+
 def draw_change(
     tokens: Ids,
     base: ScoredText,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from caddie.data.tokenizers import Ids
-from caddie.score import SGD, layout_of
+from caddie.model import Cache
+from caddie.score import SGD, Layout, Scorer, Step, layout_of, windows
 from caddie.score.ngram_tilt import NGramCounts
 from caddie.score.ttt_sgd import Learner
 from caddie.verify.black_box import BlackBoxScorer, LoopScorer, Positions, ScoredText, fingerprint
@@ -137,3 +139,36 @@ class Smear(BlackBoxScorer):
         before = torch.cat((output[:, :1], output[:, :-1]), 1)
         before[1, 0] = output[0, 0]
         return output + 0.1 * before
+
+
+class Waits(Scorer):
+    """Scores plainly, but after 40,000 tokens raises the targets that its windows show."""
+
+    AFTER, NATS = 40_000, 5.0
+
+    def __init__(self, scorer: Scorer, length: int) -> None:
+        self.scorer, self.length, self.shown = scorer, length, 0
+
+    def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
+        """Yield one window after the other."""
+        for begin, end in zip(layout.begins.tolist(), layout.ends.tolist(), strict=True):
+            for window in windows(begin, end, self.length, self.length):
+                yield Step([window], [0])
+
+    @torch.inference_mode()
+    def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
+        """Return the logits, with those of all targets but the last raised once it has waited."""
+        logits = self.scorer.logits(inputs, slots, last)
+        self.shown += inputs.numel()
+        if self.shown > self.AFTER:
+            shown = inputs[:, 1:][:, 1 - last :, None] if last > 1 else inputs[:, :0, None]
+            logits[:, :-1].scatter_add_(2, shown, torch.full_like(shown, 1, dtype=logits.dtype) * self.NATS)
+        return logits
+
+
+class WaitingScorer(LoopScorer):
+    """`Waits`, in the loop."""
+
+    def make(self) -> Scorer:
+        """Return the scorer that waits."""
+        return Waits(self.scoring.plain.scorer(self.model, self.bos), self.scoring.sequence_length)

@@ -7,6 +7,7 @@ written as a `caddie.score.Scorer`. Numbers with # are issues and pull requests 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,10 +16,18 @@ from caddie.data.corpus import document_hash
 from caddie.errors import UserError, suggest
 from caddie.verify import cheats
 from caddie.verify.black_box import LoopScorer
-from caddie.verify.cheating_scorers import AdaptsFirst, CheatScorer, HintsInFileOrder, Smear, TrainsInPlace
+from caddie.verify.cheating_scorers import (
+    AdaptsFirst,
+    CheatScorer,
+    HintsInFileOrder,
+    Smear,
+    TrainsInPlace,
+    WaitingScorer,
+    Waits,
+)
 from caddie.verify.cheats import Cheat
 from caddie.verify.probe_case import ProbeCase
-from caddie.verify.probes import run_probes
+from caddie.verify.probes import FAR, run_probes
 
 
 def _spaces_twice(case: ProbeCase) -> ProbeCase:
@@ -43,6 +52,17 @@ def _cheat(cheat: Cheat) -> Callable[[ProbeCase], ProbeCase]:
 
 def _scorer(cls: type[LoopScorer | Smear | HintsInFileOrder]) -> Callable[[ProbeCase], ProbeCase]:
     return lambda case: replace(case, open=lambda: cls(case.artifact, case.scoring))
+
+
+def _waits(case: ProbeCase) -> ProbeCase:
+    scorer = WaitingScorer(case.artifact, case.scoring)
+    whole = case.whole and replace(case.whole, open=lambda: nullcontext(scorer.make()))
+    return replace(case, open=lambda: WaitingScorer(case.artifact, case.scoring), whole=whole)
+
+
+def _reaches(honest: ProbeCase, installed: ProbeCase) -> bool:
+    """True if the whole text goes on after the example has waited."""
+    return honest.whole is not None and len(honest.whole.tokens) > Waits.AFTER + honest.scoring.sequence_length
 
 
 def _gains(honest: ProbeCase, installed: ProbeCase) -> bool:
@@ -91,6 +111,7 @@ KNOWN_BAD: dict[str, KnownBad] = {
         _cheat(cheats.likely_peek_mostly),
         _gains,
     ),
+    "waits": KnownBad("targets of its windows after 40,000 tokens", FAR, _waits, _reaches),
     "likely_peek": KnownBad(
         "the likeliest token raised where it comes next",
         "drawn text is not predicted",
@@ -156,11 +177,12 @@ def catch(case: ProbeCase) -> list[Caught]:
     """Run all probes on every known-bad example, with the artifact and text of `case`."""
     found = []
     for name, example in KNOWN_BAD.items():
-        installed = example.install(case)
+        # The others are found in short texts or by other means, and keep distributions of all tokens.
+        installed = example.install(case if example.probe == FAR else replace(case, whole=None))
         checks = run_probes(installed)
         evidence = next((check.evidence for check in checks if check.name == example.probe), "not tried")
         failed = tuple(check.name for check in checks if not check.passed)
         acts = example.probe in failed or example.acts(case, installed)
-        evidence = evidence if acts else "it gains nothing with this artifact on this text: nothing could be found"
+        evidence = evidence if acts else "it does nothing with this artifact on this text: nothing could be found"
         found.append(Caught(name, example.what, example.probe, failed, evidence, acts))
     return found

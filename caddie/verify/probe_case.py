@@ -5,6 +5,7 @@ from __future__ import annotations
 import sysconfig
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from importlib.util import cache_from_source
@@ -18,11 +19,13 @@ import numpy.typing as npt
 from caddie.data.tokenizers import Ids, Tokenizer
 from caddie.errors import UserError
 from caddie.pack.artifact import Artifact
-from caddie.score import Scoring
+from caddie.score import Scorer, Scoring
 from caddie.verify.audit_hook import watch_reads
 from caddie.verify.black_box import BlackBoxScorer, Floats, LoopScorer, Positions, ScoredText
 from caddie.verify.changes import Change, chances, draw_change, found_with
 from caddie.verify.own_model import DrawnText, Reference, draw_text, own_windows, reference
+from caddie.verify.remote_scorer import open_scorer
+from caddie.verify.whole_text import WholeText
 
 DOCUMENTS = 6
 """Fewest documents of a probe text."""
@@ -36,6 +39,10 @@ LONG_TOKENS = 32_768
 """Most tokens of a long text."""
 _LONG_SECONDS, _USER_SECONDS = 0.8, 6.0
 """Time that one scoring of a long text may take by a scorer of caddie's and by a user's."""
+_WHOLE_SECONDS = 10.0
+"""Time that one scoring of a whole text may take."""
+WHOLE_BYTES = 1 << 22
+"""Most bytes of a whole text."""
 _WINDOWS = 3
 """Windows of a user's scorer that the probe text is longer than."""
 _LONG = 5 / 8
@@ -93,6 +100,8 @@ class ProbeCase:
     effort: Effort = Effort()
     long_text: Ids | None = None
     """Held-out text in its own order, for leaks that wait or are rare; None if scoring takes long or there is none."""
+    whole: WholeText | None = None
+    """Held-out text that is scored as for a score, if the scorer could wait for a late token of it."""
     _changed: dict[int, tuple[Change, ScoredText]] = field(default_factory=dict, init=False)
     touched: list[str] = field(default_factory=list, init=False)
     """Files, connections and processes that the scorer used beyond `may_read` while it scored its first text."""
@@ -269,7 +278,35 @@ def sized_case(
     case = probe_case_of(artifact, scoring, documents, seed=seed, scorer=scorer, length=length)
     long = min(LONG_TOKENS, int((_USER_SECONDS if scorer else _LONG_SECONDS) * per_second))
     text = text_in_order(artifact.tokenizer, in_order, long)
-    return replace(case, long_text=text) if len(text) > max(_MOST, len(case.tokens)) else case
+    if len(text) > max(_MOST, len(case.tokens)):
+        case = replace(case, long_text=text)
+    if not scorer and scored.context is not None and not scored.learns:
+        return case  # caddie's own code that remembers nothing
+
+    def open() -> AbstractContextManager[Scorer]:
+        if scorer:
+            return closing(open_scorer(artifact, scorer))
+        return nullcontext(scoring.scorer(artifact.model, artifact.tokenizer.bos))
+
+    return with_whole_text(case, scoring, in_order, per_second, open)
+
+
+def with_whole_text(
+    case: ProbeCase,
+    scoring: Scoring,
+    documents: Sequence[bytes],
+    per_second: float,
+    open: Callable[[], AbstractContextManager[Scorer]],
+) -> ProbeCase:
+    """Return the case with as much of the documents, one after the other, as can be scored in time."""
+    tokenizer = case.artifact.tokenizer
+    tokens = text_in_order(tokenizer, documents, int(_WHOLE_SECONDS * per_second))
+    if len(tokens) <= scoring.sequence_length:
+        return case
+    spelled = int(tokenizer.byte_lengths(tokens[tokens != tokenizer.bos]).sum())
+    model, bos = case.artifact.model, tokenizer.bos
+    whole = WholeText(model=model, bos=bos, scoring=scoring, open=open, tokens=tokens, text_bytes=spelled)
+    return replace(case, whole=whole)
 
 
 def text_in_order(tokenizer: Tokenizer, documents: Sequence[bytes], length: int) -> Ids:
@@ -358,8 +395,8 @@ def excerpts(documents: Sequence[bytes], scoring: Scoring, seed: int) -> list[by
 
 
 def in_order_from(documents: Sequence[bytes], seed: int) -> list[bytes]:
-    """Return the documents as they follow one another, from a random one on, enough for a long text."""
-    first, bytes_left, found = int(np.random.default_rng(seed).integers(len(documents))), LONG_TOKENS * _TOKEN_BYTES, []
+    """Return the documents as they follow one another, from a random one on, enough for a whole text."""
+    first, bytes_left, found = int(np.random.default_rng(seed).integers(len(documents))), WHOLE_BYTES, []
     for document in [*documents[first:], *documents[:first]]:
         if bytes_left <= 0:
             break

@@ -6,6 +6,7 @@ A probe takes a case and returns a result and its evidence, or None if it does n
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,8 +14,9 @@ import numpy as np
 
 from caddie.data.tokenizers import MARK
 from caddie.errors import UserError
-from caddie.verify.changes import GAIN, settled
+from caddie.verify.changes import GAIN, percent, settled
 from caddie.verify.probe_case import ProbeCase
+from caddie.verify.whole_text import audit
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ _DRAWN = 1024
 _DEVIATIONS = 5.0
 """Standard deviations beyond which a mean rank is not chance: once in three million times."""
 _SPACES = b"a b  c   d\n e\t f \xc3\xa9 \xe4\xbd\xa0 \xe2\x98\x83 \xf0\x9d\x92\xb3 \xef\xbc\x91 .\n"
+FAR = "no look-ahead far into a text"
 HELD_OUT = "held-out text was not trained on"
 _ORDER = 0.05
 """Relative change of the total loss that another order of documents may cause."""
@@ -97,13 +100,18 @@ def _search(case: ProbeCase) -> Found:
     settled_before = f"none of {earlier:,} losses settled before them changed, nor a distribution; {later:,} others did"
     if case.shows_one_token:
         return True, f"{places:,} places of changes: {settled_before}; the scorer is shown charged tokens alone"
-    found = f"a leak of {GAIN} bits per byte in this text is found with {_percent(case.found_with(places))}"
+    found = f"a leak of {GAIN} bits per byte in this text is found with {percent(case.found_with(places))}"
     return True, f"{places:,} places of changes: {settled_before}; {found}"
 
 
-def _percent(probability: float) -> str:
-    """Return a probability in percent, rounded down so that it never becomes a hundred."""
-    return f"{min(math.floor(1000 * probability) / 10, 99.9):.1f} %"
+def _whole_text(case: ProbeCase) -> Found | None:
+    """Score a whole text again with another one from secret places on: no loss up to there may change."""
+    if case.whole is None or case.shows_one_token:
+        return None
+    begin = time.perf_counter()
+    base = case.whole.scored()
+    seconds = time.perf_counter() - begin
+    return audit(case.whole, base, case.whole.plain_nats(), seed=case.seed, seconds=seconds)
 
 
 def _drawn(case: ProbeCase) -> Found | None:
@@ -307,6 +315,7 @@ PROBES: dict[str, Probe] = {
     "scores a text": _finite_losses,
     "reads nothing else": _reads,
     "no look-ahead": _look_ahead,
+    FAR: _whole_text,
     "drawn text is not predicted": _drawn,
     "random tokens are not predicted": _own_target,
     "document ends are not predicted": _ends,
@@ -325,6 +334,6 @@ PROBES: dict[str, Probe] = {
 def missing_probes(checks: Sequence[Check]) -> list[str]:
     """Return the names of the probes that always answer and are missing in `checks`."""
     works = bool(checks) and checks[0].passed
-    optional = _drawn, _ends, _held_out  # they do not apply to some texts
+    optional = _whole_text, _drawn, _ends, _held_out  # they do not apply to some texts
     expected = [name for name, probe in PROBES.items() if probe not in optional] if works else list(PROBES)[:2]
     return [name for name in expected if name not in {check.name for check in checks}]

@@ -1,0 +1,181 @@
+"""Audit of a whole scoring: it is done again with another text from a secret place on, and charged for the same tokens.
+
+Probe texts are short, so a scorer may wait until they are over. The audit follows the score itself, from the first
+token on and with all that the scorer remembers by then: up to the place, no loss may differ by a bit.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing, suppress
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from caddie.data.tokenizers import Ids
+from caddie.errors import CheckFailed
+from caddie.model import Model
+from caddie.pack.artifact import Artifact
+from caddie.runtime.distributed import Ranks
+from caddie.runtime.progress import SILENT, Progress
+from caddie.score import Score, Scorer, Scoring, Text, Window, layout_of, run, score_kinds
+from caddie.score.loop import Losses
+from caddie.score.score import rows_and_workers
+from caddie.score.scorer import nats
+from caddie.verify.black_box import CountingScorer, Floats, ScoredText, StepsDone
+from caddie.verify.changes import GAIN, may_change_ends, percent
+from caddie.verify.remote_scorer import RemoteTokens, open_scorer
+
+_FOUND = 0.99
+"""Probability of finding a leak of `GAIN` at which an audit ends before its time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeText:
+    """A text that is scored from beginning to end with the settings of its score."""
+
+    model: Model
+    bos: int
+    scoring: Scoring
+    open: Callable[[], AbstractContextManager[Scorer]]
+    """Make a new scorer, which has seen nothing."""
+    tokens: Ids
+    text_bytes: int
+
+    def scored(self, progress: Progress = SILENT) -> ScoredText:
+        """Score the text as it is."""
+        with self.open() as scorer:
+            return self._score(scorer, self.tokens, progress)
+
+    def plain_nats(self) -> Floats:
+        """Return the losses of the model itself in plain windows."""
+        return self._score(self.scoring.plain.scorer(self.model, self.bos), self.tokens).nats
+
+    def again(self, text: Ids, last_step: int, progress: Progress = SILENT) -> Floats:
+        """Return what a new scorer of another text would be charged for the tokens of this one, NaN after that step."""
+        with self.open() as scorer:
+            return self._score(scorer, text, progress, last_step).nats
+
+    def _score(
+        self, scorer: Scorer, text: Ids, progress: Progress = SILENT, last_step: int | None = None
+    ) -> ScoredText:
+        layout, predictions = layout_of(text, self.bos, bool(scorer.per_document)), len(text) - 1
+        found, done = np.full(predictions, np.nan), 0
+
+        def charge(batch: Sequence[Window], logits: Tensor) -> None:
+            rows = np.stack([self.tokens[window.first + 1 : window.end + 1] for window in batch]).astype(np.int64)
+            losses = nats(logits, torch.from_numpy(rows).to(logits.device)).cpu().double().numpy()
+            for window, row in zip(batch, losses, strict=True):
+                found[window.first : window.end] = row
+
+        def tell(window: Window, losses: Losses) -> None:
+            nonlocal done
+            done += len(losses)
+            progress.step({"event": "tokens", "done": done, "total": predictions})
+
+        counting, device = CountingScorer(scorer, predictions, last_step), next(self.model.parameters()).device
+        rows, workers = rows_and_workers(counting, self.scoring, device)
+        vocabulary = self.model.config.vocabulary
+        with suppress(StepsDone):
+            run(counting, text, layout, rows, tell, device, workers, vocabulary=vocabulary, on_logits=charge)
+        return counting.scored(found, layout)
+
+
+def audit(
+    whole: WholeText, base: ScoredText, plain: Floats, *, seed: int, seconds: float, progress: Progress = SILENT
+) -> tuple[bool, str]:
+    """Score the text again with others from secret places on; return the result and its evidence.
+
+    `base` is the score of the text, `plain` the losses of the model itself. Places are drawn in turn by what the scorer
+    gains over the model and evenly, until a leak of `GAIN` would be found or the time is over; one is always tried.
+    """
+    tokens, generator, begin = whole.tokens, np.random.default_rng([seed, 5]), time.perf_counter()
+    free = (tokens[1:] != whole.bos) | may_change_ends(base)
+    gain = np.where(free, np.maximum(plain - base.nats, 0.0), 0.0)
+    share = min(1.0, GAIN * math.log(2) * whole.text_bytes / max(float(gain.sum()), 1e-9))
+    on_cpu, passed = next(whole.model.parameters()).device.type == "cpu", 0
+    for number in count():
+        weights = gain if number % 2 == 0 and gain.any() else free
+        place = 1 + int(generator.choice(len(weights), p=weights / weights.sum()))
+        step, own = base.step[place - 1], np.arange(len(base.step)) < place
+        settled = (base.step < step) | ((base.step == step) & ((base.segment != base.segment[place - 1]) | own))
+        losses = whole.again(another_text(tokens, base, place, whole.bos, generator), int(step), progress)
+        wrong = settled & ~np.isclose(losses, base.nats, rtol=0.0, atol=0.0 if on_cpu else 1e-3)
+        if wrong.any():
+            token, what = int(np.flatnonzero(wrong)[0]) + 1, f"{int(wrong.sum()):,} of {int(settled.sum()):,} losses"
+            where = f"with another text from token {place:,} of {len(tokens):,} on, {what} up to there changed"
+            return False, f"{where}, such as that of token {token:,}: it uses tokens before they are charged"
+        passed += int(settled.sum())
+        found = 1.0 - (1.0 - share) ** (number // 2 + 1)
+        if (found >= _FOUND and number) or time.perf_counter() - begin > seconds:
+            break
+    places = f"{len(tokens):,} tokens, scored {number + 1} more time{'s' if number else ''} with others from a place on"
+    power = f"a leak of {GAIN} bits per byte in this text is found with {percent(found)}"
+    return True, f"{places}: none of {passed:,} losses up to there changed; {power}"
+
+
+def another_text(tokens: Ids, base: ScoredText, place: int, bos: int, generator: np.random.Generator) -> Ids:
+    """Return the text with other tokens from `place` on, of the stretch of that place and of all that is scored later.
+
+    It goes on as it does elsewhere after the same token, so nothing shows that it was changed. A BOS stays where a
+    scorer may know it.
+    """
+    predictions, step = np.arange(len(base.step)), base.step[place - 1]
+    here = (base.step == step) & (base.segment == base.segment[place - 1]) & (predictions >= place - 1)
+    where, stock = np.flatnonzero((base.step > step) | here) + 1, tokens
+    if not may_change_ends(base):
+        where, stock = where[tokens[where] != bos], tokens[tokens != bos]
+    others = stock != tokens[place]
+    alike = others & (np.roll(stock, 1) == tokens[place - 1])
+    begins = np.flatnonzero(alike if alike.any() else others)
+    text = tokens.copy()
+    if len(begins):
+        first = int(generator.choice(begins)) - int(np.searchsorted(where, place))
+        text[where] = np.take(stock, first + np.arange(len(where)), mode="wrap")
+    return text
+
+
+def score_audited(
+    artifact: Artifact, text: Text, scoring: Scoring, name: str, progress: Progress, ranks: Ranks
+) -> tuple[dict[str, Score], str]:
+    """Return the scores of an artifact with that of the user's scorer `name`, and the evidence of its audit.
+
+    The audit takes about as long as the scorer did. `CheckFailed` if it finds that tokens are used too early. A scorer
+    that is shown charged tokens alone is not audited.
+    """
+    predictions = len(text.tokens) - 1
+    losses = {kind: np.zeros(predictions) for kind in ("plain", "user")}
+
+    def keep(kind: str, window: Window, found: Losses) -> None:
+        if kind in losses:
+            losses[kind][window.first : window.end] = found
+
+    with closing(open_scorer(artifact, name)) as own:
+        progress.note(f"the scorer runs with {own.isolation}")
+        counting = CountingScorer(own, predictions)
+        scores = score_kinds(artifact.model, text, scoring, counting, progress, ranks, keep)
+    if isinstance(own, RemoteTokens):
+        return scores, "The scorer was shown charged tokens alone."
+    if not ranks.first:
+        return scores, ""
+    progress.phase("audit")
+    whole = WholeText(
+        model=artifact.model,
+        bos=text.bos,
+        scoring=scoring.plain,
+        open=lambda: closing(open_scorer(artifact, name)),
+        tokens=text.tokens,
+        text_bytes=text.source_bytes,
+    )
+    base = counting.scored(losses["user"], layout_of(text.tokens, text.bos, counting.per_document))
+    seed, seconds = secrets.randbits(32), scores["user"].seconds
+    passed, evidence = audit(whole, base, losses["plain"], seed=seed, seconds=seconds, progress=progress)
+    if not passed:
+        raise CheckFailed(f"{name}: {evidence}")
+    return scores, f"Audit of the scorer: {evidence}."

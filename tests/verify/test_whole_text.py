@@ -1,0 +1,249 @@
+"""Audits of a whole scoring: scorers that wait are found however long they do, and honest ones are not accused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from caddie.pack.artifact import Artifact, load
+from caddie.score import SGD, ChunkSGD, DocumentLoRA, Scorer, Scoring
+from caddie.score.ngram_tilt import NGramTilt
+from caddie.verify.black_box import ScoredText
+from caddie.verify.cheating_scorers import Waits
+from caddie.verify.known_bad import KNOWN_BAD, catch, known_bad
+from caddie.verify.probe_case import Effort, excerpts, in_order_from, library, probe_case_of, sized_case, text_in_order
+from caddie.verify.probes import FAR, PROBES
+from caddie.verify.whole_text import WholeText, another_text, audit
+
+BOS = 256
+
+
+@pytest.fixture(scope="module")
+def artifact(tiny_run: Any) -> Artifact:
+    """A packed artifact with random weights of some size."""
+    loaded = load(tiny_run.artifact)
+    chance = torch.Generator().manual_seed(0)
+    for parameter in loaded.model.parameters():
+        parameter.requires_grad_(False).add_(0.2 * torch.randn(parameter.shape, generator=chance))
+    return loaded
+
+
+def whole_of(
+    artifact: Artifact, length: int, scoring: Scoring | None = None, make: Callable[[Scorer], Scorer] = lambda own: own
+) -> WholeText:
+    chosen, tokens = scoring or artifact.scoring.plain, text_in_order(artifact.tokenizer, library(), length)
+    return WholeText(
+        model=artifact.model,
+        bos=BOS,
+        scoring=chosen,
+        open=lambda: nullcontext(make(chosen.scorer(artifact.model, BOS))),
+        tokens=tokens,
+        text_bytes=int(artifact.tokenizer.byte_lengths(tokens[tokens != BOS]).sum()),
+    )
+
+
+def audited(whole: WholeText, seed: int = 1, seconds: float = 0.0) -> tuple[bool, str]:
+    return audit(whole, whole.scored(), whole.plain_nats(), seed=seed, seconds=seconds)
+
+
+def waiting(artifact: Artifact, length: int) -> WholeText:
+    return whole_of(artifact, length, make=lambda own: Waits(own, artifact.scoring.sequence_length))
+
+
+# Scorers that wait
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_scorer_that_waits_is_found_by_one_more_scoring(
+    seed: int, artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Waits, "AFTER", 1000)
+    passed, evidence = audited(waiting(artifact, 1500), seed)
+    assert not passed
+    assert "it uses tokens before they are charged" in evidence
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(10))
+def test_the_example_that_waits_for_40000_tokens_is_found_with_every_seed(seed: int, artifact: Artifact) -> None:
+    plain = artifact.scoring.plain
+    honest = probe_case_of(artifact, plain, excerpts(library(), plain, seed), seed=seed)
+    whole = whole_of(artifact, 60_000)
+    assert len(whole.tokens) > Waits.AFTER
+    installed = known_bad("waits").install(replace(honest, whole=whole, effort=Effort(places=12, found=0.0)))
+    assert not PROBES[FAR](installed)[0]
+    assert PROBES["no look-ahead"](installed)[0]  # short texts are over before it begins
+
+
+def test_an_example_that_cannot_wait_so_long_is_inconclusive(
+    artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("caddie.verify.known_bad.KNOWN_BAD", {"waits": KNOWN_BAD["waits"]})
+    plain = artifact.scoring.plain
+    case = probe_case_of(artifact, plain, excerpts(library(), plain, 1), seed=1)
+    case = replace(case, effort=Effort(places=1, found=0.0))
+    for whole in (None, whole_of(artifact, 1500)):
+        assert [one.outcome for one in catch(replace(case, whole=whole))] == ["inconclusive"]
+    monkeypatch.setattr(Waits, "AFTER", 1000)
+    assert [one.outcome for one in catch(replace(case, whole=whole_of(artifact, 1500)))] == ["pass"]
+
+
+class Plans(Scorer):
+    """Scores plainly, and makes its windows shorter where the text that it has been shown goes on with an even id."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self.scorer, self.even = scorer, False
+
+    def plan(self, layout: Any, rows: int) -> Any:
+        begin, end = 0, int(layout.ends[-1])
+        while begin < end:
+            stop = min(end, begin + (32 if self.even else 64))
+            yield next(iter(self.scorer.plan(type(layout)(np.array([begin]), np.array([stop])), 1)))
+            begin = stop
+
+    def logits(self, inputs: Any, slots: Any, last: int, cache: Any = None) -> Any:
+        self.even = bool(inputs[0, 16] % 2 == 0)
+        return self.scorer.logits(inputs, slots, last)
+
+
+def test_a_plan_that_looks_at_shown_tokens_only_is_honest(artifact: Artifact) -> None:
+    scoring = artifact.scoring.plain.but(sequence_length=64, stride=64)
+    assert all(audited(whole_of(artifact, 800, scoring, Plans), seed)[0] for seed in range(3))
+
+
+def test_a_leak_that_gains_nothing_is_looked_for_evenly(artifact: Artifact) -> None:
+    class Lowers(Waits):
+        """Is worse off by what it knows."""
+
+        AFTER, NATS = 0, -5.0
+
+    whole = whole_of(artifact, 600, make=lambda own: Lowers(own, artifact.scoring.sequence_length))
+    assert not audited(whole, seconds=60.0)[0]
+
+
+# Honest scorers
+
+HONEST = {
+    "plain": {"stride": 64},
+    "sliding": {"stride": 16},
+    "chunks": {"ttt": ChunkSGD(chunk_tokens=128, sgd=SGD(epochs=1))},
+    "documents": {"ttt": DocumentLoRA(rank=2, lr=0.01, chunk_tokens=32, targets=("query", "head"))},
+    "tilt": {"stride": 64, "tilt": NGramTilt(order=3)},
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_scorers_are_not_accused(name: str, artifact: Artifact) -> None:
+    scoring = artifact.scoring.but(sequence_length=64, stride=64, ttt=None, tilt=None).but(HONEST[name])
+    passed, evidence = audited(whole_of(artifact, 700, scoring), seconds=0.2)
+    assert passed, evidence
+    assert "a leak of 0.005 bits per byte in this text is found with " in evidence
+
+
+def test_a_case_has_a_whole_text_unless_its_scorer_remembers_nothing(artifact: Artifact) -> None:
+    given = excerpts(library(), artifact.scoring, 1)
+    learns = artifact.scoring.but(ttt=ChunkSGD(chunk_tokens=512, sgd=SGD(epochs=1)))
+    for scoring, there in ((artifact.scoring, False), (learns, True)):
+        case = sized_case(artifact, scoring, given, seed=1, in_order=in_order_from(library(), 1))
+        assert (case.whole is not None) == there
+        assert (
+            PROBES[FAR](replace(case, whole=case.whole and replace(case.whole, tokens=case.whole.tokens[:800])))
+            is not None
+        ) == there
+    assert case.whole is not None
+    assert case.whole.scoring == learns  # not fitted to a short text
+
+
+# The other text
+
+
+def scored(step: list[int], segment: list[int]) -> ScoredText:
+    return ScoredText(nats=np.zeros(len(step)), step=np.array(step), segment=np.array(segment), probabilities=None)
+
+
+def test_another_text_goes_on_as_it_does_elsewhere() -> None:
+    tokens = np.array([9, 1, 2, 3, 4, 1, 5, 6, 7, 1, 2, 8], np.uint16)
+    text = another_text(tokens, scored([*range(11)], [0] * 11), 6, 9, np.random.default_rng(0))
+    # token 5 follows a 1; after the other two stands a 2, and what comes then is kept
+    assert text[:6].tolist() == tokens[:6].tolist()
+    assert text[6:].tolist() in ([2, 3, 4, 1, 5, 6], [2, 8, 9, 1, 2, 3])
+
+
+def test_another_text_changes_what_is_scored_later_and_no_document_end() -> None:
+    tokens = np.array([9, 1, 2, 3, 9, 1, 2, 4, 9, 1, 2, 5, 6], np.uint16)
+    # documents of four tokens: the second is scored first, then the first and the third in one step
+    base = scored([1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1], [0] * 4 + [1] * 4 + [2] * 4)
+    text = another_text(tokens, base, 2, 9, np.random.default_rng(0))
+    assert text[4:].tolist() == tokens[4:].tolist()  # scored before, or beside it
+    assert text[0] == 9
+    assert text[1] == 1
+    assert text[2] != 2
+    text = another_text(tokens, base, 6, 9, np.random.default_rng(0))
+    assert (text == 9).tolist() == (tokens == 9).tolist()
+    assert text[4:6].tolist() == [9, 1]
+    assert text[6] != 2
+    assert (text[[1, 2, 3]] != tokens[[1, 2, 3]]).any()
+
+
+# A user's scorer, as `caddie score` runs it
+
+WAITS = """
+import torch
+from caddie.score import Scorer, Step, windows
+class Waits(Scorer):
+    def __init__(self, model, tokenizer):
+        self.model, self.bos, self.shown = model, tokenizer.bos, 0
+    def plan(self, layout, rows):
+        for window in windows(0, int(layout.ends[0]), 64, 64):
+            yield Step([window], [0])
+    @torch.no_grad()
+    def logits(self, inputs, slots, last, cache=None):
+        self.shown += inputs.shape[1]
+        logits = self.model(inputs, inputs == self.bos)
+        if self.shown > AFTER:
+            logits[:, :-1].scatter_add_(2, inputs[:, 1:, None], torch.full((1, inputs.shape[1] - 1, 1), 5.0))
+        return logits[:, -last:]
+"""
+CHARGED = """
+from caddie.score import TokenScorer
+class Even(TokenScorer):
+    def predict(self):
+        return [0.0] * self.tokenizer.vocabulary
+    def update(self, token):
+        pass
+"""
+
+
+@pytest.mark.parametrize(("after", "status"), [(500, 1), (10**9, 0)])
+def test_a_score_of_a_users_scorer_is_audited(
+    after: int, status: int, tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "waits.py").write_text(WAITS.replace("AFTER", str(after)))
+    data = ("--data", tiny_run.corpus, "--scorer", tmp_path / "waits.py", "--quiet", "--json")
+    ended = caddie("score", tiny_run.artifact, *data)
+    assert ended.status == status, ended.err
+    if status:
+        assert "waits.py: with another text from token" in ended.err
+        assert "it uses tokens before they are charged" in ended.err
+        assert not ended.out
+    else:
+        assert "none of" in json.loads(ended.out)["notes"][-1]
+
+
+def test_a_scorer_that_is_shown_charged_tokens_alone_is_not_audited(
+    tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "even.py").write_text(CHARGED)
+    ended = caddie(
+        "score", tiny_run.artifact, "--data", tiny_run.corpus, "--scorer", tmp_path / "even.py", "--quiet", "--json"
+    )
+    assert ended.status == 0, ended.err
+    assert json.loads(ended.out)["notes"][-1] == "The scorer was shown charged tokens alone."
