@@ -30,7 +30,7 @@ from caddie.runtime.memory import peak_bytes
 from caddie.score import Text, score
 from caddie.train.loop import train
 from caddie.train.memory import estimate_memory
-from caddie.train.stage_memory import estimate_stages
+from caddie.train.stage_memory import Stage, estimate_stages
 
 MIB = 1 << 20
 SCORED = 16_384
@@ -63,7 +63,7 @@ def measure(case: str) -> None:
     print(json.dumps([tokens, estimate.process, estimate.state, estimate.step, trained.peak_bytes]))
 
 
-def measure_stage(case: str, stage: str) -> None:
+def measure_stage(case: str, stage: Stage) -> None:
     """Pack or score an untrained model in this process and print the estimated and the measured bytes."""
     name, *settings = case.split(",")
     recipe = find(name).but(assignments(settings))
@@ -81,7 +81,8 @@ def measure_stage(case: str, stage: str) -> None:
     else:
         score(model, Text(ids[: SCORED + 1], 1, SCORED, SCORED, SCORED), recipe.score)
     children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 * torch.get_num_threads()
-    print(json.dumps([found.process, getattr(found, stage), peak_bytes(torch.device("cpu")) + children]))
+    part = found.needed(stage) - found.process
+    print(json.dumps([found.process, part, peak_bytes(torch.device("cpu")) + children]))
 
 
 def measure_stages(cases: Sequence[str]) -> None:

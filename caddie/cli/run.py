@@ -197,6 +197,7 @@ def pack(
     from caddie.run.stages import calibrate_recipe
     from caddie.runtime.distributed import Ranks, local_device
     from caddie.runtime.progress import Phases
+    from caddie.train.stage_memory import check_stages
 
     recipe, seed, corpus = read_run(folder, parts)
     with Display(quiet=quiet) as display:
@@ -210,12 +211,14 @@ def pack(
         if cap.policy:
             display.note(str(cap))
         path = out or folder / (f"artifact-{cap.cap_bytes}.caddie" if settings else ARTIFACT)
+        ranks = Ranks(device=local_device())
+        check_stages(recipe.model, recipe.pack, recipe.score, 0, ranks, {"packing": 1})
         weights, calibrations = run_weights(folder, recipe, corpus), {}
         if recipe.pack.calibrated:
             if (known_number(pick(read_json(folder / RESULT), "world")) or 1) > 1:
                 display.note("several processes calibrated this run, and one does now: the file differs by some bytes")
             with phases("calibrate"):
-                calibrations = calibrate_recipe(recipe, weights, corpus, Ranks(device=local_device()))
+                calibrations = calibrate_recipe(recipe, weights, corpus, ranks)
         with phases("pack"):
             packing = recipe.pack.but(cap_bytes=cap.file_bytes)
             compressed = pack_weights(metadata, weights, packing, path, calibrations, display)

@@ -20,7 +20,7 @@ from caddie.data.corpus import Corpus
 from caddie.errors import CheckFailed, UserError
 from caddie.model.parameters import assign
 from caddie.pack.artifact import SOURCE, Artifact, Metadata, load
-from caddie.pack.compress import pack
+from caddie.pack.compress import Pack, pack
 from caddie.pack.quantize import Calibration
 from caddie.pack.source_bundle import source_needed
 from caddie.recipes.recipe import Recipe
@@ -173,10 +173,12 @@ def score_artifact(
     of whole windows is audited: `CheckFailed` if it uses tokens before they are charged.
     """
     chosen, clock = scoring or artifact.scoring, Phases()
+    predictions = len(text.tokens) - 1
+    check_stages(artifact.model.config, Pack(), chosen, predictions, ranks, {"scoring": ranks.world})
     progress.step({"event": "doing", "text": "choosing the number of threads"})
     with clock("warm_up"):
         use_quickest_threads(artifact.model, text, chosen, ranks)
-    notes = _notes(chosen, len(text.tokens) - 1)
+    notes = _notes(chosen, predictions)
     if scorer is None:
         scores = score_kinds(artifact.model, text, chosen, None, progress, ranks)
     else:

@@ -6,8 +6,9 @@ Nothing is traced: packing depends on numbers that are only known after training
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 import psutil
 import torch
@@ -16,7 +17,7 @@ from torch import nn
 from caddie.errors import UserError
 from caddie.model import GPT, Linear
 from caddie.model.flops import flops_per_token
-from caddie.pack.calibrate import as_matrix
+from caddie.pack.calibrate import SelfGenerated, as_matrix
 from caddie.pack.compress import Pack
 from caddie.runtime.distributed import Ranks
 from caddie.runtime.memory import GIB, free_bytes
@@ -43,17 +44,27 @@ _CONTEXT_BYTES = 50
 """Bytes that the n-gram tilt keeps for each context, of which there are at most as many as tokens."""
 
 
+Stage = Literal["packing", "scoring"]
+
+
 @dataclass(frozen=True)
 class StageMemory:
     """Bytes of one process at the peaks of the stages after training, beside the program itself."""
 
     process: int
+    calibrating: int
     packing: int
-    """Calibration and packing, with the processes that code."""
+    """Packing proper, with the processes that code."""
     scoring: int
 
+    def needed(self, stage: Stage, processes: int = 1) -> int:
+        """Return the bytes of a stage on one machine: all processes calibrate and score, and one packs."""
+        if stage == "scoring":
+            return processes * (self.process + self.scoring)
+        return max(processes * (self.process + self.calibrating), self.process + self.packing)
+
     def __str__(self) -> str:
-        packing, scoring = ((self.process + part) / GIB for part in (self.packing, self.scoring))
+        packing, scoring = (self.needed(stage) / GIB for stage in get_args(Stage))
         return f"packing about {packing:,.1f} GiB, scoring about {scoring:,.1f} GiB"
 
 
@@ -62,20 +73,32 @@ def estimate_stages(gpt: GPT, pack: Pack, scoring: Scoring, predictions: int = 0
     with torch.device("meta"):
         model = gpt.build()
     process = int(psutil.Process().memory_info().rss)
-    return StageMemory(process, _packing(gpt, model, pack, scoring), _scoring(gpt, model, scoring, predictions))
+    return StageMemory(process, *_packing(gpt, model, pack, scoring), _scoring(gpt, model, scoring, predictions))
 
 
-def check_stages(gpt: GPT, pack: Pack, scoring: Scoring, predictions: int, ranks: Ranks) -> None:
-    """Raise `UserError` if packing or scoring will not fit this machine, with the number and a setting that fits."""
+def check_stages(
+    gpt: GPT,
+    pack: Pack,
+    scoring: Scoring,
+    predictions: int,
+    ranks: Ranks,
+    stages: Mapping[Stage, int] | None = None,
+) -> None:
+    """Raise `UserError` if packing or scoring will not fit this machine, with the number and a setting that fits.
+
+    `stages` are those that come, each with the processes of this machine that do it: unless given, all `ranks`
+    calibrate and one process scores, as in a run.
+    """
     if ranks.device.type != "cpu":
         return
     free, found = free_bytes(ranks.device, ranks.started), estimate_stages(gpt, pack, scoring, predictions)
-    needs = {"packing": found.process + found.packing, "scoring": found.process + found.scoring}
     text = ""
-    for stage, need in needs.items():
-        if need > free and not text:
-            short = f"{stage} needs about {need / GIB:,.1f} GiB, and this machine has {free / GIB:,.1f} GiB free"
-            text = f"{short}; {_advice(stage, gpt, scoring, free, predictions)}"
+    for stage, processes in (stages or {"packing": ranks.world, "scoring": 1}).items():
+        if (need := found.needed(stage, processes)) > free and not text:
+            together = f" in {processes} processes" if processes > 1 else ""
+            short = f"{stage}{together} needs about {need / GIB:,.1f} GiB"
+            advice = _advice(stage, processes, gpt, pack, scoring, free, predictions)
+            text = f"{short}, and this machine has {free / GIB:,.1f} GiB free; {advice}"
     if ranks.maximum(float(bool(text)))[0]:  # a collective: all processes refuse, or none
         raise (
             UserError(text or "packing or scoring does not fit the memory of another process")
@@ -84,23 +107,43 @@ def check_stages(gpt: GPT, pack: Pack, scoring: Scoring, predictions: int, ranks
         )
 
 
-def _advice(stage: str, gpt: GPT, scoring: Scoring, free: int, predictions: int) -> str:
+def _advice(stage: Stage, processes: int, gpt: GPT, pack: Pack, scoring: Scoring, free: int, predictions: int) -> str:
     """Return a setting with which a stage fits, or what else to do."""
-    choices: list[dict[str, Any]] = []
-    if stage == "scoring" and isinstance(scoring.ttt, DocumentLoRA):
-        halves = range(1, scoring.ttt.documents.bit_length())
-        choices += [{"ttt.documents": max(1, scoring.ttt.documents >> half)} for half in halves]
-    if stage == "scoring":
-        choices += [{name: None} for name in ("ttt", "tilt") if getattr(scoring, name) is not None]
+    of, choices = ("pack", _smaller_packings(pack, scoring)) if stage == "packing" else ("score", _smaller(scoring))
     for diff in choices:
-        found = estimate_stages(gpt, Pack(), scoring.but(diff), predictions)
-        if (need := found.process + found.scoring) <= free:
-            (name, value), *_ = diff.items()
-            return f"score.{name}={'none' if value is None else value} needs about {need / GIB:,.1f} GiB"
+        changed = (pack.but(diff), scoring) if of == "pack" else (pack, scoring.but(diff))
+        if (need := estimate_stages(gpt, *changed, predictions).needed(stage, processes)) <= free:
+            settings = " ".join(f"{of}.{name}={'none' if value is None else value}" for name, value in diff.items())
+            return f"{settings} needs about {need / GIB:,.1f} GiB"
+    if processes > 1 and (need := estimate_stages(gpt, pack, scoring, predictions).needed(stage)) <= free:
+        return f"one process needs about {need / GIB:,.1f} GiB"
     return "take a smaller model, or NAME_mini in place of NAME"
 
 
-def _packing(gpt: GPT, model: nn.Module, pack: Pack, scoring: Scoring) -> int:
+def _smaller_packings(pack: Pack, scoring: Scoring) -> Iterator[dict[str, Any]]:
+    """Yield diffs of packing that take less memory, those that change least first."""
+    batches = list[dict[str, Any]]()
+    if pack.calibrated:
+        name = "batch" if isinstance(pack.calibration, SelfGenerated) else "batch_tokens"
+        least, value = 1 if name == "batch" else scoring.sequence_length, int(getattr(pack.calibration, name))
+        while value > least:
+            value = max(least, value // 2)
+            batches.append({f"calibration.{name}": value})
+    yield from batches
+    if pack.fit is not None:
+        yield from ({"fit": None}, *({**one, "fit": None} for one in batches[-1:]))
+
+
+def _smaller(scoring: Scoring) -> Iterator[dict[str, Any]]:
+    """Yield diffs of scoring that take less memory, those that change least first."""
+    if isinstance(scoring.ttt, DocumentLoRA):
+        halves = range(1, scoring.ttt.documents.bit_length())
+        yield from ({"ttt.documents": max(1, scoring.ttt.documents >> half)} for half in halves)
+    yield from ({name: None} for name in ("ttt", "tilt") if getattr(scoring, name) is not None)
+
+
+def _packing(gpt: GPT, model: nn.Module, pack: Pack, scoring: Scoring) -> tuple[int, int]:
+    """Return the memory of calibrating and of packing proper."""
     shapes = {name: as_matrix(weight).shape for name, weight in model.named_parameters()}
     weights = sum(map(math.prod, shapes.values()))
     held, hessians, calibrating = _HELD_BYTES * weights, 0, 0
@@ -118,7 +161,7 @@ def _packing(gpt: GPT, model: nn.Module, pack: Pack, scoring: Scoring) -> int:
     candidates = _CANDIDATES if pack.fit is not None else 1
     coders = torch.get_num_threads() if torch.get_num_threads() > 1 and weights >= 1 << 22 else 0
     packing = round(candidates * _CANDIDATE_BYTES * weights) + coders * _CODER_BYTES
-    return held + hessians + max(calibrating, packing)
+    return held + hessians + calibrating, held + hessians + packing
 
 
 def _scoring(gpt: GPT, model: nn.Module, scoring: Scoring, predictions: int) -> int:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from caddie.errors import UserError
 from caddie.model import GPT
+from caddie.pack.calibrate import CalibrationText, SelfGenerated, TrainingText
 from caddie.pack.compress import Pack
 from caddie.pack.quantize import Float16
 from caddie.recipes.catalog import find
@@ -21,6 +26,8 @@ from caddie.train import stage_memory
 from caddie.train.stage_memory import check_stages, estimate_stages
 
 SMALL = GPT(vocabulary=256, width=64, depth=2)
+WIDE = GPT(vocabulary=256, width=512, depth=4)
+MIB = 1 << 20
 SCORING = Scoring(sequence_length=128, stride=64)
 LORA = DocumentLoRA(rank=8, chunk_tokens=32, documents=16)
 
@@ -56,3 +63,80 @@ def test_what_will_not_fit_is_refused_before_training(tmp_path: Path, monkeypatc
     assert not (tmp_path / "run" / "log.jsonl").exists()
     monkeypatch.setattr(stage_memory, "free_bytes", lambda device, processes=1: 1 << 50)
     check_stages(SMALL, Pack(), large, 0, Ranks())
+
+
+class Machine:
+    """A machine with so much free memory."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.monkeypatch = monkeypatch
+
+    def has(self, free: int) -> None:
+        self.monkeypatch.setattr(stage_memory, "free_bytes", lambda device, processes=1: free)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setattr("psutil.Process", lambda: SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=MIB)))
+    return Machine(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (TrainingText(batch_tokens=1 << 16), r"pack\.calibration\.batch_tokens=(\d+) needs about"),
+        (SelfGenerated(batch=512), r"pack\.calibration\.batch=(\d+) needs about"),
+    ],
+)
+def test_the_refusal_of_packing_names_the_batch_that_fits(text: CalibrationText, named: str, machine: Machine) -> None:
+    pack, name = Pack(calibration=text), "batch" if isinstance(text, SelfGenerated) else "batch_tokens"
+    quarter = pack.but({f"calibration.{name}": getattr(text, name) // 4})
+    machine.has(estimate_stages(SMALL, quarter, SCORING).needed("packing"))
+    with pytest.raises(UserError, match=named) as error:
+        check_stages(SMALL, pack, SCORING, 0, Ranks())
+    found = re.search(named, str(error.value))
+    assert found is not None
+    assert int(found[1]) == getattr(text, name) // 4
+    check_stages(SMALL, quarter, SCORING, 0, Ranks())
+
+
+def test_it_names_the_search_for_the_cap_where_candidates_take_the_memory(machine: Machine) -> None:
+    small = TrainingText(batch_tokens=128)
+    machine.has(estimate_stages(WIDE, Pack(calibration=small, fit=None), SCORING).needed("packing"))
+    with pytest.raises(UserError, match=r"; pack\.fit=none needs about"):
+        check_stages(WIDE, Pack(calibration=small), SCORING, 0, Ranks())
+    with pytest.raises(UserError, match=r"; pack\.calibration\.batch_tokens=128 pack\.fit=none needs about"):
+        check_stages(WIDE, Pack(calibration=TrainingText(batch_tokens=1 << 15)), SCORING, 0, Ranks())
+
+
+def test_processes_of_one_machine_calibrate_together(machine: Machine) -> None:
+    pack = Pack(calibration=TrainingText(batch_tokens=1024), fit=None)
+    one = estimate_stages(SMALL, pack, SCORING)
+    assert one.needed("packing", 3) == 3 * (one.process + one.calibrating)
+    assert one.needed("scoring", 3) == 3 * one.needed("scoring")
+    machine.has(one.needed("packing"))
+    check_stages(SMALL, pack, SCORING, 0, Ranks(), {"packing": 1})
+    refused = r"packing in 64 processes needs about .* GiB free; one process needs about"
+    with pytest.raises(UserError, match=refused):
+        check_stages(SMALL, pack, SCORING, 0, Ranks(), {"packing": 64})
+
+
+@pytest.mark.parametrize(
+    ("verb", "stage"), [(["pack", "cap=900000", "--out", "new.caddie"], "packing"), (["score"], "scoring")]
+)
+def test_the_verbs_refuse_what_a_run_would(
+    verb: list[str],
+    stage: str,
+    tiny_run: Any,
+    caddie: Callable[..., Any],
+    machine: Machine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    machine.has(GIB // 1024)
+    data = ["--data", tiny_run.corpus] if verb == ["score"] else []
+    ended = caddie(verb[0], tiny_run.folder, *verb[1:], *data, "--quiet")
+    assert ended.status == 2
+    assert re.fullmatch(rf"caddie: {stage} needs about .* GiB, and this machine has 0\.0 GiB free; .*\n", ended.err)
+    assert not list(tmp_path.iterdir())
