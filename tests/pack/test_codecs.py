@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import random
 import subprocess
 import sys
@@ -237,3 +238,11 @@ def test_settings_out_of_range():
         Zstd(level=23)
     with pytest.raises(UserError, match="did you mean Brotli"):
         Codec.from_json("Brotil")
+
+
+@pytest.mark.parametrize("extreme", [False, True])
+def test_lzma_searches_as_hard_as_it_is_told(extreme: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(lzma, "compress", lambda data, form, filters: asked.extend(filters) or b"")
+    Lzma(preset=6, extreme=extreme).encode(b"text")
+    assert asked[-1]["preset"] == 6 | (lzma.PRESET_EXTREME if extreme else 0)

@@ -223,3 +223,9 @@ def test_settings() -> None:
     assert found.tilt is not None
     assert "order=4" in found.tilt
     assert math.isfinite(found.nats)
+
+
+def test_keys_are_those_of_the_public_script() -> None:
+    ids = np.array([5, 7, 11, 13])
+    expected = [(5 * 36313) ^ (7 * 27191) ^ (11 * 51647), (7 * 36313) ^ (11 * 27191) ^ (13 * 51647)]
+    assert NGramCounts(4).keys(ids).tolist() == expected

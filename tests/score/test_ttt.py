@@ -361,6 +361,13 @@ def test_lengths_of_short_documents_rise() -> None:
     assert [chosen.chunk(predictions) for predictions in (8, 9, 19, 20)] == [4, 5, 5, 48]
 
 
+def test_a_short_chunk_may_be_as_long_as_a_window() -> None:
+    settings, model = DocumentLoRA(chunk_tokens=8, targets=("query",), short_chunks=((9, 16),)), build(TINY, 0)
+    settings.build(model, 0, 16, 16, torch.float32)
+    with pytest.raises(UserError, match=r"short_chunks must be at most score\.sequence_length"):
+        settings.build(model, 0, 15, 15, torch.float32)
+
+
 def test_short_documents_have_the_chunks_of_the_public_script(frontier: Path) -> None:
     settings = facts(frontier / "config")["chunks"]["settings"]
     limits = [tuple(map(int, part.split(":"))) for part in settings["ttt_short_score_first_steps"].split(",")]

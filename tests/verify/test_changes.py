@@ -19,7 +19,7 @@ from caddie.score.ttt_sgd import SGD
 from caddie.verify.black_box import LoopScorer, ScoredText, fingerprint
 from caddie.verify.changes import chances, draw_change, found_with, settled
 from caddie.verify.known_bad import KNOWN_BAD, Caught, KnownBad, catch
-from caddie.verify.own_model import Reference, draw_text, own_windows, reference
+from caddie.verify.own_model import Reference, _batches, draw_text, own_windows, reference
 from caddie.verify.probe_case import (
     WHOLE_BYTES,
     Effort,
@@ -144,6 +144,15 @@ def test_a_plain_scorer_gains_nothing_over_its_own_model(artifact: Artifact) -> 
         others = np.stack([on.reference.likely, on.reference.drawn])
         assert not (others == on.tokens[1:]).any()
         assert not (others == BOS).any()
+
+
+def test_windows_longer_than_a_batch_are_scored_one_by_one() -> None:
+    own = [
+        Window(0, 0, 5000),
+        Window(5000, 5000, 10_000),
+        *(Window(at, at, at + 1000) for at in range(10_000, 16_000, 1000)),
+    ]
+    assert [len(batch) for batch in _batches(own)] == [1, 1, 4, 2]
 
 
 def test_the_probability_of_drawn_text_is_known(artifact: Artifact) -> None:

@@ -28,7 +28,7 @@ from caddie.pack.artifact import Artifact, load
 from caddie.score import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Scoring
 from caddie.score.ngram_tilt import NGramTilt
 from caddie.verify.black_box import BlackBoxScorer, ScoredText, fingerprint
-from caddie.verify.changes import settled
+from caddie.verify.changes import Change, settled
 from caddie.verify.known_bad import KNOWN_BAD, known_bad
 from caddie.verify.probe_case import (
     DOCUMENTS,
@@ -210,6 +210,28 @@ def test_every_second_change_reaches_all_that_is_scored_later(artifact: Artifact
         later = np.flatnonzero((on.base.step > first) & (on.tokens[1:] != on.bos)) + 1
         reached = np.isin(later, change.changed).mean() if len(later) else 1.0
         assert reached > 0.9 if index % 2 else reached < 0.9
+
+
+def test_the_evidence_says_what_was_changed_and_found(artifact: Artifact) -> None:
+    on = case(artifact, artifact.scoring.plain)
+    changed = sum(len(on.changed(index)[0].changed) for index in (0, 2))
+    assert seen(on, "context matters").startswith(f"{changed:,} tokens changed: ")
+    assert "; the true token ranks above 0." in seen(on, "random tokens are not predicted")
+
+
+@pytest.mark.parametrize(("wrong", "changed", "named"), [(3, [1, 2, 3], 3), (0, [2, 3, 4], 2), (1, [1, 3, 4], 3)])
+def test_the_evidence_names_the_next_change_or_the_last(
+    wrong: int, changed: list[int], named: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of two documents of three tokens is scored first, so it may not depend on the first one's tokens."""
+    base = scored([1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1])
+    change = Change(tokens=np.zeros(7, np.uint16), changed=np.array(changed), places=np.array(changed[:1]))
+    monkeypatch.setattr("caddie.verify.probes.settled", lambda base, changed, own=0: np.ones(6, np.bool_))
+    other = replace(base, nats=np.where(np.arange(6) == wrong, 1.0, 0.0))
+    on: Any = SimpleNamespace(base=base, changes=lambda: [(change, other)], differ=lambda a, b: a != b)
+    passed, evidence = PROBES["no look-ahead"](on)
+    assert not passed
+    assert evidence.endswith(f"such as that of token {wrong + 1} after a change from token {named} on")
 
 
 def test_an_unknown_example_is_a_mistake() -> None:

@@ -342,6 +342,7 @@ def test_the_meter_measures_what_the_writer_writes():
     weights = model._weights(priors()[2, 20:22, :32] * 9, np.zeros((2, 32), np.int64), 1)
     symbols = np.random.default_rng(0).integers(0, 32, 500).astype(np.int32)
     meter = Meter()
+    assert meter.size == 0
     meter.code(symbols, weights, np.array([300, 200]))
     odds = np.concatenate([weights[0, symbols[:300]], weights[1, symbols[300:]]]) + 1
     bits = float(-np.log2(odds / 2**24).sum())
