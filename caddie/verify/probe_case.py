@@ -40,7 +40,9 @@ LONG_TOKENS = 32_768
 _LONG_SECONDS, _USER_SECONDS = 0.8, 6.0
 """Time that one scoring of a long text may take by a scorer of caddie's and by a user's."""
 _WHOLE_SECONDS = 10.0
-"""Time that one scoring of a whole text may take."""
+"""Time that one scoring of a whole text may take, unless the text is shorter than `LEAST_WHOLE`."""
+LEAST_WHOLE = 65_536
+"""Tokens of a whole text for a user's scorer or an example, if there are so many and however slow it is."""
 WHOLE_BYTES = 1 << 22
 """Most bytes of a whole text."""
 _WINDOWS = 3
@@ -288,7 +290,7 @@ def sized_case(
             return closing(open_scorer(artifact, scorer))
         return nullcontext(scoring.scorer(artifact.model, artifact.tokenizer.bos))
 
-    return with_whole_text(case, scoring, in_order, per_second, open)
+    return with_whole_text(case, scoring, in_order, per_second, open, LEAST_WHOLE if scorer else 0)
 
 
 def with_whole_text(
@@ -297,10 +299,11 @@ def with_whole_text(
     documents: Sequence[bytes],
     per_second: float,
     open: Callable[[], AbstractContextManager[Scorer]],
+    least: int,
 ) -> ProbeCase:
-    """Return the case with as much of the documents, one after the other, as can be scored in time."""
+    """Return the case with as much of the documents, one after the other, as can be scored in time, or `least`."""
     tokenizer = case.artifact.tokenizer
-    tokens = text_in_order(tokenizer, documents, int(_WHOLE_SECONDS * per_second))
+    tokens = text_in_order(tokenizer, documents, max(least, int(_WHOLE_SECONDS * per_second)))
     if len(tokens) <= scoring.sequence_length:
         return case
     spelled = int(tokenizer.byte_lengths(tokens[tokens != tokenizer.bos]).sum())

@@ -24,9 +24,9 @@ from caddie.runtime.autotune import quickest, thread_counts
 from caddie.score import Scoring, check_windows
 from caddie.verify.known_bad import Caught, catch, known_bad
 from caddie.verify.probe_case import (
+    LEAST_WHOLE,
     SHORT,
     Effort,
-    ProbeCase,
     excerpts,
     in_order_from,
     library,
@@ -240,15 +240,6 @@ def main() -> None:
     print(json.dumps(answer))
 
 
-def _with_whole_text(case: ProbeCase, in_order: Sequence[bytes]) -> ProbeCase:
-    """Return the case of an example with a whole text, which it scores with the artifact's plain scoring."""
-    begin = time.perf_counter()
-    case.open().score(case.tokens, case.positions)
-    per_second = len(case.tokens) / (time.perf_counter() - begin)
-    scorer = case.scoring.scorer(case.artifact.model, case.bos)
-    return with_whole_text(case, case.scoring, in_order, per_second, lambda: contextlib.nullcontext(scorer))
-
-
 def _run_job(job: dict[str, Any]) -> dict[str, Any]:
     artifact = load(job["artifact"], parts=job["parts"])
     scoring = Scoring.from_json(job["score"])
@@ -263,7 +254,8 @@ def _run_job(job: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(quickest(thread_counts(), work))
     scorer = job["scorer"]
     if job["examples"] or (scorer and scorer.startswith(_KNOWN_BAD)):
-        short = _with_whole_text(short, in_order)
+        plain = short.scoring.scorer(artifact.model, short.bos)
+        short = with_whole_text(short, short.scoring, in_order, 0.0, lambda: contextlib.nullcontext(plain), LEAST_WHOLE)
     if scorer and scorer.startswith(_KNOWN_BAD):
         case = known_bad(scorer.removeprefix(_KNOWN_BAD)).install(short)
     else:

@@ -129,6 +129,21 @@ def test_a_leak_that_gains_nothing_is_looked_for_evenly(artifact: Artifact) -> N
     assert not audited(whole, seconds=60.0)[0]
 
 
+@pytest.mark.parametrize("seconds", [0.0, 10.0])
+def test_a_users_scorer_is_followed_however_slow_it_is(
+    seconds: float, artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("caddie.verify.probe_case._WHOLE_SECONDS", seconds)
+    monkeypatch.setattr("caddie.verify.probe_case.LEAST_WHOLE", 3000)
+    (tmp_path / "waits.py").write_text(WAITS.replace("AFTER", "2500"))
+    given = artifact, artifact.scoring, excerpts(library(), artifact.scoring, 1)
+    case = sized_case(*given, seed=1, scorer=str(tmp_path / "waits.py"), in_order=in_order_from(library(), 1))
+    assert case.whole is not None
+    assert (len(case.whole.tokens) == 3000) == (not seconds)
+    if not seconds:
+        assert not PROBES[FAR](case)[0]
+
+
 # Honest scorers
 
 HONEST = {
