@@ -364,17 +364,24 @@ def measure(run: Path, steps: Iterable[float], ways: Iterable[str], tokens: int,
 
 
 def summary(rows: list[dict[str, Any]], rates: Iterable[float]) -> str:
-    """The table: each run and way at each rate, interpolated between its steps."""
+    """The table: each run and way at each rate, from a curve through its steps; the last column is to plain rounding."""
+    points: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        points.setdefault((row["run"], row["way"]), []).append(row)
     lines = []
-    for run, way in dict.fromkeys((row["run"], row["way"]) for row in rows):
-        points = [row for row in rows if (row["run"], row["way"]) == (run, way)]
+    for (run, way), ours in points.items():
         for rate in rates:
-            found = [
-                at(points, rate * points[0]["parameters"] / 8, field) for field in ("gap", "divergence", "predicted")
-            ]
-            if found[0] is not None:
-                lines.append([run, f"{rate:g}", way, *("-" if one is None else f"{one:.5f}" for one in found)])
-    return table(sorted(lines, key=lambda line: line[:2]), ["weights", "bits", "rounding", "gap", "KL", "predicted"])
+            size = rate * ours[0]["parameters"] / 8
+            found = [at(ours, size, field) for field in ("gap", "divergence", "predicted")]
+            theirs = at(points.get((run, "plain"), []), size, "divergence")
+            if found[1] is not None:
+                parts = [
+                    *(f"{one:.6f}" for one in found if one is not None),
+                    f"{found[1] / theirs:.2f}" if theirs else "-",
+                ]
+                lines.append([run, f"{rate:g}", way, *parts])
+    lines.sort(key=lambda line: line[:2])
+    return table(lines, ["weights", "bits a weight", "rounding", "gap", "KL", "predicted", "KL : plain"])
 
 
 def main() -> None:

@@ -95,3 +95,17 @@ def test_even_integers_cost_what_the_product_takes_for_whole_ones() -> None:
     integers = Waterfilling(step=0.2).quantize(WEIGHT, KNOWN)["integers"]
     none, size = (np.zeros(256, bool), np.zeros(24, bool)), len(EntropyModel().encode(integers))
     assert trellis.trellis_bytes(2 * integers.astype(np.int64), *none) == pytest.approx(size, rel=0.02)
+
+
+def test_the_table_has_each_way_at_each_rate_that_its_steps_reach() -> None:
+    def row(way: str, bits: float, loss: float) -> dict[str, object]:
+        fields = {"gap": loss, "divergence": loss, "predicted": loss}
+        return {"run": "toy", "way": way, "parameters": 8000, "bytes": 1000 * bits, **fields}
+
+    bits = (1.0, 2.0, 4.0)
+    rows = [row("plain", each, 4.0**-each) for each in bits] + [row("trellis", each, 0.8 * 4.0**-each) for each in bits]
+    lines = [line.split() for line in trellis.summary(rows, (2.0, 3.0, 5.0)).splitlines()]
+    ratios = {(line[1], line[2]): line[-1] for line in lines if line and line[0] == "toy"}
+    assert ratios == {
+        (rate, way): each for rate in ("2", "3") for way, each in (("plain", "1.00"), ("trellis", "0.80"))
+    }
