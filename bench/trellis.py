@@ -9,10 +9,11 @@ bits of a choice, weighed by the slope, are those of the entropy model's priors 
 be chosen among odd integers. Rows and columns of few bits take no part: there a trellis is worse than rounding.
 
 Bytes are those of the entropy model's loop with contexts for even and odd integers apart, in the better of both
-orientations, by its own count of code lengths; for `plain` those of the product. `chosen` takes for each matrix
-whichever of `plain` and the trellis has less predicted loss plus bytes at the price that the step implies. `sdclip` is
-GPTQ on rows with steps of k standard deviations and Brotli. The gap is in bits per byte of held-out text, and so is the
-divergence (Kullback-Leibler) from the weights before. `--rows` keeps what was measured and is not measured again.
+orientations, by its own count of code lengths; for `plain` those of the product, or of this loop where it takes fewer.
+`chosen` takes for each matrix whichever of `plain` and the trellis has less predicted loss plus bytes at the price that
+the step implies. `sdclip` is GPTQ on rows with steps of k standard deviations and Brotli. The gap is in bits per byte
+of held-out text, and so is the divergence (Kullback-Leibler) from the weights before. `--rows` keeps what was measured
+and is not measured again.
 """
 
 from __future__ import annotations
@@ -333,6 +334,11 @@ class Weights:
         if "along" in arrays:
             size += trellis_bytes(arrays["integers"].astype(np.int64), arrays.pop("along"), arrays.pop("across"))
             del arrays["integers"]
+        elif way == "plain" and "column_steps" in arrays:
+            integers = arrays.pop("integers")
+            none = (np.zeros(of, bool) for of in as_rows(weight).shape)
+            whole = as_rows(torch.from_numpy(integers)).numpy().astype(np.int64)
+            size += min(len(coding.encode(integers)), trellis_bytes(2 * whole, *none))
         size += sum(len(coding.encode(array)) for array in arrays.values())
         return Stored(restored, size, predicted_loss(calibration, weight, restored))
 
@@ -364,7 +370,7 @@ def measure(run: Path, steps: Iterable[float], ways: Iterable[str], tokens: int,
 
 
 def summary(rows: list[dict[str, Any]], rates: Iterable[float]) -> str:
-    """The table: each run and way at each rate, from a curve through its steps; the last column is to plain rounding."""
+    """The table: each run and way at each rate, from a curve through its steps; the last column is against plain."""
     points: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         points.setdefault((row["run"], row["way"]), []).append(row)
