@@ -588,7 +588,7 @@ def first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Loa
         recipe = find("tiny").but(shrunk | {"train.loader": loader})
         found: list[tuple[Any, Any]] = []
 
-        def step(self: Any, batches: Any, moment: Any, bos: int) -> float:
+        def step(self: Any, batches: Any, moment: Any, bos: int, lr_scale: float) -> float:
             found.append(({name: tensor.clone() for name, tensor in self.parameters.items()}, next(batches).inputs))
             raise Started
 

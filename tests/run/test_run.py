@@ -167,7 +167,15 @@ def test_run_folder_is_complete(folder: Path, result: dict[str, Any], by_two: Pa
 
 def check_run_folder(run: Path, result: dict[str, Any]) -> None:
     names = {path.name for path in run.iterdir()}
-    kept = {"recipe.json", "log.jsonl", "weights.safetensors", "artifact.caddie", "result.json", "report.html"}
+    kept = {
+        "recipe.json",
+        "log.jsonl",
+        "weights.safetensors",
+        "artifact.caddie",
+        "result.json",
+        "report.html",
+        "documents.csv",
+    }
     assert names == kept | {"checkpoint.safetensors"}
     assert result["verified"] is True
     assert result["under_cap"] is True
