@@ -7,6 +7,7 @@ import gc
 import inspect
 import io
 import json
+import math
 import os
 import random
 import signal
@@ -139,6 +140,13 @@ def frontier(parity: Path) -> Path:
 def real_data(request: pytest.FixtureRequest) -> Path:
     """Folder with real text and the contest's tokenizers."""
     return _folder(request, "--data")
+
+
+@pytest.fixture(autouse=True)
+def no_word_of_a_busy_machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Trainings of the tests say nothing of how busy the machine is, so that their notes are the same everywhere."""
+    if "train" in request.path.parts:
+        monkeypatch.setattr("caddie.train.hooks.BUSY_SECONDS", math.inf)
 
 
 @pytest.fixture(scope="session", autouse=True)

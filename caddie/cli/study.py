@@ -97,6 +97,7 @@ def study(
 
     Results go beside FILE.py, or to --out; run folders to runs/.
     """
+    from caddie.lab.executors import share_niceness
     from caddie.lab.holdout import score_holdout
     from caddie.lab.ladder import ladder
     from caddie.lab.results import Results
@@ -120,6 +121,8 @@ def study(
         return _begin(found, results, nice, **how)
     if nice and (lower := getattr(os, "nice", None)):  # Windows has none
         lower(nice)
+        if os.getsid(0) == os.getpid():  # begun in the background
+            share_niceness(os.getpid())
     if holdout is None:
         method = select if greedy else ladder if as_ladder else None
         return _run(found, results, method=method, **how)

@@ -102,7 +102,7 @@ def start(
     """
     environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, threads // max(1, gpus))), **variables}
     with (job.parent / OUTPUT).open("ab") as output:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*command(job, gpus), "--with-parent"],
             cwd=folder,
             env=environment,
@@ -111,6 +111,16 @@ def start(
             stderr=output,
             start_new_session=session,
         )
+    if session:
+        share_niceness(process.pid)
+    return process
+
+
+def share_niceness(leader: int) -> None:
+    """Give the session of a process the niceness of this one. Linux weighs sessions before processes (sched(7))."""
+    if nice := getattr(os, "nice", None):  # Windows has none
+        with suppress(OSError):
+            Path(f"/proc/{leader}/autogroup").write_text(str(nice(0)))
 
 
 def finish(process: subprocess.Popen[bytes]) -> int:

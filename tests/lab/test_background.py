@@ -135,3 +135,19 @@ def test_a_background_study_is_killed_and_goes_on(tmp_path: Path) -> None:
         check_log(path.parent)
     assert " h left\n" in (tmp_path / "study.log").read_text()
     assert (tmp_path / "report.html").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this system does not weigh sessions")
+def test_a_session_of_its_own_is_as_nice_as_who_begins_it() -> None:
+    program = """
+import os, subprocess, sys
+from pathlib import Path
+from caddie.lab.executors import share_niceness
+os.nice(7)
+with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as begun:
+    share_niceness(begun.pid)
+    print(Path(f"/proc/{begun.pid}/autogroup").read_text())
+    begun.kill()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert ended.stdout.split()[-2:] == ["nice", "7"], ended
