@@ -55,6 +55,8 @@ class ScoredText:
     """Of each distribution one number, (N - 1,), that differs if the distributions differ: see `fingerprint`."""
     windows: tuple[Window, ...] = ()
     """Windows of the text, if it was scored in windows."""
+    ends_known: bool = False
+    """True if the scorer is told where documents end, even of a text that has only one."""
     context: Positions | None = None
     """First token that each prediction may depend on besides what was learnt in earlier steps, (N - 1,), if the scorer
     claims that windows or documents are independent; otherwise it may depend on all that was scored before it."""
@@ -160,6 +162,7 @@ class LoopScorer(BlackBoxScorer):
             learns=learns,
             fingerprint=prints,
             windows=tuple(windows),
+            ends_known=bool(scorer.per_document),
             context=context,
         )
 
@@ -182,7 +185,8 @@ class CountingScorer(Scorer):
     def scored(self, nats: Floats, layout: Layout) -> ScoredText:
         """Return the losses of a text of this layout with the steps in which they were made."""
         segment = np.searchsorted(layout.begins, np.arange(len(nats)), side="right") - 1
-        return ScoredText(nats=nats, step=self.step, segment=segment, probabilities=None)
+        ends_known = bool(self.per_document)
+        return ScoredText(nats=nats, step=self.step, segment=segment, probabilities=None, ends_known=ends_known)
 
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
         """Yield the scorer's own steps."""

@@ -55,8 +55,8 @@ def settled(base: ScoredText, changed: Positions, own: int = 0) -> Mask:
 
 
 def may_change_ends(base: ScoredText) -> bool:
-    """True if BOS may be replaced: the text is one stretch, so its layout, which a scorer knows, stays the same."""
-    return not base.segment.any()
+    """True if BOS may be replaced or added: the text is one stretch to the scorer, which is told of no documents."""
+    return not (base.ends_known or base.segment.any())
 
 
 def chances(base: ScoredText, reference: Reference, tokens: Ids, bos: int) -> Floats:

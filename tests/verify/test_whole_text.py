@@ -163,6 +163,17 @@ def test_honest_scorers_are_not_accused(name: str, artifact: Artifact) -> None:
     assert "a leak of 0.005 bits per byte in this text is found with " in evidence
 
 
+@pytest.mark.parametrize("name", ["plain", "documents"])
+def test_a_scorer_that_knows_documents_is_given_no_new_ones(name: str, artifact: Artifact) -> None:
+    scoring = artifact.scoring.but(sequence_length=64, stride=64, ttt=None, tilt=None).but(HONEST[name])
+    whole = whole_of(artifact, 700, scoring)
+    base, ends = whole.scored(), whole.tokens == BOS
+    assert np.count_nonzero(ends) == 1
+    chance = np.random.default_rng(0)
+    texts = [another_text(whole.tokens, base, place, BOS, chance) for place in range(300, 690, 10)]
+    assert any(np.count_nonzero(text == BOS) > 1 for text in texts) == (name == "plain")
+
+
 def test_a_case_has_a_whole_text_unless_its_scorer_remembers_nothing(artifact: Artifact) -> None:
     given = excerpts(library(), artifact.scoring, 1)
     learns = artifact.scoring.but(ttt=ChunkSGD(chunk_tokens=512, sgd=SGD(epochs=1)))
