@@ -34,7 +34,8 @@ _LEAST_TILE, _LARGEST_TILE = 64, 1 << 15  # elements
 _GROWTH = 4  # a tile is as high and wide as a quarter of what is above and left of it
 _LEAST_COLUMNS = 4  # of a tile
 _RECENT_ROWS = 16  # rows that the usual magnitude is the mean of, about
-_TRIAL = 1 << 15  # elements on which settings are chosen
+_TRIAL = 1 << 15  # elements on which settings are tried
+_RUNS = 4  # of successive rows, of which those elements are
 _MOST_ELEMENTS = 1 << 31
 _MOST_COUNTED = 1 << 16  # range up to which a median is found by counting
 
@@ -55,6 +56,7 @@ class _Settings(NamedTuple):
 
 
 _TRUST = (1, 4, 16, 64)
+_MOVES = ("columns", -1), ("columns", 1), ("rows", -1), ("rows", 1), ("skewed", 1)
 _CHOICES = [_Settings(*choice) for choice in product(range(3), range(4), range(4), range(2), range(2))]
 
 
@@ -70,33 +72,58 @@ class EntropyModel(ArrayCodec):
     )
 
     def encode(self, array: Array, like: bytes = b"") -> bytes:
-        """Return the stream with the settings that suit the array's first rows best, or with those of `like`."""
+        """Return the stream with settings by trial (`_best`), or with those of `like`."""
         if array.dtype.kind not in "biu" or array.dtype.itemsize > 4 or array.size >= _MOST_ELEMENTS:
             return Packed(codec=Brotli(), columns=True, shuffle=True).encode(array)
         matrix = array.astype(np.int64).reshape(matrix_shape(array.shape))
         writer = Writer()
-        _write(matrix, _settings_of(like) or self._best(matrix, array.itemsize), writer, array.itemsize + 1)
+        _write(matrix, _settings_of(like) or _best(matrix, array.itemsize + 1), writer, array.itemsize + 1)
         return bytes([ENTROPY_MODEL]) + writer.finish(_seal(array))
 
-    @staticmethod
-    def _best(matrix: Integers, item_bytes: int) -> _Settings:
-        """Return settings by local search: no neighbour makes the first rows shorter."""
-        head = matrix[: max(1, _TRIAL // max(1, matrix.shape[1]))]
 
-        @cache
-        def size(settings: _Settings) -> int:
-            meter = Meter()
-            _write(head, settings, meter, item_bytes + 1)
-            return meter.size
+def _best(matrix: Integers, center_bytes: int) -> _Settings:
+    """Return settings by search on a sample, but the layout by the coded size of the whole matrix.
 
-        best = _Settings()
-        other = 2 if matrix.shape[1] == 1 else 1
-        moves = ("layout", other), ("columns", -1), ("columns", 1), ("rows", -1), ("rows", 1), ("skewed", 1)
-        for field, step in moves:
-            near = best._replace(**{field: getattr(best, field) + step})
-            while near in _CHOICES and size(near) < size(best):
-                best, near = near, near._replace(**{field: getattr(near, field) + step})
+    A sample has too few rows to tell what it costs to learn the scales of all rows and columns.
+    """
+    sample, vector = _sample(matrix), matrix.shape[1] == 1
+    best = _searched(sample, _Settings(), (("layout", 2 if vector else 1), *_MOVES), center_bytes)
+    if len(sample) == len(matrix):
         return best
+    others = [layout for layout in ((0, 2) if vector else (0, 1, 2)) if layout != best.layout]
+    turned = [_Settings(layout, best.rows, best.columns) for layout in others]
+    found = min([best, *turned], key=lambda settings: _size(matrix, settings, center_bytes))
+    return best if found is best else _searched(sample, found, _MOVES, center_bytes)
+
+
+def _sample(matrix: Integers) -> Integers:
+    """Return runs of rows from the first to the last, about `_TRIAL` elements; a small matrix as it is.
+
+    Rows differ along a matrix: the first of an embedding may be of tokens that texts hardly have.
+    """
+    height = max(1, _TRIAL // _RUNS // max(1, matrix.shape[1]))
+    if matrix.size <= _TRIAL or len(matrix) <= _RUNS * height:
+        return matrix
+    starts = np.arange(_RUNS) * (len(matrix) - height) // (_RUNS - 1)
+    sample: Integers = matrix[(starts[:, None] + np.arange(height)).reshape(-1)]
+    return sample
+
+
+def _searched(matrix: Integers, start: _Settings, moves: tuple[tuple[str, int], ...], center_bytes: int) -> _Settings:
+    """Return settings by local search: each move is repeated while it makes the matrix shorter."""
+    size = cache(lambda settings: _size(matrix, settings, center_bytes))
+    best = start
+    for field, step in moves:
+        near = best._replace(**{field: getattr(best, field) + step})
+        while near in _CHOICES and size(near) < size(best):
+            best, near = near, near._replace(**{field: getattr(near, field) + step})
+    return best
+
+
+def _size(matrix: Integers, settings: _Settings, center_bytes: int) -> int:
+    meter = Meter()
+    _write(matrix, settings, meter, center_bytes)
+    return meter.size
 
 
 def _settings_of(stream: bytes) -> _Settings | None:

@@ -31,7 +31,8 @@ Result = TypeVar("Result")
 
 _WORTH = 1 << 21
 """Elements that other processes must save this one for them to be worth starting: about half a second of coding."""
-_TRIED = 1 << 18  # elements gone through at most to choose settings for an array: eight trials
+_TRIED = 1 << 18  # elements gone through at most to choose settings for an array, in trials on a part of it: eight
+_LAYOUTS = 3  # and those tried on all of it
 _LAUNCHER = "import sys; sys.path.append(sys.argv[1]); from caddie.pack.coding import process_pool as p; p.serve()"
 
 
@@ -44,7 +45,7 @@ class EncodeJob(NamedTuple):
     @property
     def elements(self) -> int:
         """Elements that coding goes through, about."""
-        return self.array.size + (0 if self.like else min(8 * self.array.size, _TRIED))
+        return self.array.size + (0 if self.like else min(8 * self.array.size, _TRIED + _LAYOUTS * self.array.size))
 
 
 class DecodeJob(NamedTuple):

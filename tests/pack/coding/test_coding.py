@@ -360,7 +360,7 @@ def test_settings_of_a_similar_array_are_taken_over(monkeypatch: pytest.MonkeyPa
     array = gaussian(20, 30, 2.4, 0.5)
     stream = EntropyModel().encode(array)
     assert EntropyModel().encode(array, Packed(codec=Stored()).encode(array)) == stream  # of another codec
-    monkeypatch.setattr(EntropyModel, "_best", lambda *given: pytest.fail("settings are tried"))
+    monkeypatch.setattr(model, "_best", lambda *given: pytest.fail("settings are tried"))
     assert EntropyModel().encode(array, stream) == stream
 
 
@@ -376,6 +376,53 @@ def test_a_vector_is_never_transposed():
         settings = model._settings_of(EntropyModel().encode(vector))
         assert settings is not None
         assert settings.layout != 1
+
+
+def misleading(first: int) -> Array:
+    """An embedding whose first rows are alike, as those of tokens that no text has, and the others are not."""
+    values = gaussian(2000, 128, 5.0, 0.2, 0.5)
+    values[:first] = values[0] + gaussian(first, 128, 0.3)
+    return values
+
+
+def least(array: Array, layout: int) -> int:
+    """Bytes in a layout, with what suits it best."""
+    each = [model._CHOICES.index(model._Settings(layout, *trust)) for trust in ((0, 0), (1, 1), (1, 2), (2, 1))]
+    return min(len(EntropyModel().encode(array, bytes([model.ENTROPY_MODEL]) + like(choice))) for choice in each)
+
+
+def like(choice: int) -> bytes:
+    """The stream of an array coded with these settings, without its first byte."""
+    writer = Writer()
+    writer.byte(choice)
+    return writer.finish(1 << 24)
+
+
+@pytest.mark.parametrize("first", [256, 1700])
+def test_settings_suit_the_whole_matrix_where_the_first_rows_mislead(first):
+    array = misleading(first)
+    sizes = [least(array, layout) for layout in range(3)]
+    assert (sizes[2] == min(sizes)) == (first > 1000), "differences suit many rows that are alike"
+    assert len(returns(EntropyModel(), array)) <= 1.001 * min(sizes)
+
+
+@pytest.mark.parametrize("vector", [False, True])
+def test_the_whole_matrix_chooses_the_layout_where_the_sample_misleads(vector, monkeypatch: pytest.MonkeyPatch):
+    array = misleading(256) if not vector else np.concatenate([np.arange(500), gaussian(70_000, 1)[:, 0]])
+    monkeypatch.setattr(model, "_sample", lambda matrix: matrix[:256])
+    chosen = model._settings_of(EntropyModel().encode(array.astype(np.int16)))
+    assert chosen is not None
+    assert chosen.layout in ((0,) if vector else (0, 1))
+
+
+def test_the_sample_of_rows_is_of_the_whole_matrix():
+    matrix = np.arange(10_000)[:, None] * np.ones((1, 64), np.int64)
+    rows = model._sample(matrix)[:, 0]
+    assert len(rows) == 512
+    assert (rows[0], rows[-1]) == (0, 9_999)
+    assert (np.diff(rows) == 1).sum() == 508, "in four runs"
+    for small in (matrix[:512], matrix[:3].repeat(999, axis=1), matrix[:, :0]):
+        assert model._sample(small) is small
 
 
 def test_slow_codecs_are_tried_on_small_arrays_alone():
@@ -437,7 +484,7 @@ def test_like_another_nothing_is_tried(monkeypatch: pytest.MonkeyPatch):
     others = [Packed(codec=Stored()).encode(array) for array in arrays]
     for array, stream, other in zip(arrays, streams, others, strict=True):
         assert EntropyModel().encode(array, other) == stream  # of another kind, it says nothing
-    monkeypatch.setattr(EntropyModel, "_best", lambda *given: pytest.fail("settings are tried"))
+    monkeypatch.setattr(model, "_best", lambda *given: pytest.fail("settings are tried"))
     assert [EntropyModel().encode(*both) for both in zip(arrays, streams, strict=True)] == streams
     for array in (*arrays[:3], gaussian(1, 9), gaussian(7, 1), np.full((3, 3), 9)):
         for like in streams[:3]:
