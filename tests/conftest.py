@@ -23,6 +23,7 @@ import pytest
 from filelock import FileLock
 
 from caddie.config import Config, variants
+from caddie.errors import UserError
 
 # The models of the tests are so small that more threads, which wait for each other, only slow them; read by PyTorch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -207,6 +208,8 @@ def fresh(
     ended = call("score", artifact, "--data", corpus, *files, "--quiet", "--json")
     if ended.status > 128:  # a signal that was meant for this process
         signal.raise_signal(ended.status - 128)
+    if ended.status and not ended.out:
+        raise UserError(ended.err.splitlines()[-1].removeprefix("caddie: "))
     return dict(json.loads(ended.out))
 
 

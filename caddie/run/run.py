@@ -263,4 +263,5 @@ def score_in_new_process(
         last = said[-1].strip() if said else f"exit status {process.returncode}"
         if process.returncode == -SIGKILL or "not enough memory" in last:  # the system kills for memory
             raise MemoryError from None
-        raise CheckFailed(f"score in a fresh process failed: {last}") from None
+        wrong = UserError if process.returncode == 2 else CheckFailed  # a full disk, not a wrong file
+        raise wrong(f"score in a fresh process failed: {last}") from None

@@ -14,6 +14,7 @@ from caddie.recipes.recipe import Recipe
 SMALLEST = {"tiny"}
 """Recipes that are of this size as they are; the demo's has a text of its own."""
 LATER = {"asymmetric_softcap", "longer_rows", "growing_rows", "finer_corrections", "ngram_tilt"}
+LATER |= {"mudd", "last_layer_mudd", "signed_bigrams"}
 """Recipes that came after the study, and what is based on them."""
 THEN = {"longer_warmdown": ("best_record", "The best record, 1.0611: gentler gates, slower Adam, longer warmdown.")}
 """Name and reason that a recipe had then, where it has others now."""

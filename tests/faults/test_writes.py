@@ -21,7 +21,7 @@ COMMANDS = {
     "compress": ("compress", "run/artifact.caddie", "../short.txt", "--out", "short.cz", "--json", "--quiet"),
 }
 NAMES = re.compile(
-    r"\b(runs?|corpus|packed\.caddie|short\.cz|data|study\.json|results\.jsonl|results\.csv|report\.(html|md))\b"
+    r"\b(runs?|corpus|packed\.caddie|short\.cz|data|study\.json|results\.jsonl|(results|documents)\.csv|report\.(html|md))\b"
 )
 EVERY = {"run": 5, "study": 25}
 """Of these many writes one is refused in the long suite, for a run takes seconds."""

@@ -38,8 +38,9 @@ LEFT_OUT = {
     **dict.fromkeys(("random_maps", "random_mlps"), "RandomMap"),
     **dict.fromkeys(("mudd", "last_layer_mudd"), "dense_connections"),
     "signed_bigrams": "signs",
+    "gated_xsa": "xsa_gate",
 }
-"""Recipe to what the page cannot run: random matrices and signs that only PyTorch can draw, and dense connections."""
+"""Recipe to what the page cannot run: what only PyTorch can draw, and parts that it has no code for."""
 
 
 def small(recipe: Recipe) -> GPT:
