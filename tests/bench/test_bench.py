@@ -295,6 +295,7 @@ class MuonAdamW(torch.optim.SGD):
 """
 
 
+@pytest.mark.long
 def test_nanochat_s_optimizer_trains_the_recipe_s_own_model(checkout: Path) -> None:
     (checkout / "nanochat" / "optim.py").write_text(OPTIMIZER)
     steps = nanochat_steps.PlainNanochatSteps(checkout, "baseline_mini", TOY, None)

@@ -99,6 +99,7 @@ def test_recipes_without_public_runs_are_compared_with_what_they_are_based_on() 
     assert step_time(mine) == step_time(find("baseline_mini").but({"model.depth": 6}))
 
 
+@pytest.mark.long
 def test_flops_tell_the_ratio_of_public_times() -> None:
     """The model is no better than this: half of the records are within 2 % of what it makes of their bases."""
     wrong = []

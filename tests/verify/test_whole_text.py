@@ -264,6 +264,7 @@ def test_a_score_of_a_users_scorer_is_audited(
         assert "none of" in json.loads(ended.out)["notes"][-1]
 
 
+@pytest.mark.long
 def test_a_scorer_that_is_shown_charged_tokens_alone_is_not_audited(
     tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path
 ) -> None:
