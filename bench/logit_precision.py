@@ -100,7 +100,7 @@ def _losses(path: Losses, h: Tensor, weight: Tensor, targets: Tensor, cap: float
 
 
 def stream_of(model: Model, ids: Tensor, bos: int) -> tuple[Tensor, Tensor]:
-    """What the head multiplies in a forward in bfloat16: normed stream (rows · positions, width) and table."""
+    """Return the factors of the head in bfloat16: normed stream (rows · positions, width) and table."""
     seen: list[tuple[Tensor, Tensor]] = []
 
     def product(h: Tensor, weight: Tensor) -> Tensor:

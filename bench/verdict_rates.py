@@ -1,4 +1,4 @@
-"""How often a verdict is wrong where nothing differs, and how often it finds what does: simulated runs.
+"""Rates of wrong verdicts where nothing differs, and of right ones where something does: simulated runs.
 
     python bench/verdict_rates.py       # some minutes: a table for `docs/log.md`
 

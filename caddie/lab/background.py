@@ -24,7 +24,7 @@ from caddie.run.run_lock import Holder, this_process
 NICE = 10
 """Niceness of a background study: other work of the machine goes first."""
 STUDY_LOG = "study.log"
-"""What a background study prints, beside its results."""
+"""Log of a background study, beside its results."""
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def test_two_errors_are_added_as_distributions(own: float, first: int, second: i
 
 
 def test_the_seeds_needed_allow_for_the_documents() -> None:
-    """Where the documents are too few no number of seeds decides; without their part it is the paired power."""
+    """No number of seeds decides with too few documents; without their part it is the paired power."""
     assert power(0.003, 4, [0.001], documents=1e-9) == pytest.approx(power(0.003, 4, [0.001]), abs=0.01)
     few, more = (seeds_to_decide(0.002, [0.001], documents=error) for error in (0.0, 0.0005))
     assert few is not None

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from waiting_scorer import WAITS
 
 from caddie.pack.artifact import Artifact, load
 from caddie.score import ChunkSGD, DocumentLoRA, Scoring, Window
@@ -293,31 +294,12 @@ def test_an_honest_scorer_passes_in_the_long_text_too(artifact: Artifact) -> Non
     assert "In a text of 1,500 tokens: " in evidence
 
 
-WAITS = """
-import torch
-from caddie.score import Scorer, Step, windows
-class Waits(Scorer):
-    def __init__(self, model, tokenizer):
-        self.model, self.bos, self.shown = model, tokenizer.bos, 0
-    def plan(self, layout, rows):
-        for window in windows(0, int(layout.ends[0]), 64, 64):
-            yield Step([window], [0])
-    @torch.no_grad()
-    def logits(self, inputs, slots, last, cache=None):
-        self.shown += inputs.shape[1]
-        logits = self.model(inputs, inputs == self.bos)
-        if self.shown > 1000:
-            logits[:, :-1].scatter_add_(2, inputs[:, 1:, None], torch.full((1, inputs.shape[1] - 1, 1), 5.0))
-        return logits[:, -last:]
-"""
-
-
 def test_a_users_scorer_that_waits_is_found(
     artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("caddie.verify.probe_case._MOST", 500)  # as if scoring were slow
     monkeypatch.setattr("caddie.verify.probe_case.LONG_TOKENS", 3000)  # and this were long
-    (tmp_path / "waits.py").write_text(WAITS)
+    (tmp_path / "waits.py").write_text(WAITS.replace("AFTER", "1000"))
     given = artifact, artifact.scoring, excerpts(library(), artifact.scoring, 1)
     on = sized_case(*given, seed=1, scorer=str(tmp_path / "waits.py"), in_order=in_order_from(library(), 1))
     assert on.long_text is not None

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from waiting_scorer import WAITS
 
 from caddie.pack.artifact import Artifact, load
 from caddie.score import SGD, ChunkSGD, DocumentLoRA, Scorer, Scoring
@@ -221,23 +222,7 @@ def test_another_text_changes_what_is_scored_later_and_no_document_end() -> None
 
 # A user's scorer, as `caddie score` runs it
 
-WAITS = """
-import torch
-from caddie.score import Scorer, Step, windows
-class Waits(Scorer):
-    def __init__(self, model, tokenizer):
-        self.model, self.bos, self.shown = model, tokenizer.bos, 0
-    def plan(self, layout, rows):
-        for window in windows(0, int(layout.ends[0]), 64, 64):
-            yield Step([window], [0])
-    @torch.no_grad()
-    def logits(self, inputs, slots, last, cache=None):
-        self.shown += inputs.shape[1]
-        logits = self.model(inputs, inputs == self.bos)
-        if self.shown > AFTER:
-            logits[:, :-1].scatter_add_(2, inputs[:, 1:, None], torch.full((1, inputs.shape[1] - 1, 1), 5.0))
-        return logits[:, -last:]
-"""
+
 CHARGED = """
 from caddie.score import TokenScorer
 class Even(TokenScorer):
