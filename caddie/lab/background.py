@@ -19,6 +19,7 @@ from caddie.files import write_json
 from caddie.lab.findings import spent
 from caddie.report.read import known_number, read_object
 from caddie.report.run_files import DRIVER
+from caddie.report.tables import duration
 from caddie.run.run_lock import Holder, this_process
 
 NICE = 10
@@ -58,7 +59,7 @@ class StudyState:
 
     def __str__(self) -> str:
         by = f"process {self.driver.pid} on {self.driver.host} since {self.driver.since}"
-        left = f", {hours(self.seconds_left)} left" if self.seconds_left and self.state != "finished" else ""
+        left = f", {duration(self.seconds_left)} left" if self.seconds_left and self.state != "finished" else ""
         return f"{self.study}: {self.state}, {self.done:,} of {self.total:,} runs{left} ({by})"
 
 
@@ -82,11 +83,6 @@ def seconds_left(rows: Iterable[Mapping[str, Any]], left: int, workers: int) -> 
     """Estimate the seconds that the runs left take: as long as the finished ones on average, `workers` at once."""
     known = [spent(row) for row in rows if row["state"] == "finished"]
     return fmean(known) * left / workers if known else None
-
-
-def hours(seconds: float) -> str:
-    """Format a time left in hours."""
-    return f"{seconds / 3600:,.1f} h" if seconds >= 360 else f"{seconds / 3600:.3f} h"
 
 
 def begin(study: str, runs: Path, results: Path, arguments: Sequence[str], total: int) -> StudyState:

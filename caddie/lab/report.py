@@ -15,7 +15,7 @@ from caddie.lab.rows import RESULTS, STUDY, read_rows, read_study
 from caddie.report.charts import is_finite
 from caddie.report.page import csv_table, template
 from caddie.report.run_files import REPORT
-from caddie.report.tables import count, number
+from caddie.report.tables import count, duration, number
 
 OPEN_ROWS = 40
 """Rows of a long list that are shown before the rest is folded away."""
@@ -119,13 +119,6 @@ def chance(value: float | None) -> str | None:
     if not is_finite(value):
         return None
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
-
-
-def duration(seconds: float) -> str:
-    """Format a duration in the unit that suits it."""
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:,.1f} min" if seconds < 6000 else f"{seconds / 3600:,.1f} h"
 
 
 def money(value: float) -> str:

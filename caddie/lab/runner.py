@@ -21,7 +21,7 @@ from caddie.config.userfile import user_files
 from caddie.data.corpus import Corpus
 from caddie.errors import UserError
 from caddie.files import write_json
-from caddie.lab.background import StudyState, hours, seconds_left
+from caddie.lab.background import StudyState, seconds_left
 from caddie.lab.executors import Executor
 from caddie.lab.job import Run, adoptable, finished, write_job
 from caddie.lab.rows import RESULTS, STUDY, Row, outcome, read_study, row, write_rows
@@ -29,6 +29,7 @@ from caddie.lab.study import Study
 from caddie.recipes.recipe import Recipe
 from caddie.report.read import pick, read_json
 from caddie.report.run_files import CHECKPOINT, ERROR, STOP, TASK
+from caddie.report.tables import duration
 from caddie.run.resolve_corpus import open_corpus
 from caddie.run.run import check_recipe
 from caddie.run.run_folder import write_error
@@ -186,7 +187,7 @@ class _Driving:
         left = seconds_left(self.rows, self.total - done, self.workers)
         results = str(self.results.resolve())
         StudyState(self.study.name, results, done, self.total, left, self.driver).write(self.runs)
-        text += f"  {hours(left)} left" if left else ""
+        text += f"  {duration(left)} left" if left else ""
         self.progress.step({"event": "runs", "done": done, "total": self.total, "text": text})
 
     def _remove_checkpoints(self) -> None:

@@ -33,6 +33,13 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{ending}"
 
 
+def duration(seconds: float) -> str:
+    """Format a duration in the unit that suits it."""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:,.1f} min" if seconds < 6000 else f"{seconds / 3600:,.1f} h"
+
+
 def markdown_lines(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     """Return the lines of a Markdown table whose cells may hold Markdown."""
     cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]

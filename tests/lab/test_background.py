@@ -15,11 +15,12 @@ from typing import Any
 
 import psutil
 import pytest
+from conftest import call
 from test_kill import ENTRIES, Watched, check_log
 from tiny_study import write_study
 
 from caddie.errors import UserError
-from caddie.lab.background import StudyState, begin, hours, read_state, seconds_left
+from caddie.lab.background import StudyState, begin, read_state, seconds_left
 from caddie.run.run_lock import Holder, this_process
 
 STATE = StudyState("rates", "results", 1, 3, 7200.0, Holder("another machine", 1, 0.0, "then"))
@@ -59,7 +60,6 @@ def test_the_time_left_is_that_of_the_runs_before() -> None:
     rows.append({"label": "b", "state": "failed"})
     assert seconds_left(rows, left=8, workers=2) == 4 * 5400.0
     assert seconds_left(rows[2:], left=8, workers=2) is None
-    assert (hours(4 * 5400.0), hours(36.0)) == ("6.0 h", "0.010 h")
 
 
 def test_a_study_that_somebody_is_at_is_not_begun_again(tmp_path: Path) -> None:
@@ -92,13 +92,16 @@ def until(holds: Callable[[], object], seconds: float = 300.0) -> None:
         (["--fraction", "0"], "0<x<=1"),
     ],
 )
-def test_what_is_wrong_is_told_before_it_begins(options: list[str], message: str, tmp_path: Path) -> None:
+def test_what_is_wrong_is_told_before_it_begins(
+    options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     odd = {"odd": {"train.optimizers": {"embedding": "AdamW"}}} if message.startswith("odd") else {}
     write_study(tmp_path, odd, seeds=1, steps=1)
-    ended = caddie(tmp_path, *options)
-    assert ended.returncode == 2
-    assert message in ended.stderr.replace(" ", "") or message in ended.stderr
-    assert len(ended.stderr.splitlines()) == 1
+    ended = call("study", "study.py", "--data", "text.jsonl", *options)
+    assert ended.status == 2
+    assert message in ended.err.replace(" ", "") or message in ended.err
+    assert len(ended.err.splitlines()) == 1
     assert not (tmp_path / "study.log").exists()
 
 
@@ -133,7 +136,7 @@ def test_a_background_study_is_killed_and_goes_on(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("runs/tiny/*/checkpoint.safetensors"))
     for path in watched.results:
         check_log(path.parent)
-    assert " h left\n" in (tmp_path / "study.log").read_text()
+    assert " left\n" in (tmp_path / "study.log").read_text()
     assert (tmp_path / "report.html").exists()
 
 

@@ -20,7 +20,7 @@ from torch.distributed import DistBackendError
 from caddie.errors import CheckFailed, UserError
 from caddie.files import write_json
 from caddie.lab import job as trial
-from caddie.lab.background import hours, read_state
+from caddie.lab.background import read_state
 from caddie.lab.executors import Local, death
 from caddie.lab.holdout import score_holdout
 from caddie.lab.rows import RESULTS, curve, read_rows
@@ -29,6 +29,7 @@ from caddie.lab.study import Entry, Steps, Study
 from caddie.pack.quantize import Float16
 from caddie.recipes.catalog import find
 from caddie.report.run_files import ERROR, JOB, STOP
+from caddie.report.tables import duration
 from caddie.run.run_folder import Pruned, write_error
 from caddie.runtime.distributed import Ranks
 from caddie.runtime.progress import Progress
@@ -258,7 +259,7 @@ def test_the_state_of_a_study_stands_beside_its_runs(text: str, folders: dict[st
     took = make_result()["seconds"]["total"]
     shared = took - make_result()["seconds"]["train"]  # the second of a training
     assert state.seconds_left == pytest.approx(4 * (took + shared) / 2)
-    assert progress.events[-1]["text"].endswith(f" bpb  {hours(state.seconds_left)} left")
+    assert progress.events[-1]["text"].endswith(f" bpb  {duration(state.seconds_left)} left")
     run_jobs(study(), text, executor=Pretended(), progress=progress, **folders)
     state = read_state(folders["runs"] / "tiny")
     assert state is not None
