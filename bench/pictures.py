@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "caddie"
 PAGE = ROOT / "docs" / "architecture.md"
 IMAGES = ROOT / "docs" / "images"
-FILES = "## Every file in a line"
+FILES = "## Every Python file in a line"
 """Heading of the list of files, the last of the page."""
 
 LINE = ("data", "model", "train", "pack", "score", "verify", "inference", "run")
