@@ -29,14 +29,14 @@ from caddie.run.run_folder import Pruned, write_error
 from caddie.run.run_lock import locked
 from caddie.runtime import distributed
 from caddie.runtime.distributed import Ranks
-from caddie.runtime.progress import Event, Silent
+from caddie.runtime.progress import Event, Progress
 from caddie.train.loop import Interrupted
 
 PATIENCE_SECONDS = GRACE_SECONDS + 10
 """Seconds that another process of the same run has to end. One that does not was given up: it stands still."""
 
 
-class _StopFile(Silent):
+class _StopFile(Progress):
     """Progress of a run that raises `Pruned` once `stop.json` is in its folder."""
 
     def __init__(self, folder: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Self, TextIO
 
 from caddie.report.tables import count, number, printable
-from caddie.runtime.progress import Event
+from caddie.runtime.progress import Event, Progress
 
 if TYPE_CHECKING:
     from rich.progress import Progress as LiveBars
@@ -69,8 +69,8 @@ def tokens_line(done: int, total: int, speed: float | None) -> str:
     return f"{done:,} of {total:,} tokens{rates}"
 
 
-class Display:
-    """A `Progress` for people: a live bar on a terminal, a few plain lines elsewhere, nothing if quiet.
+class Display(Progress):
+    """Progress for people: a live bar on a terminal, a few plain lines elsewhere, nothing if quiet.
 
     The bar needs the context manager, which gives the terminal its cursor back after an exception or Ctrl-C.
     """

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 Event = Mapping[str, Any]
 """An event of the current phase; `event` names its kind:
@@ -21,8 +21,8 @@ Event = Mapping[str, Any]
 """
 
 
-class Progress(Protocol):
-    """Receives the progress of long work. `Display` shows it, `SILENT` drops it."""
+class Progress:
+    """Receives the progress of long work, and drops it. `Display` shows it."""
 
     def phase(self, name: str) -> None:
         """Begin the phase `name` and end the one before."""
@@ -34,23 +34,10 @@ class Progress(Protocol):
         """Take one line that stays."""
 
 
-class Silent:
-    """Progress that is dropped."""
-
-    def phase(self, name: str) -> None:
-        """Drop it."""
-
-    def step(self, event: Event) -> None:
-        """Drop it."""
-
-    def note(self, text: str) -> None:
-        """Drop it."""
+SILENT = Progress()
 
 
-SILENT: Progress = Silent()
-
-
-class JsonLines:
+class JsonLines(Progress):
     """Progress as lines of JSON, for the process that started this one to `relay`."""
 
     def __init__(self, stream: TextIO) -> None:

@@ -68,14 +68,11 @@ def main(
     return 0
 
 
-class _Printed:
+class _Printed(Progress):
     """Progress that prints steps and notes as the contest's scripts do."""
 
     def __init__(self, steps: int | None) -> None:
         self.steps = steps
-
-    def phase(self, name: str) -> None:
-        pass
 
     def step(self, event: Event) -> None:
         if event["event"] == "step":
@@ -91,7 +88,7 @@ def _run(
     """Train, pack and score; the first process prints."""
     if (folder / ARTIFACT).exists():
         raise UserError(f"{folder} holds a finished run; name another folder by OUT=DIR or remove it")
-    progress: Progress = _Printed(recipe.train.steps) if ranks.first else SILENT
+    progress = _Printed(recipe.train.steps) if ranks.first else SILENT
 
     def say(lines: list[str]) -> None:
         for line in lines:

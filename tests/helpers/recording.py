@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from caddie.runtime.progress import Event
+from caddie.runtime.progress import Event, Progress
 
 
-class RecordedProgress:
+class RecordedProgress(Progress):
     """Phases, events and notes in order."""
 
     def __init__(self) -> None:

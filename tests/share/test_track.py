@@ -20,7 +20,7 @@ from conftest import TINY, Ended
 from caddie.cli import options
 from caddie.errors import UserError
 from caddie.report.read import read_steps
-from caddie.runtime.progress import Silent
+from caddie.runtime.progress import Progress
 from caddie.share import track
 
 Caddie = Callable[..., Ended]
@@ -241,7 +241,7 @@ def test_a_run_goes_on_where_no_process_can_be_started(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(track.subprocess, "Popen", refuse)
     notes: list[str] = []
-    progress, trained = Silent(), []
+    progress, trained = Progress(), []
     monkeypatch.setattr(progress, "note", notes.append)
     with track.tracked("wandb", tmp_path, progress):
         trained.append(True)
