@@ -22,6 +22,12 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun in singular or plural."""
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{ending}"
+
+
 def suggest(word: str, known: Iterable[str], most: int = 1) -> str:
     """Return ` (did you mean X or Y?)`: at most `most` known words close to `word` in any case, or an empty string."""
     words = {one.lower(): one for one in reversed([*known])}  # of those that differ in case alone, the first

@@ -33,7 +33,7 @@ def submit(
     RUN is a run folder; each has another seed. The folder gets README.md, submission.json, requirements.txt, a log for
     each seed and one script, train_gpt.py, that trains, packs and scores without caddie.
     """
-    from caddie.report.tables import count
+    from caddie.errors import count
     from caddie.submit.submit import submit as write_submission
 
     facts = write_submission(

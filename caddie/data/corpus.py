@@ -106,8 +106,8 @@ class Manifest:
     inputs: str
     """Fingerprint of text and settings that the corpus was made from."""
     tokenizer: TokenizerEntry
-    train: Split | None
-    """None for a validation text that was prepared against no training text."""
+    train: Split
+    """Without shards where the text is for validation alone."""
     validation: Split
     hashed: Literal["documents", "tokens"]
     """Content that document hashes are of: bytes, or ids as little-endian uint16 with BOS."""
@@ -178,7 +178,7 @@ class Corpus:
 
     def train_shards(self) -> list[Tokens]:
         """Return the training shards, memory-mapped; `UserError` if there are none."""
-        if self.manifest.train is None or not self.manifest.train.shards:
+        if not self.manifest.train.shards:
             raise UserError(f"the corpus in {self.folder} is for validation only; name one to train on")
         return [self.open(shard) for shard in self.manifest.train.shards]
 
@@ -262,10 +262,8 @@ class Corpus:
 
     def check_disjoint(self) -> None:
         """Raise `UserError` if a document is in both splits, or if the document hashes are not the manifest's."""
-        train, validation = self.manifest.train, self.manifest.validation
-        if train is None:
-            raise UserError(f"the corpus in {self.folder} knows no training documents; prepare it against a corpus")
-        splits: dict[SplitName, Split] = {"train": train, "validation": validation}
+        validation = self.manifest.validation
+        splits: dict[SplitName, Split] = {"train": self.manifest.train, "validation": validation}
         hashes = {name: read_hashes(self.folder, name) for name in splits}
         for name, split in splits.items():
             if set_sha256(hashes[name]) != split.document_set_sha256:
@@ -298,7 +296,7 @@ class Corpus:
     def check_shards(self, split: SplitName) -> None:
         """Hash the shards of a split; `UserError` names the first that has changed."""
         chosen = self.manifest.train if split == "train" else self.manifest.validation
-        for shard in (*chosen.shards, *chosen.byte_counts) if chosen else ():
+        for shard in (*chosen.shards, *chosen.byte_counts):
             self.open(shard)
             path = self.folder / shard.file
             self._hashed[shard] = _state(path)  # before it is read, so that a change meanwhile is seen
@@ -350,7 +348,7 @@ def reusable(folder: Path, inputs: str) -> Corpus | None:
     try:
         found = Corpus.load(folder)
         for split in (found.manifest.train, found.manifest.validation):
-            for shard in (*split.shards, *split.byte_counts) if split else ():
+            for shard in (*split.shards, *split.byte_counts):
                 found.open(shard)
     except UserError:
         return None

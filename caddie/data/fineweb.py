@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -174,29 +174,21 @@ def fetch_documents(
         tokenizer_source=tokenizer_source,
         vocabulary=vocabulary,
         train_shards=train_shards,
-        check=_documents_check(documents, facts, progress),
+        check=partial(_check_documents, documents, facts, progress),
         origin=snapshot.origin,
         progress=progress,
     )
 
 
-def _documents_check(documents: Path, facts: Path, progress: Progress) -> Callable[[], None]:
-    """Return a function that raises `UserError` unless the documents are those of their side-car."""
-
-    def check() -> None:
-        try:
-            stated: Any = json.loads(facts.read_text())
-            sha256, held_out = str(stated["docs_sha256"]), stated.get("docs_val", HELD_OUT)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise UserError(
-                f"{facts}: no side-car with docs_sha256 ({error!r}); delete it and fetch it again"
-            ) from None
-        if held_out != HELD_OUT:
-            raise UserError(f"{facts} holds out {held_out} documents, and the contest {HELD_OUT:,}")
-        progress.note(f"reading {documents.name}, {documents.stat().st_size / 1e9:,.1f} GB, to compare its SHA-256")
-        if file_sha256(documents) != sha256:
-            raise UserError(
-                f"{documents} is not the file that {facts.name} describes; delete both and fetch them again"
-            )
-
-    return check
+def _check_documents(documents: Path, facts: Path, progress: Progress) -> None:
+    """Raise `UserError` unless the documents are those of their side-car."""
+    try:
+        stated: Any = json.loads(facts.read_text())
+        sha256, held_out = str(stated["docs_sha256"]), stated.get("docs_val", HELD_OUT)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{facts}: no side-car with docs_sha256 ({error!r}); delete it and fetch it again") from None
+    if held_out != HELD_OUT:
+        raise UserError(f"{facts} holds out {held_out} documents, and the contest {HELD_OUT:,}")
+    progress.note(f"reading {documents.name}, {documents.stat().st_size / 1e9:,.1f} GB, to compare its SHA-256")
+    if file_sha256(documents) != sha256:
+        raise UserError(f"{documents} is not the file that {facts.name} describes; delete both and fetch them again")

@@ -31,7 +31,7 @@ from caddie.data.tokenizers import (
     Tokenizer,
     TokenizerSource,
 )
-from caddie.errors import UserError
+from caddie.errors import UserError, count
 from caddie.files import unfinished
 from caddie.runtime.progress import Progress
 
@@ -55,14 +55,13 @@ def prepare(
     vocabulary: int,
     validation_fraction: float,
     progress: Progress,
-    limit_bytes: int | None = None,
     held_out_only: bool = False,
     column: str | None = None,
 ) -> Corpus:
     """Return the corpus of a source (see `documents.find`), prepared in `folder` unless it is there already.
 
     A source that is itself a corpus is loaded; a folder of published shards (`*_train_*.bin`, `*_val_*.bin`) is
-    described in place. `limit_bytes` ends a text early. With `held_out_only` the training documents are split off and
+    described in place. With `held_out_only` the training documents are split off and
     hashed, but neither encoded nor written: enough to score on, and to prove what was held out. Raises `UserError` for
     a source, tokenizer, vocabulary or fraction that cannot be used.
     """
@@ -76,7 +75,7 @@ def prepare(
     if not 0 < validation_fraction < 1:
         raise UserError(f"the validation fraction must lie between 0 and 1, not be {validation_fraction:g}")
     folder = folder.expanduser().resolve()
-    text = Text(sources.find(source, column), limit_bytes, corpus.document_hash)
+    text = Text(sources.find(source, column), corpus.document_hash)
     inputs = text.fingerprint([_content(tokenizer_source), vocabulary, validation_fraction])
     if found := corpus.reusable(folder, inputs):
         return found
@@ -84,15 +83,15 @@ def prepare(
     plan = Plan(text, inputs, divide(sizes, validation_fraction, text.source, duplicates), duplicates)
     progress.note(f"tokenizer: {type(tokenizer_source).__name__} with {vocabulary:,} ids")
     tokenizer = tokenizer_source.build(vocabulary, lambda: plan.sample(SAMPLE_BYTES / sum(sizes.values())))
-    trained_on = plan.hashes("train")
-    fields: dict[str, Any] = {"validation_fraction": validation_fraction}
-    if not held_out_only:
-        return _make(plan, tokenizer, folder, progress, trained_on, **fields)
-    size = sum(sizes[key] for key in trained_on)
-    progress.note(f"encoding the held-out documents; the {len(trained_on):,} others, {size:,} bytes, are left alone")
-    train = Split(len(trained_on), 0, size, 0, 0, corpus.set_sha256(trained_on), shards=())
-    held_out: dict[bytes, SplitName] = {key: split for key, split in plan.splits.items() if split == "validation"}
-    return _make(replace(plan, splits=held_out), tokenizer, folder, progress, trained_on, train=train, **fields)
+    unwritten = None
+    if held_out_only:
+        trained_on = [key for key, split in plan.splits.items() if split == "train"]
+        size = sum(sizes[key] for key in trained_on)
+        others = f"{count(len(trained_on), 'document')} of {size:,} bytes"
+        progress.note(f"encoding the held-out documents; the others, {others}, are left alone")
+        unwritten = Split(len(trained_on), 0, size, 0, 0, corpus.set_sha256(trained_on), shards=()), trained_on
+        plan = replace(plan, splits={key: split for key, split in plan.splits.items() if split == "validation"})
+    return _make(plan, tokenizer, folder, progress, unwritten, validation_fraction=validation_fraction)
 
 
 def prepare_validation(
@@ -100,37 +99,32 @@ def prepare_validation(
     *,
     folder: Path,
     tokenizer: Tokenizer,
-    against: Corpus | None,
+    against: Corpus,
     progress: Progress,
-    limit_bytes: int | None = None,
     unseen: bool = False,
     column: str | None = None,
 ) -> Corpus:
     """Return a corpus for scoring only: every document is held out, except those that `against` trains on.
 
     With `unseen`, the documents that `against` validates on are left out too. Figures and document hashes of the
-    training split are copied from `against`; without it, `Corpus.check_disjoint` raises an error. Raises `UserError`
-    if no document is left.
+    training split are copied from `against`. Raises `UserError` if no document is left.
     """
     folder = folder.expanduser().resolve()
-    text = Text(sources.find(source, column), limit_bytes, identity(tokenizer, against))
-    train = against.manifest.train if against else None
-    inputs = text.fingerprint([tokenizer.sha256, train and train.document_set_sha256, *(["unseen"] if unseen else [])])
+    text = Text(sources.find(source, column), identity(tokenizer, against))
+    train = against.manifest.train
+    inputs = text.fingerprint([tokenizer.sha256, train.document_set_sha256, *(["unseen"] if unseen else [])])
     if found := corpus.reusable(folder, inputs):
         return found
-    trained_on = corpus.read_hashes(against.folder, "train") if against else set()
-    seen = trained_on | corpus.read_hashes(against.folder, "validation") if against and unseen else trained_on
+    trained_on = corpus.read_hashes(against.folder, "train")
+    seen = trained_on | corpus.read_hashes(against.folder, "validation") if unseen else trained_on
     sizes, duplicates = text.survey(progress)
     plan = Plan(text, inputs, {key: "validation" for key in sizes if key not in seen}, duplicates)
     if not plan.splits:
         seen_in = "the training or the held-out text" if unseen else "the training text"
         raise UserError(f"{text.source.description}: every document is in {seen_in}; name another text")
-    fields: dict[str, Any] = {"hashed": against.manifest.hashed} if against else {}
-    fields |= {
-        "train": train and replace(train, shards=()),
-        "training_documents_removed": len(sizes) - len(plan.splits),
-    }
-    return _make(plan, tokenizer, folder, progress, trained_on, **fields)
+    unwritten, removed = (replace(train, shards=()), trained_on), len(sizes) - len(plan.splits)
+    fields: dict[str, Any] = {"hashed": against.manifest.hashed, "training_documents_removed": removed}
+    return _make(plan, tokenizer, folder, progress, unwritten, **fields)
 
 
 def prepare_first(
@@ -150,7 +144,7 @@ def prepare_first(
     Training takes `train_shards` full shards from the others, or all of them. `check` is called before anything is
     read, unless the corpus is there already. Memory holds the validation text, a shard, and about 0.2 kB a document.
     """
-    folder, text = folder.expanduser().resolve(), Text(sources.find(path), None, corpus.document_hash)
+    folder, text = folder.expanduser().resolve(), Text(sources.find(path), corpus.document_hash)
     settings = [_content(tokenizer_source), vocabulary, "first", held_out, train_shards, origin and asdict(origin)]
     plan = FirstHeldOut(text, text.fingerprint(settings), held_out)
     if found := corpus.reusable(folder, plan.inputs):
@@ -158,7 +152,7 @@ def prepare_first(
     check()
     progress.note(f"tokenizer: {type(tokenizer_source).__name__} with {vocabulary:,} ids")
     tokenizer = tokenizer_source.build(vocabulary, lambda: plan.sample(SAMPLE_BYTES))
-    return _make(plan, tokenizer, folder, progress, None, train_shards, origin=origin)
+    return _make(plan, tokenizer, folder, progress, train_shards=train_shards, origin=origin)
 
 
 def _make(
@@ -166,13 +160,13 @@ def _make(
     tokenizer: Tokenizer,
     folder: Path,
     progress: Progress,
-    train_hashes: Iterable[bytes] | None,
+    unwritten: tuple[Split, Iterable[bytes]] | None = None,
     train_shards: int | None = None,
     **fields: Any,
 ) -> Corpus:
     """Write a corpus whose manifest has these `fields`; return it, its held-out text counted.
 
-    `train_hashes` are those of the training documents that are not written, if it is not None.
+    `unwritten` are split and hashes of the training documents where these are not written.
     """
     with _new_folder(folder) as partial:
         most: dict[SplitName, int | None] = {"train": train_shards, "validation": None}
@@ -188,10 +182,12 @@ def _make(
                 break
         splits = {name: writer.split() for name, writer in writers.items()}
         for name, made in splits.items():
-            progress.note(f"{name}: {made.documents:,} documents, {made.source_bytes:,} bytes, {made.tokens:,} tokens")
+            documents = count(made.documents, "document")
+            progress.note(f"{name}: {documents}, {made.source_bytes:,} bytes, {made.tokens:,} tokens")
         lines = (json.dumps({"text": document.decode()}) + "\n" for document in held_out)
         packed = zstandard.ZstdCompressor(level=9).compress("".join(lines).encode())
         (partial / corpus.VALIDATION_TEXT).write_bytes(packed)
+        train, trained_on = unwritten or (splits["train"], writers["train"].hashes)
         figures = [(len(one.hashes), one.changed, one.source_bytes, one.normalized_bytes) for one in writers.values()]
         manifest = Manifest(
             name=plan.text.source.name,
@@ -199,14 +195,13 @@ def _make(
             origin=plan.text.source.snapshot.origin if plan.text.source.snapshot else None,
             inputs=plan.inputs,
             tokenizer=TokenizerEntry.of(tokenizer, RoundTripFigures(*map(sum, zip(*figures, strict=True)))),
-            train=splits.get("train"),
+            train=train,
             validation=splits["validation"],
             hashed="documents",
             duplicates_removed=plan.duplicates,
             byte_source="documents",
             validation_compressors=_compressed(b"".join(held_out)),
         )
-        trained_on = writers["train"].hashes if train_hashes is None else train_hashes
         corpus.write(partial, replace(manifest, **fields), tokenizer, trained_on, writers["validation"].hashes)
     return corpus.load_counted(folder)
 

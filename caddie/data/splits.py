@@ -15,8 +15,8 @@ from caddie.data import corpus
 from caddie.data.corpus import Corpus, SplitName
 from caddie.data.documents import UNCUT_BYTES, Source
 from caddie.data.tokenizers import Tokenizer
-from caddie.errors import UserError
-from caddie.runtime.progress import SILENT, Progress
+from caddie.errors import UserError, count
+from caddie.runtime.progress import Progress
 
 FORMAT = 1
 """Part of every fingerprint; raise it when the same inputs give another corpus."""
@@ -24,42 +24,32 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Text:
-    """A source, read up to `limit_bytes`; documents with the same `identity` are duplicates."""
+    """A source of documents; those with the same `identity` are duplicates."""
 
     source: Source
-    limit_bytes: int | None
     identity: Callable[[bytes], bytes]
 
     def fingerprint(self, settings: Sequence[object]) -> str:
         """Return the hexadecimal SHA-256 of this text prepared with these settings."""
-        parts = [FORMAT, self.source.fingerprint(), self.limit_bytes, *settings]
+        parts = [FORMAT, self.source.fingerprint(), None, *settings]  # where the corpora that are there had a limit
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-    def documents(self, skipped: list[Path] | None = None, progress: Progress = SILENT) -> Iterator[bytes]:
-        """Yield every document within the limit; files that are not text are added to `skipped`."""
-        total = 0
-        for document in self.source.documents(skipped, progress):
-            total += len(document)
-            if self.limit_bytes is not None and total > self.limit_bytes:
-                return
-            yield document
 
     def survey(self, progress: Progress) -> tuple[dict[bytes, int], int]:
         """Return the bytes of each document by its hash, and the number of duplicates."""
         progress.note(f"reading {self.source.description}")
         skipped: list[Path] = []
         sizes: dict[bytes, int] = {}
-        count = 0
-        for document in self.documents(skipped, progress):
+        number = 0
+        for document in self.source.documents(skipped, progress):
             sizes[self.identity(document)] = len(document)
-            count += 1
+            number += 1
         if not sizes:
-            limit = "" if self.limit_bytes is None else ", or raise the limit on its bytes"
-            raise UserError(f"{self.source.description}: no documents; give text{limit}")
+            raise UserError(f"{self.source.description}: no documents; give text")
         if skipped:
-            progress.note(f"{len(skipped):,} files that are not text were skipped")
-        total, duplicates = sum(sizes.values()), count - len(sizes)
-        progress.note(f"{len(sizes):,} documents, {total:,} bytes; {duplicates:,} duplicates dropped")
+            progress.note(f"skipped, for they are not text: {count(len(skipped), 'file')}")
+        total, duplicates = sum(sizes.values()), number - len(sizes)
+        documents, dropped = count(len(sizes), "document"), count(duplicates, "duplicate")
+        progress.note(f"{documents}, {total:,} bytes; {dropped} dropped")
         return sizes, duplicates
 
 
@@ -77,14 +67,10 @@ class Plan:
         """Splits that have documents."""
         return sorted(set(self.splits.values()))
 
-    def hashes(self, split: SplitName) -> list[bytes]:
-        """Return the hashes of a split."""
-        return [key for key, of_key in self.splits.items() if of_key == split]
-
     def documents(self) -> Iterator[tuple[SplitName, bytes]]:
         """Yield each planned document once, with its split."""
         left = dict(self.splits)
-        for document in self.text.documents():
+        for document in self.text.source.documents():
             split = left.pop(self.text.identity(document), None)
             if split is not None:
                 yield split, document
@@ -121,7 +107,7 @@ class FirstHeldOut:
         """Yield each document once, with its split; `UserError` unless there are more than are held out."""
         seen: set[bytes] = set()
         self.duplicates = number = 0
-        for number, document in enumerate(self.text.documents(), 1):
+        for number, document in enumerate(self.text.source.documents(), 1):
             if (key := self.text.identity(document)) in seen:
                 self.duplicates += 1
             else:
@@ -129,7 +115,8 @@ class FirstHeldOut:
                 yield "validation" if number <= self.held_out else "train", document
         if number <= self.held_out:
             held_out = f"and the first {self.held_out:,} are held out"
-            raise UserError(f"{self.text.source.description} has {number:,} documents, {held_out}; fetch it again")
+            found = f"{self.text.source.description} has {count(number, 'document')}"
+            raise UserError(f"{found}, {held_out}; fetch it again")
 
     def sample(self, size: int) -> list[bytes]:
         """Return the first training documents, about `size` bytes of them."""
@@ -143,9 +130,9 @@ class FirstHeldOut:
         return chosen
 
 
-def identity(tokenizer: Tokenizer, against: Corpus | None) -> Callable[[bytes], bytes]:
+def identity(tokenizer: Tokenizer, against: Corpus) -> Callable[[bytes], bytes]:
     """Return the hash that identifies documents: of bytes, or of ids if the other corpus has no text."""
-    if against is None or against.manifest.hashed == "documents":
+    if against.manifest.hashed == "documents":
         return corpus.document_hash
     if against.manifest.tokenizer.sha256 != tokenizer.sha256:
         raise UserError(f"the corpus in {against.folder} can be compared only under its own tokenizer")
@@ -153,7 +140,7 @@ def identity(tokenizer: Tokenizer, against: Corpus | None) -> Callable[[bytes], 
     return lambda document: corpus.document_hash(bos + tokenizer.encode(document).astype("<u2").tobytes())
 
 
-def divide(sizes: dict[bytes, int], fraction: float, source: Source, duplicates: int = 0) -> dict[bytes, SplitName]:
+def divide(sizes: dict[bytes, int], fraction: float, source: Source, duplicates: int) -> dict[bytes, SplitName]:
     """Hold out the documents with hashes below the fraction; always the lowest and never the highest.
 
     `sizes` maps document hashes to bytes. Raises `UserError` for fewer than two documents.

@@ -14,7 +14,7 @@ from caddie.doctor.gpus import Accelerators, Gpu
 from caddie.doctor.host import Disk
 from caddie.doctor.pace import STEPS, Pace
 from caddie.doctor.processes import Activity, Process, orphans
-from caddie.report.tables import count
+from caddie.errors import count
 from caddie.runtime.memory import GIB, Memory
 
 BUSY_CORES = 0.5

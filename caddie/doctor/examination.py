@@ -19,8 +19,9 @@ from caddie.doctor import checks, gpus, host, pace, processes
 from caddie.doctor.checks import Finding, OpenRun
 from caddie.doctor.estimates import Estimate, Expected, estimate, expected
 from caddie.doctor.gpus import Accelerators
+from caddie.errors import count
 from caddie.pack.fit import FillCap
-from caddie.report.tables import count, one_line, printable, table
+from caddie.report.tables import one_line, printable, table
 from caddie.run.cap import cap_of_recipe
 from caddie.run.run import check_recipe
 from caddie.runtime.distributed import Ranks, local_device

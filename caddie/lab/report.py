@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from caddie.errors import count
 from caddie.files import replacing
 from caddie.lab.findings import Row, findings
 from caddie.lab.from_runs import from_runs
@@ -15,7 +16,7 @@ from caddie.lab.rows import RESULTS, STUDY, read_rows, read_study
 from caddie.report.charts import is_finite
 from caddie.report.page import csv_table, template
 from caddie.report.run_files import REPORT
-from caddie.report.tables import count, duration, number
+from caddie.report.tables import duration, number
 
 OPEN_ROWS = 40
 """Rows of a long list that are shown before the rest is folded away."""

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self, TextIO
 
-from caddie.report.tables import count, number, printable
+from caddie.errors import count
+from caddie.report.tables import number, printable
 from caddie.runtime.progress import Event, Progress
 
 if TYPE_CHECKING:

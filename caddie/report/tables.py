@@ -27,12 +27,6 @@ LONGEST_LINE = 600
 """Most characters of an error's line."""
 
 
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun in singular or plural."""
-    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
-    return f"{number:,} {noun}{ending}"
-
-
 def duration(seconds: float) -> str:
     """Format a duration in the unit that suits it."""
     if seconds < 100:

@@ -211,7 +211,6 @@ class _Bench:
 def _unseen(recipe: Recipe, corpus: Corpus, model: Model) -> list[Tensor]:
     """Rows of training text, each (1, length), that calibration does not use; none where it uses all."""
     text, split, length = recipe.pack.calibration, corpus.manifest.train, recipe.score.sequence_length
-    assert split is not None
     shards = corpus.train_shards()
 
     def rows(text: TrainingText) -> list[Tensor]:

@@ -98,7 +98,6 @@ def replay(
 
 
 def _check_text(first: FinishedRun, corpus: Corpus) -> None:
-    assert corpus.manifest.train is not None
     hashes = {
         "training documents": ("train_documents", corpus.manifest.train.document_set_sha256),
         "held-out documents": ("validation_documents", corpus.manifest.validation.document_set_sha256),

@@ -128,8 +128,7 @@ def open_for_scoring(
             f"{corpus.folder} was tokenized by another tokenizer than the artifact's; "
             f"make one with: caddie data TEXT --tokenizer {artifact.path} --against CORPUS --out DIR"
         )
-    trained_on = corpus.manifest.train.document_set_sha256 if corpus.manifest.train else None
-    if trained_on != manifest.train_documents_sha256:
+    if corpus.manifest.train.document_set_sha256 != manifest.train_documents_sha256:
         raise UserError(
             "nothing proves that the artifact was not trained on this text; make a corpus that does with: "
             f"caddie data TEXT --tokenizer {artifact.path} --against TRAINING_CORPUS --out DIR"
@@ -166,7 +165,6 @@ def _tokenizer_source(tokenizer: Tokenizer) -> TokenizerSource:
 def describe(corpus: Corpus) -> str:
     """The corpus in one line: how much, and what its tokenizer loses."""
     manifest = corpus.manifest
-    train_bytes = manifest.train.source_bytes if manifest.train else 0
     trip = manifest.tokenizer.round_trip
     if trip is None:
         counters = {"table": "the contest's table", "sidecar": "the side-cars"}
@@ -180,7 +178,8 @@ def describe(corpus: Corpus) -> str:
         )
     else:
         kept = "lossless tokenizer"
-    return f"{manifest.name}: {train_bytes:,} bytes to train on, {manifest.validation.source_bytes:,} held out; {kept}"
+    sizes = f"{manifest.train.source_bytes:,} bytes to train on, {manifest.validation.source_bytes:,}"
+    return f"{manifest.name}: {sizes} held out; {kept}"
 
 
 def audit_corpus(corpus: Corpus) -> list[Rule]:
@@ -273,8 +272,8 @@ def _given_tokenizer(path: Path) -> Tokenizer:
     if kind is None:
         return artifacts.load_tokenizer(path)
     try:
-        source = _FILES[kind][1](path=str(path))
-        return deserialize(kind, source.data() if isinstance(source, TiktokenFile) else path.read_bytes())
+        data = TiktokenFile(path=str(path)).data() if kind == "tiktoken" else path.read_bytes()
+        return deserialize(kind, data)
     except OSError as error:
         raise UserError(f"{path}: cannot read the tokenizer ({error.strerror}); name a {path.suffix} file") from None
     except UserError as error:

@@ -18,6 +18,7 @@ import torch
 from caddie.config import plain
 from caddie.config.userfile import user_files
 from caddie.data.corpus import MANIFEST, Corpus, file_sha256
+from caddie.errors import count
 from caddie.files import write_json
 from caddie.inference.sample import sample
 from caddie.pack.artifact import Artifact
@@ -27,7 +28,6 @@ from caddie.recipes.recipe import Recipe
 from caddie.report.page import write_report
 from caddie.report.read import VERSION, read_steps, step_seconds
 from caddie.report.run_files import LOG, RESULT
-from caddie.report.tables import count
 from caddie.run.cap import source_of_recipe
 from caddie.run.policy import FileCap, state
 from caddie.run.stages import bits_per_nat
@@ -47,7 +47,6 @@ def describe_run(
 ) -> dict[str, Any]:
     """Return the result of a run without its scores, seconds, and what follows from them, such as its policies."""
     manifest = corpus.manifest
-    assert manifest.train is not None
     held_out = manifest.validation.source_bytes
     base = shipped().get(recipe.base or "")
     diff = base.settings.diff(recipe.settings) if base else {}

@@ -28,16 +28,13 @@ from caddie.train.loop import Trained
 def training_data(corpus: Corpus) -> TrainingData:
     """Return the training shards of a corpus; `UserError` if it has none."""
     split, tokenizer = corpus.manifest.train, corpus.manifest.tokenizer
-    shards = corpus.train_shards()
-    assert split is not None
-    per_nat, check = bits_per_nat(corpus), corpus.check_unchanged
     return TrainingData(
-        shards=shards,
+        shards=corpus.train_shards(),
         bos=tokenizer.bos,
         documents_sha256=split.document_set_sha256,
         tokenizer_sha256=tokenizer.sha256,
-        bits_per_nat=per_nat,
-        check_unchanged=check,
+        bits_per_nat=bits_per_nat(corpus),
+        check_unchanged=corpus.check_unchanged,
         prefixes=lambda: corpus.tokenizer().prefixes,
     )
 
@@ -45,7 +42,6 @@ def training_data(corpus: Corpus) -> TrainingData:
 def bits_per_nat(corpus: Corpus) -> float:
     """Return the bits per byte of training text that one nat per token is."""
     split = corpus.manifest.train
-    assert split is not None
     if not split.source_bytes:
         raise UserError(f"{corpus.folder}: the manifest states no bytes of training text; prepare the data again")
     return convert(1.0, "nats-per-token", "bits-per-byte", tokens=split.tokens, source_bytes=split.source_bytes)
@@ -70,8 +66,7 @@ def held_out_text(corpus: Corpus) -> Text:
 
 def metadata_without_source(recipe: Recipe, seed: int, corpus: Corpus) -> Metadata:
     """Return all that the artifact of a run holds beside its weights, but for the source that it may carry."""
-    split, tokenizer = corpus.manifest.train, corpus.tokenizer()
-    assert split is not None
+    tokenizer = corpus.tokenizer()
     manifest = Manifest(
         caddie=version("caddie"),
         recipe=recipe.name,
@@ -80,7 +75,7 @@ def metadata_without_source(recipe: Recipe, seed: int, corpus: Corpus) -> Metada
         parameters=recipe.parameters,
         tokenizer=tokenizer.kind,
         tokenizer_sha256=tokenizer.sha256,
-        train_documents_sha256=split.document_set_sha256,
+        train_documents_sha256=corpus.manifest.train.document_set_sha256,
         validation_fraction=corpus.manifest.validation_fraction,
     )
     return Metadata(recipe.model, tokenizer, recipe.score, manifest)

@@ -7,9 +7,9 @@ from contextlib import suppress
 from typing import Any
 
 from caddie.config import plain
-from caddie.errors import UserError
+from caddie.errors import UserError, count
 from caddie.recipes.catalog import find
-from caddie.report.tables import count, markdown_lines
+from caddie.report.tables import markdown_lines
 from caddie.run.contest_sets import identify
 from caddie.run.policy import CONTEST_2026
 from caddie.submit.against import Base

@@ -201,7 +201,8 @@ def _facts(log: Log, claims: Claims) -> dict[str, Any]:
 
 def review_table(result: Review) -> str:
     """Format a review for a terminal."""
-    from caddie.report.tables import count, printable, table
+    from caddie.errors import count
+    from caddie.report.tables import printable, table
 
     lines: list[str] = []
     if result.logs:

@@ -8,8 +8,8 @@ from decimal import Decimal
 from itertools import pairwise
 from statistics import fmean, pstdev, stdev
 
+from caddie.errors import count
 from caddie.lab.stats import welch
-from caddie.report.tables import count
 from caddie.run.contest_sets import CURRENT, FIRST
 from caddie.run.policy import CONTEST_2026
 from caddie.submit.logs import Log, Score

@@ -70,8 +70,8 @@ def read_run(place: Path) -> Run:
 def _train_shards(corpus: object, sha256: str) -> int | None:
     with suppress(OSError, ValueError, UserError):
         folder = Path(str(corpus))
-        if file_sha256(folder / MANIFEST) == sha256 and (split := Corpus.load(folder).manifest.train):
-            return len(split.shards)
+        if file_sha256(folder / MANIFEST) == sha256:
+            return len(Corpus.load(folder).manifest.train.shards)
     return None
 
 

@@ -95,13 +95,13 @@ def _run(
             progress.note(line)
 
     corpus = _open(recipe, data, tokenizer, folder, ranks)
-    text, split = held_out_text(corpus), corpus.manifest.train
+    text = held_out_text(corpus)
     check_windows(recipe.score.sequence_length, recipe.score.stride, len(text.tokens) - 1)
     corpus.check_disjoint()
-    assert split is not None
     facts = {"recipe": recipe.name, "recipe_sha256": recipe.sha256, "seed": seed, "world_size": ranks.world}
-    sizes = {"train_shards": len(split.shards), "val_tokens": len(text.tokens) - 1, "val_bytes": text.source_bytes}
-    say(before_training({**facts, **sizes, "model_params": recipe.parameters}))
+    facts["train_shards"] = len(corpus.manifest.train.shards)
+    facts |= {"val_tokens": len(text.tokens) - 1, "val_bytes": text.source_bytes, "model_params": recipe.parameters}
+    say(before_training(facts))
     folder.mkdir(parents=True, exist_ok=True)
     phases, given = Phases(), training_data(corpus)
     trained = train(recipe.model, recipe.train, given, seed=seed, folder=folder, ranks=ranks, progress=progress)
@@ -152,7 +152,7 @@ def _open(recipe: Recipe, data: Path, model: str | None, folder: Path, ranks: Ra
     corpus.check_shards("train")
     corpus.check_shards("validation")
     ranks.end_turn()
-    splits = [split and split.document_set_sha256 for split in (corpus.manifest.train, corpus.manifest.validation)]
+    splits = [split.document_set_sha256 for split in (corpus.manifest.train, corpus.manifest.validation)]
     if not ranks.agree([corpus.manifest.tokenizer.sha256, *splits]):
         raise UserError(f"{data} is other text on another machine; copy one to all of them")
     return corpus

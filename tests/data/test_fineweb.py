@@ -395,7 +395,6 @@ def test_the_first_documents_are_held_out_and_counted_in_bytes(tmp_path: Path) -
     trained = [texts[number] for number in range(30, 100) if number not in (60, 70)]
     tokens = np.concatenate(found.train_shards())
     assert [run[1:].astype(np.uint8).tobytes() for run in split_documents([tokens], 256)] == trained
-    assert found.manifest.train is not None
     assert (found.manifest.train.documents, found.manifest.duplicates_removed) == (68, 2)
     found.check_disjoint()
     found.count_again()
@@ -407,8 +406,8 @@ def test_training_takes_so_many_full_shards(tmp_path: Path, monkeypatch: pytest.
     texts = [b"%09d" % number for number in range(60)]  # six to a shard, with BOS
     mirror = documents_of(texts, tmp_path / "mirror")
     found = corpus_of(mirror, tmp_path / "out", shards=2)
-    assert [shard.tokens for shard in found.manifest.train.shards] == [60, 60]  # type: ignore[union-attr]
-    assert found.manifest.train.documents == 12  # type: ignore[union-attr]
+    assert [shard.tokens for shard in found.manifest.train.shards] == [60, 60]
+    assert found.manifest.train.documents == 12
     assert found.manifest.validation.documents == 30
     found.check_disjoint()
     inode = (tmp_path / "out" / "manifest.json").stat().st_ino

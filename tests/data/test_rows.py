@@ -135,7 +135,6 @@ def test_a_data_set_of_the_hub_is_a_text(hub: Hub, tmp_path: Path) -> None:
     told = RecordedProgress()
     arguments = {"folder": tmp_path / "out", "tokenizer_source": RawBytes(), "vocabulary": 257}
     found = prepare(f"hf:{NAME}", **arguments, validation_fraction=0.1, progress=told)  # type: ignore[arg-type]
-    assert found.manifest.train is not None
     assert found.manifest.train.documents + found.manifest.validation.documents == 400
     assert found.manifest.origin == Origin(NAME, "main", "a" * 40)
     assert found.manifest.name == "texts"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from caddie.report.tables import count
+from caddie.errors import count
 
 
 @pytest.mark.parametrize(

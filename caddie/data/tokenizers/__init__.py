@@ -24,10 +24,10 @@ from caddie.data.tokenizers.tokenizer import (
     Tokenizer,
     TokenizerSource,
     encode_around,
+    of_file,
     of_size,
 )
 from caddie.errors import UserError
-from caddie.files import reason
 
 MARK = "\u2581"
 """SentencePiece's mark for a space."""
@@ -241,11 +241,7 @@ class SentencePieceFile(SentencePieceSource):
 
     def build(self, vocabulary: int, sample: Sample, symbols: Sequence[str] = ()) -> SentencePieceTokenizer:
         """Return the model of the file."""
-        try:
-            tokenizer = SentencePieceTokenizer(Path(self.path).read_bytes())
-        except (OSError, ValueError) as error:
-            raise UserError(f"no tokenizer in {self.path!r}: {reason(error)}") from None
-        return of_size(tokenizer, vocabulary, self.path)
+        return of_file(self.path, vocabulary, lambda: SentencePieceTokenizer(Path(self.path).read_bytes()))
 
 
 class SentencePieceBPE(SentencePieceSource):

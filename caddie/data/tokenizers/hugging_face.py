@@ -22,11 +22,11 @@ from caddie.data.tokenizers.tokenizer import (
     TokenizerSource,
     byte_ids,
     encode_around,
-    of_size,
+    library_errors,
+    of_file,
     table_of,
 )
-from caddie.errors import UserError, first_line
-from caddie.files import reason
+from caddie.errors import UserError
 
 _BEGINS = ("<s>", "<bos>", "<|begin_of_text|>", "<|endoftext|>", "[BOS]", "[CLS]")
 """Usual names of the token before a document."""
@@ -50,16 +50,17 @@ class HuggingFaceTokenizer(Tokenizer):
     kind = "hugging_face"
 
     def __init__(self, data: bytes) -> None:
-        try:
+        with library_errors("not a tokenizer.json, or a damaged one"):
+            import tokenizers
+
             value: Any = json.loads(data)
             begin = value.pop("bos_token", None)
             value |= {"truncation": None, "padding": None, "post_processor": None}
-            self._library = _load(json.dumps(value))
+            self._library = tokenizers.Tokenizer.from_str(json.dumps(value))
+            self._library.encode_special_tokens = True
             vocabulary = self._library.get_vocab(with_added_tokens=True)
             added = {token["content"] for token in value["added_tokens"]}
             decoders = {inner["type"] for inner in _decoders(value["decoder"])}
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise UserError(f"not a tokenizer.json, or a damaged one ({first_line(error)})") from None
         begin = begin or next((name for name in _BEGINS if name in vocabulary), None)
         if not isinstance(begin, str) or begin not in vocabulary:
             raise UserError('this tokenizer.json has no token for the start of a document; name one by bos="..."')
@@ -89,30 +90,13 @@ class HuggingFaceTokenizer(Tokenizer):
         return encoded
 
     def _encode_batch(self, texts: list[str]) -> list[Ids]:
-        try:
+        with library_errors("this tokenizer.json cannot encode the text"):
             batch = self._library.encode_batch_fast(texts, add_special_tokens=False)
-        except Exception as error:
-            raise UserError(f"this tokenizer.json cannot encode the text ({first_line(error)})") from None
         return [np.array(encoding.ids, np.uint16) for encoding in batch]
 
     def serialize(self) -> bytes:
         """Return the file as compact JSON, with `bos_token`."""
         return json.dumps({**self._value, "bos_token": self._begin}, separators=(",", ":")).encode()
-
-
-def _load(text: str) -> Any:
-    try:
-        import tokenizers
-    except ImportError:
-        raise UserError("this tokenizer needs the library tokenizers; run: pip install 'caddie[tokenizers]'") from None
-    try:
-        library = tokenizers.Tokenizer.from_str(text)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # a panic of the library is no Exception
-        raise UserError(f"not a tokenizer.json, or a damaged one ({first_line(error)})") from None
-    library.encode_special_tokens = True
-    return library
 
 
 def _decoders(decoder: Any) -> Iterator[Any]:
@@ -145,11 +129,9 @@ class HuggingFaceFile(TokenizerSource):
 
     def build(self, vocabulary: int, sample: Sample) -> HuggingFaceTokenizer:
         """Return the tokenizer of the file."""
-        try:
-            data = Path(self.path).read_bytes()
-            if self.bos:
-                data = json.dumps({**json.loads(data), "bos_token": self.bos}).encode()
-            tokenizer = HuggingFaceTokenizer(data)
-        except (OSError, ValueError, TypeError) as error:
-            raise UserError(f"no tokenizer in {self.path!r}: {reason(error)}") from None
-        return of_size(tokenizer, vocabulary, self.path)
+        return of_file(self.path, vocabulary, lambda: HuggingFaceTokenizer(self.data()))
+
+    def data(self) -> bytes:
+        """Return the file, with `bos` as its `bos_token` if it is set."""
+        data = Path(self.path).read_bytes()
+        return json.dumps({**json.loads(data), "bos_token": self.bos}).encode() if self.bos else data

@@ -6,6 +6,7 @@ import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
@@ -14,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from caddie.config import Config
-from caddie.errors import UserError
+from caddie.errors import UserError, first_line
+from caddie.files import reason
 
 Ids = npt.NDArray[np.uint16]
 Sample = Callable[[], Sequence[bytes]]
@@ -121,6 +123,28 @@ def of_size(tokenizer: T, vocabulary: int, name: str) -> T:
     if tokenizer.vocabulary != vocabulary:
         raise UserError(f"{name} has {tokenizer.vocabulary} ids; set model.vocabulary={tokenizer.vocabulary}")
     return tokenizer
+
+
+def of_file(path: str, vocabulary: int, make: Callable[[], T]) -> T:
+    """Return what `make` makes of the file at `path`; `UserError` if it fails, or if it has not `vocabulary` ids."""
+    try:
+        tokenizer = make()
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"no tokenizer in {path!r}: {reason(error)}") from None
+    return of_size(tokenizer, vocabulary, path)
+
+
+@contextmanager
+def library_errors(what: str) -> Iterator[None]:
+    """Turn whatever a tokenizer's library raises into a `UserError` that begins with `what`, or says that it lacks."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, UserError):
+        raise
+    except ImportError as error:
+        raise UserError(f"this tokenizer needs {error.name}; run: pip install 'caddie[tokenizers]'") from None
+    except BaseException as error:  # a panic of the library is no Exception
+        raise UserError(f"{what} ({first_line(error)})") from None
 
 
 def encode_around(
