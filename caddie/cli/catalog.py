@@ -107,7 +107,7 @@ def recipes(as_json: bool) -> None:
     for one in sorted(shipped().values(), key=lambda recipe: -(recipe.published or 9.0)):
         known = {"name": one.name, "why": one.why, "base": one.base, "parameters": one.parameters}
         facts.append({**known, "public": [plain(figure) for figure in one.public]})
-        rows.append((one.name, f"{one.parameters:,}", f"{one.published:.4f}" if one.published else "", one.why))
+        rows.append((one.name, f"{one.parameters:,}", f"{one.published:.4f}" if one.published else None, one.why))
     tell({"recipes": facts}, as_json, table(rows, ["recipe", "parameters", "bpb", "purpose; its record"]))
 
 

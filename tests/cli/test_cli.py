@@ -298,6 +298,8 @@ def test_recipes_are_listed_with_size_and_public_figures(caddie: Call) -> None:
     sizes = {"baseline": 17_059_912, "fp16_embedding": 16_765_000, "lower_lr": 17_059_912, "tiny": 4_424_323}
     assert {name: listed[name]["parameters"] for name in sizes} == sizes
     assert all(recipe["why"].endswith(".") for recipe in listed.values())
+    first = caddie("recipes").out.splitlines()[1].split()
+    assert first[:3] == ["tiny", "4,424,323", "-"], "no public score"
     assert listed["baseline"]["base"] is None
     assert {listed[name]["base"] for name in ("fp16_embedding", "lower_lr", "tiny")} == {"baseline"}
     assert listed["tiny"]["public"] == []
