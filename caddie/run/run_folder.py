@@ -49,8 +49,7 @@ def check_folder(folder: Path) -> None:
     """Refuse a folder that no run can begin or go on in, such as that of somebody's texts."""
     try:
         place = next(place for place in (folder, *folder.parents) if place.exists())
-        held = {path.name for path in folder.iterdir() if not is_lock(path.name)} if folder.is_dir() else set()
-        held = {name for name in held if not name.startswith(".caddie-")}  # what a killed run was just writing
+        held = _held(folder)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror}); name another folder") from None
     if not place.is_dir():
@@ -61,6 +60,12 @@ def check_folder(folder: Path) -> None:
         raise UserError(f"{folder} holds other files, such as {min(held)}; name an empty folder, or that of a run")
 
 
+def _held(folder: Path) -> set[str]:
+    """Return the names in a folder, without locks and what a killed run was just writing."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return {name for name in names if not (is_lock(name) or name.startswith(".caddie-"))}
+
+
 class Pruned(Exception):
     """A run of a search is ended before its budget. That is no failure."""
 
@@ -69,8 +74,9 @@ class Pruned(Exception):
 def failure_recorded(folder: Path, phases: Phases, first: bool) -> Iterator[None]:
     """Write why the block failed to `error.json` in a run folder; the `first` process removes it when it begins.
 
-    The first reason stays: what other processes meet after it may come of it. An interrupted run has not failed, and
-    nor has a process that lost another: that one has said why, or is begun again.
+    The first reason stays: what other processes meet after it may come of it. An interrupted run has not failed, nor
+    has a process that lost another: that one has said why, or is begun again. A mistake of the user's that is found
+    before the run has written anything leaves nothing.
     """
     if first:
         (folder / ERROR).unlink(missing_ok=True)
@@ -80,7 +86,9 @@ def failure_recorded(folder: Path, phases: Phases, first: bool) -> Iterator[None
     except (Interrupted, Pruned):
         raise
     except Exception as error:
-        if not (lost_another(error) or (folder / ERROR).exists()):
+        memory = isinstance(error.__context__, (MemoryError, RuntimeError))  # no mistake, though a `UserError`
+        refused = isinstance(error, UserError) and not memory and not _held(folder)
+        if not (refused or lost_another(error) or (folder / ERROR).exists()):
             with suppress(OSError, UserError):  # what failed may be the disk
                 write_error(folder, error, phases.current, time.monotonic() - begin)
         raise
@@ -169,7 +177,7 @@ def cap_of(artifact: Artifact) -> int | None:
 
 def run_weights(folder: Path, recipe: Recipe, corpus: Corpus) -> dict[str, Tensor]:
     """Return the weights of a run folder; `UserError` if they are not those of this model and text."""
-    documents = corpus.manifest.train.document_set_sha256 if corpus.manifest.train else ""
+    documents = corpus.manifest.train.document_set_sha256
     return load_weights(folder / WEIGHTS, weights_identity(recipe.model, recipe.train, documents))
 
 

@@ -80,6 +80,7 @@ def locked(folder: Path, patience_seconds: float = 0.0) -> Iterator[None]:
     A holder that does not end within `patience_seconds` was given up by whoever started this process, and the lock is
     taken from it. Without patience, a held lock is a `UserError` that names the holder.
     """
+    made = [folder, *(place for place in folder.parents if not place.exists())]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = _acquire(folder, patience_seconds)
@@ -101,8 +102,9 @@ def locked(folder: Path, patience_seconds: float = 0.0) -> Iterator[None]:
             with suppress(PermissionError):  # Windows removes no open file
                 (folder / LOCK).unlink()
         os.close(lock)
-        with suppress(OSError):
-            folder.rmdir()  # if nothing was written
+        with suppress(OSError):  # unless something was written
+            for place in made:
+                place.rmdir()
 
 
 def _acquire(folder: Path, patience_seconds: float) -> int:

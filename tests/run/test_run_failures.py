@@ -49,6 +49,23 @@ def test_the_reason_phase_and_time_of_a_failure_are_written(
         assert not (folder / "error.json").exists()
 
 
+@pytest.mark.usefixtures("alive_once", "unprobed", "one_process")
+@pytest.mark.parametrize("verb", ["run", "train"])
+def test_a_command_that_is_refused_leaves_no_folder(
+    verb: str, tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path
+) -> None:
+    folder, text = tmp_path / "runs" / "out", tmp_path / "text.txt"
+    text.write_text("one document alone")
+    arguments = (verb, "tiny", *tiny_run.settings, "--data", text, "--out", folder, "--quiet")
+    ended = caddie(*arguments)
+    assert (ended.status, "two or more are needed" in ended.err) == (2, True)
+    assert not folder.parent.exists()
+    folder.mkdir(parents=True)
+    (folder / "recipe.json").write_text("{}")  # of a run that had begun
+    assert caddie(*arguments).status == 2
+    assert json.loads((folder / "error.json").read_text())["phase"] == "prepare"
+
+
 def test_a_second_run_is_refused_by_one_line_and_changes_nothing(
     tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path
 ) -> None:
