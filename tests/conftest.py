@@ -28,9 +28,16 @@ from caddie.errors import UserError
 # The models of the tests are so small that more threads, which wait for each other, only slow them; read by PyTorch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-gc.disable()  # until all that is imported and collected is there: it stays
-
 ROOT = Path(__file__).resolve().parent.parent
+
+# The browser, trackers and compilers that tests start keep files in the home folder; theirs is not the user's.
+HOME = ROOT / ".tmp" / "home"
+HOME.mkdir(parents=True, exist_ok=True)
+os.environ["HOME"] = str(HOME)
+for name in ("CONFIG", "CACHE", "DATA", "STATE"):
+    os.environ.pop(f"XDG_{name}_HOME", None)
+
+gc.disable()  # until all that is imported and collected is there: it stays
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -422,3 +422,8 @@ def test_no_tracked_file_is_a_build_product() -> None:
         build = re.search(r"^(data|runs|\.venv)/|__pycache__/|\.(pyc|partial|safetensors|caddie)$", name)
         assert not build, name
         assert os.path.getsize(ROOT / name) < 1 << 20, f"{name} is larger than a MiB"
+
+
+def test_what_tests_start_has_a_home_of_its_own() -> None:
+    said = subprocess.run(["sh", "-c", "echo ~ $XDG_CONFIG_HOME"], capture_output=True, text=True, check=True).stdout
+    assert said.split() == [str(ROOT / ".tmp" / "home")] == [str(Path.home())]

@@ -7,13 +7,15 @@ whoever reads it supplies the file. No file is run that was not named.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from importlib.abc import InspectLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType
 from typing import cast
 
 from caddie.config.config import Config, coerce, field_types
@@ -45,8 +47,21 @@ class UserFile:
 _MOST = 16
 _run = dict[str, UserFile]()
 """Hash to each file whose classes this process has."""
-_by_module = dict[str, UserFile]()
-"""Module to the file that was run for it."""
+
+
+class _Source(InspectLoader):
+    """Loads a module from source that has been read, so that no bytecode is written beside the file."""
+
+    def __init__(self, path: Path, source: bytes) -> None:
+        self._path, self.source = path, source
+
+    def get_source(self, fullname: str) -> str:
+        """Return the source, which tracebacks show."""
+        return importlib.util.decode_source(self.source)
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile the source."""
+        return self.source_to_code(self.source, str(self._path))
 
 
 def read_source(path: Path) -> bytes:
@@ -68,19 +83,21 @@ def execute(path: Path, source: bytes | None = None) -> dict[str, object]:
 
 @cache
 def _executed(place: Path, path: Path, source: bytes) -> Mapping[str, object]:
+    loader = _Source(path, source)
     # Files of one name are different modules, and so is a file that was changed: classes are found by their modules.
     key = hashlib.sha256(str(place).encode() + source).hexdigest()[:8]
-    module = ModuleType(f"caddie_user_{path.stem}_{key}")
+    spec = importlib.util.spec_from_loader(f"caddie_user_{path.stem}_{key}", loader, origin=str(path))
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
     module.__file__ = str(path)
-    sys.modules[module.__name__] = module  # dataclasses look their module up
-    file = _by_module[module.__name__] = UserFile(place, source)
-    try:  # not by an import, which would write bytecode beside the file
-        exec(compile(source, str(path), "exec", dont_inherit=True), vars(module))
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    try:
+        loader.exec_module(module)
     except (Exception, SystemExit) as error:
         decorated = "overwrite attribute __setattr__" in str(error)
         hint = "; a class of settings needs no @dataclass any more" if decorated else ""
         raise UserError(f"{path} does not run: {type(error).__name__}: {error}{hint}") from error
-    _keep(file)
+    _keep(UserFile(place, source))
     return vars(module)
 
 
@@ -118,13 +135,12 @@ def _files(nodes: Sequence[object]) -> Iterator[UserFile]:
 @cache
 def _file_of(cls: type[Config]) -> UserFile:
     """Return the file of a user's class, with the contents that were run or, if it was imported, that it has now."""
-    if ran := _by_module.get(cls.__module__):
-        return ran
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    module = sys.modules.get(cls.__module__)
+    file, loader = getattr(module, "__file__", None), getattr(module, "__loader__", None)
     if file is None:
         raise UserError(f"{cls.__name__} is defined in no file; write it in one, for other processes need it too")
     path = Path(file).resolve()
-    return _keep(UserFile(path, read_source(path)))
+    return _keep(UserFile(path, loader.source if isinstance(loader, _Source) else read_source(path)))
 
 
 def read_stated(value: object) -> tuple[Stated, ...]:
