@@ -466,7 +466,11 @@ SCORING = [
     Case(
         "training text alone", lambda b: b.score(b.write("a.txt", b.tiny.text.read_bytes()[:80_000])), "nothing proves"
     ),
-    Case("unproven corpus", lambda b: b.score(b.manifest(put(None, "train"))), "nothing proves that the artifact was"),
+    Case(
+        "unproven corpus",
+        lambda b: b.score(b.manifest(put("0" * 64, "train", "document_set_sha256"))),
+        "nothing proves that the artifact was",
+    ),
     Case(
         "tokenizer of another",
         lambda b: b.score(b.manifest(put("0" * 64, "tokenizer", "sha256"))),
