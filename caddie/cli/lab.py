@@ -8,13 +8,13 @@ from pathlib import Path
 
 import click
 
-from caddie.cli.options import Finite, options, tell
+from caddie.cli.options import FILE, Finite, options, tell
 from caddie.errors import UserError
 from caddie.report.units import UNITS, Unit
 
 
 @click.command()
-@click.argument("places", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("places", metavar="RUN...", nargs=-1, required=True, type=FILE)
 @click.option("--price", type=Finite(0), help="Price of an hour of one GPU, to count the cost of a study.")
 @options("out", "json")
 def report(places: tuple[Path, ...], price: float | None, out: str | None, as_json: bool) -> None:
@@ -51,13 +51,13 @@ class TwoGroups(click.Command):
 
 
 @click.command(cls=TwoGroups)
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=FILE)
 @click.option(
     "--against",
     metavar="RUN...",
     multiple=True,
     required=True,
-    type=click.Path(path_type=Path),
+    type=FILE,
     help="Runs of the recipe to beat, A: all paths up to the next option.",
 )
 @click.option("--by", type=Finite(0), default=0.0, show_default=True, help="How much better B must be.")
@@ -80,7 +80,7 @@ def compare(runs: tuple[Path, ...], against: tuple[Path, ...], by: float, unit: 
 
 
 @click.command()
-@click.argument("folder", metavar="[FOLDER]", default="runs", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="[FOLDER]", default="runs", type=FILE)
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="Port to listen on; 0 for any."
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from caddie.cli.options import Finite, load_artifact, options, path_argument, tell
+from caddie.cli.options import FILE, Finite, load_artifact, options, path_argument, tell
 from caddie.errors import UserError
 from caddie.files import read_file, replacing
 from caddie.runtime.interrupt import ends_on_interrupt
@@ -41,7 +41,7 @@ def sample(
 @click.command()
 @path_argument("artifact")
 @path_argument("file")
-@click.option("--out", type=click.Path(path_type=Path), help=f"File to write, else FILE with {ENDING} added.")
+@click.option("--out", type=FILE, help=f"File to write, else FILE with {ENDING} added.")
 @options("parts", "json", "quiet")
 @ends_on_interrupt
 def compress(artifact: Path, file: Path, out: Path | None, parts: Parts, as_json: bool, quiet: bool) -> None:
@@ -56,7 +56,7 @@ def compress(artifact: Path, file: Path, out: Path | None, parts: Parts, as_json
 @click.command()
 @path_argument("artifact")
 @path_argument("file")
-@click.option("--out", type=click.Path(path_type=Path), help=f"File to write, else FILE without {ENDING}.")
+@click.option("--out", type=FILE, help=f"File to write, else FILE without {ENDING}.")
 @options("parts", "json", "quiet")
 @ends_on_interrupt
 def decompress(artifact: Path, file: Path, out: Path | None, parts: Parts, as_json: bool, quiet: bool) -> None:

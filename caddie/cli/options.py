@@ -25,6 +25,10 @@ TRACKERS = ("trackio", "wandb", "tensorboard")
 """Trackers that a run can be sent to."""
 
 
+FILE = click.Path(path_type=Path)
+"""Type of an option that names a file or folder."""
+
+
 class Finite(click.FloatRange):
     """A range of finite numbers; click's own lets NaN through."""
 
@@ -46,9 +50,8 @@ def complete_recipe(context: click.Context, parameter: click.Parameter, typed: s
     from caddie.recipes.names import names
 
     known = [found for name in names() for found in ((name, f"{name}_mini") if name in typed else (name,))]
-    return [CompletionItem(name) for name in known if name.startswith(typed)] or complete_path(
-        context, parameter, typed
-    )
+    begun = [CompletionItem(name) for name in known if name.startswith(typed)]
+    return begun or complete_path(context, parameter, typed)
 
 
 def recipe_argument(name: str = "recipe", **settings: Any) -> Decorator:
@@ -77,7 +80,7 @@ def options(*names: str) -> Decorator:
             "--parts",
             metavar="FILE.py",
             multiple=True,
-            type=click.Path(path_type=Path),
+            type=FILE,
             help="A user's file that ARTIFACT or RUN needs; it is run, so read it first. May be repeated.",
         ),
         "track": click.option(
@@ -113,7 +116,7 @@ settings_argument = settings_option("settings", "[PATH=VALUE]...")
 
 def path_argument(name: str, metavar: str | None = None) -> Decorator:
     """Return an argument that names a file or folder."""
-    return click.argument(name, metavar=metavar, type=click.Path(path_type=Path))
+    return click.argument(name, metavar=metavar, type=FILE)
 
 
 def named_recipe(

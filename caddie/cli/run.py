@@ -6,7 +6,7 @@ import math
 import shlex
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from caddie.cli.exits import judge, resume_hint
 from caddie.cli.options import (
+    FILE,
     load_artifact,
     named_recipe,
     options,
@@ -136,16 +137,11 @@ def train(job: Job) -> tuple[dict[str, Any], str] | None:
     from caddie.run.dead_settings import check_settings_matter
     from caddie.run.resolve_corpus import open_corpus
     from caddie.run.run import train_recipe
-    from caddie.run.run_folder import check_folder, failure_recorded
-    from caddie.run.run_lock import locked
-    from caddie.runtime.progress import Phases
+    from caddie.run.run_folder import hold_folder
     from caddie.train.memory import enough_memory
 
-    check_folder(job.folder)
-    phases, lock = Phases(job.progress), locked(job.folder) if job.ranks.first else nullcontext()
     with (
-        lock,
-        failure_recorded(job.folder, phases, job.ranks.first),
+        hold_folder(job.folder, job.ranks, job.progress, alone=True) as phases,
         enough_memory(job.recipe.model, job.recipe.train, job.ranks, phases),
     ):
         with phases("prepare"):
@@ -164,7 +160,7 @@ def train(job: Job) -> tuple[dict[str, Any], str] | None:
 @click.command()
 @path_argument("folder", metavar="RUN")
 @settings_argument
-@click.option("--out", metavar="FILE", type=click.Path(path_type=Path), help="File to write.")
+@click.option("--out", metavar="FILE", type=FILE, help="File to write.")
 @click.option("--compare", is_flag=True, help="Write nothing; compare all quantizers and codings on RUN.")
 @options("parts", "json", "quiet")
 @ends_on_interrupt
@@ -345,7 +341,7 @@ def verify(
 @click.option(
     "--documents",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=FILE,
     help="CSV file to write: bytes and bits of each held-out document.",
 )
 @click.option("--events", is_flag=True, hidden=True, help="Progress on standard error as JSON, for another process.")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from caddie.cli.options import TRACKERS, load_artifact, options, path_argument, tell
+from caddie.cli.options import FILE, TRACKERS, load_artifact, options, path_argument, tell
 from caddie.errors import UserError
 from caddie.runtime.interrupt import ends_on_interrupt
 
@@ -22,7 +22,7 @@ from caddie.runtime.interrupt import ends_on_interrupt
 @click.option("--private", is_flag=True, help="Make a new repository private.")
 @options("json", "quiet")
 @ends_on_interrupt
-def push(run: Path, place: str, license_name: str | None, private: bool, as_json: bool, quiet: bool) -> int:
+def push(run: Path, place: str, license_name: str | None, private: bool, as_json: bool, quiet: bool) -> None:
     """Publish the finished run in the folder RUN on the Hugging Face hub.
 
     One commit holds artifact, result, page, recipe and a model card. The token is that of HF_TOKEN or of `hf auth
@@ -35,21 +35,15 @@ def push(run: Path, place: str, license_name: str | None, private: bool, as_json
     sizes = ", ".join(f"{name} {size:,}" for name, size in facts["files"].items())
     lines = [facts["url"], f"bytes: {sizes}", f"check it with: caddie verify {place}"]
     tell(facts, as_json, "\n".join(lines))
-    return 0
 
 
 @click.command()
 @path_argument("artifact")
 @click.option("--to", "form", metavar="FORMAT", required=True, help="html, safetensors or transformers.")
-@click.option(
-    "--out",
-    metavar="PATH",
-    type=click.Path(path_type=Path),
-    help="Path, else NAME.html or NAME-FORMAT beside ARTIFACT.",
-)
+@click.option("--out", metavar="PATH", type=FILE, help="Path, else NAME.html or NAME-FORMAT beside ARTIFACT.")
 @options("json")
 @ends_on_interrupt
-def export(artifact: Path, form: str, out: Path | None, as_json: bool) -> int:
+def export(artifact: Path, form: str, out: Path | None, as_json: bool) -> None:
     """Write ARTIFACT for other programs.
 
     ARTIFACT is a file, the folder of a run, or hf:USER/NAME[@REVISION], whose export goes to the working directory.
@@ -61,7 +55,6 @@ def export(artifact: Path, form: str, out: Path | None, as_json: bool) -> int:
 
     written = write(artifact, form, out)
     tell({"path": str(written), "format": form}, as_json, str(written))
-    return 0
 
 
 @click.command()
@@ -70,7 +63,7 @@ def export(artifact: Path, form: str, out: Path | None, as_json: bool) -> int:
 @click.option("--follow", is_flag=True, hidden=True, help="Follow a run until standard input ends.")
 @options("json")
 @ends_on_interrupt
-def track(folder: Path, kind: str, follow: bool, as_json: bool) -> int:
+def track(folder: Path, kind: str, follow: bool, as_json: bool) -> None:
     """Send the log, recipe and result of the run in the folder RUN to a tracker.
 
     Its library is an extra: pip install 'caddie[wandb]'. `caddie run --track` does the same while a run goes on.
@@ -89,7 +82,6 @@ def track(folder: Path, kind: str, follow: bool, as_json: bool) -> int:
     if not follow:
         facts = {"tracker": kind, "events": events, "place": tracker.place}
         tell(facts, as_json, f"{events:,} events of {folder} sent; look with: {tracker.place}")
-    return 0
 
 
 def _wait_for_end(end: threading.Event) -> None:
@@ -104,7 +96,7 @@ def _wait_for_end(end: threading.Event) -> None:
 @path_argument("artifact")
 @click.argument("arguments", metavar="[LM-EVAL OPTION]...", nargs=-1, type=click.UNPROCESSED)
 @options("parts")
-def lm_eval(artifact: Path, arguments: tuple[str, ...], parts: tuple[Path, ...]) -> int:
+def lm_eval(artifact: Path, arguments: tuple[str, ...], parts: tuple[Path, ...]) -> None:
     """Score ARTIFACT on tasks of EleutherAI's lm-evaluation-harness.
 
     ARTIFACT is a file, the folder of a run, or hf:USER/NAME[@REVISION]. All options are those of lm-eval, such as
@@ -120,4 +112,3 @@ def lm_eval(artifact: Path, arguments: tuple[str, ...], parts: tuple[Path, ...])
         raise UserError("this needs lm-evaluation-harness; run: pip install 'caddie[lm-eval]'") from None
     sys.argv = ["lm-eval", "run", "--model", NAME, "--model_args", f"artifact={path}", *arguments]
     cli_evaluate()
-    return 0

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from caddie.cli.options import (
+    FILE,
     Finite,
     all_of,
     named_recipe,
@@ -193,7 +194,7 @@ def sweep(
 
 
 @click.command(hidden=True)
-@click.argument("job", type=click.Path(path_type=Path))
+@click.argument("job", type=FILE)
 @click.option("--with-parent", is_flag=True, help="End when standard input does.")
 @options("gpus")
 def trial(job: Path, with_parent: bool, gpus: int) -> int:
@@ -253,8 +254,9 @@ def _one_each() -> int:
     """Return the number of GPUs, or of the cores that this process may use where there are none."""
     import torch
 
-    allowed = getattr(os, "sched_getaffinity", None)
-    return torch.cuda.device_count() or (len(allowed(0)) if allowed else os.cpu_count() or 1)
+    from caddie.doctor.host import allowed_cores
+
+    return torch.cuda.device_count() or len(allowed_cores())
 
 
 def _run(

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from caddie.cli.options import options, path_argument, tell
+from caddie.cli.options import FILE, options, path_argument, tell
 
 
 @click.command()
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", metavar="DIR", required=True, type=click.Path(path_type=Path), help="New folder to write.")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=FILE)
+@click.option("--out", metavar="DIR", required=True, type=FILE, help="New folder to write.")
 @click.option("--author", required=True, help="Name of the author.")
 @click.option("--github-id", required=True, help="The author's name on GitHub.")
 @click.option("--name", help="Title; the recipe's name unless set.")
@@ -27,7 +27,7 @@ def submit(
     against: str | None,
     non_record: bool,
     as_json: bool,
-) -> int:
+) -> None:
     """Write the contest's submission folder from finished runs of one recipe.
 
     RUN is a run folder; each has another seed. The folder gets README.md, submission.json, requirements.txt, a log for
@@ -45,17 +45,11 @@ def submit(
         f"{facts['bytes_total']:,} bytes with {facts['bytes_code']:,} of train_gpt.py; track {facts['track']}",
     ]
     tell({"folder": str(out), **facts}, as_json, "\n".join(lines))
-    return 0
 
 
 @click.command()
 @path_argument("folder", "FOLDER")
-@click.option(
-    "--against",
-    metavar="FOLDER",
-    type=click.Path(path_type=Path),
-    help="Folder of the submission to beat, for the p-value.",
-)
+@click.option("--against", metavar="FOLDER", type=FILE, help="Folder of the submission to beat, for the p-value.")
 @options("json")
 def review(folder: Path, against: Path | None, as_json: bool) -> int:
     """Check FOLDER, a submission to the contest: files, sizes, seconds, scores, seeds, data and script.
