@@ -179,8 +179,10 @@ class Folders:
         with self._lock:
             complete = self._look()
             runs = [run.row(name) for name, run in self._by_name.items()]
-            studies = [row for folder in self._studies if (row := _study_row(folder)) is not None]
+            states = [state for folder in self._studies if (state := read_state(folder)) is not None]
         place = shown(self.root.name or str(self.root))
+        names = ("study", "state", "done", "total", "seconds_left")
+        studies = [{name: getattr(state, name) for name in names} for state in states]
         return {"folder": place, "complete": complete, "runs": runs, "studies": studies}
 
     def details(self, name: str) -> dict[str, Any] | None:
@@ -238,14 +240,6 @@ def _list(folder: Path) -> tuple[list[Path], dict[str, os.stat_result], float]:
             ):
                 files[entry.name] = entry.stat(follow_symlinks=False)
     return below, files, folder.stat().st_mtime
-
-
-def _study_row(folder: Path) -> dict[str, Any] | None:
-    """Return name, state, runs done and in all, and seconds left of the study whose runs are in a folder."""
-    if (found := read_state(folder)) is None:
-        return None
-    facts = {"study": found.study, "state": found.state, "done": found.done, "total": found.total}
-    return {**facts, "seconds_left": found.seconds_left}
 
 
 def _signature(status: os.stat_result | None) -> tuple[int, int, int] | None:

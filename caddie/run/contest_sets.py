@@ -56,7 +56,9 @@ def identify(tokens: int, bytes_: int, documents: int, vocabulary: int) -> str |
             held = [name for name, count in known.tokens.items() if 0 <= tokens - count <= 2_048]
             names = [name for name in held if _vocabulary(name) == vocabulary]
             under = f"tokenized by {names[0]}" if names else "under another tokenizer"
-            return f"By its totals this is {known.name}, {under}: {_totals(known)}."
+            size = f"{known.bytes / 1e6:,.2f} MB known to {_BYTES_KNOWN_TO / 1e3:.0f} kB"
+            totals = f"{known.documents:,} documents, {size}" if known.documents else size
+            return f"By its totals this is {known.name}, {under}: {totals}."
     for name, count in CURRENT.tokens.items():
         # A text of one's own easily has the density of a part below 1 %.
         smaller = documents < (CURRENT.documents or 0) and 0.01 * CURRENT.bytes <= bytes_ < CURRENT.bytes
@@ -71,8 +73,3 @@ def identify(tokens: int, bytes_: int, documents: int, vocabulary: int) -> str |
 
 def _vocabulary(name: str) -> int:
     return int(name.split()[-1])
-
-
-def _totals(known: OfficialSet) -> str:
-    documents = f"{known.documents:,} documents, " if known.documents else ""
-    return f"{documents}{known.bytes / 1e6:,.2f} MB known to {_BYTES_KNOWN_TO / 1e3:.0f} kB"

@@ -254,14 +254,13 @@ class _Observed:
             if _sizes(other.train, self.moments) != self.sizes:
                 return True
             self.training, seen = tee(self.training)
-            return _unequal(seen, _training_facts(copy, self.moments)) or self._averages_differ(other.train)
+            if _unequal(seen, _training_facts(copy, self.moments)):
+                return True
+            train, own, last = other.train, recipe.train, self.moments[-1]
+            touched = (train.averaging, train.lr_schedule) != (own.averaging, own.lr_schedule)
+            return touched and _long_average(train, last) != _long_average(own, last)
         except UserError:
             return True
-
-    def _averages_differ(self, train: Train) -> bool:
-        own, last = self.recipe.train, self.moments[-1]
-        touched = (train.averaging, train.lr_schedule) != (own.averaging, own.lr_schedule)
-        return touched and _long_average(train, last) != _long_average(own, last)
 
 
 def _unequal(seen: Iterable[object], other: Iterable[object]) -> bool:

@@ -7,7 +7,6 @@ import platform
 import re
 import subprocess
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -32,6 +31,7 @@ from caddie.run.cap import source_of_recipe
 from caddie.run.policy import FileCap, state
 from caddie.run.stages import bits_per_nat
 from caddie.runtime.distributed import Ranks
+from caddie.runtime.memory import PROC, system_text
 from caddie.train.loop import Trained
 from caddie.verify import Verdict
 
@@ -203,9 +203,7 @@ def device_name(device: torch.device, threads: int) -> str:
 
 def processor_name() -> str:
     """Return the model of the CPU, and the instructions that PyTorch uses on it, which decide how sums are rounded."""
-    model = None
-    with suppress(OSError):
-        model = re.search(r"^model name\s*:\s*(.*\S)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    model = re.search(r"^model name\s*:\s*(.*\S)", system_text(PROC / "cpuinfo") or "", re.MULTILINE)
     name = model[1] if model else platform.processor() or platform.machine()
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
 

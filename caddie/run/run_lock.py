@@ -124,7 +124,10 @@ def _acquire(folder: Path, patience_seconds: float) -> int:
             elif patience_seconds:
                 path.unlink(missing_ok=True)  # the holder keeps a lock on a file that nobody asks for any more
             else:
-                raise _in_use(folder) from None
+                who = holder(folder)
+                by = f"process {who.pid} on {who.host} since {who.since}" if who else "another process"
+                what = f"{folder} is in use by {by}; wait for it, stop it or name another folder with --out"
+                raise UserError(what) from None
             continue
         if not _is(lock, path):  # its holder removed the file meanwhile
             os.close(lock)
@@ -141,12 +144,6 @@ def _lock(descriptor: int) -> None:
         import fcntl
 
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _in_use(folder: Path) -> UserError:
-    who = holder(folder)
-    by = f"process {who.pid} on {who.host} since {who.since}" if who else "another process"
-    return UserError(f"{folder} is in use by {by}; wait for it, stop it or name another folder with --out")
 
 
 def _is(descriptor: int, path: Path) -> bool:

@@ -23,8 +23,8 @@ MMAP_THRESHOLD = 32 << 20
 """Maximum of glibc on 64 bits; larger blocks are mapped and unmapped one by one."""
 
 
-def keep_freed_memory(most: int = 1 << 30) -> bool:
-    """Keep up to `most` freed bytes in the process for reuse. Return True if the C library allows it (glibc does).
+def keep_freed_memory() -> bool:
+    """Keep up to 1 GiB of freed memory in the process for reuse. Return True if the C library allows it (glibc does).
 
     Otherwise the memory of a large tensor goes back to the system and returns page by page, each zeroed. A training
     step on a CPU met 7,000 to 9,000 such pages, an eighth to a fifth of its time (`docs/performance.md`). New threads
@@ -34,7 +34,7 @@ def keep_freed_memory(most: int = 1 << 30) -> bool:
         mallopt = ctypes.pythonapi.mallopt
     except AttributeError:  # another C library
         return False
-    settings = {_ARENA_MAX: 1, _MMAP_THRESHOLD: MMAP_THRESHOLD, _TRIM_THRESHOLD: most}
+    settings = {_ARENA_MAX: 1, _MMAP_THRESHOLD: MMAP_THRESHOLD, _TRIM_THRESHOLD: GIB}
     return all(mallopt(name, value) for name, value in settings.items())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from itertools import islice
@@ -86,7 +86,9 @@ def review(path: Path, against: Path | None = None) -> Review:
     seeds = {log.seed for log in read.chosen}
     ours = [log for log in read.logs if log.seed in seeds]
     check_training_text(ours, base.logs if base else [], found)
-    check_p_value(_scores(read), _scores(base) if base else read.claims.base, read.claims, read.claims_file, found)
+    scores = map(float, seed_scores(read.chosen, read.claims))
+    theirs = map(float, seed_scores(base.chosen, base.claims)) if base else read.claims.base
+    check_p_value([*scores], [*theirs], read.claims, read.claims_file, found)
     order = {severity: place for place, severity in enumerate(SEVERITIES)}
     findings = sorted(found, key=lambda one: (order[one.severity], one.file, one.line or 0))
     return Review(str(path), findings, [_facts(log, read.claims) for log in read.chosen])
@@ -181,10 +183,6 @@ def _check_held_out(read: _Read, found: Findings) -> None:
                 break
 
 
-def _scores(read: _Read) -> list[float]:
-    return [float(score) for score in seed_scores(read.chosen, read.claims)]
-
-
 def _facts(log: Log, claims: Claims) -> dict[str, Any]:
     score = headline(log, claims)
     training = log.value("training_ms")
@@ -208,18 +206,13 @@ def review_table(result: Review) -> str:
     if result.logs:
         names = ("file", "seed", "bits_per_byte", "total_bytes", "training_seconds", "evaluation_seconds")
         header = ("log", "seed", "bits per byte", "bytes", "training s", "evaluation s")
-        rows = [[_seed(name, log[name]) for name in names] for log in result.logs]
-        lines += [table(rows, header), ""]
-    if result.findings:
-        lines += [table([_row(finding) for finding in result.findings], ("", "rule", "where and what")), ""]
+        logs = ({**log, "seed": None if log["seed"] is None else str(log["seed"])} for log in result.logs)
+        lines += [table([[log[name] for name in names] for log in logs], header), ""]
+    rows = []
+    for one in result.findings:
+        place = f"{one.file}:{one.line}" if one.line else one.file
+        rows.append((one.severity, one.rule, f"{place}: {one.sentence}"))
+    if rows:
+        lines += [table(rows, ("", "rule", "where and what")), ""]
     counts = ", ".join(count(result.count(one), one) for one in SEVERITIES)
     return "\n".join([*lines, f"{printable(result.folder)}: {counts}"])
-
-
-def _seed(name: str, value: object) -> object:
-    return str(value) if name == "seed" and value is not None else value
-
-
-def _row(finding: Finding) -> Sequence[str]:
-    place = f"{finding.file}:{finding.line}" if finding.line else finding.file
-    return finding.severity, finding.rule, f"{place}: {finding.sentence}"

@@ -19,7 +19,7 @@ from caddie.pack.source_bundle import TRAINING, script, source_needed
 from caddie.report.read import result_errors
 from caddie.report.run_files import ARTIFACT, RESULT
 from caddie.run.policy import CONTEST_2026
-from caddie.submit.against import JSON, Base, compare_with
+from caddie.submit.against import JSON, compare_with
 from caddie.submit.contest_log import after_scoring, after_training, before_training, step_line
 from caddie.submit.readme import readme
 from caddie.submit.runs import (
@@ -59,7 +59,7 @@ def submit(
     the contest's go to the non-record track. Raises `UserError`, before anything is written, for runs that the track
     does not take.
     """
-    if os.path.lexists(out):
+    if os.path.lexists(out):  # said before the work
         raise UserError(f"{out} exists; name a new folder by --out")
     runs = [read_run(run.place) for run in read_group(places)]
     recipe = runs[0].recipe
@@ -72,13 +72,18 @@ def submit(
             by_seed[str(run.seed)] = _seed_facts(run, len(program))
             files[f"train_seed{run.seed}.log"] = "\n".join(_log(run, len(program))) + "\n"
     base = compare_with(against, runs) if against else None
-    facts = {"author": author, "github_id": github_id, "name": name or recipe.name, "track": track}
+    facts: dict[str, Any] = {"author": author, "github_id": github_id, "name": name or recipe.name, "track": track}
     with result_errors(runs[0].folder / RESULT, "a submission"):
-        facts |= _facts(runs, by_seed, len(program)) | (_base_facts(base) if base else {})
+        facts |= _facts(runs, by_seed, len(program))
+        if base:
+            facts |= {"comparison_baseline": base.name, "comparison_baseline_scores": base.scores}
+            facts |= {"delta_bpb": -base.difference} | ({"p_value": base.p} if base.p is not None else {})
         files["README.md"] = readme(runs, facts, base, len(program))
         files["requirements.txt"] = _requirements(runs[0])
     files[JSON] = json.dumps(facts, indent=2) + "\n"
-    _write(out, files)
+    with making(out) as partial:
+        for file, text in files.items():
+            (partial / file).write_text(text, encoding="utf-8")
     return facts
 
 
@@ -116,15 +121,6 @@ def _facts(runs: Sequence[Run], by_seed: Mapping[str, Any], code_bytes: int) -> 
         "sha256": {
             name: first["sha256"][name] for name in ("recipe", "tokenizer", "train_documents", "validation_documents")
         },
-    }
-
-
-def _base_facts(base: Base) -> dict[str, Any]:
-    return {
-        "comparison_baseline": base.name,
-        "comparison_baseline_scores": base.scores,
-        "delta_bpb": -base.difference,
-        **({"p_value": base.p} if base.p is not None else {}),
     }
 
 
@@ -180,10 +176,3 @@ def _requirements(run: Run) -> str:
     libraries = [name for name in source_needed(TRAINING).libraries if name == own or name not in _OPTIONAL]
     versions = {name: known.get(name) or version(name) for name in libraries}
     return "".join(f"{name}=={found.partition('+')[0]}\n" for name, found in versions.items())
-
-
-def _write(out: Path, files: Mapping[str, str]) -> None:
-    """Write the folder, whole or not at all."""
-    with making(out) as partial:
-        for name, text in files.items():
-            (partial / name).write_text(text, encoding="utf-8")
