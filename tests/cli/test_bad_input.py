@@ -466,6 +466,7 @@ SCORING = [
     Case(
         "training text alone", lambda b: b.score(b.write("a.txt", b.tiny.text.read_bytes()[:80_000])), "nothing proves"
     ),
+    Case("no training split", lambda b: b.score(b.manifest(put(None, "train"))), "manifest.train must have exactly"),
     Case(
         "unproven corpus",
         lambda b: b.score(b.manifest(put("0" * 64, "train", "document_set_sha256"))),
