@@ -55,25 +55,28 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def making(folder: Path) -> Iterator[Path]:
+def making(folder: Path, replaces: bool = False) -> Iterator[Path]:
     """Yield a temporary folder that becomes `folder` if the block succeeds and is removed if it fails.
 
-    Raises `UserError` that names `folder` if it exists or the system refuses to write.
+    Raises `UserError` that names `folder` if the system refuses to write, or if it exists and is not to be replaced.
     """
-    if os.path.lexists(folder):
+    if os.path.lexists(folder) and not replaces:
         raise UserError(f"{folder} exists; name a new folder")
+    partial, old = unfinished(folder), unfinished(folder)
     try:
         folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-        partial = unfinished(folder)
         try:
             partial.mkdir()
             yield partial
+            if replaces and folder.exists():
+                folder.rename(old)
             partial.rename(folder)
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            for left in (partial, old):
+                shutil.rmtree(left, ignore_errors=True)
     except (OSError, ValueError) as error:
         if isinstance(error, UserError):
-            raise
+            raise UserError(str(error).replace(str(partial), str(folder))) from None
         raise UserError(f"{folder}: cannot be written ({reason(error)}); name another folder") from None
 
 

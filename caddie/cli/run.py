@@ -184,9 +184,10 @@ def pack(
     from caddie.report.read import known_number, pick, read_json
     from caddie.report.run_files import ARTIFACT, RESULT
     from caddie.report.tables import pack_table
-    from caddie.run.cap import cap_of_run
+    from caddie.run.cap import cap_of_recipe
     from caddie.run.compare_packings import compare as compare_packings
     from caddie.run.compare_packings import summary
+    from caddie.run.policy import section_bytes
     from caddie.run.result import describe_compression
     from caddie.run.run import metadata_of
     from caddie.run.run_folder import read_run, run_weights
@@ -203,7 +204,7 @@ def pack(
             return
         recipe = recipe.but(assignments(settings, _pack_setting))
         metadata, phases = metadata_of(recipe, seed, corpus), Phases(display)
-        cap = cap_of_run(recipe, metadata)
+        cap = cap_of_recipe(recipe, section_bytes(metadata))
         if cap.policy:
             display.note(str(cap))
         path = out or folder / (f"artifact-{cap.cap_bytes}.caddie" if settings else ARTIFACT)

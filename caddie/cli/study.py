@@ -227,6 +227,9 @@ def _status(study: Study, as_json: bool) -> int:
 
 def _begin(study: Study, results: Path, nice: int | None, *, data: str | None, as_json: bool, **how: Any) -> int:
     """Begin a study in the background, after what can be checked at once, and print how to follow and stop it."""
+    import torch
+
+    from caddie.doctor.host import allowed_cores
     from caddie.lab.background import NICE, STUDY_LOG, begin
     from caddie.lab.runner import checked_recipes
     from caddie.run.resolve_corpus import check_source, check_text_named
@@ -237,7 +240,7 @@ def _begin(study: Study, results: Path, nice: int | None, *, data: str | None, a
     typed = [word for word in sys.argv[1:] if word != "--background"]
     arguments = [*typed, *(["--nice", str(NICE)] if nice is None else [])]
     if how["workers"] is None and how["on"] == "local":
-        arguments += ["--workers", str(_one_each())]
+        arguments += ["--workers", str(torch.cuda.device_count() or len(allowed_cores()))]
     results = Path(how["out"]) if how["out"] else results
     state = begin(study.name, RUNS, results, arguments, len(study.labels) * len(study.seeds))
     log, pid = results / STUDY_LOG, state.driver.pid
@@ -248,15 +251,6 @@ def _begin(study: Study, results: Path, nice: int | None, *, data: str | None, a
     lines += [f"status  caddie {shlex.join([*typed, '--status'])}", f"stop    kill {pid}"]
     tell({**state.to_json(), "log": str(log)}, as_json, "\n".join(lines))
     return 0
-
-
-def _one_each() -> int:
-    """Return the number of GPUs, or of the cores that this process may use where there are none."""
-    import torch
-
-    from caddie.doctor.host import allowed_cores
-
-    return torch.cuda.device_count() or len(allowed_cores())
 
 
 def _run(

@@ -65,7 +65,7 @@ class Snapshot:
         A token shard (.bin) must be as long as its header says, any file as long as the hub says.
         """
         path = self.folder / name
-        if self.download and not self._complete(path, self.sizes.get(name)):
+        if self.download and not self._complete(name):
             path.unlink(missing_ok=True)  # huggingface_hub keeps an existing file of any length
             self.download(name)
             progress.note(f"{path.name}: {path.stat().st_size:,} bytes{which}")
@@ -77,13 +77,13 @@ class Snapshot:
         """Raise `UserError` if the disk has no room for those of the files that must be fetched."""
         if self.download is None:
             return
-        left = [name for name in names if not self._complete(self.folder / name, self.sizes.get(name))]
+        left = [name for name in names if not self._complete(name)]
         wanted, free = sum(self.sizes[name] or 0 for name in left), shutil.disk_usage(self.folder).free
         if wanted > free:
             raise UserError(f"{self.folder} has {free / 1e9:,.1f} GB free, and the files take {wanted / 1e9:,.1f} GB")
 
-    @staticmethod
-    def _complete(path: Path, size: int | None) -> bool:
+    def _complete(self, name: str) -> bool:
+        path, size = self.folder / name, self.sizes.get(name)
         if not path.is_file() or path.stat().st_size != (size or path.stat().st_size or None):
             return False
         try:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +30,7 @@ from caddie.data.tokenizers import (
     TokenizerSource,
 )
 from caddie.errors import UserError, count
-from caddie.files import unfinished
+from caddie.files import making
 from caddie.runtime.progress import Progress
 
 SHARD_TOKENS = 100_000_000
@@ -168,7 +166,8 @@ def _make(
 
     `unwritten` are split and hashes of the training documents where these are not written.
     """
-    with _new_folder(folder) as partial:
+    _check_own(folder)
+    with making(folder, replaces=True) as partial:
         most: dict[SplitName, int | None] = {"train": train_shards, "validation": None}
         writers = {
             name: _Writer(partial, PREFIXES[name], tokenizer, plan.text.identity, most[name]) for name in plan.names
@@ -297,25 +296,10 @@ def _compressed(data: bytes) -> dict[str, int] | None:
         return dict(zip(compressors, sizes, strict=True))
 
 
-@contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder that replaces `folder` when the block succeeds and is removed when it fails."""
+def _check_own(folder: Path) -> None:
+    """Raise `UserError` for a folder that may not be replaced: it holds other files than a corpus does."""
     if folder.is_dir():
         if foreign := sorted(path.name for path in folder.iterdir() if not any(map(path.match, OWN_FILES))):
             raise UserError(f"{folder} holds other files, such as {foreign[0]}; name an empty folder")
     elif folder.exists():
         raise UserError(f"{folder} is a file; name a folder")
-    partial, old = unfinished(folder), unfinished(folder)
-    try:
-        partial.mkdir(parents=True)
-        yield partial
-        if folder.exists():
-            folder.rename(old)
-        partial.rename(folder)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
-    except UserError as error:
-        raise UserError(str(error).replace(str(partial), str(folder))) from None
-    finally:
-        for leftover in (partial, old):
-            shutil.rmtree(leftover, ignore_errors=True)

@@ -7,12 +7,11 @@ from types import MappingProxyType
 from typing import Any
 
 from caddie.config.userfile import UserFile, user_files
-from caddie.pack.artifact import Metadata
 from caddie.pack.compress import Pack
 from caddie.pack.source_bundle import describe_source, with_parts
 from caddie.recipes.recipe import Recipe
 from caddie.report.read import pick
-from caddie.run.policy import FileCap, code_bytes, file_cap, section_bytes
+from caddie.run.policy import FileCap, code_bytes, file_cap
 
 
 def cap_of_recipe(recipe: Recipe, parts: Mapping[str, int] = MappingProxyType({})) -> FileCap:
@@ -22,11 +21,6 @@ def cap_of_recipe(recipe: Recipe, parts: Mapping[str, int] = MappingProxyType({}
     """
     source = source_of_recipe(recipe) if recipe.pack.policy else {}
     return file_cap(recipe.pack, code_bytes(source), parts)
-
-
-def cap_of_run(recipe: Recipe, metadata: Metadata) -> FileCap:
-    """Return the bytes that a file of a recipe with this metadata may have."""
-    return cap_of_recipe(recipe, section_bytes(metadata))
 
 
 def cap_of_stated(
