@@ -237,12 +237,7 @@ def seeds_needed(
 
 
 def seeds_to_decide(
-    difference: float,
-    deviations: Sequence[float],
-    margin: float = 0.0,
-    level: float = 0.05,
-    wanted: float = POWER,
-    documents: float = 0.0,
+    difference: float, deviations: Sequence[float], margin: float = 0.0, level: float = 0.05, documents: float = 0.0
 ) -> int | None:
     """Return the least number of seeds per group that show where a true `difference` lies; None as for `seeds_needed`.
 
@@ -252,9 +247,9 @@ def seeds_to_decide(
     """
     beyond = abs(difference) - margin
     if beyond >= 0:
-        return seeds_needed(beyond, deviations, level / 2, wanted, documents)
+        return seeds_needed(beyond, deviations, level / 2, documents=documents)
     sides = (margin - difference, margin + difference)
-    return _least(lambda seeds: sum(power(side, seeds, deviations, level, documents) for side in sides) - 1.0 >= wanted)
+    return _least(lambda seeds: sum(power(side, seeds, deviations, level, documents) for side in sides) - 1.0 >= POWER)
 
 
 def _least(enough: Callable[[int], bool]) -> int | None:

@@ -201,8 +201,9 @@ class Model(Part):
         self.places = [config.places(progress) for progress in self.stages]
         self.dense_connections = None
         if dense := config.dense_connections:
-            order = config.longest_order
-            self.dense_connections = dense.build(width, order, config.blocks, config.embedding, config.value_embedding)
+            bigrams = getattr(config.embedding, "bigrams", None) is not None
+            layers = config.value_embedding.layers if config.value_embedding else ()
+            self.dense_connections = dense.build(width, config.longest_order, config.blocks, bigrams, layers)
         self.value_embedding: ValueTable | None = None
         if values := config.value_embedding:
             self.value_embedding = ValueTable(values, config.vocabulary, config.value_width(values.layers[0]))

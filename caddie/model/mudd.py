@@ -15,10 +15,8 @@ from caddie.config import Config, Count, NonNegative, Positive, Range, Technique
 from caddie.errors import UserError
 from caddie.model.block import Block, BlockModule
 from caddie.model.context import Context
-from caddie.model.embedding import Embedding
 from caddie.model.linear import Linear
 from caddie.model.parameters import Constant, FanIn, Initial, Normal, Part, RowConstants
-from caddie.model.values import ValueEmbedding
 from caddie.ops import rms_norm
 
 Pass = Annotated[int, Range(0, 1023)]
@@ -36,16 +34,12 @@ class DenseConnections(Config):
 
     @abstractmethod
     def build(
-        self,
-        width: int,
-        order: Sequence[int],
-        blocks: Sequence[Block],
-        embedding: Embedding,
-        value_embedding: ValueEmbedding | None,
+        self, width: int, order: Sequence[int], blocks: Sequence[Block], bigrams: bool, value_layers: Sequence[int]
     ) -> DenseConnectionsModule:
         """Return the module for layers with `blocks`, in the longest `order` of their passes.
 
-        Raises `UserError` if the model lacks what the connections read or write.
+        `bigrams` is True if the model embeds them; `value_layers` are those with value embeddings. Raises `UserError`
+        if the model lacks what the connections read or write.
         """
 
     @abstractmethod
@@ -106,12 +100,7 @@ class MUDD(DenseConnections):
     """Initial s, by channel of the stream."""
 
     def build(
-        self,
-        width: int,
-        order: Sequence[int],
-        blocks: Sequence[Block],
-        embedding: Embedding,
-        value_embedding: ValueEmbedding | None,
+        self, width: int, order: Sequence[int], blocks: Sequence[Block], bigrams: bool, value_layers: Sequence[int]
     ) -> DenseConnectionsModule:
         """Return the module."""
         windowed = [number for number, _ in self.windows]
@@ -167,12 +156,7 @@ class LastLayerMUDD(DenseConnections):
     """Initial share of the early output that is taken out of the stream behind the layer."""
 
     def build(
-        self,
-        width: int,
-        order: Sequence[int],
-        blocks: Sequence[Block],
-        embedding: Embedding,
-        value_embedding: ValueEmbedding | None,
+        self, width: int, order: Sequence[int], blocks: Sequence[Block], bigrams: bool, value_layers: Sequence[int]
     ) -> DenseConnectionsModule:
         """Return the module."""
         last, attention = len(blocks) - 1, blocks[-1].attention
@@ -187,9 +171,7 @@ class LastLayerMUDD(DenseConnections):
             raise UserError(
                 f"dense_connections.early and .first must be at most {len(order) - 2}, before the last pass"
             )
-        values = value_embedding is not None and last in value_embedding.layers
-        bigrams = getattr(embedding, "bigrams", None) is not None
-        return _LastLayerMUDD(self, width, last, len(order), values, bigrams)
+        return _LastLayerMUDD(self, width, last, len(order), last in value_layers, bigrams)
 
     def renumbered(self, place: Callable[[int], int]) -> LastLayerMUDD:
         """Return the connections with new numbers."""
@@ -266,18 +248,10 @@ class _MUDD(DenseConnectionsModule):
     def __init__(self, config: MUDD, width: int) -> None:
         super().__init__()
         windows = dict(config.windows)
-        self.after = nn.ModuleDict(
-            {
-                str(number): MixedOutputs(
-                    width,
-                    windows.get(number, number + 2),
-                    2 if number in config.values else 1,
-                    config.std,
-                    config.scale,
-                )
-                for number in config.after
-            }
-        )
+        self.after = nn.ModuleDict()
+        for number in config.after:
+            sources, channels = windows.get(number, number + 2), 2 if number in config.values else 1
+            self.after[str(number)] = MixedOutputs(width, sources, channels, config.std, config.scale)
 
     def step(self, passes: range, block: BlockModule, x: Tensor, context: Context) -> Tensor:
         x = block(x, context.outputs[0], context)

@@ -59,20 +59,7 @@ def read_result(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} has version {show(version)}, this program reads {VERSION}; run the recipe again")
     if not isinstance(result.get("recipe"), str):
         raise UserError(f"{path} names no recipe; run the recipe again")
-    _rename_phases(result)
     return dict(result)
-
-
-def _rename_phases(result: Mapping[str, Any]) -> None:
-    """Give the seconds of packing, which stood under `compress` before version 0.2, their name of today."""
-    policies = result.get("policies")
-    entries = policies if isinstance(policies, list) else []
-    clocks = [pick(entry, name, "phases") for entry in entries for name in ("training", "evaluation")]
-    for seconds in (result.get("seconds"), *clocks):
-        if isinstance(seconds, dict) and "compress" in seconds:
-            renamed = {"pack" if name == "compress" else name: value for name, value in seconds.items()}
-            seconds.clear()
-            seconds.update(renamed)  # in the order of before
 
 
 def read_scored_result(path: Path) -> dict[str, Any]:

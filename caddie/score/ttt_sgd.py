@@ -50,10 +50,6 @@ class SGD(Config):
     epochs: Annotated[int, Range(1, 100)] = 3
     """Passes over a chunk."""
 
-    def lr_at(self, chunk: int, chunks: int) -> float:
-        """Return the learning rate at a chunk."""
-        return self.lr * 0.5 * (1 + math.cos(math.pi * chunk / max(chunks - 1, 1)))
-
 
 class Learner:
     """A model with its SGD, trained on rows of tokens by one process or several.
@@ -72,8 +68,9 @@ class Learner:
     def learn(self, rows: Positions, chunk: int, chunks: int) -> None:
         """Train on rows (n, T + 1) of one chunk."""
         sgd = self._sgd
+        lr = sgd.lr * 0.5 * (1 + math.cos(math.pi * chunk / max(chunks - 1, 1)))
         for begin in [*range(0, len(rows), sgd.rows)] * sgd.epochs:
-            self._descend(self._gradient(rows[begin : begin + sgd.rows]), sgd.lr_at(chunk, chunks))
+            self._descend(self._gradient(rows[begin : begin + sgd.rows]), lr)
 
     def _gradient(self, batch: Positions) -> Tensor:
         """Return the gradient of the mean loss of a batch (n, T + 1), all weights in one vector."""

@@ -153,8 +153,7 @@ def bound_memory(gpt: GPT, train: Train, ranks: Ranks = Ranks()) -> MemoryEstima
 
     Each number that a step keeps for its backward costs a product over some width, forward, and two backward.
     """
-    with torch.device("meta"):
-        model = gpt.build()
+    model = gpt.outline()
     weights = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
     products = flops_per_token(gpt, train.longest_row) / gpt.width
     step = round(_ACTIVATION_BYTES * train.micro_tokens(ranks.world) * products)

@@ -47,6 +47,7 @@ in most matrices of these models."""
 _STEP_BITS = 4.0  # bits that the step of a row or column of `Waterfilling` takes in the file, about
 _SURELY = 1.02  # a file is said to be too big from this part of the cap on
 _PER_OCTAVE, _LEAST_OCTAVE, _MOST_OCTAVE = 8, -60, 20  # deviations of Gaussian weights
+_OCTAVES = np.arange(_LEAST_OCTAVE * _PER_OCTAVE, _MOST_OCTAVE * _PER_OCTAVE + 1) / _PER_OCTAVE
 _FEW_STEPS, _MANY_STEPS = -8, 4  # octaves of a deviation in steps beyond which nothing need be integrated
 
 
@@ -298,19 +299,19 @@ class _Estimates(Candidates):
         if name not in self._gaussians:
             self._gaussians[name] = self._deviations(name)
         counts = self._gaussians[name]
-        bits, errors = _gaussian(_octaves() - math.log2(quantizer.step))
+        bits, errors = _gaussian(_OCTAVES - math.log2(quantizer.step))
         height, width = as_matrix(self.weights[name]).shape
         sides = (height * self.strides[name] + width) * _STEP_BITS
         return float(counts @ bits + sides) / 8 + 4 * LENGTH_BYTES + 8, 0.5 * quantizer.step**2 * float(counts @ errors)
 
     def _deviations(self, name: str) -> Floats:
-        """Count the weights of the whole tensor by `_octaves`, such that a step costs 1/2 nat."""
+        """Count the weights of the whole tensor by `_OCTAVES`, such that a step costs 1/2 nat."""
         rows, columns = self.costs[name]
         energy = rows[:, None] * as_matrix(self.weights[name]).square() * columns
         over = [part.clamp_min(2.0**-100).log2() for part in (energy.sum(1), energy.sum(0), energy.sum())]
         octaves = 0.5 * (over[0][:, None] + over[1] - over[2]) - self._saved(name)
-        places = ((octaves - _LEAST_OCTAVE) * _PER_OCTAVE).round().long().clamp(0, len(_octaves()) - 1)
-        found = torch.bincount(places.reshape(-1), minlength=len(_octaves())).double().numpy()
+        places = ((octaves - _LEAST_OCTAVE) * _PER_OCTAVE).round().long().clamp(0, len(_OCTAVES) - 1)
+        found = torch.bincount(places.reshape(-1), minlength=len(_OCTAVES)).double().numpy()
         return np.asarray(found * (math.prod(self.of.shapes[name]) / max(places.numel(), 1)))
 
 
@@ -330,10 +331,6 @@ def _entropy_bytes(array: npt.NDArray[np.generic]) -> float:
         counts = counts[counts > 0]
         bits += float(counts @ (math.log2(max(plane.size, 1)) - np.log2(counts)))
     return max(bits / 8, _LEAST_ENTROPY * array.nbytes, 1.0)
-
-
-def _octaves() -> Floats:
-    return np.arange(_LEAST_OCTAVE * _PER_OCTAVE, _MOST_OCTAVE * _PER_OCTAVE + 1) / _PER_OCTAVE
 
 
 def _gaussian(octaves: Floats) -> tuple[Floats, Floats]:

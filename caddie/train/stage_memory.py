@@ -12,10 +12,9 @@ from typing import Any, Literal, cast, get_args
 
 import psutil
 import torch
-from torch import nn
 
 from caddie.errors import UserError
-from caddie.model import GPT, Linear
+from caddie.model import GPT, Linear, Model
 from caddie.model.flops import flops_per_token
 from caddie.pack.calibrate import SelfGenerated, as_matrix
 from caddie.pack.compress import Pack
@@ -70,8 +69,7 @@ class StageMemory:
 
 def estimate_stages(gpt: GPT, pack: Pack, scoring: Scoring, predictions: int = 0) -> StageMemory:
     """Return the memory of calibration, packing and scoring; `predictions` are those of the held-out text, if known."""
-    with torch.device("meta"):
-        model = gpt.build()
+    model = gpt.outline()
     process = int(psutil.Process().memory_info().rss)
     return StageMemory(process, *_packing(gpt, model, pack, scoring), _scoring(gpt, model, scoring, predictions))
 
@@ -142,7 +140,7 @@ def _smaller(scoring: Scoring) -> Iterator[dict[str, Any]]:
     yield from ({name: None} for name in ("ttt", "tilt") if getattr(scoring, name) is not None)
 
 
-def _packing(gpt: GPT, model: nn.Module, pack: Pack, scoring: Scoring) -> tuple[int, int]:
+def _packing(gpt: GPT, model: Model, pack: Pack, scoring: Scoring) -> tuple[int, int]:
     """Return the memory of calibrating and of packing proper."""
     shapes = {name: as_matrix(weight).shape for name, weight in model.named_parameters()}
     weights = sum(map(math.prod, shapes.values()))
@@ -164,7 +162,7 @@ def _packing(gpt: GPT, model: nn.Module, pack: Pack, scoring: Scoring) -> tuple[
     return held + hessians + calibrating, held + hessians + packing
 
 
-def _scoring(gpt: GPT, model: nn.Module, scoring: Scoring, predictions: int) -> int:
+def _scoring(gpt: GPT, model: Model, scoring: Scoring, predictions: int) -> int:
     weights = sum(weight.numel() for weight in model.parameters())
     length, ttt = scoring.sequence_length, scoring.ttt
     rows = max(1, min(CACHED_TOKENS, scoring.batch_tokens) // length)
@@ -172,7 +170,8 @@ def _scoring(gpt: GPT, model: nn.Module, scoring: Scoring, predictions: int) -> 
     found = 2 * _FLOAT * weights + workers * rows * length * _token(gpt, scoring, _FORWARD_BYTES, 2)
     if isinstance(ttt, DocumentLoRA):
         # Factors, their gradients and two moments, and those that the rows select; each chunk's graph is kept.
-        numbers = ttt.documents * ttt.rank * _adapter_places(gpt, ttt)
+        places = [place for name in ttt.targets for place in adapter_places(name, model)]
+        numbers = ttt.documents * ttt.rank * sum((place.inputs + place.outputs) * place.runs for place in places)
         found += _FLOAT * (weights + 6 * numbers) + ttt.documents * length * _token(gpt, scoring, _KEPT_BYTES, 3)
     elif ttt is not None:
         part = cast(Any, ttt).sgd.rows * length
@@ -180,13 +179,6 @@ def _scoring(gpt: GPT, model: nn.Module, scoring: Scoring, predictions: int) -> 
     if scoring.tilt is not None:
         found += _CONTEXT_BYTES * predictions
     return found + 16 * predictions
-
-
-def _adapter_places(gpt: GPT, ttt: DocumentLoRA) -> int:
-    """Return the inputs and outputs of all adapters together."""
-    with torch.device("meta"):
-        places = [place for name in ttt.targets for place in adapter_places(name, gpt.build())]
-    return sum((place.inputs + place.outputs) * place.runs for place in places)
 
 
 def _token(gpt: GPT, scoring: Scoring, per_product: float, logits: int) -> int:

@@ -68,14 +68,14 @@ def chances(base: ScoredText, reference: Reference, tokens: Ids, bos: int) -> Fl
     return drawn
 
 
-def found_with(base: ScoredText, reference: Reference, text_bytes: int, places: int, gain: float = GAIN) -> float:
-    """Return the probability that a leak is found that gains `gain` bits per byte of this text.
+def found_with(base: ScoredText, reference: Reference, text_bytes: int, places: int) -> float:
+    """Return the probability that a leak is found that gains `GAIN` bits per byte of this text.
 
     It holds a share of all that the scorer gains over the model itself, at least half of which share a place is drawn
     by: see `chances`.
     """
     most = float(np.maximum(reference.nats - base.nats, 0.0).sum())
-    share = 0.5 * min(1.0, gain * math.log(2) * text_bytes / max(most, 1e-9))
+    share = 0.5 * min(1.0, GAIN * math.log(2) * text_bytes / max(most, 1e-9))
     return float(1.0 - (1.0 - share) ** places)
 
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -29,21 +28,7 @@ from caddie.model import Cache
 from caddie.pack.artifact import Artifact
 from caddie.runtime.distributed import Ranks
 from caddie.score import Layout, ScoredPrefix, Scorer, ScoringBatch, Step, Window
-from caddie.verify.channel import (
-    DOUBLE,
-    END,
-    JOB,
-    LOGITS,
-    NEXT,
-    PLAN,
-    READS,
-    REFUSED,
-    SINGLE,
-    TOKEN,
-    UPDATE,
-    WRONG,
-    Channel,
-)
+from caddie.verify import channel
 from caddie.verify.sandbox import Sandboxed, open_sandbox
 from caddie.verify.scorer_process import allow_debuggers, fork_server
 
@@ -131,9 +116,7 @@ def scorer_server(artifact: Artifact) -> ScorerServer:
     return _server(artifact.path.absolute(), artifact.sha256, tuple(file.path.absolute() for file in artifact.parts))
 
 
-@lru_cache(maxsize=1)
-def _server(artifact: Path, sha256: str, parts: tuple[Path, ...]) -> ScorerServer:
-    return ScorerServer(artifact, sha256, parts)
+_server = lru_cache(maxsize=1)(ScorerServer)
 
 
 def open_scorer(artifact: Artifact, name: str) -> RemoteScorer:
@@ -154,7 +137,7 @@ def open_scorer(artifact: Artifact, name: str) -> RemoteScorer:
 def _begin(link: _Link, job: dict[str, Any], vocabulary: int) -> RemoteScorer:
     with ExitStack() as stack:
         stack.callback(link.close)
-        answer = link.ask(JOB, json.dumps(job).encode(), _TEXT_BYTES)[1]
+        answer = link.ask(channel.JOB, json.dumps(job).encode(), _TEXT_BYTES)[1]
         try:
             claims: dict[str, Any] = dict(json.loads(answer))
             kind = RemoteTokens if claims["tokens"] else RemoteLearner if claims["learns"] else RemoteScorer
@@ -174,7 +157,7 @@ class _Link:
 
     def __init__(self, server: ScorerServer, name: str) -> None:
         self.server, self.name = server, name
-        self._channel = Channel(server.connect(), self._check)
+        self._channel = channel.Channel(server.connect(), self._check)
         self._until = self._next_check = 0.0
 
     def ask(self, kind: bytes, payload: bytes, most: int) -> tuple[bytes, bytearray]:
@@ -190,17 +173,11 @@ class _Link:
             raise _Ended(f"{self.name}: its process ended: {self.server.last_words()}") from None
         except ValueError as error:
             raise self.nonsense(str(error)) from None
-        if answer in (WRONG, REFUSED):
-            raise (UserError if answer == WRONG else CheckFailed)(_printable(data))
+        if answer in (channel.WRONG, channel.REFUSED):
+            raise (UserError if answer == channel.WRONG else CheckFailed)(_printable(data))
         if len(data) > most:
             raise self.nonsense(f"{len(data):,} bytes, at most {most:,} were due")
         return answer, data
-
-    def numbers(self, data: bytearray, columns: int) -> npt.NDArray[np.int64]:
-        """Return bytes as int64 (rows, columns)."""
-        if len(data) % (8 * columns):
-            raise self.nonsense(f"{len(data):,} bytes in place of rows of {columns} numbers")
-        return np.frombuffer(data, np.int64).reshape(-1, columns)
 
     def nonsense(self, what: str) -> UserError:
         """Return the error for an answer that is none."""
@@ -234,12 +211,14 @@ class RemoteScorer(Scorer):
         """Yield the scorer's steps. Unless it scores documents by themselves, it is not told where the text ends."""
         begins, ends = layout.begins, layout.ends
         shown = ends if self.per_document else np.array([OPEN_END])
-        self._link.ask(PLAN, np.concatenate([[rows, len(begins)], begins, shown]).tobytes(), 0)
+        self._link.ask(channel.PLAN, np.concatenate([[rows, len(begins)], begins, shown]).tobytes(), 0)
         while True:
-            kind, data = self._link.ask(NEXT, b"", max(_TEXT_BYTES, 32 * len(begins)))
-            if kind == END:
+            kind, data = self._link.ask(channel.NEXT, b"", max(_TEXT_BYTES, 32 * len(begins)))
+            if kind == channel.END:
                 return
-            numbers = self._link.numbers(data, 4)
+            if len(data) % 32:
+                raise self._link.nonsense(f"{len(data):,} bytes in place of rows of 4 numbers")
+            numbers = np.frombuffer(data, np.int64).reshape(-1, 4)
             if not self.per_document:
                 if (numbers[:, 1] >= ends[0]).any():
                     return
@@ -250,12 +229,12 @@ class RemoteScorer(Scorer):
         """Return the scorer's logits, float32 or float64, on the device of the inputs."""
         shape = (len(inputs), last, self._vocabulary)
         numbers = np.concatenate([np.array([len(inputs), last, *slots]), inputs.cpu().numpy().ravel()])
-        return self._logits(LOGITS, numbers.tobytes(), shape).to(inputs.device)
+        return self._logits(channel.LOGITS, numbers.tobytes(), shape).to(inputs.device)
 
     def _logits(self, kind: bytes, payload: bytes, shape: tuple[int, ...]) -> Tensor:
         count = int(np.prod(shape, dtype=np.int64))
         answer, data = self._link.ask(kind, payload, 8 * count)
-        dtype = {SINGLE: torch.float32, DOUBLE: torch.float64}.get(answer)
+        dtype = {channel.SINGLE: torch.float32, channel.DOUBLE: torch.float64}.get(answer)
         if dtype is None or len(data) != count * dtype.itemsize:
             raise self._link.nonsense(f"{len(data):,} bytes in place of {count:,} logits")
         return torch.frombuffer(data, dtype=dtype).view(shape)
@@ -267,7 +246,7 @@ class RemoteScorer(Scorer):
     def reads(self) -> list[str]:
         """Return phrases for what the process used beside the artifact and Python's own files; [] if it has ended."""
         with suppress(UserError, CheckFailed, ValueError, TypeError, RecursionError):
-            phrases = json.loads(self._link.ask(READS, b"", _TEXT_BYTES)[1])
+            phrases = json.loads(self._link.ask(channel.READS, b"", _TEXT_BYTES)[1])
             return [_printable(str(phrase).encode()) for phrase in phrases]
         return []
 
@@ -290,7 +269,7 @@ class RemoteLearner(RemoteScorer):
             np.concatenate([np.array(batch.windows, np.int64).ravel(), prefix.targets(batch.windows).ravel()])
             for batch in batches
         ]
-        self._link.ask(UPDATE, np.concatenate(parts).tobytes() if parts else b"", 0)
+        self._link.ask(channel.UPDATE, np.concatenate(parts).tobytes() if parts else b"", 0)
 
 
 class RemoteTokens(RemoteScorer):
@@ -305,7 +284,7 @@ class RemoteTokens(RemoteScorer):
     def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
         """Send the token before, which has been scored, and return the prediction of the next."""
         token = int(inputs[0, 0]).to_bytes(8, "little")
-        logits = self._logits(TOKEN, token, (1, 1, self._vocabulary))
+        logits = self._logits(channel.TOKEN, token, (1, 1, self._vocabulary))
         if not logits.logsumexp(-1).isfinite():
             raise UserError(f"{self._link.name}: predict must return finite logits, or minus infinity for some tokens")
         return logits.to(inputs.device)

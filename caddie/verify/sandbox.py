@@ -42,7 +42,7 @@ _BEGIN = "import sys; sys.modules['dill'] = None; "
 
 
 class NoSandbox(UserError):
-    """The system has no sandbox."""
+    """The system has no sandbox, or Python lacks a package there that this process has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +76,20 @@ class Sandboxed:
     """Processes that were there before, none of which is its child."""
 
     def resident_bytes(self) -> int:
-        """Return the memory of the process, its children and the launcher."""
-        return _resident_bytes(self.process.pid, self.others)
+        """Return the memory of the process, its children and the launcher.
+
+        `others` are not read: the files of a thousand processes would take 30 ms at each look.
+        """
+        parents, sizes = {}, {}
+        for number in set(psutil.pids()) - self.others:
+            with suppress(psutil.Error):  # it may have ended meanwhile
+                process = psutil.Process(number)
+                parents[number], sizes[number] = process.ppid(), process.memory_info().rss
+        family, found = set[int](), {self.process.pid} & set(parents)
+        while found:
+            family |= found
+            found = {number for number, parent in parents.items() if parent in found}
+        return sum(sizes[number] for number in family)
 
 
 @contextmanager
@@ -254,20 +266,3 @@ def _kill(process: Popen[bytes]) -> None:
     """Kill the whole group; in a namespace, the death of its first process is the death of all."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def _resident_bytes(first: int, others: frozenset[int]) -> int:
-    """Return the memory of a process and its descendants.
-
-    `others` are not read: the files of a thousand processes would take 30 ms at each look.
-    """
-    parents, sizes = {}, {}
-    for number in set(psutil.pids()) - others:
-        with suppress(psutil.Error):  # it may have ended meanwhile
-            process = psutil.Process(number)
-            parents[number], sizes[number] = process.ppid(), process.memory_info().rss
-    family, found = set[int](), {first} & set(parents)
-    while found:
-        family |= found
-        found = {number for number, parent in parents.items() if parent in found}
-    return sum(sizes[number] for number in family)

@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,23 +25,8 @@ from caddie.pack.artifact import Artifact, load
 from caddie.score import Layout, ScoredPrefix, Scorer, ScoringBatch, Step, TokenScorer, Window, load_scorer
 from caddie.score.loop import plain_logits
 from caddie.score.scorer import Positions, whole
+from caddie.verify import channel
 from caddie.verify.audit_hook import watch_reads
-from caddie.verify.channel import (
-    DONE,
-    DOUBLE,
-    END,
-    JOB,
-    LOGITS,
-    NEXT,
-    PLAN,
-    READS,
-    REFUSED,
-    SINGLE,
-    TOKEN,
-    UPDATE,
-    WRONG,
-    Channel,
-)
 
 Answer = tuple[bytes, bytes]
 _DUMPABLE, _SUBREAPER = 4, 36  # of prctl(2)
@@ -70,7 +56,7 @@ def main(path: str, *parts: str) -> None:
             control.close()
             allow_debuggers(True)
             with suppress(EOFError, OSError):  # the judge is done
-                _serve(Channel(socket.socket(fileno=connection)), artifact)
+                _serve(channel.Channel(socket.socket(fileno=connection)), artifact)
             os._exit(0)
         os.close(connection)
 
@@ -95,14 +81,15 @@ def _end_children() -> None:
             os.waitpid(-1, 0)
 
 
-def _serve(channel: Channel, artifact: Artifact) -> None:
+def _serve(judge: channel.Channel, artifact: Artifact) -> None:
     """Make the scorer that the first message names, and answer questions to it until the other end closes."""
-    _, payload = channel.receive()
+    _, payload = judge.receive()
     job = json.loads(payload)
     torch.set_num_threads(job["threads"])
     np.random.seed()  # else all forks would draw the same, and two runs of a scorer that throws dice would agree
     with watch_reads([artifact.path, *(file.path for file in artifact.parts)]) as touched:
-        answers: dict[bytes, Callable[[bytearray], Answer]] = {READS: lambda _: (DONE, json.dumps(touched).encode())}
+        answers: dict[bytes, Callable[[bytearray], Answer]] = {}
+        answers[channel.READS] = lambda _: (channel.DONE, json.dumps(touched).encode())
 
         def begin(_: bytearray) -> Answer:
             scorer = load_scorer(job["name"], artifact.model, artifact.tokenizer, bytes.fromhex(job["source"]))
@@ -111,26 +98,27 @@ def _serve(channel: Channel, artifact: Artifact) -> None:
             vocabulary = artifact.tokenizer.vocabulary
             if isinstance(scorer, TokenScorer):
                 torch.set_num_threads(1)  # a second thread does not help with one token at a time
-                answers[TOKEN] = _Tokens(scorer, vocabulary).answer
+                answers[channel.TOKEN] = partial(_answer_token, scorer, vocabulary)
             else:
                 windows = _Windows(scorer, vocabulary, artifact.tokenizer.bos)
-                answers.update({PLAN: windows.plan, NEXT: windows.next, LOGITS: windows.logits, UPDATE: windows.update})
+                answers |= {channel.PLAN: windows.plan, channel.NEXT: windows.next}
+                answers |= {channel.LOGITS: windows.logits, channel.UPDATE: windows.update}
                 claims |= {"per_document": bool(scorer.per_document), "together": whole(scorer.together)}
-            return DONE, json.dumps(claims).encode()
+            return channel.DONE, json.dumps(claims).encode()
 
-        answers[JOB] = begin
-        kind = JOB
+        answers[channel.JOB] = begin
+        kind = channel.JOB
         while True:
             try:
                 answer = answers[kind](payload)
             except CheckFailed as error:
-                answer = REFUSED, f"{job['name']}: {error}".encode()
+                answer = channel.REFUSED, f"{job['name']}: {error}".encode()
             except UserError as error:
-                answer = WRONG, str(error).encode()
+                answer = channel.WRONG, str(error).encode()
             except _Failed as error:
-                answer = WRONG, f"{job['name']}: {error}".encode()
-            channel.send(*answer)
-            kind, payload = channel.receive()
+                answer = channel.WRONG, f"{job['name']}: {error}".encode()
+            judge.send(*answer)
+            kind, payload = judge.receive()
 
 
 class _Failed(Exception):
@@ -147,26 +135,20 @@ def _blamed(method: str) -> Iterator[None]:
         raise _Failed(f"{method} failed with {type(error).__name__}: {error}") from error
 
 
-class _Tokens:
-    """A `TokenScorer` that gets token after token."""
-
-    def __init__(self, scorer: TokenScorer, vocabulary: int) -> None:
-        self._scorer, self._vocabulary = scorer, vocabulary
-
-    def answer(self, payload: bytearray) -> Answer:
-        """Update the scorer with a token and return its prediction."""
-        with _blamed("update"):
-            self._scorer.update(int.from_bytes(payload, "little"))
-        with _blamed("predict"):
-            logits = torch.as_tensor(self._scorer.predict(), dtype=torch.float64, device="cpu").detach()
-        if logits.shape != (self._vocabulary,):
-            wanted = f"{self._vocabulary:,} logits, one for each token"
-            raise _Failed(f"predict must return {wanted}, not the shape {tuple(logits.shape)}")
-        return DOUBLE, logits.contiguous().numpy().tobytes()
+def _answer_token(scorer: TokenScorer, vocabulary: int, payload: bytearray) -> Answer:
+    """Update a scorer with a token and return its prediction of the next."""
+    with _blamed("update"):
+        scorer.update(int.from_bytes(payload, "little"))
+    with _blamed("predict"):
+        logits = torch.as_tensor(scorer.predict(), dtype=torch.float64, device="cpu").detach()
+    if logits.shape != (vocabulary,):
+        wanted = f"{vocabulary:,} logits, one for each token"
+        raise _Failed(f"predict must return {wanted}, not the shape {tuple(logits.shape)}")
+    return channel.DOUBLE, logits.contiguous().numpy().tobytes()
 
 
 class _Windows:
-    """A `Scorer` that gets the inputs of its windows, and the targets of a step after it."""
+    """Answers for a `Scorer` that gets the inputs of its windows, and the targets of a step after it."""
 
     def __init__(self, scorer: Scorer, vocabulary: int, bos: int) -> None:
         self._scorer, self._vocabulary, self._bos = scorer, vocabulary, bos
@@ -181,17 +163,17 @@ class _Windows:
         self._prefix = _Prefix(layout, self._bos if self._scorer.per_document else None)
         with _blamed("plan"):
             self._steps = iter(self._scorer.plan(layout, rows))
-        return DONE, b""
+        return channel.DONE, b""
 
     def next(self, _: bytearray) -> Answer:
         """Return the windows and slots of the next step, int64 (windows, 4)."""
         with _blamed("plan"):
             step = next(self._steps, None)
             if step is None:
-                return END, b""
+                return channel.END, b""
             pairs = zip(step.windows, step.slots, strict=True)
             numbers = [[window.start, window.first, window.end, slot] for window, slot in pairs]
-            return DONE, np.array(numbers, np.int64).reshape(-1, 4).tobytes()
+            return channel.DONE, np.array(numbers, np.int64).reshape(-1, 4).tobytes()
 
     def logits(self, payload: bytearray) -> Answer:
         """Return the logits of one batch."""
@@ -201,8 +183,9 @@ class _Windows:
         with _blamed("logits"):
             answer = self._scorer.logits(torch.from_numpy(inputs), slots, last)
         logits = plain_logits(answer, (rows, last, self._vocabulary), torch.device("cpu"))
-        kind, dtype = (DOUBLE, torch.float64) if logits.dtype == torch.float64 else (SINGLE, torch.float32)
-        return kind, logits.to(dtype).contiguous().numpy().tobytes()
+        if logits.dtype == torch.float64:
+            return channel.DOUBLE, logits.contiguous().numpy().tobytes()
+        return channel.SINGLE, logits.float().contiguous().numpy().tobytes()
 
     def update(self, payload: bytearray) -> Answer:
         """Give the scorer the batches of the step and their targets."""
@@ -219,7 +202,7 @@ class _Windows:
         self._asked = []
         with _blamed("update"):
             self._scorer.update(batches, self._prefix)
-        return DONE, b""
+        return channel.DONE, b""
 
 
 class _Prefix(ScoredPrefix):

@@ -102,13 +102,9 @@ def verify(
         checks.append(Check(HELD_OUT, *check_disjoint(*hashes)))
     try:
         probed, caught = _probe_in_sandbox(artifact, chosen, scorer, documents, examples, lossless)
-    except (_NotSandboxed, NoSandbox) as error:
+    except NoSandbox as error:
         return Verdict(checks=tuple(checks), not_run=str(error))
     return Verdict(checks=(*checks, *probed), caught=tuple(caught))
-
-
-class _NotSandboxed(Exception):
-    """Python in the sandbox lacks a package that this process has."""
 
 
 def file_checks(artifact: Artifact, cap_bytes: int) -> list[Check]:
@@ -165,7 +161,7 @@ def _probe_in_sandbox(
             last = outcome.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["without an error message"]
             trouble = f"it ended with status {outcome.returncode}: {last[0]}"
             if not outcome.stdout and last[0].startswith(("ImportError", "ModuleNotFoundError")):
-                raise _NotSandboxed(f"{last[0]} ({outcome.isolation})") from None
+                raise NoSandbox(f"{last[0]} ({outcome.isolation})") from None
     if "error" in answer:
         raise UserError(answer["error"])
     probed = [Check(**check) for check in answer.get("checks", [])]

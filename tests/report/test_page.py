@@ -21,7 +21,7 @@ from run_folder import make_events, make_result, write_run
 from caddie.errors import UserError
 from caddie.report import page as report
 from caddie.report.page import number, setting, write_report
-from caddie.report.read import read_result, read_steps
+from caddie.report.read import read_steps
 from caddie.run.policy import state
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "report.txt"
@@ -252,19 +252,6 @@ def test_a_busy_machine_is_told(tmp_path: Path) -> None:
     busy["training"] |= {"cpu_share": 0.56, "step_seconds": {"p5": 0.1, "p95": 2.0}}
     said = "The machine was busy: training got 56% of its threads' time, and nine steps of ten took 0.1 to 2 s."
     assert said in read(tmp_path, busy).text
-
-
-def test_the_phase_compress_of_a_result_from_before_is_read_as_pack(tmp_path: Path) -> None:
-    result = make_result()
-    old = json.loads(json.dumps(result).replace('"pack":', '"compress":'))
-    assert "compress" in old["seconds"]
-    assert "compress" in old["policies"][1]["training"]["phases"]
-    (tmp_path / "result.json").write_text(json.dumps(old))
-    found = read_result(tmp_path / "result.json")
-    assert json.dumps(found) == json.dumps(json.loads(json.dumps(result)))  # in their order, too
-    for odd in ({"policies": [3, {"training": None}], "seconds": [1]}, {"policies": 7, "seconds": None}):
-        (tmp_path / "result.json").write_text(json.dumps(result | odd))
-        assert read_result(tmp_path / "result.json")["seconds"] == odd["seconds"]
 
 
 def test_a_result_from_before_the_curve_is_read(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from caddie.config.schedules import TrainProgress, value_at
+from caddie.errors import UserError
 from caddie.runtime.distributed import Ranks
 from caddie.train.optim.optimizer import Optimizer, Updater, sum_of_squares
 
@@ -49,7 +50,10 @@ class Bank:
 
 
 class BankUpdater(Updater):
-    """Updater of matrices in banks, of which each rank makes the updates of its share and receives the others."""
+    """Updater of matrices in banks, of which each rank makes the updates of its share and receives the others.
+
+    Raises `UserError` for a parameter that is no matrix or has no whole groups of rows.
+    """
 
     def __init__(
         self,
@@ -61,7 +65,12 @@ class BankUpdater(Updater):
     ) -> None:
         self.config, self.ranks, self.communication = config, ranks, communication
         groups: dict[torch.Size, list[nn.Parameter]] = {}
-        for parameter in parameters.values():
+        for name, parameter in parameters.items():
+            if parameter.ndim != 2:
+                given = f"{name}, of shape {list(parameter.shape)},"
+                raise UserError(f"{type(config).__name__} updates matrices; give {given} to AdamW")
+            if group_rows and len(parameter) % group_rows:
+                raise UserError(f"{len(parameter)} rows of {name} do not divide into groups of {group_rows}")
             groups.setdefault(parameter.shape, []).append(parameter)
         largest_first = sorted(groups.values(), key=lambda group: -len(group) * group[0].numel())
         self.banks = [Bank(group, ranks, group_rows) for group in largest_first]

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from caddie.config import Count, Fraction, NonNegative, Positive, Range, Technique, known
 from caddie.config.schedules import NonNegativeNumber, TrainProgress, value_at
-from caddie.errors import UserError
 from caddie.ops import multiplied
 from caddie.runtime.distributed import Ranks
 from caddie.train.optim.banks import Bank, BankUpdater, Communication
@@ -213,11 +212,6 @@ class Muon(Optimizer):
 
     def build(self, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> Updater:
         """Return the updater of these matrices; raises `UserError` for one that is no matrix or has no whole groups."""
-        for name, parameter in parameters.items():
-            if parameter.ndim != 2:
-                raise UserError(f"Muon updates matrices; give {name}, of shape {list(parameter.shape)}, to AdamW")
-            if self.group_rows and len(parameter) % self.group_rows:
-                raise UserError(f"{len(parameter)} rows of {name} do not divide into groups of {self.group_rows}")
         return _MuonUpdater(self, parameters, ranks)
 
 

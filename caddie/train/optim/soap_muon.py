@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from caddie.config import Config, Count, Fraction, NonNegative, Range, known
 from caddie.config.schedules import NonNegativeNumber, TrainProgress, value_at
-from caddie.errors import UserError
 from caddie.runtime.distributed import Ranks
 from caddie.train.optim.banks import Bank, BankUpdater, Communication
 from caddie.train.optim.muon import floor_rows, gram_norm, newton_schulz
@@ -79,9 +78,6 @@ class SoapMuon(Optimizer):
 
     def build(self, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> Updater:
         """Return the updater of these matrices; raises `UserError` for a parameter that is no matrix."""
-        for name, parameter in parameters.items():
-            if parameter.ndim != 2:
-                raise UserError(f"SoapMuon updates matrices; give {name}, of shape {list(parameter.shape)}, to AdamW")
         return _SoapUpdater(self, parameters, ranks)
 
 
