@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from caddie.config import Config
@@ -16,6 +17,7 @@ from caddie.recipes.techniques import Socket, parts, sockets
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@cache
 def techniques_page() -> str:
     """Return the page `docs/techniques.md`."""
     lines = [
@@ -38,6 +40,7 @@ def techniques_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+@cache
 def glossary_page() -> str:
     """Return the page `docs/glossary.md`."""
     lines = [
@@ -58,17 +61,23 @@ def glossary_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _classes(cls: type[Config]) -> Iterator[type[Config]]:
+def _subclasses(cls: type[Config]) -> Iterator[type[Config]]:
     for subclass in cls.__subclasses__():
         yield subclass
-        yield from _classes(subclass)
+        yield from _subclasses(subclass)
+
+
+@cache
+def _classes() -> dict[str, type[Config]]:
+    """Return the package's configs by name."""
+    return {cls.__name__: cls for cls in _subclasses(Config) if cls.__module__.startswith("caddie.")}
 
 
 def _file(term: Term, known: Sequence[Socket]) -> list[str]:
     """Return the file of the class that a word stands for, unless its places name one."""
     if any(place.startswith("caddie/") for place in term.places):
         return []
-    classes = {cls.__name__: cls for cls in _classes(Config) if cls.__module__.startswith("caddie.")}
+    classes = _classes()
     first, _, value = term.places[0].partition("=")
     found = parts(known, {simple(first)}) if first in term.links else []
     held = [variant.name for one in found for variant in one.variants]

@@ -24,9 +24,17 @@ for name in ("run", "score", "verify"):
 """
 
 
-@pytest.mark.parametrize("before", ["", "import caddie.run.policy, caddie.score.windows, caddie.verify.probes"])
-def test_verbs_stay_callable_beside_the_folders_of_their_names(before: str) -> None:
-    done = subprocess.run([sys.executable, "-c", f"{before}\n{CALLS}"], capture_output=True, text=True, check=False)
+ANEW = """
+import sys
+for name in [name for name in sys.modules if name.partition(".")[0] == "caddie"]:
+    del sys.modules[name]
+import caddie.run.policy, caddie.score.windows, caddie.verify.probes
+"""
+
+
+def test_verbs_stay_callable_beside_the_folders_of_their_names() -> None:
+    """Where nothing of caddie was imported, and where the folders were."""
+    done = subprocess.run([sys.executable, "-c", CALLS + ANEW + CALLS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -157,11 +157,9 @@ def test_bos_stands_for_nothing(tokenizer: Tokenizer) -> None:
 def test_the_longest_prefix_of_a_piece_is_a_piece(tokenizer: Tokenizer) -> None:
     pieces, prefixes = tokenizer.token_bytes, tokenizer.prefixes
     assert (prefixes.dtype, len(prefixes)) == (np.int64, tokenizer.vocabulary)
-    known: dict[bytes, set[bytes]] = {}
-    for piece in pieces:
-        known.setdefault(piece[:1], set()).add(piece)
+    known = set(pieces)
     for piece, prefix in zip(pieces, prefixes.tolist(), strict=True):
-        shorter = [other for other in known[piece[:1]] - {b""} if piece.startswith(other) and len(other) < len(piece)]
+        shorter = [piece[:size] for size in range(1, len(piece)) if piece[:size] in known]
         assert (pieces[prefix] if prefix >= 0 else None) == max(shorter, key=len, default=None), piece
 
 

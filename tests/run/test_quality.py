@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
         patch.chdir(folder)
         score_here(patch)
         probe_nothing(patch)
+        patch.setattr(import_module("caddie.run.run"), "check_settings_matter", lambda recipe: None)
         ended = call("run", "tiny", *SETTINGS, "--data", "texts", "--out", "run", "--json", "--quiet")
         assert (ended.status, ended.err) == (0, "")
         artifact = load(Path("run") / "artifact.caddie")

@@ -33,14 +33,23 @@ def scripts_stream(frontier: Path) -> np.ndarray:
     return np.concatenate([tokens[1:2], tokens[1:]])
 
 
-def one_by_one(stream: np.ndarray, order: int) -> tuple[NGramCounts, np.ndarray, np.ndarray]:
-    """Counts, and before each of them the hint and its share, 0 where the window is not full."""
+def hints(stream: np.ndarray, order: int, most: int | None = None) -> tuple[NGramCounts, np.ndarray, np.ndarray]:
+    """Counts, and before each of them the hint and its share, 0 where the window is not full.
+
+    As many as `most` are counted at once, as far as their contexts differ, so that none is a hint of another.
+    """
     counts, n = NGramCounts(order), len(stream) - 1
     ids, shares, keys = np.zeros(n, np.int64), np.zeros(n, np.float32), counts.keys(stream[:-1])
-    for number, key in enumerate(keys):
-        target = counts.context - 1 + number
-        ids[target : target + 1], shares[target : target + 1] = counts.look_up(keys[number : number + 1])
-        counts.count(np.array([key]), stream[target + 1 : target + 2])
+    begin = 0
+    while begin < len(keys):
+        seen, end = set[int](), begin
+        while end < len(keys) and int(keys[end]) not in seen and len(seen) != most:
+            seen.add(int(keys[end]))
+            end += 1
+        target = slice(counts.context - 1 + begin, counts.context - 1 + end)
+        ids[target], shares[target] = counts.look_up(keys[begin:end])
+        counts.count(keys[begin:end], stream[target.start + 1 : target.stop + 1])
+        begin = end
     return counts, ids, shares
 
 
@@ -48,7 +57,7 @@ def one_by_one(stream: np.ndarray, order: int) -> tuple[NGramCounts, np.ndarray,
 def test_tables_and_hints_of_the_public_script(case: int, frontier: Path) -> None:
     config, found = facts(frontier / "config")["tilt"]["cases"][case], tensors(frontier / "tilt")
     stream = scripts_stream(frontier)
-    counts, ids, shares = one_by_one(stream, config["order"])
+    counts, ids, shares = hints(stream, config["order"])
     expected = {name: found[f"case{case}.{name}"].numpy() for name in ("top_token", "top_probability", "gate", "hint")}
     np.testing.assert_array_equal(ids, expected["top_token"])
     np.testing.assert_array_equal(shares, expected["top_probability"])
@@ -96,7 +105,7 @@ def test_counting_at_once_is_counting_one_by_one(seed: int) -> None:
     cuts = np.sort(random.integers(0, len(keys), 6))
     for part in np.split(np.arange(len(keys)), cuts):
         counts.count(keys[part], targets[part])
-    one, _, _ = one_by_one(stream, order)
+    one, _, _ = hints(stream, order, most=1)
     for key in np.unique(keys):
         (a, b), (c, d) = counts.look_up(np.array([key])), one.look_up(np.array([key]))
         assert (a, b) == (c, d)

@@ -34,6 +34,8 @@ from caddie.train.trainer import Train, Trainer
 
 CHANGING = GROWING.but(
     {"optimizers.matrix": AdamW(lr=0.01, weight_decay=0.1)},
+    steps=6,
+    warmup_steps=1,
     averaging=ProgressEMA(),
     clip_norm=0.5,
     float8=("head", "mlp"),

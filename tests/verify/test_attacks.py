@@ -22,7 +22,7 @@ from caddie.pack.artifact import Artifact, load
 from caddie.score import Layout, Score, Scorer, Scoring, Step, Text, TokenScorer, Window, load_scorer, score
 from caddie.verify.remote_scorer import open_scorer
 
-COUNT = 30
+COUNT = 18
 """Tokens of the text."""
 HONEST = (COUNT - 1) * math.log(257)
 """Nats of the text when all tokens are equally likely, which is all that the scorers here know."""
@@ -250,7 +250,7 @@ PRIVATE = """
 """
 OVERLAPPING = """
     def plan(self, layout, rows):
-        both = list(windows(0, 29, 8, 1))
+        both = list(windows(0, int(layout.ends[0]), 8, 1))
         yield Step(both[:1], [0])
         for begin in range(1, len(both), 16):
             step = both[begin:begin + 16]

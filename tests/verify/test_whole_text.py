@@ -88,6 +88,7 @@ def test_an_example_that_cannot_wait_so_long_is_inconclusive(
     artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("caddie.verify.known_bad.KNOWN_BAD", {"waits": KNOWN_BAD["waits"]})
+    monkeypatch.setattr("caddie.verify.probes.PROBES", {name: PROBES[name] for name in ("scores a text", FAR)})
     plain = artifact.scoring.plain
     case = probe_case_of(artifact, plain, excerpts(library(), plain, 1), seed=1)
     case = replace(case, effort=Effort(places=1, found=0.0))
