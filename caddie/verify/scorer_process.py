@@ -101,8 +101,8 @@ def _serve(judge: channel.Channel, artifact: Artifact) -> None:
                 answers[channel.TOKEN] = partial(_answer_token, scorer, vocabulary)
             else:
                 windows = _Windows(scorer, vocabulary, artifact.tokenizer.bos)
-                answers |= {channel.PLAN: windows.plan, channel.NEXT: windows.next}
-                answers |= {channel.LOGITS: windows.logits, channel.UPDATE: windows.update}
+                answers.update({channel.PLAN: windows.plan, channel.NEXT: windows.next})
+                answers.update({channel.LOGITS: windows.logits, channel.UPDATE: windows.update})
                 claims |= {"per_document": bool(scorer.per_document), "together": whole(scorer.together)}
             return channel.DONE, json.dumps(claims).encode()
 

@@ -250,7 +250,7 @@ PRIVATE = """
 """
 OVERLAPPING = """
     def plan(self, layout, rows):
-        both = list(windows(0, int(layout.ends[0]), 8, 1))
+        both = list(windows(0, PREDICTIONS, 8, 1))
         yield Step(both[:1], [0])
         for begin in range(1, len(both), 16):
             step = both[begin:begin + 16]
@@ -262,7 +262,7 @@ OVERLAPPING = """
         for row in range(len(inputs) - 1):
             logits[row, -1, inputs[row + 1, -1]] = 20.0
         return logits
-"""
+""".replace("PREDICTIONS", str(COUNT - 1))
 
 
 @pytest.mark.parametrize("where", ["remote", "in_process"])
