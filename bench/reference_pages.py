@@ -17,7 +17,6 @@ from caddie.recipes.techniques import Socket, parts, sockets
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@cache
 def techniques_page() -> str:
     """Return the page `docs/techniques.md`."""
     lines = [

@@ -46,6 +46,7 @@ def terms() -> tuple[Term, ...]:
     return tuple(found)
 
 
+@cache
 def simple(word: str) -> str:
     """Return a word without what writers vary: case, hyphens, spaces, underscores, and the roles in a path; ² is 2."""
     word = re.sub(r"[^\w.*]|_", "", unicodedata.normalize("NFKC", word).lower())
