@@ -295,7 +295,11 @@ def _varlen(generation: int | None, q: Tensor, k: Tensor, v: Tensor, visible: Vi
 
 
 def _package(generation: int) -> Any:
-    return importlib.import_module("flash_attn_interface" if generation == 3 else "flash_attn")
+    if generation == 3:  # import statements, as compiled graphs can trace them
+        import flash_attn_interface as package  # type: ignore[import-not-found, unused-ignore]
+    else:
+        import flash_attn as package  # type: ignore[import-not-found, unused-ignore]
+    return package
 
 
 def _call(function: Callable[..., Any], visible: Visibility, *arguments: Tensor | int, **switch: bool) -> Tensor:
