@@ -186,7 +186,6 @@ class _Tilted(Scorer):
         return self._scorer.share(ranks)
 
     def owners(self, batches: Sequence[ScoringBatch], world: int) -> list[int]:
-        """Return the scorer's own division."""
         return self._scorer.owners(batches, world)
 
     def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:

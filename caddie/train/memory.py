@@ -100,7 +100,6 @@ class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, function: Any, types: Any, arguments: Sequence[Any] = (), named: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run one operation and count what it returns."""
         if function is torch.ops.aten._local_scalar_dense.default:
             return arguments[0].dtype == torch.bool or 1  # as of a step that is well: finite, with equal gradients
         result = function(*arguments, **(named or {}))

@@ -157,7 +157,6 @@ class _Windows:
         self._asked: list[tuple[Positions, list[int]]] = []  # inputs and slots of the batches of this step
 
     def plan(self, payload: bytearray) -> Answer:
-        """Begin a plan."""
         rows, count, *edges = np.frombuffer(payload, np.int64).tolist()
         layout = Layout(np.array(edges[:count]), np.array(edges[count:]))
         self._prefix = _Prefix(layout, self._bos if self._scorer.per_document else None)
@@ -176,7 +175,6 @@ class _Windows:
             return channel.DONE, np.array(numbers, np.int64).reshape(-1, 4).tobytes()
 
     def logits(self, payload: bytearray) -> Answer:
-        """Return the logits of one batch."""
         rows, last, *rest = np.frombuffer(payload, np.int64).tolist()
         slots, inputs = rest[:rows], np.array(rest[rows:], np.int64).reshape(rows, -1)
         self._asked.append((inputs.copy(), slots))

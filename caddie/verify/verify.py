@@ -199,7 +199,6 @@ def _warning(artifact: Artifact) -> str:
 
 
 def _sample(documents: Sequence[bytes], seed: int) -> list[bytes]:
-    """Return random pieces of the documents."""
     starts = [(document, start) for document in documents for start in range(0, len(document), _PIECE_BYTES)]
     drawn = random.Random(seed).sample(starts, min(_PIECES, len(starts)))
     return [document[start : start + _PIECE_BYTES] for document, start in drawn]
