@@ -154,13 +154,18 @@ def _numbers() -> str:
     return platform.node()
 
 
+def regular_bytes(path: Path) -> bytes:
+    """Return the bytes of a regular file; `OSError` at once for anything else, such as a device or a pipe."""
+    with os.fdopen(os.open(path, open_flags("O_RDONLY", "O_NONBLOCK", "O_CLOEXEC")), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return file.read()
+
+
 def read_file(path: Path) -> bytes:
-    """Return the bytes of a regular file; `UserError` at once for anything else, such as a device or a pipe."""
+    """Return the bytes of a regular file; `UserError` at once for anything else."""
     try:
-        with os.fdopen(os.open(path, open_flags("O_RDONLY", "O_NONBLOCK", "O_CLOEXEC")), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise OSError(errno.EINVAL, "not a regular file")
-            return file.read()
+        return regular_bytes(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({reason(error)}); name a file that you may read") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import lzma
 from collections.abc import Callable, Iterable, Iterator
@@ -30,7 +31,7 @@ from caddie.data.tokenizers import (
     TokenizerSource,
 )
 from caddie.errors import UserError, count
-from caddie.files import making
+from caddie.files import making, regular_bytes
 from caddie.runtime.progress import Progress
 
 SHARD_TOKENS = 100_000_000
@@ -212,7 +213,7 @@ def _content(tokenizer_source: TokenizerSource) -> object:
     if not isinstance(tokenizer_source, SentencePieceFile | HuggingFaceFile | TiktokenFile):
         return tokenizer_source.to_json()
     try:
-        content = corpus.file_sha256(Path(tokenizer_source.path))
+        content = hashlib.sha256(regular_bytes(Path(tokenizer_source.path))).hexdigest()
     except (OSError, ValueError):
         content = None  # `build` meets the same error and reports it, unless it is the name of an encoding
     if isinstance(tokenizer_source, SentencePieceFile):

@@ -1,4 +1,4 @@
-"""Geometry of charts for a run's page and `lab/plots.py`: round ticks, smoothed lines, SVG paths in a box of 1,000 squared.
+"""Geometry of charts, for the page of a run and `lab/plots.py`: round ticks, smoothed lines, paths in a box of 1,000.
 
 Every length is a percentage from 0 to 100, or a coordinate in the box, whatever the numbers are.
 """

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from caddie.config import show
 from caddie.errors import UserError
-from caddie.files import open_flags
+from caddie.files import open_flags, regular_bytes
 from caddie.report.charts import is_finite
 from caddie.runtime.cpu_share import BUSY_SHARE
 
@@ -49,7 +49,7 @@ def file_scores(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def read_result(path: Path) -> dict[str, Any]:
     """Return the result at `path`. Raises `UserError` if there is none of this version."""
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
+        result = json.loads(regular_bytes(path))
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"no {path}; a report is made from the folder of a finished run") from None
     except (UnicodeDecodeError, ValueError, RecursionError):
@@ -87,7 +87,7 @@ def result_errors(path: Path, reader: str) -> Iterator[None]:
 def read_json(path: Path) -> Any:
     """Return the value of a small JSON file, or None if it is missing or damaged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(regular_bytes(path))
     except (OSError, ValueError, RecursionError):
         return None
 

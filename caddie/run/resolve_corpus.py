@@ -24,7 +24,7 @@ from caddie.data.tokenizers import (
     deserialize,
 )
 from caddie.errors import UserError
-from caddie.files import replacing
+from caddie.files import regular_bytes, replacing
 from caddie.pack import artifact as artifacts
 from caddie.pack.artifact import Artifact
 from caddie.recipes.catalog import shipped
@@ -272,7 +272,7 @@ def _given_tokenizer(path: Path) -> Tokenizer:
     if kind is None:
         return artifacts.load_tokenizer(path)
     try:
-        data = TiktokenFile(path=str(path)).data() if kind == "tiktoken" else path.read_bytes()
+        data = TiktokenFile(path=str(path)).data() if kind == "tiktoken" else regular_bytes(path)
         return deserialize(kind, data)
     except OSError as error:
         raise UserError(f"{path}: cannot read the tokenizer ({error.strerror}); name a {path.suffix} file") from None

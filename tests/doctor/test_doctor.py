@@ -36,10 +36,13 @@ from caddie.doctor.host import Disk
 from caddie.doctor.pace import Pace
 from caddie.doctor.processes import Activity, Process
 from caddie.errors import CheckFailed, UserError
+from caddie.model import GPT
 from caddie.model.flops import flops_per_token
 from caddie.recipes.catalog import find
 from caddie.runtime.memory import Memory, memory
 from caddie.train.memory import MemoryEstimate
+from caddie.train.stage_memory import estimate_stages
+from caddie.train.trainer import Train
 
 GIB = 1 << 30
 
@@ -802,6 +805,24 @@ def test_a_run_that_does_not_fit_is_not_timed(monkeypatch: pytest.MonkeyPatch) -
     assert not found.go
     assert found.problems[0].what == "training needs about 61.0 GiB, and this machine has 23.4 GiB free"
     assert found.problems[0].fix == "train.micro_batches=64 needs about 9 GiB"
+
+
+@pytest.mark.usefixtures("quiet")
+def test_memory_is_that_by_which_a_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The functions of a run are asked, of its settings, and what they say is shown."""
+    asked, training = [], MemoryEstimate(GIB, 2 * GIB, 3 * GIB)
+
+    def judged(gpt: GPT, train: Train, *rest: object) -> tuple[MemoryEstimate, str]:
+        asked.append((gpt, train))
+        return training, ""
+
+    monkeypatch.setattr(examination, "judge_memory", judged)
+    recipe = find("tiny").but({"train.micro_batches": 4, "pack.fit": None, "score.stride": 16})
+    found = examination.examine("tiny", ("train.micro_batches=4", "pack.fit=none", "score.stride=16"), quick=True)
+    assert (asked, found.memory) == ([(recipe.model, recipe.train)], training)
+    stages = estimate_stages(recipe.model, recipe.pack, recipe.score)
+    assert replace(found.stages, process=0) == replace(stages, process=0)
+    assert f"{found.memory}; {found.stages}" in " ".join(found.text().split())
 
 
 @pytest.mark.usefixtures("quiet")

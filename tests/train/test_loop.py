@@ -37,7 +37,7 @@ from caddie.train.loop import Interrupted, Trained, train
 from caddie.train.prefetch import AsyncScalar
 from caddie.train.qat import StraightThrough
 from caddie.train.trainer import Train, Trainer
-from caddie.train.warmup import warmup_steps
+from caddie.train.warmup import warm_up, warmup_steps
 
 TINY = GPT(
     vocabulary=64,
@@ -354,6 +354,13 @@ def test_the_warm_up_is_a_tenth_of_the_steps_and_says_how_far_it_is(tmp_path: Pa
     assert start["warmup_seconds"] > 0
     assert warmup_steps(STEPS.but(steps=400, warmup_steps=20), 2) == 20
     assert warmup_steps(STEPS.but(steps=200, warmup_steps=20), 2) == 10
+
+
+def test_the_warm_up_counts_its_steps_out_of_those_it_will_make() -> None:
+    shown = Recorder(lambda event: None)
+    trainer = Trainer(TINY, STEPS.but(steps=300, warmup_steps=12), 7, Ranks())
+    warm_up(trainer, Budget(None, 300), (4, 32), shown)
+    assert [event["text"] for event in shown.events] == [f"warm-up, step {step} of 12" for step in range(1, 13)]
 
 
 def test_the_warm_up_looks_on_until_every_parameter_has_moved(tmp_path: Path) -> None:

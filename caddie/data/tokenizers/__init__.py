@@ -28,6 +28,7 @@ from caddie.data.tokenizers.tokenizer import (
     of_size,
 )
 from caddie.errors import UserError
+from caddie.files import regular_bytes
 
 MARK = "\u2581"
 """SentencePiece's mark for a space."""
@@ -241,7 +242,7 @@ class SentencePieceFile(SentencePieceSource):
 
     def build(self, vocabulary: int, sample: Sample, symbols: Sequence[str] = ()) -> SentencePieceTokenizer:
         """Return the model of the file."""
-        return of_file(self.path, vocabulary, lambda: SentencePieceTokenizer(Path(self.path).read_bytes()))
+        return of_file(self.path, vocabulary, lambda: SentencePieceTokenizer(regular_bytes(Path(self.path))))
 
 
 class SentencePieceBPE(SentencePieceSource):

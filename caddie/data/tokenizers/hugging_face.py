@@ -27,6 +27,7 @@ from caddie.data.tokenizers.tokenizer import (
     table_of,
 )
 from caddie.errors import UserError
+from caddie.files import regular_bytes
 
 _BEGINS = ("<s>", "<bos>", "<|begin_of_text|>", "<|endoftext|>", "[BOS]", "[CLS]")
 """Usual names of the token before a document."""
@@ -133,5 +134,5 @@ class HuggingFaceFile(TokenizerSource):
 
     def data(self) -> bytes:
         """Return the file, with `bos` as its `bos_token` if it is set."""
-        data = Path(self.path).read_bytes()
+        data = regular_bytes(Path(self.path))
         return json.dumps({**json.loads(data), "bos_token": self.bos}).encode() if self.bos else data

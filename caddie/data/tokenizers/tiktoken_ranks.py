@@ -23,6 +23,7 @@ from caddie.data.tokenizers.tokenizer import (
     table_of,
 )
 from caddie.errors import UserError
+from caddie.files import regular_bytes
 
 _RAW = re.compile("([\udc80-\udcff]+)")
 
@@ -100,7 +101,7 @@ class TiktokenFile(TokenizerSource):
             pattern, ranks = encoding._pat_str, encoding._mergeable_ranks
             lines = [b"%s %d" % (base64.b64encode(token), rank) for token, rank in ranks.items()]
         else:
-            if (data := path.read_bytes()).startswith(b"{"):
+            if (data := regular_bytes(path)).startswith(b"{"):
                 return data
             from tiktoken_ext.openai_public import r50k_pat_str
 
