@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import base64
 import hashlib
-import importlib.util
 import json
 import re
 import sys
@@ -207,12 +206,11 @@ def _files_sha256(bundle: Bundle) -> str:
 def with_parts(described: dict[str, Any], needed: Sequence[bytes], training: Sequence[bytes]) -> dict[str, Any]:
     """Return the facts of `describe_source` with users' files added: those `needed` to score, and all for `training`.
 
-    Each is minified and compressed by itself, since it comes beside the program.
+    Each is compressed by itself, since it comes beside the program, and as it is: its code may read its own comments.
     """
 
     def size(sources: Sequence[bytes]) -> int:
-        texts = [_strip(importlib.util.decode_source(source)).encode() for source in sources]
-        return sum(min(len(codec.encode(text)) for codec in (Brotli(), Lzma())) for text in texts)
+        return sum(min(len(codec.encode(source)) for codec in (Brotli(), Lzma())) for source in sources)
 
     more = size([source for source in training if source not in needed])
     return described | {

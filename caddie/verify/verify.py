@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import random
 import secrets
+import statistics
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,8 @@ import numpy as np
 import torch
 
 from caddie.data.corpus import Corpus, file_sha256, read_hashes
+from caddie.data.shards import Tokens, split_documents
+from caddie.data.tokenizers import Tokenizer
 from caddie.errors import UserError
 from caddie.inference.text_codec import measure
 from caddie.pack.artifact import Artifact, load
@@ -46,6 +51,11 @@ _EXCESS, _STREAM_BYTES = 0.005, 12
 """Bytes that a compressed text may have above its score: a part of it, and some for each stream."""
 _SELF_TEST = Effort(places=32, found=0.0, seconds=5.0)
 """The examples are no rare leaks."""
+VOCABULARY = "held-out text is not in the vocabulary"
+_DOCUMENTS, _LEAST_TOKENS = 2000, 32
+"""Documents of each kind that are looked at, and tokens that each has."""
+_LONGER, _CHANCE = 1.25, 1e-6
+"""Ratio of bytes a token, and probability of such ranks, beyond which this is no chance."""
 _COMMAND = "from caddie.verify.verify import main; main()"
 _KNOWN_BAD = "known_bad:"
 
@@ -100,6 +110,7 @@ def verify(
         documents = _held_out_documents(corpus)
         hashes = [frozenset(read_hashes(corpus.folder, split)) for split in ("train", "validation")]
         checks.append(Check(HELD_OUT, *check_disjoint(*hashes)))
+        checks += _vocabulary(artifact.tokenizer, corpus)
     try:
         probed, caught = _probe_in_sandbox(artifact, chosen, scorer, documents, examples, lossless)
     except NoSandbox as error:
@@ -125,6 +136,35 @@ def _held_out_documents(corpus: Corpus) -> list[bytes]:
     tokenizer, tokens = corpus.tokenizer(), corpus.validation_tokens()[: 1 << 16]
     documents = np.split(tokens, np.flatnonzero(tokens == tokenizer.bos))
     return [text for text in map(tokenizer.decode, documents) if text]
+
+
+def _vocabulary(tokenizer: Tokenizer, corpus: Corpus) -> list[Check]:
+    """Check that the tokenizer does not spell held-out text in longer tokens than training text.
+
+    A split by chance makes documents of both alike, so ranks decide (Mann and Whitney 1947), and means by a quarter,
+    since a split may be by other things too. No check without documents of `_LEAST_TOKENS` tokens in both.
+    """
+    if corpus.manifest.train is None:
+        return []
+    sizes = np.array([len(piece) for piece in tokenizer.token_bytes])
+
+    def lengths(shards: Sequence[Tokens]) -> list[float]:
+        documents = islice(split_documents(shards, tokenizer.bos), _DOCUMENTS)
+        return [float(sizes[ids[1:]].mean()) for ids in documents if len(ids) > _LEAST_TOKENS]
+
+    held_out, train = lengths([corpus.validation_tokens()]), lengths(corpus.train_shards())
+    if not held_out or not train:
+        return []
+    from scipy.stats import mannwhitneyu  # not above: it takes half a second
+
+    found, usual = statistics.fmean(held_out), statistics.fmean(train)
+    p = float(mannwhitneyu(held_out, train, alternative="greater").pvalue)
+    least = 1 / math.comb(len(held_out) + len(train), len(held_out))  # of few documents p is an approximation
+    longer = found > _LONGER * usual and max(p, least) < _CHANCE
+    evidence = (
+        f"{found:.2f} bytes a token in {len(held_out):,} held-out documents, {usual:.2f} in {len(train):,} others"
+    )
+    return [Check(VOCABULARY, not longer, evidence)]
 
 
 def _probe_in_sandbox(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from caddie.doctor import pace
 from caddie.errors import UserError
 from caddie.pack import artifact as artifacts
 from caddie.pack.artifact import load, load_tokenizer
-from caddie.pack.source_bundle import describe_source
+from caddie.pack.source_bundle import describe_source, with_parts
 from caddie.recipes.recipe import Recipe
 from caddie.run.cap import cap_of_recipe
 from caddie.run.policy import code_bytes, file_cap
@@ -113,6 +114,15 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def config(path: Path) -> dict[str, Any]:
     return dict(json.loads(artifacts._read(path).sections["config"]))
+
+
+def test_all_of_a_file_counts_also_what_is_not_run() -> None:
+    known = {"needed_bytes": 10, "training_bytes": 20}
+    comment = b"# " + bytes(random.Random(0).choices(range(97, 123), k=4000)) + b"\n"
+    for needed, key in (([MINE.encode() + comment], "needed_bytes"), ([], "training_bytes")):
+        bare = with_parts(known, [MINE.encode()] if needed else [], [MINE.encode()])
+        found = with_parts(known, needed, [MINE.encode() + comment])
+        assert found[key] > bare[key] + 2000, "code can read its own comments"
 
 
 def test_the_run_keeps_its_files_and_the_artifact_names_them(runs: Path) -> None:

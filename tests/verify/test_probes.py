@@ -44,6 +44,7 @@ from caddie.verify.probe_case import (
 )
 from caddie.verify.probes import FAR, HELD_OUT, PROBES, Check, check_disjoint, run_probes
 from caddie.verify.sandbox import Outcome
+from caddie.verify.verify import VOCABULARY, _vocabulary
 
 verification = import_module("caddie.verify.verify")
 
@@ -332,6 +333,68 @@ def test_noise_costs_what_chance_says(artifact: Artifact) -> None:
     assert on.noise_nats(tokens[1:])[0].sum() == pytest.approx(expected)
 
 
+class Folding(ByteTokenizer):
+    """Gives a text back with some bytes replaced by others."""
+
+    def __init__(self, folds: bytes) -> None:
+        super().__init__()
+        self.folds = folds
+
+    def decode(self, ids: Any) -> bytes:
+        return super().decode(ids).translate(self.folds)
+
+
+def table(*pairs: tuple[int, int]) -> bytes:
+    return bytes(dict(pairs).get(byte, byte) for byte in range(256))
+
+
+@pytest.mark.parametrize(
+    ("folds", "passes"),
+    [
+        (table((ord("Q"), ord("q"))), True),
+        (table((ord("\n"), ord(" "))), False),  # in code the line breaks say much
+        (bytes(range(256)).lower(), False),
+        (bytes([ord("e")]) * 256, False),
+    ],
+)
+def test_a_tokenizer_that_loses_what_makes_the_score_is_found(folds: bytes, passes: bool, artifact: Artifact) -> None:
+    documents = [text[:4000] for text in library()[:4]]
+    on = replace(case(replace(artifact, tokenizer=Folding(folds))), documents=documents)
+    evidence = seen(on, "bytes are counted once")
+    assert ("bytes are counted once" not in failed(on)) == passes
+    assert "not round-trip" in evidence
+    assert ("this scores another text" in evidence) != passes
+
+
+@pytest.mark.parametrize(
+    ("held_out", "train", "passes"),
+    [
+        ([b"\x01abcd" * 40] * 8, [b"\x01abcd" * 40] * 40, True),
+        ([b"\x01ABCD" * 40] * 8, [b"\x01abcd" * 40] * 40, False),
+        ([b"\x01ABCD" * 40] + [b"\x01abcd" * 40] * 7, [b"\x01abcd" * 40] * 40, True),  # one document is chance
+        ([b"\x01ABCD" * 40], [b"\x01abcd" * 40] * 5, True),
+        ([b"\x01ABCD"] * 8, [b"\x01abcd" * 40] * 40, None),
+    ],
+)
+def test_held_out_text_in_the_vocabulary_is_found(
+    held_out: list[bytes], train: list[bytes], passes: bool | None
+) -> None:
+    """Capitals are the first bytes of long pieces, and training text has none."""
+
+    tokenizer = ByteTokenizer()
+    tokenizer.token_bytes = tuple(piece * 8 if piece.isupper() else piece for piece in tokenizer.token_bytes)
+
+    def shard(documents: list[bytes]) -> Any:
+        return np.concatenate([[tokenizer.bos, *tokenizer.encode(text)] for text in documents]).astype(np.uint16)
+
+    corpus: Any = SimpleNamespace(
+        manifest=SimpleNamespace(train=True),
+        train_shards=lambda: [shard(train)],
+        validation_tokens=lambda: shard(held_out),
+    )
+    assert [check.passed for check in _vocabulary(tokenizer, corpus)] == ([] if passes is None else [passes])
+
+
 def test_one_that_breaks_fails_and_says_how(artifact: Artifact) -> None:
     def broken(tokens: Ids) -> np.ndarray:
         raise ZeroDivisionError("by zero")
@@ -422,7 +485,7 @@ def test_a_held_out_text_too_short_is_replaced_and_the_evidence_says_so(
     tiny_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module: Any = import_module("caddie.verify.verify")
-    corpus: Any = SimpleNamespace(check_counts=lambda: None, folder=None)
+    corpus: Any = SimpleNamespace(check_counts=lambda: None, folder=None, manifest=SimpleNamespace(train=None))
     monkeypatch.setattr(module, "read_hashes", lambda folder, split: [])
     for documents, replaced in (([b"abc"], True), ([bytes(range(32, 127)) * 200], False)):
         monkeypatch.setattr(module, "_held_out_documents", lambda _, held=documents: held)
@@ -507,7 +570,7 @@ def test_verify_tries_everything_on_held_out_text(
     names = [check["name"] for check in facts["checks"]]
     assert set(names) == {
         *PROBES.keys() - {FAR},
-        *("file is intact", "file is under the cap", "parameter count is as stated", "runs in a sandbox"),
+        *("file is intact", "file is under the cap", "parameter count is as stated", VOCABULARY, "runs in a sandbox"),
     }
     held_out = next(check for check in facts["checks"] if check["name"] == "held-out text was not trained on")
     documents = Corpus.load(tiny_run.corpus).manifest
