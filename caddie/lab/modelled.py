@@ -14,18 +14,21 @@ from statistics import harmonic_mean
 from typing import Any, Literal
 
 from caddie.config.schedules import Budget, TrainProgress, int_at
+from caddie.data.loaders import SequentialStream
 from caddie.errors import UserError
 from caddie.model.flops import count
 from caddie.recipes.catalog import find, shipped
 from caddie.recipes.published import speeds
 from caddie.recipes.recipe import Recipe
 
-MACHINE = "8xH100"
+GPUS = 8
+"""H100 of the machine that is modelled. A step of a run on fewer of them takes their part of its time."""
 PARTS = 20
 """Parts of a run whose FLOPs are counted."""
 DOCUMENT_POSITIONS = 677.0
 """Mean positions that a query of the contest's documents sees, in rows of 2,048 tokens (`docs/performance.md`)."""
 _TWIN = re.compile(r"_(mini|scale\d*)$")
+_MACHINE = re.compile(r" on (\d+)xH100$")
 _STATED = "Entry(step_cost=1.03)"
 _FLOPS: dict[str, float] = {}
 """Key of a training to FLOPs per step, since outlines take a while."""
@@ -44,34 +47,35 @@ class StepTime:
         """Return the steps that fit these seconds, at least one."""
         return max(1, round(seconds * 1e3 / self.milliseconds))
 
+    def times(self, factor: float) -> StepTime:
+        """Return a source's multiple of this time."""
+        return StepTime(self.milliseconds * factor, "stated", f"{factor:.4g} of {self.note}")
+
 
 def full_name(name: str) -> str:
     """Return the name of the recipe whose twin has this name, or the name itself."""
     return _TWIN.sub("", name)
 
 
-def step_time(recipe: Recipe, factor: float | None = None, base: Recipe | None = None) -> StepTime:
+def step_time(recipe: Recipe) -> StepTime:
     """Return the time of a step of a recipe, or of the recipe whose twin it is, with all that was changed in the twin.
 
-    A recipe is known by its name, one of a user's own by its base. `factor` is a source's multiple of the time of
-    `base`, which counts instead. What trains as a recipe with public runs, or as its twin, takes their time. Else FLOPs
-    are compared with those of the next recipe that has public runs, itself or one that it is based on; a number that
-    was changed in a twin counts by the ratio of recipe and twin there. Raises `UserError` where there is no such ratio.
+    A recipe is known by its name, one of a user's own by its base. What trains as a recipe with public runs, or as its
+    twin, takes their time, whatever the order of the data. Else FLOPs are compared with those of the next recipe that
+    has public runs, itself or one that it is based on; a number that was changed in a twin counts by the ratio of
+    recipe and twin there. Raises `UserError` where there is no such ratio.
     """
-    if factor is not None and base is not None:
-        reference = step_time(base)
-        return StepTime(reference.milliseconds * factor, "stated", f"{factor:g} of {reference.note}")
     name = next((name for name in (recipe.name, recipe.base or "") if full_name(name) in shipped()), "")
     if alike := _timed_trainings(name[len(full_name(name)) :]).get(_training(recipe)):
         timed = full_name(name) if full_name(name) in alike else alike[0]
-        return StepTime(speeds()[timed].step_ms, "published", _run(timed))
+        return StepTime(_timed()[timed], "published", _run(timed))
     full = _full_size(recipe, find(name)) if name else recipe
     timed = next_timed(full)
     try:
         ratio = flops_per_step(full) / flops_per_step(find(timed))
     except UserError as error:
         raise UserError(f"{full.name} with these changes: {error}; state its time, as in {_STATED}") from None
-    return StepTime(speeds()[timed].step_ms * ratio, "FLOPs", f"{ratio:.4g} of {_run(timed)}")
+    return StepTime(_timed()[timed] * ratio, "FLOPs", f"{ratio:.4g} of {_run(timed)}")
 
 
 def flops_per_step(recipe: Recipe) -> float:
@@ -97,8 +101,14 @@ def next_timed(recipe: Recipe) -> str:
     return name or "baseline"
 
 
-def _timed() -> list[str]:
-    return [name for name, speed in speeds().items() if speed.source.endswith(f" on {MACHINE}")]
+@cache
+def _timed() -> dict[str, float]:
+    """Return recipe to milliseconds per step on the machine, of those with public runs on it or a part of it."""
+    return {
+        name: speed.step_ms * int(machine[1]) / GPUS
+        for name, speed in speeds().items()
+        if (machine := _MACHINE.search(speed.source))
+    }
 
 
 def _run(name: str) -> str:
@@ -115,8 +125,8 @@ def _timed_trainings(suffix: str) -> dict[str, list[str]]:
 
 
 def _training(recipe: Recipe) -> str:
-    """Return the key of all that a training step depends on."""
-    return f"{recipe.model.key()}-{recipe.train.but(seconds=1.0, steps=None).key()}"
+    """Return the key of all that a training step depends on; the order of the data is no part of it."""
+    return f"{recipe.model.key()}-{recipe.train.but(seconds=1.0, steps=None, loader=SequentialStream()).key()}"
 
 
 def _full_size(recipe: Recipe, twin: Recipe) -> Recipe:
@@ -133,23 +143,34 @@ def _full_size(recipe: Recipe, twin: Recipe) -> Recipe:
 def _scaled(value: Any, small: Any, large: Any, path: str) -> Any:
     """Return a setting of a changed twin at full size, as JSON, from what twin and recipe have in its place.
 
-    A number changes by the ratio of these. Numbers of layers, and what neither has, stay as they are.
+    A number changes by the ratio of these, and so do the values of a `PiecewiseConstant`, the largest of which stands
+    for it. Numbers of layers, and what neither has, stay as they are.
     """
     if small == large or value is None or isinstance(value, str | bool):
         return value
     if value == small:
         return large
+    held, before, after = map(_numbers, (value, small, large))
+    if held and max(before, default=0) and after:
+        ratio = max(after) / max(before)
+        sizes = [round(one * ratio) if isinstance(after[0], int) else one * ratio for one in held]
+        return {**value, "values": sizes} if isinstance(value, Mapping) else sizes[0]
     if all(isinstance(one, Mapping) for one in (value, small, large)):
         known = small.keys() & large.keys()
         return {
             key: _scaled(item, small[key], large[key], f"{path}.{key}") if key in known else item
             for key, item in value.items()
         }
-    if all(isinstance(one, int | float) for one in (value, small, large)) and small:
-        return round(value * large / small) if isinstance(large, int) else value * large / small
     if isinstance(value, list) and not isinstance(small, Mapping):
         return value
     raise UserError(
         f"{path} is of another kind in the twin than this change makes it, so the time of a step with it is not known;"
         f" state it, as in {_STATED}"
     )
+
+
+def _numbers(value: Any) -> list[float]:
+    """Return a number, or those of a `PiecewiseConstant`, given as JSON; of anything else none."""
+    if isinstance(value, Mapping) and value.get("kind") == "PiecewiseConstant":
+        return list(value["values"])
+    return [value] if isinstance(value, int | float) else []

@@ -121,7 +121,7 @@ class Entry:
     public_score: float | None = None
     """Public bits per byte of the same at full size, or none; the report compares their order with ours."""
     step_cost: float | None = None
-    """Time of a step at full size as a multiple of the base's, by a source; none leaves it to `ModelledSeconds`."""
+    """Time of a step at full size as a multiple of the rival's, by a source; none leaves it to `ModelledSeconds`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,14 +197,22 @@ class Study:
 
         Raises `UserError` for a label whose time is not known.
         """
-        found = {}
-        for label in self.labels if isinstance(self.budget, ModelledSeconds) else ():
-            entry = Entry(diff={}) if label == BASE else self.entries[label]
-            try:
-                found[label] = step_time(self.base.but(entry.diff), entry.step_cost, self.base)
-            except UserError as error:
-                raise UserError(f"{label}: {error}") from None
-        return found
+        labels = self.labels if isinstance(self.budget, ModelledSeconds) else ()
+        return {label: self._step_time(label) for label in labels}
+
+    def _step_time(self, label: str) -> StepTime:
+        """Return the time of the next rival without a stated cost, times the costs that are stated up to there."""
+        chain, costs = [label], list[float]()
+        while (entry := self.entries.get(chain[-1])) and entry.step_cost is not None:
+            if entry.against in chain:
+                raise UserError(f"{label}: its step_cost leads back to itself, by {entry.against}; state none there")
+            chain.append(entry.against)
+            costs.append(entry.step_cost)
+        try:
+            found = step_time(self.base.but(entry.diff if entry else {}))
+        except UserError as error:
+            raise UserError(f"{chain[-1]}: {error}") from None
+        return found.times(math.prod(costs)) if costs else found
 
     def shown(self, label: str) -> dict[str, str]:
         """Return the changes of a label to its rival: path to value as it could be typed."""

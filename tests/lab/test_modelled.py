@@ -6,13 +6,17 @@ import math
 import re
 from dataclasses import replace
 from statistics import median
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
+from caddie.config.schedules import PiecewiseConstant
+from caddie.data.loaders import ShuffledSequences
 from caddie.errors import UserError
+from caddie.lab import modelled
 from caddie.lab.findings import findings
-from caddie.lab.modelled import PARTS, flops_per_step, next_timed, step_time
+from caddie.lab.modelled import PARTS, StepTime, flops_per_step, next_timed, step_time
 from caddie.lab.report import markdown, page
 from caddie.lab.rows import Row
 from caddie.lab.selection import select
@@ -20,6 +24,7 @@ from caddie.lab.study import BASE, Entry, ModelledSeconds, Study, ablate
 from caddie.model.flops import count
 from caddie.recipes.catalog import find, shipped
 from caddie.recipes.published import speeds
+from caddie.recipes.recipe import Recipe
 
 TWIN = find("parallel_muon_mini")
 WIDER = {"model.block.mlp.hidden": TWIN.model.block.mlp.hidden * 7 // 6}
@@ -59,17 +64,65 @@ def test_a_changed_number_counts_by_the_ratio_of_recipe_and_twin() -> None:
     assert doubled.milliseconds == pytest.approx(2 * speeds()["parallel_muon"].step_ms)
 
 
-def test_a_change_whose_cost_at_full_size_is_not_known_is_refused() -> None:
-    longest = "model.block.attention.longest"
-    entry = Entry(diff={longest: 128})  # a number in place of a schedule
+LONGEST = "model.block.attention.longest"
+
+
+@pytest.mark.parametrize(
+    ("twin", "changed", "full"),
+    [
+        ("ngram_tilt_mini", 128, 1024),  # a number in place of 2,048, then 2,560
+        ("ngram_tilt_mini", PiecewiseConstant(values=(128, 256), begins=(0.5,)), (1024, 2048)),
+        ("longer_warmdown_mini", PiecewiseConstant(values=(128, 256), begins=(0.5,)), (1024, 2048)),
+    ],
+)
+def test_a_number_and_a_schedule_count_alike(twin: str, changed: Any, full: Any) -> None:
+    recipe, whole = find(twin), find(twin.removesuffix("_mini"))
+    same = changed.but(values=full) if isinstance(changed, PiecewiseConstant) else full
+    ratio = flops_per_step(whole.but({LONGEST: same})) / flops_per_step(whole)
+    found = step_time(recipe.but({LONGEST: changed}))
+    assert ratio < 1
+    assert found.milliseconds == pytest.approx(speeds()[whole.name].step_ms * ratio)
+
+
+def test_a_change_whose_cost_at_full_size_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"model\.longest is of another kind .*step_cost=1\.03"):
+        modelled._scaled({"longest": {"kind": "Other"}}, {"longest": 256}, {"longest": 2048}, "model")
+    entry = Entry(diff=WIDER)
     refused = replace(study(other=entry), base=find("ngram_tilt_mini"))
-    with pytest.raises(UserError, match=rf"^other: {re.escape(longest)} is of another kind .*step_cost=1\.03"):
+    known = step_time
+
+    def told(recipe: Recipe) -> StepTime:
+        if recipe.settings == refused.base.settings:
+            return known(recipe)
+        raise UserError("not known")
+
+    monkeypatch.setattr("caddie.lab.study.step_time", told)
+    with pytest.raises(UserError, match=r"^other: not known"):
         refused.recipe(BASE)
     stated = replace(refused, entries={"other": replace(entry, step_cost=1.25)})
     assert stated.recipe("other").train.steps == round(6e5 / (1.25 * speeds()["ngram_tilt"].step_ms))
 
 
-@pytest.mark.parametrize("name", ["champion", "parallel_muon", "vocabulary_8192", "document_attention"])
+def test_a_stated_cost_is_a_multiple_of_the_rivals() -> None:
+    slower = Entry(diff={"train.clip_norm": 0.1}, step_cost=1.5)
+    one = study(slower=slower, slowest=replace(slower, against="slower", step_cost=2.0))
+    ms = {label: time.milliseconds for label, time in one.step_times.items()}
+    assert ms == {BASE: 83.47, "slower": pytest.approx(1.5 * 83.47), "slowest": pytest.approx(3 * 83.47)}
+    with pytest.raises(UserError, match="^slower: its step_cost leads back to itself, by slower; state none there"):
+        _ = study(slower=replace(slower, against="slowest"), slowest=replace(slower, against="slower")).step_times
+
+
+def test_a_step_of_one_gpu_takes_an_eighth_on_eight() -> None:
+    assert speeds()["single_gpu"].source.endswith(" on 1xH100")
+    assert step_time(find("single_gpu_mini")).milliseconds == speeds()["single_gpu"].step_ms / 8
+
+
+def test_the_order_of_the_data_takes_no_time() -> None:
+    found = step_time(TWIN.but({"train.loader": ShuffledSequences()}))
+    assert (found.milliseconds, found.source) == (speeds()["parallel_muon"].step_ms, "published")
+
+
+@pytest.mark.parametrize("name", ["champion", "ngram_tilt", "parallel_muon", "vocabulary_8192", "document_attention"])
 def test_ablations_of_twins_have_times(name: str) -> None:
     one = ablate(find(f"{name}_mini"), budget=ModelledSeconds(seconds=1))
     assert {time.source for time in one.step_times.values()} <= {"published", "FLOPs"}
@@ -106,8 +159,8 @@ def test_flops_tell_the_ratio_of_public_times() -> None:
     for name, recipe in shipped().items():
         base = recipe.base or ""
         if {name, base} <= speeds().keys() and all(speeds()[one].source.endswith(" on 8xH100") for one in (name, base)):
-            modelled = flops_per_step(recipe) / flops_per_step(find(base))
-            wrong.append(abs(modelled / (speeds()[name].step_ms / speeds()[base].step_ms) - 1))
+            ratio = flops_per_step(recipe) / flops_per_step(find(base))
+            wrong.append(abs(ratio / (speeds()[name].step_ms / speeds()[base].step_ms) - 1))
     assert len(wrong) > 35
     assert median(wrong) < 0.02
 
@@ -165,5 +218,5 @@ def test_the_report_says_which_times_are_modelled() -> None:
 
 
 def test_selection_refuses_a_cost_that_it_could_not_add_up() -> None:
-    with pytest.raises(UserError, match="a stated step_cost is of the base alone"):
+    with pytest.raises(UserError, match="a stated step_cost is of the rival alone"):
         select(study(slower=Entry(diff={}, step_cost=1.1)), executor=Mock())
