@@ -62,14 +62,15 @@ def step_time(recipe: Recipe) -> StepTime:
 
     A recipe is known by its name, one of a user's own by its base. What trains as a recipe with public runs, or as its
     twin, takes their time, whatever the order of the data. Else FLOPs are compared with those of the next recipe that
-    has public runs, itself or one that it is based on; a number that was changed in a twin counts by the ratio of
-    recipe and twin there. Raises `UserError` where there is no such ratio.
+    has public runs: itself, the one that trains so, or one that it is based on. A number that was changed in a twin
+    counts by the ratio of recipe and twin there. Raises `UserError` where there is no such ratio.
     """
     name = next((name for name in (recipe.name, recipe.base or "") if full_name(name) in shipped()), "")
-    if alike := _timed_trainings(name[len(full_name(name)) :]).get(_training(recipe)):
-        timed = full_name(name) if full_name(name) in alike else alike[0]
-        return StepTime(_timed()[timed], "published", _run(timed))
-    full = _full_size(recipe, find(name)) if name else recipe
+    alike = _trainings(name[len(full_name(name)) :]).get(_training(recipe), [])
+    named = full_name(name) if full_name(name) in alike else next(iter(alike), None)
+    if named in _timed():
+        return StepTime(_timed()[named], "published", _run(named))
+    full = find(named) if named else _full_size(recipe, find(name)) if name else recipe
     timed = next_timed(full)
     try:
         ratio = flops_per_step(full) / flops_per_step(find(timed))
@@ -116,10 +117,10 @@ def _run(name: str) -> str:
 
 
 @cache
-def _timed_trainings(suffix: str) -> dict[str, list[str]]:
-    """Return key of a training to the recipes with public runs that train so, or whose twins of this suffix do."""
+def _trainings(suffix: str) -> dict[str, list[str]]:
+    """Return key of a training to the recipes that train so, or whose twins of this suffix do; timed ones first."""
     found: dict[str, list[str]] = {}
-    for name in _timed():
+    for name in [*_timed(), *(name for name in shipped() if name not in _timed())]:
         found.setdefault(_training(find(name + suffix)), []).append(name)
     return found
 
@@ -150,8 +151,8 @@ def _scaled(value: Any, small: Any, large: Any, path: str) -> Any:
         return value
     if value == small:
         return large
-    held, before, after = map(_numbers, (value, small, large))
-    if held and max(before, default=0) and after:
+    held, before, after = _numbers(value), _numbers(small), _numbers(large)
+    if held and after and any(before):
         ratio = max(after) / max(before)
         sizes = [round(one * ratio) if isinstance(after[0], int) else one * ratio for one in held]
         return {**value, "values": sizes} if isinstance(value, Mapping) else sizes[0]

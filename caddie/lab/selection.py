@@ -72,7 +72,7 @@ def select(
     is left out. `how` is what else `run_study` takes. Raises `UserError` for a stated `step_cost`.
     """
     if any(entry.step_cost is not None for entry in study.entries.values()):
-        raise UserError("a stated step_cost is of the rival alone, and selection adds entries up; leave out one of them")
+        raise UserError("a stated step_cost is of the rival alone, and selection adds entries up; leave one out")
     folder, recipe, left = folder or Path("runs") / study.name, study.recipe(BASE), dict(study.entries)
     progress, rounds, chosen = progress or Display(stream=sys.stdout), list[Results](), list[str]()
     while True:

@@ -4,6 +4,10 @@ Each rung is the twin of a record with all its steps, its own quantization and i
 (`NAME_scale`, `docs/studies.md`). Every rung has 600 seconds of eight H100, by its public step time. Each is set
 against the rung before it; the claim is the difference of the public scores. `larger` is the same at width 96.
 
+The last rung is `champion`, which has no public score. A record's file is as large as its quantizers make it; the
+champion's packer fills its cap, and 16,000,000 bytes hold the twin many times. So the twin's cap is the part of the
+contest's that its size is of the best record: as many bytes for each weight of that record as it has at full size.
+
     caddie study studies/ladder/study.py --data train_open.jsonl.xz --background
 """
 
@@ -30,15 +34,22 @@ RUNGS = (
     "document_attention",
     "longer_warmdown",
     "ngram_tilt",
+    "champion",
 )
+RECORD, CHAMPION = RUNGS[-2:]
+CAP = 16_000_000
 COMPARABLE = {"baseline": 1.2275}
 """Public scores on the contest's current validation text, where a recipe's first one is of another."""
 
 
 def twin(name: str, suffix: str) -> Recipe:
     """Return the twin of a rung as it is trained and scored here, without a budget of its own."""
-    diff = {"data.validation_fraction": 0.005, "train.steps": None}
-    return find(f"{name}_{suffix}").but(diff).but({"pack.calibration": TrainingText(tokens=16_384)})
+    diff: dict[str, object] = {"data.validation_fraction": 0.005, "train.steps": None}
+    diff |= {"pack.calibration": TrainingText(tokens=16_384)}
+    if name == CHAMPION:
+        small, full = (find(f"{RECORD}{end}").parameters for end in (f"_{suffix}", ""))
+        diff |= {"pack.policy": None, "pack.cap_bytes": CAP * small // full}
+    return find(f"{name}_{suffix}").but(diff)
 
 
 def public(name: str) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -108,7 +107,7 @@ def test_a_stated_cost_is_a_multiple_of_the_rivals() -> None:
     one = study(slower=slower, slowest=replace(slower, against="slower", step_cost=2.0))
     ms = {label: time.milliseconds for label, time in one.step_times.items()}
     assert ms == {BASE: 83.47, "slower": pytest.approx(1.5 * 83.47), "slowest": pytest.approx(3 * 83.47)}
-    with pytest.raises(UserError, match="^slower: its step_cost leads back to itself, by slower; state none there"):
+    with pytest.raises(UserError, match=r"^slower: its step_cost leads back to itself, by slower; state none there"):
         _ = study(slower=replace(slower, against="slowest"), slowest=replace(slower, against="slower")).step_times
 
 
@@ -142,6 +141,12 @@ def test_the_mean_over_a_run_is_that_of_a_clock() -> None:
     mean = 1 / (begin / early + (1 - begin) / late)
     assert math.isclose(begin * PARTS, round(begin * PARTS))
     assert flops_per_step(recipe) == pytest.approx(mean * train.batch_tokens)  # type: ignore[operator]
+
+
+def test_a_diff_that_makes_a_recipe_without_public_runs_is_compared_by_its_base() -> None:
+    base, other = find("baseline_scale"), find("champion_scale")
+    assert step_time(base.but(base.settings.diff(other.settings))) == step_time(other)
+    assert " of vocabulary_4096 " in step_time(other).note
 
 
 def test_recipes_without_public_runs_are_compared_with_what_they_are_based_on() -> None:
