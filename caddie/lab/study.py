@@ -273,15 +273,15 @@ def find_study(name: str) -> Study:
     return found
 
 
-def ablate(recipe: Recipe, **settings: Any) -> Study:
-    """Return the study that reverts each of the recipe's changes to its base in turn; `settings` are a study's.
+def ablate(recipe: Recipe, origin: Recipe | None = None, **settings: Any) -> Study:
+    """Return the study that reverts each of the recipe's changes to `origin` in turn; `settings` are a study's.
 
-    Lines that only fit one another go together. Raises `UserError` for a recipe without a base or a difference to it.
+    That is its base if left out. Lines that only fit one another go together. Raises `UserError` for a recipe without a
+    base or a difference to it.
     """
-    if recipe.base is None:
+    if origin is None and recipe.base is None:
         raise UserError(f"{recipe.name or 'the recipe'} names no base, so it has no lines to take back")
-    origin = find(recipe.base)
-    lines = recipe.settings.diff(origin.settings)
+    lines = recipe.settings.diff((origin or find(recipe.base or "")).settings)
     paths = [path for path in lines if not path.startswith(("train.seconds", "train.steps"))]
     backs = [_taken_back(recipe, lines, path) for path in paths]
     entries = {_cut(f"without {', '.join(back)}"): Entry(diff=back) for back in backs}

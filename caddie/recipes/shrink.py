@@ -25,6 +25,7 @@ from caddie.config import schedules
 from caddie.config.schedules import IntSchedule, IterationWarmdown, Number, PiecewiseConstant, Rewarmed, all_values
 from caddie.errors import UserError
 from caddie.model import GPT, Block, GroupedQueryAttention, NTKRoPE, RandomMap, YaRNRoPE
+from caddie.pack.calibrate import TrainingText
 from caddie.recipes.recipe import Recipe
 from caddie.score import ChunkSGD, DocumentLoRA
 from caddie.train.averaging import EMA, ProgressEMA
@@ -57,6 +58,12 @@ class Size(NamedTuple):
 MINI = Size(width=128, depth=0.55, batch=512)
 SCALES = {"scale": Size(width=64, depth=1, batch=512), "scale96": Size(width=96, depth=1, batch=256)}
 """Suffix to size of the twins with all steps: two, so that the effect of size itself can be seen."""
+AT_SCALE = {
+    "data.validation_fraction": 0.005,
+    "train.steps": None,
+    "pack.calibration": TrainingText(tokens=16_384),
+}
+"""Changes of such twins in a study of equal modelled time: the budget is the study's, little text is scored."""
 
 _VOCABULARY, _WIDTH, _HIDDEN, _BUCKETS, _ROW = 96, 64, 48, 64, 64
 """Most ids, channels, hidden channels, hashed rows and tokens per row of a copy, where that divides."""
@@ -83,6 +90,11 @@ def scale(recipe: Recipe, suffix: str, steps: int) -> Recipe:
     elif isinstance(ttt, ChunkSGD):
         diff["score.ttt.chunk_tokens"] = ttt.chunk_tokens // ROW
     return _twin(recipe, size, suffix, diff)
+
+
+def small_cap(recipe: Recipe, twin: Recipe) -> int:
+    """Return the part of a recipe's cap that its twin is of the recipe in weights, in bytes."""
+    return recipe.pack.cap_bytes * twin.parameters // recipe.parameters
 
 
 def _twin(recipe: Recipe, size: Size, suffix: str, diff: dict[str, Any]) -> Recipe:

@@ -10,14 +10,21 @@ The claim on lzma is one of bytes: the scores are equal, the sizes of the files 
 `averages` asks after seed 002's moving average, whose decay counts steps: does a longer run want a longer memory? What
 an average makes of the same weights has nothing to do with time, so its runs have steps for a budget.
 
+`scale` and `scale_003`, `scale_001`, `scale_002` ask the claims again of twins with all the steps, in equal modelled
+time: seed 003's in 600 seconds of eight H100, and the two others' in 600 of one. That is what seed 001 had. Seed 002's
+nodes were slow, it does not say how slow; its 1.2362 at 524,288 tokens a step is near seed 001's 1.2731 with fewer
+layers.
+
 Not here: flash-attention 2 for 3 and the switches of a network between GPUs, which change no result.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from caddie.config import Diff
 from caddie.data.loaders import ShuffledSequences
-from caddie.lab.study import Claim, Entry, Seconds, Study
+from caddie.lab.study import Claim, Entry, ModelledSeconds, Seconds, Study
 from caddie.model import Recurrence, SwiGLU
 from caddie.pack.codecs import Lzma
 from caddie.pack.coding import Packed
@@ -25,7 +32,8 @@ from caddie.pack.quantize import Float16, Percentile, Rows
 from caddie.recipes.catalog import find
 from caddie.recipes.public_systems import gold6, single_gpu
 from caddie.recipes.recipe import Recipe
-from caddie.recipes.shrink import mini
+from caddie.recipes.shrink import AT_SCALE, mini
+from caddie.recipes.shrink import scale as at_scale
 from caddie.train.averaging import EMA
 from caddie.train.qat import StraightThrough
 
@@ -35,38 +43,43 @@ SEED_003 = "openai/parameter-golf, records/track_10min_16mb/2026-03-18_FP16Embed
 SEED_003_LABEL, SEED_001_LABEL, SEED_002_LABEL = "seed 003", "seed 001", "seed 002"
 
 
-def prepared(twin: Recipe) -> Recipe:
+QAT = 72 / 69
+"""Time of a step that trains for int6 throughout, by the log of records/track_10min_16mb/2026-03-19_Seq2048_FP16Emb."""
+LATE = 0.15
+"""Part of the run over which training is quantization-aware where it is so at the end."""
+
+
+def prepared(name: str, suffix: str) -> Recipe:
     """A twin as this study trains and scores it."""
-    return twin.but(
-        {
-            "data.validation_fraction": 0.02,
-            "train.precision": "bfloat16",
-            "train.loader": ShuffledSequences(),
-            "score.stride": twin.score.sequence_length,
-        }
-    )
+    twin = find(f"{name}_{suffix}")
+    small = {
+        "data.validation_fraction": 0.02,
+        "train.precision": "bfloat16",
+        "score.stride": twin.score.sequence_length,
+    }
+    return twin.but({**(small if suffix == "mini" else AT_SCALE), "train.loader": ShuffledSequences()})
 
 
-base = prepared(find("baseline_mini"))
-seed_001 = prepared(find("single_gpu_mini"))
-seed_002 = prepared(find("gold6_mini"))
-seed_003 = prepared(find("fp16_embedding_mini"))
+def against(label: str, seed: Recipe, base: Recipe, entries: dict[str, Entry]) -> dict[str, Entry]:
+    """Diffs of a seed's twin as diffs of the base that are set against the label of that twin."""
+    diffs = {name: base.settings.diff(seed.but(entry.diff).settings) for name, entry in entries.items()}
+    return {name: replace(entry, diff=diffs[name], against=label) for name, entry in entries.items()}
 
 
-def whole(recipe: Recipe, kind: str = "bundle", claim: Claim | None = None, why: str = "") -> Entry:
-    """A recipe against the baseline."""
-    return Entry(diff=base.settings.diff(recipe.settings), kind=kind, claim=claim, why=why)
+def changed(diff: Diff, kind: str, claim: Claim | None = None, why: str = "", cost: float | None = None) -> Entry:
+    """A change of a seed's twin."""
+    return Entry(diff=diff, kind=kind, claim=claim, why=why, step_cost=cost)
 
 
-def changed(label: str, diff: Diff, kind: str, claim: Claim | None = None, why: str = "") -> Entry:
-    """A seed's twin with a change, against that twin."""
-    recipe = {SEED_001_LABEL: seed_001, SEED_002_LABEL: seed_002, SEED_003_LABEL: seed_003}[label].but(diff)
-    return Entry(diff=base.settings.diff(recipe.settings), against=label, kind=kind, claim=claim, why=why)
+def whole(seed: Recipe, base: Recipe, claim: Claim | None = None, why: str = "") -> Entry:
+    """A seed's twin against the baseline's."""
+    return Entry(diff=base.settings.diff(seed.settings), kind="bundle", claim=claim, why=why)
 
 
-def twin_of(recipe: Recipe, diff: Diff) -> Diff:
+def twin_of(recipe: Recipe, diff: Diff, suffix: str) -> Diff:
     """What a change of a seed at full size changes in its twin."""
-    return mini(recipe).settings.diff(mini(recipe.but(diff)).settings)
+    before, after = (mini(one) if suffix == "mini" else at_scale(one, suffix, 1) for one in (recipe, recipe.but(diff)))
+    return before.settings.diff(after.settings)
 
 
 def in_eight_bits(**settings: float) -> StraightThrough:
@@ -76,130 +89,154 @@ def in_eight_bits(**settings: float) -> StraightThrough:
 
 SIX_BITS = Rows(bits=6, scale=Percentile(floor="absolute"))
 
-of_seed_003 = {
-    "fp16 embedding alone": Entry(
-        diff={"pack.quantizers.embedding": Float16()},
-        kind="quantization",
-        claim=Claim(
-            word="better",
-            difference=-0.0065,
-            source=SEED_003,
-            note="quantization costs 0.0005 for 0.007, and half a megabyte more",
-        ),
-    ),
-    SEED_003_LABEL: whole(
-        seed_003,
-        why="An fp16 embedding, a longer warm-down and matrices at rate 0.06.",
-        claim=Claim(
-            word="better", difference=-0.0075, source=SEED_003, note="1.2199 for the baseline's 1.2274 on the same text"
-        ),
-    ),
-    "003, SwiGLU": changed(
-        SEED_003_LABEL,
-        {"model.block.mlp": SwiGLU(hidden=165)},
-        "architecture",
-        Claim(word="worse", source=SEED_003, note="better by the step, but 45 % slower"),
-        why="Three products of two thirds the size.",
-    ),
-    "003, layers 1 and 2 twice": changed(
-        SEED_003_LABEL,
-        {"model.recurrence": Recurrence(first=1, last=2, passes=2)},
-        "architecture",
-        Claim(word="worse", source=SEED_003, note="needs far more steps than 10 minutes allow"),
-    ),
-    "003, quantization-aware throughout": changed(
-        SEED_003_LABEL,
-        {"train.qat": {"matrix": in_eight_bits(strength=1.0)}},
-        "quantization",
-        Claim(word="worse", source=SEED_003, note="the overhead of a step is more than the gain"),
-    ),
-    "003, quantization-aware at the end": changed(
-        SEED_003_LABEL,
-        {"train.qat": {"matrix": in_eight_bits()}},
-        "quantization",
-        Claim(word="worse", source=SEED_003, note="the overhead of a step is more than the gain"),
-        why="The last 15 % of the run.",
-    ),
-    "003, lzma for zlib": changed(
-        SEED_003_LABEL,
-        {"pack.coding": Packed(codec=Lzma())},
-        "coding",
-        Claim(word="same", difference=0.0, source=SEED_003, note="the same weights in a larger file"),
-    ),
-    "003, embedding rate 0.08": changed(
-        SEED_003_LABEL,
-        {"train.optimizers.embedding.lr": 0.08},
-        "optimizer",
-        Claim(word="worse", source=SEED_003, note="against 0.05"),
-    ),
-}
 
-of_seed_001 = {
-    SEED_001_LABEL: whole(seed_001, why="Eight layers for one GPU; its comparison with the baseline is a goal."),
-    "001, 11 layers": changed(
-        SEED_001_LABEL,
-        {
-            **twin_of(single_gpu, {"model.depth": 11, "model.layers": {"9-10": {"attention.xsa": True}}}),
-            "train.qat.blocks.*.mlp.*.weight": StraightThrough(quantizer=SIX_BITS),
-            "pack.quantizers.blocks.*.mlp.*.weight": SIX_BITS,
-        },
-        "architecture",
-        Claim(word="worse", source=SEED_001, note="11 layers, six bits in MLPs; 8 layers make 300 steps more of 1,600"),
-    ),
-    "001, four exclusive layers": changed(
-        SEED_001_LABEL,
-        twin_of(single_gpu, {"model.layers": {"4-7": {"attention.xsa": True}}}),
-        "architecture",
-        Claim(word="worse", source=SEED_001, note="about 3 % slower steps; the score is not stated"),
-        why="The second half of the layers.",
-    ),
-    "001, all channels rotary": changed(
-        SEED_001_LABEL,
-        {"model.block.attention.rope.dims": None},
-        "architecture",
-        Claim(
-            word="worse",
-            difference=0.15,
-            source=SEED_001,
-            note="half of them give 0.15, says the text; records measure 0.002 for a quarter with scaled norms",
+def of_baseline(seed_003: Recipe, base: Recipe) -> dict[str, Entry]:
+    """What is set against the baseline."""
+    return {
+        "fp16 embedding alone": changed(
+            {"pack.quantizers.embedding": Float16()},
+            "quantization",
+            Claim(
+                word="better",
+                difference=-0.0065,
+                source=SEED_003,
+                note="quantization costs 0.0005 for 0.007, and half a megabyte more",
+            ),
         ),
-    ),
-    "001, quantization-aware throughout": changed(
-        SEED_001_LABEL,
-        {"train.qat.matrix.strength": 1.0},
-        "quantization",
-        Claim(word="worse", difference=0.01, source=SEED_001, note="late is better by 0.01, its author's estimate"),
-    ),
-    "001, never quantization-aware": changed(SEED_001_LABEL, {"train.qat": {}}, "quantization"),
-}
+        SEED_003_LABEL: whole(
+            seed_003,
+            base,
+            why="An fp16 embedding, a longer warm-down and matrices at rate 0.06.",
+            claim=Claim(
+                word="better",
+                difference=-0.0075,
+                source=SEED_003,
+                note="1.2199 for the baseline's 1.2274 on the same text",
+            ),
+        ),
+    }
 
-of_seed_002 = {
-    SEED_002_LABEL: whole(seed_002, why="Eleven layers with the records' parts, and small batches."),
-    "002, twice the batch": changed(
-        SEED_002_LABEL,
-        twin_of(gold6, {"train.batch_tokens": 524_288}),
-        "schedule",
-        Claim(word="worse", difference=0.0289, source=SEED_002, note="1.2362 for 1.2073, before quantization"),
-    ),
-    "002, four times the batch": changed(
-        SEED_002_LABEL,
-        twin_of(gold6, {"train.batch_tokens": 1_048_576}),
-        "schedule",
-        Claim(word="worse", difference=0.1437, source=SEED_002, note="1.3510 for 1.2073, before quantization"),
-    ),
-    "002, no average": changed(
-        SEED_002_LABEL,
-        {"train.averaging": None},
-        "averaging",
-        Claim(word="worse", source=SEED_002, note="the average is said to improve the score"),
-    ),
-}
+
+def of_seed_003(seed: Recipe) -> dict[str, Entry]:
+    """Changes of seed 003's twin."""
+    slow = Claim(word="worse", source=SEED_003, note="the overhead of a step is more than the gain")
+    return {
+        "003, SwiGLU": changed(
+            {"model.block.mlp": SwiGLU(hidden=seed.model.block.mlp.hidden * 2 // 3)},
+            "architecture",
+            Claim(word="worse", source=SEED_003, note="better by the step, but 45 % slower"),
+            why="Three products of two thirds the size.",
+            cost=1.45,
+        ),
+        "003, layers 1 and 2 twice": changed(
+            {"model.recurrence": Recurrence(first=1, last=2, passes=2)},
+            "architecture",
+            Claim(word="worse", source=SEED_003, note="needs far more steps than 10 minutes allow"),
+        ),
+        "003, quantization-aware throughout": changed(
+            {"train.qat": {"matrix": in_eight_bits(strength=1.0)}}, "quantization", slow, cost=QAT
+        ),
+        "003, quantization-aware at the end": changed(
+            {"train.qat": {"matrix": in_eight_bits()}},
+            "quantization",
+            slow,
+            why="The last 15 % of the run.",
+            cost=1 - LATE + LATE * QAT,
+        ),
+        "003, lzma for zlib": changed(
+            {"pack.coding": Packed(codec=Lzma())},
+            "coding",
+            Claim(word="same", difference=0.0, source=SEED_003, note="the same weights in a larger file"),
+        ),
+        "003, embedding rate 0.08": changed(
+            {"train.optimizers.embedding.lr": 0.08},
+            "optimizer",
+            Claim(word="worse", source=SEED_003, note="against 0.05"),
+        ),
+    }
+
+
+def of_seed_001(suffix: str) -> dict[str, Entry]:
+    """Changes of seed 001's twin."""
+    eleven = {"model.depth": 11, "model.layers": {"9-10": {"attention.xsa": True}}}
+    return {
+        "001, 11 layers": changed(
+            {
+                **twin_of(single_gpu, eleven, suffix),
+                "train.qat.blocks.*.mlp.*.weight": StraightThrough(quantizer=SIX_BITS),
+                "pack.quantizers.blocks.*.mlp.*.weight": SIX_BITS,
+            },
+            "architecture",
+            Claim(
+                word="worse", source=SEED_001, note="11 layers, six bits in MLPs; 8 layers make 300 steps more of 1,600"
+            ),
+            cost=1600 / 1300,
+        ),
+        "001, four exclusive layers": changed(
+            twin_of(single_gpu, {"model.layers": {"4-7": {"attention.xsa": True}}}, suffix),
+            "architecture",
+            Claim(word="worse", source=SEED_001, note="about 3 % slower steps; the score is not stated"),
+            why="The second half of the layers.",
+            cost=1.03,
+        ),
+        "001, all channels rotary": changed(
+            {"model.block.attention.rope.dims": None},
+            "architecture",
+            Claim(
+                word="worse",
+                difference=0.15,
+                source=SEED_001,
+                note="half of them give 0.15, says the text; records measure 0.002 for a quarter with scaled norms",
+            ),
+        ),
+        "001, quantization-aware throughout": changed(
+            {"train.qat.matrix.strength": 1.0},
+            "quantization",
+            Claim(word="worse", difference=0.01, source=SEED_001, note="late is better by 0.01, its author's estimate"),
+            cost=QAT / (1 - LATE + LATE * QAT),
+        ),
+        "001, never quantization-aware": changed({"train.qat": {}}, "quantization"),
+    }
+
+
+def of_seed_002(suffix: str) -> dict[str, Entry]:
+    """Changes of seed 002's twin."""
+    return {
+        "002, twice the batch": changed(
+            twin_of(gold6, {"train.batch_tokens": 524_288}, suffix),
+            "schedule",
+            Claim(word="worse", difference=0.0289, source=SEED_002, note="1.2362 for 1.2073, before quantization"),
+        ),
+        "002, four times the batch": changed(
+            twin_of(gold6, {"train.batch_tokens": 1_048_576}, suffix),
+            "schedule",
+            Claim(word="worse", difference=0.1437, source=SEED_002, note="1.3510 for 1.2073, before quantization"),
+        ),
+        "002, no average": changed(
+            {"train.averaging": None},
+            "averaging",
+            Claim(word="worse", source=SEED_002, note="the average is said to improve the score"),
+        ),
+    }
+
+
+NAMES = ("baseline", "single_gpu", "gold6", "fp16_embedding")
+base, seed_001, seed_002, seed_003 = (prepared(name, "mini") for name in NAMES)
 
 study = Study(
     name="first_seeds",
     why="Do the choices of seeds 001 to 003 pay in equal time?",
     base=base,
-    entries={**of_seed_003, **of_seed_001, **of_seed_002},
+    entries={
+        **of_baseline(seed_003, base),
+        **against(SEED_003_LABEL, seed_003, base, of_seed_003(seed_003)),
+        SEED_001_LABEL: whole(
+            seed_001, base, why="Eight layers for one GPU; its comparison with the baseline is a goal."
+        ),
+        **against(SEED_001_LABEL, seed_001, base, of_seed_001("mini")),
+        SEED_002_LABEL: whole(seed_002, base, why="Eleven layers with the records' parts, and small batches."),
+        **against(SEED_002_LABEL, seed_002, base, of_seed_002("mini")),
+    },
     seeds=(1, 2, 3),
     budget=Seconds(seconds=20),
     margin=0.001,
@@ -236,4 +273,36 @@ averages = Study(
     },
     seeds=(1, 2, 3),
     margin=0.001,
+)
+
+full_base, full_001, full_002, full_003 = (prepared(name, "scale") for name in NAMES)
+scale = Study(
+    name="first_seeds_scale",
+    why="Is seed 003 better than the baseline in ten minutes of eight H100?",
+    base=full_base,
+    entries=of_baseline(full_003, full_base),
+    budget=ModelledSeconds(seconds=600),
+    margin=0.002,
+)
+scale_003 = replace(
+    scale,
+    name="first_seeds_scale_003",
+    why="Do the choices of seed 003 pay in ten minutes of eight H100?",
+    base=full_003,
+    entries=of_seed_003(full_003),
+)
+scale_001 = replace(
+    scale,
+    name="first_seeds_scale_001",
+    why="Do the choices of seed 001 pay in ten minutes of one H100?",
+    base=full_001,
+    entries={label: one for label, one in of_seed_001("scale").items() if one.claim},
+    budget=ModelledSeconds(seconds=600 / 8),
+)
+scale_002 = replace(
+    scale_001,
+    name="first_seeds_scale_002",
+    why="Do the choices of seed 002 pay in ten minutes of one H100?",
+    base=full_002,
+    entries=of_seed_002("scale"),
 )

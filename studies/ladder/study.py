@@ -16,9 +16,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 from caddie.lab.study import BASE, Claim, Entry, ModelledSeconds, Study
-from caddie.pack.calibrate import TrainingText
 from caddie.recipes.catalog import find, shipped
 from caddie.recipes.recipe import Recipe
+from caddie.recipes.shrink import AT_SCALE, small_cap
 
 RUNGS = (
     "baseline",
@@ -37,18 +37,15 @@ RUNGS = (
     "champion",
 )
 RECORD, CHAMPION = RUNGS[-2:]
-CAP = 16_000_000
 COMPARABLE = {"baseline": 1.2275}
 """Public scores on the contest's current validation text, where a recipe's first one is of another."""
 
 
 def twin(name: str, suffix: str) -> Recipe:
     """Return the twin of a rung as it is trained and scored here, without a budget of its own."""
-    diff: dict[str, object] = {"data.validation_fraction": 0.005, "train.steps": None}
-    diff |= {"pack.calibration": TrainingText(tokens=16_384)}
+    diff = dict(AT_SCALE)
     if name == CHAMPION:
-        small, full = (find(f"{RECORD}{end}").parameters for end in (f"_{suffix}", ""))
-        diff |= {"pack.policy": None, "pack.cap_bytes": CAP * small // full}
+        diff |= {"pack.policy": None, "pack.cap_bytes": small_cap(find(RECORD), find(f"{RECORD}_{suffix}"))}
     return find(f"{name}_{suffix}").but(diff)
 
 

@@ -9,13 +9,17 @@ The scalars' rate is the matrices' and the embedding's is 0.01 more, the line th
 for it (0.05 beside 0.04 and 0.03 beside 0.02). A rate below the seed's is there because a small model after few steps
 may want another. All runs have the same steps, so on a CPU the study repeats to the bit. Rows are shuffled: a step of
 the twin has 1,024 tokens, in the order of the text mostly of one document, where a step of the contest has hundreds.
+
+`scale` asks the seeds' claims again of the twin that makes all the steps, with the warm-downs in steps.
 """
 
 from __future__ import annotations
 
+from caddie.config import Diff
 from caddie.data.loaders import ShuffledSequences
-from caddie.lab.study import BASE, Claim, Entry, Steps, Study
+from caddie.lab.study import BASE, Claim, Entry, ModelledSeconds, Steps, Study
 from caddie.recipes.catalog import find
+from caddie.recipes.shrink import AT_SCALE
 
 LOWER_LR = "openai/parameter-golf, records/track_10min_16mb/2026-03-18_LowerLR (seed 004)"
 LONGER_WARMDOWN = "openai/parameter-golf, records/track_10min_16mb/2026-03-18_FP16Embed_WD3600 (seed 003)"
@@ -57,6 +61,23 @@ grid = {
     if label(rate, warmdown) != BASE
 }
 
+
+def alone(warmdown: Diff) -> dict[str, Entry]:
+    """What seed 003 trained: the matrices' rate is raised, the other rates are the baseline's."""
+    return {
+        f"matrices alone 0.06, warm-down {WARMDOWNS[1]}": Entry(
+            diff={"train.optimizers.matrix.lr": 0.06, **warmdown},
+            kind="optimizer",
+            why="What seed 003 trained: its other rates are the baseline's.",
+            claim=Claim(
+                word="better",
+                source=LONGER_WARMDOWN,
+                note="its gain of 0.008 is also that of warm-down and fp16 embedding, the latter about 0.006",
+            ),
+        )
+    }
+
+
 study = Study(
     name="learning_rate",
     why="Which learning rate is best, and does it depend on how long the rate falls?",
@@ -69,20 +90,17 @@ study = Study(
             "score.stride": 128,
         }
     ),
-    entries={
-        **grid,
-        f"matrices alone 0.06, warm-down {WARMDOWNS[1]}": Entry(
-            diff={"train.optimizers.matrix.lr": 0.06, "train.lr_schedule.fraction": WARMDOWNS[1]},
-            kind="optimizer",
-            why="What seed 003 trained: its other rates are the baseline's.",
-            claim=Claim(
-                word="better",
-                source=LONGER_WARMDOWN,
-                note="its gain of 0.008 is also that of warm-down and fp16 embedding, the latter about 0.006",
-            ),
-        ),
-    },
+    entries={**grid, **alone({"train.lr_schedule.fraction": WARMDOWNS[1]})},
     seeds=(1, 2, 3),
     budget=Steps(steps=150),
     margin=0.001,
+)
+
+scale = Study(
+    name="learning_rate_scale",
+    why="Which learning rate is best when the twin makes all the steps?",
+    base=find("baseline_scale").but({**AT_SCALE, "train.loader": ShuffledSequences()}),
+    entries={**{label: one for label, one in grid.items() if one.claim}, **alone({"train.lr_schedule.steps": 3600})},
+    budget=ModelledSeconds(seconds=600),
+    margin=0.002,
 )

@@ -8,6 +8,9 @@ the seed lost in time (slower steps, larger batches) is asked again by `study_se
 CPU says nothing of a GPU. Rows are shuffled: in the order of the text a step of the twin would be mostly one document.
 Scores are those of the packed file without overlap, where the seed's are with it.
 
+`scale` asks all of it in equal modelled time of twins that make all the steps, scored with overlap: a change has its
+steps by what a step of it cost the seed, where it says so. Ones are pruned by their share, not by a cap of bytes.
+
 Not here, because nothing of them is a setting: five ways to write kernels (CUTLASS, two in Triton, CUDA, a fused norm),
 which change no result; FP8, which is for speed where a CPU has no products of it; benchmarks on constant data, stale
 processes and the habit of judging early. Calibration by all ranks needs ranks; what it gives, more text, is here.
@@ -16,18 +19,19 @@ processes and the habit of judging early. Calibration by all ranks needs ranks; 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from caddie.config import Count, Diff
+from caddie.config import Count, Diff, Fraction
 from caddie.data.loaders import Batch, Loader, ShuffledSequences, Stream
 from caddie.data.shards import Tokens
-from caddie.lab.study import Claim, Entry, Seconds, Steps, Study
-from caddie.pack.fit import PruneOnes
-from caddie.pack.quantize import Percentile, Rotated, Rows
+from caddie.lab.study import Claim, Entry, ModelledSeconds, Seconds, Steps, Study
+from caddie.pack.fit import Candidates, Fit, Fitted, PruneOnes, without_ones
+from caddie.pack.quantize import Percentile, Quantizer, Rotated, Rows
 from caddie.recipes.catalog import find
+from caddie.recipes.shrink import AT_SCALE
 from caddie.score import SGD, ChunkSGD, DocumentLoRA
 from caddie.train.qat import StraightThrough
 
@@ -37,6 +41,8 @@ CALIBRATION = 16_384
 """Tokens, in 64 batches; a matrix of the twin has 384 columns at most."""
 FEW_CAP, THIRD_CAP = 716_000, 697_500
 """Bytes that take a tenth and a third of the ones from a file of 721,000; ones are a fifth of the weights."""
+MIDDLE = {"mini": "[1-5]", "scale": "[2-8]"}
+"""Layers between the outer two, or four, of a twin's seven, or eleven."""
 
 
 class HardestFirst(Loader):
@@ -73,16 +79,31 @@ class _HardestFirst(Stream):
         return self.stream.micro_batch(self.order[index] if index < len(self.order) else index)
 
 
-twin = find("parallel_muon_mini").settings
+class PruneShare(Fit):
+    """Zeros for a share of the integers of 1 and -1, those of the smallest steps first."""
+
+    share: Fraction
+    """Part of all of them."""
+
+    def fit(self, candidates: Candidates, quantizers: Mapping[str, Quantizer], cap_bytes: int) -> Fitted:
+        """Return the candidate without them, whatever its bytes."""
+        candidate = candidates.make(quantizers)
+        arrays = {
+            name: stored.arrays
+            for name, stored in candidate.weights.items()
+            if isinstance(stored.quantizer.dequantizer, Rows)
+        }
+        ones = sum(int((abs(found["integers"]) == 1).sum()) for found in arrays.values())
+        return Fitted(candidates.changed(candidate, without_ones(arrays, round(self.share * ones))))
 
 
 _LATE = {"train.qat.matrix": StraightThrough(quantizer=Rows(bits=6, scale=Percentile(floor="absolute")))}
 """Over the last 15 % of the run, as it was measured; the seed's is over the last 7 (`seed_000` has it so)."""
 
 
-def tried(label: str) -> Diff:
+def tried(label: str, suffix: str) -> Diff:
     """What the twin of one of the seed's experiments changes in the twin of its base."""
-    return twin.diff(find(f"public_000:{label}_mini").settings)
+    return find(f"parallel_muon_{suffix}").settings.diff(find(f"public_000:{label}_{suffix}").settings)
 
 
 def worse(difference: float, note: str = "") -> Claim:
@@ -106,61 +127,64 @@ def chunks(lr: float, epochs: int = 3, tokens: int = 4096) -> Entry:
     return learning(ChunkSGD(chunk_tokens=tokens, sgd=SGD(lr=lr, epochs=epochs, rows=16)))
 
 
-_OWN = twin.pack.quantizers["matrix"]
+def architectures(suffix: str) -> dict[str, Entry]:
+    """Other parts; the seed's steps took 83 ms without them."""
+    twin = find(f"parallel_muon_{suffix}")
+    return {
+        "exclusive in all layers": Entry(
+            diff=tried("exclusive_in_all_layers", suffix),
+            kind="architecture",
+            claim=worse(0.014, "after 100 seconds, with slower steps; at full length later records gain about 0.002"),
+            step_cost=85.9 / 83,
+        ),
+        "value residual": Entry(diff=tried("value_residual", suffix), kind="architecture", claim=worse(0.0008)),
+        "gated attention": Entry(
+            diff=tried("gated_attention", suffix),
+            kind="architecture",
+            claim=worse(0.0026, "with steps 4 % slower"),
+            step_cost=86.7 / 83,
+        ),
+        "wider with five bits": Entry(
+            diff={
+                "model.width": twin.model.width * 9 // 8,
+                "model.block.mlp.hidden": twin.model.block.mlp.hidden * 9 // 8,
+                "pack.quantizers.matrix.of.bits": 5,
+            },
+            kind="architecture",
+            why="An eighth more channels, paid for by five bits, as 576 for 512.",
+            claim=worse(0.006, "with steps a third slower"),
+            step_cost=110 / 83,
+        ),
+    }
 
-xsa = Entry(
-    diff=tried("exclusive_in_all_layers"),
-    kind="architecture",
-    claim=worse(0.014, "after 100 seconds, with slower steps; at full length later records gain about 0.002"),
-)
-gated = Entry(diff=tried("gated_attention"), kind="architecture", claim=worse(0.0026, "with steps 4 % slower"))
-wider = Entry(
-    diff={
-        "model.width": 144,
-        "model.block.mlp.hidden": 432,
-        "pack.quantizers.matrix.of.bits": 5,
-    },
-    kind="architecture",
-    why="An eighth more channels, paid for by five bits, as 576 for 512.",
-    claim=worse(0.006, "with steps a third slower"),
-)
 
-study = Study(
-    name="negative_results",
-    why="Does what did not help a record help its twin?",
-    base=find("parallel_muon_mini").but(
-        {
-            "data.validation_fraction": 0.02,
-            "train.precision": "bfloat16",
-            "train.loader": ShuffledSequences(),
-            "pack.calibration.tokens": CALIBRATION,
-            "score.stride": 256,
-        }
-    ),
-    entries={
+def quantizations(suffix: str) -> dict[str, Entry]:
+    """Other ways to round."""
+    own, middle = find(f"parallel_muon_{suffix}").pack.quantizers["matrix"], MIDDLE[suffix]
+    few, third = (
+        {"pack.fit": PruneOnes(), "pack.cap_bytes": cap} if suffix == "mini" else {"pack.fit": PruneShare(share=share)}
+        for cap, share in ((FEW_CAP, 0.1), (THIRD_CAP, 0.33))
+    )
+    return {
         "Hadamard rotation": Entry(
-            diff={"pack.quantizers.matrix": Rotated(of=_OWN)},
+            diff={"pack.quantizers.matrix": Rotated(of=own)},
             kind="quantization",
             claim=same(-0.0002, "the file is larger"),
         ),
         "five bits in the middle": Entry(
             diff={
-                "pack.quantizers.matrix": _OWN.but({"of.bits": 8}),
-                "pack.quantizers.blocks.[1-5].*.weight": _OWN.but({"of.bits": 5}),
+                "pack.quantizers.matrix": own.but({"of.bits": 8}),
+                f"pack.quantizers.blocks.{middle}.*.weight": own.but({"of.bits": 5}),
             },
             kind="quantization",
             why="Eight bits in the outer layers pay for five between.",
             claim=worse(0.006),
         ),
         "few ones pruned": Entry(
-            diff={"pack.fit": PruneOnes(), "pack.cap_bytes": FEW_CAP},
-            kind="quantization",
-            claim=same(0.0, "below 10 %, as read here of the ones"),
+            diff=few, kind="quantization", claim=same(0.0, "below 10 %, as read here of the ones")
         ),
         "a third pruned": Entry(
-            diff={"pack.fit": PruneOnes(), "pack.cap_bytes": THIRD_CAP},
-            kind="quantization",
-            claim=worse(0.0045, "28 to 37 %, as read here of the ones: 0.004 to 0.005"),
+            diff=third, kind="quantization", claim=worse(0.0045, "28 to 37 %, as read here of the ones: 0.004 to 0.005")
         ),
         "four times the calibration": Entry(
             diff={"pack.calibration.tokens": 4 * CALIBRATION},
@@ -174,17 +198,25 @@ study = Study(
             why="The seed's run had to compile anew, and ran out of memory; here both graphs are rehearsed.",
         ),
         "soft rounding": Entry(
-            diff=tried("soft_rounding"), kind="quantization", claim=same(-0.0002, "500 steps were thought too few")
+            diff=tried("soft_rounding", suffix),
+            kind="quantization",
+            claim=same(-0.0002, "500 steps were thought too few"),
         ),
-        "exclusive in all layers": xsa,
-        "value residual": Entry(diff=tried("value_residual"), kind="architecture", claim=worse(0.0008)),
-        "gated attention": gated,
-        "wider with five bits": wider,
+    }
+
+
+def experiments(suffix: str, steps: int) -> dict[str, Entry]:
+    """All of them, for a twin that makes so many steps."""
+    return {
+        **quantizations(suffix),
+        **architectures(suffix),
         "weight decay 0.08": Entry(
-            diff=tried("weight_decay_008"), kind="optimizer", claim=worse(0.008, "though better after 100 seconds")
+            diff=tried("weight_decay_008", suffix),
+            kind="optimizer",
+            claim=worse(0.008, "though better after 100 seconds"),
         ),
         "hardest shards first": Entry(
-            diff={"train.loader": HardestFirst(batches=STEPS)},
+            diff={"train.loader": HardestFirst(batches=steps)},
             kind="data",
             claim=worse(0.0009, "the shards' losses were 0.024 apart"),
         ),
@@ -194,28 +226,67 @@ study = Study(
         "test-time training 0.02, short chunks": chunks(0.02, tokens=1024),
         "test-time training 0.05": chunks(0.05),
         "test-time adapters": learning(DocumentLoRA(rank=8, lr=0.003, chunk_tokens=64)),
-    },
+    }
+
+
+def larger_batches(suffix: str) -> dict[str, Entry]:
+    """A claim of equal time alone."""
+    return {
+        "a third more tokens a step": Entry(
+            diff=tried("million_token_batches", suffix),
+            kind="schedule",
+            claim=worse(0.003, "5,526 steps for 7,189"),
+            step_cost=7189 / 5526,
+        )
+    }
+
+
+study = Study(
+    name="negative_results",
+    why="Does what did not help a record help its twin?",
+    base=find("parallel_muon_mini").but(
+        {
+            "data.validation_fraction": 0.02,
+            "train.precision": "bfloat16",
+            "train.loader": ShuffledSequences(),
+            "pack.calibration.tokens": CALIBRATION,
+            "score.stride": 256,
+        }
+    ),
+    entries=experiments("mini", STEPS),
     seeds=(1, 2, 3),
     budget=Steps(steps=STEPS),
     margin=0.001,
 )
+
+SLOWER = ("exclusive in all layers", "gated attention", "wider with five bits")
 
 study_seconds = replace(
     study,
     name="negative_results_seconds",
     why="Are they slow as well?",
     entries={
-        "exclusive in all layers": xsa,
-        "gated attention": gated,
-        "wider with five bits": wider,
+        **{label: study.entries[label] for label in SLOWER},
         "fused query, key and value": Entry(
-            diff=tried("fused_query_key_value"), kind="architecture", why="3 to 17 % slower steps in the seed's runs."
+            diff=tried("fused_query_key_value", "mini"),
+            kind="architecture",
+            why="3 to 17 % slower steps in the seed's runs.",
         ),
-        "a third more tokens a step": Entry(
-            diff=tried("million_token_batches"),
-            kind="schedule",
-            claim=worse(0.003, "5,526 steps for 7,189"),
-        ),
+        **larger_batches("mini"),
     },
     budget=Seconds(seconds=25),
+)
+
+PUBLIC_STEPS = 7189
+scale = Study(
+    name="negative_results_scale",
+    why="Does what did not help a record help a twin that makes its steps?",
+    base=find("parallel_muon_scale").but({**AT_SCALE, "train.loader": ShuffledSequences(), "score.ttt": None}),
+    entries={
+        label: one
+        for label, one in {**experiments("scale", PUBLIC_STEPS), **larger_batches("scale")}.items()
+        if one.claim
+    },
+    budget=ModelledSeconds(seconds=600),
+    margin=0.002,
 )

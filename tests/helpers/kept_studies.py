@@ -6,15 +6,19 @@ A process of its own, for a study's file may define classes, which stay known to
 from __future__ import annotations
 
 import json
+import re
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from processes import CONTEXT
 
 from caddie.config.userfile import execute
 from caddie.data.loaders import SequentialStream
 from caddie.lab.study import Study
+from caddie.pack.quantize import Rows
 from caddie.run.run import check_recipe
 
 ROOT = Path(__file__).resolve().parent.parent.parent / "studies"
@@ -29,6 +33,7 @@ def facts(study: Study) -> dict[str, Any]:
         "described": study.to_json(),
         "shown": {label: study.shown(label) for label in study.labels},
         "runs": [recipe.sha256 for recipe in recipes.values()],
+        "steps": {label: recipe.train.steps for label, recipe in recipes.items()},
     }
 
 
@@ -47,14 +52,41 @@ def hardest_first(loader: Any) -> dict[str, Any]:
     return {"order": stream.order, "same": same, "ids": ids}
 
 
-def tell(pipe: Connection) -> None:
-    """Send all of it."""
-    held = {str(file.relative_to(ROOT).parent): execute(file) for file in sorted(ROOT.glob("*/study.py"))}
+def hardest_and_pruned(defined: dict[str, Any]) -> dict[str, Any]:
+    """What the classes of one study do."""
+    integers = np.array([[1, -1, 2, 0], [1, 1, -3, 1]], np.int8)
+    arrays = {"integers": integers, "steps": np.array([0.5, 0.25], np.float32)}
+    stored = SimpleNamespace(quantizer=SimpleNamespace(dequantizer=Rows()), arrays=arrays)
+    candidates = SimpleNamespace(
+        make=lambda quantizers: SimpleNamespace(weights={"w": stored}), changed=lambda candidate, arrays: arrays
+    )
+    pruned = {
+        share: defined["PruneShare"](share=share).fit(candidates, {}, 0).candidate["w"]["integers"].tolist()
+        for share in (0.0, 0.5, 1.0)
+    }
+    return {"hardest": hardest_first(defined["HardestFirst"]), "pruned": pruned}
+
+
+def tell(pipe: Connection, folders: str = ".*", only: str = "") -> None:
+    """Send what the studies of these folders are whose names begin with `only`, and what the classes of one do."""
+    files = [file for file in sorted(ROOT.glob("*/study.py")) if re.fullmatch(folders, file.parent.name)]
+    held = {str(file.relative_to(ROOT).parent): execute(file) for file in files}
     studies = {
         (folder if name == "study" else f"{folder}/{name}"): facts(value)
         for folder, values in held.items()
         for name, value in values.items()
-        if isinstance(value, Study)
+        if isinstance(value, Study) and name.startswith(only)
     }
-    told = {"studies": studies, "hardest": hardest_first(held["negative_results"]["HardestFirst"])}
+    told = {"studies": studies, **hardest_and_pruned(held["negative_results"])}
     pipe.send(json.loads(json.dumps(told)))
+
+
+def ask(*which: str) -> dict[str, Any]:
+    """What a process of its own tells; `which` as in `tell`."""
+    ours, theirs = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=tell, args=(theirs, *which))
+    process.start()
+    theirs.close()
+    told: dict[str, Any] = ours.recv()
+    process.join()
+    return told

@@ -2,12 +2,79 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
+from typing import Any
+
+import pytest
+from kept_studies import ask
 
 from caddie.lab.study import BASE, find_study
 from caddie.recipes.catalog import find
 
 STUDIES = Path(__file__).resolve().parent.parent.parent / "studies"
+CLAIMS = ("first_seeds", "learning_rate", "negative_results")
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, Any]:
+    """What the claims' studies at scale are; every label is built and fits its recipe's parts."""
+    return ask("|".join(CLAIMS), "scale")
+
+
+def claims(described: dict[str, Any]) -> set[str]:
+    """Labels that a seed has a claim on."""
+    return {one["label"] for one in described["entries"] if one["claim"] and "(seed 00" in one["claim"]["source"]}
+
+
+def test_the_seeds_claims_are_asked_again_at_scale(told: dict[str, Any]) -> None:
+    kept = {path.parent: json.loads(path.read_text()) for path in STUDIES.rglob("study.json")}
+    assert sum(len(claims(described)) for described in kept.values()) == 43
+    for folder in CLAIMS:
+        asked = {
+            label for path, one in kept.items() if (STUDIES / folder) in (path, path.parent) for label in claims(one)
+        }
+        again = [
+            label
+            for name, one in told["studies"].items()
+            if name.startswith(folder)
+            for label in claims(one["described"])
+        ]
+        assert asked <= set(again)
+        assert len(asked) > 5
+
+
+def test_every_label_has_steps_by_a_known_time(told: dict[str, Any]) -> None:
+    for name, study in told["studies"].items():
+        described = study["described"]
+        assert described["equal"] == "modelled seconds"
+        assert len(set(study["runs"])) == len(study["runs"]), f"two labels of {name} are the same run"
+        seconds = float(re.findall(r"[\d.]+", described["budget"])[0])
+        for label, at in described["step_times"].items():
+            assert study["steps"][label] == at["steps"] == round(seconds * 1e3 / at["milliseconds"])
+            assert at["steps"] > 600
+
+
+def test_what_slows_a_step_makes_fewer(told: dict[str, Any]) -> None:
+    steps = {label: count for study in told["studies"].values() for label, count in study["steps"].items()}
+    public = {
+        "seed 003": 13708,
+        "003, SwiGLU": 9454,
+        "exclusive in all layers": 6946,
+        "a third more tokens a step": 5525,
+    }
+    assert {label: steps[label] for label in public} == public
+    study = told["studies"]["first_seeds/scale_001"]
+    assert study["steps"][BASE] == 1620, "as many as the seed made on one H100"
+
+
+def test_a_share_of_the_ones_is_pruned(told: dict[str, Any]) -> None:
+    assert told["pruned"] == {
+        "0.0": [[1, -1, 2, 0], [1, 1, -3, 1]],
+        "0.5": [[1, -1, 2, 0], [0, 0, -3, 1]],  # those of the smallest steps first
+        "1.0": [[0, 0, 2, 0], [0, 0, -3, 0]],
+    }
 
 
 def test_champion_is_the_last_rung_and_has_the_bytes_of_the_record() -> None:
