@@ -82,6 +82,7 @@ def _budget(options: dict[str, Any]) -> dict[str, Any]:
 @click.option("--background", is_flag=True, help="Go on without the terminal, one run for each core; return at once.")
 @click.option("--nice", type=click.IntRange(0, 19), help="Leave the machine to other work; 10 with --background.")
 @click.option("--status", is_flag=True, help="Print how far the study has come, and do nothing.")
+@click.option("--estimate", is_flag=True, help="Print the core hours that the runs left take, and run none.")
 @_run_options
 def study(
     definition: str,
@@ -92,6 +93,7 @@ def study(
     background: bool,
     nice: int | None,
     status: bool,
+    estimate: bool,
     **how: Any,
 ) -> int:
     """Run the study in FILE.py and judge its entries. Finished runs are kept.
@@ -114,10 +116,13 @@ def study(
     found = find_study(definition)
     if fraction is not None and fraction < 1:
         found, results = found.part(fraction), results / f"fraction-{fraction:g}"
-    if (background or status) and (holdout is not None or greedy or as_ladder):
-        raise UserError("--background and --status are for a study alone, without --holdout, --select and --ladder")
+    if (background or status or estimate) and (holdout is not None or greedy or as_ladder):
+        alone = "--background, --status and --estimate are for a study alone"
+        raise UserError(f"{alone}, without --holdout, --select and --ladder")
     if status:
         return _status(found, how["as_json"])
+    if estimate:
+        return _estimate(found, results, **how)
     if background:
         return _begin(found, results, nice, **how)
     if nice and (lower := getattr(os, "nice", None)):  # Windows has none
@@ -222,6 +227,21 @@ def _status(study: Study, as_json: bool) -> int:
     if (state := read_state(RUNS / study.name)) is None:
         raise UserError(f"{study.name} was not begun here: {RUNS / study.name} tells of no run")
     tell(state.to_json(), as_json, str(state))
+    return 0
+
+
+def _estimate(study: Study, results: Path, *, data: str | None, out: str | None, as_json: bool, **how: Any) -> int:
+    """Print the hours of a study's runs, and write them beside its results, for the page of its claims."""
+    from caddie.doctor.study_hours import study_hours
+    from caddie.files import write_json
+    from caddie.lab.rows import ESTIMATE
+    from caddie.lab.runner import plan
+    from caddie.report.display import Display
+
+    with Display(quiet=how["quiet"]) as display:
+        hours = study_hours(study.name, plan(study, data, RUNS, display), display)
+    write_json((Path(out) if out else results) / ESTIMATE, hours.to_json())
+    tell(hours.to_json(), as_json, str(hours))
     return 0
 
 

@@ -21,7 +21,7 @@ from caddie.report.read import pick, read_json, read_result, read_steps
 from caddie.report.run_files import DOCUMENTS, ERROR, HOLDOUT, LOG, RESULT
 
 Row = dict[str, Any]
-STUDY, RESULTS = "study.json", "results.jsonl"
+STUDY, RESULTS, ESTIMATE = "study.json", "results.jsonl", "estimate.json"
 CURVE_POINTS = 60
 """Most points of the loss curve in a row."""
 

@@ -162,8 +162,8 @@ class _Driving:
         write_json(self.results / STUDY, {**study.to_json(), "command": command})
         self._keep("done so far")
         while groups := _groups([run for run in planned if not run.over]):
-            trained = {_training(run): run for run in reversed(planned) if adoptable(run.folder)}
-            jobs = {write_job(group, context, trained.get(_training(group[0]))): group for group in groups}
+            trained = {training_of(run): run for run in reversed(planned) if adoptable(run.folder)}
+            jobs = {write_job(group, context, trained.get(training_of(group[0]))): group for group in groups}
             for job, death in executor.run(list(jobs)):
                 begun[job] += 1
                 left = [run for run in jobs[job] if not run.over]
@@ -192,9 +192,9 @@ class _Driving:
 
     def _remove_checkpoints(self) -> None:
         """Remove the checkpoints of the study's finished runs whose training no other run needs."""
-        needed = {_training(run) for run in self.planned if not run.over}
+        needed = {training_of(run) for run in self.planned if not run.over}
         for run in self.planned:
-            if run.folder.parent == self.runs and _training(run) not in needed and finished(run.folder):
+            if run.folder.parent == self.runs and training_of(run) not in needed and finished(run.folder):
                 (run.folder / CHECKPOINT).unlink(missing_ok=True)
 
 
@@ -202,11 +202,12 @@ def _groups(left: Iterable[Run]) -> list[list[Run]]:
     """Group the runs of the same training and seed; the same run comes once."""
     groups: dict[object, dict[Path, Run]] = {}
     for run in left:
-        groups.setdefault(_training(run), {}).setdefault(run.folder, run)
+        groups.setdefault(training_of(run), {}).setdefault(run.folder, run)
     return [list(group.values()) for group in groups.values()]
 
 
-def _training(run: Run) -> object:
+def training_of(run: Run) -> object:
+    """Return the key of a run's training: runs that share it train once."""
     return run.seed, run.corpus, run.recipe.model.key(), run.recipe.train.key()
 
 
