@@ -17,7 +17,7 @@ from caddie.lab.study import BASE
 from caddie.model import build
 from caddie.recipes.recipe import Recipe
 from caddie.report.tables import count, table
-from caddie.run.result import device_name
+from caddie.run.result import processor_name
 from caddie.run.stages import held_out_text
 from caddie.runtime.progress import SILENT, Progress
 from caddie.score import Text, score_kinds
@@ -49,7 +49,7 @@ class StudyHours:
     """Estimate of a study."""
 
     study: str
-    device: str
+    processor: str
     labels: dict[str, LabelHours]
 
     @property
@@ -74,7 +74,7 @@ class StudyHours:
         ]
         head = ["runs", "steps", "train, min", "score, min", "core hours", "label"]
         total = f"{count(self.runs, 'run')} left, {self.core_hours:,.1f} core hours without packing"
-        return f"{table(rows, head)}\n\n{self.study}: {total}, by {self.device}"
+        return f"{table(rows, head)}\n\n{self.study}: {total}, by {self.processor}"
 
 
 def study_hours(name: str, planned: list[Run], progress: Progress = SILENT) -> StudyHours:
@@ -84,7 +84,9 @@ def study_hours(name: str, planned: list[Run], progress: Progress = SILENT) -> S
     Times are those of this process's cores, so other work of the machine does not count. Training of the other labels
     goes by FLOPs per step.
     """
-    first = {run.label: run for run in reversed(planned)}
+    first: dict[str, Run] = {}
+    for run in planned:
+        first.setdefault(run.label, run)
     base, threads = first[BASE], torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -110,7 +112,7 @@ def study_hours(name: str, planned: list[Run], progress: Progress = SILENT) -> S
             score_seconds=scored[run.recipe.score.key()],
             trained_with=None if other == label else other,
         )
-    return StudyHours(name, device_name(torch.device("cpu"), 1), labels)
+    return StudyHours(name, processor_name(), labels)
 
 
 def _seconds_per_flop(recipe: Recipe) -> float:

@@ -67,7 +67,7 @@ def step_time(recipe: Recipe) -> StepTime:
     """
     name = next((name for name in (recipe.name, recipe.base or "") if full_name(name) in shipped()), "")
     alike = _trainings(name[len(full_name(name)) :]).get(_training(recipe), [])
-    named = full_name(name) if full_name(name) in alike else next(iter(alike), None)
+    named = min(alike, key=lambda one: (one not in _timed(), one != full_name(name)), default=None)
     if named in _timed():
         return StepTime(_timed()[named], "published", _run(named))
     full = find(named) if named else _full_size(recipe, find(name)) if name else recipe
@@ -118,9 +118,9 @@ def _run(name: str) -> str:
 
 @cache
 def _trainings(suffix: str) -> dict[str, list[str]]:
-    """Return key of a training to the recipes that train so, or whose twins of this suffix do; timed ones first."""
+    """Return key of a training to the recipes that train so, or whose twins of this suffix do."""
     found: dict[str, list[str]] = {}
-    for name in [*_timed(), *(name for name in shipped() if name not in _timed())]:
+    for name in shipped():
         found.setdefault(_training(find(name + suffix)), []).append(name)
     return found
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from kept_studies import ask
 
-from caddie.lab.study import BASE, find_study
+from caddie.lab.study import BASE, ablate, find_study
 from caddie.recipes.catalog import find
 
 STUDIES = Path(__file__).resolve().parent.parent.parent / "studies"
+LABELS = {"name", "why", "base", "public"}
 CLAIMS = ("first_seeds", "learning_rate", "negative_results")
 
 
@@ -88,3 +89,34 @@ def test_champion_is_the_last_rung_and_has_the_bytes_of_the_record() -> None:
         assert abs(champion.pack.cap_bytes / weights - 16_000_000 / record.parameters) < 1e-5
         assert champion.model == find(f"champion_{suffix}").model
         assert {ladder.recipe(label).pack.policy for label in ladder.labels[:-1]} == {"contest-2026"}
+
+
+def test_lines_are_taken_back_to_another_recipe_than_the_base() -> None:
+    record, origin = find("lower_lr_mini"), find("fp16_embedding_mini")
+    found = ablate(record, origin)
+    assert {path for entry in found.entries.values() for path in entry.diff} == set(record.diff(origin)) - LABELS
+    back = record.but({path: value for entry in found.entries.values() for path, value in entry.diff.items()})
+    assert back.settings == origin.settings
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "recipe"), [("study", "ngram_tilt"), ("champion", "champion")])
+def test_every_line_of_a_recipe_is_taken_back_once(name: str, recipe: str) -> None:
+    study = find_study(f"{STUDIES / 'ablations' / 'study.py'}:{name}")
+    full = find(recipe).settings.diff(find("baseline").settings)
+    lines = [path for entry in study.entries.values() for path in entry.diff]
+    assert len(set(lines)) == len(lines) == len(study.entries) > 30
+    ours = ("train.seconds", "train.steps", "pack.calibration", "pack.cap_bytes", "pack.policy")
+    asked = {path for path in full if not path.startswith(ours)}
+    assert {path for path in asked if not any(path.startswith(line) or line.startswith(path) for line in lines)} <= {
+        "score.precision",  # float32 in all twins
+        "train.micro_batches",
+        "train.warmup_steps",
+        "score.stride",
+        "score.batch_tokens",
+    }
+    times = study.step_times
+    stated = {label for label, time in times.items() if time.source == "stated"}
+    assert "without model.block.attention.xsa" in stated
+    assert times["without model.block.attention.xsa"].milliseconds < 0.96 * times[BASE].milliseconds
+    assert times["without model.recurrence" if recipe != "champion" else "without model.block.mlp"].source == "FLOPs"

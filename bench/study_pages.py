@@ -1,0 +1,232 @@
+"""Text of `docs/results/claims.md` and `docs/results/costs.md`; `tests/lab/test_study_pages.py` keeps both up to date.
+
+Both are made of what the studies left: `study.json`, `results.jsonl` and, of `caddie study --estimate`,
+`estimate.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from caddie.lab.findings import findings, spent
+from caddie.lab.report import markdown_table, signed
+from caddie.lab.rows import ESTIMATE, RESULTS, STUDY, read_rows, read_study
+from caddie.report.charts import is_finite
+from caddie.report.tables import count
+
+STUDIES = Path(__file__).resolve().parent.parent / "studies"
+SEED = re.compile(r"\(seed (\d+)\)")
+"""A seed of the project, named by the source of a claim on it."""
+DECIDED = ("better", "worse", "same")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a study left in its folder."""
+
+    folder: Path
+    top: str
+    """Folder below `studies/` that holds its definition."""
+    name: str
+    """Name in the definition; `study` stands in the folder itself."""
+
+    @property
+    def at_scale(self) -> bool:
+        """True for twins that make all the steps."""
+        return self.name.startswith("scale") or self.top in ("ablations", "ladder")
+
+    @property
+    def title(self) -> str:
+        """Definition as the verb takes it, below `studies/`."""
+        return f"{self.top}/study.py" + (f":{self.name}" if self.name != "study" else "")
+
+    @cached_property
+    def facts(self) -> dict[str, Any] | None:
+        """Findings of its rows, or None if nothing was run."""
+        if not (self.folder / RESULTS).exists():
+            return None
+        return findings(read_study(self.folder / STUDY), read_rows(self.folder / RESULTS))
+
+    @cached_property
+    def estimate(self) -> dict[str, Any] | None:
+        """Core hours of the runs that were left when it was estimated, or None."""
+        path = self.folder / ESTIMATE
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def hours(self, label: str) -> float | None:
+        """Return the core hours of the runs of an entry that were left, or None without an estimate."""
+        one = self.estimate["labels"].get(label) if self.estimate else None
+        return one["runs"] * (one["train_seconds"] + one["score_seconds"]) / 3600 if one else None
+
+    def verdict(self, label: str) -> Mapping[str, Any] | None:
+        """Return the verdict on an entry, or None if it was not run."""
+        found = self.facts["verdicts"] if self.facts else ()
+        return next((one for one in found if one["label"] == label), None)
+
+
+def kept(studies: Path = STUDIES) -> list[Kept]:
+    """Return every study with rows or an estimate; folders of parts (`--fraction`) are left out."""
+    folders = {path.parent for name in (RESULTS, ESTIMATE) for path in studies.rglob(name)}
+    found = []
+    for folder in sorted(folders):
+        top, *below = folder.relative_to(studies).parts
+        if not any(part.startswith("fraction-") for part in below):
+            found.append(Kept(folder, top, below[0] if below else "study"))
+    return found
+
+
+def claims_page(studies: Path = STUDIES) -> str:
+    """Return the page `docs/results/claims.md`."""
+    every = kept(studies)
+    rows, words, later = [], list[str](), list[str]()
+    for study, verdict, seed in _claims(one for one in every if not one.at_scale):
+        label, claim = verdict["label"], verdict["claim"]
+        scaled = [one for one in every if one.top == study.top and one.at_scale]
+        again = next((found for one in scaled if (found := one.verdict(label))), None)
+        hours = next((found for one in scaled if (found := one.hours(label)) is not None), None)
+        words.append(verdict["agrees"])
+        later.append(again["word"] if again else "not run")
+        rows.append(
+            [
+                seed,
+                f"{label} ({(study.facts or {})['study']['equal']})",
+                f"{claim['word']} {signed(claim['difference']) or ''}".strip(),
+                *_found(verdict),
+                *(_found(again) if again else ("not run", "-")),
+                "-" if hours is None else f"{hours:.1f}",
+            ]
+        )
+    rows.sort(key=lambda row: row[0])
+    head = ["seed", "claim (equal)", "the seed says", "30 seconds", "", "at scale", "", "core hours left"]
+    agree, disagree, undecided = (words.count(word) for word in ("agrees", "disagrees", "open"))
+    ran, decided = len(later) - later.count("not run"), sum(word in DECIDED for word in later)
+    lines = [
+        "# The seeds' claims",
+        "",
+        f"{len(rows)} claims of the seeds on single changes, side by side with what came of them here, in bits per byte"
+        " against the same rival; minus is better, in brackets the 95 % interval of three seeds. **30 seconds** are"
+        f" twins of half a minute (`NAME_mini`): {agree} claims are true there, {disagree} not, {undecided} undecided."
+        " **At scale** are twins that make all the steps of the public runs (`NAME_scale`), in equal modelled time on"
+        f" eight H100 ([studies](../studies.md#modelled-seconds)): {ran} of {len(rows)} were run,"
+        f" {decided} are decided, that is better, worse, or the same within 0.002.",
+        "",
+        "A claim that was asked in equal steps and in equal seconds stands here twice; at scale one run answers both."
+        " Core hours are those of three seeds of the entry alone, its rival's apart, as `caddie study --estimate` has"
+        " them: training by FLOPs from a timing of the base, scoring timed, packing left out.",
+        "",
+        "Made from the studies' rows; a test fails when it is old.",
+        "",
+        markdown_table(head, rows),
+        "",
+        "## What it takes",
+        "",
+        *_plans(every),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _claims(studies: Iterable[Kept]) -> Iterator[tuple[Kept, Mapping[str, Any], str]]:
+    """Yield the verdicts on claims of the seeds, each with its study and the seed."""
+    for study in studies:
+        for verdict in study.facts["verdicts"] if study.facts else ():
+            if verdict["claim"] and (seed := SEED.search(verdict["claim"]["source"])):
+                yield study, verdict, seed[1]
+
+
+def _found(verdict: Mapping[str, Any]) -> tuple[str, str]:
+    """Return difference with interval, and the verdict."""
+    interval = " to ".join(signed(end) or "-" for end in verdict["interval"] or ())
+    measured = (signed(verdict["difference"]) or "-") + (f" ({interval})" if interval else "")
+    return measured, verdict["word"] if verdict["word"] in DECIDED else "undecided"
+
+
+def _plans(every: list[Kept]) -> Iterator[str]:
+    """Yield the lines on studies at scale that have an estimate, those of the claims first, and their sums."""
+    planned = sorted((one for one in every if one.at_scale and one.estimate), key=lambda one: one.top == "ablations")
+    rows = []
+    for one in planned:
+        estimate, facts = one.estimate or {}, one.facts
+        done = facts["cost"]["runs"] if facts else 0
+        rows.append(
+            [f"studies/{one.title}", len(estimate["labels"]), done, estimate["runs"], f"{estimate['core_hours']:.1f}"]
+        )
+    yield "Each of these is one command, which goes on where it ended; `--fraction 0.1` does a tenth of the training:"
+    yield ""
+    yield "    caddie study studies/NAME --data train_open.jsonl.xz --background"
+    yield ""
+    yield markdown_table(["study", "labels", "runs done", "runs left then", "core hours left then"], rows)
+    for what, chosen in (
+        ("The claims", [one for one in planned if one.name.startswith("scale")]),
+        ("Every line of the best record and of champion", [one for one in planned if one.top == "ablations"]),
+    ):
+        runs, hours = (sum((one.estimate or {})[name] for one in chosen) for name in ("runs", "core_hours"))
+        yield ""
+        yield f"{what}: {count(runs, 'run')}, {hours:,.0f} core hours, by {count(len(chosen), 'estimate')}."
+
+
+def costs_page(studies: Path = STUDIES) -> str:
+    """Return the page `docs/results/costs.md`."""
+    rows, total = [], 0.0
+    for one in kept(studies):
+        if one.facts is None:
+            continue
+        described, cost = one.facts["study"], one.facts["cost"]
+        total += cost["core_seconds"]
+        tenth = sum(_tenth(row) for row in read_rows(one.folder / RESULTS))
+        rows.append(
+            [
+                f"studies/{one.title}",
+                described["why"],
+                f"{cost['runs']:,}",
+                f"{cost['core_seconds'] / 3600:.1f}",
+                f"{tenth / 3600:.1f}",
+            ]
+        )
+    commands = [
+        _command(one.facts["study"]["command"]) for one in kept(studies) if one.facts and one.facts["study"]["command"]
+    ]
+    return "\n".join(
+        [
+            "# What the studies cost",
+            "",
+            f"{len(rows)} studies with rows, {total / 3600:,.1f} core hours together. Core hours are the seconds of"
+            " the runs that finished, by their rows, times their threads; training that several runs share counts"
+            " once. What a machine did beside them is in it. A tenth is a tenth of the training, with all of packing"
+            " and scoring. Made from the rows; a test fails when it is old.",
+            "",
+            markdown_table(["study", "question", "runs", "core hours", "a tenth"], rows),
+            "",
+            "Again, in this order; a study's runs that are over are not run again:",
+            "",
+            *(f"    {command}" for command in commands),
+            "",
+            "A tenth of each, as a study of its own (`fraction-0.1` beside the results):",
+            "",
+            *(f"    {command} --fraction 0.1" for command in commands),
+            "",
+            "Texts are those of [the results](2026-11-21-studies.md), which have their own words on machine and date;"
+            " any other text will do to see a study work. What studies that were not run yet would take:"
+            " [the claims](claims.md#what-it-takes).",
+            "",
+        ]
+    )
+
+
+def _tenth(row: Mapping[str, Any]) -> float:
+    """Return core seconds of a run with a tenth of its training."""
+    if row.get("state") != "finished":
+        return 0.0
+    shared = row.get("trained_with") not in (None, row["label"])
+    train = row["train_seconds"] if is_finite(row.get("train_seconds")) and not shared else 0.0
+    return (spent(row) - 0.9 * train) * (row.get("threads") or 1)
+
+
+def _command(typed: str) -> str:
+    """Return a command without the folder of its text."""
+    return re.sub(r"(--data )\S*/", r"\1", typed)

@@ -1,0 +1,87 @@
+"""Pages of the studies that are kept: the seeds' claims side by side with ours, and what each study cost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from study_pages import STUDIES, claims_page, costs_page
+
+from caddie.lab.report import MINUS
+from caddie.lab.rows import ESTIMATE, RESULTS, STUDY
+
+DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "results"
+
+
+@pytest.mark.parametrize(("name", "made"), [("claims", claims_page), ("costs", costs_page)])
+def test_the_page_is_up_to_date(name: str, made: Callable[[], str]) -> None:
+    page, text = DOCS / f"{name}.md", made()
+    if os.environ.get("UPDATE_GOLDEN"):
+        page.write_text(text)
+    assert text == page.read_text(), "if this is meant: UPDATE_GOLDEN=1 pytest tests/lab/test_study_pages.py -k up_to"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with one study of claims, of which nothing was run at scale."""
+    for name in (STUDY, RESULTS):
+        (tmp_path / "learning_rate").mkdir(exist_ok=True)
+        shutil.copy(STUDIES / "learning_rate" / name, tmp_path / "learning_rate")
+    return tmp_path
+
+
+def row(page: str, label: str) -> list[str]:
+    """The cells of a claim."""
+    (line,) = [line for line in page.splitlines() if f"| {label} (" in line]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+RATE = "rate 0.02, warm-down 0.09"
+
+
+def test_what_was_not_run_at_scale_is_said_to_be_so(folder: Path) -> None:
+    page = claims_page(folder)
+    assert row(page, RATE)[-3:] == ["not run", "-", "-"]
+    assert "5 claims are true there, 0 not, 1 undecided." in page
+    assert "0 of 6 were run, 0 are decided" in page
+
+
+def test_hours_come_from_the_estimate_and_figures_from_rows_at_scale(folder: Path) -> None:
+    scale = folder / "learning_rate" / "scale"
+    shutil.copytree(folder / "learning_rate", scale)
+    one = {"runs": 3, "steps": 9, "train_seconds": 3000.0, "score_seconds": 600.0, "trained_with": None}
+    (scale / ESTIMATE).write_text(json.dumps({"labels": {RATE: one}, "runs": 3, "core_hours": 3.0}))
+    page = claims_page(folder)
+    cells = row(page, RATE)
+    assert cells[:3] == ["004", f"{RATE} (steps)", f"better {MINUS}0.0056"]
+    assert cells[3:5] == cells[5:7]
+    assert cells[4] == "better"
+    assert cells[7] == "3.0"
+    assert "6 of 6 were run, 5 are decided" in page
+    assert "| studies/learning\\_rate/study.py:scale | 1 | 66 | 3 | 3.0 |" in page
+    assert "The claims: 3 runs, 3 core hours, by 1 estimate." in page
+
+
+def test_parts_of_studies_are_no_studies_of_the_page(folder: Path) -> None:
+    before = costs_page(folder)
+    shutil.copytree(folder / "learning_rate", folder / "learning_rate" / "fraction-0.1")
+    assert costs_page(folder) == before
+
+
+def test_costs_are_those_of_the_rows(folder: Path) -> None:
+    path = folder / "learning_rate" / RESULTS
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for one in rows:
+        one |= {"threads": 2, "train_seconds": 100.0, "total_seconds": 300.0, "trained_with": one["label"]}
+    rows[0] |= {"state": "failed", "error": "it failed"}
+    rows[1]["trained_with"] = "another"  # whose training counts there
+    path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    whole = 2 * (300 * (len(rows) - 1) - 100) / 3600
+    tenth = 2 * (210 * (len(rows) - 1) - 10) / 3600
+    page = costs_page(folder)
+    assert f"| {len(rows) - 1} | {whole:.1f} | {tenth:.1f} |" in page
+    assert "    caddie study studies/learning_rate/study.py --data train_small.jsonl --workers 2 --fraction 0.1" in page
