@@ -103,7 +103,7 @@ def claims_page(studies: Path = STUDIES) -> str:
             ]
         )
     rows.sort(key=lambda row: row[0])
-    head = ["seed", "claim (equal)", "the seed says", "30 seconds", "", "at scale", "", "core hours left"]
+    head = ["seed", "claim (equal)", "the seed says", "30 seconds", "verdict", "at scale", "verdict", "core hours left"]
     agree, disagree, undecided = (words.count(word) for word in ("agrees", "disagrees", "open"))
     ran, decided = len(later) - later.count("not run"), sum(word in DECIDED for word in later)
     lines = [
