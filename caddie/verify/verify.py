@@ -144,7 +144,7 @@ def _vocabulary(tokenizer: Tokenizer, corpus: Corpus) -> list[Check]:
     A split by chance makes documents of both alike, so ranks decide (Mann and Whitney 1947), and means by a quarter,
     since a split may be by other things too. No check without documents of `_LEAST_TOKENS` tokens in both.
     """
-    if corpus.manifest.train is None:
+    if not corpus.manifest.train.shards:
         return []
     sizes = np.array([len(piece) for piece in tokenizer.token_bytes])
 

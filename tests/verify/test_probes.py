@@ -388,7 +388,7 @@ def test_held_out_text_in_the_vocabulary_is_found(
         return np.concatenate([[tokenizer.bos, *tokenizer.encode(text)] for text in documents]).astype(np.uint16)
 
     corpus: Any = SimpleNamespace(
-        manifest=SimpleNamespace(train=True),
+        manifest=SimpleNamespace(train=SimpleNamespace(shards=[None])),
         train_shards=lambda: [shard(train)],
         validation_tokens=lambda: shard(held_out),
     )
@@ -485,7 +485,7 @@ def test_a_held_out_text_too_short_is_replaced_and_the_evidence_says_so(
     tiny_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module: Any = import_module("caddie.verify.verify")
-    corpus: Any = SimpleNamespace(check_counts=lambda: None, folder=None, manifest=SimpleNamespace(train=None))
+    corpus: Any = SimpleNamespace(check_counts=lambda: None, folder=None, manifest=SimpleNamespace(train=SimpleNamespace(shards=[])))
     monkeypatch.setattr(module, "read_hashes", lambda folder, split: [])
     for documents, replaced in (([b"abc"], True), ([bytes(range(32, 127)) * 200], False)):
         monkeypatch.setattr(module, "_held_out_documents", lambda _, held=documents: held)
