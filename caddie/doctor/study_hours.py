@@ -10,13 +10,14 @@ import torch
 
 from caddie.data.corpus import Corpus
 from caddie.doctor import estimates, pace
+from caddie.errors import count
 from caddie.lab.job import Run
 from caddie.lab.modelled import flops_per_step
 from caddie.lab.runner import training_of
 from caddie.lab.study import BASE
 from caddie.model import build
 from caddie.recipes.recipe import Recipe
-from caddie.report.tables import count, table
+from caddie.report.tables import table
 from caddie.run.result import processor_name
 from caddie.run.stages import held_out_text
 from caddie.runtime.progress import SILENT, Progress

@@ -311,7 +311,8 @@ def _bytes(case: ProbeCase) -> Found:
     per_byte = f"{8 * lost / total:.3f} bits per byte beside the score to restore them"
     if lost <= _MOST_LOST / 8 * total + _TEXT_BYTES * len(changed):
         return True, f"{evidence}; it takes some {per_byte}"
-    return False, f"{evidence}; it takes {per_byte}, and {_MOST_LOST} are allowed: this scores another text; SentencePieceBPE loses none"
+    other = f"and {_MOST_LOST} are allowed: this scores another text; SentencePieceBPE loses none"
+    return False, f"{evidence}; it takes {per_byte}, {other}"
 
 
 def _restoring_bytes(changed: Sequence[tuple[bytes, bytes]]) -> int:

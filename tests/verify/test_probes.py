@@ -485,7 +485,9 @@ def test_a_held_out_text_too_short_is_replaced_and_the_evidence_says_so(
     tiny_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module: Any = import_module("caddie.verify.verify")
-    corpus: Any = SimpleNamespace(check_counts=lambda: None, folder=None, manifest=SimpleNamespace(train=SimpleNamespace(shards=[])))
+    corpus: Any = SimpleNamespace(
+        check_counts=lambda: None, folder=None, manifest=SimpleNamespace(train=SimpleNamespace(shards=[]))
+    )
     monkeypatch.setattr(module, "read_hashes", lambda folder, split: [])
     for documents, replaced in (([b"abc"], True), ([bytes(range(32, 127)) * 200], False)):
         monkeypatch.setattr(module, "_held_out_documents", lambda _, held=documents: held)
