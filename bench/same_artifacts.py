@@ -3,9 +3,9 @@
     python bench/same_artifacts.py REVISION [RECIPE[=OLD_NAME]...] [--steps N]
 
 checks REVISION out into a temporary folder, trains and packs each recipe there and here on Python's own library, and
-compares the two artifacts section by section. Sections that hold settings may differ in the names of recipe and version
-alone. Quantizers are used as they are set (pack.fit=none), because steps that fill a cap also depend on the length of
-those names. Exit status 1 where anything else differs.
+compares the two artifacts section by section. Sections that hold settings may differ in the settings' names alone:
+those of REVISION are read with today's names first. Quantizers are used as they are set (pack.fit=none), because steps
+that fill a cap also depend on the length of those names. Exit status 1 where anything else differs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from caddie.config.renamed import modernized
 from caddie.pack import container
 from caddie.pack.artifact import CONFIG, MANIFEST
 from caddie.report.tables import table
@@ -34,7 +35,7 @@ RECIPES = (
 )
 """The demo, a twin of each public system, and the best record's."""
 NAMED_BY_SETTINGS = ("recipe", "recipe_sha256", "caddie")
-"""Entries of a manifest that change with the name of a recipe or with the version."""
+"""Entries of a manifest that change with the name of a recipe, of a setting, or with the version."""
 
 
 def packed(tree: Path, recipe: str, steps: int, folder: Path) -> dict[str, bytes]:
@@ -49,7 +50,8 @@ def packed(tree: Path, recipe: str, steps: int, folder: Path) -> dict[str, bytes
 
     error = caddie("train", recipe, "train.seconds=none", f"train.steps={steps}", "--out", "run", "--quiet")
     if not error:
-        error = caddie("pack", "run", "pack.fit=none", "--out", "artifact", "--quiet")
+        settings = "pack" if (tree / "caddie" / "pack").is_dir() else "compress"  # its name since and before 0.2
+        error = caddie("pack", "run", f"{settings}.fit=none", "--out", "artifact", "--quiet")
     if error and "over the cap" not in error:
         raise SystemExit(f"{tree}: {recipe}: {error}")
     weights = (folder / "run" / "weights.safetensors").read_bytes()
@@ -58,15 +60,15 @@ def packed(tree: Path, recipe: str, steps: int, folder: Path) -> dict[str, bytes
 
 
 def settings(section: str, content: bytes) -> Any:
-    """Return the settings in a section."""
-    value = json.loads(content)
+    """Return the settings in a section, under today's names."""
+    value = modernized(json.loads(content))
     if section == MANIFEST:
         return {name: entry for name, entry in value.items() if name not in NAMED_BY_SETTINGS}
     return value
 
 
 def differences(old: dict[str, bytes], new: dict[str, bytes]) -> list[str]:
-    """Return the names of sections that differ in more than these names."""
+    """Return the names of sections that differ in more than the names of settings."""
     found = sorted(old.keys() ^ new.keys())
     for name in old.keys() & new.keys():
         same = old[name] == new[name]
@@ -101,7 +103,7 @@ def main() -> int:
                 print(" ".join(map(str, rows[-1])), file=sys.stderr, flush=True)
         finally:
             subprocess.run([*git, "remove", "--force", str(tree)], check=True)
-    print(table(rows, ["recipe", "equal sections", "bytes before", "bytes now", "but for names"]))
+    print(table(rows, ["recipe", "equal sections", "bytes before", "bytes now", "but for names of settings"]))
     return int(failed)
 
 

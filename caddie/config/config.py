@@ -16,7 +16,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, Union, dataclass_transform, get_args, get_origin
 
-from caddie.config.renamed import KINDS, SETTINGS, modernized_path
+from caddie.config.renamed import KINDS, SETTINGS, modernized, modernized_path
 from caddie.errors import UserError, suggest
 
 Diff = Mapping[str, Any]
@@ -109,7 +109,7 @@ class Config(ABC):
     def from_json(cls, value: object) -> Self:
         """Return the config that `to_json` described; raises `UserError` for anything but `cls` and its subclasses."""
         try:
-            return typing.cast(Self, coerce(value, cls, ""))
+            return typing.cast(Self, coerce(modernized(value), cls, ""))
         except RecursionError:
             raise UserError("the settings are nested too deeply") from None
 
@@ -289,8 +289,8 @@ def _coerce_config(value: object, socket: type[Config], name: str) -> Config:
     cls, where = known[kind], f"{name}: " if name else ""
     for setting in settings:
         if setting not in field_types(cls):
-            now = SETTINGS.get(setting)
-            hint = f"; it is now {now}" if now in field_types(cls) else suggest(setting[:100], field_types(cls))
+            now = SETTINGS.get(kind, {}).get(setting)
+            hint = f"; it is now {now}" if now else suggest(setting[:100], field_types(cls))
             raise UserError(f"{where}{kind} has no setting {_shortened(setting)}{hint}")
     required = [field.name for field in fields(cls) if field.default is field.default_factory is MISSING]
     if missing := [setting for setting in required if setting not in settings]:
