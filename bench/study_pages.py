@@ -14,11 +14,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from caddie.errors import count
 from caddie.lab.findings import findings, spent
 from caddie.lab.report import markdown_table, signed
 from caddie.lab.rows import ESTIMATE, RESULTS, STUDY, read_rows, read_study
 from caddie.report.charts import is_finite
-from caddie.report.tables import count
 
 STUDIES = Path(__file__).resolve().parent.parent / "studies"
 SEED = re.compile(r"\(seed (\d+)\)")
