@@ -1,13 +1,13 @@
 """How long the weights of a large model take to encode and to decode, and in how many bytes and how much memory.
 
-    python bench/decoding.py [MILLIONS] [--run RUN [--step 5e-4]] [--file FILE]
+    python bench/decoding.py [MILLIONS] [--run RUN [--step 5e-4]] [--trellis] [--file FILE]
 
 The matrices are those of `longer_warmdown`, 35.9 million weights, with more or fewer rows for other MILLIONS. Their
 integers are drawn: Laplace numbers whose scales differ by row and by column, or, with `--run`, Gaussian ones with the
 scales that rows and columns of this trained run's integers have under `Waterfilling`. They are coded by the product's
 own choice and read by `caddie.pack.decompress`, down to float32 weights, in processes that may use one core and two.
-Beside it stands Brotli at its best layout for the same integers, in 8 bits each if they fit. With `--file` the coded
-weights are kept there and only read the next time.
+Beside it stands Brotli at its best layout for the same integers, in 8 bits each if they fit. With `--trellis` all
+integers are taken for those of `Trellis`. With `--file` the coded weights are kept there and only read the next time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from caddie.pack import container
 from caddie.pack.coding import EncodeJob, Packed, ProcessPool, Smallest
 from caddie.pack.container import Section
 from caddie.pack.decompress import LENGTH_BYTES, PREFIX, decompress
-from caddie.pack.quantize import Waterfilling
+from caddie.pack.quantize import Trellis, Waterfilling
 from caddie.recipes.catalog import find
 from caddie.report.tables import table
 
@@ -118,7 +118,9 @@ def drawn(name: str, shape: tuple[int, int], known: list[tuple[str, Scales]], ch
     return np.rint(values.clip(-32_767, 32_767)).astype("<i2")
 
 
-def encoded(shapes: Shapes, known: list[tuple[str, Scales]]) -> tuple[list[Section], dict[str, Any]]:
+def encoded(
+    shapes: Shapes, known: list[tuple[str, Scales]], quantizer: Waterfilling = Waterfilling()
+) -> tuple[list[Section], dict[str, Any]]:
     """The artifact's sections of weights, and bytes and seconds: ours by one process, and by one for each core."""
     chance = np.random.default_rng(0)
     arrays: list[dict[str, npt.NDArray[Any]]] = []
@@ -131,6 +133,7 @@ def encoded(shapes: Shapes, known: list[tuple[str, Scales]]) -> tuple[list[Secti
                 "column_steps": chance.integers(-4, 4, shape[1], np.int8),
                 "integers": integers,
                 "step": np.array([1e-3], "<f4"),
+                "chained": np.ones(sum(shape), np.uint8),
             }
         )
         small = integers.astype(np.int8) if np.abs(integers).max(initial=0) < 128 else integers
@@ -139,7 +142,7 @@ def encoded(shapes: Shapes, known: list[tuple[str, Scales]]) -> tuple[list[Secti
         brotli_seconds += time.perf_counter() - begin
         counts = np.unique(integers, return_counts=True)[1]
         entropy += float((counts * np.log2(integers.size / counts)).sum()) / 8
-    layouts = [list(Waterfilling().layout(shape)) for shape in shapes.values()]
+    layouts = [list(quantizer.layout(shape)) for shape in shapes.values()]
     jobs = [EncodeJob(found[key]) for found, layout in zip(arrays, layouts, strict=True) for key in layout]
     seconds = {}
     for processes in (1, len(os.sched_getaffinity(0))):
@@ -154,6 +157,7 @@ def encoded(shapes: Shapes, known: list[tuple[str, Scales]]) -> tuple[list[Secti
     ]
     return sections, {
         "shapes": shapes,
+        "trellis": isinstance(quantizer, Trellis),
         "elements": sum(math.prod(shape) for shape in shapes.values()),
         "entropy_bytes": entropy,
         "bytes": sum(len(section.data) for section in sections),
@@ -163,9 +167,10 @@ def encoded(shapes: Shapes, known: list[tuple[str, Scales]]) -> tuple[list[Secti
     }
 
 
-def decoded(shapes: Shapes, sections: Mapping[str, bytes]) -> dict[str, npt.NDArray[Any]]:
+def decoded(shapes: Shapes, sections: Mapping[str, bytes], trellis: bool = False) -> dict[str, npt.NDArray[Any]]:
     """The weights, by the product's own way."""
-    weights = decompress(cast(GPT, Stacked(shapes)), {"matrix": Waterfilling()}, sections)
+    quantizer = Trellis() if trellis else Waterfilling()
+    weights = decompress(cast(GPT, Stacked(shapes)), {"matrix": quantizer}, sections)
     return {name: weight.numpy() for name, weight in weights.items()}
 
 
@@ -173,10 +178,11 @@ def read(path: Path, cores: int) -> dict[str, float]:
     """Seconds and mebibytes of decoding a file in this process, on so many cores."""
     torch.set_num_threads(cores)
     contents = container.read(path).sections
-    shapes = {name: (rows, columns) for name, (rows, columns) in json.loads(contents.pop(_FACTS))["shapes"].items()}
+    facts = json.loads(contents.pop(_FACTS))
+    shapes = {name: (rows, columns) for name, (rows, columns) in facts["shapes"].items()}
     before = _peak()
     begin = time.perf_counter()
-    decoded(shapes, contents)
+    decoded(shapes, contents, facts["trellis"])
     return {"seconds": time.perf_counter() - begin, "peak": _peak(), "before": before}
 
 
@@ -231,6 +237,7 @@ def main() -> None:
     parser.add_argument("millions", nargs="?", type=float)
     parser.add_argument("--run", type=Path)
     parser.add_argument("--step", type=float, default=5e-4)
+    parser.add_argument("--trellis", action="store_true")
     parser.add_argument("--file", type=Path)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cores", type=int, help=argparse.SUPPRESS)
@@ -243,7 +250,8 @@ def main() -> None:
         if not path.exists():
             torch.set_num_threads(1)
             known = scales_of(arguments.run, arguments.step) if arguments.run else []
-            sections, facts = encoded(shapes_of("longer_warmdown", arguments.millions), known)
+            quantizer = Trellis() if arguments.trellis else Waterfilling()
+            sections, facts = encoded(shapes_of("longer_warmdown", arguments.millions), known, quantizer)
             container.write(path, [*sections, Section(_FACTS, json.dumps(facts).encode())])
         facts = json.loads(container.read(path).sections[_FACTS])
         cores = sorted({1, min(2, len(os.sched_getaffinity(0)))})

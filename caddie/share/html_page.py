@@ -32,6 +32,7 @@ from caddie.pack.quantize import (
     Rotated,
     Rows,
     Ternary,
+    Trellis,
     Waterfilling,
 )
 from caddie.report.page import number, template
@@ -41,7 +42,7 @@ from caddie.share.program import program
 
 SCRIPTS = ("engine.js", "artifact.js", "tokenizers.js", "model.js", "worker.js")
 """Files of the worker's program, in their order."""
-_QUANTIZERS = (Float32, Float16, Float8, Rows, Waterfilling, Ternary, Binary, LowRank, Rotated)
+_QUANTIZERS = (Float32, Float16, Float8, Rows, Waterfilling, Trellis, Ternary, Binary, LowRank, Rotated)
 _OWN_TOKENIZERS = ("bytes", "bytes260", "sentencepiece", "caseops")  # that the page reads from the artifact itself
 _PARTS = {"config": "Model config", "source": "Source code"}
 _ENGLISH = (

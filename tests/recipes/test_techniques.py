@@ -288,6 +288,7 @@ def test_a_misspelt_name_is_a_mistake_with_a_suggestion(caddie: Call) -> None:
         ("SDClip", "SigmaClip"),
         ("LQER", "LowRank"),
         ("rate-distortion", "Waterfilling"),
+        ("TCQ", "Trellis"),
         ("ANS", "EntropyModel"),
         ("Muon", "Muon"),
         ("MuonEq-R", "Muon.normalize_rows"),

@@ -38,6 +38,7 @@ from caddie.pack.quantize import (
     Rotated,
     Rows,
     Ternary,
+    Trellis,
     Waterfilling,
 )
 from caddie.share.html_page import SCRIPTS
@@ -195,11 +196,12 @@ def test_arrays_by_general_compressors(coding: ArrayCodec, engine: Browser) -> N
     [
         *(Float32(), Float16(), Float8(), Rows(), Rows(bits=6, packed=True), Rows(bits=5, steps="float32")),
         *(Waterfilling(step=1e-2), Ternary(group=16), Ternary(group=16, packed=True, keep_mean=True), Binary(group=16)),
+        *(Trellis(step=1e-2), Trellis(step=0.5, states=4)),
         *(LowRank(of=Rows(bits=4)), LowRank(of=Rows(bits=4), form="symmetric"), Rotated(of=Rows(bits=6))),
     ],
     ids=repr,
 )
-@pytest.mark.parametrize("shape", [(24, 40), (7, 64), (12,), ()], ids=str)
+@pytest.mark.parametrize("shape", [(24, 40), (7, 64), (12,), (150, 6), ()], ids=str)
 def test_dequantizers(quantizer: Quantizer, shape: tuple[int, ...], engine: Browser) -> None:
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(3))
     if not shape and not isinstance(quantizer, Float32 | Float16):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -20,8 +20,10 @@ _PER_OCTAVE = 4
 bits per weight; a finer grid would cost more in the bytes of the step sizes."""
 _POWERS = torch.tensor([2.0 ** (i / _PER_OCTAVE) for i in range(_PER_OCTAVE)])
 _MOST = 127  # largest step size, in quarters of an octave: it is stored as int8
-_LARGEST = 32_767  # largest integer: it is stored as int16
 _BLOCK = 64  # columns after which later ones are updated, all at once
+_LARGEST = 32_767  # largest integer: it is stored as int16
+RoundColumn = Callable[[int, Tensor], Tensor]
+"""Maps a column's number and its values in steps, (rows,), to the points that are stored for them, in steps."""
 
 
 class Waterfilling(Quantizer):
@@ -56,7 +58,8 @@ class Waterfilling(Quantizer):
         """
         rows = as_rows(plain(weight))
         if not bool(rows.any()):
-            return _arrays(torch.zeros_like(rows), torch.zeros(len(rows)), torch.zeros(rows.shape[1]), 1.0, weight)
+            zeros = torch.zeros(len(rows)), torch.zeros(rows.shape[1])
+            return self._arrays(torch.zeros_like(rows), *zeros, 1.0, weight.shape)
         if weight.ndim != 2 and calibration.rows is not None:
             calibration = Calibration(rows=calibration.rows.mean().expand(len(rows)))
         importance, columns = self._costs(rows, calibration)
@@ -67,10 +70,11 @@ class Waterfilling(Quantizer):
         step = self.step / 2.0 ** (level / _PER_OCTAVE)
         row_steps = (_octaves(importance.rsqrt()) + level).clamp(-_MOST, _MOST)
         row_steps = torch.maximum(row_steps, _least(rows, column_steps))
-        integers = _feed_back(rows, _steps(row_steps, column_steps, step), factor / pivots)
+        steps = _steps(row_steps, column_steps, step)
+        points = feed_back(rows, steps, factor / pivots, self._rounding(rows / steps))
         # A row of zeros needs no step of its own; the commonest is the cheapest to code.
-        row_steps[~integers.any(1)] = row_steps.mode().values
-        return _arrays(integers, row_steps, column_steps, step, weight)
+        row_steps[~points.any(1)] = row_steps.mode().values
+        return self._arrays(points, row_steps, column_steps, step, weight.shape)
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
         """Return integers · row steps · column steps · step."""
@@ -98,6 +102,21 @@ class Waterfilling(Quantizer):
         """Return the same with `factor` times the step."""
         return self.but(step=self.step * factor)
 
+    def _rounding(self, weights: Tensor) -> RoundColumn:
+        """Return the rounding of columns of `weights` (rows, columns), which are in steps."""
+        return nearest
+
+    def _arrays(
+        self, points: Tensor, row_steps: Tensor, column_steps: Tensor, step: float, shape: tuple[int, ...]
+    ) -> Arrays:
+        """Return the arrays that stand for `points`, (rows, columns), in steps."""
+        return {
+            "row_steps": row_steps.to(torch.int8).numpy(),
+            "column_steps": column_steps.to(torch.int8).numpy(),
+            "integers": points.to(torch.int16).reshape(shape).numpy(),
+            "step": np.array([step], "<f4"),
+        }
+
     def _costs(self, rows: Tensor, calibration: Calibration) -> tuple[Tensor, Tensor]:
         """Return the diagonal of R, (rows,), and the damped C, (columns, columns)."""
         count, width = rows.shape
@@ -116,27 +135,23 @@ class Waterfilling(Quantizer):
         return importance, columns
 
 
-def _arrays(integers: Tensor, row_steps: Tensor, column_steps: Tensor, step: float, weight: Tensor) -> Arrays:
-    return {
-        "row_steps": row_steps.to(torch.int8).numpy(),
-        "column_steps": column_steps.to(torch.int8).numpy(),
-        "integers": integers.to(torch.int16).reshape(weight.shape).numpy(),
-        "step": np.array([step], "<f4"),
-    }
-
-
 def _upper(matrix: Tensor) -> Tensor:
     """Return the upper triangular U with U U^T = `matrix`, computed in double precision."""
     remedy = "the Fisher information of the columns is not positive definite; raise the damping of Waterfilling"
     return cholesky_upper(matrix.double(), remedy).float()
 
 
-def _feed_back(rows: Tensor, steps: Tensor, unit: Tensor) -> Tensor:
-    """Return the integers of `rows` (rows, columns): column j is rounded with errors @ `unit`[:, j] added (LDLQ)."""
+def nearest(column: int, values: Tensor) -> Tensor:
+    """Return the integers nearest to a column's values."""
+    return values.round().clamp(-_LARGEST, _LARGEST)
+
+
+def feed_back(rows: Tensor, steps: Tensor, unit: Tensor, rounded: RoundColumn = nearest) -> Tensor:
+    """Return `rows` (rows, columns) in steps, column j `rounded` with errors @ `unit`[:, j] added (LDLQ)."""
     # Columns are contiguous; always a copy, also of a single row.
     left, width = rows.T.clone(memory_format=torch.contiguous_format), rows.shape[1]
     steps = steps.T.contiguous()
-    integers: Tensor = torch.empty_like(left)
+    points: Tensor = torch.empty_like(left)
     for begin in range(0, width, _BLOCK):
         end = min(begin + _BLOCK, width)
         errors = torch.zeros(end - begin, len(rows))
@@ -144,11 +159,11 @@ def _feed_back(rows: Tensor, steps: Tensor, unit: Tensor) -> Tensor:
             target = left[j]
             if j > begin:
                 target = target + unit[begin:j, j] @ errors[: j - begin]
-            integers[j] = (target / steps[j]).round().clamp(-_LARGEST, _LARGEST)
-            errors[j - begin] = rows[:, j] - integers[j] * steps[j]
+            points[j] = rounded(j, target / steps[j])
+            errors[j - begin] = rows[:, j] - points[j] * steps[j]
         if end < width:
             left[end:] += unit[begin:end, end:].T @ errors
-    return integers.mT.contiguous()
+    return points.mT.contiguous()
 
 
 def _octaves(steps: Tensor) -> Tensor:

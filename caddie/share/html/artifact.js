@@ -2,6 +2,8 @@
 "use strict";
 
 const TYPES = { "|i1": Int8Array, "|u1": Uint8Array, "<i2": Int16Array, "<f2": Uint16Array, "<f4": Float32Array };
+// Parity checks of a trellis's code, by its number of states.
+const CHECKS = { 4: [0o5, 0o2], 8: [0o13, 0o4], 16: [0o23, 0o4], 32: [0o45, 0o10], 64: [0o103, 0o24] };
 const CODECS = ["Stored", "Zlib", "Lzma", "Zstd", "Brotli"];
 
 const product = (shape) => shape.reduce((a, b) => a * b, 1);
@@ -118,6 +120,20 @@ const DEQUANTIZERS = {
       result[i] = integers[i] * size;
     }
     return result;
+  },
+
+  // An integer k stands for k + 1/4, or for -(k + 1/4) in an odd state; a chain is every n-th of the chained rows.
+  Trellis({ states }, { integers, chained, ...rest }, shape) {
+    const [rows, columns] = rowsShape(shape), [first, second] = CHECKS[states], points = Float32Array.from(integers);
+    const along = [...chained.keys()].filter((i) => i < rows && chained[i]), apart = Math.ceil(along.length / 128);
+    for (let j = 0; j < columns; j++)
+      for (let begin = 0; begin < apart && chained[rows + j]; begin++)
+        for (let i = begin, state = 0; i < along.length; i += apart) {
+          const at = along[i] * columns + j, k = integers[at], odd = state & 1;
+          points[at] = odd ? -(k + 0.25) : k + 0.25;
+          state = (state >> 1) ^ (odd * (first >> 1)) ^ ((k & 1) * (second >> 1));
+        }
+    return DEQUANTIZERS.Waterfilling({}, { ...rest, integers: points });
   },
 
   Ternary({ group, keep_mean }, { integers, packed, steps }, shape) {

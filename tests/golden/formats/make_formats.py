@@ -46,6 +46,7 @@ from caddie.pack.quantize import (
     Rows,
     SigmaClip,
     Ternary,
+    Trellis,
     Waterfilling,
 )
 from caddie.score import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Scoring, Text, score
@@ -79,6 +80,7 @@ QUANTIZERS: dict[str, Quantizer] = {
     "low_rank_symmetric": LowRank(of=Rows(bits=3), rank=2, form="symmetric"),
     "rotated": Rotated(of=Rows(bits=4)),
     "waterfilling": Waterfilling(step=0.02),
+    "trellis": Trellis(step=0.02),
 }
 CODINGS: dict[str, ArrayCodec] = {
     "entropy_model": EntropyModel(),

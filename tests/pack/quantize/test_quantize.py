@@ -35,6 +35,7 @@ from caddie.pack.quantize import (
     Rows,
     SigmaClip,
     Ternary,
+    Trellis,
     Waterfilling,
 )
 from caddie.pack.quantize.rotated import rotated
@@ -67,6 +68,7 @@ SETTINGS: list[Quantizer] = [
     Binary(group=5),
     Waterfilling(step=0.3, damping=0.5),
     LowRank(of=Waterfilling(step=0.2), rank=2),
+    Trellis(step=0.1, states=32),
 ]
 """Every variant as it comes, and a few with other settings. A variant that has no defaults needs a line here."""
 EMPTY = torch.zeros(0, 1)
@@ -135,9 +137,10 @@ def _bound_of_waterfilling(quantizer: Waterfilling, weight: Tensor) -> Tensor:
     arrays = quantizer.quantize(weight)
     rows, columns = (2.0 ** (torch.from_numpy(arrays[f"{of}_steps"]) / 4) for of in ("row", "column"))
     steps = (rows[:, None] * columns * float(arrays["step"][0])).reshape(weight.shape)
-    within = steps * 0.5 * (1 + 1e-4) + (weight.abs() - steps * 32_767).clamp_min(0)
+    chosen = 1.0 if isinstance(quantizer, Trellis) else 0.5  # a branch has every second integer
+    within = steps * chosen * (1 + 1e-4) + (weight.abs() - steps * 32_767).clamp_min(0)
     vanished = torch.from_numpy(arrays["integers"]) == 0
-    return torch.where(vanished, weight.abs(), within)
+    return torch.where(vanished, weight.abs() + 0.25 * steps * isinstance(quantizer, Trellis), within)
 
 
 def _bound_in_groups(quantizer: Ternary | Binary, weight: Tensor, steps: Tensor) -> Tensor:

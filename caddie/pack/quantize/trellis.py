@@ -1,0 +1,170 @@
+"""Trellis-coded quantization: what an integer stands for depends on the integers before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from caddie.config import known
+from caddie.pack.quantize.quantizer import Arrays, Layout, rows_shape
+from caddie.pack.quantize.waterfilling import RoundColumn, Waterfilling, nearest
+
+Floats = npt.NDArray[np.float32]
+Array = npt.NDArray[Any]
+
+CHECKS = {4: (0o5, 0o2), 8: (0o13, 0o4), 16: (0o23, 0o4), 32: (0o45, 0o10), 64: (0o103, 0o24)}
+"""Parity checks of Ungerboeck's codes, by number of states."""
+CHAIN = 128
+"""Most rows in a chain, which begins in state 0: that costs a tenth of a decibel, and shorter ones more."""
+_LEAST_ROWS = 16  # of a chain that gains more than its beginning costs
+_LEAST_SIZE = 0.2  # root mean square of a row or column in steps, below which rounding to 0 costs less
+_LARGEST = 32_000  # of a value in steps: integers are stored as int16
+_ERROR = 0.0675  # mean squared error in squared steps: 0.9 dB below a twelfth
+
+
+class Machine(NamedTuple):
+    """States of a trellis. An integer k stands for k + 1/4 steps in an even state, for -(k + 1/4) in an odd one."""
+
+    followers: Array
+    """The next state, by state and parity of the integer, (states, 2)."""
+    before: Array
+    """The two states before each, (states, 2)."""
+    branches: Array
+    """Parity of that state plus twice the parity of the integer that leads from there, (states, 2)."""
+
+
+@cache
+def machine(states: int) -> Machine:
+    """Return the systematic code of rate 1/2 by G. Ungerboeck, IEEE Trans. Information Theory 28(1), 1982, table I."""
+    first, second = CHECKS[states]
+    numbers, bits = np.arange(states)[:, None], np.arange(2)
+    followers = (numbers >> 1) ^ (first >> 1) * (numbers & 1) ^ (second >> 1) * bits
+    into: list[list[tuple[int, int]]] = [[] for _ in range(states)]
+    for (state, bit), after in np.ndenumerate(followers):
+        into[after].append((state, (state & 1) + 2 * bit))
+    both = np.array(into)
+    return Machine(followers.astype(np.uint8), both[..., 0], both[..., 1])
+
+
+def best_path(costs: Floats, states: int) -> Array:
+    """Return the branches of least total cost from state 0 on, (length, chains), by Viterbi's algorithm.
+
+    `costs` of branches are (length, 4, chains).
+    """
+    _, before, branches = machine(states)
+    length, _, chains = costs.shape
+    so_far = np.full((states, chains), np.float32(1e9))
+    so_far[0] = 0
+    second = np.empty((length, states, chains), bool)
+    for place, here in enumerate(costs[:, branches]):
+        here += so_far[before]
+        np.less(here[:, 1], here[:, 0], out=second[place])
+        np.minimum(here[:, 0], here[:, 1], out=so_far)
+    state, every = so_far.argmin(0), np.arange(chains)
+    found = np.empty((length, chains), np.int64)
+    for place in range(length - 1, -1, -1):
+        taken = second[place, state, every].astype(np.int8)
+        found[place] = branches[state, taken]
+        state = before[state, taken]
+    return found
+
+
+class Trellis(Waterfilling):
+    """`Waterfilling` with trellis-coded quantization (TCQ) down the columns: a smaller error for the same bytes.
+
+    Rounding to the nearest step and an entropy coder lose a quarter of a bit per weight to theory (1.53 dB). Here an
+    integer k stands for k + 1/4 steps, or for -(k + 1/4), by a state that the parities of the integers before it have
+    moved. So all points half a step apart can be reached, at the bits of whole steps. Viterbi's algorithm finds the
+    path of least error (M. W. Marcellin and T. R. Fischer, IEEE Trans. Communications 38(1), 1990; with an entropy
+    coder T. R. Fischer and M. Wang, IEEE Trans. Information Theory 38(1), 1992). As the points of odd states are those
+    of even ones with the other sign, k has one distribution, and the coder needs no state.
+
+    A chain is every n-th row of a column. Values are first divided by 1 + D / σ², with D the error and σ² the variance
+    in their row and column: that is the choice of least error plus bits for a Gaussian, whose bits grow with the
+    square. Rows and columns of few bits are rounded as before.
+    """
+
+    techniques = known(
+        "Space-filling gain: errors fill a rounder cell than an interval.",
+        "Marcellin and Fischer 1990; entropy-coded: Fischer and Wang 1992; JPEG 2000 part 2; for language models QTIP,"
+        " arXiv 2406.11235",
+        "0.99 dB of 1.53 with 4 states, 1.09 with 8, 1.33 with 256 on a uniform source (Marcellin and Fischer)",
+    )
+
+    states: Literal[4, 8, 16, 32, 64] = 32
+    """Number of states. More gain a little and quantize more slowly; reading takes the same time."""
+
+    def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
+        """Return what the integers stand for · row steps · column steps · step."""
+        integers = arrays["integers"].reshape(rows_shape(shape))
+        along, across = np.split(arrays["chained"] != 0, [len(integers)])
+        values, inside = integers.astype(np.float32), np.ix_(along, across)
+        signs = 1 - 2 * self._parities(integers[inside]).astype(np.float32)
+        values[inside] = (values[inside] + np.float32(0.25)) * signs
+        return super().dequantize({**arrays, "integers": values}, shape)
+
+    def layout(self, shape: tuple[int, ...]) -> Layout:
+        """Return the layout of `Waterfilling` and `chained`: 1 for each row, then each column, that is in chains."""
+        return {**super().layout(shape), "chained": (np.dtype(np.uint8), (sum(rows_shape(shape)),))}
+
+    @property
+    def dequantizer(self) -> Trellis:
+        """The same number of states."""
+        return Trellis(states=self.states)
+
+    def _rounding(self, weights: Tensor) -> RoundColumn:
+        squares = weights.square()
+        along = squares.mean(1) > _LEAST_SIZE**2
+        across = squares[along].mean(0) > _LEAST_SIZE**2
+        if along.sum() < _LEAST_ROWS or not across.any():
+            return nearest
+        by_row, by_column = squares[along][:, across].mean(1), squares[along].mean(0)
+        by_column /= by_column[across].mean()
+
+        def rounded(column: int, values: Tensor) -> Tensor:
+            points = nearest(column, values)
+            if across[column]:
+                shrunk = values[along] / (1 + _ERROR / (by_row * by_column[column]))
+                points[along] = torch.from_numpy(self._nearest_path(shrunk.clamp(-_LARGEST, _LARGEST).numpy()))
+            return points
+
+        return rounded
+
+    def _arrays(
+        self, points: Tensor, row_steps: Tensor, column_steps: Tensor, step: float, shape: tuple[int, ...]
+    ) -> Arrays:
+        # k + 1/4 is rounded down to k, -(k + 1/4) up to -k.
+        integers = torch.where(points - points.floor() > 0.5, -points.ceil(), points.floor())
+        chained = integers != points
+        both = torch.cat([chained.any(1), chained.any(0)]).to(torch.uint8).numpy()
+        return {**super()._arrays(integers, row_steps, column_steps, step, shape), "chained": both}
+
+    def _nearest_path(self, values: Floats) -> Floats:
+        """Return the points, in steps, that chains may have and whose squared distance to the values is least."""
+        stride = -(-len(values) // CHAIN)
+        length = -(-len(values) // stride)
+        padded = np.zeros(length * stride, np.float32)
+        padded[: len(values)] = values
+        signs = np.array([[1], [-1], [1], [-1]], np.float32)  # by branch
+        points = np.array([[0], [0], [1], [1]], np.float32) + np.float32(0.25)
+        points = (2 * np.rint((signs * padded - points) / 2) + points) * signs
+        costs = (padded - points) ** 2
+        costs[:, len(values) :] = 0
+        taken = best_path(np.ascontiguousarray(costs.reshape(4, length, stride).transpose(1, 0, 2)), self.states)
+        found: Floats = np.take_along_axis(points, taken.reshape(1, -1), 0)[0, : len(values)]
+        return found
+
+    def _parities(self, integers: Array) -> Array:
+        """Return the parity of the state before each integer of a matrix whose columns are chains."""
+        followers, stride = machine(self.states).followers, max(1, -(-len(integers) // CHAIN))
+        found = np.zeros((len(integers) + stride, integers.shape[1]), np.uint8)
+        for top in range(0, len(integers), stride):
+            block = integers[top : top + stride] & 1
+            found[top + stride : top + stride + len(block)] = followers[found[top : top + len(block)], block]
+        return found[: len(integers)] & 1
