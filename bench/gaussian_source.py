@@ -31,7 +31,8 @@ def entropy(integers: Array) -> float:
 def trellis_of_source(source: Floats, step: float, states: int, shrunk: bool) -> tuple[float, float]:
     """Bits and squared error of chains."""
     values = source / np.float32(step)
-    points = Trellis(states=states)._nearest_path(values / (1 + shrunk * _ERROR / values.var()))
+    moved = _ERROR / values.std() * np.clip(values / values.std(), -1, 1) if shrunk else 0
+    points = Trellis(states=states)._nearest_path(values - moved)
     integers = np.where(points % 1 == 0.25, np.floor(points), -np.ceil(points))
     return entropy(integers), float(((source - points * step) ** 2).mean())
 

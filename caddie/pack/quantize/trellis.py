@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from caddie.config import known
-from caddie.pack.quantize.quantizer import Arrays, Layout, rows_shape
-from caddie.pack.quantize.waterfilling import RoundColumn, Waterfilling, nearest
+from caddie.config import NonNegative, Positive, known
+from caddie.pack.quantize.quantizer import Arrays, Layout, Quantizer, rows_shape
+from caddie.pack.quantize.waterfilling import RoundColumn, WaterfillingSteps, nearest
 
 Floats = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]
@@ -23,7 +23,7 @@ CHECKS = {4: (0o5, 0o2), 8: (0o13, 0o4), 16: (0o23, 0o4), 32: (0o45, 0o10), 64: 
 CHAIN = 128
 """Most rows in a chain, which begins in state 0: that costs a tenth of a decibel, and shorter ones more."""
 _LEAST_ROWS = 16  # of a chain that gains more than its beginning costs
-_LEAST_SIZE = 0.2  # root mean square of a row or column in steps, below which rounding to 0 costs less
+_LEAST_SIZE = 0.35  # root mean square of a row or column in steps, below which rounding to 0 costs less
 _LARGEST = 32_000  # of a value in steps: integers are stored as int16
 _ERROR = 0.0675  # mean squared error in squared steps: 0.9 dB below a twelfth
 
@@ -75,7 +75,7 @@ def best_path(costs: Floats, states: int) -> Array:
     return found
 
 
-class Trellis(Waterfilling):
+class Trellis(WaterfillingSteps, Quantizer):
     """`Waterfilling` with trellis-coded quantization (TCQ) down the columns: a smaller error for the same bytes.
 
     Rounding to the nearest step and an entropy coder lose a quarter of a bit per weight to theory (1.53 dB). Here an
@@ -85,9 +85,9 @@ class Trellis(Waterfilling):
     coder T. R. Fischer and M. Wang, IEEE Trans. Information Theory 38(1), 1992). As the points of odd states are those
     of even ones with the other sign, k has one distribution, and the coder needs no state.
 
-    A chain is every n-th row of a column. Values are first divided by 1 + D / σ², with D the error and σ² the variance
-    in their row and column: that is the choice of least error plus bits for a Gaussian, whose bits grow with the
-    square. Rows and columns of few bits are rounded as before.
+    A chain is every n-th row of a column. Values t are first moved to 0 by t D / σ², at most D / σ, with D the error
+    and σ² the variance in their row and column. That is the choice of least error plus bits, which grow with the square
+    of Gaussian values and more slowly where tails are heavy. Rows and columns of few bits are rounded as before.
     """
 
     techniques = known(
@@ -97,6 +97,10 @@ class Trellis(Waterfilling):
         "0.99 dB of 1.53 with 4 states, 1.09 with 8, 1.33 with 256 on a uniform source (Marcellin and Fischer)",
     )
 
+    step: Positive = 5e-4
+    """Square root of twice the cost, in nats per token, of an error of one step. `pack.fit` chooses it."""
+    damping: NonNegative = 0.02
+    """Added to the diagonal of C, in units of its mean, because C is measured on a sample."""
     states: Literal[4, 8, 16, 32, 64] = 32
     """Number of states. More gain a little and quantize more slowly; reading takes the same time."""
 
@@ -126,12 +130,14 @@ class Trellis(Waterfilling):
             return nearest
         by_row, by_column = squares[along][:, across].mean(1), squares[along].mean(0)
         by_column /= by_column[across].mean()
+        deviations = (by_row[:, None] * by_column).sqrt()
 
         def rounded(column: int, values: Tensor) -> Tensor:
             points = nearest(column, values)
             if across[column]:
-                shrunk = values[along] / (1 + _ERROR / (by_row * by_column[column]))
-                points[along] = torch.from_numpy(self._nearest_path(shrunk.clamp(-_LARGEST, _LARGEST).numpy()))
+                chained, deviation = values[along], deviations[:, column]
+                chained = chained - _ERROR / deviation * (chained / deviation).clamp(-1, 1)
+                points[along] = torch.from_numpy(self._nearest_path(chained.clamp(-_LARGEST, _LARGEST).numpy()))
             return points
 
         return rounded
