@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import statistics
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,26 @@ def test_hardest_shards_come_first(told: dict[str, Any]) -> None:
     assert sorted(hardest["order"]) == list(range(40))
     assert all(hardest["same"]), "the same batches in another order"
     assert min(hardest["ids"][:8]) > 100 > max(hardest["ids"][-8:]), "noise compresses worst"
+
+
+def test_the_demo_s_other_text_is_different_source_without_tests(tmp_path: Path) -> None:
+    documents = runpy.run_path(str(ROOT / "studies" / "demo" / "text.py"))["documents"]
+    texts = {f"package/module_{number}.py": f"# {number}\n" * 2000 for number in range(10, 30)}
+    other = {
+        "package/twin.py": texts["package/module_10.py"],
+        "package/tests/test_it.py": "#\n" * 5000,
+        "package/none.py": "",
+        "package/table.py": "0,\n" * 100_000,
+        "package/notes.txt": "note\n" * 5000,
+    }
+    for name, text in (texts | other).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "package" / "latin.py").write_bytes(b"# \xe9\n" * 3000)
+    assert sorted(documents(tmp_path)) == sorted(texts.values())
+    some = list(documents(tmp_path, total=50_000))
+    assert 50_000 - 10_000 <= sum(map(len, some)) <= 50_000
+    assert some == list(documents(tmp_path, total=50_000)) != sorted(some), "the order is a hash's"
 
 
 def _known(now: Any, then: Any) -> Any:
