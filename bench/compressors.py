@@ -81,7 +81,7 @@ def split(source: str, fraction: float = 0.05) -> tuple[bytes, bytes]:
     """Return the training and the held-out text, split as `caddie` splits it; training documents in a random order."""
     found = find(source)
     documents = {document_hash(document): document for document in found.documents()}
-    splits = divide({name: len(document) for name, document in documents.items()}, fraction, found)
+    splits = divide({name: len(document) for name, document in documents.items()}, fraction, found, 0)
     train = [document for name, document in documents.items() if splits[name] == "train"]
     random.Random(0).shuffle(train)
     return b"".join(train), b"".join(one for name, one in documents.items() if splits[name] != "train")
