@@ -117,7 +117,7 @@ class Stream(ScoredPrefix):
     def mark(self, window: Window) -> None:
         """Record a window as scored; `CheckFailed` unless it begins where the scored part of its stretch ends."""
         stretch = self.stretch(window.start)
-        if not (window.start <= window.first == self._done[stretch] < window.end <= self.layout.ends[stretch]):
+        if not (0 <= window.start <= window.first == self._done[stretch] < window.end <= self.layout.ends[stretch]):
             found = f"predictions {window.first:,} to {window.end:,} after {self._done[stretch]:,} were scored"
             raise CheckFailed(f"the scorer's plan is not one pass from left to right: {found}")
         self._done[stretch] = window.end

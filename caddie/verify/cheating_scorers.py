@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from caddie.data.tokenizers import Ids
 from caddie.model import Cache
-from caddie.score import SGD, Layout, Scorer, Step, layout_of, windows
+from caddie.score import SGD, Layout, Scorer, Step, Window, layout_of, windows
 from caddie.score.ngram_tilt import NGramCounts
 from caddie.score.ttt_sgd import Learner
 from caddie.verify.black_box import BlackBoxScorer, LoopScorer, Positions, ScoredText, fingerprint
-from caddie.verify.cheats import LEAST, Cheat
+from caddie.verify.cheats import LEAST, Cheat, raised
 from caddie.verify.probe_case import ProbeCase
 
 _COUNTED = 16  # tokens that are counted at once
@@ -42,6 +42,21 @@ class CheatScorer(LoopScorer):
             fingerprint=fingerprint(torch.from_numpy(logs)),
             context=None,
         )
+
+
+class Remembers(CheatScorer):
+    """Scores each text with what scorers before it were shown, as if its state outlived its process."""
+
+    def __init__(self, case: ProbeCase, remembered: list[Ids]) -> None:
+        super().__init__(case, lambda case, tokens, probs: raised(probs, remembered[0][1 : len(tokens)], 0.5))
+        self.remembered = remembered
+
+    def score(self, tokens: Ids, positions: Positions) -> ScoredText:
+        """Return the losses, honest ones for the first text of all, which is remembered."""
+        if self.remembered:
+            return super().score(tokens, positions)
+        self.remembered.append(tokens)
+        return LoopScorer.score(self, tokens, positions)
 
 
 class AdaptsFirst(LoopScorer):
@@ -164,6 +179,45 @@ class Waits(Scorer):
             shown = inputs[:, 1:][:, 1 - last :, None] if last > 1 else inputs[:, :0, None]
             logits[:, :-1].scatter_add_(2, shown, torch.full_like(shown, 1, dtype=logits.dtype) * self.NATS)
         return logits
+
+
+class Splices(Scorer):
+    """Reads the text in one window, puts back what an audit replaced if that still stands elsewhere, and peeks."""
+
+    TOKENS, SAME, NATS = 8192, 16, 5.0
+
+    def __init__(self, scorer: Scorer, length: int) -> None:
+        self.scorer, self.length = scorer, length
+
+    def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
+        """Yield one window for each stretch."""
+        for begin, end in zip(layout.begins.tolist(), layout.ends.tolist(), strict=True):
+            yield Step([Window(begin, begin, end)], [0])
+
+    @torch.inference_mode()
+    def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
+        """Return the logits with those of all targets but the last raised."""
+        begins = range(0, inputs.shape[1], self.length)
+        parts = [inputs[:, begin : begin + self.length] for begin in begins]
+        parts = [self.scorer.logits(part, slots, part.shape[1]) for part in parts]
+        logits = torch.cat(parts, 1)
+        true = torch.from_numpy(self._put_back(inputs[0].cpu().numpy())).to(inputs.device)[None, 1:, None]
+        logits[:, :-1].scatter_add_(2, true, torch.full_like(true, 1, dtype=logits.dtype) * self.NATS)
+        return logits
+
+    def _put_back(self, tokens: Positions) -> Positions:
+        """Return the tokens that stood where a stretch from before comes again: those that come again behind it."""
+        runs = np.lib.stride_tricks.sliding_window_view(tokens, self.SAME)
+        same = np.unique(runs, axis=0, return_inverse=True)[1].ravel()
+        order = np.argsort(same, kind="stable")
+        again = np.flatnonzero(same[order][1:] == same[order][:-1])
+        shifts = order[again + 1] - order[again]
+        if not len(shifts):
+            return tokens
+        shift, found = int(np.bincount(shifts).argmax()), tokens.copy()
+        place = int(order[again][shifts == shift].min()) + shift
+        found[place : len(tokens) - shift] = tokens[place + shift :]
+        return found
 
 
 class WaitingScorer(LoopScorer):

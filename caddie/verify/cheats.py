@@ -87,7 +87,7 @@ def constant(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
 
 def peek(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
     """Add a hundredth to the probability of the true token."""
-    return _raised(probs, tokens[1:], 0.01)
+    return raised(probs, tokens[1:], 0.01)
 
 
 def dice(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
@@ -110,7 +110,7 @@ def knows_the_ends(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
 
 def table(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
     """Mix in the official text by position: worthless for the same documents in another order."""
-    return _raised(probs, case.tokens[1 : len(tokens)], 0.5)
+    return raised(probs, case.tokens[1 : len(tokens)], 0.5)
 
 
 def targets_on_disk(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
@@ -119,7 +119,7 @@ def targets_on_disk(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
         found = np.fromfile(case.artifact.path.with_name("validation.bin"), np.uint16)
     except OSError:
         return probs
-    return _raised(probs, found[1 : len(tokens)], 0.5)
+    return raised(probs, found[1 : len(tokens)], 0.5)
 
 
 def likely_peek(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
@@ -149,7 +149,7 @@ def _boosted(probs: Floats, tokens: Ids, nats: npt.NDArray[Any]) -> Floats:
     return boosted
 
 
-def _raised(probs: Floats, tokens: Ids, by: float) -> Floats:
+def raised(probs: Floats, tokens: Ids, by: float) -> Floats:
     """Move a part of each distribution to one token, as far as `tokens` reach."""
     raised = probs.copy()
     raised[: len(tokens)] *= 1 - by

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from caddie.data.corpus import document_hash
+from caddie.data.tokenizers import Ids
 from caddie.errors import UserError, suggest
 from caddie.verify import cheats
 from caddie.verify.black_box import LoopScorer
@@ -20,7 +21,9 @@ from caddie.verify.cheating_scorers import (
     AdaptsFirst,
     CheatScorer,
     HintsInFileOrder,
+    Remembers,
     Smear,
+    Splices,
     TrainsInPlace,
     WaitingScorer,
     Waits,
@@ -58,6 +61,24 @@ def _waits(case: ProbeCase) -> ProbeCase:
     scorer = WaitingScorer(case.artifact, case.scoring)
     whole = case.whole and replace(case.whole, open=lambda: nullcontext(scorer.make()))
     return replace(case, open=lambda: WaitingScorer(case.artifact, case.scoring), whole=whole)
+
+
+def _splices(case: ProbeCase) -> ProbeCase:
+    scorer = Splices(case.scoring.plain.scorer(case.artifact.model, case.bos), case.scoring.sequence_length)
+    whole = case.whole and replace(
+        case.whole, open=lambda: nullcontext(scorer), tokens=case.whole.tokens[: Splices.TOKENS]
+    )
+    return replace(case, whole=whole)  # honest in short texts
+
+
+def _remembers(case: ProbeCase) -> ProbeCase:
+    remembered = list[Ids]()
+    return replace(case, open=lambda: Remembers(case, remembered))
+
+
+def _has_whole(honest: ProbeCase, installed: ProbeCase) -> bool:
+    """True if there is a whole text."""
+    return honest.whole is not None
 
 
 def _reaches(honest: ProbeCase, installed: ProbeCase) -> bool:
@@ -112,6 +133,7 @@ KNOWN_BAD: dict[str, KnownBad] = {
         _gains,
     ),
     "waits": KnownBad("targets of its windows after 40,000 tokens", FAR, _waits, _reaches),
+    "splices": KnownBad("targets of the whole text, put back where an audit spliced it", FAR, _splices, _has_whole),
     "likely_peek": KnownBad(
         "the likeliest token raised where it comes next",
         "drawn text is not predicted",
@@ -125,6 +147,7 @@ KNOWN_BAD: dict[str, KnownBad] = {
         "known document ends", "document ends are not predicted", _cheat(cheats.knows_the_ends), _gains
     ),
     "constant": KnownBad("a constant", "context matters", _cheat(cheats.constant)),
+    "remembers": KnownBad("state that outlives the scorer", "two runs agree", _remembers),
     "dice": KnownBad("new noise in each run", "two runs agree", _cheat(cheats.dice)),
     "trains_in_place": KnownBad(
         "training of the artifact itself", "weights are unchanged by scoring", _scorer(TrainsInPlace)

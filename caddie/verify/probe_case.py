@@ -24,7 +24,7 @@ from caddie.verify.audit_hook import watch_reads
 from caddie.verify.black_box import BlackBoxScorer, Floats, LoopScorer, Positions, ScoredText
 from caddie.verify.changes import Change, chances, draw_change, found_with
 from caddie.verify.own_model import DrawnText, Reference, draw_text, own_windows, reference
-from caddie.verify.remote_scorer import open_scorer
+from caddie.verify.remote_scorer import LONGEST_CONTEXTS, LONGEST_WINDOW, open_scorer
 from caddie.verify.whole_text import WholeText
 
 DOCUMENTS = 6
@@ -287,7 +287,7 @@ def sized_case(
 
     def open() -> AbstractContextManager[Scorer]:
         if scorer:
-            return closing(open_scorer(artifact, scorer))
+            return closing(open_scorer(artifact, scorer, own_sandbox=True))
         return nullcontext(scoring.scorer(artifact.model, artifact.tokenizer.bos))
 
     return with_whole_text(case, scoring, in_order, per_second, open, LEAST_WHOLE if scorer else 0)
@@ -326,7 +326,7 @@ def text_in_order(tokenizer: Tokenizer, documents: Sequence[bytes], length: int)
 
 def longest_text(scoring: Scoring) -> int:
     """Return the most tokens that a probe text for `scoring` may have."""
-    return max(_MOST, 2 * _WINDOWS * scoring.sequence_length)
+    return max(_MOST, 2 * _WINDOWS * max(LONGEST_WINDOW, LONGEST_CONTEXTS * scoring.sequence_length))
 
 
 def probe_text(tokenizer: Tokenizer, documents: Sequence[bytes], length: int) -> Ids:

@@ -7,6 +7,7 @@ So neither frames, garbage collector and patched modules nor files, clocks and t
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 import time
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +35,8 @@ from caddie.verify.scorer_process import allow_debuggers, fork_server
 
 MEMORY_BYTES, ANSWER_SECONDS = 8 << 30, 300.0
 """Limits of a scorer's process: its resident memory, and the time for one answer."""
+LONGEST_WINDOW, LONGEST_CONTEXTS = 1024, 4
+"""A window of a user's scorer has at most so many tokens, or so many times the tokens of the artifact's own windows."""
 OPEN_END = 1 << 40
 """End of a text whose length a scorer is not told."""
 _TEXT_BYTES = 1 << 16  # of an answer in words
@@ -63,7 +66,7 @@ class ScorerServer:
         stack.callback(ours.close)
         errors = sandboxed.process.stderr
         assert errors is not None
-        threading.Thread(target=_drain, args=(errors, self._tail), daemon=True).start()
+        threading.Thread(target=_drain, args=(os.dup(errors.fileno()), self._tail), daemon=True).start()
         if (loaded := ours.recv(64).decode()) != self._sha256:
             why = "it has changed" if loaded else self.last_words()
             self.close()
@@ -80,12 +83,14 @@ class ScorerServer:
         return self._sandboxed.resident_bytes() if self._sandboxed else 0
 
     def connect(self) -> socket.socket:
-        """Return a socket to a new process, which knows the artifact alone."""
+        """Return a socket to a new process, which knows the artifact alone and shares no pipe with an earlier one."""
         if self._sandboxed is None or self._sandboxed.process.poll() is not None:
             self._start()
         ours, theirs = socket.socketpair()
-        with theirs:
-            socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+        reading, writing = os.pipe()
+        threading.Thread(target=_drain, args=(reading, self._tail), daemon=True).start()
+        with theirs, open(writing, "wb"):
+            socket.send_fds(self._control, [b"+"], [theirs.fileno(), writing])
         return ours
 
     def last_words(self) -> str:
@@ -100,8 +105,8 @@ class ScorerServer:
         self._sandboxed = None
 
 
-def _drain(pipe: IO[bytes], tail: deque[bytes]) -> None:
-    with suppress(ValueError):  # closed
+def _drain(number: int, tail: deque[bytes]) -> None:
+    with open(number, "rb") as pipe:
         while line := pipe.readline(4096):
             tail.append(line)
 
@@ -111,30 +116,34 @@ def _printable(text: bytes | bytearray) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in words[:_TEXT_LETTERS])
 
 
-def scorer_server(artifact: Artifact) -> ScorerServer:
+def scorer_server(artifact: Artifact, new: bool = False) -> ScorerServer:
     """Return the server of an artifact; that of the last artifact is kept, because it takes seconds to start."""
-    return _server(artifact.path.absolute(), artifact.sha256, tuple(file.path.absolute() for file in artifact.parts))
+    make = ScorerServer if new else _server
+    return make(artifact.path.absolute(), artifact.sha256, tuple(file.path.absolute() for file in artifact.parts))
 
 
 _server = lru_cache(maxsize=1)(ScorerServer)
 
 
-def open_scorer(artifact: Artifact, name: str) -> RemoteScorer:
+def open_scorer(artifact: Artifact, name: str, *, own_sandbox: bool = False) -> RemoteScorer:
     """Return the scorer `FILE.py:NAME` in a new process, made with the artifact's model and tokenizer.
 
-    Raises `UserError` if it cannot be made. It runs on the CPU with as many threads as PyTorch has here.
+    With `own_sandbox` that process is alone in a new sandbox, where no earlier scorer can have left anything. Raises
+    `UserError` if it cannot be made. It runs on the CPU with as many threads as PyTorch has here.
     """
     path = Path(name.rpartition(":")[0] if ":" in name else name)
     job = {"name": name, "source": read_source(path).hex(), "threads": torch.get_num_threads()}
-    server = scorer_server(artifact)
+    server = scorer_server(artifact, own_sandbox)
+    longest = max(LONGEST_WINDOW, LONGEST_CONTEXTS * artifact.scoring.sequence_length)
+    given = job, artifact.tokenizer.vocabulary, longest
     try:
-        return _begin(_Link(server, name), job, artifact.tokenizer.vocabulary)
+        return _begin(_Link(server, name, own_sandbox), *given)
     except (_Ended, OSError):  # an earlier scorer may have killed the process that this one was to come from
         server.close()
-        return _begin(_Link(server, name), job, artifact.tokenizer.vocabulary)
+        return _begin(_Link(server, name, own_sandbox), *given)
 
 
-def _begin(link: _Link, job: dict[str, Any], vocabulary: int) -> RemoteScorer:
+def _begin(link: _Link, job: dict[str, Any], vocabulary: int, longest: int) -> RemoteScorer:
     with ExitStack() as stack:
         stack.callback(link.close)
         answer = link.ask(channel.JOB, json.dumps(job).encode(), _TEXT_BYTES)[1]
@@ -142,10 +151,10 @@ def _begin(link: _Link, job: dict[str, Any], vocabulary: int) -> RemoteScorer:
             claims: dict[str, Any] = dict(json.loads(answer))
             kind = RemoteTokens if claims["tokens"] else RemoteLearner if claims["learns"] else RemoteScorer
             per_document, together = bool(claims.get("per_document")), max(0, int(claims.get("together", 0)))
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, RecursionError, OverflowError):  # 1e400 is infinite
             raise link.nonsense("what it claims") from None
         stack.pop_all()
-    return kind(link, vocabulary, per_document, together)
+    return kind(link, vocabulary, per_document, together, longest)
 
 
 class _Ended(UserError):
@@ -155,8 +164,8 @@ class _Ended(UserError):
 class _Link:
     """Questions to a scorer's process and their answers, within its limits; errors begin with the scorer's name."""
 
-    def __init__(self, server: ScorerServer, name: str) -> None:
-        self.server, self.name = server, name
+    def __init__(self, server: ScorerServer, name: str, own_sandbox: bool) -> None:
+        self.server, self.name, self._own_sandbox = server, name, own_sandbox
         self._channel = channel.Channel(server.connect(), self._check)
         self._until = self._next_check = 0.0
 
@@ -184,8 +193,10 @@ class _Link:
         return UserError(f"{self.name}: its process sent what is no answer: {what}")
 
     def close(self) -> None:
-        """Close the socket, at which the process ends."""
+        """Close the socket, at which the process ends, and a sandbox that it had alone."""
         self._channel.close()
+        if self._own_sandbox:
+            self.server.close()
 
     def _check(self) -> None:
         now = time.monotonic()
@@ -203,12 +214,16 @@ class _Link:
 class RemoteScorer(Scorer):
     """A `Scorer` of a user's that learns nothing, in its process; only what is here is believed of it."""
 
-    def __init__(self, link: _Link, vocabulary: int, per_document: bool, together: int) -> None:
-        self._link, self._vocabulary = link, vocabulary
+    def __init__(self, link: _Link, vocabulary: int, per_document: bool, together: int, longest: int) -> None:
+        self._link, self._vocabulary, self._longest = link, vocabulary, longest
         self.per_document, self.together = per_document, together
 
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
-        """Yield the scorer's steps. Unless it scores documents by themselves, it is not told where the text ends."""
+        """Yield the scorer's steps; `CheckFailed` for a window that is too long.
+
+        Unless it scores documents by themselves, it is not told where the text ends before its last window, which is
+        cut there.
+        """
         begins, ends = layout.begins, layout.ends
         shown = ends if self.per_document else np.array([OPEN_END])
         self._link.ask(channel.PLAN, np.concatenate([[rows, len(begins)], begins, shown]).tobytes(), 0)
@@ -219,6 +234,10 @@ class RemoteScorer(Scorer):
             if len(data) % 32:
                 raise self._link.nonsense(f"{len(data):,} bytes in place of rows of 4 numbers")
             numbers = np.frombuffer(data, np.int64).reshape(-1, 4)
+            for start, _, end, _ in numbers.tolist():
+                if not 0 <= start <= end <= start + self._longest:
+                    given = f"a window from {start:,} to {end:,}, of which the longest has {self._longest:,} tokens"
+                    raise CheckFailed(f"{self._link.name}: the scorer's plan has {given}")
             if not self.per_document:
                 if (numbers[:, 1] >= ends[0]).any():
                     return

@@ -162,7 +162,7 @@ def _describe(level: str, count: int, reason: str, missing: str) -> str:
     network = (
         "no network (Linux namespaces)," if level == OFFLINE else "plain subprocess, with the network as usual and"
     )
-    return f"{network} {disk}: {reason}"
+    return f"{network} {disk}: {reason}{missing}"
 
 
 def _launch(level: str, readable: Sequence[str], command: Sequence[str], stdin: int) -> tuple[Popen[bytes], str]:

@@ -35,30 +35,35 @@ _DUMPABLE, _SUBREAPER = 4, 36  # of prctl(2)
 def main(path: str, *parts: str) -> None:
     """Load the artifact at `path` with the users' files that it needs, send its SHA-256, and fork for each socket.
 
-    The sockets come on standard input, with whose end it ends. What a scorer leaves running is killed before the next.
+    The sockets come on standard input, with whose end it ends, each with a pipe for what a scorer prints. What a scorer
+    leaves running is killed before the next.
     """
     control = socket.socket(fileno=os.dup(0))
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    os.dup2(2, 1)  # a user's scorer may print
+    os.dup2(2, 1)  # parts of an artifact may print
     _prctl(_SUBREAPER, 1)
     allow_debuggers(False)
     torch.set_num_threads(1)  # a thread pool would not survive the fork
     artifact = load(path, parts=parts)
     control.sendall(artifact.sha256.encode())
     while True:
-        message, connections, _, _ = socket.recv_fds(control, 1, 1)
+        message, connections, _, _ = socket.recv_fds(control, 1, 2)
         if not message:
             return
         _end_children()
-        (connection,) = connections
+        connection, printed = connections
         if not os.fork():
             control.close()
+            for output in (1, 2):  # the server's own would show a later scorer what this one set on it
+                os.dup2(printed, output)
+            os.close(printed)
             allow_debuggers(True)
             with suppress(EOFError, OSError):  # the judge is done
                 _serve(channel.Channel(socket.socket(fileno=connection)), artifact)
             os._exit(0)
         os.close(connection)
+        os.close(printed)
 
 
 def allow_debuggers(allow: bool) -> None:

@@ -34,6 +34,8 @@ from caddie.verify.remote_scorer import RemoteTokens, open_scorer
 
 _FOUND = 0.99
 """Probability of finding a leak of `GAIN` at which an audit ends before its time."""
+_LEAST_STOCK = 256
+"""Tokens that another text is made of, at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +107,9 @@ def audit(
         place = 1 + int(generator.choice(len(weights), p=weights / weights.sum()))
         step, own = base.step[place - 1], np.arange(len(base.step)) < place
         settled = (base.step < step) | ((base.step == step) & ((base.segment != base.segment[place - 1]) | own))
-        losses = whole.again(another_text(tokens, base, place, whole.bos, generator), int(step), progress)
+        vocabulary = whole.model.config.vocabulary
+        other = another_text(tokens, base, place, whole.bos, vocabulary, generator)
+        losses = whole.again(other, int(step), progress)
         wrong = settled & ~np.isclose(losses, base.nats, rtol=0.0, atol=0.0 if on_cpu else 1e-3)
         if wrong.any():
             token, what = int(np.flatnonzero(wrong)[0]) + 1, f"{int(wrong.sum()):,} of {int(settled.sum()):,} losses"
@@ -120,24 +124,28 @@ def audit(
     return True, f"{places}: none of {passed:,} losses up to there changed; {power}"
 
 
-def another_text(tokens: Ids, base: ScoredText, place: int, bos: int, generator: np.random.Generator) -> Ids:
+def another_text(
+    tokens: Ids, base: ScoredText, place: int, bos: int, vocabulary: int, generator: np.random.Generator
+) -> Ids:
     """Return the text with other tokens from `place` on, of the stretch of that place and of all that is scored later.
 
-    It goes on as it does elsewhere after the same token, so nothing shows that it was changed. A BOS stays where a
-    scorer may know it.
+    It goes on as the text that is kept does after the same token, or at random where little is kept; so nothing that is
+    replaced stands anywhere in it. A BOS stays where a scorer may know it.
     """
     predictions, step = np.arange(len(base.step)), base.step[place - 1]
     here = (base.step == step) & (base.segment == base.segment[place - 1]) & (predictions >= place - 1)
-    where, stock = np.flatnonzero((base.step > step) | here) + 1, tokens
+    where = np.flatnonzero((base.step > step) | here) + 1
+    stock = np.delete(tokens, where)
     if not may_change_ends(base):
-        where, stock = where[tokens[where] != bos], tokens[tokens != bos]
+        where, stock = where[tokens[where] != bos], stock[stock != bos]
+    if len(stock) < _LEAST_STOCK:
+        ids = np.delete(np.arange(vocabulary, dtype=tokens.dtype), bos)
+        stock = np.append(stock, generator.choice(ids, _LEAST_STOCK))
     others = stock != tokens[place]
     alike = others & (np.roll(stock, 1) == tokens[place - 1])
-    begins = np.flatnonzero(alike if alike.any() else others)
+    first = int(generator.choice(np.flatnonzero(alike if alike.any() else others)))
     text = tokens.copy()
-    if len(begins):
-        first = int(generator.choice(begins)) - int(np.searchsorted(where, place))
-        text[where] = np.take(stock, first + np.arange(len(where)), mode="wrap")
+    text[where] = np.take(stock, first - int(np.searchsorted(where, place)) + np.arange(len(where)), mode="wrap")
     return text
 
 
@@ -169,7 +177,7 @@ def score_audited(
         model=artifact.model,
         bos=text.bos,
         scoring=scoring.plain,
-        open=lambda: closing(open_scorer(artifact, name)),
+        open=lambda: closing(open_scorer(artifact, name, own_sandbox=True)),
         tokens=text.tokens,
         text_bytes=text.source_bytes,
     )

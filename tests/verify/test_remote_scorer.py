@@ -55,6 +55,10 @@ class Plain(Scorer):
     def logits(self, inputs, slots, last, cache=None):
         return self.model(inputs, inputs == self.bos, last=last)
 """
+INFINITE = """
+from caddie.verify import scorer_process
+scorer_process.json.dumps = lambda claims: '{"tokens": false, "learns": false, "together": 1e400}'
+"""
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +118,19 @@ def test_it_is_not_told_where_the_text_ends(ids: str, scored: Callable[..., Scor
 """
     )
     assert scored(source if ids == "in windows" else COUNTS, random_tokens(50)).tokens == 49
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_a_window_that_could_hold_the_whole_text_is_refused(documents: bool, scored: Callable[..., Score]) -> None:
+    source = WINDOWS.replace("(Scorer):", "(Scorer):\n    per_document = True") if documents else WINDOWS
+    source = source.replace("end, 16, 16)", "end, LENGTH, LENGTH)")
+    tokens = random_tokens(1100)
+    tokens[1:] %= 200  # one document
+    assert scored(source.replace("LENGTH", "1024"), tokens).tokens == 1099
+    for start, length in ((0, 1025), (0, 1 << 40), (-1099, 1024), (-(1 << 63), (1 << 63) - 1)):
+        refused = source.replace("[window]", f"[Window({start}, 0, {length})]").replace("LENGTH", "1025")
+        with pytest.raises(CheckFailed, match=r"mine\.py: the scorer's plan has a window from .* longest has 1,024 to"):
+            scored(refused, tokens)
 
 
 def test_windows_are_scored_as_in_this_process(
@@ -219,6 +236,7 @@ def test_answers_may_be_tensors_and_arrays(scored: Callable[..., Score]) -> None
         (WINDOWS.replace("yield Step([window], [0])", "yield 3"), "", r"mine\.py: plan failed with AttributeError"),
         (WINDOWS.replace("yield Step([window]", "yield Step([]"), "", r"mine\.py: plan failed with ValueError"),
         (WINDOWS.replace("[0])", "[1 << 70])"), "", r"mine\.py: plan failed with OverflowError"),
+        (WINDOWS + INFINITE, "", r"mine\.py: its process sent what is no answer: what it claims$"),
     ],
 )
 def test_what_is_wrong_with_a_scorer_is_said_in_one_line(
@@ -302,6 +320,68 @@ def test_nothing_of_one_scorer_is_left_for_the_next(artifact: Artifact, scored: 
     assert len(family.children(recursive=True)) > before
     scored(COUNTS)
     assert len(family.children(recursive=True)) <= before
+
+
+MARKS = """
+import ctypes, os, torch
+from caddie.score import TokenScorer
+
+def segment():
+    library = ctypes.CDLL(None)
+    library.shmat.restype = ctypes.c_void_p
+    place = library.shmat(library.shmget(0x51AB, 4096, 0o1666), None, 0)
+    if place in (None, ctypes.c_void_p(-1).value):
+        return 0
+    count = ctypes.cast(place, ctypes.POINTER(ctypes.c_int))
+    count[0] += 1
+    return count[0]
+
+class Marks(TokenScorer):
+    def __init__(self, model, tokenizer):
+        super().__init__(model, tokenizer)
+        found = [segment(), *(os.stat(number).st_mtime < 1000 for number in (1, 2))]
+        os.utime(1, (5, 5))
+        self.found = torch.tensor([*found, *[0] * 300]).double()[: tokenizer.vocabulary]
+    def predict(self):
+        return self.found
+    def update(self, token):
+        pass
+"""
+
+
+def marks(artifact: Artifact, path: Path, **settings: bool) -> list[float]:
+    """What a new process finds of what earlier ones left: in shared memory, and on its two outputs."""
+    scorer = open_scorer(artifact, str(path), **settings)
+    try:
+        return scorer.logits(torch.tensor([[1]]), [0], 1)[0, 0, :3].tolist()
+    finally:
+        scorer.close()
+
+
+def test_neither_shared_memory_nor_an_open_file_outlives_a_scorer(artifact: Artifact, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MARKS)
+    assert [marks(artifact, tmp_path / "mine.py") for _ in range(2)] == [[0, 0, 0]] * 2
+
+
+@pytest.mark.long
+def test_without_seccomp_a_sandbox_of_its_own_keeps_state_apart(
+    artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, enter = sandbox._LAUNCHER.split("from ")
+    patch = f"{before}\nimport sandbox_launcher as it\nit._REFUSED = {{}}\nfrom {enter}"
+    monkeypatch.setattr(sandbox, "_LAUNCHER", patch)
+    (tmp_path / "mine.py").write_text(MARKS)
+    scorer_server(artifact).close()
+    try:
+        scorer_server(artifact).connect().close()
+        if "Linux namespaces" not in (isolation := scorer_server(artifact).isolation):
+            pytest.skip(isolation)
+        assert [marks(artifact, tmp_path / "mine.py")[0] for _ in range(2)] == [1, 2]
+        processes = len(psutil.Process().children(recursive=True))
+        assert [marks(artifact, tmp_path / "mine.py", own_sandbox=True)[0] for _ in range(2)] == [1, 1]
+        assert len(psutil.Process().children(recursive=True)) <= processes, "a sandbox did not end with its scorer"
+    finally:
+        scorer_server(artifact).close()
 
 
 def test_two_runs_throw_other_dice(scored: Callable[..., Score]) -> None:

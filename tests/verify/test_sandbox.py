@@ -117,6 +117,62 @@ def test_there_is_no_network(namespaces: None) -> None:
     assert interfaces == ["lo"]  # and even that one is down
 
 
+OUTLIVES = """
+    import ctypes, errno, json, os, resource
+    library, found = ctypes.CDLL(None, use_errno=True), {}
+    def call(name, *arguments):
+        ctypes.set_errno(0)
+        found[name] = [getattr(library, name)(*arguments) >= 0, errno.errorcode.get(ctypes.get_errno())]
+    key = ctypes.c_long(1)
+    call("shmget", 0x51AB, 4096, 0o1666)
+    call("msgget", 0x78, 0o1666)
+    call("semget", 0x79, 1, 0o1666)
+    call("setpriority", 0, os.getppid(), 5)
+    call("sched_setaffinity", os.getppid(), 8, ctypes.byref(ctypes.c_ulong(1)))
+    call("posix_fadvise", 0, 0, 0, 4)
+    found["posix_fadvise"][0] = library.posix_fadvise(0, 0, 0, 4) == 0  # it returns the error
+    number = {"x86_64": (240, 248), "aarch64": (180, 217)}[os.uname().machine]
+    call("syscall", ctypes.c_long(number[0]), b"left", 0o102, 0o600, None)
+    found["mq_open"] = found.pop("syscall")
+    call("syscall", ctypes.c_long(number[1]), b"user", b"left", b"1", ctypes.c_long(1), ctypes.c_long(-2))
+    found["add_key"] = found.pop("syscall")
+    call("prlimit", os.getppid(), 8, None, ctypes.create_string_buffer(16))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[0] - 1, limits[1]))  # its own are its own affair
+    print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("refused", ["", "_unshare"])
+def test_nothing_can_be_left_for_a_later_process(
+    refused: str, namespaces: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if refused:  # seccomp needs no namespace
+        monkeypatch.setattr(module, "_LAUNCHER", refusing(refused))
+    outcome = run(OUTLIVES)
+    assert outcome.isolated == (not refused)
+    found = answer(outcome)
+    assert found.pop("posix_fadvise")[0] is False
+    assert found == {name: [False, "EPERM"] for name in found}
+    assert len(found) == 8
+
+
+def test_a_sandbox_without_seccomp_says_so(namespaces: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LAUNCHER", refusing("_REFUSED", "{}"))
+    outcome = run("")
+    assert outcome.isolated
+    machine = os.uname().machine
+    said = f"without seccomp, so state may outlive a process: it is not known for {machine}"
+    assert outcome.isolation.endswith(f"(Linux namespaces; {said})")
+
+
+def refusing(name: str, value: str = "no") -> str:
+    """The launcher with a step that the system refuses, or with another value."""
+    patch = "import sandbox_launcher as it\ndef no(*_): raise PermissionError(1, 'Refused', 'step')\n"
+    before, enter = module._LAUNCHER.split("from ")
+    return f"{before}\n{patch}it.{name} = {value}\nfrom {enter}"
+
+
 def test_only_what_was_named_can_be_read(namespaces: None, tmp_path: Path) -> None:
     for name in ("given", "behind", "secret"):
         (tmp_path / name).write_text(name)
@@ -461,10 +517,7 @@ def test_what_the_system_refuses_is_said(
     """Each step is refused inside the launcher itself; the next lower one is taken."""
     if refused == "_build_root":
         request.getfixturevalue("namespaces")
-    patch = "import sandbox_launcher as it\ndef no(*_): raise PermissionError(1, 'Refused', 'step')\n"
-    patch += f"it.{refused} = no\n"
-    before, enter = module._LAUNCHER.split("from ")
-    monkeypatch.setattr(module, "_LAUNCHER", f"{before}\n{patch}from {enter}")
+    monkeypatch.setattr(module, "_LAUNCHER", refusing(refused))
     (tmp_path / "beside").write_text("beside")
     code = """
         import json, socket, sys

@@ -17,11 +17,13 @@ from waiting_scorer import WAITS
 from caddie.pack.artifact import Artifact, load
 from caddie.score import SGD, ChunkSGD, DocumentLoRA, Scorer, Scoring
 from caddie.score.ngram_tilt import NGramTilt
+from caddie.verify import sandbox
 from caddie.verify.black_box import ScoredText
 from caddie.verify.cheating_scorers import Waits
 from caddie.verify.known_bad import KNOWN_BAD, catch, known_bad
 from caddie.verify.probe_case import Effort, excerpts, in_order_from, library, probe_case_of, sized_case, text_in_order
 from caddie.verify.probes import FAR, PROBES
+from caddie.verify.remote_scorer import scorer_server
 from caddie.verify.whole_text import WholeText, another_text, audit
 
 BOS = 256
@@ -172,7 +174,7 @@ def test_a_scorer_that_knows_documents_is_given_no_new_ones(name: str, artifact:
     base, ends = whole.scored(), whole.tokens == BOS
     assert np.count_nonzero(ends) == 1
     chance = np.random.default_rng(0)
-    texts = [another_text(whole.tokens, base, place, BOS, chance) for place in range(300, 690, 10)]
+    texts = [another_text(whole.tokens, base, place, BOS, 257, chance) for place in range(300, 690, 10)]
     assert any(np.count_nonzero(text == BOS) > 1 for text in texts) == (name == "plain")
 
 
@@ -197,28 +199,50 @@ def scored(step: list[int], segment: list[int]) -> ScoredText:
     return ScoredText(nats=np.zeros(len(step)), step=np.array(step), segment=np.array(segment), probabilities=None)
 
 
-def test_another_text_goes_on_as_it_does_elsewhere() -> None:
+def test_another_text_goes_on_as_the_text_before_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("caddie.verify.whole_text._LEAST_STOCK", 1)
     tokens = np.array([9, 1, 2, 3, 4, 1, 5, 6, 7, 1, 2, 8], np.uint16)
-    text = another_text(tokens, scored([*range(11)], [0] * 11), 6, 9, np.random.default_rng(0))
-    # token 5 follows a 1; after the other two stands a 2, and what comes then is kept
-    assert text[:6].tolist() == tokens[:6].tolist()
-    assert text[6:].tolist() in ([2, 3, 4, 1, 5, 6], [2, 8, 9, 1, 2, 3])
+    text = another_text(tokens, scored([*range(11)], [0] * 11), 6, 9, 10, np.random.default_rng(0))
+    # token 5 follows a 1; the 1 before was followed by a 2, and what came then comes again
+    assert text.tolist() == [9, 1, 2, 3, 4, 1, 2, 3, 4, 1, 9, 1]
+
+
+@pytest.mark.parametrize("place", [1, 2, 40, 300, 599])
+def test_nothing_that_is_replaced_stands_anywhere_in_another_text(place: int) -> None:
+    tokens = np.arange(600, dtype=np.uint16)  # each token once, so that it can be seen where it comes from
+    for seed in range(5):
+        text = another_text(tokens, scored([*range(599)], [0] * 599), place, 0, 1000, np.random.default_rng(seed))
+        assert text[:place].tolist() == tokens[:place].tolist()
+        if place >= 256:
+            assert set(text[place:].tolist()) <= set(range(place))
+        else:  # some are drawn among all ids
+            assert len(set(text[place:].tolist())) > 100
+            assert not (np.diff(text[place:].astype(int)) == 1)[place:].all()
+        assert text[place] != tokens[place]
 
 
 def test_another_text_changes_what_is_scored_later_and_no_document_end() -> None:
     tokens = np.array([9, 1, 2, 3, 9, 1, 2, 4, 9, 1, 2, 5, 6], np.uint16)
     # documents of four tokens: the second is scored first, then the first and the third in one step
     base = scored([1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1], [0] * 4 + [1] * 4 + [2] * 4)
-    text = another_text(tokens, base, 2, 9, np.random.default_rng(0))
+    text = another_text(tokens, base, 2, 9, 10, np.random.default_rng(0))
     assert text[4:].tolist() == tokens[4:].tolist()  # scored before, or beside it
     assert text[0] == 9
     assert text[1] == 1
     assert text[2] != 2
-    text = another_text(tokens, base, 6, 9, np.random.default_rng(0))
+    text = another_text(tokens, base, 6, 9, 10, np.random.default_rng(0))
     assert (text == 9).tolist() == (tokens == 9).tolist()
     assert text[4:6].tolist() == [9, 1]
     assert text[6] != 2
     assert (text[[1, 2, 3]] != tokens[[1, 2, 3]]).any()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_scorer_that_puts_back_what_was_spliced_is_found(seed: int, artifact: Artifact) -> None:
+    case = probe_case_of(artifact, artifact.scoring.plain, excerpts(library(), artifact.scoring, 1), seed=seed)
+    installed = known_bad("splices").install(replace(case, whole=whole_of(artifact, 3000)))
+    passed, evidence = PROBES[FAR](installed)
+    assert not passed, evidence
 
 
 # A user's scorer, as `caddie score` runs it
@@ -248,6 +272,55 @@ def test_a_score_of_a_users_scorer_is_audited(
         assert not ended.out
     else:
         assert "none of" in json.loads(ended.out)["notes"][-1]
+
+
+REMEMBERS = """
+import ctypes, numpy as np, torch
+from caddie.score import Scorer, Step, windows
+SIZE = 100_000
+def segment():
+    library = ctypes.CDLL(None)
+    library.shmat.restype = ctypes.c_void_p
+    place = library.shmat(library.shmget(0x51AB, SIZE * 2, 0o1666), None, 0)
+    assert place not in (None, ctypes.c_void_p(-1).value)
+    return np.ctypeslib.as_array(ctypes.cast(place, ctypes.POINTER(ctypes.c_uint16)), (SIZE,))
+class Remembers(Scorer):
+    def __init__(self, model, tokenizer):
+        self.model, self.bos, self.kept = model, tokenizer.bos, segment()
+        self.first = not self.kept[0]
+    def plan(self, layout, rows):
+        for window in windows(0, int(layout.ends[0]), 64, 64):
+            self.at = window.start
+            yield Step([window], [0])
+    @torch.no_grad()
+    def logits(self, inputs, slots, last, cache=None):
+        logits, place = self.model(inputs, inputs == self.bos), slice(self.at, self.at + inputs.shape[1])
+        if self.first:
+            self.kept[place] = inputs[0].numpy()
+        true = torch.from_numpy(self.kept[place].astype(np.int64))[None, 1:, None]
+        logits[:, :-1].scatter_add_(2, true, torch.full(true.shape, 5.0))
+        return logits[:, -last:]
+"""
+
+
+@pytest.mark.long
+def test_a_scorer_whose_memory_outlives_its_process_has_no_score(
+    tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, enter = sandbox._LAUNCHER.split("from ")
+    unfiltered = f"{before}\nimport sandbox_launcher as it\nit._REFUSED = {{}}\nfrom {enter}"
+    (tmp_path / "remembers.py").write_text(REMEMBERS)
+    command = ["score", tiny_run.artifact, "--data", tiny_run.corpus, "--scorer", tmp_path / "remembers.py", "--quiet"]
+    for launcher, said in (
+        (sandbox._LAUNCHER, "cannot be made: AssertionError"),
+        (unfiltered, "it uses tokens before they are charged"),
+    ):
+        monkeypatch.setattr(sandbox, "_LAUNCHER", launcher)
+        scorer_server(load(tiny_run.artifact)).close()
+        ended = caddie(*command)
+        assert ended.status, ended.out
+        assert said in ended.err
+    scorer_server(load(tiny_run.artifact)).close()
 
 
 @pytest.mark.long
