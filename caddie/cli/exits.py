@@ -128,8 +128,8 @@ def fail(message: str, status: int) -> int:
 
 
 def judge(checks: Sequence[Mapping[str, Any]]) -> int:
-    """Return 0 if every check passed; otherwise raise `CheckFailed` with one line that names those that failed."""
-    failed = [f"{check['name']} ({check['evidence']})" for check in checks if not check["passed"]]
+    """Return 0 if no check failed; otherwise raise `CheckFailed` with one line that names those that failed."""
+    failed = [f"{check['name']} ({check['evidence']})" for check in checks if check["passed"] is False]
     if failed:
         raise CheckFailed(f"verification failed: {'; '.join(failed)}")
     return 0

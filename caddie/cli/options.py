@@ -86,6 +86,12 @@ def options(*names: str) -> Decorator:
         "track": click.option(
             "--track", type=click.Choice(TRACKERS), help="Send the log to a tracker while the run goes on."
         ),
+        "audit_seconds": click.option(
+            "--audit-seconds",
+            type=Finite(min=0, min_open=True),
+            metavar="N",
+            help="Seconds of each search for leaks in a scorer of your own; more find smaller ones.",
+        ),
         "quiet": click.option("--quiet", is_flag=True, help="No progress on standard error."),
     }
 

@@ -279,7 +279,7 @@ def _changed_recipe(artifact: Artifact, settings: tuple[str, ...], *others: str)
 )
 @click.option("--known-bad", "examples", is_flag=True, help="Also try every known-bad example: all must be caught.")
 @click.option("--lossless", is_flag=True, help="Also compress some documents and decompress them.")
-@options("data", "parts", "json")
+@options("data", "parts", "audit_seconds", "json")
 @ends_on_interrupt
 def verify(
     artifact: Path,
@@ -289,6 +289,7 @@ def verify(
     lossless: bool,
     data: str | None,
     parts: tuple[Path, ...],
+    audit_seconds: float | None,
     as_json: bool,
 ) -> int:
     """Check ARTIFACT and probe its scorer for cheats. The probes run in a sandbox.
@@ -321,8 +322,9 @@ def verify(
         corpus=corpus,
         examples=examples,
         lossless=lossless,
+        audit_seconds=audit_seconds,
     )
-    lines = [f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.evidence}" for check in verdict.checks]
+    lines = [f"{check.outcome}  {check.name}: {check.evidence}" for check in verdict.checks]
     if verdict.caught:
         rows = [[bad.name, bad.outcome, f"{bad.probe}: {bad.evidence}"] for bad in verdict.caught]
         lines += ["", table(rows, ["known-bad example", "", "must be caught by, and what that saw"])]
@@ -330,7 +332,7 @@ def verify(
     caught = [asdict(bad) | {"passed": bad.passed, "outcome": bad.outcome} for bad in verdict.caught]
     more = {name: value for name, value in (("known_bad", caught), ("not_run", verdict.not_run)) if value}
     tell({"passed": verdict.passed, "checks": facts, **more}, as_json, "\n".join(lines))
-    if verdict.passed is None:
+    if verdict.passed is None and verdict.not_run:
         raise UserError(f"not verified, because the probes could not be run in a sandbox: {verdict.not_run}")
     return judge([*facts, *({**bad, "name": f"{bad['name']} was not caught by {bad['probe']}"} for bad in caught)])
 
@@ -346,7 +348,7 @@ def verify(
     help="CSV file to write: bytes and bits of each held-out document.",
 )
 @click.option("--events", is_flag=True, hidden=True, help="Progress on standard error as JSON, for another process.")
-@options("data", "parts", "gpus", "json", "quiet")
+@options("data", "parts", "audit_seconds", "gpus", "json", "quiet")
 @ends_on_interrupt
 def score(
     artifact: Path,
@@ -356,6 +358,7 @@ def score(
     events: bool,
     data: str | None,
     parts: tuple[Path, ...],
+    audit_seconds: float | None,
     gpus: int,
     as_json: bool,
     quiet: bool,
@@ -374,6 +377,8 @@ def score(
     from caddie.runtime import distributed
     from caddie.runtime.progress import JsonLines
 
+    if audit_seconds and not scorer:
+        raise UserError("--audit-seconds is for a scorer of your own: --scorer FILE.py:NAME")
     if gpus > 1 and not distributed.under_torchrun():
         return distributed.launch(gpus, sys.argv[1:])
     with distributed.join() as ranks, Display(quiet=quiet or events or not ranks.first) as display:
@@ -381,7 +386,8 @@ def score(
         loaded = load_artifact(artifact, parts)
         scoring = _changed_recipe(loaded, settings).score
         corpus = open_for_scoring(loaded, data, progress, ranks)
-        result = score_artifact(loaded, corpus, held_out_text(corpus), scoring, scorer, progress, ranks, documents)
+        given = scoring, scorer, progress, ranks, documents, audit_seconds
+        result = score_artifact(loaded, corpus, held_out_text(corpus), *given)
     if not ranks.first:
         return 0
     if not math.isfinite(result["bits_per_byte"]):

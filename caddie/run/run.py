@@ -43,7 +43,7 @@ from caddie.train.memory import enough_memory
 from caddie.train.size_forecast import Forecaster
 from caddie.train.stage_memory import check_stages
 from caddie.verify import verify
-from caddie.verify.whole_text import score_audited
+from caddie.verify.audited_score import score_audited
 
 
 def run(
@@ -166,12 +166,14 @@ def score_artifact(
     progress: Progress = SILENT,
     ranks: Ranks = Ranks(),
     documents: Path | None = None,
+    audit_seconds: float | None = None,
 ) -> dict[str, Any]:
     """Score an artifact on the held-out `text` of a corpus; `bits_per_byte` is that of its own scoring.
 
     `scoring` replaces the artifact's own, and `scorer` (`FILE.py:NAME`) is a user's class; the result says so. `ranks`
     score together, and the first writes the bytes and bits of each document to the file `documents`, if given. A scorer
-    of whole windows is audited: `CheckFailed` if it uses tokens before they are charged.
+    of whole windows is audited, for as long as its score took or for `audit_seconds`: `CheckFailed` if it uses tokens
+    before they are charged, and `audited` is False if the audit could decide too little.
     """
     chosen, clock = scoring or artifact.scoring, Phases()
     predictions = len(text.tokens) - 1
@@ -179,12 +181,13 @@ def score_artifact(
     progress.step({"event": "doing", "text": "choosing the number of threads"})
     with clock("warm_up"):
         use_quickest_threads(artifact.model, text, chosen, ranks)
-    notes = _notes(chosen, predictions)
+    notes, audited = _notes(chosen, predictions), None
     if scorer is None:
         scores = score_kinds(artifact.model, text, chosen, None, progress, ranks)
     else:
-        scores, audited = score_audited(artifact, text, chosen, scorer, progress, ranks)
-        notes.append(audited)
+        scores, audit = score_audited(artifact, text, chosen, scorer, progress, ranks, audit_seconds)
+        notes.append(audit.evidence)
+        audited = audit.decided
     corpus.check_unchanged()
     counted, held_out = list(scores.values())[-1], corpus.manifest.validation
     if documents is not None and ranks.first:
@@ -198,6 +201,7 @@ def score_artifact(
         **{kind: scores[kind].to_json() if kind in scores else None for kind in KINDS},
         "scoring": show(chosen),
         "notes": notes,
+        "audited": audited,
         "own_scoring": chosen == artifact.scoring and scorer is None,
         "byte_source": corpus.manifest.byte_source,
         "changed_documents": trip and trip.changed_documents,

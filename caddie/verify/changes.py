@@ -20,6 +20,8 @@ from caddie.verify.own_model import Reference
 Mask = npt.NDArray[np.bool_]
 GAIN = 0.005
 """Bits per byte gained by a leak whose chance of being found is stated."""
+DECIDES = 0.5
+"""Least chance of finding it in a user's scorer, without which a search that found none has decided nothing."""
 _LONGEST = 3.5
 """Longest change, in windows."""
 
@@ -82,6 +84,14 @@ def found_with(base: ScoredText, reference: Reference, text_bytes: int, places: 
 def percent(probability: float) -> str:
     """Return a probability in percent, rounded down so that it never becomes a hundred."""
     return f"{min(math.floor(1000 * probability) / 10, 99.9):.1f} %"
+
+
+def undecided(found: float, seconds: float) -> str:
+    """Return the time with which a search that took so many seconds would decide, or nothing if it did decide."""
+    if found >= DECIDES:
+        return ""
+    needed = seconds * math.log1p(-DECIDES) / math.log1p(-max(found, 1e-6))
+    return f", which decides nothing: set --audit-seconds={math.ceil(needed)} or so"
 
 
 def draw_change(

@@ -204,7 +204,7 @@ def catch(case: ProbeCase) -> list[Caught]:
         installed = example.install(case if example.probe == FAR else replace(case, whole=None))
         checks = run_probes(installed)
         evidence = next((check.evidence for check in checks if check.name == example.probe), "not tried")
-        failed = tuple(check.name for check in checks if not check.passed)
+        failed = tuple(check.name for check in checks if check.passed is False)
         acts = example.probe in failed or example.acts(case, installed)
         evidence = evidence if acts else "it does nothing with this artifact on this text: nothing could be found"
         found.append(Caught(name, example.what, example.probe, failed, evidence, acts))

@@ -97,6 +97,8 @@ class ProbeCase:
     """Hashes of the documents that are scored."""
     trained_on: frozenset[bytes] | None = None
     """Hashes of the training documents, if known."""
+    users: bool = False
+    """True if the scorer is a user's, whose searches must be likely enough to find a leak: see `changes.DECIDES`."""
     may_read: tuple[Path, ...] = ()
     """Files that the scorer consists of."""
     effort: Effort = Effort()
@@ -246,6 +248,7 @@ def probe_case_of(
         documents=tuple(documents[: int((tokens == artifact.tokenizer.bos).sum()) - 2]),
         tokens=tokens,
         seed=seed,
+        users=scorer is not None,
         may_read=(artifact.path, *files),
     )
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from caddie.data.tokenizers import MARK
 from caddie.errors import UserError
-from caddie.verify.changes import GAIN, percent, settled
+from caddie.verify.changes import GAIN, percent, settled, undecided
 from caddie.verify.probe_case import ProbeCase
 from caddie.verify.whole_text import audit
 
@@ -25,11 +25,17 @@ class Check:
     """Result of one check, with its evidence."""
 
     name: str
-    passed: bool
+    passed: bool | None
+    """None if nothing was found, but too little was tried to decide."""
     evidence: str
 
+    @property
+    def outcome(self) -> str:
+        """A word for the result: pass, FAIL or inconclusive."""
+        return "inconclusive" if self.passed is None else "pass" if self.passed else "FAIL"
 
-Found = tuple[bool, str]
+
+Found = tuple[bool | None, str]
 Probe = Callable[[ProbeCase], Found | None]
 
 _LUCK = math.log(1e6)
@@ -39,6 +45,7 @@ _DRAWN = 1024
 _DEVIATIONS = 5.0
 """Standard deviations beyond which a mean rank is not chance: once in three million times."""
 _SPACES = b"a b  c   d\n e\t f \xc3\xa9 \xe4\xbd\xa0 \xe2\x98\x83 \xf0\x9d\x92\xb3 \xef\xbc\x91 .\n"
+DRAWN = "drawn text is not predicted"
 FAR = "no look-ahead far into a text"
 HELD_OUT = "held-out text was not trained on"
 _MOST_LOST = 0.1
@@ -79,15 +86,17 @@ def _finite_losses(case: ProbeCase) -> Found:
 def _look_ahead(case: ProbeCase) -> Found:
     """Change tokens at random places: no distribution of a changed token, and nothing before it, may change."""
     passed, evidence = _search(case)
-    if not passed or case.long is None:
+    if passed is False or case.long is None:
         return passed, evidence
-    passed, found = _search(case.long)
-    return passed, f"{evidence}. In a text of {len(case.long.tokens):,} tokens: {found}" if passed else found
+    passed_long, found = _search(case.long)
+    if passed_long is False:
+        return False, found
+    return passed and passed_long, f"{evidence}. In a text of {len(case.long.tokens):,} tokens: {found}"
 
 
 def _search(case: ProbeCase) -> Found:
     """Look for a leak in the text of one case."""
-    base, places, earlier, later = case.base, 0, 0, 0
+    base, places, earlier, later, begin = case.base, 0, 0, 0, time.perf_counter()
     for change, scored in case.changes():
         places += len(change.places)
         before, differs = settled(base, change.changed), case.differ(base.nats, scored.nats)
@@ -105,8 +114,10 @@ def _search(case: ProbeCase) -> Found:
     settled_before = f"none of {earlier:,} losses settled before them changed, nor a distribution; {later:,} others did"
     if case.shows_one_token:
         return True, f"{places:,} places of changes: {settled_before}; the scorer is shown charged tokens alone"
-    found = f"a leak of {GAIN} bits per byte in this text is found with {percent(case.found_with(places))}"
-    return True, f"{places:,} places of changes: {settled_before}; {found}"
+    power = case.found_with(places)
+    more = undecided(power, time.perf_counter() - begin) if case.users else ""
+    found = f"a leak of {GAIN} bits per byte in this text is found with {percent(power)}{more}"
+    return None if more else True, f"{places:,} places of changes: {settled_before}; {found}"
 
 
 def _whole_text(case: ProbeCase) -> Found | None:
@@ -115,8 +126,11 @@ def _whole_text(case: ProbeCase) -> Found | None:
         return None
     begin = time.perf_counter()
     base = case.whole.scored()
-    seconds = time.perf_counter() - begin
-    return audit(case.whole, base, case.whole.plain_nats(), seed=case.seed, seconds=seconds)
+    seconds, plain = time.perf_counter() - begin, case.whole.plain_nats()
+    if not case.users:
+        return audit(case.whole, base, plain, seed=case.seed, seconds=seconds)
+    seconds = max(seconds, case.effort.seconds)
+    return audit(case.whole, base, plain, seed=case.seed, seconds=seconds, decides=True)
 
 
 def _drawn(case: ProbeCase) -> Found | None:
@@ -337,7 +351,7 @@ PROBES: dict[str, Probe] = {
     "reads nothing else": _reads,
     "no look-ahead": _look_ahead,
     FAR: _whole_text,
-    "drawn text is not predicted": _drawn,
+    DRAWN: _drawn,
     "random tokens are not predicted": _own_target,
     "document ends are not predicted": _ends,
     "distributions sum to one": _sums,
@@ -354,7 +368,7 @@ PROBES: dict[str, Probe] = {
 
 def missing_probes(checks: Sequence[Check]) -> list[str]:
     """Return the names of the probes that always answer and are missing in `checks`."""
-    works = bool(checks) and checks[0].passed
+    works = bool(checks) and bool(checks[0].passed)
     optional = _whole_text, _drawn, _ends, _held_out  # they do not apply to some texts
     expected = [name for name, probe in PROBES.items() if probe not in optional] if works else list(PROBES)[:2]
     return [name for name in expected if name not in {check.name for check in checks}]

@@ -72,10 +72,11 @@ class Verdict:
 
     @property
     def passed(self) -> bool | None:
-        """True if every check passed and every known-bad example was caught; None if the probes could not run."""
-        if self.not_run and all(check.passed for check in self.checks):
-            return None
-        return all(check.passed for check in self.checks) and all(example.passed for example in self.caught)
+        """False if a check failed or a known-bad example was not caught; None if not all decided, or none could run."""
+        outcomes = {check.passed for check in self.checks} | {example.passed for example in self.caught}
+        if False in outcomes:
+            return False
+        return None if self.not_run or None in outcomes else True
 
 
 def verify(
@@ -87,18 +88,22 @@ def verify(
     corpus: Corpus | None = None,
     examples: bool = False,
     lossless: bool = False,
+    audit_seconds: float | None = None,
 ) -> Verdict:
     """Check an artifact that was read without an error, and probe its scorer in a sandbox.
 
     `scoring` replaces the artifact's own. `scorer` is a user's, FILE.py:NAME, or a known-bad one, known_bad:NAME. The
     probe text is from the held-out documents of `corpus`, which are then checked not to be training documents; without
     one, or if they are too short to be probed with, from Python's library. `examples` probes every known-bad example
-    too; `lossless` compresses and decompresses some documents. Raises `UserError` for wrong arguments.
+    too; `lossless` compresses and decompresses some documents. Each search for leaks in a user's scorer takes
+    `audit_seconds`. Raises `UserError` for wrong arguments.
     """
     chosen = scoring or artifact.scoring
     check_windows(chosen.sequence_length, chosen.stride)
     if lossless and scorer:
         raise UserError("--lossless compresses with the scoring of the artifact or of score.*; leave out --scorer")
+    if audit_seconds and (not scorer or scorer.startswith(_KNOWN_BAD)):
+        raise UserError("--audit-seconds is for a scorer of your own: --scorer FILE.py:NAME")
     if scorer and scorer.startswith(_KNOWN_BAD):
         known_bad(scorer.removeprefix(_KNOWN_BAD))
     elif scorer:
@@ -112,7 +117,7 @@ def verify(
         checks.append(Check(HELD_OUT, *check_disjoint(*hashes)))
         checks += _vocabulary(artifact.tokenizer, corpus)
     try:
-        probed, caught = _probe_in_sandbox(artifact, chosen, scorer, documents, examples, lossless)
+        probed, caught = _probe_in_sandbox(artifact, chosen, scorer, documents, examples, lossless, audit_seconds)
     except NoSandbox as error:
         return Verdict(checks=tuple(checks), not_run=str(error))
     return Verdict(checks=(*checks, *probed), caught=tuple(caught))
@@ -168,7 +173,13 @@ def _vocabulary(tokenizer: Tokenizer, corpus: Corpus) -> list[Check]:
 
 
 def _probe_in_sandbox(
-    artifact: Artifact, scoring: Scoring, scorer: str | None, documents: Sequence[bytes], examples: bool, lossless: bool
+    artifact: Artifact,
+    scoring: Scoring,
+    scorer: str | None,
+    documents: Sequence[bytes],
+    examples: bool,
+    lossless: bool,
+    audit_seconds: float | None,
 ) -> tuple[list[Check], list[Caught]]:
     seed = secrets.randbits(32)  # so that no scorer can know the random tokens
     path, sources = artifact.path.absolute(), documents
@@ -184,6 +195,7 @@ def _probe_in_sandbox(
         "in_order": [document.decode("latin-1") for document in in_order_from(sources, seed)],
         "seed": seed,
         "examples": examples,
+        "audit_seconds": audit_seconds,
         "lossless": [piece.decode("latin-1") for piece in _sample(documents, seed)] if lossless else [],
     }
     if scorer and not scorer.startswith(_KNOWN_BAD):
@@ -295,6 +307,8 @@ def _run_job(job: dict[str, Any]) -> dict[str, Any]:
         case = known_bad(scorer.removeprefix(_KNOWN_BAD)).install(short)
     else:
         case = sized_case(artifact, scoring, documents, seed=job["seed"], scorer=scorer, in_order=in_order)
+    if job["audit_seconds"]:
+        case = replace(case, effort=Effort(seconds=job["audit_seconds"]))
     checks = run_probes(case)
     if job["lossless"]:
         checks.append(_compresses(artifact, scoring, [document.encode("latin-1") for document in job["lossless"]]))

@@ -7,10 +7,9 @@ token on and with all that the scorer remembers by then: up to the place, no los
 from __future__ import annotations
 
 import math
-import secrets
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import count
 
@@ -19,18 +18,14 @@ import torch
 from torch import Tensor
 
 from caddie.data.tokenizers import Ids
-from caddie.errors import CheckFailed
 from caddie.model import Model
-from caddie.pack.artifact import Artifact
-from caddie.runtime.distributed import Ranks
 from caddie.runtime.progress import SILENT, Progress
-from caddie.score import Score, Scorer, Scoring, Text, Window, layout_of, run, score_kinds
+from caddie.score import Scorer, Scoring, Window, layout_of, run
 from caddie.score.loop import Losses
 from caddie.score.score import rows_and_workers
 from caddie.score.scorer import nats
 from caddie.verify.black_box import CountingScorer, Floats, ScoredText, StepsDone
-from caddie.verify.changes import GAIN, may_change_ends, percent
-from caddie.verify.remote_scorer import RemoteTokens, open_scorer
+from caddie.verify.changes import GAIN, may_change_ends, percent, undecided
 
 _FOUND = 0.99
 """Probability of finding a leak of `GAIN` at which an audit ends before its time."""
@@ -90,12 +85,20 @@ class WholeText:
 
 
 def audit(
-    whole: WholeText, base: ScoredText, plain: Floats, *, seed: int, seconds: float, progress: Progress = SILENT
-) -> tuple[bool, str]:
+    whole: WholeText,
+    base: ScoredText,
+    plain: Floats,
+    *,
+    seed: int,
+    seconds: float,
+    decides: bool = False,
+    progress: Progress = SILENT,
+) -> tuple[bool | None, str]:
     """Score the text again with others from secret places on; return the result and its evidence.
 
     `base` is the score of the text, `plain` the losses of the model itself. Places are drawn in turn by what the scorer
-    gains over the model and evenly, until a leak of `GAIN` would be found or the time is over; one is always tried.
+    gains over the model and evenly, until a leak of `GAIN` would be found or the time is over; one is always tried. If
+    it `decides`, the result is None where a leak of that size would too seldom be found.
     """
     tokens, generator, begin = whole.tokens, np.random.default_rng([seed, 5]), time.perf_counter()
     free = (tokens[1:] != whole.bos) | may_change_ends(base)
@@ -120,8 +123,9 @@ def audit(
         if (found >= _FOUND and number) or time.perf_counter() - begin > seconds:
             break
     places = f"{len(tokens):,} tokens, scored {number + 1} more time{'s' if number else ''} with others from a place on"
-    power = f"a leak of {GAIN} bits per byte in this text is found with {percent(found)}"
-    return True, f"{places}: none of {passed:,} losses up to there changed; {power}"
+    more = undecided(found, time.perf_counter() - begin) if decides else ""
+    power = f"a leak of {GAIN} bits per byte in this text is found with {percent(found)}{more}"
+    return None if more else True, f"{places}: none of {passed:,} losses up to there changed; {power}"
 
 
 def another_text(
@@ -147,43 +151,3 @@ def another_text(
     text = tokens.copy()
     text[where] = np.take(stock, first - int(np.searchsorted(where, place)) + np.arange(len(where)), mode="wrap")
     return text
-
-
-def score_audited(
-    artifact: Artifact, text: Text, scoring: Scoring, name: str, progress: Progress, ranks: Ranks
-) -> tuple[dict[str, Score], str]:
-    """Return the scores of an artifact with that of the user's scorer `name`, and the evidence of its audit.
-
-    The audit takes about as long as the scorer did. `CheckFailed` if it finds that tokens are used too early. A scorer
-    that is shown charged tokens alone is not audited.
-    """
-    predictions = len(text.tokens) - 1
-    losses = {kind: np.zeros(predictions) for kind in ("plain", "user")}
-
-    def keep(kind: str, window: Window, found: Losses) -> None:
-        if kind in losses:
-            losses[kind][window.first : window.end] = found
-
-    with closing(open_scorer(artifact, name)) as own:
-        progress.note(f"the scorer runs with {own.isolation}")
-        counting = CountingScorer(own, predictions)
-        scores = score_kinds(artifact.model, text, scoring, counting, progress, ranks, keep)
-    if isinstance(own, RemoteTokens):
-        return scores, "The scorer was shown charged tokens alone."
-    if not ranks.first:
-        return scores, ""
-    progress.phase("audit")
-    whole = WholeText(
-        model=artifact.model,
-        bos=text.bos,
-        scoring=scoring.plain,
-        open=lambda: closing(open_scorer(artifact, name, own_sandbox=True)),
-        tokens=text.tokens,
-        text_bytes=text.source_bytes,
-    )
-    base = counting.scored(losses["user"], layout_of(text.tokens, text.bos, counting.per_document))
-    seed, seconds = secrets.randbits(32), scores["user"].seconds
-    passed, evidence = audit(whole, base, losses["plain"], seed=seed, seconds=seconds, progress=progress)
-    if not passed:
-        raise CheckFailed(f"{name}: {evidence}")
-    return scores, f"Audit of the scorer: {evidence}."

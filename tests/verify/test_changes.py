@@ -18,7 +18,7 @@ from caddie.pack.artifact import Artifact, load
 from caddie.score import ChunkSGD, DocumentLoRA, Scoring, Window
 from caddie.score.ttt_sgd import SGD
 from caddie.verify.black_box import LoopScorer, ScoredText, fingerprint
-from caddie.verify.changes import chances, draw_change, found_with, settled
+from caddie.verify.changes import chances, draw_change, found_with, settled, undecided
 from caddie.verify.known_bad import KNOWN_BAD, Caught, KnownBad, catch
 from caddie.verify.own_model import Reference, _batches, draw_text, own_windows, reference
 from caddie.verify.probe_case import (
@@ -351,3 +351,10 @@ def test_an_example_that_gains_nothing_is_inconclusive(artifact: Artifact, monke
     assert "nothing could be found" in found["idle"].evidence
     assert (found["blind"].outcome, found["blind"].passed) == ("FAIL", False)
     assert Caught("a", "b", "no look-ahead", ("no look-ahead",), "c").outcome == "pass"
+
+
+def test_the_time_that_would_decide_is_that_of_enough_places() -> None:
+    assert undecided(0.5, 20.0) == ""
+    one = 0.04  # found with one place, and with 17 in one half of all cases: 0.96 ** 17 = 0.4996
+    assert undecided(one, 10.0) == ", which decides nothing: set --audit-seconds=170 or so"
+    assert undecided(0.0, 1.0).startswith(", which decides nothing: set --audit-seconds=69")

@@ -81,7 +81,7 @@ def case(artifact: Artifact, scoring: Scoring | None = None, *, seed: int = 1, *
 
 def failed(on: ProbeCase) -> set[str]:
     """Names of the probes that fail."""
-    return {check.name for check in run_probes(on) if not check.passed}
+    return {check.name for check in run_probes(on) if check.passed is False}
 
 
 def seen(on: ProbeCase, name: str) -> str:
@@ -588,6 +588,7 @@ def test_an_example_in_place_of_the_scorer(artifact: Artifact) -> None:
         "artifact": str(artifact.path),
         "parts": [],
         "score": artifact.scoring.to_json(),
+        "audit_seconds": None,
         "scorer": "known_bad:slot",
         "documents": [piece.decode("latin-1") for piece in excerpts(library(), artifact.scoring, 1)],
         "in_order": [],
@@ -639,6 +640,35 @@ def test_a_sealed_process_that_does_not_end_well_fails(
     assert ran.evidence.startswith(says or "S; 0 of 8,192 MiB, ")
 
 
+def test_what_too_little_was_tried_for_is_no_pass(
+    tiny_run: Any, caddie: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = (Check("first", True, "seen"), Check("second", None, "little was seen"))
+    verdict = verification.Verdict(checks=checks)
+    assert verdict.passed is None
+    assert verification.Verdict(checks=(*checks, Check("third", False, "seen"))).passed is False
+    monkeypatch.setattr("caddie.verify.verify", lambda *given, **settings: verdict)
+    ended = caddie("verify", tiny_run.artifact)
+    assert ended.status == 0, ended.err
+    assert ended.out.splitlines() == ["pass  first: seen", "inconclusive  second: little was seen"]
+    facts = json.loads(caddie("verify", tiny_run.artifact, "--json").out)
+    assert (facts["passed"], [check["passed"] for check in facts["checks"]]) == (None, [True, None])
+
+
+@pytest.mark.parametrize(("users", "power", "outcome"), [(True, 0.04, None), (True, 0.6, True), (False, 0.04, True)])
+def test_a_search_of_a_users_scorer_that_would_seldom_find_a_leak_decides_nothing(
+    users: bool, power: float, outcome: bool | None, artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ProbeCase, "found_with", lambda self, places: power)
+    on = replace(case(artifact, artifact.scoring.plain), users=users, effort=Effort(places=1, found=0.0))
+    passed, evidence = PROBES["no look-ahead"](on)
+    assert passed is outcome
+    assert (", which decides nothing: set --audit-seconds=" in evidence) == (outcome is None)
+    long = replace(on, long_text=on.tokens[:300])
+    assert PROBES["no look-ahead"](long)[0] is outcome
+    assert probe_case_of(artifact, on.scoring, on.documents, seed=1, scorer="mine.py").users
+
+
 def test_an_artifact_that_changes_meanwhile_fails(
     tiny_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -660,6 +690,8 @@ def test_an_artifact_that_changes_meanwhile_fails(
     ("arguments", "says"),
     [
         (["--scorer", "known_bad:slut"], "did you mean slot?"),
+        (["--audit-seconds=9"], "--audit-seconds is for a scorer of your own"),
+        (["--audit-seconds=9", "--scorer", "known_bad:slot"], "--audit-seconds is for a scorer of your own"),
         (["score.strid=8"], "no setting score.strid"),
         (["score.stride=800"], "score.stride must be from 1 to score.sequence_length"),
         (["model.depth=2"], "verify takes pack.cap_bytes=N and settings of score, not model.depth"),

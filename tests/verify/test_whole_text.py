@@ -178,6 +178,21 @@ def test_a_scorer_that_knows_documents_is_given_no_new_ones(name: str, artifact:
     assert any(np.count_nonzero(text == BOS) > 1 for text in texts) == (name == "plain")
 
 
+def test_an_audit_that_would_seldom_find_a_leak_decides_nothing(
+    artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = artifact.scoring.plain.but(sequence_length=64, stride=64)
+    whole = whole_of(artifact, 700, plain)  # gains nothing over the model, so that any leak is all of its gain
+    assert audit(whole, whole.scored(), whole.plain_nats(), seed=1, seconds=0.0, decides=True)[0]
+    whole = whole_of(artifact, 700, plain.but(tilt=NGramTilt(order=3)))
+    given = whole, whole.scored(), whole.plain_nats()
+    monkeypatch.setattr("caddie.verify.whole_text.GAIN", 1e-6)
+    passed, evidence = audit(*given, seed=1, seconds=0.0, decides=True)
+    assert passed is None
+    assert "0.0 %, which decides nothing: set --audit-seconds=" in evidence
+    assert audit(*given, seed=1, seconds=0.0)[0]
+
+
 def test_a_case_has_a_whole_text_unless_its_scorer_remembers_nothing(artifact: Artifact) -> None:
     given = excerpts(library(), artifact.scoring, 1)
     learns = artifact.scoring.but(ttt=ChunkSGD(chunk_tokens=512, sgd=SGD(epochs=1)))
@@ -260,8 +275,15 @@ class Even(TokenScorer):
 
 @pytest.mark.parametrize(("after", "status"), [(500, 1), (10**9, 0)])
 def test_a_score_of_a_users_scorer_is_audited(
-    after: int, status: int, tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path
+    after: int,
+    status: int,
+    tiny_run: Any,
+    caddie: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if status:  # else drawn text would find it first
+        monkeypatch.setattr("caddie.verify.audited_score._drawn", lambda *given: "")
     (tmp_path / "waits.py").write_text(WAITS.replace("AFTER", str(after)))
     data = ("--data", tiny_run.corpus, "--scorer", tmp_path / "waits.py", "--quiet", "--json")
     ended = caddie("score", tiny_run.artifact, *data)
@@ -271,7 +293,10 @@ def test_a_score_of_a_users_scorer_is_audited(
         assert "it uses tokens before they are charged" in ended.err
         assert not ended.out
     else:
-        assert "none of" in json.loads(ended.out)["notes"][-1]
+        result = json.loads(ended.out)
+        assert "none of" in result["notes"][-1]
+        assert "drawn from the model in" in result["notes"][-1]
+        assert result["audited"] is True
 
 
 REMEMBERS = """
@@ -301,6 +326,31 @@ class Remembers(Scorer):
         logits[:, :-1].scatter_add_(2, true, torch.full(true.shape, 5.0))
         return logits[:, -last:]
 """
+
+
+def test_a_score_says_that_its_audit_decided_nothing(
+    tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("caddie.verify.whole_text.undecided", lambda found, seconds: ", which decides nothing")
+    (tmp_path / "waits.py").write_text(WAITS.replace("AFTER", str(10**9)))
+    data = ("--data", tiny_run.corpus, "--scorer", tmp_path / "waits.py", "--quiet")
+    ended = caddie("score", tiny_run.artifact, *data)
+    assert ended.status == 0, ended.err
+    line = [line for line in ended.out.splitlines() if line.startswith("bits per byte  ")][-1]
+    assert line.endswith("  (not audited to 0.005 bits per byte)")
+    assert "pass" not in ended.out
+
+
+def test_a_score_is_followed_by_text_drawn_from_the_model(
+    tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("caddie.verify.audited_score.audit", lambda *given, **settings: (True, "audited"))
+    (tmp_path / "waits.py").write_text(WAITS.replace("AFTER", "0"))
+    data = ("--data", tiny_run.corpus, "--scorer", tmp_path / "waits.py", "--quiet")
+    ended = caddie("score", tiny_run.artifact, *data)
+    assert ended.status == 1, ended.out
+    assert "drawn from the model in" in ended.err
+    assert ended.err.endswith("it uses tokens before they are charged\n")
 
 
 @pytest.mark.long

@@ -1,0 +1,112 @@
+"""The score of a user's scorer, with an audit of that scoring and a text drawn from the model."""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import closing
+from dataclasses import dataclass
+
+import numpy as np
+
+from caddie.data.tokenizers import Ids
+from caddie.errors import CheckFailed
+from caddie.pack.artifact import Artifact
+from caddie.runtime.distributed import Ranks
+from caddie.runtime.progress import Progress
+from caddie.score import Score, Scoring, Text, Window, layout_of, score_kinds
+from caddie.score.loop import Losses
+from caddie.verify.black_box import CountingScorer, LoopScorer
+from caddie.verify.probe_case import ProbeCase
+from caddie.verify.probes import DRAWN, PROBES
+from caddie.verify.remote_scorer import RemoteTokens, open_scorer
+from caddie.verify.whole_text import WholeText, audit
+
+_DRAWN_TOKENS, _DRAWN_SECONDS, _WINDOWS = 4096, 2.0, 3
+"""Tokens of a text with drawn stretches, fewer if scoring takes longer than this, but always so many windows."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What is known of a user's scorer after its score."""
+
+    decided: bool
+    """False if a leak of `changes.GAIN` in this text would too seldom have been found."""
+    evidence: str
+
+
+def score_audited(
+    artifact: Artifact,
+    text: Text,
+    scoring: Scoring,
+    name: str,
+    progress: Progress,
+    ranks: Ranks,
+    seconds: float | None = None,
+) -> tuple[dict[str, Score], Audit]:
+    """Return the scores of an artifact with that of the user's scorer `name`, and what its audit found.
+
+    The audit takes about as long as the scorer did, or as many seconds as given. `CheckFailed` if it finds that tokens
+    are used too early. A scorer that is shown charged tokens alone is not audited.
+    """
+    predictions = len(text.tokens) - 1
+    losses = {kind: np.zeros(predictions) for kind in ("plain", "user")}
+    longest = 0
+
+    def keep(kind: str, window: Window, found: Losses) -> None:
+        nonlocal longest
+        if kind in losses:
+            losses[kind][window.first : window.end] = found
+        if kind == "user":
+            longest = max(longest, window.end - window.start)
+
+    with closing(open_scorer(artifact, name)) as own:
+        progress.note(f"the scorer runs with {own.isolation}")
+        counting = CountingScorer(own, predictions)
+        scores = score_kinds(artifact.model, text, scoring, counting, progress, ranks, keep)
+    if isinstance(own, RemoteTokens):
+        return scores, Audit(True, "The scorer was shown charged tokens alone.")
+    if not ranks.first:
+        return scores, Audit(True, "")
+    progress.phase("audit")
+    took = scores["user"].seconds
+    length = max(_WINDOWS * longest + 1, min(_DRAWN_TOKENS, int(_DRAWN_SECONDS * predictions / max(took, 1e-9))))
+    drawn = _drawn(artifact, scoring.plain, name, text, length)
+    whole = WholeText(
+        model=artifact.model,
+        bos=text.bos,
+        scoring=scoring.plain,
+        open=lambda: closing(open_scorer(artifact, name, own_sandbox=True)),
+        tokens=text.tokens,
+        text_bytes=text.source_bytes,
+    )
+    base = counting.scored(losses["user"], layout_of(text.tokens, text.bos, counting.per_document))
+    seed, seconds = secrets.randbits(32), max(took, seconds or 0.0)
+    passed, evidence = audit(whole, base, losses["plain"], seed=seed, seconds=seconds, decides=True, progress=progress)
+    if passed is False:
+        raise CheckFailed(f"{name}: {evidence}")
+    return scores, Audit(passed is not None, f"Audit of the scorer: {evidence}. {drawn}".strip())
+
+
+def _drawn(artifact: Artifact, scoring: Scoring, name: str, text: Text, length: int) -> str:
+    """Score text drawn from the model, between tokens of the text from a secret document on; return the evidence."""
+    seed = secrets.randbits(32)
+    begins = np.flatnonzero(text.tokens[: max(1, len(text.tokens) - length)] == text.bos)
+    first = int(np.random.default_rng(seed).choice(begins)) if len(begins) else 0
+    tokens: Ids = text.tokens[first : first + length]
+    case = ProbeCase(
+        artifact=artifact,
+        scoring=scoring,
+        open=lambda: LoopScorer(artifact, scoring, name),
+        count=artifact.tokenizer.byte_lengths,
+        documents=(),
+        tokens=tokens,
+        seed=seed,
+        users=True,
+    )
+    found = PROBES[DRAWN](case)
+    if found is None:
+        return ""
+    passed, evidence = found
+    if not passed:
+        raise CheckFailed(f"{name}: {evidence}; it uses tokens before they are charged")
+    return f"{evidence}."
