@@ -53,6 +53,8 @@ class ScoredText:
     """True if the scorer learns from tokens that it has scored."""
     fingerprint: Floats | None = None
     """Of each distribution one number, (N - 1,), that differs if the distributions differ: see `fingerprint`."""
+    ends: Floats | None = None
+    """Logarithm of the probability of BOS in each prediction, (N - 1,)."""
     windows: tuple[Window, ...] = ()
     """Windows of the text, if it was scored in windows."""
     ends_known: bool = False
@@ -125,7 +127,7 @@ class LoopScorer(BlackBoxScorer):
     def _recorded(self, scorer: Scorer, tokens: Ids, positions: Positions) -> ScoredText:
         layout = layout_of(tokens, self.bos, bool(scorer.per_document))
         predictions, gpt = len(tokens) - 1, self.model.config
-        nats, prints, windows = np.zeros(predictions), np.zeros(predictions), list[Window]()
+        (nats, prints, ends), windows = np.zeros((3, predictions)), list[Window]()
         probabilities = np.zeros((len(positions), gpt.vocabulary))
         counting, device = CountingScorer(scorer, predictions), next(self.model.parameters()).device
         rows, workers = rows_and_workers(scorer, self.scoring, device)
@@ -139,6 +141,7 @@ class LoopScorer(BlackBoxScorer):
                 for first, part in zip(range(window.first, window.end, _PART), row.split(_PART), strict=True):
                     log_probs, end = torch.log_softmax(part.double(), -1), first + len(part)
                     prints[first:end] = fingerprint(log_probs)
+                    ends[first:end] = log_probs[:, self.bos].cpu().numpy()
                     begin, stop = np.searchsorted(positions, (first, end))
                     wanted = torch.from_numpy(positions[begin:stop] - first).to(row.device)
                     probabilities[begin:stop] = log_probs[wanted].exp().cpu().numpy()
@@ -161,6 +164,7 @@ class LoopScorer(BlackBoxScorer):
             isolated=bool(scorer.per_document) or (self._scorer is None and scopes == {"document"}),
             learns=learns,
             fingerprint=prints,
+            ends=ends,
             windows=tuple(windows),
             ends_known=bool(scorer.per_document),
             context=context,

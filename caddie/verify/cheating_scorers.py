@@ -40,6 +40,7 @@ class CheatScorer(LoopScorer):
             nats=-logs[everywhere, tokens[1:]],
             probabilities=cheated[positions],
             fingerprint=fingerprint(torch.from_numpy(logs)),
+            ends=logs[:, self.bos],
             context=None,
         )
 

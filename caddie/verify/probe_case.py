@@ -23,6 +23,7 @@ from caddie.score import Scorer, Scoring
 from caddie.verify.audit_hook import watch_reads
 from caddie.verify.black_box import BlackBoxScorer, Floats, LoopScorer, Positions, ScoredText
 from caddie.verify.changes import Change, chances, draw_change, found_with
+from caddie.verify.noise import ENDS, Noise, draw_noise
 from caddie.verify.own_model import DrawnText, Reference, draw_text, own_windows, reference
 from caddie.verify.remote_scorer import LONGEST_CONTEXTS, LONGEST_WINDOW, open_scorer
 from caddie.verify.whole_text import WholeText
@@ -62,8 +63,6 @@ _MOST_PROBABILITIES = 1 << 22
 """Most numbers in the distributions of one text."""
 _MOST_DRAWN = 32
 """Most texts that are drawn from the model."""
-_END = 1 / 16
-"""Probability of each random token to be BOS."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +96,8 @@ class ProbeCase:
     """Hashes of the documents that are scored."""
     trained_on: frozenset[bytes] | None = None
     """Hashes of the training documents, if known."""
+    document_tokens: tuple[int, ...] = ()
+    """About the lengths of the held-out documents; those of the probe text if not known."""
     users: bool = False
     """True if the scorer is a user's, whose searches must be likely enough to find a leak: see `changes.DECIDES`."""
     may_read: tuple[Path, ...] = ()
@@ -208,22 +209,21 @@ class ProbeCase:
         return self.open().score(changed, self.positions)
 
     @cached_property
+    def noise_text(self) -> Noise:
+        """Random tokens, more than the probe text has if the scorer knows where documents end and these are long."""
+        begins = np.flatnonzero(np.append(self.tokens, self.bos) == self.bos)
+        documents, length = self.document_tokens or tuple(np.diff(begins).tolist()), len(self.tokens)
+        if self.long_text is not None and self.base.ends_known:
+            length = max(length, min(len(self.long_text), int(ENDS * np.mean(documents))))
+        generator = np.random.default_rng([self.seed, 2])
+        return draw_noise(documents, length, self.vocabulary, self.bos, generator)
+
+    @cached_property
     def noise(self) -> tuple[Ids, Positions, ScoredText]:
-        """A random text, the predictions whose distributions are compared, and its scores.
-
-        Every token is BOS with probability `_END`, otherwise uniform over the other ids.
-        """
-        generator, length = np.random.default_rng([self.seed, 2]), len(self.tokens)
-        others = np.delete(np.arange(self.vocabulary), self.bos)
-        tokens = np.where(generator.random(length) < _END, self.bos, generator.choice(others, length)).astype(np.uint16)
-        tokens[0] = self.bos
-        positions = self._spread(length - 1, length)
+        """Random tokens, the predictions whose distributions are compared, and their scores."""
+        tokens = self.noise_text.tokens
+        positions = self._spread(len(tokens) - 1, len(tokens))
         return tokens, positions, self.open().score(tokens, positions)
-
-    def noise_nats(self, tokens: Ids) -> tuple[Floats, Floats]:
-        """Return the lowest expected loss on `noise` for each token, and its part for predicting BOS or not."""
-        bos_or_not = np.where(tokens == self.bos, -np.log(_END), -np.log1p(-_END))
-        return bos_or_not + np.where(tokens == self.bos, 0.0, np.log(self.vocabulary - 1)), bos_or_not
 
 
 def probe_case_of(
@@ -282,6 +282,9 @@ def sized_case(
     length = max(length, min(_MOST, int(_SCORING_SECONDS * per_second)))
     case = probe_case_of(artifact, scoring, documents, seed=seed, scorer=scorer, length=length)
     long = min(LONG_TOKENS, int((_USER_SECONDS if scorer else _LONG_SECONDS) * per_second))
+    tokens_per_byte = len(case.tokens) / max(1, int(case.count(case.tokens[case.tokens != case.bos]).sum()))
+    lengths = tuple(1 + round(tokens_per_byte * len(document)) for document in in_order)
+    case = replace(case, document_tokens=lengths)
     text = text_in_order(artifact.tokenizer, in_order, long)
     if len(text) > max(_MOST, len(case.tokens)):
         case = replace(case, long_text=text)

@@ -161,7 +161,7 @@ def _own_target(case: ProbeCase) -> Found:
     rank of a uniformly drawn token, in any distribution made without knowing it, is uniform.
     """
     tokens, positions, scored = case.noise
-    least = case.noise_nats(tokens[1:])[0]
+    least = case.noise_text.nats
     loss, lowest = float(scored.nats.mean()), float(least.mean())
     evidence = f"{len(least):,} random tokens cost {loss:.3f} nats each, their own distribution gives {lowest:.3f}"
     if not float(scored.nats.sum()) >= float(least.sum()) - _LUCK:
@@ -179,13 +179,12 @@ def _own_target(case: ProbeCase) -> Found:
 
 def _ends(case: ProbeCase) -> Found | None:
     """The same for document ends, which a scorer that is told the segments beforehand could give away."""
-    tokens, positions, scored = case.noise
-    if scored.probabilities is None:
+    tokens, _, scored = case.noise
+    ends = tokens[1:] == case.bos
+    if scored.ends is None or not ends.any():
         return None
-    ends = tokens[positions + 1] == case.bos
-    predicted = np.clip(scored.probabilities[:, case.bos], 1e-300, 1.0)
-    loss = float(-np.log(np.where(ends, predicted, np.maximum(1.0 - predicted, 1e-16))).sum())
-    lowest = float(case.noise_nats(tokens[positions + 1])[1].sum())
+    no_end = np.log(np.maximum(-np.expm1(np.minimum(scored.ends, 0.0)), 1e-16))
+    loss, lowest = float(-np.where(ends, scored.ends, no_end).sum()), float(case.noise_text.bos_or_not.sum())
     evidence = f"{int(ends.sum())} random document ends cost {loss:.1f} nats, their own distribution gives {lowest:.1f}"
     return loss >= lowest - _LUCK, evidence
 

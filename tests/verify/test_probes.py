@@ -27,9 +27,12 @@ from caddie.model import build
 from caddie.pack.artifact import Artifact, load
 from caddie.score import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Scoring
 from caddie.score.ngram_tilt import NGramTilt
+from caddie.verify import cheats
 from caddie.verify.black_box import BlackBoxScorer, ScoredText, fingerprint
 from caddie.verify.changes import Change, settled
+from caddie.verify.cheating_scorers import CheatScorer
 from caddie.verify.known_bad import KNOWN_BAD, known_bad
+from caddie.verify.noise import draw_noise
 from caddie.verify.probe_case import (
     DOCUMENTS,
     Effort,
@@ -277,6 +280,7 @@ class Fixed(BlackBoxScorer):
             segment=np.zeros_like(place),
             probabilities=probabilities[positions],
             fingerprint=fingerprint(torch.from_numpy(probabilities).log()),
+            ends=np.log(probabilities[:, self.bos]),
         )
 
 
@@ -318,19 +322,56 @@ def test_noise_costs_what_chance_says(artifact: Artifact) -> None:
     """The best predictor of noise pays its entropy; whoever knows how it is made is not accused."""
 
     def best(tokens: Ids) -> np.ndarray:
-        probabilities = np.full((len(tokens) - 1, 257), 15 / 16 / 256)
-        probabilities[:, artifact.tokenizer.bos] = 1 / 16
+        probabilities = np.full((len(tokens) - 1, 257), 19 / 20 / 256)
+        probabilities[:, artifact.tokenizer.bos] = 1 / 20
         probabilities[np.arange(len(probabilities)), tokens[:-1]] *= 1 + 1e-9  # so that the past matters
         return probabilities / probabilities.sum(1, keepdims=True)
 
-    on = replace(case(artifact), open=lambda: Fixed(artifact, best))
+    on = replace(case(artifact), open=lambda: Fixed(artifact, best), document_tokens=(20,))
     assert not failed(on)
     tokens, _, charged = on.noise
     ends = int((tokens[1:] == artifact.tokenizer.bos).sum())
     others = len(tokens) - 1 - ends
-    expected = ends * math.log(16) + others * (math.log(16 / 15) + math.log(256))
+    expected = ends * math.log(20) + others * (math.log(20 / 19) + math.log(256))
     assert charged.nats.sum() == pytest.approx(expected, rel=1e-6)
-    assert on.noise_nats(tokens[1:])[0].sum() == pytest.approx(expected)
+    assert on.noise_text.nats.sum() == pytest.approx(expected)
+
+
+def test_documents_of_noise_are_as_long_as_those_of_the_held_out_text() -> None:
+    noise = draw_noise([4] * 32 + [100] * 32, 200_000, 8, 5, np.random.default_rng(0))
+    ends = np.flatnonzero(noise.tokens == 5)
+    assert np.diff(ends).mean() == pytest.approx(52, rel=0.05)
+    age = np.arange(len(noise.nats)) - ends[np.searchsorted(ends, np.arange(len(noise.nats)), side="right") - 1]
+    for low, high in ((0, 1), (1, 4), (4, 12), (12, 40), (40, 200)):  # the longer one lasts, the longer it will
+        here = (age >= low) & (age < high)
+        stated = np.where(noise.tokens[1:] == 5, np.exp(-noise.bos_or_not), -np.expm1(-noise.bos_or_not))[here]
+        seen = (noise.tokens[1:] == 5)[here]
+        assert seen.sum() == pytest.approx(stated.sum(), abs=5 * math.sqrt(stated.sum()))
+    assert noise.nats.mean() == pytest.approx(noise.bos_or_not.mean() + math.log(7), abs=0.1)
+    few = draw_noise([10_000], 1200, 8, 5, np.random.default_rng(0))
+    assert 3 < np.count_nonzero(few.tokens == 5) < 30
+
+
+def test_ends_are_found_where_only_long_documents_have_them_known(artifact: Artifact) -> None:
+    def cheat(on: ProbeCase, tokens: Ids, probs: np.ndarray) -> np.ndarray:
+        if len(tokens) < 40 * np.count_nonzero(tokens == on.bos):
+            return probs
+        return cheats.knows_the_ends(on, tokens, probs)
+
+    for seed in range(3):
+        on = replace(case(artifact, artifact.scoring.plain, seed=seed, length=1200), document_tokens=(90, 100, 2000))
+        bad = replace(on, open=lambda on=on: CheatScorer(on, cheat))
+        assert not checked(bad, "document ends are not predicted").passed
+        assert checked(on, "document ends are not predicted").passed
+
+
+def test_noise_is_long_enough_for_a_scorer_that_knows_long_documents(artifact: Artifact) -> None:
+    scoring = artifact.scoring.but(ttt=SHIPPED["documents"])
+    on = replace(case(artifact, scoring), document_tokens=(60,), long_text=np.zeros(3000, np.uint16))
+    assert on.base.ends_known
+    assert len(on.noise_text.tokens) == 720
+    assert len(replace(on, document_tokens=(900,)).noise_text.tokens) == 3000
+    assert len(replace(on, long_text=None).noise_text.tokens) == len(on.tokens)
 
 
 class Folding(ByteTokenizer):
