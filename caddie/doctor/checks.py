@@ -63,8 +63,10 @@ HARMFUL_ON_GPUS = {
 }
 
 
-def check_environment(variables: Mapping[str, str], on_gpu: bool, cores: float) -> list[Finding]:
-    """Find environment variables that slow training down."""
+def check_environment(
+    variables: Mapping[str, str], on_gpu: bool, cores: float, idle: float | None = None
+) -> list[Finding]:
+    """Find environment variables that slow training down. Of `cores`, `idle` are free; None if that is not known."""
     harmful = HARMFUL_VARIABLES | (HARMFUL_ON_GPUS if on_gpu else {})
     found = [
         Finding("warning", f"{name}={variables[name][:40]} is set", why, f"unset {name}")
@@ -72,7 +74,8 @@ def check_environment(variables: Mapping[str, str], on_gpu: bool, cores: float) 
         if name in variables and re.match(values, variables[name])
     ]
     threads = variables.get("OMP_NUM_THREADS", "")
-    if threads.isdigit() and not on_gpu and int(threads) != int(cores) and int(cores) > 0:
+    usable = [int(cores)] if idle is None else range(int(min(cores, idle)), int(cores) + 1)  # fewer if others work
+    if threads.isdigit() and not on_gpu and int(threads) not in (0, *usable) and int(cores) > 0:
         what = f"OMP_NUM_THREADS={threads} is set, and there are {cores:g} cores"
         found.append(Finding("warning", what, "PyTorch uses that many threads", "unset OMP_NUM_THREADS"))
     return found or [Finding("ok", "no environment variable that is known to slow training down")]
@@ -92,7 +95,8 @@ def check_cores(activity: Activity, cores: float, processes: int) -> list[Findin
     free = cores if activity.idle_cores is None else min(cores, activity.idle_cores)
     if free < processes - 0.5:
         what = f"{free:.1f} of {cores:g} cores are free, and the run has {count(processes, 'process')}"
-        found.append(Finding("problem", what, "each needs one", "wait until other work ends, or give fewer --gpus"))
+        fewer = ", or give fewer --gpus" if processes > 1 else ""
+        found.append(Finding("problem", what, "each needs one", f"wait until other work ends{fewer}"))
     for process in orphans(activity.processes):
         what = f"{process.name} (process {process.pid}) is idle and its parent has ended"
         found.append(Finding("warning", what, "it may hold memory, a GPU or a run folder", f"kill {process.pid}"))

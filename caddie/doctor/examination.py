@@ -279,7 +279,8 @@ def _check(
 ) -> list[Finding]:
     seen, driver = machine.accelerators, machine.gpus
     cores = machine.processor.cores if machine.processor else 1
-    found = checks.check_environment(variables, bool(driver or (seen and seen.names)), cores)
+    idle = activity and activity.idle_cores
+    found = checks.check_environment(variables, bool(driver or (seen and seen.names)), cores, idle)
     if activity is not None:
         found += checks.check_cores(activity, cores, world)
     if machine.work and machine.cache:

@@ -28,6 +28,8 @@ class Process:
     """CPU time that it uses, in cores."""
     arguments: tuple[str, ...]
     title: str
+    running: bool = False
+    """True if it was on a core, or waited for one, when it was looked at."""
 
     @property
     def name(self) -> str:
@@ -73,13 +75,15 @@ def activity(seconds: float = WATCH_SECONDS) -> Activity:
     for process in psutil.process_iter(["cpu_percent"]):
         del process  # psutil keeps its CPU time until the next call
     busy_percent = psutil.cpu_percent(seconds, percpu=True)
-    seen = [process.info for process in psutil.process_iter(["pid", "ppid", "cpu_percent", "cmdline", "name"])]
+    attributes = ["pid", "ppid", "cpu_percent", "cmdline", "name", "status"]
+    seen = [process.info for process in psutil.process_iter(attributes)]
     own = descendants({info["pid"]: info["ppid"] for info in seen}, os.getpid())
     others = []
     for info in seen:
         if info["pid"] not in own:
             cores, arguments = (info["cpu_percent"] or 0.0) / 100, info["cmdline"] or ()  # None on macOS if not ours
-            others.append(Process(info["pid"], info["ppid"], cores, tuple(arguments), info["name"] or ""))
+            running, title = info["status"] == psutil.STATUS_RUNNING, info["name"] or ""
+            others.append(Process(info["pid"], info["ppid"], cores, tuple(arguments), title, running))
     allowed = allowed_cores()
     idle = [1 - percent / 100 for core, percent in enumerate(busy_percent) if core in allowed]
     busiest = sorted(others, key=lambda process: (-process.cores, process.pid))
@@ -109,8 +113,10 @@ def working_in(folder: Path, processes: Iterable[Process]) -> list[Process]:
 
 
 def orphans(processes: Sequence[Process]) -> list[Process]:
-    """Return the caddie processes whose parent has ended and that do nothing, nor do their descendants."""
-    parents = {process.pid: process.parent for process in processes}
-    working = {process.pid for process in processes if process.cores > 0.05}
+    """Return the caddie processes whose parent has ended, that do nothing and that wait for no process of their own.
+
+    On a busy machine a process of low priority may get no time for seconds, and so may those that a study waits for.
+    """
+    parents = {process.parent for process in processes}
     left = [process for process in processes if process.verb and process.parent == 1]
-    return [process for process in left if not working & descendants(parents, process.pid)]
+    return [one for one in left if one.cores <= 0.05 and not one.running and one.pid not in parents]

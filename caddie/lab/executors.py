@@ -86,7 +86,10 @@ class Local:
             seen = os.environ.get("CUDA_VISIBLE_DEVICES")  # those that this process was given, by number or name
             names = seen.split(",") if seen else list(map(str, range(gpus.stop)))
             visible = {"CUDA_VISIBLE_DEVICES": ",".join(names[gpus.start : gpus.stop])}
-        process = start(job, Path.cwd(), len(cores), len(gpus), session=True, **visible)
+        threads, asked = len(cores), os.environ.get("OMP_NUM_THREADS", "")
+        if asked.isdigit():  # the user's own limit, for each process
+            threads = min(threads, int(asked) * max(1, len(gpus)))
+        process = start(job, Path.cwd(), threads, len(gpus), session=True, **visible)
         if pin := getattr(os, "sched_setaffinity", None):  # Linux alone has it
             with suppress(ProcessLookupError):
                 pin(process.pid, cores)

@@ -27,7 +27,7 @@ from caddie.lab.job import Run, adoptable, finished, write_job
 from caddie.lab.rows import RESULTS, STUDY, Row, outcome, read_study, row, write_rows
 from caddie.lab.study import Study
 from caddie.recipes.recipe import Recipe
-from caddie.report.read import pick, read_json
+from caddie.report.read import busy_machine, pick, read_json
 from caddie.report.run_files import CHECKPOINT, ERROR, STOP, TASK
 from caddie.report.tables import duration
 from caddie.run.resolve_corpus import open_corpus
@@ -152,6 +152,7 @@ class _Driving:
     driver: Holder = field(default_factory=this_process)
     over: set[Path] = field(default_factory=set)
     rows: list[Row] = field(default_factory=list)
+    told_busy: bool = False
 
     def drive(self, executor: Executor, command: str, keep_checkpoints: bool) -> list[Row]:
         """Do the runs that are not over, and return a row for every run."""
@@ -174,6 +175,7 @@ class _Driving:
                     if run.folder not in self.over and (facts := row(study, run)) is not None:
                         self.over.add(run.folder)
                         self._keep(outcome(facts))
+                        self._tell_busy(facts)
                 if not keep_checkpoints:
                     self._remove_checkpoints()
         if not keep_checkpoints:
@@ -189,6 +191,13 @@ class _Driving:
         StudyState(self.study.name, results, done, self.total, left, self.driver).write(self.runs)
         text += f"  {duration(left)} left" if left else ""
         self.progress.step({"event": "runs", "done": done, "total": self.total, "text": text})
+
+    def _tell_busy(self, facts: Row) -> None:
+        """Say once that other programs slow the runs down; a run itself says so in its own log alone."""
+        if not self.told_busy and (busy := busy_machine({"training": facts})):
+            self.told_busy = True
+            fewer = ", or stop and start again with OMP_NUM_THREADS=1" if (facts["threads"] or 1) > 1 else ""
+            self.progress.note(f"{facts['label']}, seed {facts['seed']}: {busy} End other programs{fewer}.")
 
     def _remove_checkpoints(self) -> None:
         """Remove the checkpoints of the study's finished runs whose training no other run needs."""

@@ -14,7 +14,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from caddie.report.read import busy_machine
+from caddie.errors import count
+from caddie.report.charts import is_finite
+from caddie.report.read import busy_machine, pick
 
 WIDTH = 79
 """Most columns of everything printed here; a narrower terminal has less."""
@@ -257,6 +259,8 @@ def _worth(compression: Mapping[str, Any]) -> list[str]:
 
 def _seconds(result: Mapping[str, Any]) -> list[str]:
     shown = {f"  {name.replace('_', ' ')}": number(value, ",.1f") for name, value in result["seconds"].items()}
+    if is_finite(steps := pick(result, "training", "steps")):
+        shown = {f"  train, {count(steps, 'step')}" if name == "  train" else name: shown[name] for name in shown}
     return ["seconds", *(_row(name, value, width=23) for name, value in shown.items())]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -60,6 +61,14 @@ def position_in(path: Path, metadata: Mapping[str, str]) -> tuple[int, int, floa
     if not (0 <= step < 1 << 62 and 0 <= position < 1 << 62 and 0 <= seconds < math.inf):
         raise UserError(f"{path} is not a readable checkpoint (it does not say where it was); remove it to start anew")
     return step, position, seconds, loss
+
+
+def cpu_share_in(metadata: Mapping[str, str]) -> float | None:
+    """Return the CPU share of the training up to a checkpoint; None on a GPU, and where an older version wrote it."""
+    with suppress(KeyError, ValueError):
+        if 0.0 <= (share := float(metadata["cpu_share"])) <= 1.0:
+            return share
+    return None
 
 
 def load_weights(path: Path, identity: Mapping[str, str]) -> dict[str, Tensor]:

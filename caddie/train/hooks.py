@@ -78,6 +78,17 @@ class RunState(ABC):
         self.cpu = CpuShare(torch.get_num_threads())
         self.position, self.loss = 0, math.nan
         """Micro-batches that all processes together have read, and the loss that was read last."""
+        self.first, self.earlier = 0, (0.0, 0.0)
+        """Step at which this process began, and CPU share and seconds of the processes before that trained the run."""
+
+    @property
+    def cpu_share(self) -> float | None:
+        """Share of its threads' time that training had, interrupted or not; None without a step, and on a GPU."""
+        share, seconds = self.earlier
+        here = self.cpu.seconds if self.done.step > self.first else 0.0
+        if self.trainer.asynchronous or not seconds + here:
+            return None
+        return (share * seconds + self.cpu.share * here) / (seconds + here)
 
     @abstractmethod
     def read_losses(self, pending: int) -> None:
@@ -164,7 +175,7 @@ class Checkpoint:
         state = trainer.state()
         if trainer.ranks.first:
             where = {"step": run.at.step, "seconds": run.at.seconds, "position": run.position, "loss": run.loss}
-            words = {name: repr(value) for name, value in where.items()}
+            words = {name: repr(value) for name, value in {**where, "cpu_share": run.cpu_share}.items()}
             if trainer.asynchronous:  # the next steps change the tensors while they are written
                 state = {name: tensor.to("cpu", copy=True) for name, tensor in state.items()}
             run.background.submit(lambda: save_tensors(self.path, state, {**self.identity, **words}))

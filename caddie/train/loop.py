@@ -24,7 +24,14 @@ from caddie.runtime.distributed import Ranks
 from caddie.runtime.interrupt import saves_on_interrupt
 from caddie.runtime.memory import peak_bytes
 from caddie.runtime.progress import SILENT, Progress
-from caddie.train.checkpoint import checkpoint_identity, position_in, restore, save_tensors, weights_identity
+from caddie.train.checkpoint import (
+    checkpoint_identity,
+    cpu_share_in,
+    position_in,
+    restore,
+    save_tensors,
+    weights_identity,
+)
 from caddie.train.hooks import BusyMachine, Checkpoint, Forecast, HeldOut, Log, RunState, held_out_batches
 from caddie.train.prefetch import AsyncScalar, prefetch
 from caddie.train.size_forecast import Forecaster
@@ -50,8 +57,8 @@ class Trained:
     precision: str
     threads: int
     cpu_share: float | None
-    """Share of its threads' time that this process had while it trained, 1 where nothing else ran; None where nothing
-    was left to train, and on a GPU, for which threads only wait."""
+    """Share of its threads' time that training had, interrupted or not, 1 where nothing else ran; None on a GPU, for
+    which threads only wait."""
     peak_bytes: int
     """Most memory taken by the end of training: of the GPU, or of this process."""
 
@@ -119,14 +126,13 @@ def train(
         run.forecast.off_the_clock()
         run.held_out.off_the_clock()
         ranks.wait()
-        first = run.at.step
         with (
             saves_on_interrupt(),
             _signals() as received,
             prefetch(stream, trainer.indices(run.position), ranks.device, data.bos) as batches,
         ):
             run.to_the_end(batches, received)
-        share = run.cpu.share
+        share = run.cpu_share
         run.forecast.off_the_clock()
         run.held_out.off_the_clock()
         log.write({"event": "end", "step": run.at.step, "seconds": run.at.seconds, "loss": run.loss})
@@ -142,7 +148,7 @@ def train(
         final_loss=run.loss,
         precision=execution.precision,
         threads=execution.threads,
-        cpu_share=share if run.at.step > first and not trainer.asynchronous else None,
+        cpu_share=share,
         peak_bytes=peak_bytes(ranks.device),
     )
     if data.check_unchanged is not None:
@@ -189,6 +195,8 @@ class Run(RunState):
             found = restore(self.checkpoint.path, self.trainer.state(), self.checkpoint.identity)
             step, self.position, seconds, self.loss = position_in(self.checkpoint.path, found)
             self.at = self.done = TrainProgress(step, seconds, self.budget)
+            share, self.first = cpu_share_in(found), step
+            self.earlier = (0.0, 0.0) if share is None else (share, seconds)
 
     def to_the_end(self, batches: Batches, received: Sequence[int]) -> None:
         """Step until the budget is spent or a signal comes."""

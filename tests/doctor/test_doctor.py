@@ -173,6 +173,7 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Activity]:
             calls.append(names)
             for pid, (title, parent, percent, command) in table.items():
                 known = {"pid": pid, "ppid": parent, "name": title, "cpu_percent": percent, "cmdline": command}
+                known["status"] = psutil.STATUS_RUNNING if title == "waits for a core" else psutil.STATUS_SLEEPING
                 yield SimpleNamespace(info={name: known[name] for name in names})
 
         def cpu_percent(seconds: float, percpu: bool) -> list[float]:
@@ -225,6 +226,12 @@ def test_what_may_not_be_seen_of_a_process_does_not_stop(look: Callable[..., Act
     assert found.idle_cores is None
 
 
+def test_who_waits_for_a_core_is_not_idle(look: Callable[..., Activity]) -> None:
+    command = ["/v/bin/python", "-m", "caddie", "run", "tiny"]
+    found = look({20: ("waits for a core", 1, 0.0, command), 21: ("sleeps", 1, 0.0, command)})
+    assert [process.pid for process in processes.orphans(found.processes)] == [21]
+
+
 def test_a_process_at_work_is_seen_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "descendants", lambda parents, pid: set())  # so that a child counts as a stranger
     with subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) as busy:
@@ -240,7 +247,9 @@ def test_a_process_at_work_is_seen_for_real(monkeypatch: pytest.MonkeyPatch) -> 
 def test_cores_must_be_left_for_every_process() -> None:
     quiet = Activity((), 3.7)
     assert levels(checks.check_cores(quiet, 4, 4)) == ["ok"]
-    assert levels(checks.check_cores(quiet, 4, 5)) == ["problem"]
+    (short,) = checks.check_cores(quiet, 4, 5)
+    assert (short.level, short.fix) == ("problem", "wait until other work ends, or give fewer --gpus")
+    assert checks.check_cores(Activity((), 0.0), 4, 1)[0].fix == "wait until other work ends"
     assert levels(checks.check_cores(quiet, 2, 3)) == ["problem"], "a container with two of the cores"
     assert levels(checks.check_cores(Activity((), None), 2, 2)) == ["ok"]
     crowd = Activity(tuple(Process(pid, 1, 0.9, ("x",), "x") for pid in range(100, 110)), 50.0)
@@ -277,6 +286,7 @@ def test_what_is_left_over_is_idle_and_orphaned() -> None:
     has_parent, other = ours(50, 7), Process(60, 1, 0.0, ("sleep", "9"), "sleep")
     everybody = [orphan, waits, works, has_parent, other]
     assert processes.orphans(everybody) == [orphan]
+    assert processes.orphans([waits, ours(41, 40)]) == [], "a busy machine gives low priorities nothing for seconds"
     found = checks.check_cores(Activity(tuple(everybody), 8.0), 8, 1)
     assert [(one.level, one.fix) for one in found][-1] == ("warning", "kill 30")
 
@@ -532,6 +542,17 @@ def test_variables_that_harm(name: str, value: str, gpu: bool, harm: bool) -> No
     (found,) = checks.check_environment({name: value}, gpu, 4)
     assert found.level == ("warning" if harm else "ok")
     assert not harm or (found.fix == f"unset {name}" and found.why)
+
+
+def test_fewer_threads_do_no_harm_where_other_programs_work() -> None:
+    def warned(threads: int, idle: float | None) -> bool:
+        return levels(checks.check_environment({"OMP_NUM_THREADS": str(threads)}, False, 4, idle)) == ["warning"]
+
+    assert warned(1, None)
+    assert warned(1, 3.9)
+    assert not warned(1, 1.2)
+    assert not warned(2, 0.0)
+    assert warned(5, 0.0)
 
 
 def test_disks_and_memory_that_are_full() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch.distributed import DistBackendError
 
 from caddie.errors import CheckFailed, UserError
 from caddie.files import write_json
+from caddie.lab import executors
 from caddie.lab import job as trial
 from caddie.lab.background import read_state
 from caddie.lab.executors import Local, death
@@ -28,7 +30,7 @@ from caddie.lab.runner import ATTEMPTS, plan, run_jobs
 from caddie.lab.study import Entry, Steps, Study
 from caddie.pack.quantize import Float16
 from caddie.recipes.catalog import find
-from caddie.report.run_files import ERROR, JOB, STOP
+from caddie.report.run_files import ERROR, JOB, OUTPUT, STOP
 from caddie.report.tables import duration
 from caddie.run.run_folder import Pruned, write_error
 from caddie.runtime.distributed import Ranks
@@ -60,6 +62,7 @@ class Pretended:
     jobs: list[list[str]] = field(default_factory=list)
     stop_after: int = 10**6
     workers: int = 1
+    cpu_share: float = 1.0
 
     def run(self, jobs: Sequence[Path]) -> Iterator[tuple[Path, str | None]]:
         for job in jobs:
@@ -74,7 +77,7 @@ class Pretended:
                 if end == "well":
                     self.done.append((one["label"], told["seed"]))
                     result = make_result() | {"study": {**told["study"], "label": one["label"]}}
-                    result["training"] |= {"threads": 1, "cpu_share": 1.0}
+                    result["training"] |= {"threads": 2, "cpu_share": self.cpu_share}
                     result["source"] = {**(result.get("source") or {}), "sha256": "0" * 64}
                     (folder / "log.jsonl").touch()
                     (folder / "checkpoint.safetensors").touch()
@@ -307,7 +310,7 @@ def test_a_job_trains_once_and_goes_on_after_a_failure(text: str, folders: dict[
     assert base["state"] == halves["state"] == "finished"
     assert (base["trained"], base["trained_with"]) == (halves["trained"], "base")
     assert base["artifact_bytes"] < halves["artifact_bytes"]
-    assert (base["cpu_share"] > 0, halves["cpu_share"]) == (True, None)
+    assert 0 < min(base["cpu_share"], halves["cpu_share"]) <= 1
     assert [point[0] for point in halves["curve"]] == [1, 2, 3]
     assert failed["state"] == "failed"
     assert failed["error"].startswith("the loss or its gradient was")
@@ -400,8 +403,7 @@ def test_real_runs_in_processes_of_their_own(text: str, folders: dict[str, Path]
     assert base["state"] == halves["state"] == "finished"
     assert (base["trained"], base["trained_with"]) == (halves["trained"], halves["trained_with"]), "trained once"
     assert base["artifact_bytes"] < halves["artifact_bytes"]
-    assert halves["cpu_share"] is None
-    assert 0 < base["cpu_share"] <= 1
+    assert 0 < min(base["cpu_share"], halves["cpu_share"]) <= 1
     assert base["scorer_sha256"] == halves["scorer_sha256"] != ""
     assert [point[0] for point in base["curve"]] == [1, 2, 3]
     assert failed["state"] == "failed"
@@ -440,3 +442,25 @@ def test_how_a_process_ended() -> None:
 def test_more_workers_than_cores() -> None:
     with pytest.raises(UserError, match="would disturb one another"):
         Local(10_000)
+
+
+@pytest.mark.parametrize(("asked", "given"), [("1", "1"), ("", "2"), ("64", "2")])
+def test_a_run_gets_no_more_threads_than_the_user_allows(
+    asked: str, given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = [sys.executable, "-S", "-c", "import os; print(os.environ['OMP_NUM_THREADS'])"]
+    monkeypatch.setattr(executors, "command", lambda job, gpus: program)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: None, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert list(Local().run([tmp_path / JOB])) == [(tmp_path / JOB, None)]
+    assert (tmp_path / OUTPUT).read_text().strip() == given
+
+
+def test_a_busy_machine_is_told_once(text: str, folders: dict[str, Path]) -> None:
+    progress = RecordedProgress()
+    run_jobs(study(), text, executor=Pretended(cpu_share=0.25), progress=progress, **folders)
+    assert [note for note in progress.notes if "was busy" in note] == [
+        "base, seed 1: The machine was busy: training got 25% of its threads' time. End other programs, or stop and "
+        "start again with OMP_NUM_THREADS=1."
+    ]

@@ -102,6 +102,21 @@ def test_interrupted_run_resumes_to_the_bit(unbroken: Trained, tmp_path: Path) -
     assert start["seconds"] > 0
 
 
+def test_the_cpu_share_is_that_of_all_of_an_interrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(event: dict[str, Any]) -> None:
+        if event.get("step") == 5 and event["event"] == "step":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(CpuShare, "share", 0.25)
+    with pytest.raises(Interrupted):
+        go(tmp_path, progress=Recorder(stop))
+    monkeypatch.setattr(CpuShare, "share", 1.0)
+    share = go(tmp_path).cpu_share
+    assert share is not None
+    assert 0.25 < share < 1.0
+    assert go(tmp_path).cpu_share == pytest.approx(share, abs=0.2), "it was done before"
+
+
 @pytest.mark.parametrize("saving", [False, True])
 def test_a_signal_in_the_last_step_or_its_save_is_heeded(
     saving: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
