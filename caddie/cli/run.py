@@ -215,7 +215,7 @@ def pack(
             if (known_number(pick(read_json(folder / RESULT), "world")) or 1) > 1:
                 display.note("several processes calibrated this run, and one does now: the file differs by some bytes")
             with phases("calibrate"):
-                calibrations = calibrate_recipe(recipe, weights, corpus, ranks)
+                calibrations = calibrate_recipe(recipe, weights, corpus, ranks, display)
         with phases("pack"):
             packing = recipe.pack.but(cap_bytes=cap.file_bytes)
             compressed = pack_weights(metadata, weights, packing, path, calibrations, display)
@@ -279,7 +279,7 @@ def _changed_recipe(artifact: Artifact, settings: tuple[str, ...], *others: str)
 )
 @click.option("--known-bad", "examples", is_flag=True, help="Also try every known-bad example: all must be caught.")
 @click.option("--lossless", is_flag=True, help="Also compress some documents and decompress them.")
-@options("data", "parts", "audit_seconds", "json")
+@options("data", "parts", "audit_seconds", "json", "quiet")
 @ends_on_interrupt
 def verify(
     artifact: Path,
@@ -291,6 +291,7 @@ def verify(
     parts: tuple[Path, ...],
     audit_seconds: float | None,
     as_json: bool,
+    quiet: bool,
 ) -> int:
     """Check ARTIFACT and probe its scorer for cheats. The probes run in a sandbox.
 
@@ -301,6 +302,7 @@ def verify(
     the held-out documents of --data, which must be proven to be held out, else from those of the run folder that
     ARTIFACT lies in, else from Python's library.
     """
+    from caddie.report.display import Display
     from caddie.report.tables import table
     from caddie.run.resolve_corpus import open_for_scoring
     from caddie.run.run_folder import cap_of, corpus_of
@@ -314,16 +316,19 @@ def verify(
     if not data:
         with suppress(UserError):  # an artifact may stand alone, or its corpus be gone
             corpus = open_for_scoring(loaded, str(corpus_of(loaded.path.parent).folder))
-    verdict = verify_artifact(
-        loaded,
-        recipe.pack.cap_bytes,
-        scoring=recipe.score,
-        scorer=scorer,
-        corpus=corpus,
-        examples=examples,
-        lossless=lossless,
-        audit_seconds=audit_seconds,
-    )
+    with Display(quiet=quiet) as display:
+        display.phase("verify")
+        verdict = verify_artifact(
+            loaded,
+            recipe.pack.cap_bytes,
+            scoring=recipe.score,
+            scorer=scorer,
+            corpus=corpus,
+            examples=examples,
+            lossless=lossless,
+            audit_seconds=audit_seconds,
+            progress=display,
+        )
     lines = [f"{check.outcome}  {check.name}: {check.evidence}" for check in verdict.checks]
     if verdict.caught:
         rows = [[bad.name, bad.outcome, f"{bad.probe}: {bad.evidence}"] for bad in verdict.caught]

@@ -17,7 +17,7 @@ from caddie.cli.options import FILE, options, path_argument, tell
 @click.option("--name", help="Title; the recipe's name unless set.")
 @click.option("--against", metavar="RECORD", help="Recipe with published scores, or a submission, to compare with.")
 @click.option("--non-record", is_flag=True, help="Write for the track without a limit of time.")
-@options("json")
+@options("json", "quiet")
 def submit(
     runs: tuple[Path, ...],
     out: Path,
@@ -27,6 +27,7 @@ def submit(
     against: str | None,
     non_record: bool,
     as_json: bool,
+    quiet: bool,
 ) -> None:
     """Write the contest's submission folder from finished runs of one recipe.
 
@@ -34,11 +35,14 @@ def submit(
     each seed and one script, train_gpt.py, that trains, packs and scores without caddie.
     """
     from caddie.errors import count
+    from caddie.report.display import Display
     from caddie.submit.submit import submit as write_submission
 
-    facts = write_submission(
-        runs, out, author=author, github_id=github_id, name=name, against=against, non_record=non_record
-    )
+    with Display(quiet=quiet) as display:
+        display.phase("submit")
+        facts = write_submission(
+            runs, out, author=author, github_id=github_id, name=name, against=against, non_record=non_record
+        )
     p = f", p = {facts['p_value']:.3g} against {facts['comparison_baseline']}" if "p_value" in facts else ""
     lines = [
         f"{out}: {facts['val_bpb']:.5f} bits per byte, {count(len(facts['seeds']), 'seed')}{p}",

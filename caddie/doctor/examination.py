@@ -279,7 +279,7 @@ def _check(
 ) -> list[Finding]:
     seen, driver = machine.accelerators, machine.gpus
     cores = machine.processor.cores if machine.processor else 1
-    idle = activity and activity.idle_cores
+    idle = activity.idle_cores if activity else None
     found = checks.check_environment(variables, bool(driver or (seen and seen.names)), cores, idle)
     if activity is not None:
         found += checks.check_cores(activity, cores, world)

@@ -18,6 +18,7 @@ from caddie.model import Cache, Linear, Model, TiedHead
 from caddie.ops import rms_norm
 from caddie.pack.quantize import Calibration
 from caddie.runtime.distributed import Ranks
+from caddie.runtime.progress import SILENT, Progress
 
 _DIRECTIONS = 16.0  # directions that gradients must show for each column to count as much as the inputs
 _PILOT = 1 / 8  # part of the batches that are run through first, to say how much each row and column counts
@@ -93,7 +94,13 @@ class SelfGenerated(CalibrationText):
 
 
 def calibrate(
-    model: Model, batches: Iterable[Tensor], *, bos: int, ranks: Ranks = Ranks(), seed: int = 0
+    model: Model,
+    batches: Iterable[Tensor],
+    *,
+    bos: int,
+    ranks: Ranks = Ranks(),
+    seed: int = 0,
+    progress: Progress = SILENT,
 ) -> dict[str, Calibration]:
     """Return the calibration of each parameter by name, measured on `batches` of ids (rows, length).
 
@@ -111,10 +118,13 @@ def calibrate(
         stack.enter_context(torch.autocast(device.type, enabled=False))
         for name in sums.keys() & uses.keys():
             stack.callback(uses[name].register_forward_pre_hook(sums[name].gather).remove)
-        for count in (math.ceil(len(given) * _PILOT), len(given)):
+        pilot, done = math.ceil(len(given) * _PILOT), 0
+        for count in (pilot, len(given)):
             for one in sums.values():
                 one.begin()
             for number, ids in enumerate(given[:count]):
+                done += 1
+                progress.step({"event": "doing", "text": f"batch {done} of {pilot + len(given)}"})
                 generator = torch.Generator(device).manual_seed((seed << 32) + number * ranks.world + ranks.rank)
                 for name, gradient in _gradients(model, weights, ids, bos, generator).items():
                     sums[name].add(gradient)

@@ -260,7 +260,7 @@ def _worth(compression: Mapping[str, Any]) -> list[str]:
 def _seconds(result: Mapping[str, Any]) -> list[str]:
     shown = {f"  {name.replace('_', ' ')}": number(value, ",.1f") for name, value in result["seconds"].items()}
     if is_finite(steps := pick(result, "training", "steps")):
-        shown = {f"  train, {count(steps, 'step')}" if name == "  train" else name: shown[name] for name in shown}
+        shown = {f"  train, {count(int(steps), 'step')}" if name == "  train" else name: shown[name] for name in shown}
     return ["seconds", *(_row(name, value, width=23) for name, value in shown.items())]
 
 

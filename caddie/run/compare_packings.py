@@ -143,7 +143,7 @@ class _Bench:
         weights = run_weights(folder, recipe, corpus)
         self.metadata, self.pool, self.progress = metadata_of(recipe, seed, corpus), pool, progress
         self.bos, self.per_nat = corpus.manifest.tokenizer.bos, bits_per_nat(corpus)
-        self.calibrations = calibrate_recipe(recipe, weights, corpus)
+        self.calibrations = calibrate_recipe(recipe, weights, corpus, progress=progress)
         self.weights = weights
         self.model = build(recipe.model, 0, local_device())
         self.rows = _unseen(recipe, corpus, self.model)

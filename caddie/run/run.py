@@ -87,7 +87,7 @@ def run(
         calibrations: Mapping[str, Calibration] = {}
         if recipe.pack.calibrated:
             with phases("calibrate"):
-                calibrations = calibrate_recipe(recipe, trained.weights, corpus, ranks)
+                calibrations = calibrate_recipe(recipe, trained.weights, corpus, ranks, progress)
         with phases("score"):
             scores = score_trained(recipe, trained, text, ranks, progress)
         if not ranks.first:
@@ -109,7 +109,7 @@ def run(
                 there = artifact if ranks.device.type == "cpu" else load(artifact.path, ranks.device, parts)
                 scored = score_artifact(there, corpus, text, progress=progress, documents=folder / DOCUMENTS)
         with phases("verify"):
-            verdict = verify(artifact, cap.file_bytes, corpus=corpus)
+            verdict = verify(artifact, cap.file_bytes, corpus=corpus, progress=progress)
         result = describe_run(recipe, corpus, trained, compressed, artifact, cap, ranks)
         result |= describe_scores(scores, scored, verdict, phases.seconds)
         result |= {"command": command, "seed": seed, **({"study": dict(study)} if study is not None else {})}
@@ -134,7 +134,7 @@ def train_recipe(
     cap = cap_of_recipe(recipe, section_bytes(metadata))
     if cap.policy:
         progress.note(str(cap))
-    begin_run(folder, recipe, seed, corpus, data, ranks)
+    begin_run(folder, recipe, seed, corpus, data, ranks, progress)
     forecaster = Forecaster(recipe.model, recipe.pack.but(cap_bytes=cap.file_bytes), metadata.file_bytes)
     return train(
         recipe.model,

@@ -181,7 +181,15 @@ def run_weights(folder: Path, recipe: Recipe, corpus: Corpus) -> dict[str, Tenso
     return load_weights(folder / WEIGHTS, weights_identity(recipe.model, recipe.train, documents))
 
 
-def begin_run(folder: Path, recipe: Recipe, seed: int, corpus: Corpus, data: TrainingData, ranks: Ranks) -> None:
+def begin_run(
+    folder: Path,
+    recipe: Recipe,
+    seed: int,
+    corpus: Corpus,
+    data: TrainingData,
+    ranks: Ranks,
+    progress: Progress = SILENT,
+) -> None:
     """Make the folder and write `recipe.json`, with copies of the users' files that the recipe needs.
 
     Raises `UserError` for a checkpoint of another run there, for users' files that have changed since it was written,
@@ -207,7 +215,10 @@ def begin_run(folder: Path, recipe: Recipe, seed: int, corpus: Corpus, data: Tra
             write_json(folder / RECIPE, run)
         except OSError as error:
             raise UserError(f"{folder}: cannot be written ({reason(error)}); name another folder") from None
-        _check_alone(folder, files_to_score(recipe))
+        if needed := files_to_score(recipe):
+            names = " and ".join(file.path.name for file in needed)
+            progress.step({"event": "doing", "text": f"running {names} in a sandbox, as verification will"})
+            _check_alone(folder, needed)
     ranks.wait()
 
 
@@ -237,8 +248,6 @@ def _check_unchanged(folder: Path, files: Sequence[UserFile]) -> None:
 def _check_alone(folder: Path, files: Sequence[UserFile]) -> None:
     """Raise `UserError` for a user's file that does not run in a sandbox, where it will have to for verification."""
     paths = [(folder / PARTS / file.path.name).absolute() for file in files]
-    if not paths:
-        return
     command = ["-c", _RUN_FILES, *map(str, paths)]
     ended = run_in_sandbox(command, readable=paths, memory_bytes=_CHECK_BYTES, seconds=_CHECK_SECONDS)
     if ended.returncode or ended.stopped:

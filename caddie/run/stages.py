@@ -82,14 +82,14 @@ def metadata_without_source(recipe: Recipe, seed: int, corpus: Corpus) -> Metada
 
 
 def calibrate_recipe(
-    recipe: Recipe, weights: Mapping[str, Tensor], corpus: Corpus, ranks: Ranks = Ranks()
+    recipe: Recipe, weights: Mapping[str, Tensor], corpus: Corpus, ranks: Ranks = Ranks(), progress: Progress = SILENT
 ) -> dict[str, Calibration]:
     """Measure the use of each weight on the recipe's calibration text, all processes together."""
     model = build(recipe.model, 0, ranks.device)
     model.load_state_dict(dict(weights))
     bos, length = corpus.manifest.tokenizer.bos, recipe.score.sequence_length
     batches = recipe.pack.calibration.batches(model, corpus.train_shards(), length=length, bos=bos, ranks=ranks)
-    return calibrate(model, batches, bos=bos, ranks=ranks)
+    return calibrate(model, batches, bos=bos, ranks=ranks, progress=progress)
 
 
 def score_trained(

@@ -56,12 +56,13 @@ _ORDER = 0.05
 """Relative change of the total loss that another order of documents may cause."""
 
 
-def run_probes(case: ProbeCase) -> list[Check]:
-    """Run all probes on a case. A probe that raises fails; a `UserError` is raised as it is."""
+def run_probes(case: ProbeCase, begin: Callable[[str], object] = lambda name: None) -> list[Check]:
+    """Run all probes on a case, each after `begin` got its name. One that raises fails, but for a `UserError`."""
     checks: list[Check] = []
     for name, probe in PROBES.items():
         if checks and not checks[0].passed and probe is not _reads:
             continue  # without losses there is nothing to probe
+        begin(name)
         try:
             found = probe(case)
         except UserError as error:

@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -133,15 +133,17 @@ def run_in_sandbox(
     memory_bytes: int,
     seconds: float,
     output_bytes: int = 64 * _MIB,
+    watch: Callable[[bytes], object] = lambda stderr: None,
 ) -> Outcome:
     """Run `python COMMAND` (as in `["-m", "caddie", "verify", ...]`) in a sandbox to its end: see `open_sandbox`.
 
     `memory_bytes` limits the resident memory of the process and its children together, `seconds` the wall-clock time,
-    and `output_bytes` standard output and standard error each; over a limit, all its processes are killed. Raises
-    `UserError` if a path cannot be read; whatever the process does is an `Outcome`.
+    and `output_bytes` standard output and standard error each; over a limit, all its processes are killed. Twenty
+    times a second `watch` gets the standard error so far. Raises `UserError` if a path cannot be read; whatever the
+    process does is an `Outcome`.
     """
     with open_sandbox(command, readable=readable) as sandboxed:
-        out, err, stopped, peak_bytes = _supervise(sandboxed, stdin, memory_bytes, seconds, output_bytes)
+        out, err, stopped, peak_bytes = _supervise(sandboxed, stdin, memory_bytes, seconds, output_bytes, watch)
     status = sandboxed.process.returncode
     return Outcome(
         returncode=status if status >= 0 else 128 - status,
@@ -226,7 +228,12 @@ def runtime_paths() -> tuple[str, ...]:
 
 
 def _supervise(
-    sandboxed: Sandboxed, stdin: bytes, memory_bytes: int, seconds: float, output_bytes: int
+    sandboxed: Sandboxed,
+    stdin: bytes,
+    memory_bytes: int,
+    seconds: float,
+    output_bytes: int,
+    watch: Callable[[bytes], object],
 ) -> tuple[bytes, bytes, str | None, int]:
     """Feed the process and enforce its limits. Return both outputs, the limit it was killed at, and its peak memory."""
     process, end, peak_bytes, limit, done = sandboxed.process, time.monotonic() + seconds, 0, None, False
@@ -240,6 +247,7 @@ def _supervise(
             done = True
         except TimeoutExpired as running:
             out, err = running.stdout or b"", running.stderr or b""
+            watch(err)
         peak_bytes = max(peak_bytes, sandboxed.resident_bytes())
         if max(len(out), len(err)) > output_bytes:
             limit = wrote_too_much

@@ -10,7 +10,7 @@ import secrets
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -26,6 +26,7 @@ from caddie.errors import UserError
 from caddie.inference.text_codec import measure
 from caddie.pack.artifact import Artifact, load
 from caddie.runtime.autotune import quickest, thread_counts
+from caddie.runtime.progress import SILENT, Progress
 from caddie.score import Scoring, check_windows
 from caddie.verify.known_bad import Caught, catch, known_bad
 from caddie.verify.probe_case import (
@@ -40,7 +41,7 @@ from caddie.verify.probe_case import (
     sized_case,
     with_whole_text,
 )
-from caddie.verify.probes import HELD_OUT, Check, check_disjoint, missing_probes, run_probes
+from caddie.verify.probes import HELD_OUT, PROBES, Check, check_disjoint, missing_probes, run_probes
 from caddie.verify.remote_scorer import scorer_server
 from caddie.verify.sandbox import NoSandbox, run_in_sandbox
 
@@ -58,6 +59,8 @@ _LONGER, _CHANCE = 1.25, 1e-6
 """Ratio of bytes a token, and probability of such ranks, beyond which this is no chance."""
 _COMMAND = "from caddie.verify.verify import main; main()"
 _KNOWN_BAD = "known_bad:"
+_BEGINS = "probe: "
+"""Begins the line that the sandboxed process writes to standard error before each probe."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +92,7 @@ def verify(
     examples: bool = False,
     lossless: bool = False,
     audit_seconds: float | None = None,
+    progress: Progress = SILENT,
 ) -> Verdict:
     """Check an artifact that was read without an error, and probe its scorer in a sandbox.
 
@@ -117,7 +121,9 @@ def verify(
         checks.append(Check(HELD_OUT, *check_disjoint(*hashes)))
         checks += _vocabulary(artifact.tokenizer, corpus)
     try:
-        probed, caught = _probe_in_sandbox(artifact, chosen, scorer, documents, examples, lossless, audit_seconds)
+        probed, caught = _probe_in_sandbox(
+            artifact, chosen, scorer, documents, examples, lossless, audit_seconds, progress
+        )
     except NoSandbox as error:
         return Verdict(checks=tuple(checks), not_run=str(error))
     return Verdict(checks=(*checks, *probed), caught=tuple(caught))
@@ -180,6 +186,7 @@ def _probe_in_sandbox(
     examples: bool,
     lossless: bool,
     audit_seconds: float | None,
+    progress: Progress,
 ) -> tuple[list[Check], list[Caught]]:
     seed = secrets.randbits(32)  # so that no scorer can know the random tokens
     path, sources = artifact.path.absolute(), documents
@@ -199,10 +206,15 @@ def _probe_in_sandbox(
         "lossless": [piece.decode("latin-1") for piece in _sample(documents, seed)] if lossless else [],
     }
     if scorer and not scorer.startswith(_KNOWN_BAD):
-        return _probe_user_scorer(artifact, job), []
+        return _probe_user_scorer(artifact, job, _Probing(progress)), []
     begin, stdin = time.perf_counter(), json.dumps(job).encode()
     outcome = run_in_sandbox(
-        ["-c", _COMMAND], readable=[path, *parts], stdin=stdin, memory_bytes=MEMORY_BYTES, seconds=SECONDS
+        ["-c", _COMMAND],
+        readable=[path, *parts],
+        stdin=stdin,
+        memory_bytes=MEMORY_BYTES,
+        seconds=SECONDS,
+        watch=_Probing(progress).read,
     )
     answer: dict[str, Any] = {}
     trouble = outcome.stopped
@@ -231,11 +243,31 @@ def _probe_in_sandbox(
     return [sandbox, *probed], caught
 
 
-def _probe_user_scorer(artifact: Artifact, job: dict[str, Any]) -> list[Check]:
+class _Probing:
+    """Shows which probe runs. Of what a sandboxed process writes, nothing but the names of probes is shown."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress, self.shown = progress, ""
+
+    def read(self, stderr: bytes) -> None:
+        """Show the probe that began last."""
+        for line in reversed(stderr[-4096:].decode(errors="replace").splitlines()):
+            if line.startswith(_BEGINS):
+                self.begin(line.removeprefix(_BEGINS))
+                return
+
+    def begin(self, name: str) -> None:
+        """Show the probe of this name, once."""
+        if name in PROBES and name != self.shown:
+            self.shown, number = name, list(PROBES).index(name) + 1
+            self.progress.step({"event": "doing", "text": f"probe {number} of {len(PROBES)}: {name}"})
+
+
+def _probe_user_scorer(artifact: Artifact, job: dict[str, Any], probing: _Probing) -> list[Check]:
     """Run the probes in this process, which runs none of the scorer's code: the sandbox holds the scorer alone."""
     begin, threads = time.perf_counter(), torch.get_num_threads()
     try:
-        answer = _run_job(job)
+        answer = _run_job(job, probing.begin)
     finally:
         torch.set_num_threads(threads)
     server = scorer_server(artifact)
@@ -281,13 +313,13 @@ def main() -> None:
     job = json.load(sys.stdin)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # a user's scorer may print
-            answer = _run_job(job)
+            answer = _run_job(job, lambda name: print(f"{_BEGINS}{name}", flush=True))
     except UserError as error:
         answer = {"error": str(error)}
     print(json.dumps(answer))
 
 
-def _run_job(job: dict[str, Any]) -> dict[str, Any]:
+def _run_job(job: dict[str, Any], begin: Callable[[str], object] = lambda name: None) -> dict[str, Any]:
     artifact = load(job["artifact"], parts=job["parts"])
     scoring = Scoring.from_json(job["score"])
     documents, in_order = ([text.encode("latin-1") for text in job[name]] for name in ("documents", "in_order"))
@@ -309,7 +341,7 @@ def _run_job(job: dict[str, Any]) -> dict[str, Any]:
         case = sized_case(artifact, scoring, documents, seed=job["seed"], scorer=scorer, in_order=in_order)
     if job["audit_seconds"]:
         case = replace(case, effort=Effort(seconds=job["audit_seconds"]))
-    checks = run_probes(case)
+    checks = run_probes(case, begin)
     if job["lossless"]:
         checks.append(_compresses(artifact, scoring, [document.encode("latin-1") for document in job["lossless"]]))
     caught = catch(replace(short, effort=_SELF_TEST)) if job["examples"] else []

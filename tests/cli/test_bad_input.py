@@ -592,7 +592,7 @@ LOOPS = [
 CHECKS = [
     Case(
         "over the cap",
-        lambda b: ["verify", str(b.tiny.artifact), "pack.cap_bytes=1000"],
+        lambda b: ["verify", str(b.tiny.artifact), "pack.cap_bytes=1000", "--quiet"],
         "file is under the cap",
         status=1,
         out="of 1,000 bytes",

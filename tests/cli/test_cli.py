@@ -159,7 +159,7 @@ FACTS = {
 }
 
 
-QUIET = ("compress", "data", "decompress", "pack", "score", "train")
+QUIET = ("compress", "data", "decompress", "pack", "score", "train", "verify")
 
 
 @pytest.mark.parametrize("verb", FACTS)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from pretended_gpu import GPU, pretended_gpu
 from processes import together
+from recording import RecordedProgress
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -162,6 +163,13 @@ def test_the_model_is_left_as_it_is_and_autocast_changes_nothing() -> None:
     assert not any(parameter.requires_grad or parameter.grad is not None for parameter in model.parameters())
     assert not any(module._forward_pre_hooks for module in model.modules())
     assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items())
+
+
+def test_batches_are_counted() -> None:
+    progress = RecordedProgress()
+    calibrate(small(), some(1, 8, 9), bos=BOS, progress=progress)
+    told = [event["text"] for event in progress.events]
+    assert told == [f"batch {number} of 11" for number in range(1, 12)], "two of nine are run through first"
 
 
 def tensors(found: dict[str, Calibration]) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recording import RecordedProgress
 from torch import Tensor, nn
 
 from caddie.data.corpus import Corpus
@@ -708,6 +709,27 @@ def test_a_search_of_a_users_scorer_that_would_seldom_find_a_leak_decides_nothin
     long = replace(on, long_text=on.tokens[:300])
     assert PROBES["no look-ahead"](long)[0] is outcome
     assert probe_case_of(artifact, on.scoring, on.documents, seed=1, scorer="mine.py").users
+
+
+def test_the_probe_that_runs_is_shown_and_nothing_else_that_a_scorer_writes(
+    tiny_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(*given: object, watch: Callable[[bytes], object], **limits: object) -> Outcome:
+        for stderr in (b"", b"probe: no look-ahead\n", b"probe: no look-ahead\nprobe: all is well\nverified\n"):
+            watch(stderr)
+        return ENDED
+
+    monkeypatch.setattr(verification, "run_in_sandbox", end)
+    progress = RecordedProgress()
+    verification.verify(load(tiny_run.artifact), 16_000_000, progress=progress)
+    assert progress.events == [{"event": "doing", "text": f"probe 3 of {len(PROBES)}: no look-ahead"}]
+    assert progress.phases == progress.notes == []
+
+
+def test_every_probe_is_named_as_it_begins(artifact: Artifact) -> None:
+    begun: list[str] = []
+    run_probes(case(artifact, artifact.scoring.plain), begun.append)
+    assert begun == list(PROBES)
 
 
 def test_an_artifact_that_changes_meanwhile_fails(

@@ -55,6 +55,18 @@ def namespaces() -> None:
         pytest.skip(outcome.isolation)
 
 
+def test_errors_are_watched_as_they_come() -> None:
+    seen: list[bytes] = []
+    code = """
+        import sys, time
+        for word in ("one", "two"):
+            print(word, file=sys.stderr, flush=True)
+            time.sleep(0.3)
+    """
+    assert run(code, watch=seen.append).returncode == 0
+    assert {b"one\n", b"one\ntwo\n"} <= set(seen)
+
+
 @pytest.fixture
 def marker() -> str:
     """A word that no other command line has."""
@@ -381,7 +393,7 @@ def test_a_sandbox_that_lacks_a_package_says_nothing_about_the_artifact(
     assert verdict.passed is None
     assert verdict.not_run == "ModuleNotFoundError: No module named 'torch' (S)"
     assert verification.verify(load(tiny_run.artifact), 1).passed is False, "the file is too large all the same"
-    ended = caddie("verify", tiny_run.artifact, "--json")
+    ended = caddie("verify", tiny_run.artifact, "--json", "--quiet")
     assert ended.status == 2
     assert ended.err.startswith("caddie: not verified, because the probes could not be run in a sandbox: ModuleNotF")
     assert json.loads(ended.out)["passed"] is None
