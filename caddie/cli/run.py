@@ -27,7 +27,7 @@ from caddie.cli.options import (
 )
 from caddie.config import assignments, parse_assignment
 from caddie.config.renamed import modernized_path
-from caddie.errors import CheckFailed, UserError
+from caddie.errors import CheckFailed, UserError, count
 from caddie.runtime.interrupt import ends_on_interrupt
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Co
         as_json: bool,
         quiet: bool,
     ) -> int:
+        from caddie.doctor.host import allowed_cores
         from caddie.recipes.catalog import begun_from
         from caddie.report.display import Display
         from caddie.run.resolve_corpus import check_text_named
@@ -91,6 +92,8 @@ def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Co
         if track:
             check_installed(track)
         if gpus > 1 and not distributed.under_torchrun():
+            if distributed.local_device().type == "cpu" and gpus > (cores := len(allowed_cores())):
+                Display(quiet=quiet).note(f"no GPU here: {gpus} processes on {count(cores, 'core')} of a CPU")
             return distributed.launch(gpus, sys.argv[1:])
         folder = Path(out) if out else run_folder(chosen, seed)
         typed = f"{distributed.typed_program()} {shlex.join(sys.argv[1:])}"
@@ -197,11 +200,12 @@ def pack(
     from caddie.train.stage_memory import check_stages
 
     recipe, seed, corpus = read_run(folder, parts)
-    with Display(quiet=quiet) as display:
-        if compare:
+    if compare:
+        with Display(quiet=quiet) as display:
             facts = compare_packings(folder, _caps(recipe, settings, out), display, parts)
-            tell(facts, as_json, summary(facts))
-            return
+        tell(facts, as_json, summary(facts))
+        return
+    with Display(quiet=quiet) as display:
         recipe = recipe.but(assignments(settings, _pack_setting))
         metadata, phases = metadata_of(recipe, seed, corpus), Phases(display)
         cap = cap_of_recipe(recipe, section_bytes(metadata))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from caddie.cli.exits import resume_hint
 from caddie.cli.options import (
     FILE,
     Finite,
@@ -24,7 +25,7 @@ from caddie.cli.options import (
     tell,
 )
 from caddie.config import assignments
-from caddie.errors import UserError
+from caddie.errors import UserError, count
 from caddie.report.run_files import REPORT
 
 if TYPE_CHECKING:
@@ -295,8 +296,11 @@ def _run(
     check_text_named(study.base, how["data"])
     how["keep_checkpoints"] |= method is not None  # the next round, scale or trial may begin with one
     how |= {"executor": _executor(on, workers or 1, gpus, cores), "folder": Path(out) if out else results}
-    with Display(quiet=quiet) as display:
-        typed = shlex.join(["caddie", *sys.argv[1:]])
+    typed, runs = shlex.join(["caddie", *sys.argv[1:]]), len(study.labels) * len(study.seeds)
+    with resume_hint(typed, Path(), named=True), Display(quiet=quiet) as display:
+        if method is None:
+            each = f"{count(len(study.labels), 'recipe')}, {count(len(study.seeds), 'seed')} each"
+            display.note(f"{count(runs, 'run')}: {each}; after the first run the time left is known")
         found = (method or run_study)(study, command=typed, progress=display, **how)
     return _print(found, as_json)
 

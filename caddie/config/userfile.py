@@ -67,7 +67,8 @@ class _Source(InspectLoader):
 def read_source(path: Path) -> bytes:
     """Return the source in a Python file; `UserError` if it is none."""
     if not path.is_file():
-        raise UserError(f"no file {path}; name a Python file that is there, as FILE.py or FILE.py:NAME")
+        where = "" if path.is_absolute() else f" in {Path.cwd()}"
+        raise UserError(f"no file {path}{where}; name a Python file that is there, as FILE.py or FILE.py:NAME")
     if path.suffix != ".py":
         raise UserError(f"{path} is not a Python file")
     return path.read_bytes()

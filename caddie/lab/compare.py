@@ -20,7 +20,7 @@ from caddie.errors import UserError
 from caddie.lab.stats import LEVEL, MOST_SEEDS, POWER, mean, seeds_needed, welch
 from caddie.lab.verdicts import Difference, Documents, measure
 from caddie.report.documents import Figures, run_documents
-from caddie.report.read import read_scored_result, result_errors
+from caddie.report.read import busy_machine, read_scored_result, result_errors
 from caddie.report.run_files import RESULT
 from caddie.report.tables import crop, number, printable, table
 from caddie.report.units import Unit, convert
@@ -51,6 +51,8 @@ class ScoredRun:
     under_cap: bool
     verified: bool
     surroundings: Mapping[str, str]
+    busy: str | None
+    """Sentence on other programs that slowed its training down."""
     documents: tuple[Figures, Figures] | None
     """Bytes and bits of each held-out document; None for a run of an older version."""
 
@@ -79,6 +81,7 @@ def read(place: Path) -> ScoredRun:
             under_cap=bool(result["under_cap"]),
             verified=bool(result["verified"]),
             surroundings={field: str(result[field]) for field in _SURROUNDINGS},
+            busy=busy_machine(result),
             documents=run_documents(path.parent),
         )
     if min(run.tokens, run.source_bytes) < 1:
@@ -157,6 +160,7 @@ def _facts(runs: Sequence[ScoredRun], unit: Unit) -> dict[str, Any]:
     costs = [run.cost(unit) for run in runs]
     deviation = stdev(costs) if len(costs) > 1 else None
     return {
+        "places": [str(run.place) for run in runs],
         "recipe": runs[0].recipe,
         "key": runs[0].sha256["recipe"][:8],
         "seeds": [run.seed for run in runs],
@@ -208,6 +212,7 @@ def _check_both(b: Sequence[ScoredRun], a: Sequence[ScoredRun], unit: Unit) -> N
 def _notes(b: Sequence[ScoredRun], a: Sequence[ScoredRun]) -> list[str]:
     notes = [f"{run.place} is over its cap" for run in (*b, *a) if not run.under_cap]
     notes += [f"{run.place} did not pass verification" for run in (*b, *a) if not run.verified]
+    notes += [f"{run.place}: {run.busy}" for run in (*b, *a) if run.busy]
     if b[0].sha256["recipe"] == a[0].sha256["recipe"]:
         notes.append("both groups have the same settings")
     notes += [
@@ -239,12 +244,15 @@ def summary(facts: Mapping[str, Any]) -> str:
         for letter, group in (("B", facts["runs"]), ("A", facts["against"]))
     ]
     better = "better" if difference > 0 else "worse" if difference < 0 else "no better"
-    found = f"B is {better} by {abs(difference):.6f}"
+    found = f"{difference:.6f} (B is {better})"
     if facts["p"] is not None:
         lines = [("difference", f"{found}, 95 % interval {interval}"), *_verdict(facts, unit)]
     else:
         why = "with one seed on a side nothing can be concluded" if facts["test"] is None else facts["why"]
         lines = [("difference", found), ("conclusion", f"none; {why}")]
+    groups = [("B", facts["runs"]["places"]), ("A", facts["against"]["places"])]
+    more = (f" and {len(places) - 1} more" * (len(places) > 1) for _, places in groups)
+    lines = [*((letter, places[0] + rest) for (letter, places), rest in zip(groups, more, strict=True)), *lines]
     lines += [("note", note) for note in facts["notes"]]
     head = table(rows, [unit, "seeds", "mean", "deviation", "95 % interval"]).split("\n")
     return "\n".join(map(printable, [*head, "", *(f"{label:<12}{line}" for label, line in lines)]))

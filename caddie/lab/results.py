@@ -9,6 +9,7 @@ run_study(study, "text.jsonl", workers=2)
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,16 +54,18 @@ class Results:
 
     def __str__(self) -> str:
         facts, study, rows = self.facts, self.facts["study"], []
+        claims = any(one["claim"] for one in facts["verdicts"])
+        room = 24 + max(0, shutil.get_terminal_size().columns - 80)  # for the longest label on a wide terminal
         for one in facts["verdicts"]:
             reach = one["interval"] and (one["interval"][1] - one["interval"][0]) / 2
             difference = (signed(one["difference"]) or "-") + (f" ±{reach:.4f}" if reach else "")
             q = chance(one["q_same" if one["word"] == "same" else "q"]) or "-"
             figures = [len(one["seeds"]), f"{one['mean']:.4f}", difference, q]
-            claimed = one["claim"]["word"] if one["claim"] else ""
-            rows.append([crop(one["label"], 24), *figures, one["word"], claimed])
+            claimed = [one["claim"]["word"] if one["claim"] else ""] if claims else []
+            rows.append([crop(one["label"], room), *figures, one["word"], *claimed])
         lines = [f"{study['name']}: {study['why']}" if study["why"] else study["name"], facts["found"]]
         if rows:
-            names = ["entry", "seeds", "mean", "difference", "q", "verdict", "claimed"]
+            names = ["entry", "seeds", "mean", "difference", "q", "verdict", *(["claimed"] if claims else [])]
             lines += ["", *table(rows, names).split("\n"), ""]
             lines.append("differences in bits per byte, negative is better; q is p adjusted for the number of entries")
         lines += [f"failed  {one['label']}: {one['error']}" for one in facts["failed"]]

@@ -151,7 +151,7 @@ def _encoded(section: Section) -> bytes:
 
 def _read_table(blob: bytes, limits: Limits) -> tuple[bytes, int]:
     if not blob.startswith(MAGIC):
-        raise UserError("this is not a caddie file")
+        raise UserError("this is not a caddie file; name an artifact, as RUN/artifact.caddie")
     _check_length(blob, _HEADER.size + _DIGEST_BYTES)
     _, version, packed_bytes, table_bytes, checksum = _HEADER.unpack_from(blob)
     if version > VERSION:

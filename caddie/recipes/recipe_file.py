@@ -18,6 +18,7 @@ from caddie.files import read_file
 from caddie.recipes.recipe import Recipe
 from caddie.report.run_files import PARTS, RECIPE
 
+_NAME_ONE = "; name a recipe that is there"
 _LARGEST_BYTES = 1 << 20  # the largest recipe that is shipped takes 10 kB
 
 
@@ -108,7 +109,7 @@ def _stated(path: Path, held: Mapping[str, Any]) -> tuple[Stated, ...]:
 def _table(path: Path) -> dict[str, Any]:
     """Return the table in a file of TOML or JSON."""
     if not os.path.exists(path):
-        raise UserError(f"no file {path}; name a recipe that is there")
+        raise UserError(f"no file {path}{_NAME_ONE}")
     data, form = read_file(path), "TOML" if path.suffix == ".toml" else "JSON"
     if len(data) > _LARGEST_BYTES:
         raise UserError(f"{path} is no recipe: it has {len(data):,} bytes, and may have {_LARGEST_BYTES:,}")
@@ -137,7 +138,8 @@ def _no_run(folder: Path) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"{folder} is not a run folder: {error}; name one that caddie train wrote") from None
+        why = str(error).removesuffix(_NAME_ONE)
+        raise UserError(f"{folder} is not a run folder: {why}; name one that caddie train wrote") from None
 
 
 def _checked(recipe: Recipe) -> Recipe:

@@ -253,7 +253,7 @@ def _worth(compression: Mapping[str, Any]) -> list[str]:
         return []
     if step is None or more is None or fewer is None:
         return [f"  {bits:.2f} bits per weight"]
-    said = f"{bits:.2f} bits per weight; {step:,} bytes more {more:+.4f} bits per byte, fewer {fewer:+.4f}"
+    said = f"{bits:.2f} bits per weight; {step:,} bytes more {more:+z.4f} bits per byte, fewer {fewer:+z.4f}"
     return textwrap.wrap(said, terminal_width(), initial_indent="  ", subsequent_indent="  ")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from itertools import accumulate, islice
 from pathlib import Path
 
@@ -29,6 +30,8 @@ from caddie.pack import artifact as artifacts
 from caddie.pack.artifact import Artifact
 from caddie.recipes.catalog import shipped
 from caddie.recipes.recipe import Data, Recipe
+from caddie.report.read import pick, read_json
+from caddie.report.run_files import RECIPE
 from caddie.runtime.distributed import Ranks
 from caddie.runtime.progress import SILENT, Progress
 
@@ -129,8 +132,10 @@ def open_for_scoring(
             f"make one with: caddie data TEXT --tokenizer {artifact.path} --against CORPUS --out DIR"
         )
     if corpus.manifest.train.document_set_sha256 != manifest.train_documents_sha256:
+        own = pick(read_json(artifact.path.parent / RECIPE), "corpus")
+        named = f"the run's own is --data {shlex.quote(own)}; of another, " if isinstance(own, str) else ""
         raise UserError(
-            "nothing proves that the artifact was not trained on this text; make a corpus that does with: "
+            f"nothing proves that the artifact was not trained on this text; {named}make a corpus that does with: "
             f"caddie data TEXT --tokenizer {artifact.path} --against TRAINING_CORPUS --out DIR"
         )
     corpus.check_disjoint()

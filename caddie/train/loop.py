@@ -114,6 +114,8 @@ def train(
         measured = (forecaster, held_out) if ranks.first else (None, [])
         run = Run(trainer, budget, folder / CHECKPOINT, identity, log, *measured, data.bos)
         run.restore()
+        if run.at.progress >= 1.0:
+            log.note(f"training is done, at step {run.at.step:,}")
         compiled, recorded = trainer.compiled, trainer.recordings is not None
         chosen = {**execution._asdict(), "compiled": compiled, "cuda_graphs": recorded}
         begun = {"event": "start", "step": run.at.step, "seconds": run.at.seconds}

@@ -343,7 +343,13 @@ RECIPES = [
     Case(
         "recipe file missing",
         lambda b: ["run", "none.py:mine"],
-        "no file none.py; name a Python file that is there, as FILE.py or FILE.py:NAME",
+        "; name a Python file that is there, as FILE.py or FILE.py:NAME",
+    ),
+    Case("no recipe file here", lambda b: ["run", "none.py:mine"], f"no file none.py in {os.sep}"),
+    Case(
+        "no run folder",
+        lambda b: ["pack", "runs/nope"],
+        "runs/nope is not a run folder: no file runs/nope/recipe.json; name one that caddie train wrote",
     ),
     Case("recipe file broken", lambda b: b.mine("mine = ("), "mine.py does not run: SyntaxError"),
     Case("recipe file raises", lambda b: b.mine("1 / 0"), "mine.py does not run: ZeroDivisionError"),
@@ -464,7 +470,7 @@ CORPORA = [
 SCORING = [
     Case("foreign text", lambda b: b.score(b.write("a.txt", TEXT)), "caddie data TEXT --tokenizer"),
     Case(
-        "training text alone", lambda b: b.score(b.write("a.txt", b.tiny.text.read_bytes()[:80_000])), "nothing proves"
+        "training text alone", lambda b: b.score(b.write("a.txt", b.tiny.text.read_bytes()[:80_000])), "own is --data"
     ),
     Case("no training split", lambda b: b.score(b.manifest(put(None, "train"))), "manifest.train must have exactly"),
     Case(

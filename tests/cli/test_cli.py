@@ -442,6 +442,38 @@ def test_ctrl_c_is_one_line_and_status_130(caddie: Call, monkeypatch: pytest.Mon
     assert (ended.status, ended.out, ended.err.strip()) == (130, "", "caddie: interrupted")
 
 
+def test_a_study_says_what_it_will_do_and_how_to_go_on(caddie: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*given: object, **how: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("caddie.lab.results.run_study", interrupt)
+    ended = caddie("sweep", "tiny", "model.depth=2,3", "--seeds", 2, "--steps", 5)
+    assert (ended.status, ended.out) == (130, "")
+    first, last = ended.err.splitlines()
+    assert first == "6 runs: 3 recipes, 2 seeds each; after the first run the time left is known"
+    assert last.startswith("caddie: stopped; go on with: caddie ")
+
+
+def test_the_table_of_packings_comes_after_the_display(
+    tiny_run: Any, caddie: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("caddie.run.compare_packings.compare", lambda *given: {})
+    monkeypatch.setattr("caddie.run.compare_packings.summary", lambda facts: "table")
+    monkeypatch.setattr("caddie.report.display.Display.__exit__", lambda *given: print("closed"))
+    assert caddie("pack", tiny_run.folder, "--compare").out == "closed\ntable\n"
+
+
+def test_many_processes_without_a_gpu_are_told_first(
+    tiny_run: Any, caddie: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("caddie.runtime.distributed.local_device", lambda: SimpleNamespace(type="cpu"))
+    monkeypatch.setattr("caddie.runtime.distributed.launch", lambda gpus, arguments: 0)
+    monkeypatch.setattr("caddie.doctor.host.allowed_cores", lambda: {0, 1})
+    given = ("run", "tiny", *tiny_run.settings, "--data", tiny_run.corpus, "train.micro_batches=4", "--gpus")
+    assert caddie(*given, 4).err == "no GPU here: 4 processes on 2 cores of a CPU\n"
+    assert caddie(*given, 2).err == ""
+
+
 @pytest.mark.usefixtures("unprobed")
 def test_verify_holds_a_file_against_the_cap_that_it_was_packed_for(
     tiny_run: Any, caddie: Call, tmp_path: Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from caddie.config.schedules import PiecewiseConstant
 from caddie.errors import UserError
+from caddie.lab.results import Results
 from caddie.lab.study import (
     Claim,
     Entry,
@@ -194,3 +196,19 @@ def test_a_study_is_found_in_a_file(tmp_path: Path) -> None:
         find_study(f"{file}:third")
     with pytest.raises(UserError, match="no file"):
         find_study(str(tmp_path / "none.py"))
+
+
+def test_a_wide_terminal_shows_long_labels_and_no_empty_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    label = "without train.optimizers.matrix.lr=0.03"
+    one = {"label": label, "seeds": [1], "mean": 1.5, "difference": 0.1, "interval": None, "word": "unclear"}
+    results = Results(Study(name="s", base=find("tiny")), [], Path())
+    kept: dict[str, Any] = {"study": {"name": "s", "why": ""}, "found": "", "failed": [], "notes": []}
+    results.__dict__["facts"] = kept | {"verdicts": [one | {"q": None, "q_same": None, "claim": None}]}
+    monkeypatch.setenv("COLUMNS", "120")
+    assert label in str(results)
+    assert "claimed" not in str(results)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "without train.optimiz..." in str(results)
+    kept["verdicts"] = [one | {"q": None, "q_same": None, "claim": {"word": "better"}}]
+    results.__dict__["facts"] = kept
+    assert "claimed" in str(results)

@@ -164,7 +164,7 @@ def test_noise_in_the_table(noise, count):
 
 @pytest.mark.parametrize("blob", [b"", b"cad", b"PK\3\4" + bytes(100), bytes(100), b"\x80\x04."])
 def test_not_a_caddie_file(blob):
-    assert refusal(blob) == "this is not a caddie file"
+    assert refusal(blob) == "this is not a caddie file; name an artifact, as RUN/artifact.caddie"
 
 
 def test_versions():
@@ -368,7 +368,7 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
     assert "not a regular file" in cannot_read(tmp_path)
     assert "null" in cannot_read("a\0b")
     path.write_bytes(b"nothing of the kind")
-    assert cannot_read(path) == f"{path}: this is not a caddie file"
+    assert cannot_read(path) == f"{path}: this is not a caddie file; name an artifact, as RUN/artifact.caddie"
 
     def fail(self):
         raise PermissionError(errno.EACCES, "Permission denied")
