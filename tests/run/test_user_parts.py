@@ -339,7 +339,8 @@ def test_a_file_packed_alone_is_held_against_the_cap_that_it_was_packed_for(
 
 
 def test_a_submission_does_not_hold_the_file(runs: Path, tmp_path: Path, caddie: Run) -> None:
-    ended = caddie("submit", runs / "reading", "--out", tmp_path / "out", "--author", "A", "--github-id", "a", "--quiet")
+    names = ("--author", "A", "--github-id", "a")
+    ended = caddie("submit", runs / "reading", "--out", tmp_path / "out", *names, "--quiet")
     assert (ended.status, ended.err.count("\n")) == (2, 1), ended.err
     assert "its recipe has classes in a user's file, which the script does not hold" in ended.err
     assert not (tmp_path / "out").exists()
