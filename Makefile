@@ -17,7 +17,7 @@ $(shell mkdir -p .tmp)
 
 demo: $(PROGRAM)
 	@rm -rf runs/demo
-	$(VENV)/bin/caddie run tiny --out runs/demo
+	$(VENV)/bin/caddie run tiny 'score.tilt=NGramTilt(order=6, boost=3.5)' --out runs/demo
 	@printf 'page    ' && $(VENV)/bin/caddie export runs/demo --to html
 
 PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -67,7 +67,7 @@ BESIDE := numpy scipy sympy networkx fsspec setuptools brotli click constriction
 	safetensors sentencepiece zstandard huggingface_hub optuna
 
 define install
-	@echo "installing caddie and PyTorch into $(VENV), about a minute"
+	@echo "installing caddie and PyTorch into $(VENV)"
 	@$(PYTHON) -m venv --without-pip $(VENV)
 	@PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m pip --python $(VENV)/bin/python $(PIP_INSTALL) pip 2>.tmp/pip \
 		|| $(PYTHON) -m venv $(VENV)
