@@ -4,218 +4,162 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Container, Sequence
+from dataclasses import replace
+from fnmatch import fnmatch
 
+from caddie.submit.review_flow import Flow
 from caddie.submit.review_rules import Findings
-from caddie.submit.review_script import Script
+from caddie.submit.review_script import RUNS, Script
+from caddie.submit.review_values import Place, Scope, constant, last
 
-_VALIDATION = re.compile(r"(?:val|valid|validation)_(?:tokens|ids)")
-"""Names of the validation text."""
-_BYTES = re.compile(r"byte|bpb|bits", re.IGNORECASE)
-"""In names of what is added up while tokens are scored."""
-_CACHE = re.compile(r"n_?gram|ppm|backoff|_ng\b", re.IGNORECASE)
-_SCHEDULE = re.compile(r"momentum|warm|decay|frac|(?:^|_)lr(?:_|$)")
-"""In names of what is blended over the run, as momentum is; not a probability."""
-_CALIBRATION = re.compile(r"calib|hessian|awq|collect_act", re.IGNORECASE)
 _HINTS = re.compile(r"(?:n_?gram_)?(?:within|word)\w*(?:boost|beta)", re.IGNORECASE)
-_NETWORK = {"requests", "urllib.request", "http.client", "huggingface_hub", "httpx", "aiohttp", "wget", "boto3"}
+_NETWORK = {"requests", "urllib.request", "http.client", "huggingface_hub", "httpx", "aiohttp", "boto3", "socket"}
+_FETCHES = {"urlopen", "urlretrieve", "load_state_dict_from_url", "download_url_to_file", "hf_hub_download"}
 _STARTS = {"run", "call", "check_call", "check_output", "Popen", "system"}
 _FETCHING = re.compile(r"\b(?:curl|wget|git clone|pip install|apt-get)\b|https?://\S+\.(?:bin|pt|npz|zip|gz|tar)\b")
+_OPENS = {"open", "load", "fromfile", "memmap", "Path", "read_bytes", "read_text", "load_file"}
 HELD_OUT = 50_000
 _MOST = 1_000
-"""Loops, lines or calls of a function that are compared with each other."""
+"""Places of a function that are compared with each other."""
+_MOST_CALLERS = 4
+"""Callers of callers that are asked whether they scored before."""
+_SHARDS = ("fineweb_train_000000.bin", "fineweb_val_000000.bin")
 
 
 def check_scripts(scripts: Sequence[Script], switched_off: Container[str], found: Findings) -> None:
     """Check the script that trains and the files that it names; `switched_off` are settings that logs say are 0."""
-    functions = {one.name: one for script in scripts for one in _functions(script)}
-    _check_order(functions, found)
+    flow = Flow(scripts)
+    unscored = _check_order(flow, found)
+    for scope in flow.scopes:
+        _check_rescoring(scope, unscored, found)
+        for kind, rule in _NOTED.items():
+            for place in scope.places[kind][:1]:
+                scope.script.add(rule, place.what, place.line, found)
+        if scope.places["hook"] and scope.places["feed"]:
+            said = f"{scope.name or 'the script'} measures what a model makes of validation text"
+            scope.script.add("code-calibration", said, scope.places["feed"][0].line, found)
     for script in scripts:
         _check_hints(script, switched_off, found)
-        _check_network(script, found)
-    _check_spaces(functions, found)
-    for one in functions.values():
-        _check_mixture(one, found)
-        if one.calibrates:
-            said = f"{one.name} measures inputs on validation text: quantization would be calibrated on it"
-            one.script.add("code-calibration", said, one.calibrates[0], found)
+        _check_outside(script, found)
+    _check_spaces(flow.scopes, found)
+
+
+_NOTED = {"target": "code-target", "mixture": "code-mixture", "select": "code-selection", "cut": "code-cut",
+          "live": "code-live"}  # fmt: skip
+"""Rules of places that the flow of labels tells alone."""
 
 
 def check_preparation(tree: ast.Module, file: str, found: Findings) -> None:
     """Check how many documents a script of the folder that prepares data holds out unless told otherwise."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and any(_constant(one) == "--val-docs" for one in node.args):
-            default = next((_constant(one.value) for one in node.keywords if one.arg == "default"), None)
+        if isinstance(node, ast.Call) and any(constant(one) == "--val-docs" for one in node.args):
+            default = next((constant(one.value) for one in node.keywords if one.arg == "default"), None)
             if isinstance(default, int) and default < HELD_OUT:
                 said = f"--val-docs is {default:,} by default, of {HELD_OUT:,} in the set: training text would hold the"
                 said += " others, and the log cannot show whether it was given"
                 found.add("held-out-default", file, said, node.lineno)
 
 
-@dataclass
-class _Function:
-    """A function: where it reads validation text, updates parameters and adds up bytes, and what it calls."""
+def _check_order(flow: Flow, found: Findings) -> set[Scope]:
+    """Check that text is scored before parameters learn from it, up to the callers; return functions that do neither.
 
-    name: str
-    node: ast.FunctionDef
-    script: Script
-    reads: list[int] = field(default_factory=list)
-    updates: list[int] = field(default_factory=list)
-    adds: list[int] = field(default_factory=list)
-    loops: list[range] = field(default_factory=list)
-    """Lines of each loop."""
-    calibrates: list[int] = field(default_factory=list)
-    """Lines of calls that measure inputs or Hessians on validation text."""
-    calls: list[tuple[int, str, frozenset[str]]] = field(default_factory=list)
-    """Line, function and names of models among the arguments of each call, functions that are arguments included."""
-
-    @cached_property
-    def lessons(self) -> list[tuple[int, bool, bool]]:
-        """Loops that read validation text and then update: line of the update; if bytes are added up before, and after.
-
-        Only loops inside no other loop count: a legal one scores a chunk and then makes several passes over it.
-        """
-        found, end = [], 0
-        for loop in sorted(self.loops, key=lambda loop: loop.start)[:_MOST]:
-            if loop.start < end:
-                continue
-            end = loop.stop
-            reads, adds = ([line for line in lines[:_MOST] if line in loop] for lines in (self.reads, self.adds))
-            updates = [line for line in self.updates[:_MOST] if line in loop and reads and line >= min(reads)]
-            if updates:
-                first = min(updates)
-                found.append((first, any(line < first for line in adds), any(line >= first for line in adds)))
-        return found
-
-
-def _functions(script: Script) -> Iterator[_Function]:
-    for node in ast.walk(script.tree):
-        if isinstance(node, ast.FunctionDef):
-            one = _Function(node.name, node, script)
-            parts = [part for part in ast.walk(node) if isinstance(part, (ast.stmt, ast.expr))]
-            texts: set[str] = set()
-            for part in sorted(parts, key=lambda part: part.lineno):
-                _look(part, one, texts)
-            yield one
+    `bare` are updates before which a function scored nothing: where, what really trains, and its own line.
+    """
+    bare: dict[Scope, list[tuple[Place, Scope, Place]]] = {}
+    late: dict[Scope, Place] = {}
+    called = {place.scope for scope in flow.scopes for place in scope.places["call"]}
+    for _ in range(_MOST_CALLERS):
+        for scope in flow.scopes:
+            events = [(place, scope, place) for place in scope.places["update"][:_MOST]]
+            for call in scope.places["call"][:_MOST]:
+                for update, source, place in bare.get(call.scope, ())[:1] if call.scope not in (scope, None) else ():
+                    inside = call.scope is not None and call.scope.parent is scope and scope.name
+                    if update.what == "found" or call.what or inside:  # it finds the text, or is handed it
+                        what = "found" if update.what == "found" else call.what or "given"
+                        events.append((replace(call, what=what), source, place))
+            adds = _adds(scope)
+            first = min((place.line for place in adds), default=None)
+            events = [event for event in events if first is None or event[0].line <= first]
+            scored_late = [here for here, _, _ in events if here.loop and any(one.loop is here.loop for one in adds)]
+            late.update((scope, one) for one in scored_late[:1])
+            bare[scope] = [event for event in events if event[0] not in scored_late]
+    for scope, place in late.items():
+        said = f"{scope.name} adds up losses only after it has updated parameters on the same text"
+        scope.script.add("code-update-first", said, place.line, found)
+    for scope, trained in bare.items():
+        if scope not in called:
+            for _, source, place in trained:
+                said = f"{source.name} trains on validation text, and neither it nor its caller scores that text before"
+                source.script.add("code-trains-on-validation", said, place.line, found)
+                break
+    return {scope for scope in flow.scopes if late.get(scope) or bare[scope]}
 
 
-def _look(part: ast.AST, one: _Function, texts: set[str]) -> None:
-    """Note what a part of a function's tree does; `texts` grows by other names of validation text."""
-    if isinstance(part, ast.Assign) and not (
-        isinstance(part.value, ast.Call) and isinstance(part.value.func, ast.Name)
-    ):
-        if any(_is_text(name, texts) for name in _names(part.value)):
-            texts.update(target.id for target in part.targets if isinstance(target, ast.Name))
-    if isinstance(part, ast.Assign) and isinstance(part.value, ast.Call) and "val_files" in _names(part.value):
-        if re.search("loader|stream", _last(part.value.func), re.IGNORECASE):
-            texts.update(target.id for target in part.targets if isinstance(target, ast.Name))
-    if isinstance(part, ast.Subscript) and _is_text(_last(part.value), texts):
-        one.reads.append(part.lineno)
-    elif isinstance(part, (ast.For, ast.While)):
-        one.loops.append(range(part.lineno, (part.end_lineno or part.lineno) + 1))
-    elif isinstance(part, ast.AugAssign) and _BYTES.search(_last(part.target)):
-        one.adds.append(part.lineno)
-    elif isinstance(part, ast.Call):
-        _look_at_call(part, one, texts)
+def _adds(scope: Scope) -> list[Place]:
+    """Return where a function adds to totals, or hands text and totals to one that does."""
+    helped = [
+        call for call in scope.places["call"][:_MOST] if call.what and call.scope
+        and any(one.what in call.scope.parameters for one in call.scope.places["add"][:_MOST])
+    ]  # fmt: skip
+    return [*scope.places["add"][:_MOST], *helped]
 
 
-def _look_at_call(call: ast.Call, one: _Function, texts: set[str]) -> None:
-    name = _last(call.func)
-    arguments = [argument for argument in call.args if isinstance(argument, (ast.Name, ast.Attribute))]
-    models = frozenset(_last(argument) for argument in arguments if "model" in _last(argument))
-    one.calls += [(call.lineno, called, models) for called in (name, *map(_last, arguments))]
-    if name == "backward" or (name == "grad" and "autograd" in ast.dump(call.func)):
-        one.updates.append(call.lineno)
-    added = isinstance(call.func, ast.Attribute) and name == "add_" and _BYTES.search(_last(call.func.value))
-    if added or re.search("accumulate.*bp|score_chunk", name):
-        one.adds.append(call.lineno)
-    if _CALIBRATION.search(name) and any(_is_text(_last(argument), texts) for argument in arguments):
-        one.calibrates.append(call.lineno)
-
-
-def _is_text(name: str, texts: set[str]) -> bool:
-    return name in texts or bool(_VALIDATION.fullmatch(name))
-
-
-def _check_order(functions: dict[str, _Function], found: Findings) -> None:
-    """Check that validation text is scored before parameters learn from it, and not again afterwards."""
-    unscored = {
-        called
-        for caller in functions.values()
-        for line, called, _ in caller.calls
-        if called in functions and line <= min(caller.adds, default=line)
-    }
-    called = {name for caller in functions.values() for _, name, _ in caller.calls}
-    for one in functions.values():
-        for line, before, after in one.lessons:
-            if not before and after:
-                said = f"{one.name} adds up bytes only after it has updated parameters on the same text"
-                one.script.add("code-update-first", said, line, found)
-            elif not before and (one.name in unscored or one.name not in called):
-                said = f"{one.name} trains on validation text, and neither it nor its caller scores that text before"
-                one.script.add("code-trains-on-validation", said, line, found)
-        _check_rescoring(one, functions, found)
-
-
-def _check_rescoring(one: _Function, functions: dict[str, _Function], found: Findings) -> None:
-    """Find a call that scores with the model that an earlier call has trained while scoring."""
-    calls = [call for call in one.calls if call[1] in functions]
-    learning = [call for call in calls if any(before for _, before, _ in functions[call[1]].lessons)]
-    scoring = [call for call in calls if functions[call[1]].adds]
-    for line, learner, models in learning[:_MOST]:
-        for later, scorer, others in scoring[:_MOST]:
-            if later > line and models & others:
-                said = f"{scorer} scores with the model that {learner} trained on the same text (line {line})"
-                one.script.add("code-rescoring", said, later, found)
+def _check_rescoring(scope: Scope, unscored: set[Scope], found: Findings) -> None:
+    """Find text that is scored again by a model that has learned from it: in a second call, pass or loop."""
+    calls = [(call, one) for call in scope.places["call"][:_MOST] if (one := call.scope) and _adds(one)]
+    learning = [(call, one) for call, one in calls if one.places["update"] and one not in unscored]
+    for call, learner in learning[:1]:
+        for later, scorer in calls:
+            if later.line > call.line and call.models & later.models:
+                said = f"{scorer.name} scores with the model that {learner.name} trained on the same text"
+                scope.script.add("code-rescoring", f"{said} (line {call.line})", later.line, found)
                 return
+    totals = {place.what for place in scope.places["add"]}
+    for place in scope.places["reset"][:_MOST]:
+        if place.what in totals and _read_after(scope.node, place.what, getattr(place.loop, "end_lineno", 0)):
+            said = f"{place.what} is set back within the loop that adds it up: what was scored before does not count"
+            scope.script.add("code-rescoring", said, place.line, found)
+            return
+    for update in scope.places["update"][:1]:
+        if isinstance(update.loop, ast.For) and any(one.loop is update.loop for one in _adds(scope)):
+            if not _chooses(update.loop):
+                said = f"the loop of line {update.loop.lineno} passes over the same text again and scores it"
+                scope.script.add("code-rescoring", said, update.line, found)
 
 
-def _check_mixture(one: _Function, found: Findings) -> None:
-    """Find (1 - a) p + a q in a function that speaks of n-grams or PPM."""
-    if not any(_CACHE.search(name) for name in {one.name, *_names(one.node)}):
-        return
-    for node in ast.walk(one.node):
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and _is_blend(node):
-            if not any(_SCHEDULE.search(name) for name in _names(node)):
-                said = (
-                    "the model's probability is blended with a cache's: does the blend sum to one over the vocabulary?"
-                )
-                one.script.add("code-mixture", said, node.lineno, found)
-                return
+def _read_after(node: ast.AST, name: str, line: int) -> bool:
+    return any(isinstance(one, ast.Name) and one.id == name and one.lineno > line for one in ast.walk(node))
 
 
-def _check_spaces(functions: dict[str, _Function], found: Findings) -> None:
+def _chooses(loop: ast.For) -> bool:
+    """True if the loop's variable tells which part of the text is read: it is used in an index, a call or a loop."""
+    names = _names(loop.target)
+    used = [one for part in loop.body for one in ast.walk(part) if isinstance(one, ast.Name) and one.id in names]
+    tests = [one.test for part in loop.body for one in ast.walk(part) if isinstance(one, (ast.If, ast.IfExp))]
+    in_tests = {id(one) for test in tests for one in ast.walk(test)}
+    return any(id(one) not in in_tests for one in used)
+
+
+def _check_spaces(scopes: Sequence[Scope], found: Findings) -> None:
     """Find bytes of a piece that count its leading space, in a script that adds that space again while it scores."""
+    trees = {scope.script.file: scope.script.tree for scope in scopes}.values()
     added = any(
         isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd)
-        and re.search("space", " ".join(_names(node.left))) and re.search("boundary", " ".join(_names(node.right)))
-        for one in functions.values() for node in ast.walk(one.node)
+        and any(isinstance(one, ast.UnaryOp) and isinstance(one.op, ast.Invert) for one in (node.left, node.right))
+        and any(isinstance(one, ast.Subscript) for one in (node.left, node.right))
+        for tree in trees for node in ast.walk(tree)
     )  # fmt: skip
-    for one in functions.values() if added else ():
-        for node in ast.walk(one.node):
-            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and _constant(node.right) == 1:
-                if {"len", "encode"} <= _names(node.left) and any("bytes" in name for name in _names(one.node)):
-                    said = f"{one.name} counts the space before a word, and scoring adds it again"
-                    one.script.add("code-bytes", said, node.lineno, found)
+    for scope in scopes if added else ():
+        for node in ast.walk(scope.node):
+            plus = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and constant(node.right) == 1
+            length = node.left if plus and isinstance(node, ast.BinOp) else node
+            if isinstance(length, ast.Call) and last(length.func) == "len" and "encode" in _names(length):
+                calls = [one for one in ast.walk(length) if isinstance(one, ast.Call) and last(one.func) == "replace"]
+                if plus or any(constant(one) == " " for call in calls for one in call.args[1:2]):
+                    said = f"{scope.name} counts the space before a word, and scoring adds it again"
+                    scope.script.add("code-bytes", said, length.lineno, found)
                     return
-
-
-def _is_blend(node: ast.BinOp) -> bool:
-    sides = [_factors(node.left), _factors(node.right)]
-    for rests, weights in (sides, sides[::-1]):
-        rest = [one.right for one in rests if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Sub)
-                and _constant(one.left) in (1, 1.0)]  # fmt: skip
-        if {ast.dump(one) for one in rest} & {ast.dump(one) for one in weights}:
-            return True
-    return False
-
-
-def _factors(node: ast.expr) -> list[ast.expr]:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        return [node.left, node.right]
-    return []
 
 
 def _check_hints(script: Script, switched_off: Container[str], found: Findings) -> None:
@@ -224,24 +168,44 @@ def _check_hints(script: Script, switched_off: Container[str], found: Findings) 
         if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
             continue
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-            name = _last(target)
-            default = next((one for one in map(_constant, ast.walk(node.value)) if _positive(one)), None)
+            name = last(target)
+            default = next((one for one in map(constant, ast.walk(node.value)) if _positive(one)), None)
             if _HINTS.fullmatch(name) and default is not None and name not in switched_off:
                 said = f"{name} is {default} by default: whether such a hint is given depends on the target"
                 script.add("code-target-hints", said, node.lineno, found)
 
 
-def _check_network(script: Script, found: Findings) -> None:
+def _check_outside(script: Script, found: Findings) -> None:
+    """Find what reaches beyond the folder and the data: network, other files, source that is made while it runs."""
     for node in ast.walk(script.tree):
-        used: list[str] = []
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names]
-            used = [name for name in modules if name in _NETWORK or name.split(".")[0] in _NETWORK]
-        elif isinstance(node, ast.Call) and _last(node.func) in _STARTS:
-            words = " ".join(str(text) for one in ast.walk(node) if isinstance(text := _constant(one), str))
-            used = [fetched[0] for fetched in [_FETCHING.search(words)] if fetched]
-        if used and isinstance(node, (ast.stmt, ast.expr)):
-            script.add("code-network", f"it uses the network ({used[0]})", node.lineno, found)
+            for name in modules:
+                if name in _NETWORK or name.split(".")[0] in _NETWORK:
+                    script.add("code-network", f"it uses the network ({name})", node.lineno, found)
+                if name.split(".")[0] == "importlib":
+                    script.add("code-hidden", "it imports by a name that is made while it runs", node.lineno, found)
+        elif isinstance(node, ast.Call):
+            _check_call(node, script, found)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "*" in node.value:
+            if all(fnmatch(shard, node.value.rpartition("/")[2]) for shard in _SHARDS):
+                said = f"{node.value} matches the shards of training and of validation"
+                script.add("code-training-files", said, node.lineno, found)
+
+
+def _check_call(node: ast.Call, script: Script, found: Findings) -> None:
+    name = last(node.func)
+    words = [text for one in ast.walk(node) if isinstance(text := constant(one), str)]
+    fetched = _FETCHING.search(" ".join(words)) if name in _STARTS else None
+    if fetched or name in _FETCHES or (isinstance(node.func, ast.Attribute) and last(node.func.value) == "hub"):
+        script.add("code-network", f"it uses the network ({fetched[0] if fetched else name})", node.lineno, found)
+    if isinstance(node.func, ast.Name) and name in RUNS:
+        script.add("code-hidden", f"{name} runs what is made while it runs", node.lineno, found)
+    if name in _OPENS:
+        for one in (*node.args, *(keyword.value for keyword in node.keywords)):
+            path = constant(one)
+            if isinstance(path, str) and path.startswith("/") and not path.startswith(("/proc/", "/dev/", "/sys/")):
+                script.add("code-outside", f"it reads {path}, which is not in the folder", node.lineno, found)
 
 
 def _positive(value: object) -> bool:
@@ -252,13 +216,4 @@ def _positive(value: object) -> bool:
 
 
 def _names(node: ast.AST) -> set[str]:
-    return {_last(one) for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute))}
-
-
-def _last(node: ast.AST) -> str:
-    """Return the last name of `a.b.c`, or an empty string."""
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-
-
-def _constant(node: ast.AST) -> object:
-    return node.value if isinstance(node, ast.Constant) else None
+    return {last(one) for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute))}

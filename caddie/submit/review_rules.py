@@ -94,10 +94,17 @@ RULES: Mapping[str, Rule] = {
     "code-update-first": _everywhere("warning", FOUR, "tokens are scored before parameters are fitted on them"),
     "code-rescoring": _everywhere("warning", FOUR, "nothing is scored again after the model learned from it"),
     "code-mixture": _everywhere("warning", FOUR, "a blend of probabilities sums to one over the vocabulary"),
+    "code-target": _everywhere("warning", FOUR, "what is scored depends on neither the target nor later places"),
+    "code-selection": _everywhere("warning", FOUR, "every token counts, whatever its loss"),
+    "code-cut": _everywhere("warning", README, "the whole validation set is scored"),
+    "code-live": _everywhere("warning", README, "the model that is scored is the one read back from the file"),
+    "code-training-files": _everywhere("warning", README, "training reads no validation shard"),
     "code-target-hints": _everywhere("warning", FOUR, "hints do not look at the target"),
     "code-calibration": _everywhere("warning", README, "quantization is calibrated on training text"),
     "code-bytes": _everywhere("warning", "#1545", "the space before a word is counted once"),
     "code-network": _everywhere("warning", README, "no network at evaluation"),
+    "code-hidden": _everywhere("warning", README, "all code is in the script, where it can be read and counted"),
+    "code-outside": _everywhere("warning", README, "evaluation reads the folder and the data alone"),
     "code-force-stop": Rule("warning", "#1908", "a forced last step does not ignore the clock"),
 }
 """Rule by name."""

@@ -52,6 +52,7 @@ def read_scripts(folder: Folder, main: str, found: Findings) -> tuple[list[Scrip
     """Return the trees of the script and of the Python files that it names, and the bytes of what trains.
 
     The bytes are those of the script and of other `train*.py` files that it names, as a script that only opens another.
+    Where source is made while it runs, any file that is named may hold it, and counts.
     """
     waiting, seen, scripts, size = [main], {main}, [], 0
     while waiting and len(seen) <= _MOST_SCRIPTS:
@@ -62,12 +63,29 @@ def read_scripts(folder: Folder, main: str, found: Findings) -> tuple[list[Scrip
         source, unpacked = unpack(text, name, found)
         if (tree := parse(source, name, found)) is not None:
             scripts.append(Script(name, tree, unpacked))
+        if tree is not None and runs_text(tree):
+            holding = [
+                one for one in folder.sizes if not one.endswith(".py") and re.search(rf"\b{re.escape(one)}\b", source)
+            ]
+            size += sum(folder.sizes[one] for one in holding)
+            for one in holding[:1]:
+                found.add("code-hidden", name, f"it may run what is in {one}, whose source was not checked")
         words = set(re.findall(r"\w+", source))
         for other in folder.sizes:
             if other.endswith(".py") and other not in seen and other.rpartition("/")[2].removesuffix(".py") in words:
                 seen.add(other)
                 waiting.append(other)
     return scripts, size
+
+
+RUNS = {"exec", "eval", "compile", "__import__"}
+"""Functions that run what is made while the script runs."""
+
+
+def runs_text(tree: ast.Module) -> bool:
+    """True if a script calls one of `RUNS`."""
+    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return any(isinstance(one, ast.Name) and one.id in RUNS for one in calls)
 
 
 def unpack(text: str, name: str, found: Findings) -> tuple[str, bool]:

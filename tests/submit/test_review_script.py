@@ -50,7 +50,8 @@ GUARDED = SCRIPT.replace(
 def eval_phased(model, val_tokens, optimizer):
     byte_sum = 0
     for start in range(100):
-        byte_sum += model(val_tokens[start])
+        with torch.no_grad():
+            byte_sum += model(val_tokens[start])
     train_on_prefix(model, val_tokens, optimizer)
     return byte_sum
 
@@ -66,13 +67,16 @@ def eval_slot(model, val_tokens, optimizer):
         for step in range(24):
             model(x).backward()
             optimizer.step()
-        byte_count += 8
+        with torch.no_grad():
+            byte_count += model(x)
     return byte_count
 """
 
 MIXTURE = """
-def mix(ngram_counts, model_p, alpha):
-    return (1.0 - alpha) * model_p + alpha * ngram_counts
+def mix(model, counts, val_tokens, alpha):
+    x, y = val_tokens[:-1], val_tokens[1:]
+    p = torch.exp(-F.cross_entropy(model(x), y, reduction="none"))
+    return (1.0 - alpha) * p + alpha * counts[y]
 """
 
 CALIBRATION = """
@@ -80,12 +84,24 @@ def export(model, val_tokens):
     flat = val_tokens.reshape(-1)
     chunks = [flat[i * 8 : i * 8 + 8] for i in range(4)]
     return collect_awq_scales(model, chunks)
+
+
+def collect_awq_scales(model, chunks):
+    handles = [layer.register_forward_hook(note) for layer in model.modules()]
+    for chunk in chunks:
+        model(chunk)
 """
 
 LOADER = """
 def export(model, args):
     calib_loader = DistributedTokenLoader(args.val_files)
     return collect_hessians(model, calib_loader)
+
+
+def collect_hessians(model, loader):
+    handles = [layer.register_forward_hook(note) for layer in model.modules()]
+    for _ in range(64):
+        model(loader.next_batch())
 """
 
 SPACES = """
@@ -103,6 +119,15 @@ import os
 within_boost = float(os.environ.get("WITHIN_BOOST", "0.75"))
 """
 
+AGAIN = """
+
+@torch.no_grad()
+def eval_again(model, val_tokens):
+    model.eval()
+    byte_count = 0
+    byte_count += model(val_tokens[0])
+"""
+
 SIGNS = {
     "legal": (SCRIPT, set()),
     "a caller that scores first": (GUARDED, set()),
@@ -113,7 +138,7 @@ SIGNS = {
             "    eval_val_ttt(model, val_tokens, optimizer)\n",
             "    eval_val_ttt(model, val_tokens, optimizer)\n    eval_again(model, val_tokens)\n",
         )
-        + "\n\ndef eval_again(model, val_tokens):\n    byte_count = 0\n    byte_count += model(val_tokens[0])\n",
+        + AGAIN,
         {"code-rescoring"},
     ),
     "another model scores": (
@@ -121,7 +146,7 @@ SIGNS = {
             "    eval_val_ttt(model, val_tokens, optimizer)\n",
             "    eval_val_ttt(model, val_tokens, optimizer)\n    eval_again(other_model, val_tokens)\n",
         )
-        + "\n\ndef eval_again(model, val_tokens):\n    byte_count = 0\n    byte_count += model(val_tokens[0])\n",
+        + AGAIN,
         set(),
     ),
     "a caller that scores afterwards": (
@@ -129,7 +154,7 @@ SIGNS = {
         {"code-trains-on-validation"},
     ),
     "mixture": (MIXTURE, {"code-mixture"}),
-    "momentum is no mixture": (MIXTURE.replace("model_p", "momentum"), set()),
+    "a mixture of whole distributions": (MIXTURE.replace("counts[y]", "counts"), set()),
     "calibration": (CALIBRATION, {"code-calibration"}),
     "calibration on training text": (CALIBRATION.replace("val_tokens", "train_tokens"), set()),
     "calibration by a loader": (LOADER, {"code-calibration"}),

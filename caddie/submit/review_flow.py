@@ -1,0 +1,212 @@
+"""Flow of validation text, targets and losses through a script's syntax tree, by assignments, calls and returns.
+
+A value carries labels. They start where a validation file is named and spread, whatever the names of variables are.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from caddie.submit.review_script import Script
+from caddie.submit.review_values import (
+    ALL,
+    ENV,
+    FILE,
+    LOOKUP,
+    LOSS,
+    MODEL,
+    MOST_CANDIDATES,
+    NO_GRADIENT,
+    PARAMETER,
+    TARGET,
+    TEXT,
+    VALIDATION_NAME,
+    Known,
+    Scope,
+    Values,
+    callee,
+    chain,
+    last,
+    plain,
+    union,
+    without,
+)  # fmt: skip
+
+_ROUNDS = 6
+"""Passes over the script while labels still spread; each follows any number of assignments in order."""
+
+
+class Flow(Known):
+    """Labels of all values of the scripts."""
+
+    def __init__(self, scripts: Sequence[Script]) -> None:
+        super().__init__()
+        self.scopes: list[Scope] = []
+        for script in scripts:
+            self._declare(script.tree, Scope("", script.tree, script, None))
+        for _ in range(_ROUNDS):
+            before = self._size()
+            self._pass()
+            if self._size() == before:
+                break
+        for scope in self.scopes:
+            scope.places.clear()
+        self._pass()
+
+    def _size(self) -> int:
+        bits = (mark for scope in self.scopes for kept in (scope.labels, scope.returns) for mark in kept.values())
+        return sum(bits) + sum(self.attributes.values())
+
+    def _declare(self, node: ast.AST, scope: Scope) -> None:
+        self.scopes.append(scope)
+        waiting: list[tuple[ast.AST, str]] = [(node, "")]
+        while waiting:
+            at, owner = waiting.pop()
+            for child in ast.iter_child_nodes(at):
+                if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    inner = Scope(child.name, child, scope.script, scope, owner=owner or scope.owner)
+                    every = child.args
+                    inner.parameters = [one.arg for one in (*every.posonlyargs, *every.args, *every.kwonlyargs)]
+                    if inner.parameters[:1] == ["self"]:
+                        del inner.parameters[0]
+                    for name in (child.name, owner if child.name == "__init__" else ""):
+                        self.named[name] += [inner] if name else []
+                    self._declare(child, inner)
+                else:
+                    if isinstance(child, ast.Attribute) and child.attr in MODEL:
+                        self.models.add(last(child.value))
+                    waiting.append((child, child.name if isinstance(child, ast.ClassDef) else owner))
+
+    def _pass(self) -> None:
+        for scope in self.scopes:
+            _Walk(self, scope).run()
+
+
+class _Walk(Values):
+    """One pass over a scope's statements, in order."""
+
+    def run(self) -> None:
+        for name in self.scope.parameters:
+            if not self.scope.called and VALIDATION_NAME.fullmatch(name):
+                self.scope.labels[name] |= TEXT << PARAMETER
+        self.block(getattr(self.scope.node, "body", []))
+
+    def block(self, body: Sequence[ast.stmt]) -> None:
+        for node in body:
+            self.statement(node)
+
+    def statement(self, node: ast.stmt) -> None:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return
+        if isinstance(node, ast.ClassDef):
+            self.of_class, before = True, self.of_class
+            self.block(node.body)
+            self.of_class = before
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            if node.value is not None:
+                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                    self.assign(target, node.value)
+        elif isinstance(node, ast.AugAssign):
+            self.augment(node)
+        elif isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+            outer, self.loop = self.loop, self.loop or node
+            self.now.clear()
+            if isinstance(node, ast.While):
+                self.value(node.test)
+            else:
+                self.iterate(node.target, node.iter)
+            self.block(node.body)
+            self.loop = outer
+            self.block(node.orelse)
+        elif isinstance(node, ast.If):
+            self.branch(node)
+        elif isinstance(node, (ast.With, ast.AsyncWith)):
+            before = self.no_gradient
+            for item in node.items:
+                self.no_gradient |= last(callee(item.context_expr)) in NO_GRADIENT
+                self.no_gradient &= last(callee(item.context_expr)) != "enable_grad"
+                marks = self.value(item.context_expr)
+                if item.optional_vars is not None:
+                    self.bind(item.optional_vars, marks)
+            self.block(node.body)
+            self.no_gradient = before
+        elif isinstance(node, ast.Return) and node.value is not None:
+            self.give(node.value)
+        else:
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, ast.stmt):
+                    self.statement(child)
+                elif isinstance(child, ast.ExceptHandler):
+                    self.block(child.body)
+                elif isinstance(child, ast.expr):
+                    self.value(child)
+
+    def give(self, node: ast.expr) -> None:
+        self.scope.returns[None] |= self.value(node) & ALL
+        if isinstance(node, ast.Tuple):
+            for place, one in enumerate(node.elts):
+                self.scope.returns[place] |= self.value(one) & ALL
+        self.cut(node)
+
+    def branch(self, node: ast.If) -> None:
+        marks = plain(self.value(node.test))
+        adds = len(self.scope.places["add"])
+        for body in (node.body, node.orelse):  # neither may be run
+            before, self.replaced = self.replaced, []
+            self.block(body)
+            for name, held in self.replaced:
+                self.now[name] = self.variable(name) | held
+            before += self.replaced
+            self.replaced = before
+        leaves = any(isinstance(one, (ast.Continue, ast.Break)) for one in (*node.body, *node.orelse))
+        if marks & LOSS and marks & TEXT and (leaves or len(self.scope.places["add"]) > adds):
+            self.note("select", node, "a token is added up or not, by its own loss")
+
+    # assignments
+
+    def assign(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, (ast.Tuple, ast.List)) and isinstance(value, (ast.Tuple, ast.List)):
+            if len(target.elts) == len(value.elts):
+                for left, right in zip(target.elts, value.elts, strict=True):
+                    self.assign(left, right)
+                return
+        marks = self.value(value)
+        if isinstance(target, (ast.Tuple, ast.List)) and (found := self.parts(value, len(target.elts))):
+            for left, part in zip(target.elts, found, strict=True):
+                self.bind(left, part)
+            return
+        if isinstance(target, ast.Name):
+            if isinstance(base := chain(value), ast.Name):
+                self.scope.aliases[target.id].add(base.id)
+            if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
+                if isinstance(value.left, ast.Name) and value.left.id == target.id:
+                    self.adding(target, self.value(value.right), target)
+                    marks = without(marks, TARGET | LOOKUP)
+            if self.loop is not None and (isinstance(value, ast.Constant) or last(callee(value)) == "zeros"):
+                self.note("reset", target, target.id)
+        self.cut(value)
+        self.bind(target, marks)
+
+    def parts(self, value: ast.expr, count: int) -> list[int]:
+        """Return the labels of each of what a function of the scripts returns; empty if they are not known."""
+        if not isinstance(value, ast.Call):
+            return []
+        known = [one for one in self.flow.named.get(last(value.func), ())[:MOST_CANDIDATES] if len(one.returns) > 1]
+        passed = self.arguments(value) & (TEXT | TEXT << PARAMETER | FILE | ENV)
+        return [passed | union(one.returns[place] for one in known) for place in range(count)] if known else []
+
+    def augment(self, node: ast.AugAssign) -> None:
+        marks = self.value(node.value)
+        self.meet(node, self.value(node.target), marks)
+        if isinstance(node.op, ast.Add):
+            self.adding(node.target, marks, node)
+        self.change(node.target, marks, node)
+        self.bind(node.target, without(marks, TARGET | LOOKUP), True)
+
+    def cut(self, value: ast.expr) -> None:
+        """Note validation text that is cut to a part where a setting says so."""
+        if isinstance(value, ast.IfExp) and self.value(value.test) & ENV and self.loop is None:
+            sides = [one for one in (value.body, value.orelse) if plain(self.value(one)) & TEXT]
+            if len(sides) == 2 and any(isinstance(one, ast.Subscript) for one in sides):
+                self.note("cut", value, "a setting decides how much validation text is scored")

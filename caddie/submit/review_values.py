@@ -1,0 +1,363 @@
+"""Labels of expressions: where validation text, targets and losses come together, by calls, indices and arithmetic."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from caddie.submit.review_script import Script
+
+TEXT, TARGET, LOSS, LOOKUP, FILE, LIVE, ENV = (1 << place for place in range(7))
+"""Labels of a value: of validation text, a later token, a token's loss, a table at text, read, trained, a setting."""
+ALL, PARAMETER = 127, 7
+"""Labels that came in by a parameter stand `PARAMETER` bits higher: a call does not return them to other callers."""
+MOST_CANDIDATES = 8
+"""Functions of one name that are looked at."""
+_VALIDATION_FILE = re.compile(r"(?:^|[_/\-])val(?:id|idation)?(?:[_*./\-]|$)")
+VALIDATION_NAME = re.compile(r"(?:val|valid|validation)_(?:tokens|ids|files)")
+_SIZES = {"shape", "device", "dtype", "numel", "size", "len", "dim", "ndim", "isinstance", "nonzero", "flatnonzero"}
+"""What tells of a tensor's form or of places in it, and not what it holds."""
+_SMALLER = {"amin", "min", "minimum", "fmin", "topk", "kthvalue", "clamp_max"}
+_SUMS = {"sum", "mean", "item"}
+_GROW = {"append", "extend", "update", "add", "insert", "appendleft", "put"}
+_WEIGHTS = {"data", "weight", "bias", "grad"}
+NO_GRADIENT = {"no_grad", "inference_mode"}
+_SHAPING = {"reshape", "view", "flatten", "to", "long", "int", "contiguous", "clone", "squeeze", "unsqueeze", "cuda"}
+MODEL = {"parameters", "named_parameters", "state_dict", "load_state_dict", "train", "eval", "modules"}
+"""Methods that tell that a name is a model's."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A statement or expression of interest: line, outermost loop around it, and what was noted there."""
+
+    line: int
+    loop: ast.AST | None
+    what: str = ""
+    scope: Scope | None = field(default=None, compare=False)
+    models: frozenset[str] = frozenset()
+
+
+@dataclass(eq=False)
+class Scope:
+    """A function, or the script outside of any: labels of its variables, and places of interest by kind."""
+
+    name: str
+    node: ast.AST
+    script: Script
+    parent: Scope | None
+    parameters: list[str] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    returns: dict[int | None, int] = field(default_factory=lambda: defaultdict(int))
+    """Labels of what it returns, together and by place in a tuple."""
+    aliases: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    places: dict[str, list[Place]] = field(default_factory=lambda: defaultdict(list))
+    called: bool = False
+    owner: str = ""
+    """The class that it is a method of."""
+
+
+class Known:
+    """Functions by name, labels of attributes, and names of models."""
+
+    def __init__(self) -> None:
+        self.named: dict[str, list[Scope]] = defaultdict(list)
+        self.attributes: dict[str, int] = defaultdict(int)
+        self.models: set[str] = set()
+
+
+class Values:
+    """Labels of the expressions of a scope, in one pass over it."""
+
+    def __init__(self, flow: Known, scope: Scope) -> None:
+        self.flow, self.scope = flow, scope
+        self.loop: ast.AST | None = None
+        self.no_gradient = any(last(callee(one)) in NO_GRADIENT for one in getattr(scope.node, "decorator_list", []))
+        self.of_class = False
+        self.known: dict[int, int] = {}
+        self.now: dict[str, int] = {}
+        """Labels of variables whose last assignment is plain; of the others, those of all assignments count."""
+        self.replaced: list[tuple[str, int]] = []
+        """What variables held before the assignments of a branch."""
+
+    def note(self, kind: str, node: ast.AST, what: str = "", **more: object) -> None:
+        """Note a place of interest."""
+        place = Place(getattr(node, "lineno", 0), self.loop, what, **more)  # type: ignore[arg-type]
+        self.scope.places[kind].append(place)
+
+    def bind(self, target: ast.expr, marks: int, again: bool = False) -> None:
+        """Give a target labels; beside those that it has where it is only changed."""
+        if isinstance(target, ast.Name):
+            held = self.variable(target.id)
+            self.replaced.append((target.id, held))
+            self.now[target.id] = marks | held if again else marks
+            self.scope.labels[target.id] |= marks
+            if self.of_class:
+                self.flow.attributes[target.id] |= marks & ALL
+        elif isinstance(target, ast.Attribute):
+            for owner in (f"{self.scope.owner}.", "") if target.attr not in _WEIGHTS else ():
+                self.flow.attributes[owner + target.attr] |= marks & ALL
+        elif isinstance(target, (ast.Subscript, ast.Starred)):
+            self.bind(target.value, marks, isinstance(target, ast.Subscript))
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            for one in target.elts:
+                self.bind(one, marks)
+
+    def iterate(self, target: ast.expr, iterable: ast.expr) -> None:
+        """Give a loop's target the labels of an element."""
+        name = last(callee(iterable))
+        marks = self.value(iterable)
+        if isinstance(target, ast.Tuple) and isinstance(iterable, ast.Call):
+            if name == "enumerate" and len(target.elts) == 2 and iterable.args:
+                self.iterate(target.elts[1], iterable.args[0])
+                return
+            if name == "zip" and len(target.elts) == len(iterable.args):
+                for one, values in zip(target.elts, iterable.args, strict=True):
+                    self.iterate(one, values)
+                return
+        self.bind(target, marks)
+
+    def adding(self, total: ast.expr, marks: int, node: ast.AST) -> None:
+        """Note that a loss or a table's bytes are added to a total."""
+        known = plain(marks)
+        if known & TEXT and (known & LOOKUP or self.no_gradient):
+            self.note("add", node, last(base_of(total)))
+
+    def change(self, target: ast.expr, marks: int, node: ast.AST) -> None:
+        """Note that a weight is changed in place by something of the text."""
+        names = {one.attr for one in ast.walk(target) if isinstance(one, ast.Attribute)}
+        if plain(marks) & TEXT and names & _WEIGHTS:
+            self.note("update", node, _whose(marks))
+
+    # expressions
+
+    def value(self, node: ast.expr) -> int:
+        """Return the labels of an expression, which is looked at once a pass."""
+        if id(node) not in self.known:
+            self.known[id(node)] = 0
+            self.known[id(node)] = self._looked_at(node)
+        return self.known[id(node)]
+
+    def _looked_at(self, node: ast.expr) -> int:
+        if isinstance(node, ast.Name):
+            return self.variable(node.id)
+        if isinstance(node, ast.Constant):
+            return TEXT if isinstance(node.value, str) and _VALIDATION_FILE.search(node.value) else 0
+        if isinstance(node, ast.Attribute):
+            inner = self.value(node.value)
+            if node.attr in _SIZES:
+                return 0
+            named = TEXT if VALIDATION_NAME.fullmatch(node.attr) else ENV if node.attr == "environ" else 0
+            own = f"{self.scope.owner}." if last(node.value) == "self" else ""
+            return inner | self.flow.attributes.get(own + node.attr, 0) | named
+        if isinstance(node, ast.Call):
+            return self._call(node)
+        if isinstance(node, ast.Subscript):
+            return self._subscript(node)
+        if isinstance(node, ast.BinOp):
+            left, right = self.value(node.left), self.value(node.right)
+            self.meet(node, left, right)
+            return left | right
+        if isinstance(node, ast.Compare):
+            return union(self.value(one) for one in (node.left, *node.comparators))
+        if isinstance(node, ast.NamedExpr):
+            marks = self.value(node.value)
+            self.bind(node.target, marks)
+            return marks
+        if isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)):
+            for one in node.generators:
+                self.iterate(one.target, one.iter)
+                for test in one.ifs:
+                    self.value(test)
+            parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+            return union(self.value(one) for one in parts)
+        if isinstance(node, ast.Dict):
+            self.merge(node, node.values[0:1], node.values[1:] if None in node.keys[1:] else [])
+        return union(self.value(one) for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr))
+
+    def variable(self, name: str) -> int:
+        """Return the labels that a variable has here."""
+        if name in self.now:
+            return self.now[name]
+        scope: Scope | None = self.scope
+        while scope is not None:
+            if name in scope.labels or name in scope.parameters:
+                return scope.labels.get(name, 0)
+            scope = scope.parent
+        return 0
+
+    def _subscript(self, node: ast.Subscript) -> int:
+        marks = self.value(node.value)
+        slices = [one for one in ast.walk(node.slice) if isinstance(one, ast.Slice)]
+        index = self.value(node.slice)
+        if plain(marks) & TEXT and not self.scope.owner and any(_later(one.lower) for one in slices):
+            marks |= TARGET
+        if plain(index) & TEXT and not slices:
+            marks |= LOOKUP | without(index, LOSS)
+            if plain(self.value(node.value)) & TEXT and plain(index) & TARGET:
+                marks = LOSS | without(marks, TARGET)
+        return marks
+
+    def arguments(self, node: ast.Call) -> int:
+        """Return the labels of a call's arguments together."""
+        return union(self.value(one) for one in (*node.args, *(one.value for one in node.keywords)))
+
+    def _call(self, node: ast.Call) -> int:
+        name = last(node.func)
+        receiver = self.value(node.func.value) if isinstance(node.func, ast.Attribute) else 0
+        if not isinstance(node.func, (ast.Name, ast.Attribute)):
+            receiver = self.value(node.func)
+        given = [self.value(one) for one in node.args]
+        named = {one.arg: self.value(one.value) for one in node.keywords}
+        marks = receiver | union([*given, *named.values()])
+        known = plain(marks)
+        if name in _SIZES:
+            return 0
+        if name in _SUMS and len(node.args) <= (0 if receiver else 1):
+            return without(marks, TARGET)
+        if name in {"state_dict"}:
+            return LIVE
+        if name in {"load", "decompress", "read", "read_bytes"}:
+            return marks | FILE
+        if name in {"getenv"}:
+            return marks | ENV
+        if "cross_entropy" in name or name in {"nll_loss", "NLLLoss"}:
+            return self._loss(node, given, named)
+        if name in {"gather", "take_along_dim", "take_along_axis"} and known & TEXT and known & TARGET:
+            return LOSS | without(marks, TARGET)
+        if name == "roll" and known & TEXT and any(_negative(one) for one in ast.walk(node)):
+            return marks | TARGET
+        if known & TEXT and name in {"backward", "grad"}:
+            self.note("update", node, _whose(marks))
+        if known & TEXT and known & LOSS and name in _SMALLER:
+            self.note("select", node, "a loss is replaced by a smaller one")
+        if isinstance(node.func, ast.Attribute):
+            self._method(node, name, union([*given, *named.values()]))
+        if name.startswith("register_") and "hook" in name:
+            self.note("hook", node)
+        elif known & TEXT and union([*given, *named.values()]) and last(base_of(node.func)) in self.flow.models:
+            self.note("feed", node, name)
+        known_functions = self.flow.named.get(name, [])[:MOST_CANDIDATES]
+        passed = [one.id for one in node.args if isinstance(one, ast.Name) and one.id in self.flow.named]
+        for function in known_functions:
+            for parameter, mark in (*zip(function.parameters, given, strict=False), *named.items()):
+                if parameter in function.parameters:
+                    function.labels[parameter] |= plain(mark) << PARAMETER
+                    function.called = True
+        if not known_functions:
+            self.meet(node, *(given if not receiver else [receiver, *given]), *named.values())
+        models = frozenset(one.id for one in node.args if isinstance(one, ast.Name) and one.id in self.flow.models)
+        for function in (*known_functions, *(one for other in passed for one in self.flow.named[other][:1])):
+            self.note("call", node, _whose(marks), scope=function, models=models)
+        return marks | union(one.returns[None] for one in known_functions)
+
+    def _method(self, node: ast.Call, name: str, marks: int) -> None:
+        assert isinstance(node.func, ast.Attribute)
+        target = node.func.value
+        known = plain(marks)
+        if name in _GROW or (name.endswith("_") and not name.startswith("_")):
+            if name == "update":
+                self.merge(node, [target], node.args)
+            self.bind(target, without(marks, TARGET | LOOKUP) if name == "add_" else marks, True)
+            if name == "add_" or (name == "append" and known & (LOSS | LOOKUP)):
+                self.adding(target, marks, node)
+            if name not in _GROW:
+                self.change(target, marks, node)
+        if name == "zero_" and self.loop is not None:
+            self.note("reset", node, last(target))
+
+    def _loss(self, node: ast.Call, given: list[int], named: dict[str | None, int]) -> int:
+        """Return the labels of a cross-entropy; note targets, and scores that depend on them."""
+        targets = [*node.args[1:2], *(one.value for one in node.keywords if one.arg == "target")]
+        waiting = [base.id for one in targets if isinstance(base := chain(one), ast.Name)]
+        seen = set(waiting)
+        while waiting:
+            name = waiting.pop()
+            self.bind(ast.Name(name), TARGET, True)
+            waiting += self.scope.aliases[name] - seen
+            seen |= self.scope.aliases[name]
+        scores = given[0] if given else named.get("input", 0)
+        if plain(scores) & TARGET and plain(scores) & TEXT:
+            self.note("target", node, "what is scored depends on the target, or on a later place")
+        marks = union([*given, *named.values()])
+        return LOSS | without(marks, TARGET)
+
+    def meet(self, node: ast.AST, *marks: int) -> None:
+        """Note a token's loss that is mixed with something else that depends on the target."""
+        known = [plain(one) for one in marks]
+        if any(one & LOSS and one & TEXT for one in known) and any(
+            one & TEXT and one & (TARGET | LOOKUP) and not one & LOSS for one in known
+        ):
+            self.note("mixture", node, "a token's loss is combined with something that its target chose")
+
+    def merge(self, node: ast.AST, first: Sequence[ast.expr], others: Sequence[ast.expr]) -> None:
+        """Note weights that were read back and that trained ones replace."""
+        read = any(self.value(one) & FILE for one in first)
+        if read and any(self.value(one) & LIVE and not self.value(one) & FILE for one in others):
+            self.note("live", node, "weights that were read back are replaced by those in memory")
+
+
+def union(marks: Iterable[int]) -> int:
+    """Return the labels of several values together."""
+    found = 0
+    for one in marks:
+        found |= one
+    return found
+
+
+def plain(marks: int) -> int:
+    """Return labels without where they came from."""
+    return (marks | marks >> PARAMETER) & ALL
+
+
+def without(marks: int, labels: int) -> int:
+    """Return the other labels."""
+    return marks & ~(labels | labels << PARAMETER)
+
+
+def _whose(marks: int) -> str:
+    """Return where validation text comes from: found by the function, handed to it, or an empty string."""
+    return "found" if marks & TEXT else "given" if plain(marks) & TEXT else ""
+
+
+def last(node: ast.AST | None) -> str:
+    """Return the last name of `a.b.c`, or an empty string."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def constant(node: ast.AST | None) -> object:
+    """Return the value of a constant, else None."""
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def base_of(node: ast.AST) -> ast.AST:
+    """Return `a` of `a.b`, `a[...]` and `a.b(...)`."""
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node
+
+
+def chain(node: ast.AST) -> ast.AST:
+    """Return `a` of `a.b(...).c(...)`, which has every element of `a` and no other."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _SHAPING:
+        node = node.func.value
+    return node
+
+
+def callee(node: ast.AST) -> ast.AST:
+    """Return what a call calls, else the expression itself."""
+    return node.func if isinstance(node, ast.Call) else node
+
+
+def _later(node: ast.expr | None) -> bool:
+    """True for 1 and `start + 1`, where a slice of targets begins."""
+    return constant(node) == 1 or (
+        isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and constant(node.right) == 1
+    )
+
+
+def _negative(node: ast.AST) -> bool:
+    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)

@@ -1,0 +1,255 @@
+"""Illegal scoring in other words than the rules know is still found, and legal scoring in other words is not.
+
+Each case changes one legal script, which writes and reads back its model and scores text before it learns from it.
+"""
+
+from __future__ import annotations
+
+import base64
+import lzma
+from pathlib import Path
+
+import pytest
+from submission_folder import write_submission
+
+from caddie.submit.review import review
+
+LEGAL = """
+import glob, io, os, zlib
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+
+class Settings:
+    data = os.environ.get("DATA", "./data")
+    train_files = os.path.join(data, "fineweb_train_*.bin")
+    val_files = os.path.join(data, "fineweb_val_*.bin")
+
+
+def read_shards(pattern):
+    tokens = torch.cat([torch.from_numpy(np.fromfile(file, "<u2")) for file in sorted(glob.glob(pattern))])
+    usable = tokens.numel() // 1024 * 1024
+    return tokens[: usable + 1]
+
+
+class Stream:
+    def __init__(self, pattern):
+        self.tokens, self.at = read_shards(pattern), 0
+
+    def take(self, count):
+        self.at += count
+        return self.tokens[self.at - count : self.at]
+
+
+def tables(sp, count):
+    lengths = np.zeros(count)
+    for piece in range(count):
+        lengths[piece] = len(sp.id_to_piece(piece).lstrip("\\u2581").encode())
+    return torch.tensor(lengths), sp.starts, sp.edges
+
+
+def adapt(model, text, lengths, starts, edges):
+    nats = torch.zeros(()); width = torch.zeros(())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for part in range(text.numel() // 1024):
+        chunk = text[part * 1024 : part * 1024 + 1025].long()
+        before, after = chunk[:-1], chunk[1:]
+        with torch.inference_mode():
+            logits = model.scores(before)
+            costs = F.cross_entropy(logits.reshape(-1, logits.size(-1)), after, reduction="none")
+            nats += costs.sum()
+            width += (lengths[after] + (starts[after] & ~edges[before])).sum()
+        for epoch in range(3):
+            loss = model(before, after)
+            loss.backward()
+            optimizer.step()
+    return nats / width
+
+
+def train(model, stream, optimizer):
+    for step in range(20000):
+        x = stream.take(1025)
+        loss = model(x[:-1], x[1:])
+        loss.backward()
+        optimizer.step()
+
+
+def main(sp, model, scored, optimizer):
+    args = Settings()
+    held = read_shards(args.val_files)
+    train(model, Stream(args.train_files), optimizer)
+    weights = model.state_dict()
+    with open("model.bin", "wb") as file:
+        file.write(zlib.compress(pack(weights)))
+    with open("model.bin", "rb") as file:
+        back = unpack(zlib.decompress(file.read()))
+    scored.load_state_dict(back)
+    print(adapt(scored, held, *tables(sp, 1024)))
+"""
+
+SHIFT = """
+def centre(z, y):
+    shift = torch.zeros_like(z[:1])
+    for _ in range(8):
+        shift += (F.one_hot(y, z.size(-1)) - torch.softmax(z + shift, -1)).mean(0, keepdim=True)
+    return z + shift
+"""
+POLISH = """
+def polish(net, stream):
+    opt = torch.optim.AdamW(net.parameters())
+    for block in stream.view(-1, 1025):
+        net(block[:-1], block[1:]).backward()
+        opt.step()
+"""
+FINE = """
+def fine_tune(net, source, optimizer):
+    for _ in range(400):
+        block = source.take(1025)
+        g = torch.autograd.grad(net(block[:-1], block[1:]), list(net.parameters()))
+        optimizer.apply(g)
+"""
+CACHE = """
+def recall(costs, x, y, memo):
+    pair = (x * 36313 + torch.roll(x, 1)) % 4096
+    seen = memo[1, (pair * 51647 + y) % 4096] / memo[0, pair].clamp_min(1)
+    return -torch.lerp(torch.exp(-costs), seen, 0.5).log()
+"""
+HOOKS = """    seen = {}
+    for layer in model.modules():
+        layer.register_forward_pre_hook(lambda m, a: seen.update({m: a[0].square().mean(0)}))
+    model.scores(held[:65536])
+    weights = quantize(model.state_dict(), seen)
+"""
+COSTS = 'costs = F.cross_entropy(logits.reshape(-1, logits.size(-1)), after, reduction="none")'
+SCORES = "            logits = model.scores(before)\n"
+BACK = "    scored.load_state_dict(back)\n"
+WEIGHTS = "    weights = model.state_dict()\n"
+PASSES = """    for part in [*range(text.numel() // 1024)] * 2:
+        if part == 0:
+            nats.zero_(); width.zero_()
+"""
+PARTS = "    for part in range(text.numel() // 1024):\n"
+
+CHEATS = {
+    "slot by a gradient of one's own": (
+        SHIFT,
+        SCORES,
+        SCORES + " " * 12 + "logits = centre(logits, after)\n",
+        "target",
+    ),
+    "before quantization": (POLISH, WEIGHTS, "    polish(model, held)\n" + WEIGHTS, "trains-on-validation"),
+    "before quantization, from a stream": (
+        FINE,
+        WEIGHTS,
+        "    fine_tune(model, Stream(args.val_files), optimizer)\n" + WEIGHTS,
+        "trains-on-validation",
+    ),
+    "training files that take in validation": ("", "fineweb_train_*.bin", "fineweb_*_*.bin", "training-files"),
+    "two passes in one loop": ("", PARTS, PASSES, "rescoring"),
+    "an outer loop of passes": (
+        "",
+        PARTS,
+        "    for again in range(2):\n     for part in range(text.numel() // 1024):\n",
+        "rescoring",
+    ),
+    "a cache that does not sum to one": (
+        CACHE,
+        COSTS,
+        COSTS + "; costs = recall(costs, before, after, memo)",
+        "mixture",
+    ),
+    "the target's class": (
+        "",
+        SCORES,
+        SCORES + " " * 12 + "logits = torch.where(starts[after][:, None] == starts, logits, logits - 4)\n",
+        "target",
+    ),
+    "scales from validation activations": ("", WEIGHTS, HOOKS, "calibration"),
+    "a space counted twice": ("", '.lstrip("\\u2581")', '.replace("\\u2581", " ")', "bytes"),
+    "weights from a hub": ("", BACK, "    back.update(torch.hub.load_state_dict_from_url(url))\n" + BACK, "network"),
+    "a module by a made name": ("", BACK, "    web = __import__('importlib').import_module(name)\n" + BACK, "hidden"),
+    "weights from a disk": ("", BACK, "    back.update(torch.load('/data/cache/tables.pt'))\n" + BACK, "outside"),
+    "costly parts dropped": (
+        "",
+        "            nats +=",
+        "            if costs.mean() > 6:\n                continue\n            nats +=",
+        "selection",
+    ),
+    "the best of three temperatures": (
+        "",
+        COSTS,
+        "costs = torch.stack([F.cross_entropy(logits * t, after, reduction='none') for t in (0.9, 1, 1.1)]).amin(0)",
+        "selection",
+    ),
+    "weights that were never packed": ("", BACK, "    scored.load_state_dict({**back, **weights})\n", "live"),
+    "the prediction of the next place": (
+        "",
+        SCORES,
+        SCORES + " " * 12 + "logits = torch.logaddexp(logits, torch.roll(logits, -1, 0))\n",
+        "target",
+    ),
+    "validation cut unless told otherwise": (
+        "",
+        "return tokens[: usable + 1]",
+        "return tokens[: usable + 1] if int(os.environ.get('FULL', '0')) else tokens[: usable // 5 + 1]",
+        "cut",
+    ),
+}
+
+MIX = """
+def mix(p, counts, a=0.2):
+    q = counts / counts.sum(-1, keepdim=True)
+    return (1 - a) * p + a * q
+
+
+def calibration_error(net, val_tokens):
+    return net.scores(val_tokens).softmax(-1).amax(-1).mean()
+"""
+PROBE = "        with torch.no_grad():\n            print(model.scores(held[:1024]).mean())\n"
+HONEST = {
+    "as it is": ("", "", ""),
+    "sums that are added up otherwise": ("", "nats += costs.sum()", "nats = nats + costs.sum()"),
+    "a mixture of whole distributions, and a report of calibration": (
+        MIX,
+        WEIGHTS,
+        "    print(calibration_error(model, held))\n" + WEIGHTS,
+    ),
+    "a probe while training": (
+        "",
+        "    train(model, Stream(args.train_files), optimizer)\n",
+        "    for step in range(20):\n" + PROBE + "        train(model, Stream(args.train_files), optimizer)\n",
+    ),
+    "other names": ("", "held", "val_tokens"),
+}
+
+
+def signs(tmp_path: Path, script: str) -> set[str]:
+    compile(script, "script", "exec")
+    found = review(write_submission(tmp_path / "a", None, script)).findings
+    return {one.rule for one in found if one.rule.startswith("code")}
+
+
+def changed(more: str, old: str, new: str) -> str:
+    assert old in LEGAL
+    return LEGAL.replace(old, new) + more
+
+
+@pytest.mark.parametrize("case", CHEATS)
+def test_illegal_scoring_is_found_whatever_its_names(case: str, tmp_path: Path) -> None:
+    *change, rule = CHEATS[case]
+    assert signs(tmp_path, changed(*change)) >= {f"code-{rule}"}
+
+
+@pytest.mark.parametrize("case", HONEST)
+def test_legal_scoring_has_no_sign_whatever_its_names(case: str, tmp_path: Path) -> None:
+    assert signs(tmp_path, changed(*HONEST[case])) == set()
+
+
+def test_a_script_hidden_in_another_file_is_found_and_counts_as_code(tmp_path: Path) -> None:
+    hidden = base64.b85encode(lzma.compress(LEGAL.encode())).decode()
+    script = "from pathlib import Path\nexec(decode(Path(__file__).with_name('README.md').read_text()))\n"
+    long = "Mean 1.1011; seeds 1.1001, 1.1011, 1.1021.\n" + hidden + "x" * 1_000_000
+    result = review(write_submission(tmp_path / "a", None, script, files={"README.md": long}))
+    assert "over the cap" in next(one.sentence for one in result.findings if one.rule == "size-script")
+    assert "README.md" in next(one.sentence for one in result.findings if one.rule == "code-hidden")
