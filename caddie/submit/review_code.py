@@ -110,6 +110,10 @@ def _check_rescoring(scope: Scope, unscored: set[Scope], found: Findings) -> Non
     calls = [(call, one) for call in scope.places["call"][:_MOST] if (one := call.scope) and _adds(one)]
     learning = [(call, one) for call, one in calls if one.places["update"] and one not in unscored]
     for call, learner in learning[:1]:
+        if isinstance(call.loop, ast.For) and not _chooses(call.loop):
+            said = f"the loop of line {call.loop.lineno} calls {learner.name} again, which learns from what it scores"
+            scope.script.add("code-rescoring", said, call.line, found)
+            return
         for later, scorer in calls:
             if later.line > call.line and call.models & later.models:
                 said = f"{scorer.name} scores with the model that {learner.name} trained on the same text"

@@ -19,7 +19,6 @@ from caddie.submit.review_values import (
     MOST_CANDIDATES,
     NO_GRADIENT,
     PARAMETER,
-    TARGET,
     TEXT,
     VALIDATION_NAME,
     Known,
@@ -182,7 +181,7 @@ class _Walk(Values):
             if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
                 if isinstance(value.left, ast.Name) and value.left.id == target.id:
                     self.adding(target, self.value(value.right), target)
-                    marks = without(marks, TARGET | LOOKUP)
+                    marks = without(marks, LOOKUP)
             if self.loop is not None and (isinstance(value, ast.Constant) or last(callee(value)) == "zeros"):
                 self.note("reset", target, target.id)
         self.cut(value)
@@ -202,7 +201,7 @@ class _Walk(Values):
         if isinstance(node.op, ast.Add):
             self.adding(node.target, marks, node)
         self.change(node.target, marks, node)
-        self.bind(node.target, without(marks, TARGET | LOOKUP), True)
+        self.bind(node.target, without(marks, LOOKUP), True)
 
     def cut(self, value: ast.expr) -> None:
         """Note validation text that is cut to a part where a setting says so."""

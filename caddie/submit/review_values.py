@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from caddie.submit.review_script import Script
 
-TEXT, TARGET, LOSS, LOOKUP, FILE, LIVE, ENV = (1 << place for place in range(7))
-"""Labels of a value: of validation text, a later token, a token's loss, a table at text, read, trained, a setting."""
-ALL, PARAMETER = 127, 7
+TEXT, TARGET, LOSS, LOOKUP, FILE, LIVE, ENV, CHOICE = (1 << place for place in range(8))
+"""Labels: validation text, a later token, a loss, a table at text, read back, in memory, setting, choice by loss."""
+ALL, PARAMETER = 255, 8
 """Labels that came in by a parameter stand `PARAMETER` bits higher: a call does not return them to other callers."""
 MOST_CANDIDATES = 8
 """Functions of one name that are looked at."""
@@ -20,7 +20,7 @@ _VALIDATION_FILE = re.compile(r"(?:^|[_/\-])val(?:id|idation)?(?:[_*./\-]|$)")
 VALIDATION_NAME = re.compile(r"(?:val|valid|validation)_(?:tokens|ids|files)")
 _SIZES = {"shape", "device", "dtype", "numel", "size", "len", "dim", "ndim", "isinstance", "nonzero", "flatnonzero"}
 """What tells of a tensor's form or of places in it, and not what it holds."""
-_SMALLER = {"amin", "min", "minimum", "fmin", "topk", "kthvalue", "clamp_max"}
+_SMALLER = {"amin", "sort", "min", "minimum", "fmin", "topk", "kthvalue", "clamp_max"}
 _SUMS = {"sum", "mean", "item"}
 _GROW = {"append", "extend", "update", "add", "insert", "appendleft", "put"}
 _WEIGHTS = {"data", "weight", "bias", "grad"}
@@ -99,7 +99,7 @@ class Values:
                 self.flow.attributes[target.id] |= marks & ALL
         elif isinstance(target, ast.Attribute):
             for owner in (f"{self.scope.owner}.", "") if target.attr not in _WEIGHTS else ():
-                self.flow.attributes[owner + target.attr] |= marks & ALL
+                self.flow.attributes[owner + target.attr] |= marks if len(owner) > 1 else marks & ALL
         elif isinstance(target, (ast.Subscript, ast.Starred)):
             self.bind(target.value, marks, isinstance(target, ast.Subscript))
         elif isinstance(target, (ast.Tuple, ast.List)):
@@ -162,7 +162,8 @@ class Values:
             self.meet(node, left, right)
             return left | right
         if isinstance(node, ast.Compare):
-            return union(self.value(one) for one in (node.left, *node.comparators))
+            marks = union(self.value(one) for one in (node.left, *node.comparators))
+            return marks | CHOICE if plain(marks) & LOSS and plain(marks) & TEXT else marks
         if isinstance(node, ast.NamedExpr):
             marks = self.value(node.value)
             self.bind(node.target, marks)
@@ -195,6 +196,8 @@ class Values:
         index = self.value(node.slice)
         if plain(marks) & TEXT and not self.scope.owner and any(_later(one.lower) for one in slices):
             marks |= TARGET
+        if plain(index) & CHOICE and plain(marks) & LOSS:
+            self.note("select", node, "a token's loss decides whether it counts")
         if plain(index) & TEXT and not slices:
             marks |= LOOKUP | without(index, LOSS)
             if plain(self.value(node.value)) & TEXT and plain(index) & TARGET:
@@ -214,9 +217,12 @@ class Values:
         named = {one.arg: self.value(one.value) for one in node.keywords}
         marks = receiver | union([*given, *named.values()])
         known = plain(marks)
-        if name in _SIZES:
+        if name in _SIZES or name.endswith("_like"):
             return 0
-        if name in _SUMS and len(node.args) <= (0 if receiver else 1):
+        if name.endswith("_as"):
+            return receiver
+        is_number = name in {"int", "float"} and isinstance(node.func, ast.Name)
+        if is_number or (name in _SUMS and len(node.args) <= (0 if receiver else 1)):
             return without(marks, TARGET)
         if name in {"state_dict"}:
             return LIVE
@@ -228,7 +234,7 @@ class Values:
             return self._loss(node, given, named)
         if name in {"gather", "take_along_dim", "take_along_axis"} and known & TEXT and known & TARGET:
             return LOSS | without(marks, TARGET)
-        if name == "roll" and known & TEXT and any(_negative(one) for one in ast.walk(node)):
+        if known & TEXT and (name == "flip" or (name == "roll" and any(map(_negative, ast.walk(node))))):
             return marks | TARGET
         if known & TEXT and name in {"backward", "grad"}:
             self.note("update", node, _whose(marks))
@@ -261,7 +267,7 @@ class Values:
         if name in _GROW or (name.endswith("_") and not name.startswith("_")):
             if name == "update":
                 self.merge(node, [target], node.args)
-            self.bind(target, without(marks, TARGET | LOOKUP) if name == "add_" else marks, True)
+            self.bind(target, without(marks, LOOKUP) if name == "add_" else marks, True)
             if name == "add_" or (name == "append" and known & (LOSS | LOOKUP)):
                 self.adding(target, marks, node)
             if name not in _GROW:
@@ -292,12 +298,15 @@ class Values:
             one & TEXT and one & (TARGET | LOOKUP) and not one & LOSS for one in known
         ):
             self.note("mixture", node, "a token's loss is combined with something that its target chose")
+        if any(one & CHOICE for one in known) and any(one & LOSS and not one & CHOICE for one in known):
+            self.note("select", node, "a token's loss decides whether it counts, or for how much")
 
     def merge(self, node: ast.AST, first: Sequence[ast.expr], others: Sequence[ast.expr]) -> None:
         """Note weights that were read back and that trained ones replace."""
         read = any(self.value(one) & FILE for one in first)
-        if read and any(self.value(one) & LIVE and not self.value(one) & FILE for one in others):
-            self.note("live", node, "weights that were read back are replaced by those in memory")
+        apart = (self.value(one) & LIVE and not self.value(one) & FILE for one in others)
+        if read and (any(apart) or any(last(callee(one)) == "load" for one in others)):
+            self.note("live", node, "weights that were read back are replaced by others")
 
 
 def union(marks: Iterable[int]) -> int:

@@ -109,6 +109,16 @@ def fine_tune(net, source, optimizer):
         g = torch.autograd.grad(net(block[:-1], block[1:]), list(net.parameters()))
         optimizer.apply(g)
 """
+TUNER = """
+class Tuner:
+    def __init__(self, net, words):
+        self.net, self.words = net, words
+
+    def go(self):
+        for piece in self.words.split(1025):
+            self.net(piece[:-1], piece[1:]).backward()
+            self.rule.step()
+"""
 CACHE = """
 def recall(costs, x, y, memo):
     pair = (x * 36313 + torch.roll(x, 1)) % 4096
@@ -145,6 +155,32 @@ CHEATS = {
         "    fine_tune(model, Stream(args.val_files), optimizer)\n" + WEIGHTS,
         "trains-on-validation",
     ),
+    "before quantization, by a class": (
+        TUNER,
+        WEIGHTS,
+        "    Tuner(model, held).go()\n" + WEIGHTS,
+        "trains-on-validation",
+    ),
+    "scored and learned twice": (
+        "",
+        "    print(adapt",
+        "    for _ in range(2):\n        score = adapt(scored, held, *tables(sp, 1024))\n    print(score, adapt",
+        "rescoring",
+    ),
+    "costly tokens discounted": (
+        "",
+        COSTS,
+        COSTS + "; costs = torch.where(costs > 5, costs * 0.9, costs)",
+        "selection",
+    ),
+    "the costliest token left out": ("", COSTS, COSTS + "; costs = costs.sort().values[:-1]", "selection"),
+    "text read backwards": (
+        "",
+        SCORES,
+        SCORES + " " * 12 + "logits = logits + model.scores(before.flip(0))\n",
+        "target",
+    ),
+    "weights from another file": ("", BACK, "    back.update(torch.load(os.environ['MORE']))\n" + BACK, "live"),
     "training files that take in validation": ("", "fineweb_train_*.bin", "fineweb_*_*.bin", "training-files"),
     "two passes in one loop": ("", PARTS, PASSES, "rescoring"),
     "an outer loop of passes": (
@@ -206,6 +242,18 @@ def mix(p, counts, a=0.2):
 def calibration_error(net, val_tokens):
     return net.scores(val_tokens).softmax(-1).amax(-1).mean()
 """
+PRICE = """
+def price(logits, x, y, lengths, starts, edges):
+    nats, size = 0.0, 0.0
+    each = F.cross_entropy(logits, y, reduction="none").view_as(y)
+    nats += each.sum()
+    size += (lengths[y] + (starts[y] & ~edges[x])).sum()
+    return nats, size
+"""
+SUMS = """more, wider = price(logits, before, after, lengths, starts, edges)
+            nats = nats + more
+            width = width + wider
+"""
 PROBE = "        with torch.no_grad():\n            print(model.scores(held[:1024]).mean())\n"
 HONEST = {
     "as it is": ("", "", ""),
@@ -219,6 +267,11 @@ HONEST = {
         "",
         "    train(model, Stream(args.train_files), optimizer)\n",
         "    for step in range(20):\n" + PROBE + "        train(model, Stream(args.train_files), optimizer)\n",
+    ),
+    "sums that a helper returns": (
+        PRICE,
+        LEGAL[LEGAL.index(COSTS) : LEGAL.index("        for epoch in range(3)")],
+        SUMS,
     ),
     "other names": ("", "held", "val_tokens"),
 }
