@@ -67,7 +67,7 @@ BESIDE := numpy scipy sympy networkx fsspec setuptools brotli click constriction
 	safetensors sentencepiece zstandard huggingface_hub optuna
 
 define install
-	@echo "installing caddie and PyTorch into $(VENV)"
+	@echo "installing caddie and PyTorch into $(VENV), about a minute"
 	@$(PYTHON) -m venv --without-pip $(VENV)
 	@PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m pip --python $(VENV)/bin/python $(PIP_INSTALL) pip 2>.tmp/pip \
 		|| $(PYTHON) -m venv $(VENV)

@@ -58,7 +58,7 @@ INPUTS = {
     "replay": ["replay", "IN", "--quiet"],
     "report": ["report", "IN"],
     "review": ["review", "IN"],
-    "submit": ["submit", "IN", "--out", "new", "--author", "a", "--github-id", "b"],
+    "submit": ["submit", "--quiet", "IN", "--out", "new", "--author", "a", "--github-id", "b"],
     "push": ["push", "IN", "hf:someone/something"],
     "board": ["board", "IN", "--port", "0"],
 }
@@ -73,7 +73,7 @@ OUTPUTS = {
     "run": ["run", "tiny", "--data", "TEXT", "--out", "OUT", "--quiet"],
     "train": ["train", "tiny", "--data", "TEXT", "--out", "OUT", "--quiet"],
     "data": ["data", "TEXT", "--out", "OUT", "--quiet"],
-    "submit": ["submit", "RUN", "--out", "OUT", "--author", "a", "--github-id", "b"],
+    "submit": ["submit", "--quiet", "RUN", "--out", "OUT", "--author", "a", "--github-id", "b"],
 }
 
 
