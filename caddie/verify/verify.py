@@ -153,9 +153,12 @@ def _vocabulary(tokenizer: Tokenizer, corpus: Corpus) -> list[Check]:
     """Check that the tokenizer does not spell held-out text in longer tokens than training text.
 
     A split by chance makes documents of both alike, so ranks decide (Mann and Whitney 1947), and means by a quarter,
-    since a split may be by other things too. No check without documents of `_LEAST_TOKENS` tokens in both.
+    since a split may be by other things too. No check without training shards, or documents of
+    `_LEAST_TOKENS` tokens in both.
     """
-    if not corpus.manifest.train.shards:
+    try:
+        train_shards = corpus.train_shards()
+    except UserError:  # scoring needs the held-out part alone, and only that may be here
         return []
     sizes = np.array([len(piece) for piece in tokenizer.token_bytes])
 
@@ -163,7 +166,7 @@ def _vocabulary(tokenizer: Tokenizer, corpus: Corpus) -> list[Check]:
         documents = islice(split_documents(shards, tokenizer.bos), _DOCUMENTS)
         return [float(sizes[ids[1:]].mean()) for ids in documents if len(ids) > _LEAST_TOKENS]
 
-    held_out, train = lengths([corpus.validation_tokens()]), lengths(corpus.train_shards())
+    held_out, train = lengths([corpus.validation_tokens()]), lengths(train_shards)
     if not held_out or not train:
         return []
     from scipy.stats import mannwhitneyu  # not above: it takes half a second

@@ -11,7 +11,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ from caddie.verify.probe_case import (
 )
 from caddie.verify.probes import FAR, HELD_OUT, PROBES, Check, check_disjoint, run_probes
 from caddie.verify.sandbox import Outcome
-from caddie.verify.verify import VOCABULARY, _vocabulary
+from caddie.verify.verify import _vocabulary
 
 verification = import_module("caddie.verify.verify")
 
@@ -430,11 +430,17 @@ def test_held_out_text_in_the_vocabulary_is_found(
         return np.concatenate([[tokenizer.bos, *tokenizer.encode(text)] for text in documents]).astype(np.uint16)
 
     corpus: Any = SimpleNamespace(
-        manifest=SimpleNamespace(train=SimpleNamespace(shards=[None])),
         train_shards=lambda: [shard(train)],
         validation_tokens=lambda: shard(held_out),
     )
     assert [check.passed for check in _vocabulary(tokenizer, corpus)] == ([] if passes is None else [passes])
+
+
+def test_a_corpus_without_its_training_shards_has_no_vocabulary_to_compare() -> None:
+    def missing() -> None:
+        raise UserError("gone")
+
+    assert _vocabulary(ByteTokenizer(), cast(Any, SimpleNamespace(train_shards=missing))) == []
 
 
 def test_one_that_breaks_fails_and_says_how(artifact: Artifact) -> None:
@@ -527,9 +533,8 @@ def test_a_held_out_text_too_short_is_replaced_and_the_evidence_says_so(
     tiny_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module: Any = import_module("caddie.verify.verify")
-    corpus: Any = SimpleNamespace(
-        check_counts=lambda: None, folder=None, manifest=SimpleNamespace(train=SimpleNamespace(shards=[]))
-    )
+    corpus: Any = SimpleNamespace(check_counts=lambda: None, folder=None)
+    monkeypatch.setattr(module, "_vocabulary", lambda tokenizer, corpus: [])
     monkeypatch.setattr(module, "read_hashes", lambda folder, split: [])
     for documents, replaced in (([b"abc"], True), ([bytes(range(32, 127)) * 200], False)):
         monkeypatch.setattr(module, "_held_out_documents", lambda _, held=documents: held)
@@ -614,7 +619,7 @@ def test_verify_tries_everything_on_held_out_text(
     names = [check["name"] for check in facts["checks"]]
     assert set(names) == {
         *PROBES.keys() - {FAR},
-        *("file is intact", "file is under the cap", "parameter count is as stated", VOCABULARY, "runs in a sandbox"),
+        *("file is intact", "file is under the cap", "parameter count is as stated", "runs in a sandbox"),
     }
     held_out = next(check for check in facts["checks"] if check["name"] == "held-out text was not trained on")
     documents = Corpus.load(tiny_run.corpus).manifest
