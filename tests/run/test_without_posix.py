@@ -50,6 +50,6 @@ def test_all_but_the_sandbox_works(tiny_run: Any, tmp_path: Path, windows: dict[
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["verified"], result["not_verified_because"]) == (None, why)
     assert result["training"]["peak_bytes"] > 1 << 20
-    verified = caddie(tmp_path, windows, "verify", "run/artifact.caddie")
+    verified = caddie(tmp_path, windows, "verify", "run/artifact.caddie", "--quiet")
     assert verified.returncode == 2
     assert verified.stderr == f"caddie: not verified, because the probes could not be run in a sandbox: {why}\n"
