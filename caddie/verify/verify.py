@@ -52,6 +52,8 @@ _EXCESS, _STREAM_BYTES = 0.005, 12
 """Bytes that a compressed text may have above its score: a part of it, and some for each stream."""
 _SELF_TEST = Effort(places=32, found=0.0, seconds=5.0)
 """The examples are no rare leaks."""
+_OWN = Effort(seconds=8.0)
+"""For caddie's own scoring, in which a leak is a mistake and no cheat: most runs would else wait for this."""
 VOCABULARY = "held-out text is not in the vocabulary"
 _DOCUMENTS, _LEAST_TOKENS = 2000, 32
 """Documents of each kind that are looked at, and tokens that each has."""
@@ -344,6 +346,8 @@ def _run_job(job: dict[str, Any], begin: Callable[[str], object] = lambda name: 
         case = sized_case(artifact, scoring, documents, seed=job["seed"], scorer=scorer, in_order=in_order)
     if job["audit_seconds"]:
         case = replace(case, effort=Effort(seconds=job["audit_seconds"]))
+    elif not scorer and not job["parts"]:
+        case = replace(case, effort=_OWN)
     checks = run_probes(case, begin)
     if job["lossless"]:
         checks.append(_compresses(artifact, scoring, [document.encode("latin-1") for document in job["lossless"]]))
