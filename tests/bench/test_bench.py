@@ -327,6 +327,7 @@ def test_nanochat_is_driven_at_the_recipe_s_shape(checkout: Path) -> None:
     assert steps.facts["parameters"] == before.numel()
 
 
+@pytest.mark.long
 def test_what_is_driven_here_is_timed_compiled_too_where_that_is_asked(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -151,7 +151,9 @@ def losses(scorer: Scorer, tokens: np.ndarray, rows: int = 4) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize("ttt", TTT)
+@pytest.mark.parametrize(
+    "ttt", [*(name for name in TTT if name != "documents"), pytest.param("documents", marks=pytest.mark.long)]
+)
 def test_repeated_text_scores_better_whatever_the_size_of_a_batch(ttt: str) -> None:
     model, text = small_model(), repeated_text()
     scoring = Scoring(sequence_length=32, stride=16, ttt=TTT[ttt])

@@ -91,7 +91,9 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Counted:
     return found
 
 
-@pytest.mark.parametrize(("gpt", "config"), [(LOOPED, CHANGING), (TINY, CHANGING.but(warmup_steps=0))])
+@pytest.mark.parametrize(
+    ("gpt", "config"), [pytest.param(LOOPED, CHANGING, marks=pytest.mark.long), (TINY, CHANGING.but(warmup_steps=0))]
+)
 def test_a_recorded_run_is_the_run_to_the_bit(gpt: GPT, config: Train, tmp_path: Path, record: Counted) -> None:
     def run(name: str, config: Train) -> Trained:
         return train(gpt, config, DATA, seed=7, folder=made(tmp_path / name), progress=Recorder(events.append))

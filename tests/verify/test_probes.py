@@ -115,12 +115,12 @@ SHIPPED = {
 }
 
 
+SLOW = {"chunks": pytest.mark.long, "documents and all weights": pytest.mark.long, "documents": pytest.mark.slow}
+
+
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks={"chunks": pytest.mark.long, "documents": pytest.mark.slow}.get(name, ()))
-        for name in SHIPPED
-    ],
+    [pytest.param(name, marks=SLOW.get(name, ())) for name in SHIPPED],
 )
 @pytest.mark.parametrize("tilt", [None, NGramTilt(order=3)], ids=["", "tilt"])
 def test_what_is_shipped_passes(name: str, tilt: NGramTilt | None, artifact: Artifact) -> None:

@@ -133,7 +133,7 @@ def test_a_leak_that_gains_nothing_is_looked_for_evenly(artifact: Artifact) -> N
     assert not audited(whole, seconds=60.0)[0]
 
 
-@pytest.mark.parametrize("seconds", [0.0, 10.0])
+@pytest.mark.parametrize("seconds", [pytest.param(0.0, marks=pytest.mark.long), 10.0])
 def test_a_users_scorer_is_followed_however_slow_it_is(
     seconds: float, artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,7 +273,7 @@ class Even(TokenScorer):
 """
 
 
-@pytest.mark.parametrize(("after", "status"), [(500, 1), (10**9, 0)])
+@pytest.mark.parametrize(("after", "status"), [(500, 1), pytest.param(10**9, 0, marks=pytest.mark.long)])
 def test_a_score_of_a_users_scorer_is_audited(
     after: int,
     status: int,
@@ -328,6 +328,7 @@ class Remembers(Scorer):
 """
 
 
+@pytest.mark.long
 def test_a_score_says_that_its_audit_decided_nothing(
     tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
