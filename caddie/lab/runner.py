@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from caddie.lab.rows import RESULTS, STUDY, Row, outcome, read_study, row, write
 from caddie.lab.study import Study
 from caddie.recipes.recipe import Recipe
 from caddie.report.read import busy_machine, pick, read_json
-from caddie.report.run_files import CHECKPOINT, ERROR, STOP, TASK
+from caddie.report.run_files import CHECKPOINT, ERROR, RECIPE, STOP, TASK
 from caddie.report.tables import duration
 from caddie.run.resolve_corpus import open_corpus
 from caddie.run.run import check_recipe
@@ -130,11 +130,20 @@ def _key(recipe: Recipe, seed: int, corpus: Corpus) -> str:
 
 def _finished(runs: Path) -> dict[str, Path]:
     """Return key to folder of every finished run of any study."""
-    found = {}
+    found = dict[str, Path]()
     for task in sorted(runs.glob(f"*/*/{TASK}")):
-        if finished(task.parent) and (key := pick(read_json(task), "key")):
-            found[str(key)] = task.parent
+        if finished(task.parent):
+            keys = pick(read_json(task), "key"), _key_by_now(task.parent)
+            found |= {str(key): task.parent for key in keys if key}
     return found
+
+
+def _key_by_now(folder: Path) -> str | None:
+    """Return the key of a finished run with the settings that came since at their defaults; None if it is gone."""
+    with suppress(UserError, OSError, ValueError, TypeError, KeyError):
+        about = read_json(folder / RECIPE)
+        return _key(Recipe.from_json(about["recipe"]), about["seed"], Corpus.load(Path(about["corpus"])))
+    return None
 
 
 @dataclass

@@ -122,6 +122,26 @@ def test_every_run_once_and_those_of_one_training_together(text: str, folders: d
     assert again.jobs == []
 
 
+def test_runs_from_before_a_setting_came_are_kept(text: str, folders: dict[str, Path]) -> None:
+    """Their recipes lack it, so their keys are others; with its default they are the same runs."""
+    rows = run_jobs(study(), text, executor=Pretended(), **folders)
+    for task in list(folders["runs"].glob("*/*/task.json")):
+        about = json.loads(task.read_text())
+        (job,) = [job for job in folders["runs"].glob("*/*/job.json") if f'"{task.parent}"' in job.read_text()]
+        told = json.loads(job.read_text())
+        (recipe,) = [run["recipe"] for run in told["runs"] if run["folder"] == str(task.parent)]
+        del recipe["model"]["head"]
+        write_json(task.parent / "recipe.json", {"recipe": recipe, "seed": about["seed"], "corpus": told["corpus"]})
+        write_json(task, about | {"key": "0" * 32})
+    for folder in list(folders["runs"].glob("tiny/*")):
+        if folder.is_dir():
+            folder.rename(folder.with_name(f"old-{folder.name}"))
+    again = Pretended()
+    kept = run_jobs(study(), text, executor=again, **folders)
+    assert again.jobs == []
+    assert [row["bits_per_byte"] for row in kept] == [row["bits_per_byte"] for row in rows]
+
+
 def test_a_study_that_was_stopped_goes_on(text: str, folders: dict[str, Path]) -> None:
     first, second = Pretended(stop_after=3), Pretended()
     with pytest.raises(KeyboardInterrupt):
