@@ -29,18 +29,8 @@ from caddie.runtime.autotune import quickest, thread_counts
 from caddie.runtime.progress import SILENT, Progress
 from caddie.score import Scoring, check_windows
 from caddie.verify.known_bad import Caught, catch, known_bad
-from caddie.verify.probe_case import (
-    LEAST_WHOLE,
-    SHORT,
-    Effort,
-    excerpts,
-    in_order_from,
-    library,
-    long_enough,
-    probe_case_of,
-    sized_case,
-    with_whole_text,
-)
+from caddie.verify.probe_case import LEAST_WHOLE, Effort, probe_case_of, sized_case, with_whole_text
+from caddie.verify.probe_text import SHORT, excerpts, in_order_from, library, long_enough
 from caddie.verify.probes import HELD_OUT, PROBES, Check, check_disjoint, missing_probes, run_probes
 from caddie.verify.remote_scorer import scorer_server
 from caddie.verify.sandbox import NoSandbox, run_in_sandbox

@@ -21,17 +21,8 @@ from caddie.verify.black_box import LoopScorer, ScoredText, fingerprint
 from caddie.verify.changes import chances, draw_change, found_with, settled, undecided
 from caddie.verify.known_bad import KNOWN_BAD, Caught, KnownBad, catch
 from caddie.verify.own_model import Reference, _batches, draw_text, own_windows, reference
-from caddie.verify.probe_case import (
-    WHOLE_BYTES,
-    Effort,
-    ProbeCase,
-    excerpts,
-    in_order_from,
-    library,
-    probe_case_of,
-    sized_case,
-    text_in_order,
-)
+from caddie.verify.probe_case import Effort, ProbeCase, probe_case_of, sized_case
+from caddie.verify.probe_text import WHOLE_BYTES, excerpts, in_order_from, library, text_in_order
 from caddie.verify.probes import PROBES
 
 BOS = 256
@@ -297,7 +288,8 @@ def test_an_honest_scorer_passes_in_the_long_text_too(artifact: Artifact) -> Non
 def test_a_users_scorer_that_waits_is_found(
     artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("caddie.verify.probe_case._MOST", 500)  # as if scoring were slow
+    for module in ("probe_case", "probe_text"):
+        monkeypatch.setattr(f"caddie.verify.{module}.MOST_TOKENS", 500)  # as if scoring were slow
     monkeypatch.setattr("caddie.verify.probe_case.LONG_TOKENS", 3000)  # and this were long
     (tmp_path / "waits.py").write_text(WAITS.replace("AFTER", "1000"))
     given = artifact, artifact.scoring, excerpts(library(), artifact.scoring, 1)

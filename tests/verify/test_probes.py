@@ -34,15 +34,13 @@ from caddie.verify.changes import Change, settled
 from caddie.verify.cheating_scorers import CheatScorer
 from caddie.verify.known_bad import KNOWN_BAD, known_bad
 from caddie.verify.noise import draw_noise
-from caddie.verify.probe_case import (
+from caddie.verify.probe_case import Effort, ProbeCase, probe_case_of
+from caddie.verify.probe_text import (
     DOCUMENTS,
-    Effort,
-    ProbeCase,
     excerpts,
     fit_to_text,
     library,
     long_enough,
-    probe_case_of,
     probe_text,
     with_other_tokens,
 )

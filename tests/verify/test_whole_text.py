@@ -21,7 +21,8 @@ from caddie.verify import sandbox
 from caddie.verify.black_box import ScoredText
 from caddie.verify.cheating_scorers import Waits
 from caddie.verify.known_bad import KNOWN_BAD, catch, known_bad
-from caddie.verify.probe_case import Effort, excerpts, in_order_from, library, probe_case_of, sized_case, text_in_order
+from caddie.verify.probe_case import Effort, probe_case_of, sized_case
+from caddie.verify.probe_text import excerpts, in_order_from, library, text_in_order
 from caddie.verify.probes import FAR, PROBES
 from caddie.verify.remote_scorer import scorer_server
 from caddie.verify.whole_text import WholeText, another_text, audit

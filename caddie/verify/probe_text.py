@@ -1,0 +1,153 @@
+"""Texts that a scorer is tried on: beginnings of documents, documents in their order, and other tokens in places."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from caddie.data.tokenizers import Ids, Tokenizer
+from caddie.errors import UserError
+from caddie.score import Scoring
+from caddie.verify.black_box import Positions
+from caddie.verify.remote_scorer import LONGEST_CONTEXTS, LONGEST_WINDOW
+
+DOCUMENTS = 6
+"""Fewest documents of a probe text."""
+SHORT = 384
+"""Tokens of a short probe text."""
+MOST_TOKENS = 4096
+"""Tokens of a probe text if it is scored quickly: a leak at one place in a thousand is then in it with 98 %."""
+WHOLE_BYTES = 1 << 22
+"""Most bytes of a whole text."""
+WINDOWS = 3
+"""Windows of a user's scorer that the probe text is longer than."""
+_LONG = 5 / 8
+"""Share of the first document in a probe text; the others divide what is left."""
+_PIECES = 24
+"""Most pieces of which a probe text is made."""
+_TEXTS = ("argparse.py", "textwrap.py", "calendar.py", "shlex.py", "heapq.py", "csv.py")
+_LEAST_TOKENS = 8
+"""Fewest tokens of a document."""
+_COPIED_TOKENS = 24
+"""Fewest tokens of a copied passage, if the long document has so many: it then holds nine n-grams of 16."""
+_TOKEN_BYTES = 8
+"""More bytes than a token stands for in the mean."""
+
+
+def text_in_order(tokenizer: Tokenizer, documents: Sequence[bytes], length: int) -> Ids:
+    """Return the first `length` tokens of documents, each begun by BOS."""
+    parts, tokens = list[Ids](), 0
+    for document in documents:
+        if tokens >= length:
+            break
+        ids = tokenizer.encode(document[: (length - tokens) * _TOKEN_BYTES])
+        parts.append(np.append(np.uint16(tokenizer.bos), ids))
+        tokens += len(parts[-1])
+    return np.concatenate(parts)[:length] if parts else np.zeros(0, np.uint16)
+
+
+def longest_text(scoring: Scoring) -> int:
+    """Return the most tokens that a probe text for `scoring` may have."""
+    return max(MOST_TOKENS, 2 * WINDOWS * max(LONGEST_WINDOW, LONGEST_CONTEXTS * scoring.sequence_length))
+
+
+def probe_text(tokenizer: Tokenizer, documents: Sequence[bytes], length: int) -> Ids:
+    """Return about `length` tokens: the beginnings of a long document and of at least five short ones, each after BOS.
+
+    The short ones have different lengths if the documents allow it. Before and behind them stands one more, each a
+    copy of another short passage of the long one: what is learnt from a document that is scored later shows there,
+    whether long or short documents are scored first.
+    """
+    first, other = int(_LONG * length), int((1 - _LONG) * length) // (DOCUMENTS - 1)
+    parts, tokens = list[Ids](), 0
+    for index, document in enumerate(documents):
+        if tokens >= length and len(parts) >= DOCUMENTS:
+            break
+        most = first if index == 0 else max(_LEAST_TOKENS, other - 2 * index)
+        ids = tokenizer.encode(document[: most * _TOKEN_BYTES])[: most - 1]
+        parts.append(np.append(np.uint16(tokenizer.bos), ids))
+        tokens += len(parts[-1])
+    if min(map(len, parts), default=0) < _LEAST_TOKENS:
+        raise UserError("the held-out text is too short to be probed with; leave out --data or name another text")
+    long, size = parts[0], max(_COPIED_TOKENS, min(map(len, parts)))
+    before, behind = (np.append(long[:1], long[begin : begin + size]) for begin in (1, 1 + len(long) // 2))
+    return np.concatenate([before, *parts, behind])
+
+
+def with_other_tokens(tokens: Ids, places: Positions, bos: int, vocabulary: int, generator: np.random.Generator) -> Ids:
+    """Return the text with a random other token at each place. No place may hold BOS, and none gets it."""
+    drawn = generator.integers(0, vocabulary - 2, len(places))
+    taken = np.sort(np.stack([tokens[places], np.full(len(places), bos)]).astype(np.int64), axis=0)
+    for ids in taken:  # the lower first, so that all other ids are equally likely
+        drawn += drawn >= ids
+    changed = tokens.copy()
+    changed[places] = drawn
+    return changed
+
+
+def fit_to_text(scoring: Scoring, predictions: int) -> Scoring:
+    """Return the scoring with smaller chunks and groups of documents, so that it adapts in so short a text."""
+    chunk = max(scoring.sequence_length, predictions // 4)
+    most = {"chunk_tokens": chunk, "documents": 2, "phases.chunk_tokens": chunk, "phases.documents": 4}
+    diff: dict[str, object] = {}
+    for path, limit in most.items():
+        value = reduce(lambda node, name: getattr(node, name, None), path.split("."), cast(Any, scoring.ttt))
+        if value is not None and value > limit:
+            diff[f"ttt.{path}"] = limit
+    return scoring.but(diff)
+
+
+def excerpts(documents: Sequence[bytes], scoring: Scoring, seed: int) -> list[bytes]:
+    """Return random pieces of the documents, a long one first, for the longest probe text of `scoring`."""
+    generator, size = np.random.default_rng(seed), longest_text(scoring) * _TOKEN_BYTES
+    several, everything = len(documents) > 1, sum(map(len, documents))
+    small = max(1, min(int((1 - _LONG) * size) // (DOCUMENTS - 1), everything // _PIECES))
+    tried = generator.choice(len(documents), 2 * DOCUMENTS)
+    first = max(tried.tolist(), key=lambda index: len(documents[index]))
+    long = min(int(_LONG * size), len(documents[first]) if several else everything // 2)
+    begin = int(generator.integers(len(documents[first]) - long + 1))
+    blocks = [
+        (index, start)
+        for index, document in enumerate(documents)
+        for start in range(0, len(document), small)
+        if index != first or not begin - small < start < begin + long
+    ]
+    chosen = [blocks[index] for index in generator.permutation(len(blocks))[:_PIECES]]
+    pieces = [documents[first][begin : begin + long]]
+    pieces += [documents[index][start : start + small] for index, start in chosen]
+    best = sorted(pieces[1:], key=lambda piece: len(piece) < small // 4)  # pieces too short for a document come last
+    return [piece.decode(errors="ignore").encode() for piece in [pieces[0], *best]]
+
+
+def in_order_from(documents: Sequence[bytes], seed: int) -> list[bytes]:
+    """Return the documents as they follow one another, from a random one on, enough for a whole text."""
+    first, bytes_left, found = int(np.random.default_rng(seed).integers(len(documents))), WHOLE_BYTES, []
+    for document in [*documents[first:], *documents[:first]]:
+        if bytes_left <= 0:
+            break
+        found.append(document[:bytes_left].decode(errors="ignore").encode())
+        bytes_left -= len(document)
+    return found
+
+
+def long_enough(tokenizer: Tokenizer, pieces: Sequence[bytes]) -> bool:
+    """True if a probe text can be made of these pieces, at least a short one."""
+    try:
+        probe_text(tokenizer, pieces, SHORT)
+    except UserError:
+        return False
+    return True
+
+
+def library() -> list[bytes]:
+    """Return some sources of Python's library, the default probe text."""
+    root = Path(sysconfig.get_path("stdlib"))
+    found = [path.read_bytes() for path in map(root.joinpath, _TEXTS) if path.is_file()]
+    if not found:
+        raise UserError(f"{root}: this Python has no library sources; name a text with --data")
+    return found
