@@ -1,0 +1,164 @@
+"""The verbs verify and score, which read an artifact."""
+
+from __future__ import annotations
+
+import math
+import sys
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from caddie.cli.exits import judge
+from caddie.cli.options import FILE, load_artifact, options, path_argument, settings_argument, tell
+from caddie.config import assignments
+from caddie.errors import CheckFailed, UserError
+from caddie.runtime.interrupt import ends_on_interrupt
+
+if TYPE_CHECKING:
+    from caddie.pack.artifact import Artifact
+    from caddie.recipes.recipe import Recipe
+
+
+def _changed_recipe(artifact: Artifact, settings: tuple[str, ...], *others: str) -> Recipe:
+    """Return a recipe with the artifact's scoring, changed by settings score.PATH=VALUE or `others`."""
+    from caddie.recipes.recipe import Recipe
+
+    diff = assignments(settings)
+    for path in diff:
+        if path not in others and not path.startswith("score."):
+            takes = " and ".join([*(f"{other}=N" for other in others), "settings of score"])
+            raise UserError(f"{click.get_current_context().info_name} takes {takes}, not {path}")
+    return Recipe().but({"score": artifact.scoring}).but(diff)
+
+
+@click.command()
+@path_argument("artifact")
+@settings_argument
+@click.option(
+    "--scorer", metavar="FILE.py:NAME", help="A scorer of your own, or known_bad:NAME for one that must fail."
+)
+@click.option("--known-bad", "examples", is_flag=True, help="Also try every known-bad example: all must be caught.")
+@click.option("--lossless", is_flag=True, help="Also compress some documents and decompress them.")
+@options("data", "parts", "audit_seconds", "json", "quiet")
+@ends_on_interrupt
+def verify(
+    artifact: Path,
+    settings: tuple[str, ...],
+    scorer: str | None,
+    examples: bool,
+    lossless: bool,
+    data: str | None,
+    parts: tuple[Path, ...],
+    audit_seconds: float | None,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Check ARTIFACT and probe its scorer for cheats. The probes run in a sandbox.
+
+    ARTIFACT is a file, the folder of a run, or hf:USER/NAME[@REVISION].
+
+    Settings are cap=N and those of score, for another scoring than the artifact's own. Without cap=N, a file in a run
+    folder is held against the cap that it was packed for, and any other against the contest's. The probe text is from
+    the held-out documents of --data, which must be proven to be held out, else from those of the run folder that
+    ARTIFACT lies in, else from Python's library.
+    """
+    from caddie.report.display import Display
+    from caddie.report.tables import table
+    from caddie.run.resolve_corpus import open_for_scoring
+    from caddie.run.run_folder import cap_of, corpus_of
+    from caddie.verify import verify as verify_artifact
+
+    loaded = load_artifact(artifact, parts)
+    if not any(setting.startswith("pack.cap_bytes=") for setting in settings) and (cap := cap_of(loaded)):
+        settings = (f"pack.cap_bytes={cap}", *settings)
+    recipe = _changed_recipe(loaded, settings, "pack.cap_bytes")
+    corpus = open_for_scoring(loaded, data) if data else None
+    if not data:
+        with suppress(UserError):  # an artifact may stand alone, or its corpus be gone
+            corpus = open_for_scoring(loaded, str(corpus_of(loaded.path.parent).folder))
+    with Display(quiet=quiet) as display:
+        display.phase("verify")
+        verdict = verify_artifact(
+            loaded,
+            recipe.pack.cap_bytes,
+            scoring=recipe.score,
+            scorer=scorer,
+            corpus=corpus,
+            examples=examples,
+            lossless=lossless,
+            audit_seconds=audit_seconds,
+            progress=display,
+        )
+    lines = [f"{check.outcome}  {check.name}: {check.evidence}" for check in verdict.checks]
+    if verdict.caught:
+        rows = [[bad.name, bad.outcome, f"{bad.probe}: {bad.evidence}"] for bad in verdict.caught]
+        lines += ["", table(rows, ["known-bad example", "", "must be caught by, and what that saw"])]
+    facts = [asdict(check) for check in verdict.checks]
+    caught = [asdict(bad) | {"passed": bad.passed, "outcome": bad.outcome} for bad in verdict.caught]
+    more = {name: value for name, value in (("known_bad", caught), ("not_run", verdict.not_run)) if value}
+    tell({"passed": verdict.passed, "checks": facts, **more}, as_json, "\n".join(lines))
+    if verdict.passed is None and verdict.not_run:
+        raise UserError(f"not verified, because the probes could not be run in a sandbox: {verdict.not_run}")
+    return judge([*facts, *({**bad, "name": f"{bad['name']} was not caught by {bad['probe']}"} for bad in caught)])
+
+
+@click.command()
+@path_argument("artifact")
+@settings_argument
+@click.option("--scorer", metavar="FILE.py:NAME", help="Score with a class of your own.")
+@click.option(
+    "--documents",
+    metavar="FILE",
+    type=FILE,
+    help="CSV file to write: bytes and bits of each held-out document.",
+)
+@click.option("--events", is_flag=True, hidden=True, help="Progress on standard error as JSON, for another process.")
+@options("data", "parts", "audit_seconds", "gpus", "json", "quiet")
+@ends_on_interrupt
+def score(
+    artifact: Path,
+    settings: tuple[str, ...],
+    scorer: str | None,
+    documents: Path | None,
+    events: bool,
+    data: str | None,
+    parts: tuple[Path, ...],
+    audit_seconds: float | None,
+    gpus: int,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Score ARTIFACT in bits per byte on held-out text. It is refused unless it was proven to be held out.
+
+    ARTIFACT is a file, the folder of a run, or hf:USER/NAME[@REVISION]. Another scoring than the artifact's own is set
+    by score.PATH=VALUE, as in score.ttt=ChunkSGD. Several processes give the same score as one, in less time where
+    nothing is learnt on the way.
+    """
+    from caddie.report.display import Display
+    from caddie.report.tables import score_table
+    from caddie.run.resolve_corpus import open_for_scoring
+    from caddie.run.run import score_artifact
+    from caddie.run.stages import held_out_text
+    from caddie.runtime import distributed
+    from caddie.runtime.progress import JsonLines
+
+    if audit_seconds and not scorer:
+        raise UserError("--audit-seconds is for a scorer of your own: --scorer FILE.py:NAME")
+    if gpus > 1 and not distributed.under_torchrun():
+        return distributed.launch(gpus, sys.argv[1:])
+    with distributed.join() as ranks, Display(quiet=quiet or events or not ranks.first) as display:
+        progress = JsonLines(sys.stderr) if events and ranks.first else display
+        loaded = load_artifact(artifact, parts)
+        scoring = _changed_recipe(loaded, settings).score
+        corpus = open_for_scoring(loaded, data, progress, ranks)
+        given = scoring, scorer, progress, ranks, documents, audit_seconds
+        result = score_artifact(loaded, corpus, held_out_text(corpus), *given)
+    if not ranks.first:
+        return 0
+    if not math.isfinite(result["bits_per_byte"]):
+        raise CheckFailed(f"the score of {artifact} is {result['bits_per_byte']}: its model gives no probabilities")
+    tell(result, as_json, score_table(result))
+    return 0
