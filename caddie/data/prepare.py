@@ -18,8 +18,18 @@ import zstandard
 
 from caddie.data import corpus, published
 from caddie.data import documents as sources
-from caddie.data.corpus import Corpus, Manifest, RoundTripFigures, Shard, Split, SplitName, TokenizerEntry
+from caddie.data.corpus import Corpus
 from caddie.data.hub import Origin
+from caddie.data.manifest import (
+    MANIFEST,
+    TOKENIZER,
+    Manifest,
+    RoundTripFigures,
+    Shard,
+    Split,
+    SplitName,
+    TokenizerEntry,
+)
 from caddie.data.shards import Tokens, write_shard
 from caddie.data.splits import FirstHeldOut, Plan, Text, divide, identity
 from caddie.data.tokenizers import (
@@ -43,7 +53,7 @@ COMPRESSED_BYTES = 4_000_000
 Planned = tuple[SplitName, bytes]
 Identity = Callable[[bytes], bytes]
 OWN_SHARDS = tuple(f"{prefix}_{'[0-9]' * 6}.bin" for prefix in PREFIXES.values())
-OWN_FILES = (*OWN_SHARDS, corpus.MANIFEST, corpus.TOKENIZER, corpus.DOCUMENTS, corpus.VALIDATION_TEXT)
+OWN_FILES = (*OWN_SHARDS, MANIFEST, TOKENIZER, corpus.DOCUMENTS, corpus.VALIDATION_TEXT)
 
 
 def prepare(

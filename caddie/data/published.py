@@ -12,8 +12,9 @@ from typing import NoReturn
 import numpy as np
 
 from caddie.data import corpus
-from caddie.data.corpus import Corpus, Manifest, Shard, Split, TokenizerEntry
+from caddie.data.corpus import Corpus
 from caddie.data.hub import Origin
+from caddie.data.manifest import Manifest, Shard, Split, TokenizerEntry
 from caddie.data.shards import open_shard, split_documents
 from caddie.data.tokenizers import Tokenizer, TokenizerSource
 from caddie.errors import UserError

@@ -12,8 +12,9 @@ from typing import ClassVar
 import numpy as np
 
 from caddie.data import corpus
-from caddie.data.corpus import Corpus, SplitName
+from caddie.data.corpus import Corpus
 from caddie.data.documents import UNCUT_BYTES, Source
+from caddie.data.manifest import SplitName
 from caddie.data.tokenizers import Tokenizer
 from caddie.errors import UserError, count
 from caddie.runtime.progress import Progress

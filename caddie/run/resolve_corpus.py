@@ -8,9 +8,10 @@ import shlex
 from itertools import accumulate, islice
 from pathlib import Path
 
-from caddie.data.corpus import DOCUMENTS, MANIFEST, Corpus, is_corpus
+from caddie.data.corpus import DOCUMENTS, Corpus, is_corpus
 from caddie.data.documents import HUB, LIBRARY, find
 from caddie.data.fineweb import VARIANTS, Place, fetch_documents, fetch_fineweb
+from caddie.data.manifest import MANIFEST
 from caddie.data.prepare import OWN_SHARDS, prepare, prepare_validation
 from caddie.data.round_trip_audit import Rule, audit
 from caddie.data.shards import split_documents

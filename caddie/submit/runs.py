@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from caddie.data.corpus import MANIFEST, Corpus, file_sha256
+from caddie.data.corpus import Corpus, file_sha256
+from caddie.data.manifest import MANIFEST
 from caddie.errors import UserError
 from caddie.pack.source_bundle import describe_source
 from caddie.recipes.recipe import Recipe

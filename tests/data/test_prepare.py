@@ -23,6 +23,7 @@ from recording import RecordedProgress
 from caddie.data import corpus, prepare, splits
 from caddie.data import documents as sources
 from caddie.data.corpus import Corpus, read_hashes, set_sha256, write_hashes
+from caddie.data.manifest import RoundTripFigures
 from caddie.data.shards import open_shard, split_documents, write_shard
 from caddie.data.tokenizers import (
     ByteTokenizer,
@@ -269,7 +270,7 @@ def test_every_document_is_in_one_split(made: Corpus) -> None:
     assert made.manifest.byte_source == "documents"
     facts = made.manifest
     assert (facts.duplicates_removed, facts.training_documents_removed, facts.overlap) == (0, 0, 0)
-    assert made.manifest.tokenizer.round_trip == corpus.RoundTripFigures(60, 0, *(2 * [len("".join(TEXTS))]))
+    assert made.manifest.tokenizer.round_trip == RoundTripFigures(60, 0, *(2 * [len("".join(TEXTS))]))
 
 
 def test_the_split_depends_on_content_alone(tmp_path: Path, made: Corpus) -> None:
@@ -322,7 +323,7 @@ def test_lost_white_space_still_counts(tmp_path: Path, real_data: Path) -> None:
     assert train is not None
     assert train.source_bytes + validation.source_bytes == 12 + 6
     assert train.normalized_bytes + validation.normalized_bytes == 11 + 5
-    assert found.manifest.tokenizer.round_trip == corpus.RoundTripFigures(2, 2, 18, 16)
+    assert found.manifest.tokenizer.round_trip == RoundTripFigures(2, 2, 18, 16)
 
 
 def test_shards_begin_with_a_document(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,8 @@ from mutations import EXTREMES, mutated_arrays, mutated_bytes, mutated_json
 
 from caddie.board.folders import Folders
 from caddie.config import variants
-from caddie.data.corpus import DOCUMENTS, MANIFEST, TOKENIZER, VALIDATION_TEXT, Corpus
+from caddie.data.corpus import DOCUMENTS, VALIDATION_TEXT, Corpus
+from caddie.data.manifest import MANIFEST, TOKENIZER
 from caddie.data.shards import open_shard, split_documents
 from caddie.data.tokenizers import deserialize
 from caddie.errors import UserError
