@@ -194,41 +194,50 @@ class Reader:
         return log_odds
 
 
+class Trained:
+    """A run's weights with all that packing them and reading held-out text with them takes."""
+
+    def __init__(self, run: Path, tokens: int) -> None:
+        self.recipe, _, corpus = read_run(run)
+        self.weights, text = run_weights(run, self.recipe, corpus), held_out_text(corpus)
+        model, length = build(self.recipe.model, 0), self.recipe.score.sequence_length
+        model.load_state_dict(self.weights)
+        rows = max(1, 2048 // length)
+        batches = min(tokens, len(text.tokens) - 1) // (rows * length)
+        starts = torch.arange(batches * rows)[:, None] * length + torch.arange(length + 1)
+        ids = torch.from_numpy(np.asarray(text.tokens).astype(np.int64))[starts].reshape(batches, rows, length + 1)
+        self.reader, self.per_nat, self._pack = Reader(model, ids, text.bos), bits_per_nat(corpus), Pack()
+        self._calibrations = calibrate_recipe(self.recipe.but(pack=self._pack), self.weights, corpus)
+        self.quantizers = assign(self._pack.quantizers, model, "pack.quantizers")
+        """Quantizer of each weight."""
+
+    def candidates(self) -> Candidates:
+        """Return what packs the weights, with nothing kept of earlier packings."""
+        return Candidates(
+            self.weights, self._calibrations, self._pack.coding, lambda found: sum(len(one.data) for one in found)
+        )
+
+
 def measure(run: Path, steps: Iterable[float], ways: Sequence[Way], tokens: int, done: set[str]) -> Iterable[Any]:
     """A row for each step and way that is not `done`."""
-    recipe, _, corpus = read_run(run)
-    weights, text, length = run_weights(run, recipe, corpus), held_out_text(corpus), recipe.score.sequence_length
-    model = build(recipe.model, 0)
-    model.load_state_dict(weights)
-    rows = max(1, 2048 // length)
-    batches = min(tokens, len(text.tokens) - 1) // (rows * length)
-    starts = torch.arange(batches * rows)[:, None] * length + torch.arange(length + 1)
-    ids = torch.from_numpy(np.asarray(text.tokens).astype(np.int64))[starts].reshape(batches, rows, length + 1)
-    reader = Reader(model, ids, text.bos)
-    config, per_nat = Pack(), bits_per_nat(corpus)
-    drafts = Candidates(
-        weights,
-        calibrate_recipe(recipe.but(pack=config), weights, corpus),
-        config.coding,
-        lambda sections: sum(len(section.data) for section in sections),
-    )
-    chosen = assign(config.quantizers, model, "pack.quantizers")
+    trained = Trained(run, tokens)
+    drafts, chosen, per_nat = trained.candidates(), trained.quantizers, trained.per_nat
     for step in steps:
         wanted = [way for way in ways if _key(run, step, way) not in done]
         if not wanted:
             continue
         quantizers = {
             name: quantizer.but(step=step) if isinstance(quantizer, Waterfilling) else quantizer
-            for name, quantizer in ((name, chosen[name]) for name in weights)
+            for name, quantizer in ((name, chosen[name]) for name in trained.weights)
         }
         plain = drafts.make(quantizers)
         for way in wanted:
             draft = plain if way == PLAIN else drafts.changed(plain, _anew(drafts, plain, way))
-            gap, divergence = reader.read({name: stored.restored for name, stored in draft.weights.items()})
+            gap, divergence = trained.reader.read({name: stored.restored for name, stored in draft.weights.items()})
             yield {
                 "key": _key(run, step, way),
                 "run": run.name,
-                "parameters": recipe.parameters,
+                "parameters": trained.recipe.parameters,
                 "way": way.name,
                 "step": step,
                 "bytes": draft.file_bytes,

@@ -28,7 +28,7 @@ DECIDED = ("better", "worse", "same")
 
 @dataclass(frozen=True)
 class Kept:
-    """What a study left in its folder."""
+    """Files of a study's folder."""
 
     folder: Path
     top: str

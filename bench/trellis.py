@@ -19,18 +19,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from code_length_rounding import Reader, at
+from code_length_rounding import Trained, at
 
-from caddie.model import build
-from caddie.model.parameters import assign
-from caddie.pack.candidates import Candidates
-from caddie.pack.compress import Pack
 from caddie.pack.quantize import Trellis, Waterfilling
 from caddie.report.tables import table
-from caddie.run.run_folder import read_run, run_weights
-from caddie.run.stages import bits_per_nat, calibrate_recipe, held_out_text
 
 PLAIN = "plain"
 WAYS = {PLAIN: Waterfilling(), **{f"{states} states": Trellis(states=states) for states in (8, 32, 64)}}
@@ -44,20 +36,10 @@ def measure(run: Path, steps: Iterable[float], ways: Sequence[str], tokens: int,
     wanted = [(step, way) for step in steps for way in ways if _key(run, step, way) not in done]
     if not wanted:
         return
-    recipe, _, corpus = read_run(run)
-    weights, text, length = run_weights(run, recipe, corpus), held_out_text(corpus), recipe.score.sequence_length
-    model = build(recipe.model, 0)
-    model.load_state_dict(weights)
-    rows = max(1, 2048 // length)
-    batches = min(tokens, len(text.tokens) - 1) // (rows * length)
-    starts = torch.arange(batches * rows)[:, None] * length + torch.arange(length + 1)
-    ids = torch.from_numpy(np.asarray(text.tokens).astype(np.int64))[starts].reshape(batches, rows, length + 1)
-    reader, config, per_nat = Reader(model, ids, text.bos), Pack(), bits_per_nat(corpus)
-    known = calibrate_recipe(recipe.but(pack=config), weights, corpus)
-    chosen = assign(config.quantizers, model, "pack.quantizers")
-    count = sum(weight.numel() for weight in weights.values())
+    trained = Trained(run, tokens)
+    weights, chosen, per_nat = trained.weights, trained.quantizers, trained.per_nat
     for step, way in wanted:
-        candidates = Candidates(weights, known, config.coding, lambda found: sum(len(one.data) for one in found))
+        candidates = trained.candidates()
         quantizers = {
             name: WAYS[way].but(step=step) if isinstance(chosen[name], Waterfilling) else chosen[name]
             for name in weights
@@ -65,13 +47,13 @@ def measure(run: Path, steps: Iterable[float], ways: Sequence[str], tokens: int,
         begin = time.process_time()
         found = candidates.make(quantizers)
         seconds = time.process_time() - begin
-        gap, divergence = reader.read({name: stored.restored for name, stored in found.weights.items()})
+        gap, divergence = trained.reader.read({name: stored.restored for name, stored in found.weights.items()})
         yield {
             "key": _key(run, step, way),
             "run": run.name,
             "way": way,
             "step": step,
-            "parameters": count,
+            "parameters": sum(weight.numel() for weight in weights.values()),
             "bytes": found.file_bytes,
             "gap": gap * per_nat,
             "divergence": divergence * per_nat,

@@ -33,7 +33,7 @@ import caddie.run.policy, caddie.score.windows, caddie.verify.probes
 
 
 def test_verbs_stay_callable_beside_the_folders_of_their_names() -> None:
-    """Where nothing of caddie was imported, and where the folders were."""
+    """Call the verbs twice in one process: with nothing of caddie imported, and after the folders were imported."""
     done = subprocess.run([sys.executable, "-c", CALLS + ANEW + CALLS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

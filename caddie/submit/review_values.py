@@ -19,7 +19,7 @@ MOST_CANDIDATES = 8
 _VALIDATION_FILE = re.compile(r"(?:^|[_/\-])val(?:id|idation)?(?:[_*./\-]|$)")
 VALIDATION_NAME = re.compile(r"(?:val|valid|validation)_(?:tokens|ids|files)")
 _SIZES = {"shape", "device", "dtype", "numel", "size", "len", "dim", "ndim", "isinstance", "nonzero", "flatnonzero"}
-"""What tells of a tensor's form or of places in it, and not what it holds."""
+"""Names that give a tensor's form or places in it, and nothing that it holds."""
 _SMALLER = {"amin", "sort", "min", "minimum", "fmin", "topk", "kthvalue", "clamp_max"}
 _SUMS = {"sum", "mean", "item"}
 _GROW = {"append", "extend", "update", "add", "insert", "appendleft", "put"}
@@ -81,12 +81,18 @@ class Values:
         self.now: dict[str, int] = {}
         """Labels of variables whose last assignment is plain; of the others, those of all assignments count."""
         self.replaced: list[tuple[str, int]] = []
-        """What variables held before the assignments of a branch."""
+        """Variables assigned in a branch, and their labels before."""
 
-    def note(self, kind: str, node: ast.AST, what: str = "", **more: object) -> None:
-        """Note a place of interest."""
-        place = Place(getattr(node, "lineno", 0), self.loop, what, **more)  # type: ignore[arg-type]
-        self.scope.places[kind].append(place)
+    def note(
+        self,
+        kind: str,
+        node: ast.AST,
+        what: str = "",
+        scope: Scope | None = None,
+        models: frozenset[str] = frozenset(),
+    ) -> None:
+        """Note a place of interest; for a call, the function and the models that it is handed."""
+        self.scope.places[kind].append(Place(getattr(node, "lineno", 0), self.loop, what, scope, models))
 
     def bind(self, target: ast.expr, marks: int, again: bool = False) -> None:
         """Give a target labels; beside those that it has where it is only changed."""
@@ -224,11 +230,11 @@ class Values:
         is_number = name in {"int", "float"} and isinstance(node.func, ast.Name)
         if is_number or (name in _SUMS and len(node.args) <= (0 if receiver else 1)):
             return without(marks, TARGET)
-        if name in {"state_dict"}:
+        if name == "state_dict":
             return LIVE
         if name in {"load", "decompress", "read", "read_bytes"}:
             return marks | FILE
-        if name in {"getenv"}:
+        if name == "getenv":
             return marks | ENV
         if "cross_entropy" in name or name in {"nll_loss", "NLLLoss"}:
             return self._loss(node, given, named)

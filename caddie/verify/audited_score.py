@@ -27,7 +27,7 @@ _DRAWN_TOKENS, _DRAWN_SECONDS, _WINDOWS = 4096, 2.0, 3
 
 @dataclass(frozen=True)
 class Audit:
-    """What is known of a user's scorer after its score."""
+    """Result of auditing the score of a user's scorer."""
 
     decided: bool
     """False if a leak of `changes.GAIN` in this text would too seldom have been found."""

@@ -91,7 +91,7 @@ SIX_BITS = Rows(bits=6, scale=Percentile(floor="absolute"))
 
 
 def of_baseline(seed_003: Recipe, base: Recipe) -> dict[str, Entry]:
-    """What is set against the baseline."""
+    """Return the entries against the baseline."""
     return {
         "fp16 embedding alone": changed(
             {"pack.quantizers.embedding": Float16()},

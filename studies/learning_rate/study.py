@@ -63,7 +63,7 @@ grid = {
 
 
 def alone(warmdown: Diff) -> dict[str, Entry]:
-    """What seed 003 trained: the matrices' rate is raised, the other rates are the baseline's."""
+    """Return seed 003's entry: the matrices' rate is raised, the other rates are the baseline's."""
     return {
         f"matrices alone 0.06, warm-down {WARMDOWNS[1]}": Entry(
             diff={"train.optimizers.matrix.lr": 0.06, **warmdown},

@@ -1,4 +1,4 @@
-"""What compressors make of a text when they know another: bytes as their own decoders would see them."""
+"""Bytes of a text by compressors that know another text, as their own decoders would count them."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Call = Callable[..., Any]
 MEMORY_BYTES, SECONDS = 2 << 30, 20
 ARTIFACT = "IN.caddie"
 REFUSED = r"not a regular file|not a folder|not a run folder|no file IN|no folder IN|no corpus in IN|no IN/result.json"
-"""What is said of it, by what the verb wants."""
+"""Error messages, by the kind of file that a verb wants."""
 
 INPUTS = {
     "sample": ["sample", ARTIFACT],

@@ -53,7 +53,7 @@ def hardest_first(loader: Any) -> dict[str, Any]:
 
 
 def hardest_and_pruned(defined: dict[str, Any]) -> dict[str, Any]:
-    """What the classes of one study do."""
+    """Results of the classes of one study."""
     integers = np.array([[1, -1, 2, 0], [1, 1, -3, 1]], np.int8)
     arrays = {"integers": integers, "steps": np.array([0.5, 0.25], np.float32)}
     stored = SimpleNamespace(quantizer=SimpleNamespace(dequantizer=Rows()), arrays=arrays)
@@ -82,7 +82,7 @@ def tell(pipe: Connection, folders: str = ".*", only: str = "") -> None:
 
 
 def ask(*which: str) -> dict[str, Any]:
-    """What a process of its own tells; `which` as in `tell`."""
+    """Return a process's facts of the studies; `which` as in `tell`."""
     ours, theirs = CONTEXT.Pipe()
     process = CONTEXT.Process(target=tell, args=(theirs, *which))
     process.start()

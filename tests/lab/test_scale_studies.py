@@ -20,7 +20,7 @@ CLAIMS = ("first_seeds", "learning_rate", "negative_results")
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, Any]:
-    """What the claims' studies at scale are; every label is built and fits its recipe's parts."""
+    """Facts of the claims' studies at scale; every label is built and fits its recipe's parts."""
     return ask("|".join(CLAIMS), "scale")
 
 

@@ -350,7 +350,7 @@ class Marks(TokenScorer):
 
 
 def marks(artifact: Artifact, path: Path, **settings: bool) -> list[float]:
-    """What a new process finds of what earlier ones left: in shared memory, and on its two outputs."""
+    """Traces of earlier processes that a new one finds, in shared memory and on its two outputs."""
     scorer = open_scorer(artifact, str(path), **settings)
     try:
         return scorer.logits(torch.tensor([[1]]), [0], 1)[0, 0, :3].tolist()

@@ -21,7 +21,7 @@ FAINT[40:50] = FAINT[:, 7] = 1e-4
 
 
 def in_steps(arrays: Arrays, first: int, second: int) -> np.ndarray:
-    """What the integers stand for, one at a time, by the parity checks of the code."""
+    """Values of the integers, one at a time, by the parity checks of the code."""
     rows, columns = arrays["integers"].shape
     found = arrays["integers"].astype(np.float64)
     along = [i for i in range(rows) if arrays["chained"][i]]
