@@ -24,7 +24,7 @@ from caddie.model.parameters import assign
 from caddie.recipes.catalog import find
 from caddie.report.tables import table
 from caddie.train.optim import AdamW, Muon
-from caddie.train.trainer import Train
+from caddie.train.settings import Train
 
 Kind = Literal["all_reduce", "reduce_scatter", "all_gather"]
 

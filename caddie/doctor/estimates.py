@@ -10,7 +10,7 @@ from caddie.config.schedules import TrainProgress, int_at
 from caddie.model.flops import flops_per_token
 from caddie.recipes.catalog import find
 from caddie.recipes.recipe import Recipe
-from caddie.train.trainer import Train
+from caddie.train.settings import Train
 
 _CELLS = 1000  # parts of the budget that an estimate adds up
 

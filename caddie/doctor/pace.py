@@ -35,8 +35,9 @@ from caddie.runtime.distributed import Ranks, local_device
 from caddie.runtime.interrupt import SIGKILL
 from caddie.runtime.memory import peak_bytes
 from caddie.train.prefetch import prefetch
+from caddie.train.settings import Train
 from caddie.train.size_forecast import Forecaster
-from caddie.train.trainer import Train, Trainer
+from caddie.train.trainer import Trainer
 from caddie.train.warmup import warm_up, warmup_seconds, warmup_steps
 
 STEPS = 20

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from caddie.recipes.recipe import Recipe
-from caddie.train.trainer import Train
+from caddie.train.settings import Train
 
 COUNTED = ("IterationWarmdown", "StepRamp", "Rewarmed", "TailEMA")
 """Settings whose `steps` are a number of optimizer steps."""

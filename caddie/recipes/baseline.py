@@ -10,7 +10,7 @@ from caddie.pack.coding import Packed
 from caddie.pack.compress import Pack
 from caddie.pack.quantize import Float16, Float32, Percentile, Rows
 from caddie.recipes.recipe import Recipe, per_role
-from caddie.train.trainer import Train
+from caddie.train.settings import Train
 
 baseline = Recipe(
     why="The contest's naive baseline: 9 layers of width 512 for 600 seconds, int8 rows and zlib.",

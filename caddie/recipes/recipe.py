@@ -12,7 +12,7 @@ from caddie.data.tokenizers import SentencePieceBPE, TokenizerSource
 from caddie.model import GPT, parameter_count
 from caddie.pack.compress import Pack
 from caddie.score import Scoring
-from caddie.train.trainer import Train
+from caddie.train.settings import Train
 
 
 class Figure(Config):

@@ -30,7 +30,7 @@ from caddie.recipes.recipe import Recipe
 from caddie.score import ChunkSGD, DocumentLoRA
 from caddie.train.averaging import EMA, ProgressEMA
 from caddie.train.optim import Optimizer
-from caddie.train.trainer import Train
+from caddie.train.settings import Train
 
 HEADS = 4
 ROW, RANK = 8, 4

@@ -34,7 +34,8 @@ from caddie.recipes.shrink import row_scale, small_copy
 from caddie.runtime.distributed import Ranks
 from caddie.train.averaging import Average
 from caddie.train.optim import Muon
-from caddie.train.trainer import Train, Trainer
+from caddie.train.settings import Train
+from caddie.train.trainer import Trainer
 
 EXEMPT = {
     (Train, "seconds"): "the budget",

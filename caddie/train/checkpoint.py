@@ -19,7 +19,7 @@ from caddie.files import replacing
 from caddie.model import GPT
 
 if TYPE_CHECKING:
-    from caddie.train.trainer import Train
+    from caddie.train.settings import Train
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:

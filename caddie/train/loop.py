@@ -34,8 +34,9 @@ from caddie.train.checkpoint import (
 )
 from caddie.train.hooks import BusyMachine, Checkpoint, Forecast, HeldOut, Log, RunState, held_out_batches
 from caddie.train.prefetch import AsyncScalar, prefetch
+from caddie.train.settings import Train
 from caddie.train.size_forecast import Forecaster
-from caddie.train.trainer import Batches, Train, Trainer
+from caddie.train.trainer import Batches, Trainer
 from caddie.train.warmup import warm_up
 
 

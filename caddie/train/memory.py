@@ -30,7 +30,8 @@ from caddie.runtime.distributed import Ranks
 from caddie.runtime.memory import GIB, MMAP_THRESHOLD, free_bytes, out_of_memory
 from caddie.runtime.progress import SILENT, Phases, Progress
 from caddie.train.prefetch import DeviceBatch
-from caddie.train.trainer import Train, Trainer
+from caddie.train.settings import Train
+from caddie.train.trainer import Trainer
 
 _REAL_FLOPS = 2e11
 """Arithmetic up to which real tensors are traced: two seconds. Fake ones take as long to import the compiler."""

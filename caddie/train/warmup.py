@@ -18,7 +18,8 @@ from caddie.ops import product_dtype
 from caddie.runtime.autotune import allow_graphs, quickest, thread_counts, worth_compiling
 from caddie.runtime.progress import SILENT, Progress
 from caddie.train.cuda_graphs import Recordings, recorder
-from caddie.train.trainer import Execution, Train, Trainer, progress_at
+from caddie.train.settings import Train
+from caddie.train.trainer import Execution, Trainer, progress_at
 
 MOST_OF_RUN = 0.1
 """Largest part of the budget, of its steps or of its seconds, that the steps of a warm-up may take."""

@@ -41,8 +41,8 @@ from caddie.model.flops import flops_per_token
 from caddie.recipes.catalog import find
 from caddie.runtime.memory import Memory, memory
 from caddie.train.memory import MemoryEstimate
+from caddie.train.settings import Train
 from caddie.train.stage_memory import estimate_stages
-from caddie.train.trainer import Train
 
 GIB = 1 << 30
 

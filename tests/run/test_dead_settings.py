@@ -19,7 +19,8 @@ from caddie.run.dead_settings import EXEMPT, check_settings_matter, dead_setting
 from caddie.train.averaging import EMA, SWA
 from caddie.train.optim import AdamW, Muon
 from caddie.train.qat import StraightThrough, Views
-from caddie.train.trainer import Train, Trainer
+from caddie.train.settings import Train
+from caddie.train.trainer import Trainer
 
 BASE = Recipe(
     model=GPT(

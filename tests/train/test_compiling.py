@@ -28,7 +28,8 @@ from caddie.runtime.autotune import COMPILE_SECONDS, COMPILED_GAIN, compiled_her
 from caddie.runtime.distributed import Ranks
 from caddie.train import warmup as module
 from caddie.train.loop import train
-from caddie.train.trainer import Train, Trainer
+from caddie.train.settings import Train
+from caddie.train.trainer import Trainer
 
 TINY = GPT(
     vocabulary=32,

@@ -30,7 +30,8 @@ from caddie.train.cuda_graphs import Recordings, recorder
 from caddie.train.loop import Trained, train
 from caddie.train.optim import AdamW
 from caddie.train.qat import Noisy, StraightThrough, View
-from caddie.train.trainer import Train, Trainer
+from caddie.train.settings import Train
+from caddie.train.trainer import Trainer
 
 CHANGING = GROWING.but(
     {"optimizers.matrix": AdamW(lr=0.01, weight_decay=0.1)},

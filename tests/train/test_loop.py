@@ -36,7 +36,8 @@ from caddie.train.checkpoint import position_in, restore
 from caddie.train.loop import Interrupted, Trained, train
 from caddie.train.prefetch import AsyncScalar
 from caddie.train.qat import StraightThrough
-from caddie.train.trainer import Train, Trainer
+from caddie.train.settings import Train
+from caddie.train.trainer import Trainer
 from caddie.train.warmup import warm_up, warmup_steps
 
 TINY = GPT(

@@ -19,7 +19,8 @@ from caddie.runtime.distributed import Ranks
 from caddie.train import memory
 from caddie.train.loop import train
 from caddie.train.memory import estimate_memory
-from caddie.train.trainer import Train, Trainer
+from caddie.train.settings import Train
+from caddie.train.trainer import Trainer
 
 TINY = GPT(
     vocabulary=8,

@@ -29,7 +29,8 @@ from caddie.score import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Score, Scoring,
 from caddie.train import warmup as warmup
 from caddie.train.loop import Interrupted
 from caddie.train.optim import Muon
-from caddie.train.trainer import Train, Trainer
+from caddie.train.settings import Train
+from caddie.train.trainer import Trainer
 
 WORLD = 2
 MUONS = [Muon(lr=0.02), Muon(lr=0.02, precision="float32", communication="all_reduce")]

@@ -24,8 +24,9 @@ from caddie.pack.fit import FillCap
 from caddie.pack.quantize import Float16, Gptq, Quantizer, Rows, SigmaClip, Ternary, Waterfilling
 from caddie.report.display import Display
 from caddie.train.loop import Trained, train
+from caddie.train.settings import Train
 from caddie.train.size_forecast import Forecaster, _entropy_bytes, _gaussian
-from caddie.train.trainer import Train, Trainer
+from caddie.train.trainer import Trainer
 
 SMALL = GPT(
     vocabulary=512,

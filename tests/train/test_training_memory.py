@@ -21,7 +21,7 @@ from caddie.runtime.progress import Phases
 from caddie.train import memory
 from caddie.train.averaging import EMA
 from caddie.train.memory import MemoryEstimate, bound_memory, enough_memory, estimate_memory, judge_memory, shortage
-from caddie.train.trainer import Train
+from caddie.train.settings import Train
 
 SMALL = GPT(vocabulary=256, width=64, depth=2)
 LEAST = Train(steps=10, batch_tokens=256, micro_batches=2, sequence_length=128)

@@ -1,0 +1,160 @@
+"""Settings of training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Annotated, Literal
+
+from caddie.config import Config, Count, NonNegative, Positive, Range, Technique, known
+from caddie.config.schedules import (
+    Budget,
+    IntSchedule,
+    NonNegativeNumber,
+    Schedule,
+    StepRamp,
+    TrainProgress,
+    Warmdown,
+    all_values,
+    int_at,
+)
+from caddie.data.loaders import Loader, SequentialStream
+from caddie.errors import UserError
+from caddie.model import ModelPart
+from caddie.train.averaging import Averaging
+from caddie.train.optim import AdamW, Muon, Optimizer
+from caddie.train.qat import QAT
+
+
+class Train(Config):
+    """Settings of training."""
+
+    techniques = known(
+        batch_tokens=Technique(
+            "Large batches for long runs, more steps for short ones.",
+            "openai/parameter-golf: 524,288, and 786,432 from #162 on; 262,144 in public system 002",
+            "786,432 for 524,288 -0.004, 1 M +0.003 (#375, #670); half as many -0.016 on one RTX 5090",
+        ),
+        sequence_length=Technique(
+            "Longer rows, longer memory.",
+            "openai/parameter-golf, LongContextSeq2048, TrainingOptSeq4096; public systems 001 and 002",
+            "2,048 for 1,024 -0.022, 4,096 -0.0044 more (8 GPUs); 4,096 +0.025 on one RTX 5090 (#1125)",
+        ),
+        clip_norm=Technique(
+            "No single batch can throw the weights far.",
+            "arXiv 1211.5063; openai/parameter-golf: 0.3 from Seq2048_FP16Emb_TunedLR on",
+            "not isolated",
+        ),
+        z_loss=Technique(
+            "Logits do not drift, which low precision would punish.",
+            "PaLM, arXiv 2204.02311; openai/parameter-golf, the ternary record (1e-4)",
+            "not isolated",
+        ),
+        prefix_loss=Technique(
+            "A token that begins with the likely one is a smaller mistake than any other.",
+            "modded-nanogpt #337: 0.25 in the first third, to 0 in the second, 0 after",
+            "15 of 1,390 steps (#337)",
+        ),
+        float8=Technique(
+            "Where a GPU has products of eight-bit floats, they are twice as fast as bfloat16's.",
+            "arXiv 2209.05433; modded-nanogpt, the head and the MLPs",
+            "90 ms a step for 89 at width 512 (#670), where products wait for memory",
+        ),
+    )
+
+    seconds: Annotated[float, Range(0.01, 1e8)] | None = None
+    """Wall-clock budget. With `steps` set too, whichever runs out first ends the run."""
+    steps: Count | None = None
+    """Budget in optimizer steps."""
+    batch_tokens: IntSchedule = 524_288
+    """Tokens per optimizer step; may change over the run."""
+    micro_batches: Count = 8
+    """Micro-batches of the largest step, shared equally by the processes; smaller steps have fewer."""
+    sequence_length: IntSchedule = 1024
+    """Tokens per row; may change over the run."""
+    loader: Loader = SequentialStream()
+    """Order of the data."""
+    optimizers: Mapping[str, Optimizer] = field(
+        default_factory=lambda: {
+            "matrix": Muon(lr=0.04, momentum=StepRamp(start=0.85, end=0.95, steps=500)),
+            "embedding": AdamW(lr=0.05),
+            "head": AdamW(lr=0.008),
+            "gate": AdamW(lr=0.04),
+            "scalar": AdamW(lr=0.04),
+        }
+    )
+    """Role or name pattern to optimizer; the last match wins."""
+    lr_schedule: Schedule = Warmdown(fraction=0.2)
+    """Factor on every learning rate."""
+    clip_norm: Positive | None = None
+    """Largest norm of the whole gradient, or none."""
+    z_loss: NonNegative = 0.0
+    """Factor on the mean squared log of the softmax's denominator, added to the loss (PaLM, arXiv 2204.02311)."""
+    prefix_loss: NonNegativeNumber = 0.0
+    """Factor on the cross-entropy of each target's longest prefix among the ids (prefix-token loss), from the same
+    logits, added to the loss; a target that no id is a prefix of adds nothing."""
+    qat: Mapping[str, QAT] = field(default_factory=dict)
+    """Role or name pattern to quantization-aware training (QAT) of linear weights; the last match wins."""
+    averaging: Averaging | None = None
+    """Average of the weights that the run packs, or none for the last weights."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of the forward; auto is bfloat16 on a GPU, the faster on a CPU that has bfloat16 products."""
+    float8: tuple[ModelPart, ...] = ()
+    """Parts whose linear layers multiply in float8, forward and backward, in training alone.
+
+    Activations and weights are rounded to e4m3 and gradients to e5m2, each tensor over one scale. On a device without
+    float8 products the rounding is emulated, which shows its effect on the model and takes longer.
+    """
+    compile: Literal["auto", "always", "never"] = "auto"
+    """Use of torch.compile; auto compiles on a GPU, and on a CPU if that wins back its time within `seconds`."""
+    cuda_graphs: Literal["auto", "always", "never"] = "never"
+    """Use of CUDA graphs, which replay the recorded kernels of a micro-batch; auto takes the faster.
+
+    That saves kernel launches, which small models wait for, and takes up to twice the memory of a micro-batch. Until it
+    has been measured on a GPU, never is the default.
+    """
+    warmup_steps: Annotated[int, Range(0, 1000)] = 3
+    """Steps on random tokens before the clock starts, undone afterwards."""
+    checkpoint_seconds: Positive = 60.0
+    """Training time between checkpoints."""
+    held_out_tokens: Count | None = None
+    """Tokens at the end of the training text that are not trained on, to draw a curve of their loss; or none.
+
+    The loss is measured at most fifty times, and before and after training, by the first process. That counts as time
+    of training and takes at most a hundredth of it. The validation split is not touched.
+    """
+
+    @property
+    def budget(self) -> Budget:
+        """Budget of the run; raises `UserError` if neither seconds nor steps are set."""
+        return Budget(self.seconds, self.steps)
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens of the longest row of the run."""
+        return max(all_values(self.sequence_length))
+
+    def micro_tokens(self, world: int) -> int:
+        """Return the tokens of a micro-batch of `world` processes; raises `UserError` if the parts are not equal."""
+        batches, lengths = all_values(self.batch_tokens), all_values(self.sequence_length)
+        tokens, rest = divmod(max(batches), self.micro_batches)
+        if any(self.longest_row % length for length in lengths):
+            raise UserError(f"train.sequence_length: {self.longest_row:,}, the longest row, must be a multiple of all")
+        if rest or any(tokens % length for length in lengths):
+            raise UserError(
+                f"train.batch_tokens ({max(batches):,}) must be train.micro_batches ({self.micro_batches}) "
+                f"times a multiple of train.sequence_length ({', '.join(f'{length:,}' for length in lengths)})"
+            )
+        if self.micro_batches % world:
+            raise UserError(f"train.micro_batches ({self.micro_batches}) must be a multiple of the {world} processes")
+        for batch in batches:
+            if batch % (tokens * world):
+                raise UserError(
+                    f"train.batch_tokens: {batch:,} must be a multiple of {tokens * world:,}, the tokens read at a "
+                    f"time, as train.micro_batches ({self.micro_batches}) cuts the largest step"
+                )
+        return tokens
+
+    def micro_batches_at(self, train_progress: TrainProgress) -> int:
+        """Return the micro-batches of the step at `train_progress`, of all processes together."""
+        return int_at(self.batch_tokens, train_progress) * self.micro_batches // max(all_values(self.batch_tokens))
