@@ -23,7 +23,7 @@ from caddie.pack.coding import ArrayCodec, EntropyModel, Packed, ProcessPool, Sm
 from caddie.pack.container import Section
 from caddie.pack.decompress import LENGTH_BYTES, PREFIX
 from caddie.pack.fit import FillCap
-from caddie.pack.quantize import BestPercentile, Float16, Gptq, Quantizer, Rows, SigmaClip, Waterfilling
+from caddie.pack.quantize import BestPercentile, Float16, Gptq, Quantizer, Rows, SigmaClip, Trellis, Waterfilling
 from caddie.recipes.recipe import Recipe
 from caddie.report.tables import table
 from caddie.run.cap import cap_of_recipe
@@ -76,8 +76,9 @@ WAYS = (
     # six bits' steps in eight bits' range, so that finer ones clip nothing
     Way("GPTQ, SDClip", Gptq(of=Rows(scale=SigmaClip(k=12.85 * 127 / 31))), _TABLE, fills="brotli -11"),
     Way("Waterfilling", Waterfilling(), Waterfilling(), fills="entropy model"),
+    Way("Trellis", Trellis(), Trellis(), fills="entropy model"),
 )
-"""Quantizers that are compared: those of the records with the steps they had, and two that fill the cap."""
+"""Quantizers that are compared: those of the records with the steps they had, and three that fill the cap."""
 
 
 def compare(
