@@ -52,8 +52,10 @@ _MOST_LOST = 0.1
 """Bits per byte that a lossy tokenizer may lose. The contest's lose 0.05 of FineWeb; lower case alone loses 0.34."""
 _TEXT_BYTES = 16
 """Bytes of xz's own for each text."""
+_ISOLATED = 1e-5
+"""Relative change of the total loss that another order of isolated documents may cause: rounding."""
 _ORDER = 0.05
-"""Relative change of the total loss that another order of documents may cause."""
+"""Relative rise of the total loss that another order of documents may cause."""
 
 
 def run_probes(case: ProbeCase, begin: Callable[[str], object] = lambda name: None) -> list[Check]:
@@ -267,7 +269,11 @@ def _documents_apart(case: ProbeCase) -> Found:
 
 
 def _document_order(case: ProbeCase) -> Found:
-    """Reverse the order of documents: the total loss may change a little, but not if documents are isolated."""
+    """Reverse the order of documents: the total loss may rise a little, but not change if documents are isolated.
+
+    It may fall as it will: a scorer that learns does better on a long document that comes last, here the first one,
+    and one that knows the order does worse in any other.
+    """
     documents = np.split(case.tokens, np.flatnonzero(case.tokens == case.bos)[1:])
     reordered = np.concatenate(documents[::-1])
     other = case.open().score(reordered, case.positions)
@@ -276,9 +282,10 @@ def _document_order(case: ProbeCase) -> Found:
     after = float(other.nats[reordered[1:] != case.bos].sum())
     change = after / before - 1
     one_each = len(np.unique(case.base.segment)) == len(documents)
-    most = 1e-5 if one_each and case.base.isolated and not case.base.learns else _ORDER
-    evidence = f"documents in reverse order: the loss changes by {change:+.2%}, at most {most:.2%} is allowed"
-    return bool(abs(change) <= most), evidence
+    evidence = f"documents in reverse order: the loss changes by {change:+.2%}, at most"
+    if one_each and case.base.isolated and not case.base.learns:
+        return bool(abs(change) <= _ISOLATED), f"{evidence} {_ISOLATED:.3%} is allowed"
+    return bool(change <= _ORDER), f"{evidence} {_ORDER:+.2%} is allowed"
 
 
 def _reads(case: ProbeCase) -> Found:

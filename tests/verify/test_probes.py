@@ -100,6 +100,22 @@ def checked(on: ProbeCase, name: str) -> Check:
     return found
 
 
+@pytest.mark.parametrize(
+    ("factor", "isolated", "passes"),
+    [(0.9, False, True), (1.04, False, True), (1.06, False, False), (0.9999, True, False), (1.0001, True, False)],
+)
+def test_another_order_of_documents_may_cost_little_more_or_any_less(
+    factor: float, isolated: bool, passes: bool, artifact: Artifact
+) -> None:
+    on = case(artifact, artifact.scoring.plain)
+    documents = np.cumsum(on.tokens == on.bos)[:-1] if isolated else np.zeros(len(on.tokens) - 1)
+    base = replace(on.base, nats=np.ones(len(on.tokens) - 1), segment=documents, isolated=isolated, learns=False)
+    other = SimpleNamespace(score=lambda *_: SimpleNamespace(nats=factor * base.nats))
+    on = replace(on, open=lambda: other)
+    vars(on)["base"] = base
+    assert PROBES["document order does not matter"](on)[0] == passes
+
+
 # What is shipped passes
 
 SHIPPED = {

@@ -21,7 +21,7 @@ from caddie.verify import sandbox
 from caddie.verify.black_box import ScoredText
 from caddie.verify.cheating_scorers import Waits
 from caddie.verify.known_bad import KNOWN_BAD, catch, known_bad
-from caddie.verify.probe_case import Effort, probe_case_of, sized_case
+from caddie.verify.probe_case import Effort, probe_case_of, sized_case, with_whole_text
 from caddie.verify.probe_text import excerpts, in_order_from, library, text_in_order
 from caddie.verify.probes import FAR, PROBES
 from caddie.verify.remote_scorer import scorer_server
@@ -134,19 +134,29 @@ def test_a_leak_that_gains_nothing_is_looked_for_evenly(artifact: Artifact) -> N
     assert not audited(whole, seconds=60.0)[0]
 
 
-@pytest.mark.parametrize("seconds", [pytest.param(0.0, marks=pytest.mark.long), 10.0])
+@pytest.mark.long
 def test_a_users_scorer_is_followed_however_slow_it_is(
-    seconds: float, artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("caddie.verify.probe_case._WHOLE_SECONDS", seconds)
+    monkeypatch.setattr("caddie.verify.probe_case._WHOLE_SECONDS", 0.0)
     monkeypatch.setattr("caddie.verify.probe_case.LEAST_WHOLE", 3000)
     (tmp_path / "waits.py").write_text(WAITS.replace("AFTER", "2500"))
     given = artifact, artifact.scoring, excerpts(library(), artifact.scoring, 1)
     case = sized_case(*given, seed=1, scorer=str(tmp_path / "waits.py"), in_order=in_order_from(library(), 1))
     assert case.whole is not None
-    assert (len(case.whole.tokens) == 3000) == (not seconds)
-    if not seconds:
-        assert not PROBES[FAR](case)[0]
+    assert len(case.whole.tokens) == 3000
+    assert not PROBES[FAR](case)[0]
+
+
+@pytest.mark.parametrize(("per_second", "tokens"), [(100.0, 3000), (400.0, 4000)])
+def test_a_whole_text_is_what_ten_seconds_score_and_never_less_than_the_least(
+    per_second: float, tokens: int, artifact: Artifact
+) -> None:
+    plain = artifact.scoring.plain
+    case = probe_case_of(artifact, plain, excerpts(library(), plain, 1), seed=1)
+    given = with_whole_text(case, plain, in_order_from(library(), 1), per_second, nullcontext, 3000)
+    assert given.whole is not None
+    assert len(given.whole.tokens) == tokens
 
 
 # Honest scorers
