@@ -6,7 +6,9 @@ A twin keeps every choice of its recipe and shrinks its numbers. Widths, rows an
   steps become parts of the run, those that they were when eight GPUs saw seven billion tokens. Test-time training is
   left out, since it would take longer than training.
 - `NAME_scale` makes as many steps as the recipe's public runs, at its depth, so that schedules, averages, recurrence
-  and test-time training are what they are at full size. It takes minutes to an hour (`docs/studies.md`).
+  and test-time training are what they are at full size. Weight decay shrinks with the square root of the tokens of a
+  step, as the part of a normalized update does that is no noise: weights end where that part and decay are in balance.
+  It takes minutes to an hour (`docs/studies.md`).
 
 A copy keeps the depth and every layer as well, so that it shows what each setting does (`run/dead_settings.py`).
 """
@@ -80,6 +82,10 @@ def scale(recipe: Recipe, suffix: str, steps: int) -> Recipe:
     size, ttt = SCALES[suffix], recipe.score.ttt
     diff: dict[str, Any] = {"train.steps": steps, "score.stride": max(1, recipe.score.stride // ROW)}
     diff |= {"train.precision": "float32"}  # which is measured anew on each machine if it is left open
+    for rule, optimizer in recipe.train.optimizers.items():
+        for name in ("weight_decay", "cautious_decay"):
+            if decay := getattr(optimizer, name, None):
+                diff[f"train.optimizers.{rule}.{name}"] = _times(decay, size.batch**-0.5)
     if isinstance(ttt, DocumentLoRA):
         rank = max(1, ttt.rank * size.width // recipe.model.width)
         diff |= {"score.ttt.rank": rank, "score.ttt.alpha": ttt.alpha * rank / ttt.rank}
@@ -90,6 +96,13 @@ def scale(recipe: Recipe, suffix: str, steps: int) -> Recipe:
     elif isinstance(ttt, ChunkSGD):
         diff["score.ttt.chunk_tokens"] = ttt.chunk_tokens // ROW
     return _twin(recipe, size, suffix, diff)
+
+
+def _times(number: Number, factor: float) -> Number:
+    if isinstance(number, schedules.Ramp):
+        return number.but(start=number.start * factor, end=number.end * factor)
+    assert isinstance(number, float), f"no twin's decay is {number} yet"
+    return number * factor
 
 
 def small_cap(recipe: Recipe, twin: Recipe) -> int:

@@ -72,8 +72,10 @@ def test_a_twin_of_all_steps_keeps_depth_schedules_averages_and_adaptation() -> 
     full, twin = shipped()["longer_warmdown"], find("longer_warmdown_scale")
     assert twin.train.steps == speeds()["longer_warmdown"].steps
     assert twin.train.seconds is None
-    for path in ("lr_schedule", "averaging", "optimizers", "qat", "loader", "clip_norm"):
+    for path in ("lr_schedule", "averaging", "qat", "loader", "clip_norm"):
         assert getattr(twin.train, path) == getattr(full.train, path), path
+    for rule, optimizer in full.train.optimizers.items():
+        assert twin.train.optimizers[rule] == optimizer.but(weight_decay=optimizer.weight_decay * 512**-0.5), rule
     assert (twin.model.depth, twin.model.recurrence) == (full.model.depth, full.model.recurrence)
     assert twin.model.parallel_streams == full.model.parallel_streams
     # 512 channels, 8 heads, 8,192 ids, rows of 2,048 and 786,432 tokens a step
@@ -102,6 +104,11 @@ def test_a_recipe_without_public_runs_makes_the_steps_of_the_next_one_that_has_s
     assert find("overtone_start_scale").score.stride == 64 // 8
     vocabularies = [find(f"{name}_scale").model.vocabulary for name in ("baseline", "vocabulary_4096", "ngram_tilt")]
     assert vocabularies == [512, 1024, 2048]
+
+
+def test_weight_decay_that_falls_shrinks_as_a_whole() -> None:
+    full, twin = (find(f"lossless_caps{suffix}").train.optimizers["matrix"] for suffix in ("", "_scale96"))
+    assert twin.weight_decay == full.weight_decay.but(start=0.095 / 16, end=0.0475 / 16)
 
 
 @pytest.mark.parametrize("suffix", SCALES)
