@@ -20,6 +20,7 @@ from caddie.files import reason
 from caddie.lab.background import read_state
 from caddie.report.read import Log, known_number, pick, read_object, read_regular
 from caddie.report.run_files import DRIVER, ERROR, LOG, RECIPE, REPORT, RESULT, TASK
+from caddie.report.verification import verified
 from caddie.run.run_lock import Holder, holder
 
 DEPTH = 4
@@ -79,7 +80,10 @@ class RunFolder:
                 self.log = self.log.read(self.folder / name)
                 return
             found = read_object(self.folder / name)
-            self.documents[name] = {key: found[key] for key in _KEPT if key in found} if name == RESULT else found
+            if name == RESULT:
+                found |= {"verified": verified(found)}
+                found = {key: found[key] for key in _KEPT if key in found}
+            self.documents[name] = found
         except (ValueError, RecursionError):
             self.faults[name] = f"{name} is no JSON object"
         except OSError as error:
@@ -109,7 +113,7 @@ class RunFolder:
         if state == "failed" and not reasons:
             dead = f"its process, {self.holder.pid}, was killed" if self.holder else ""
             reasons.append(dead or "no reason was written down")
-        if pick(result, "verified") is False:
+        if pick(result, "verified") == "no":
             reasons.append("verification failed")
         if pick(result, "under_cap") is False:
             reasons.append("the artifact is over its cap")

@@ -24,6 +24,7 @@ from caddie.report.read import busy_machine, read_scored_result, result_errors
 from caddie.report.run_files import RESULT
 from caddie.report.tables import crop, number, printable, table
 from caddie.report.units import Unit, convert
+from caddie.report.verification import verified
 
 _COMMON = {
     "recipe": "settings",
@@ -49,7 +50,8 @@ class ScoredRun:
     byte_source: str
     sha256: Mapping[str, str]
     under_cap: bool
-    verified: bool
+    verified: str | None
+    """Its verification in a word or two, as `report.verification` has them."""
     surroundings: Mapping[str, str]
     busy: str | None
     """Sentence on other programs that slowed its training down."""
@@ -79,7 +81,7 @@ def read(place: Path) -> ScoredRun:
             byte_source=str(result["byte_source"]),
             sha256={name: str(result["sha256"][name]) for name in (*_COMMON, "artifact")},
             under_cap=bool(result["under_cap"]),
-            verified=bool(result["verified"]),
+            verified=verified(result),
             surroundings={field: str(result[field]) for field in _SURROUNDINGS},
             busy=busy_machine(result),
             documents=run_documents(path.parent),
@@ -211,7 +213,10 @@ def _check_both(b: Sequence[ScoredRun], a: Sequence[ScoredRun], unit: Unit) -> N
 
 def _notes(b: Sequence[ScoredRun], a: Sequence[ScoredRun]) -> list[str]:
     notes = [f"{run.place} is over its cap" for run in (*b, *a) if not run.under_cap]
-    notes += [f"{run.place} did not pass verification" for run in (*b, *a) if not run.verified]
+    said = {"no": "did not pass verification", "inconclusive": "was verified without a decision"}
+    notes += [
+        f"{run.place} {said.get(run.verified or '', 'was not verified')}" for run in (*b, *a) if run.verified != "yes"
+    ]
     notes += [f"{run.place}: {run.busy}" for run in (*b, *a) if run.busy]
     if b[0].sha256["recipe"] == a[0].sha256["recipe"]:
         notes.append("both groups have the same settings")

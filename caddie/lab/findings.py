@@ -278,8 +278,13 @@ def _notes(
     for label, group in groups.items():
         if len({(row.get("sha256") or {}).get("recipe") for row in group}) > 1:
             notes.append(f"{label} has runs of different settings; run the study again.")
-    for name, what in (("verified", "fail verification"), ("under_cap", "are over their cap")):
-        if wrong := dict.fromkeys(row["label"] for row in done if row.get(name) is False):
+    faults = (
+        ("verified", False, "fail verification"),
+        ("verified", None, "were not verified, or without a decision"),
+        ("under_cap", False, "are over their cap"),
+    )
+    for name, outcome, what in faults:
+        if wrong := dict.fromkeys(row["label"] for row in done if row.get(name, "unknown") is outcome):
             notes.append(f"Artifacts that {what}: {_listed(list(wrong))}.")
     notes += _mixed("holdout text", [(row, row["holdout_documents"]) for row in done if row.get("holdout_documents")])
     if len({frozenset(row["seed"] for row in group) for group in groups.values() if group}) > 1:

@@ -22,6 +22,7 @@ from caddie.files import replacing
 from caddie.report.charts import curve_chart, decimal, is_finite, loss_chart, marks, nice_ticks, percent
 from caddie.report.read import busy_machine, pick, read_scored_result, read_steps, result_errors
 from caddie.report.run_files import LOG, REPORT, RESULT
+from caddie.report.verification import verified
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -153,7 +154,7 @@ def _head(result: Mapping[str, Any]) -> dict[str, Any]:
         "width": percent(size, 0, cap or 0),
         "share": number(100 * size / cap, ".1f") if size is not None and cap else None,
         "over": result.get("under_cap") is False,
-        "verified": {True: "yes", False: "no"}.get(result.get("verified")),  # type: ignore[arg-type]
+        "verified": verified(result),
         "facts": [
             *(f"{text} {name}" for text, name in facts if text is not None),
             *([str(result["device"])] if result.get("device") else []),

@@ -33,7 +33,7 @@ _UNSTEADY_SHARE = 0.9
 """Share of its threads' time below which training was not alone if its steps took unequal time."""
 
 
-def pick(value: Any, *path: str) -> Any:
+def pick(value: Any, *path: str | int) -> Any:
     """Return what lies at `path` in nested mappings, or `None`."""
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None

@@ -17,12 +17,14 @@ from typing import Any
 from caddie.errors import count
 from caddie.report.charts import is_finite
 from caddie.report.read import busy_machine, pick
+from caddie.report.verification import describe_checks, verified
 
 WIDTH = 79
 """Most columns of everything printed here; a narrower terminal has less."""
 
 PARTS = {"config": "model config", "source": "source code"}
 """Parts of an artifact whose names on a terminal are others than those in `result.json`."""
+_VERIFIED = {"yes": "verified", "no": "VERIFICATION FAILED", "inconclusive": "verification inconclusive"}
 _UNMENTIONED = 0.001
 """Share of a text's bytes by which another count may differ unmentioned, where the text is not the contest's."""
 LONGEST_LINE = 600
@@ -205,12 +207,14 @@ def _beside(left: list[str], right: list[str]) -> list[str]:
 
 
 def _headline(result: Mapping[str, Any]) -> list[str]:
-    verified = {True: "verified", False: "VERIFICATION FAILED", None: "not verified"}[result.get("verified")]
     name = crop(printable(str(result["recipe"])), 20)
-    bits = number(result.get("bits_per_byte"), ".4f")
-    lines = [f"{name}, seed {result['seed']}: {bits} bits per byte (lower is better), {verified}"]
+    bits, outcome = number(result.get("bits_per_byte"), ".4f"), verified(result)
+    said = _VERIFIED.get(outcome or "", "not verified")
+    lines = [f"{name}, seed {result['seed']}: {bits} bits per byte (lower is better), {said}"]
     if why := result.get("not_verified_because"):
         lines.append(f"Not verified: {printable(str(why))}.")
+    elif outcome == "inconclusive":
+        lines.append(f"Verification {printable(describe_checks(result))}.")
     if result.get("under_cap") is False:
         over = result["artifact_bytes"] - result["cap_bytes"]
         lines.append(f"THE ARTIFACT IS {over:,} BYTES OVER ITS CAP")

@@ -8,6 +8,7 @@ from typing import Any
 from caddie.report.read import file_scores
 from caddie.report.run_files import ARTIFACT, PARTS, RECIPE, REPORT, RESULT
 from caddie.report.tables import markdown_lines
+from caddie.report.verification import describe_checks
 
 _FILES = {
     ARTIFACT: "weights, tokenizer and settings in one file; data alone, no pickle, nothing that is run",
@@ -54,7 +55,7 @@ def card_text(result: Mapping[str, Any], repository: str, files: Sequence[str]) 
         ("kind", f"{kind}: windows of {score['sequence_length']:,} tokens, stride {score['stride']:,}{adaptive}"),
         ("text", f"{corpus['name']}: {held_out}, held out of training"),
         ("file", f"{result['artifact_bytes']:,} bytes; the cap is {result['cap_bytes']:,}"),
-        ("checks", _checks(result)),
+        ("checks", describe_checks(result)),
         ("parameters", f"{training['parameters']:,}"),
         ("training", f"{training['tokens']:,} tokens in {training['steps']:,} steps, on {result['device']}"),
         ("seed", result["seed"]),
@@ -100,10 +101,3 @@ def card_text(result: Mapping[str, Any], repository: str, files: Sequence[str]) 
             "",
         ]
     )
-
-
-def _checks(result: Mapping[str, Any]) -> str:
-    if result["verified"] is None:
-        return "not verified: the probes could not be run in a sandbox"
-    failed = [check["name"] for check in result["checks"] if not check["passed"]]
-    return f"failed: {', '.join(failed)}" if failed else f"all {len(result['checks'])} passed"

@@ -15,6 +15,7 @@ import numpy as np
 
 from caddie.data.tokenizers import MARK
 from caddie.errors import UserError
+from caddie.report.verification import OUTCOMES
 from caddie.verify.changes import GAIN, percent, settled, undecided
 from caddie.verify.probe_case import ProbeCase
 from caddie.verify.whole_text import audit
@@ -32,7 +33,7 @@ class Check:
     @property
     def outcome(self) -> str:
         """A word for the result: pass, FAIL or inconclusive."""
-        return "inconclusive" if self.passed is None else "pass" if self.passed else "FAIL"
+        return OUTCOMES[self.passed]
 
 
 Found = tuple[bool | None, str]

@@ -25,6 +25,7 @@ from caddie.data.tokenizers import Tokenizer
 from caddie.errors import UserError
 from caddie.inference.text_codec import measure
 from caddie.pack.artifact import Artifact, load
+from caddie.report.verification import passed
 from caddie.runtime.autotune import quickest, thread_counts
 from caddie.runtime.progress import SILENT, Progress
 from caddie.score import Scoring, check_windows
@@ -68,10 +69,8 @@ class Verdict:
     @property
     def passed(self) -> bool | None:
         """False if a check failed or a known-bad example was not caught; None if not all decided, or none could run."""
-        outcomes = {check.passed for check in self.checks} | {example.passed for example in self.caught}
-        if False in outcomes:
-            return False
-        return None if self.not_run or None in outcomes else True
+        outcomes = [check.passed for check in self.checks] + [example.passed for example in self.caught]
+        return passed([*outcomes, None] if self.not_run else outcomes)
 
 
 def verify(

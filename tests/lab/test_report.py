@@ -499,12 +499,14 @@ def test_runs_that_should_not_count_unseen_are_named() -> None:
     rows = by_hand(base=[1.0, 1.1], a=[0.9, 1.0, 1.2])
     rows[2] |= {"verified": False, "world": 8}
     rows[3] |= {"under_cap": False}
+    rows[4] |= {"verified": None}
     for row, text in zip(rows, "xxxyy", strict=True):
         row |= {"holdout": 1.0, "holdout_documents": text}
     study = plan("a", seeds=[1, 2, 3])
     notes = "\n".join(findings(study, rows)["notes"])
     for said in (
         "Artifacts that fail verification: a.",
+        "Artifacts that were not verified, or without a decision: a.",
         "Artifacts that are over their cap: a.",
         "Runs differ in their number of processes",
         "Runs differ in their holdout text: x in 3; y in 2 (a).",
