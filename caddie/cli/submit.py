@@ -32,7 +32,8 @@ def submit(
     """Write the contest's submission folder from finished runs of one recipe.
 
     RUN is a run folder; each has another seed. The folder gets README.md, submission.json, requirements.txt, a log for
-    each seed and one script, train_gpt.py, that trains, packs and scores without caddie.
+    each seed and one script, train_gpt.py, that trains, packs and scores without caddie. Each artifact is scored again
+    where the run's text is there; a result that says otherwise is refused.
     """
     from caddie.errors import count
     from caddie.report.display import Display
@@ -41,7 +42,14 @@ def submit(
     with Display(quiet=quiet) as display:
         display.phase("submit")
         facts = write_submission(
-            runs, out, author=author, github_id=github_id, name=name, against=against, non_record=non_record
+            runs,
+            out,
+            author=author,
+            github_id=github_id,
+            name=name,
+            against=against,
+            non_record=non_record,
+            progress=display,
         )
     p = f", p = {facts['p_value']:.3g} against {facts['comparison_baseline']}" if "p_value" in facts else ""
     lines = [

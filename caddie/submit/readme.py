@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -10,14 +10,27 @@ from caddie.config import plain
 from caddie.errors import UserError, count
 from caddie.recipes.catalog import find
 from caddie.report.tables import markdown_lines
+from caddie.report.verification import verified
 from caddie.run.contest_sets import identify
 from caddie.run.policy import CONTEST_2026
 from caddie.submit.against import Base
 from caddie.submit.runs import Run
 
+_VERIFIED = {
+    "yes": "Verified by caddie's probes",
+    "inconclusive": "Probed by caddie without a decision by every check",
+    "not probed": "Not probed, for want of a sandbox",
+}
+"""Outcome of a run's verification to what the README says of it; a run that failed is refused."""
 
-def readme(runs: Sequence[Run], facts: Mapping[str, Any], base: Base | None, code_bytes: int) -> str:
-    """Return the README: results by seed, comparison, settings, bytes, and how to run it again."""
+
+def readme(
+    runs: Sequence[Run], facts: Mapping[str, Any], base: Base | None, code_bytes: int, off: Mapping[int, float | None]
+) -> str:
+    """Return the README: results by seed, comparison, settings, bytes, and how to run it again.
+
+    `off` has the difference of each seed's score when it was scored again, None where it was not.
+    """
     first = runs[0].result
     seeds = count(len(runs), "seed")
     spread = f" (sample standard deviation {facts['val_bpb_std']:.5f})" if "val_bpb_std" in facts else ""
@@ -57,6 +70,7 @@ def readme(runs: Sequence[Run], facts: Mapping[str, Any], base: Base | None, cod
             "## Facts",
             "",
             *_facts(runs),
+            *_scored_again(off),
             "",
         ]
     )
@@ -122,10 +136,10 @@ def _facts(runs: Sequence[Run]) -> list[str]:
     corpus, sha256 = first["corpus"], first["sha256"]
     tokens, size, count = (corpus[name]["validation"] for name in ("tokens", "source_bytes", "documents"))
     known = identify(tokens, size, count, runs[0].recipe.model.vocabulary) or "Held-out text: not the contest's."
-    checks = {name: [str(run.seed) for run in runs if run.result["verified"] is name] for name in (True, None)}
-    verified = f"Verified by caddie's probes: seeds {', '.join(checks[True])}." if checks[True] else ""
-    if checks[None]:
-        verified += f" Not probed, for want of a sandbox: seeds {', '.join(checks[None])}."
+    seeds: dict[str, list[int]] = {}
+    for run in runs:
+        seeds.setdefault(_VERIFIED[str(verified(run.result))], []).append(run.seed)
+    told = " ".join(f"{text}: {_seeds(found)}." for text, found in seeds.items())
     documents = " and ".join(f"{corpus['documents'][split]:,} {split}" for split in ("train", "validation"))
     return [
         f"- {known}",
@@ -133,5 +147,22 @@ def _facts(runs: Sequence[Run]) -> list[str]:
         f"- Tokenizer: SHA-256 {sha256['tokenizer']}.",
         *(f"- Artifact of seed {run.seed}: SHA-256 {run.result['sha256']['artifact']}." for run in runs),
         f"- {first['precision']} products, PyTorch {first['versions']['torch']}, Python {first['versions']['python']}.",
-        f"- {verified.strip()}",
+        f"- {told}",
     ]
+
+
+def _scored_again(off: Mapping[int, float | None]) -> list[str]:
+    """Return which artifacts were scored again for this submission, and how far off that was."""
+    again = {seed: difference for seed, difference in off.items() if difference is not None}
+    lines = []
+    if again:
+        most = f"at most {max(again.values()):.1g} bits per byte off"
+        lines.append(f"- Scored again from the artifact, in a new process: {_seeds(again)}, {most}.")
+    if len(again) < len(off):
+        others = _seeds(seed for seed in off if seed not in again)
+        lines.append(f"- Not scored again: {others}, for want of the held-out text or a GPU.")
+    return lines
+
+
+def _seeds(seeds: Iterable[object]) -> str:
+    return f"seeds {', '.join(map(str, seeds))}"

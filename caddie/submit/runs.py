@@ -30,9 +30,14 @@ class Run:
     seed: int
     result: dict[str, Any]
     recipe: Recipe
-    train_shards: int | None
-    """None where the corpus is gone or is another by now."""
+    corpus: Corpus | None
+    """None where it is gone or is another by now."""
     steps: list[dict[str, Any]]
+
+    @property
+    def train_shards(self) -> int | None:
+        """Training shards, where the corpus is there."""
+        return len(self.corpus.manifest.train.shards) if self.corpus else None
 
     @property
     def scores(self) -> list[dict[str, Any]]:
@@ -64,15 +69,15 @@ def read_run(place: Path) -> Run:
             raise UserError(f"{folder / RECIPE} is not the recipe of {path}; run the recipe again")
         if not (steps := read_steps(folder / LOG)):
             raise UserError(f"{folder / LOG} holds no steps; run the recipe again")
-        shards = _train_shards(about.get("corpus"), result["sha256"]["corpus"])
-        return Run(folder, int(result["seed"]), result, recipe, shards, steps)
+        corpus = _corpus(about.get("corpus"), result["sha256"]["corpus"])
+        return Run(folder, int(result["seed"]), result, recipe, corpus, steps)
 
 
-def _train_shards(corpus: object, sha256: str) -> int | None:
+def _corpus(place: object, sha256: str) -> Corpus | None:
     with suppress(OSError, ValueError, UserError):
-        folder = Path(str(corpus))
+        folder = Path(str(place))
         if file_sha256(folder / MANIFEST) == sha256:
-            return len(Corpus.load(folder).manifest.train.shards)
+            return Corpus.load(folder)
     return None
 
 

@@ -18,10 +18,13 @@ from caddie.pack.artifact import load
 from caddie.pack.source_bundle import TRAINING, script, source_needed
 from caddie.report.read import result_errors
 from caddie.report.run_files import ARTIFACT, RESULT
+from caddie.report.verification import passed
 from caddie.run.policy import CONTEST_2026
+from caddie.runtime.progress import SILENT, Progress
 from caddie.submit.against import JSON, compare_with
 from caddie.submit.contest_log import after_scoring, after_training, before_training, step_line
 from caddie.submit.readme import readme
+from caddie.submit.recheck import check_result, score_again
 from caddie.submit.runs import (
     NON_RECORD,
     RECORD,
@@ -52,12 +55,14 @@ def submit(
     name: str | None = None,
     against: str | None = None,
     non_record: bool = False,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Write the folder `out` from run folders, which differ in their seeds alone; return what `submission.json` holds.
 
     `against` names a recipe with published scores, or the folder or JSON of a submission. Runs of another machine than
-    the contest's go to the non-record track. Raises `UserError`, before anything is written, for runs that the track
-    does not take.
+    the contest's go to the non-record track. Each artifact is scored again where the run's text is there. Raises
+    `UserError`, before anything is written, for runs that the track does not take, and for a result that says other
+    than the run's files or a new scoring.
     """
     if os.path.lexists(out):  # said before the work
         raise UserError(f"{out} exists; name a new folder by --out")
@@ -69,16 +74,19 @@ def submit(
     for run in runs:
         with result_errors(run.folder / RESULT, "a submission"):
             check_run(run, track, len(program))
+            check_result(run, load(run.folder / ARTIFACT))
             by_seed[str(run.seed)] = _seed_facts(run, len(program))
             files[f"train_seed{run.seed}.log"] = "\n".join(_log(run, len(program))) + "\n"
     base = compare_with(against, runs) if against else None
+    off = {run.seed: score_again(run, progress) for run in runs}
     facts: dict[str, Any] = {"author": author, "github_id": github_id, "name": name or recipe.name, "track": track}
     with result_errors(runs[0].folder / RESULT, "a submission"):
         facts |= _facts(runs, by_seed, len(program))
+        facts["compliance"]["scored_again"] = None not in off.values()
         if base:
             facts |= {"comparison_baseline": base.name, "comparison_baseline_scores": base.scores}
             facts |= {"delta_bpb": -base.difference} | ({"p_value": base.p} if base.p is not None else {})
-        files["README.md"] = readme(runs, facts, base, len(program))
+        files["README.md"] = readme(runs, facts, base, len(program), off)
         files["requirements.txt"] = _requirements(runs[0])
     files[JSON] = json.dumps(facts, indent=2) + "\n"
     with making(out) as partial:
@@ -115,7 +123,7 @@ def _facts(runs: Sequence[Run], by_seed: Mapping[str, Any], code_bytes: int) -> 
             "train_under_600s": "training" not in late,
             "eval_under_600s": "evaluation" not in late,
             "three_seeds": len(runs) >= 3,
-            "verified": all(run.result["verified"] for run in runs),
+            "verified": passed(run.result["verified"] for run in runs),
             "contest_validation_set": all(map(on_contest_text, runs)),
         },
         "sha256": {
