@@ -30,6 +30,7 @@ from caddie.runtime.autotune import quickest, thread_counts
 from caddie.runtime.progress import SILENT, Progress
 from caddie.score import Scoring, check_windows
 from caddie.verify.known_bad import Caught, catch, known_bad
+from caddie.verify.near_copies import check_near_copies
 from caddie.verify.probe_case import LEAST_WHOLE, Effort, probe_case_of, sized_case, with_whole_text
 from caddie.verify.probe_text import SHORT, excerpts, in_order_from, library, long_enough
 from caddie.verify.probes import HELD_OUT, PROBES, Check, check_disjoint, missing_probes, run_probes
@@ -111,6 +112,7 @@ def verify(
         hashes = [frozenset(read_hashes(corpus.folder, split)) for split in ("train", "validation")]
         checks.append(Check(HELD_OUT, *check_disjoint(*hashes)))
         checks += _vocabulary(artifact.tokenizer, corpus)
+        checks += check_near_copies(artifact.tokenizer, corpus, secrets.randbits(32), progress)
     try:
         probed, caught = _probe_in_sandbox(
             artifact, chosen, scorer, documents, examples, lossless, audit_seconds, progress

@@ -548,7 +548,8 @@ def test_a_held_out_text_too_short_is_replaced_and_the_evidence_says_so(
 ) -> None:
     module: Any = import_module("caddie.verify.verify")
     corpus: Any = SimpleNamespace(check_counts=lambda: None, folder=None)
-    monkeypatch.setattr(module, "_vocabulary", lambda tokenizer, corpus: [])
+    for name in ("_vocabulary", "check_near_copies"):
+        monkeypatch.setattr(module, name, lambda *given: [])
     monkeypatch.setattr(module, "read_hashes", lambda folder, split: [])
     for documents, replaced in (([b"abc"], True), ([bytes(range(32, 127)) * 200], False)):
         monkeypatch.setattr(module, "_held_out_documents", lambda _, held=documents: held)
