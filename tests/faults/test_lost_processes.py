@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
+from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
+from faults import SMALL, write_text
 from processes import CONTEXT
 
 from caddie.cli.exits import end
@@ -87,3 +91,49 @@ def test_processes_that_stood_still_together_accuse_nobody() -> None:
         for process in processes:
             process.kill()
             process.join()
+
+
+def ranks_of(launcher: int) -> dict[int, int]:
+    """Return rank to process of the processes that a launcher has started."""
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, KeyError):
+            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == launcher:
+                named = dict(one.partition("=")[::2] for one in (place / "environ").read_text().split("\0"))
+                found[int(named["RANK"])] = int(place.name)
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_run_of_which_one_process_is_frozen_ends_within_a_minute(lost: int, tmp_path: Path) -> None:
+    write_text(tmp_path / "text.txt")
+    command = [sys.executable, "-m", "caddie", "train", "tiny", *SMALL, "train.steps=1000000", "train.micro_batches=2"]
+    with subprocess.Popen(
+        [*command, "--data", "text.txt", "--out", "run", "--gpus", "2", "--quiet"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as launcher:
+        processes: dict[int, int] = {}
+        try:
+            log = tmp_path / "run" / "log.jsonl"
+            while not (log.exists() and '"event": "step"' in log.read_text()):
+                assert launcher.poll() is None
+                time.sleep(0.1)
+            time.sleep(5)  # both have shown that they live
+            processes = ranks_of(launcher.pid)
+            os.kill(processes[lost], signal.SIGSTOP)
+            begin = time.monotonic()
+            _, err = launcher.communicate(timeout=120)
+            assert time.monotonic() - begin < 60
+        finally:
+            launcher.kill()
+            for process in processes.values():
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+    assert launcher.returncode == 1
+    assert err == f"caddie: process {lost} of 2 has not answered for 30 s: it is frozen or gone\n"
