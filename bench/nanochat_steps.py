@@ -32,10 +32,10 @@ def is_nanochat(path: Path) -> bool:
     return (path / "nanochat" / "gpt.py").is_file()
 
 
-def imported(path: Path, module: str, compiled: bool) -> Any:
-    """A module of that checkout."""
+def imported(path: Path, module: str, compiled: bool, dtype: str = "float32") -> Any:
+    """A module of that checkout; `dtype` is that of its products on a CPU."""
     if local_device().type == "cpu":
-        os.environ |= {"NANOCHAT_DTYPE": "float32", "TORCHDYNAMO_DISABLE": str(int(not compiled))}  # read by the import
+        os.environ |= {"NANOCHAT_DTYPE": dtype, "TORCHDYNAMO_DISABLE": str(int(not compiled))}  # read by the import
     sys.path.insert(0, str(path.resolve()))
     return importlib.import_module(module)
 

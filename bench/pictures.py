@@ -4,7 +4,8 @@
 
 `architecture.svg`: the folders in the page's order, each with the first sentence of its docstring; the arrows are the
 imports found in the code, less those that a chain of other arrows implies. `run.svg`: the stages of a run. `demo.svg`:
-the table of a real `make demo`, kept in `demo.txt`.
+the table of a real `make demo`, kept in `demo.txt`. `rivals.svg`: bits per byte of caddie, other programs and
+compressors, from the rows of `bench/rivals.py` and `bench/compressors.py` (`rival_chart.py`).
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import random
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import NamedTuple
+
+from rival_chart import draw_rivals
+from svg import box, picture, words
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "caddie"
@@ -50,30 +53,6 @@ STAGES = (
     ("result", "state size, score and seconds under each policy", "run/result, report", ("result.json", "report.html")),
 )
 """Stages of a run: name, purpose, place in the package, files left in the run folder (in `data/` for the corpus)."""
-
-STYLE = """
-text { font: 11.5px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: #374151 }
-.name { font: 600 14px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; fill: #111827 }
-.file { font: 12px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; fill: #111827 }
-.place { fill: #6b7280 }
-.screen { fill: #161b22 }
-.shell { font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; fill: #c9d1d9 }
-.shell.strong { fill: #ffffff; font-weight: 600 }
-.box { fill: #f6f8fa; stroke: #c3cad4; stroke-width: 1.2 }
-.line { fill: #e7f0fd; stroke: #6ea0e8 }
-.made { fill: #eaf6ec; stroke: #7cc08a }
-.arrow { fill: none; stroke: #8b97a8; stroke-width: 1.5 }
-.head { fill: #8b97a8 }
-@media (prefers-color-scheme: dark) {
- text { fill: #c4ccd6 }
- .shell { fill: #c9d1d9 }
- .name, .file { fill: #f3f6fa }
- .place { fill: #97a1ae }
- .box { fill: #20262e; stroke: #4b5563 }
- .line { fill: #1b2c45; stroke: #4b7fcb }
- .made { fill: #1a3222; stroke: #4c9a60 }
-}
-"""
 
 WIDTH, MARGIN, GAP = 920, 10, 16
 CARD, LANE = 206, 14
@@ -227,28 +206,6 @@ def _spread(layer: Sequence[Node], at: dict[Node, float], wanted: Sequence[Node]
 # Drawing
 
 
-def picture(width: float, height: float, title: str, parts: Iterable[str]) -> str:
-    """A whole SVG file."""
-    body = "\n".join(parts)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n"
-        '<defs><marker id="end" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-        f'<path class="head" d="M0,0L8,4L0,8z"/></marker></defs>\n{body}\n</svg>\n'
-    )
-
-
-def words(x: float, y: float, text: str, kind: str = "", anchor: str = "middle") -> str:
-    """One line of text; `y` is its base line."""
-    of = f' class="{kind}"' if kind else ""
-    return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}"{of}>{escape(text)}</text>'
-
-
-def box(x: float, y: float, width: float, height: float, kind: str) -> str:
-    """A rounded rectangle with its upper left corner at (x, y)."""
-    return f'<rect class="{kind}" x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{height:.0f}" rx="7"/>'
-
-
 def wrapped(text: str) -> list[str]:
     """At most three lines; of a longer text, its last clauses are left out."""
     lines = textwrap.wrap(text, 30, break_on_hyphens=False)
@@ -340,7 +297,12 @@ def draw_demo() -> str:
     return picture(width, height, "The end of make demo", parts)
 
 
-PICTURES = {"architecture.svg": draw_folders, "run.svg": draw_run, "demo.svg": draw_demo}
+PICTURES = {
+    "architecture.svg": draw_folders,
+    "run.svg": draw_run,
+    "demo.svg": draw_demo,
+    "rivals.svg": draw_rivals,
+}
 """Each picture by its file."""
 
 
