@@ -66,7 +66,7 @@ def joined(rows: Sequence[Row], place: str, score: str) -> list[tuple[float, flo
     """Return the mean place and score of each cap and budget, by place; rows without the score are left out."""
     found = defaultdict(list)
     for row in rows:
-        if score in row:
+        if row.get(score) is not None:
             found[row["cap_bytes"], row.get("budget")].append(row)
     return sorted((fmean(row[place] for row in same), fmean(row[score] for row in same)) for same in found.values())
 
@@ -89,7 +89,8 @@ def curves(rows: Sequence[Row], place: str, named: Callable[[Row], str], longest
 def panels(rivals: Sequence[Row], compressors: Sequence[Row]) -> tuple[list[Curve], list[Curve]]:
     """Return the curves by bytes and those by seconds; only rows of the compressors' text count, and only finals."""
     texts = {row["held_out_bytes"] for row in compressors}
-    finals = [row for row in rivals if row["trial"] is None and (not texts or row["held_out_bytes"] in texts)]
+    scored = [row for row in rivals if row["trial"] is None and row["bits_per_byte"] is not None]
+    finals = [row for row in scored if not texts or row["held_out_bytes"] in texts]
     longest = max((row["budget"] for row in finals), default=0.0)
     by_bytes = curves(finals, "file_bytes", lambda row: f"{row['contender']}, {budget(row['budget'])}", longest)
     known = [row for row in compressors if row["file_bytes"]]

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from rival_models import CONTENDERS, TRAINING_ONLY, Settings
 
 from caddie.cli.exits import end
 from caddie.doctor.host import processor
-from caddie.errors import UserError
+from caddie.errors import CheckFailed, UserError
 from caddie.files import replacing
 from caddie.report.display import Display, clock
 from caddie.run.stages import held_out_text
@@ -85,6 +86,7 @@ MAIN_CAP = 1_000_000
 MARGIN = 0.01
 """Bits per byte; less may be chance."""
 SEARCH_SEED, SEED = 1, 2
+"""Seed of all trials, and of the finals unless named."""
 TILT = NGramTilt(order=6, boost=3.5)
 """That of `make demo`. Finals are scored with it too: it is no matter of training, and would serve anyone."""
 BESIDE_SECONDS = 50.0
@@ -135,11 +137,10 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def judged(rows: Sequence[Row], contender: str, cap: int) -> list[Row]:
-    """Return the trials of a contender at a cap, the best first."""
-    found = [
-        row for row in rows if row["contender"] == contender and row["trial"] is not None and row["cap_bytes"] == cap
-    ]
-    return sorted(found, key=lambda row: (row["bits_per_byte"], row["trial"]))
+    """Return the trials of a contender at a cap, the best first, without those that failed."""
+    found = [row for row in rows if row["contender"] == contender and row["cap_bytes"] == cap]
+    sound = [row for row in found if row["trial"] is not None and row["bits_per_byte"] is not None]
+    return sorted(sound, key=lambda row: (row["bits_per_byte"], row["trial"]))
 
 
 def chosen(rows: Sequence[Row], contender: str, cap: int) -> Settings | None:
@@ -166,7 +167,9 @@ def next_trial(rows: Sequence[Row], contender: str, source: str, seconds: float,
     return None
 
 
-def finals(rows: Sequence[Row], contender: str, source: str, seconds: float, caps: tuple[int, ...]) -> list[Job]:
+def finals(
+    rows: Sequence[Row], contender: str, source: str, seconds: float, caps: tuple[int, ...], seed: int = SEED
+) -> list[Job]:
     """Return a job for each of the settings that are chosen for any cap."""
     found: list[Job] = []
     for cap in caps:
@@ -176,7 +179,7 @@ def finals(rows: Sequence[Row], contender: str, source: str, seconds: float, cap
         same = next((job for job in found if job.settings == settings), None)
         if same:
             found.remove(same)
-        found.append(Job(contender, settings, source, seconds, SEED, (*(same.caps if same else ()), cap)))
+        found.append(Job(contender, settings, source, seconds, seed, (*(same.caps if same else ()), cap)))
     return found
 
 
@@ -184,11 +187,17 @@ def finals(rows: Sequence[Row], contender: str, source: str, seconds: float, cap
 
 
 def run_job(job: Job, checkout: Path | None, caps: Sequence[int]) -> list[Row]:
-    """Train in a process of its own, pack and score in another; return the rows."""
+    """Train in a process of its own, pack and score in another; return the rows.
+
+    A training that diverges has rows without a score, as a file has that does not fit.
+    """
     with tempfile.TemporaryDirectory(prefix="rivals-") as folder:
         load = os.getloadavg()[0]
-        facts = apart(train_job, job, checkout, Path(folder))
-        measured = apart(judge_job, job, checkout, Path(folder), caps)
+        try:
+            facts = apart(train_job, job, checkout, Path(folder))
+            measured = apart(judge_job, job, checkout, Path(folder), caps)
+        except CheckFailed as error:
+            facts, measured = {}, [{"cap_bytes": cap, "bits_per_byte": None, "failed": str(error)} for cap in caps]
     row = {
         "contender": job.contender,
         "settings": dict(job.settings),
@@ -241,10 +250,12 @@ def judge_job(job: Job, checkout: Path | None, folder: Path, caps: Sequence[int]
             display.phase(f"pack {cap / 1e6:g} MB")
             packed = contender.pack(weights, known, cap, corpus, folder / "file.caddie")
             if packed.file_bytes > cap:
-                raise UserError(f"{job.contender} does not fit {cap:,} bytes: {packed.file_bytes:,}")
+                too_long = f"the file has {packed.file_bytes:,} bytes"
+                found.append({"cap_bytes": cap, "bits_per_byte": None, "failed": too_long})
+                continue
             use_quickest_threads(packed.model, text, packed.scoring)
             display.phase("score")
-            row = {"cap_bytes": cap, "file_bytes": packed.file_bytes, "held_out_bytes": text.source_bytes}
+            row: Row = {"cap_bytes": cap, "file_bytes": packed.file_bytes, "held_out_bytes": text.source_bytes}
             row["bits_per_byte"] = score(packed.model, text, packed.scoring, display).bits_per_byte
             if job.trial is None:
                 tilted = packed.scoring.but(tilt=TILT)
@@ -259,9 +270,8 @@ def jobs(given: argparse.Namespace, rows: list[Row]) -> Iterator[Job]:
     for contender in given.contenders if given.search else ():
         while job := next_trial(rows, contender, given.search, given.search_seconds, tuple(sorted({*caps, MAIN_CAP}))):
             yield job
-    for seconds in given.seconds:
-        for contender in given.contenders:
-            yield from (job for job in finals(rows, contender, given.data, seconds, caps) if job.left(rows))
+    for seed, seconds, contender in product(given.seeds, given.seconds, given.contenders):
+        yield from (job for job in finals(rows, contender, given.data, seconds, caps, seed) if job.left(rows))
 
 
 def plan(given: argparse.Namespace, rows: Sequence[Row]) -> str:
@@ -274,9 +284,10 @@ def plan(given: argparse.Namespace, rows: Sequence[Row]) -> str:
         }
         missing = len(TRIALS[contender]) - len(made - {None})
         trials, known = trials + missing, known and not missing
-        for seconds in given.seconds:
-            chosen_ones = [job for job in finals(rows, contender, given.data, seconds, caps) if job.left(rows)]
-            left += (len(caps) if missing else len(chosen_ones)) * (seconds + BESIDE_SECONDS)
+        for seed, seconds in product(given.seeds, given.seconds):
+            wanted = finals(rows, contender, given.data, seconds, caps, seed)
+            count = len(caps) if missing else len([job for job in wanted if job.left(rows)])
+            left += count * (seconds + BESIDE_SECONDS)
     search = trials * (given.search_seconds + BESIDE_SECONDS)
     return f"{trials} trials, about {clock(search)}; finals, {'about' if known else 'at most'} {clock(left)}"
 
@@ -291,6 +302,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--search-seconds", type=float, default=60.0, metavar="N", help="of a trial; 60 unless named")
     parser.add_argument("--data", default="stdlib", metavar="TEXT", help="text of the finals: stdlib, the demo's")
     parser.add_argument("--seconds", type=float, nargs="+", default=[60.0, 300.0], metavar="N", help="of the finals")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[SEED], metavar="N", help=f"of the finals; {SEED}")
     parser.add_argument("--caps", type=int, nargs="+", default=list(CAPS), metavar="BYTES")
     parser.add_argument("--rows", type=Path, required=True, metavar="FILE", help="JSON lines, kept and added to")
     parser.add_argument("--plan", action="store_true", help="say what is left, and run nothing")
@@ -318,6 +330,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with replacing(given.rows) as file:
             file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         for row in found:
+            if row["bits_per_byte"] is None:
+                print("", f"{row['cap_bytes']:,}", row["failed"], sep="\t", flush=True)
+                continue
             cells = [
                 f"{row['cap_bytes']:,}",
                 f"{row['file_bytes']:,}",

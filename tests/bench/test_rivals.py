@@ -188,6 +188,54 @@ def test_caddie_goes_through_the_same_door(text: Path, tmp_path: Path) -> None:
     assert "tilted_bits_per_byte" not in found, "trials are judged without it"
 
 
+def test_a_training_that_diverges_is_a_row_without_a_score(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def apart(function: Any, *given: Any) -> Any:
+        raise CheckFailed("nanoGPT diverged at step 7")
+
+    monkeypatch.setattr(rivals, "apart", apart)
+    job = rivals.Job("nanoGPT", {}, "other", 60.0, 1, (300_000, rivals.MAIN_CAP), trial=0)
+    rows = rivals.run_job(job, checkout, job.caps)
+    assert [(one["cap_bytes"], one["bits_per_byte"]) for one in rows] == [(300_000, None), (rivals.MAIN_CAP, None)]
+    assert rows[0]["failed"] == "nanoGPT diverged at step 7"
+    assert not job.left(rows), "it is not run again"
+    assert rivals.judged(rows, "nanoGPT", rivals.MAIN_CAP) == []
+    following = rivals.next_trial(rows, "nanoGPT", "other", 60.0, job.caps)
+    assert following is not None
+    assert following.settings == rivals.TRIALS["nanoGPT"][1]
+
+
+def test_a_file_that_does_not_fit_is_a_row_without_a_score(checkout: Path, text: Path, tmp_path: Path) -> None:
+    weights = dict(NanoGPT(FAST, checkout).model(1024).named_parameters())
+    torch.save({name: weight.detach() for name, weight in weights.items()}, tmp_path / "weights.pt")
+    job = rivals.Job("nanoGPT", FAST, str(text), 1.0, 1, (100,), trial=0)
+    (found,) = rivals.judge_job(job, checkout, tmp_path, job.caps)
+    assert found["bits_per_byte"] is None
+    assert "bytes" in found["failed"]
+
+
+@pytest.mark.long
+def test_a_whole_row_from_processes_of_their_own(checkout: Path, text: Path) -> None:
+    job = rivals.Job("nanoGPT", FAST, str(text), 1.0, 2, (60_000,))
+    (found,) = rivals.run_job(job, checkout, job.caps)
+    assert json.loads(json.dumps(found)) == found
+    assert job.made(found)
+    assert not job.left([found])
+    facts = {
+        "steps",
+        "tokens",
+        "seconds",
+        "cpu_share",
+        "threads",
+        "precision",
+        "parameters",
+        "load",
+        "machine",
+        "torch",
+    }
+    assert facts | {"version", "file_bytes", "held_out_bytes", "tilted_bits_per_byte"} <= set(found)
+    assert "nanoGPT, 1 s" in words_of(rival_chart.draw([found], []))
+
+
 # Schedules
 
 
