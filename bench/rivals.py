@@ -32,7 +32,8 @@ from typing import Any
 
 import torch
 from laps import apart
-from rival_models import CONTENDERS, TRAINING_ONLY, Settings
+from rival_models import TRAINING_ONLY, Settings
+from rival_programs import CONTENDERS
 
 from caddie.cli.exits import end
 from caddie.doctor.host import processor

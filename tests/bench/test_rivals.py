@@ -17,7 +17,7 @@ import rival_chart
 import rival_models
 import rivals
 import torch
-from rival_models import CONTENDERS, Nanochat, NanoGPT
+from rival_programs import CONTENDERS, Nanochat, NanoGPT
 
 from caddie.errors import CheckFailed, UserError
 from caddie.runtime.progress import SILENT
