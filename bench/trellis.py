@@ -1,11 +1,12 @@
-"""Trellis-coded quantization against `Waterfilling` at equal bytes, on trained weights.
+"""Trellis-coded quantization, and GPTQ with SDClip, against `Waterfilling` at equal bytes, on trained weights.
 
     python bench/trellis.py RUN... --rows FILE [--steps 1e-4 ...] [--ways NAME ...]
 
-Bytes are those of all coded weights, as an artifact stores them. The gap is in bits per byte of held-out text, and so
-is the divergence (Kullback-Leibler) from the weights before, which shows the same with less chance in it. Both are
-taken at equal rates from curves through the points of each way, of which there must be three. Saved are the bits a
-weight that plain rounding needs more for the same divergence. Seconds are processor time of quantizing and coding.
+GPTQ has the records' steps of `bench/compression.py`, times each of `--steps` over the step of `Waterfilling()`. Bytes
+are those of all coded weights, as an artifact stores them. The gap is in bits per byte of held-out text, and so is the
+divergence (Kullback-Leibler) from the weights before, which shows the same with less chance in it. Both are taken at
+equal rates from curves through the points of each way, of which there must be three. Saved are the bits a weight that
+plain rounding needs more for the same divergence. Seconds are processor time of quantizing and coding.
 `--rows` keeps what was measured and is not measured again.
 """
 
@@ -20,12 +21,27 @@ from pathlib import Path
 from typing import Any
 
 from code_length_rounding import Trained, at
+from compression import records
 
-from caddie.pack.quantize import Trellis, Waterfilling
+from caddie.model.parameters import assign
+from caddie.pack.compress import Pack
+from caddie.pack.quantize import Quantizer, Trellis, Waterfilling
 from caddie.report.tables import table
 
 PLAIN = "plain"
-WAYS = {PLAIN: Waterfilling(), **{f"{states} states": Trellis(states=states) for states in (8, 32, 64)}}
+
+
+def _trellis(states: int) -> dict[str, Quantizer]:
+    chosen = Pack().quantizers
+    return {role: Trellis(states=states) if one == Waterfilling() else one for role, one in chosen.items()}
+
+
+WAYS = {
+    PLAIN: Pack().quantizers,
+    **{f"{states} states": _trellis(states) for states in (8, 32, 64)},
+    "GPTQ + SDClip": records(20.0).quantizers,
+}
+"""Quantizers by role, with the default step of `Waterfilling`."""
 RATES = (2.0, 3.0, 3.5)
 STEPS = (5e-5, 1e-4, 2e-4, 4e-4, 8e-4)
 Row = dict[str, Any]
@@ -37,13 +53,11 @@ def measure(run: Path, steps: Iterable[float], ways: Sequence[str], tokens: int,
     if not wanted:
         return
     trained = Trained(run, tokens)
-    weights, chosen, per_nat = trained.weights, trained.quantizers, trained.per_nat
+    weights, per_nat = trained.weights, trained.per_nat
     for step, way in wanted:
         candidates = trained.candidates()
-        quantizers = {
-            name: WAYS[way].but(step=step) if isinstance(chosen[name], Waterfilling) else chosen[name]
-            for name in weights
-        }
+        chosen = assign(WAYS[way], trained.reader.model, "ways")
+        quantizers = {name: chosen[name].coarser(step / Waterfilling().step) for name in weights}
         begin = time.process_time()
         found = candidates.make(quantizers)
         seconds = time.process_time() - begin
@@ -67,11 +81,13 @@ def _key(run: Path, step: float, way: str) -> str:
 
 
 def saved(ours: Sequence[Row], plain: Sequence[Row], size: float) -> float:
-    """Bytes more that `plain` needs for the divergence of `ours` at `size`; infinite beyond its largest file."""
+    """Bytes more that `plain` needs for the divergence of `ours` at `size`; infinite beyond its files."""
     wanted = at(ours, size, "divergence")
-    low, high = size, max(row["bytes"] for row in plain)
-    if wanted is None or high <= low or at(plain, high, "divergence") > wanted:
+    low, high = (extreme(row["bytes"] for row in plain) for extreme in (min, max))
+    if wanted is None or at(plain, high, "divergence") > wanted:
         return math.inf
+    if at(plain, low, "divergence") < wanted:
+        return -math.inf
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (middle, high) if at(plain, middle, "divergence") > wanted else (low, middle)

@@ -37,11 +37,13 @@ def row(way: str, bits: float, loss: float) -> dict[str, object]:
 def test_the_table_has_each_way_at_each_rate_that_its_steps_reach() -> None:
     """Losses fall by four a bit, so a loss of 0.8 of plain rounding's is worth log4(1 / 0.8) bits."""
     bits = (1.0, 2.0, 4.0)
-    rows = [row("plain", each, 4.0**-each) for each in bits] + [row("ours", each, 0.8 * 4.0**-each) for each in bits]
+    ways = {"plain": 1.0, "ours": 0.8, "worse": 2.0}
+    rows = [row(way, each, factor * 4.0**-each) for way, factor in ways.items() for each in bits]
     lines = [line.split() for line in trellis.summary(rows, (2.0, 3.0, 5.0)).splitlines()]
     found = {(line[1], line[2]): line[-3:] for line in lines if line and line[0] == "toy"}
-    assert set(found) == {(rate, way) for rate in ("2", "3") for way in ("plain", "ours")}
+    assert set(found) == {(rate, way) for rate in ("2", "3") for way in ways}
     for rate in ("2", "3"):
         assert found[rate, "plain"][:2] == ["1.000", "1.000"]
         assert found[rate, "ours"][0] == found[rate, "ours"][1] == "0.800"
         assert float(found[rate, "ours"][2]) == pytest.approx(np.log(1 / 0.8) / np.log(4), abs=0.05)
+        assert float(found[rate, "worse"][2]) == pytest.approx(-0.5, abs=0.05)
