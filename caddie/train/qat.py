@@ -116,7 +116,7 @@ class Noisy(QAT):
 
     techniques = known(
         "Weights learn to bear errors as large as those of rounding, whichever way they fall.",
-        "arXiv 1611.01704 and 2004.07320; openai/parameter-golf #363",
+        "arXiv 1611.01704, 2004.07320, 2104.09987; openai/parameter-golf #363",
         "errors that repeated layers amplify fall from 0.37 to 0.002 (#363)",
     )
 
