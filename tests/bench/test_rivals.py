@@ -136,6 +136,7 @@ def test_finals_are_never_chosen_by_finals() -> None:
 # Training, packing, scoring
 
 
+@pytest.mark.long
 def test_a_public_model_is_trained_packed_and_read_back(checkout: Path, text: Path, tmp_path: Path) -> None:
     job = rivals.Job("nanoGPT", FAST, str(text), 0.5, 1, (60_000, 20_000))
     facts = rivals.train_job(job, checkout, tmp_path)
@@ -153,6 +154,7 @@ def test_a_public_model_is_trained_packed_and_read_back(checkout: Path, text: Pa
     assert found[0]["bits_per_byte"] < untrained
 
 
+@pytest.mark.long
 def test_the_file_holds_tokenizer_and_settings(checkout: Path, text: Path, tmp_path: Path) -> None:
     contender = NanoGPT(FAST, checkout)
     corpus = contender.corpus(str(text), FAST)
@@ -178,6 +180,7 @@ def test_a_model_that_diverges_is_told(checkout: Path, text: Path, tmp_path: Pat
         contender.train(corpus, 20.0, 1, tmp_path, SILENT)
 
 
+@pytest.mark.long
 def test_caddie_goes_through_the_same_door(text: Path, tmp_path: Path) -> None:
     small = {"model.width": 16, "model.embedding.bigrams.buckets": 64, "train.warmup_steps": 0}
     job = rivals.Job("caddie", small, str(text), 0.5, 1, (60_000,), trial=0)
@@ -204,6 +207,7 @@ def test_a_training_that_diverges_is_a_row_without_a_score(checkout: Path, monke
     assert following.settings == rivals.TRIALS["nanoGPT"][1]
 
 
+@pytest.mark.long
 def test_a_file_that_does_not_fit_is_a_row_without_a_score(checkout: Path, text: Path, tmp_path: Path) -> None:
     weights = dict(NanoGPT(FAST, checkout).model(1024).named_parameters())
     torch.save({name: weight.detach() for name, weight in weights.items()}, tmp_path / "weights.pt")
