@@ -99,9 +99,13 @@ def scale(recipe: Recipe, suffix: str, steps: int) -> Recipe:
 
 
 def _times(number: Number, factor: float) -> Number:
-    if isinstance(number, schedules.Ramp):
+    if isinstance(number, schedules.Ramp | schedules.StepRamp):
         return number.but(start=number.start * factor, end=number.end * factor)
-    assert isinstance(number, float), f"no twin's decay is {number} yet"
+    if isinstance(number, PiecewiseConstant):
+        return number.but(values=tuple(value * factor for value in number.values))
+    if isinstance(number, schedules.Schedule):
+        kind = type(number).__name__
+        raise UserError(f"no twin of a weight decay by {kind}; use a number, Ramp, StepRamp or PiecewiseConstant")
     return number * factor
 
 

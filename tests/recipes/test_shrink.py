@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from caddie.config.schedules import PiecewiseConstant, Ramp, Rewarmed, Warmdown
+from caddie.config.schedules import PiecewiseConstant, Ramp, Rewarmed, Schedule, StepRamp, Warmdown
 from caddie.errors import UserError
 from caddie.recipes.catalog import find, shipped
 from caddie.recipes.published import speeds
-from caddie.recipes.shrink import SCALES, mini
+from caddie.recipes.shrink import SCALES, mini, scale
 from caddie.score import DocumentLoRA
 from caddie.train.averaging import ProgressEMA
 
@@ -109,6 +109,24 @@ def test_a_recipe_without_public_runs_makes_the_steps_of_the_next_one_that_has_s
 def test_weight_decay_that_falls_shrinks_as_a_whole() -> None:
     full, twin = (find(f"lossless_caps{suffix}").train.optimizers["matrix"] for suffix in ("", "_scale96"))
     assert twin.weight_decay == full.weight_decay.but(start=0.095 / 16, end=0.0475 / 16)
+
+
+@pytest.mark.parametrize(
+    ("decay", "weaker"),
+    [
+        (StepRamp(start=0.16, end=0.32, steps=9), StepRamp(start=0.01, end=0.02, steps=9)),
+        (PiecewiseConstant(values=(0.16, 0.0), begins=(0.5,)), PiecewiseConstant(values=(0.01, 0.0), begins=(0.5,))),
+    ],
+)
+def test_decay_by_other_schedules_shrinks_as_well(decay: Schedule, weaker: Schedule) -> None:
+    own = find("baseline").but({"train.optimizers.matrix.weight_decay": decay})
+    assert scale(own, "scale96", 1000).train.optimizers["matrix"].weight_decay == weaker
+
+
+def test_decay_by_a_schedule_that_cannot_shrink_is_refused_in_one_line() -> None:
+    own = find("baseline").but({"train.optimizers.matrix.weight_decay": Warmdown(fraction=0.5)})
+    with pytest.raises(UserError, match="no twin of a weight decay by Warmdown; use a number"):
+        scale(own, "scale", 1000)
 
 
 @pytest.mark.parametrize("suffix", SCALES)
