@@ -1,8 +1,8 @@
 """The picture of caddie beside what a user would pick instead: bits per byte by bytes, and by seconds of training.
 
 It is drawn from the newest rows of `bench/rivals.py` and `bench/compressors.py` in `docs/results`, by
-`bench/pictures.py`; what has no rows is left out. caddie's own score is that of `make demo`, with n-gram tilt; a dashed
-line has the same files without it, and the other programs have no such thing.
+`bench/pictures.py`; what has no rows is left out. A dashed line has the same files scored with n-gram tilt, as in
+`make demo`.
 """
 
 from __future__ import annotations
@@ -79,10 +79,9 @@ def curves(rows: Sequence[Row], place: str, named: Callable[[Row], str], longest
     found = []
     for (contender, label), same in groups.items():
         kind = f"{contender} thick" if max(row["budget"] for row in same) == longest else contender
-        tilted = contender == "caddie" and joined(same, place, "tilted_bits_per_byte")
-        found.append(Curve(label, kind, tilted or joined(same, place, "bits_per_byte")))
-        if tilted:
-            found.append(Curve("", f"{contender} dashed", joined(same, place, "bits_per_byte")))
+        found.append(Curve(label, kind, joined(same, place, "bits_per_byte")))
+        if tilted := joined(same, place, "tilted_bits_per_byte"):
+            found.append(Curve("", f"{contender} dashed", tilted))
     return found
 
 
@@ -130,7 +129,8 @@ def draw(rivals: Sequence[Row], compressors: Sequence[Row]) -> str:
         parts += _panel(PANELS[1], title, by_seconds, times, ticks)
     width = WIDTH if by_seconds else PANELS[0][1] + 130
     if any("dashed" in curve.kind for curve in by_bytes):
-        parts.append(words(PANELS[0][0] - 42, HEIGHT - 12, "dashed: caddie without n-gram tilt", "place", "start"))
+        note = "dashed: learning from the text as it is scored (n-gram tilt)"
+        parts.append(words(PANELS[0][0] - 42, HEIGHT - 12, note, "place", "start"))
     return picture(width, HEIGHT, "Bits per byte by bytes and by seconds", parts, STYLE)
 
 

@@ -378,7 +378,7 @@ def test_the_picture_has_what_has_rows() -> None:
     shown = words_of(drawn)
     assert {"caddie, 1 min", "caddie, 5 min", "nanoGPT, 1 min", "caddie", "nanoGPT"} <= set(shown)
     assert not any("nanochat" in text for text in shown), "of another text, or of a trial"
-    assert "dashed: caddie without n-gram tilt" in shown
+    assert "dashed: learning from the text as it is scored (n-gram tilt)" in shown
 
 
 def words_of(svg: str) -> list[str]:
