@@ -4,8 +4,9 @@
 
 Each mutant is a change of one expression or statement: an operator, a comparison, a constant, a condition, a return
 value, a dropped call or refusal, `max` for `min`. It is written into a copy of the tree, never here, and the tests of
-its module run there. A test that fails, or that runs ten times as long as without the mutant, has killed it. Prints
-what survived and the share killed of what is not equivalent to the code; exit status 1 below `WANTED`.
+its module run there, those that reach the change first. A test that fails, or tests that take several times as long as
+usual, have killed it. Prints what survived and the share killed of what is not equivalent to the code; exit status 1
+below `WANTED`.
 `mutation_equivalents.json` lists equivalent mutants, each with the reason.
 
 Why no library: mutmut 3 leaves out constants of modules and whatever is decorated, and cosmic-ray changes files where
@@ -31,12 +32,15 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import NamedTuple
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as the tests set it, before PyTorch is imported
+
+import coverage
 import hypothesis.extra.numpy  # noqa: F401  imported once for all mutants, as are the next three
 import pytest
 import scipy.special
@@ -46,10 +50,11 @@ import torch  # noqa: F401
 ROOT = Path(__file__).resolve().parent.parent
 EQUIVALENTS = Path(__file__).with_name("mutation_equivalents.json")
 WANTED = 0.97
-SLOWER = 10
-"""Times the usual duration after which the tests of a mutant are stopped."""
+SLOWER = 4
+"""Times the usual duration, measured with coverage, after which the tests of a mutant are stopped."""
 
 OPTIONS = ("-x", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+MEASURED = ("--cov=caddie", "--cov-context=test", "--cov-report=")
 FORMATS = ("tests/pack/coding", "tests/pack/test_formats.py")
 DECODED = ("tests/pack/test_artifact.py", "tests/pack/test_compress.py", "tests/pack/test_formats.py")
 PROBED = ("tests/verify/test_changes.py", "tests/verify/test_probes.py")
@@ -147,8 +152,11 @@ class Tree(NamedTuple):
         for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
             compiled.unlink()
 
-    def test(self, tests: tuple[str, ...]) -> None:
-        """Run tests in the copy, in this process, and end it with the status of pytest."""
+    def test(self, tests: tuple[str, ...], mutant: Mutant | None) -> None:
+        """Run tests in the copy, in this process, and end it with the status of pytest.
+
+        Without a mutant the lines that each test reaches are written down; with one, tests that reach it come first.
+        """
         os.setsid()  # so that what the tests start is stopped with them
         for stream in (1, 2):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
@@ -156,7 +164,43 @@ class Tree(NamedTuple):
         sys.path.insert(0, str(self.root))
         os.environ |= {"PYTHONPATH": str(self.root), "TMPDIR": str(self.root / ".tmp")}
         tempfile.tempdir = None
-        os._exit(pytest.main([*OPTIONS, *tests]))
+        measured, plugin = self.root.parent / "-".join(tests).replace("/", "_"), First(mutant)
+        if mutant:
+            plugin.read(measured)
+            os._exit(pytest.main([*OPTIONS, *tests], plugins=[plugin]))
+        os.environ["COVERAGE_FILE"] = str(measured)
+        status = pytest.main([*OPTIONS, *MEASURED, *tests], plugins=[plugin])
+        measured.with_suffix(".json").write_text(json.dumps(plugin.seconds))
+        os._exit(status)
+
+
+class First:
+    """Plugin of pytest: tests that reach the mutant come first, fastest first; the others follow."""
+
+    def __init__(self, mutant: Mutant | None) -> None:
+        """Know a mutant, but not yet what reaches it."""
+        self.mutant, self.seconds, self.reaching = mutant, dict[str, float](), set[str]()
+
+    def read(self, measured: Path) -> None:
+        """Take what the tests reached and how long they took without a mutant."""
+        assert self.mutant
+        self.seconds = json.loads(measured.with_suffix(".json").read_text())
+        data = coverage.CoverageData(str(measured))
+        data.read()
+        content = source(self.mutant.file)
+        begin, end = (content.count(b"\n", 0, place) + 1 for place in (self.mutant.begin, self.mutant.end))
+        files = [file for file in data.measured_files() if file.endswith(self.mutant.file)]
+        tests = (data.contexts_by_lineno(file).get(line, ()) for file in files for line in range(begin, end + 1))
+        self.reaching = {context.rpartition("|")[0] for context in chain.from_iterable(tests)}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add up a test's seconds, fixtures included."""
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Put the tests in order."""
+        if self.reaching:
+            items.sort(key=lambda item: (item.nodeid not in self.reaching, self.seconds.get(item.nodeid, 0.0)))
 
 
 class Trial(NamedTuple):
@@ -173,7 +217,7 @@ class Trial(NamedTuple):
         """Write the mutant and start the tests, in a fork, which need not import PyTorch and pytest again."""
         if mutant:
             tree.write(mutant.file, mutant.applied())
-        process = multiprocessing.get_context("fork").Process(target=tree.test, args=(tests,))
+        process = multiprocessing.get_context("fork").Process(target=tree.test, args=(tests, mutant))
         process.start()
         return cls(tree, mutant, tests, time.monotonic(), process)
 
@@ -318,7 +362,7 @@ def main() -> int:
     survived, limits = 0, dict[tuple[str, ...], float]()
     with tempfile.TemporaryDirectory() as folder:
         trees = [copy_tree(Path(folder) / str(number)) for number in range(given.processes)]
-        for trial, failed, seconds in run([(None, modules[file]) for file in {one.file for one in tried}], trees, {}):
+        for trial, failed, seconds in run([(None, tests) for tests in {modules[one.file] for one in tried}], trees, {}):
             if failed:
                 print(f"the tests fail without a mutant: pytest {' '.join(trial.tests)}")
                 return 2
