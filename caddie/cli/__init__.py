@@ -29,7 +29,7 @@ from caddie.cli.exits import end
 )
 @click.version_option(package_name="caddie")
 def app() -> None:
-    """Train the best small language model that fits in a byte budget, and score the one file it is packed into.
+    """Train a language model for a given number of bytes, and score the one file it is packed into.
 
     Settings are reached by PATH=VALUE, as in: caddie run tiny model.depth=6 train.seconds=120
     """

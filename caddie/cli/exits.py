@@ -44,7 +44,7 @@ def end(command: Callable[[], object]) -> NoReturn:
     except click.ClickException as error:
         hint = getattr(error, "ctx", None)
         usage = f"; see `{hint.command_path} --help`" if hint else ""
-        status = fail(" ".join(error.format_message().split()).rstrip(".") + usage, 2)
+        status = fail(" ".join(error.format_message().split()).rstrip(".") + _needed(error) + usage, 2)
     except (UserError, CheckFailed) as error:
         status = fail(str(error), 2 if isinstance(error, UserError) else 1)
     except BrokenPipeError:
@@ -72,6 +72,14 @@ def end(command: Callable[[], object]) -> NoReturn:
     if status in _STOPPED or _one_of_several():
         _leave(status)
     sys.exit(status)
+
+
+def _needed(error: click.ClickException) -> str:
+    """Name all options that a command needs where one is missing, so that they are not asked for one at a time."""
+    if not isinstance(error, click.MissingParameter) or not isinstance(error.param, click.Option) or not error.ctx:
+        return ""
+    options = [param.opts[0] for param in error.ctx.command.params if param.required and param.opts[0].startswith("-")]
+    return f"; needed are {' and '.join([', '.join(options[:-1]), options[-1]])}" if len(options) > 1 else ""
 
 
 def _one_of_several() -> bool:

@@ -27,11 +27,11 @@ def replay(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Do the finished run in the folder RUN again, and say how far the two are alike.
+    """Repeat the finished run RUN, and compare the two.
 
-    Settings, seed and text are those of RUN/recipe.json; another text is refused. All files go to RUN-replay, unless
-    --out names another folder. Exit status 1 if weights or score differ where they must not: on a CPU, with a budget
-    of steps, and the same program, libraries, machine and processes.
+    RUN is a run folder. Settings, seed and text are those of RUN/recipe.json; another text is refused. All files go
+    to RUN-replay, unless --out names another folder. Exit status 1 if weights or score differ where they must not:
+    on a CPU, with a budget of steps, and the same program, libraries, machine and processes.
     """
     from caddie.report.display import Display
     from caddie.run.replay import broken_promise, read_finished, replay_folder, summary

@@ -23,10 +23,10 @@ from caddie.runtime.interrupt import ends_on_interrupt
 @options("json", "quiet")
 @ends_on_interrupt
 def push(run: Path, place: str, license_name: str | None, private: bool, as_json: bool, quiet: bool) -> None:
-    """Publish the finished run in the folder RUN on the Hugging Face hub.
+    """Publish the finished run RUN on the Hugging Face hub.
 
-    One commit holds artifact, result, page, recipe and a model card. The token is that of HF_TOKEN or of `hf auth
-    login`. Every ARTIFACT argument takes hf:USER/NAME and hf:USER/NAME@REVISION then.
+    RUN is a run folder. One commit holds artifact, result, page, recipe and a model card. The token is that of
+    HF_TOKEN or of `hf auth login`. Every ARTIFACT argument takes hf:USER/NAME and hf:USER/NAME@REVISION then.
     """
     from caddie.share.push import push as publish
 
@@ -64,9 +64,10 @@ def export(artifact: Path, form: str, out: Path | None, as_json: bool) -> None:
 @options("json")
 @ends_on_interrupt
 def track(folder: Path, kind: str, follow: bool, as_json: bool) -> None:
-    """Send the log, recipe and result of the run in the folder RUN to a tracker.
+    """Send the run RUN to a tracker: log, recipe and result.
 
-    Its library is an extra: pip install 'caddie[wandb]'. `caddie run --track` does the same while a run goes on.
+    RUN is a run folder. The tracker's library is an extra: pip install 'caddie[wandb]'. `caddie run --track` does
+    the same while a run goes on.
     """
     from caddie.share.track import open_tracker, send
 

@@ -29,14 +29,16 @@ def submit(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Write the contest's submission folder from finished runs of one recipe.
+    """Write a submission folder for the contest.
 
-    RUN is a run folder; each has another seed. The folder gets README.md, submission.json, requirements.txt, a log for
-    each seed and one script, train_gpt.py, that trains, packs and scores without caddie. Each artifact is scored again
-    where the run's text is there; a result that says otherwise is refused.
+    RUN is the folder of a finished run; all are of one recipe, each has another seed. The folder gets README.md,
+    submission.json, requirements.txt, a log for each seed and one script, train_gpt.py, that trains, packs and
+    scores without caddie. Each artifact is scored again where the run's text is there; a result that says otherwise
+    is refused.
     """
     from caddie.errors import count
     from caddie.report.display import Display
+    from caddie.submit.runs import NON_RECORD
     from caddie.submit.submit import submit as write_submission
 
     with Display(quiet=quiet) as display:
@@ -52,9 +54,10 @@ def submit(
             progress=display,
         )
     p = f", p = {facts['p_value']:.3g} against {facts['comparison_baseline']}" if "p_value" in facts else ""
+    why = " (not run on eight H100)" if facts["track"] == NON_RECORD and not non_record else ""
     lines = [
         f"{out}: {facts['val_bpb']:.5f} bits per byte, {count(len(facts['seeds']), 'seed')}{p}",
-        f"{facts['bytes_total']:,} bytes with {facts['bytes_code']:,} of train_gpt.py; track {facts['track']}",
+        f"{facts['bytes_total']:,} bytes with {facts['bytes_code']:,} of train_gpt.py; track {facts['track']}{why}",
     ]
     tell({"folder": str(out), **facts}, as_json, "\n".join(lines))
 
@@ -64,9 +67,10 @@ def submit(
 @click.option("--against", metavar="FOLDER", type=FILE, help="Folder of the submission to beat, for the p-value.")
 @options("json")
 def review(folder: Path, against: Path | None, as_json: bool) -> int:
-    """Check FOLDER, a submission to the contest: files, sizes, seconds, scores, seeds, data and script.
+    """Check FOLDER, a submission to the contest.
 
-    Nothing in it is run. The exit status is 1 if there is an error.
+    Files, sizes, seconds, scores, seeds, data and script are checked; nothing in it is run. The exit status is 1 if
+    there is an error.
     """
     from caddie.submit.review import review as check
     from caddie.submit.review import review_table

@@ -53,7 +53,7 @@ def check_result(run: Run, artifact: Artifact) -> None:
     _compare(run, RECIPE, {"recipe": run.recipe.name, "why": run.recipe.why})
     _compare(run, ARTIFACT, in_file)
     _compare(run, LOG, in_log)
-    _compare(run, "the rest of it", follows)
+    _compare(run, "its other fields", follows)
     if run.corpus:
         splits = {"train": run.corpus.manifest.train, "validation": run.corpus.manifest.validation}
         counts = ("documents", "tokens", "source_bytes")
@@ -96,7 +96,7 @@ def _without_time(score: Mapping[str, Any]) -> dict[str, Any]:
 def _compare(run: Run, where: str, found: Mapping[str, Any], tolerance: float = 0.0) -> None:
     """Raise `UserError` for the first of the figures `found` that the result states otherwise."""
     for path, stated, true in _differences(run.result, found, tolerance):
-        said = f"{run.folder / RESULT} states {path} as {show(stated)}, and {where} has {show(true)}"
+        said = f"{run.folder / RESULT} states {path} as {show(stated)}; by {where} it is {show(true)}"
         raise UserError(f"{said}; run the recipe again")
 
 

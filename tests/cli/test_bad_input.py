@@ -211,6 +211,7 @@ WORDS = [
     Case("unknown verb", lambda b: ["rum"], "Did you mean 'run'?; see `caddie --help`"),
     Case("unknown option", lambda b: ["run", "tiny", "--fast"], "see `caddie run --help`"),
     Case("missing argument", lambda b: ["verify"], "Missing argument 'ARTIFACT'"),
+    Case("missing options", lambda b: ["submit", "RUN"], "'--out'; needed are --out, --author and --github-id; see"),
     Case("seed below zero", lambda b: b.run("--seed", "-1"), "'--seed': -1 is not in the range"),
     Case("seconds not a number", lambda b: b.run("--seconds", "nan"), "train.seconds must be a number, not NaN"),
     Case("no processes", lambda b: b.run("--gpus", "0"), "'--gpus': 0 is not in the range"),

@@ -73,27 +73,27 @@ def put(**fields: Any) -> Callable[[Result], None]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (put(artifact_bytes=1), "states artifact_bytes as 1, and artifact.caddie has "),
-        (put(ledger__parts__weights=1), "states ledger.parts.weights as 1, and artifact.caddie has "),
-        (put(ledger__parts__source_needed=-900), "states ledger.parts.source_needed as -900, and"),
-        (put(under_cap=True, cap_bytes=100), "states under_cap as true, and artifact.caddie has false"),
-        (put(seed=7), "states seed as 7, and artifact.caddie has 1337"),
-        (put(training__parameters=1), "states training.parameters as 1, and artifact.caddie has 7845"),
-        (put(sha256__tokenizer="0"), "states sha256.tokenizer as 0, and artifact.caddie has "),
-        (put(sha256__train_documents="0"), "states sha256.train_documents as 0, and artifact.caddie has "),
-        (put(why="Best."), "states why as Best., and recipe.json has "),
-        (put(training__steps=9), "states training.steps as 9, and log.jsonl has 2"),
-        (put(seconds__train=9.5), "states seconds.train as 9.5, and log.jsonl has 0."),
-        (put(bits_per_byte=1.0), "states bits_per_byte as 1.0, and the rest of it has 5.3"),
+        (put(artifact_bytes=1), "states artifact_bytes as 1; by artifact.caddie it is "),
+        (put(ledger__parts__weights=1), "states ledger.parts.weights as 1; by artifact.caddie it is "),
+        (put(ledger__parts__source_needed=-900), "states ledger.parts.source_needed as -900; by"),
+        (put(under_cap=True, cap_bytes=100), "states under_cap as true; by artifact.caddie it is false"),
+        (put(seed=7), "states seed as 7; by artifact.caddie it is 1337"),
+        (put(training__parameters=1), "states training.parameters as 1; by artifact.caddie it is 7845"),
+        (put(sha256__tokenizer="0"), "states sha256.tokenizer as 0; by artifact.caddie it is "),
+        (put(sha256__train_documents="0"), "states sha256.train_documents as 0; by artifact.caddie it is "),
+        (put(why="Best."), "states why as Best.; by recipe.json it is "),
+        (put(training__steps=9), "states training.steps as 9; by log.jsonl it is 2"),
+        (put(seconds__train=9.5), "states seconds.train as 9.5; by log.jsonl it is 0."),
+        (put(bits_per_byte=1.0), "states bits_per_byte as 1.0; by its other fields it is 5.3"),
         (put(scores__quantized_sliding__bits_per_byte=1.0), "states scores.quantized_sliding.bits_per_byte as 1.0"),
-        (put(scores__trained_plain__nats_per_token=1.0), "states scores.trained_plain.nats_per_token as 1.0, and"),
-        (put(checks__0__passed=False), "states verified as true, and the rest of it has false"),
-        (put(checks__0__passed=None), "states verified as true, and the rest of it has none"),
-        (put(policies__0__training__seconds=1.0), "states policies.0.training.seconds as 1.0, and the rest of it has "),
-        (put(corpus__tokens__validation=1), "states corpus.tokens.validation as 1, and its text has 16415"),
-        (put(sha256__validation_documents="0"), "states sha256.validation_documents as 0, and its text has "),
-        (lambda result: scale(result, 0.9), "and a new scoring has 5.3"),
-        (lambda result: scale(result, 0.9999), "and a new scoring has 5.3"),
+        (put(scores__trained_plain__nats_per_token=1.0), "states scores.trained_plain.nats_per_token as 1.0; by"),
+        (put(checks__0__passed=False), "states verified as true; by its other fields it is false"),
+        (put(checks__0__passed=None), "states verified as true; by its other fields it is none"),
+        (put(policies__0__training__seconds=1.0), "states policies.0.training.seconds as 1.0; by its other"),
+        (put(corpus__tokens__validation=1), "states corpus.tokens.validation as 1; by its text it is 16415"),
+        (put(sha256__validation_documents="0"), "states sha256.validation_documents as 0; by its text it is "),
+        (lambda result: scale(result, 0.9), "; by a new scoring it is 5.3"),
+        (lambda result: scale(result, 0.9999), "; by a new scoring it is 5.3"),
         (put(scores__quantized_adaptive={"tokens": 1, "bits_per_byte": 1.0}), "lacks what a submission needs"),
     ],
 )  # fmt: skip
@@ -113,7 +113,7 @@ def test_a_score_that_the_artifact_has_not_is_refused(run: Path) -> None:
         result["scores"]["quantized_adaptive"] = {**score, "ttt": "ChunkSGD"}
 
     edit(run, adapt)
-    with pytest.raises(UserError, match=r"states scores.quantized_adaptive as .*, and a new scoring has none"):
+    with pytest.raises(UserError, match=r"states scores.quantized_adaptive as .*; by a new scoring it is none"):
         submit([run], Path("out"), author="Ada", github_id="ada")
 
 
@@ -123,6 +123,7 @@ def test_an_honest_run_is_scored_again_and_the_readme_says_how_far_off_that_was(
     ended = caddie("submit", run, "--out", "out", "--author", "Ada", "--github-id", "ada")
     assert ended.status == 0, ended.err
     assert "scoring run/artifact.caddie again" in ended.err
+    assert ended.out.endswith("track non-record-unlimited-compute-16mb (not run on eight H100)\n")
     page = Path("out/README.md").read_text()
     assert "- Scored again from the artifact, in a new process: seeds 1337, at most " in page
     assert "Not scored again" not in page

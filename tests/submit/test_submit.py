@@ -313,7 +313,7 @@ def change(**fields: Any) -> Callable[[Path], None]:
         (damage("log.jsonl", ""), "log.jsonl holds no steps"),
         (damage("log.jsonl", '{"event": "step", "step": 1}\n'), "log.jsonl does not tell the end of training"),
         (change(verified=False), "run42 did not pass verification"),
-        (change(policies=None), "states policies.0.name as none, and the rest of it has contest-2026"),
+        (change(policies=None), "states policies.0.name as none; by its other fields it is contest-2026"),
         (change(evaluation=None), "lacks what a submission needs (KeyError: 'evaluation')"),
         (change(ledger__parts__weights=16_000_000), "over 16,000,000; lower cap=N"),
         (change(source__script_sha256="0" * 64), "run42 was run by another program"),
