@@ -173,6 +173,7 @@ def test_the_file_holds_tokenizer_and_settings(checkout: Path, text: Path, tmp_p
         assert float((back[name] - weight).norm()) <= 0.2 * float(weight.norm()) + 1e-6, name
 
 
+@pytest.mark.long
 def test_a_model_that_diverges_is_told(checkout: Path, text: Path, tmp_path: Path) -> None:
     contender = NanoGPT({**FAST, "learning_rate": 1e30, "warmup_iters": 0}, checkout)
     corpus = contender.corpus(str(text), FAST)

@@ -121,7 +121,10 @@ def test_the_order_of_the_data_takes_no_time() -> None:
     assert (found.milliseconds, found.source) == (speeds()["parallel_muon"].step_ms, "published")
 
 
-@pytest.mark.parametrize("name", ["champion", "ngram_tilt", "parallel_muon", "vocabulary_8192", "document_attention"])
+OTHERS = ("ngram_tilt", "parallel_muon", "vocabulary_8192", "document_attention")
+
+
+@pytest.mark.parametrize("name", ["champion", *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)])
 def test_ablations_of_twins_have_times(name: str) -> None:
     one = ablate(find(f"{name}_mini"), budget=ModelledSeconds(seconds=1))
     assert {time.source for time in one.step_times.values()} <= {"published", "FLOPs"}

@@ -127,7 +127,10 @@ def test_documents_count_only_where_both_have_them_all() -> None:
     assert same.equal
 
 
-@pytest.mark.parametrize(("seeds", "ratio"), [(2, 10.0), (3, 10.0), (5, 2.0)])
+@pytest.mark.parametrize(
+    ("seeds", "ratio"),
+    [(2, 10.0), pytest.param(3, 10.0, marks=pytest.mark.long), pytest.param(5, 2.0, marks=pytest.mark.long)],
+)
 def test_where_nothing_differs_one_verdict_in_twenty_says_so(seeds: int, ratio: float) -> None:
     """Within 3.5 and 6.5 %, and what so few trials leave open; methods that forget what is shared fail."""
     trials = 900

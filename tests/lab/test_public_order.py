@@ -47,6 +47,7 @@ def test_labels_come_in_the_order_of_their_public_scores() -> None:
     assert found["spearman"] == straight["spearman"]
 
 
+@pytest.mark.long
 def test_the_interval_holds_the_correlation_and_is_wide_where_seeds_disagree() -> None:
     certain = public_order(*ladder(*((1.2 - step / 50, [2.5 - step / 50] * 3) for step in range(8))))
     noisy = public_order(

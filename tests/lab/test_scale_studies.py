@@ -29,6 +29,7 @@ def claims(described: dict[str, Any]) -> set[str]:
     return {one["label"] for one in described["entries"] if one["claim"] and "(seed 00" in one["claim"]["source"]}
 
 
+@pytest.mark.long
 def test_the_seeds_claims_are_asked_again_at_scale(told: dict[str, Any]) -> None:
     kept = {path.parent: json.loads(path.read_text()) for path in STUDIES.rglob("study.json")}
     assert sum(len(claims(described)) for described in kept.values()) == 43
@@ -46,6 +47,7 @@ def test_the_seeds_claims_are_asked_again_at_scale(told: dict[str, Any]) -> None
         assert len(asked) > 5
 
 
+@pytest.mark.long
 def test_every_label_has_steps_by_a_known_time(told: dict[str, Any]) -> None:
     for name, study in told["studies"].items():
         described = study["described"]
@@ -57,6 +59,7 @@ def test_every_label_has_steps_by_a_known_time(told: dict[str, Any]) -> None:
             assert at["steps"] > 600
 
 
+@pytest.mark.long
 def test_what_slows_a_step_makes_fewer(told: dict[str, Any]) -> None:
     steps = {label: count for study in told["studies"].values() for label, count in study["steps"].items()}
     public = {
@@ -70,6 +73,7 @@ def test_what_slows_a_step_makes_fewer(told: dict[str, Any]) -> None:
     assert study["steps"][BASE] == 1620, "as many as the seed made on one H100"
 
 
+@pytest.mark.long
 def test_a_share_of_the_ones_is_pruned(told: dict[str, Any]) -> None:
     assert told["pruned"] == {
         "0.0": [[1, -1, 2, 0], [1, 1, -3, 1]],

@@ -272,7 +272,10 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize("kind", LONG)
+LENGTHY = ("loops", "calls", "blends")  # in seconds
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.long] * (kind in LENGTHY)) for kind in LONG])
 def test_long_scripts_are_read_in_bounded_time(kind: str, tmp_path: Path) -> None:
     assert len(LONG[kind]) < 500_000
     start = time.monotonic()

@@ -171,6 +171,7 @@ def test_parts_are_the_layers_of_their_names(part: ModelPart, gpt: GPT, expected
     assert len(seen) == len(expected)
 
 
+@pytest.mark.long
 def test_a_run_is_trained_in_eight_bits_and_says_what_they_cost(tmp_path: Path) -> None:
     events: list[Event] = []
     runs = {

@@ -408,8 +408,8 @@ def table(*pairs: tuple[int, int]) -> bytes:
     ("folds", "passes"),
     [
         (table((ord("Q"), ord("q"))), True),
-        (table((ord("\n"), ord(" "))), False),  # in code the line breaks say much
-        (bytes(range(256)).lower(), False),
+        pytest.param(table((ord("\n"), ord(" "))), False, marks=pytest.mark.long),  # in code the line breaks say much
+        pytest.param(bytes(range(256)).lower(), False, marks=pytest.mark.long),
         (bytes([ord("e")]) * 256, False),
     ],
 )
@@ -571,10 +571,7 @@ def scorers(page: Path) -> Iterator[tuple[str, str, set[str]]]:
 
 @pytest.mark.parametrize(
     ("name", "code", "fails"),
-    [
-        pytest.param(*case, id=case[0], marks=[pytest.mark.long] * (case[0] not in ("peeks.py", "reads.py")))
-        for case in scorers(PAGE)
-    ],
+    [pytest.param(*case, id=case[0], marks=[pytest.mark.long] * (case[0] != "peeks.py")) for case in scorers(PAGE)],
 )
 def test_the_scorers_on_the_page(name: str, code: str, fails: set[str], artifact: Artifact, tmp_path: Path) -> None:
     (tmp_path / name).write_text(code)
