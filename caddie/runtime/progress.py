@@ -56,7 +56,12 @@ class JsonLines(Progress):
         self._write("note", text)
 
     def _write(self, method: str, value: object) -> None:
-        print(json.dumps({"progress": method, "value": value}), file=self.stream, flush=True)
+        print(json_line(method, value), file=self.stream, flush=True)
+
+
+def json_line(method: str, value: object) -> str:
+    """Return the line that `JsonLines` writes when a method gets a value."""
+    return json.dumps({"progress": method, "value": value})
 
 
 def relay(line: str, progress: Progress) -> bool:

@@ -214,7 +214,7 @@ def score_kinds(
     scorer: Scorer | None = None,
     progress: Progress = SILENT,
     ranks: Ranks = Ranks(),
-    on_window: Callable[[str, Window, Losses], None] = lambda kind, window, losses: None,
+    on_window: Callable[[str, Window, Losses], None] | None = None,
 ) -> dict[str, Score]:
     """Return the scores of the `KINDS` that `scoring` has, and that of a user's `scorer` if given.
 
@@ -229,9 +229,10 @@ def score_kinds(
     for kind, settings in kinds.items():
         progress.phase(kind)
         progress.step({"event": "doing", "text": KINDS[kind]})
-        scores[kind] = score(model, text, settings, progress, ranks=ranks, on_window=partial(on_window, kind))
+        keep = on_window and partial(on_window, kind)
+        scores[kind] = score(model, text, settings, progress, ranks=ranks, on_window=keep)
     if scorer is not None:
         progress.phase("user")
-        keep = partial(on_window, "user")
+        keep = on_window and partial(on_window, "user")
         scores["user"] = score(model, text, scoring.plain, progress, scorer=scorer, ranks=ranks, on_window=keep)
     return scores

@@ -16,6 +16,7 @@ import numpy as np
 from caddie.data.tokenizers import MARK
 from caddie.errors import UserError
 from caddie.report.verification import OUTCOMES
+from caddie.runtime.progress import SILENT, Event, Progress
 from caddie.verify.changes import GAIN, percent, settled, undecided
 from caddie.verify.probe_case import ProbeCase
 from caddie.verify.whole_text import audit
@@ -59,13 +60,18 @@ _ORDER = 0.05
 """Relative rise of the total loss that another order of documents may cause."""
 
 
-def run_probes(case: ProbeCase, begin: Callable[[str], object] = lambda name: None) -> list[Check]:
-    """Run all probes on a case, each after `begin` got its name. One that raises fails, but for a `UserError`."""
+def probe_event(name: str) -> Event:
+    """Return what `run_probes` reports when the probe of this name begins."""
+    return {"event": "doing", "text": f"probe {list(PROBES).index(name) + 1} of {len(PROBES)}: {name}"}
+
+
+def run_probes(case: ProbeCase, progress: Progress = SILENT) -> list[Check]:
+    """Run all probes on a case. One that raises fails, but for a `UserError`."""
     checks: list[Check] = []
     for name, probe in PROBES.items():
         if checks and not checks[0].passed and probe is not _reads:
             continue  # without losses there is nothing to probe
-        begin(name)
+        progress.step(probe_event(name))
         try:
             found = probe(case)
         except UserError as error:

@@ -133,7 +133,7 @@ def run_in_sandbox(
     memory_bytes: int,
     seconds: float,
     output_bytes: int = 64 * _MIB,
-    watch: Callable[[bytes], object] = lambda stderr: None,
+    watch: Callable[[bytes], object] | None = None,
 ) -> Outcome:
     """Run `python COMMAND` (as in `["-m", "caddie", "verify", ...]`) in a sandbox to its end: see `open_sandbox`.
 
@@ -233,7 +233,7 @@ def _supervise(
     memory_bytes: int,
     seconds: float,
     output_bytes: int,
-    watch: Callable[[bytes], object],
+    watch: Callable[[bytes], object] | None,
 ) -> tuple[bytes, bytes, str | None, int]:
     """Feed the process and enforce its limits. Return both outputs, the limit it was killed at, and its peak memory."""
     process, end, peak_bytes, limit, done = sandboxed.process, time.monotonic() + seconds, 0, None, False
@@ -247,7 +247,8 @@ def _supervise(
             done = True
         except TimeoutExpired as running:
             out, err = running.stdout or b"", running.stderr or b""
-            watch(err)
+            if watch:
+                watch(err)
         peak_bytes = max(peak_bytes, sandboxed.resident_bytes())
         if max(len(out), len(err)) > output_bytes:
             limit = wrote_too_much

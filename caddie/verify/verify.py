@@ -10,7 +10,7 @@ import secrets
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -27,13 +27,13 @@ from caddie.inference.text_codec import measure
 from caddie.pack.artifact import Artifact, load
 from caddie.report.verification import passed
 from caddie.runtime.autotune import quickest, thread_counts
-from caddie.runtime.progress import SILENT, Progress
+from caddie.runtime.progress import SILENT, JsonLines, Progress, json_line, relay
 from caddie.score import Scoring, check_windows
 from caddie.verify.known_bad import Caught, catch, known_bad
 from caddie.verify.near_copies import check_near_copies
 from caddie.verify.probe_case import LEAST_WHOLE, Effort, probe_case_of, sized_case, with_whole_text
 from caddie.verify.probe_text import SHORT, excerpts, in_order_from, library, long_enough
-from caddie.verify.probes import HELD_OUT, PROBES, Check, check_disjoint, missing_probes, run_probes
+from caddie.verify.probes import HELD_OUT, PROBES, Check, check_disjoint, missing_probes, probe_event, run_probes
 from caddie.verify.remote_scorer import scorer_server
 from caddie.verify.sandbox import NoSandbox, run_in_sandbox
 
@@ -53,8 +53,8 @@ _LONGER, _CHANCE = 1.25, 1e-6
 """Ratio of bytes a token, and probability of such ranks, beyond which this is no chance."""
 _COMMAND = "from caddie.verify.verify import main; main()"
 _KNOWN_BAD = "known_bad:"
-_BEGINS = "probe: "
-"""Begins the line that the sandboxed process writes to standard error before each probe."""
+_LINES = {json_line("step", probe_event(name)) for name in PROBES}
+"""Lines that the sandboxed process writes to standard error, one before each probe."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +202,7 @@ def _probe_in_sandbox(
         "lossless": [piece.decode("latin-1") for piece in _sample(documents, seed)] if lossless else [],
     }
     if scorer and not scorer.startswith(_KNOWN_BAD):
-        return _probe_user_scorer(artifact, job, _Probing(progress)), []
+        return _probe_user_scorer(artifact, job, progress), []
     begin, stdin = time.perf_counter(), json.dumps(job).encode()
     outcome = run_in_sandbox(
         ["-c", _COMMAND],
@@ -246,24 +246,19 @@ class _Probing:
         self.progress, self.shown = progress, ""
 
     def read(self, stderr: bytes) -> None:
-        """Show the probe that began last."""
-        for line in reversed(stderr[-4096:].decode(errors="replace").splitlines()):
-            if line.startswith(_BEGINS):
-                self.begin(line.removeprefix(_BEGINS))
-                return
-
-    def begin(self, name: str) -> None:
-        """Show the probe of this name, once."""
-        if name in PROBES and name != self.shown:
-            self.shown, number = name, list(PROBES).index(name) + 1
-            self.progress.step({"event": "doing", "text": f"probe {number} of {len(PROBES)}: {name}"})
+        """Show the probe that began last, once."""
+        lines = reversed(stderr[-4096:].decode(errors="replace").splitlines())
+        begun = next((line for line in lines if line in _LINES), self.shown)
+        if begun != self.shown:
+            self.shown = begun
+            relay(begun, self.progress)
 
 
-def _probe_user_scorer(artifact: Artifact, job: dict[str, Any], probing: _Probing) -> list[Check]:
+def _probe_user_scorer(artifact: Artifact, job: dict[str, Any], progress: Progress) -> list[Check]:
     """Run the probes in this process, which runs none of the scorer's code: the sandbox holds the scorer alone."""
     begin, threads = time.perf_counter(), torch.get_num_threads()
     try:
-        answer = _run_job(job, probing.begin)
+        answer = _run_job(job, progress)
     finally:
         torch.set_num_threads(threads)
     server = scorer_server(artifact)
@@ -309,13 +304,13 @@ def main() -> None:
     job = json.load(sys.stdin)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # a user's scorer may print
-            answer = _run_job(job, lambda name: print(f"{_BEGINS}{name}", flush=True))
+            answer = _run_job(job, JsonLines(sys.stderr))
     except UserError as error:
         answer = {"error": str(error)}
     print(json.dumps(answer))
 
 
-def _run_job(job: dict[str, Any], begin: Callable[[str], object] = lambda name: None) -> dict[str, Any]:
+def _run_job(job: dict[str, Any], progress: Progress = SILENT) -> dict[str, Any]:
     artifact = load(job["artifact"], parts=job["parts"])
     scoring = Scoring.from_json(job["score"])
     documents, in_order = ([text.encode("latin-1") for text in job[name]] for name in ("documents", "in_order"))
@@ -339,7 +334,7 @@ def _run_job(job: dict[str, Any], begin: Callable[[str], object] = lambda name: 
         case = replace(case, effort=Effort(seconds=job["audit_seconds"]))
     elif not scorer and not job["parts"]:
         case = replace(case, effort=_OWN)
-    checks = run_probes(case, begin)
+    checks = run_probes(case, progress)
     if job["lossless"]:
         checks.append(_compresses(artifact, scoring, [document.encode("latin-1") for document in job["lossless"]]))
     caught = catch(replace(short, effort=_SELF_TEST)) if job["examples"] else []

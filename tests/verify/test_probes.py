@@ -26,6 +26,7 @@ from caddie.data.tokenizers import MARK, ByteTokenizer, Ids
 from caddie.errors import UserError
 from caddie.model import build
 from caddie.pack.artifact import Artifact, load
+from caddie.runtime.progress import json_line
 from caddie.score import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Scoring
 from caddie.score.ngram_tilt import NGramTilt
 from caddie.verify import cheats
@@ -44,7 +45,7 @@ from caddie.verify.probe_text import (
     probe_text,
     with_other_tokens,
 )
-from caddie.verify.probes import FAR, HELD_OUT, PROBES, Check, check_disjoint, run_probes
+from caddie.verify.probes import FAR, HELD_OUT, PROBES, Check, check_disjoint, probe_event, run_probes
 from caddie.verify.sandbox import Outcome
 from caddie.verify.verify import _vocabulary
 
@@ -734,7 +735,9 @@ def test_the_probe_that_runs_is_shown_and_nothing_else_that_a_scorer_writes(
     tiny_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def end(*given: object, watch: Callable[[bytes], object], **limits: object) -> Outcome:
-        for stderr in (b"", b"probe: no look-ahead\n", b"probe: no look-ahead\nprobe: all is well\nverified\n"):
+        begun = json_line("step", probe_event("no look-ahead")).encode() + b"\n"
+        false = json_line("step", {"event": "doing", "text": "all is well"}).encode() + b"\nverified\n"
+        for stderr in (b"", begun, begun + false):
             watch(stderr)
         return ENDED
 
@@ -746,9 +749,9 @@ def test_the_probe_that_runs_is_shown_and_nothing_else_that_a_scorer_writes(
 
 
 def test_every_probe_is_named_as_it_begins(artifact: Artifact) -> None:
-    begun: list[str] = []
-    run_probes(case(artifact, artifact.scoring.plain), begun.append)
-    assert begun == list(PROBES)
+    progress = RecordedProgress()
+    run_probes(case(artifact, artifact.scoring.plain), progress)
+    assert progress.events == [probe_event(name) for name in PROBES]
 
 
 def test_an_artifact_that_changes_meanwhile_fails(
