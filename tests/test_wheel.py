@@ -58,6 +58,7 @@ def test_every_file_of_the_package_is_in_the_wheel_and_no_other(wheel: Path, tra
     assert sorted(name for name in names if ".dist-info/" not in name) == tracked
     assert "License-Expression: MIT" in metadata
     assert "Classifier: Typing :: Typed" in metadata
+    assert "Project-URL: Parameter golf, https://" in metadata
     for version in ("3.11", "3.12", "3.13"):
         assert f"Classifier: Programming Language :: Python :: {version}" in metadata
 
