@@ -7,6 +7,7 @@ import json
 import lzma
 import os
 import shutil
+import zipfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -615,9 +616,18 @@ def test_overlap_is_found(made: Corpus) -> None:
     with pytest.raises(UserError, match=r"1 of \d+ validation documents") as caught:
         forged.check_disjoint()
     assert one_line(caught)
-    (made.folder / "documents.npz").write_bytes(b"PK")
-    with pytest.raises(UserError, match="cannot read the document hashes"):
+
+
+@pytest.mark.parametrize("member", [None, b"no array", b"\x93NUMPY\1\0\x10\0{'shape': (1,   \n"])
+def test_damaged_hashes_are_refused(member: bytes | None, made: Corpus) -> None:
+    path = made.folder / "documents.npz"
+    path.write_bytes(b"PK")
+    if member is not None:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("train.npy", member)
+    with pytest.raises(UserError, match="cannot read the document hashes") as caught:
         made.check_disjoint()
+    assert one_line(caught)
 
 
 # Validation against another corpus
