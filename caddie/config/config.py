@@ -238,7 +238,7 @@ def coerce(value: object, annotation: Any, name: str) -> Any:
     if origin is Literal:
         if value not in arguments:
             raise UserError(f"{name} must be one of {', '.join(map(str, arguments))}, not {_shortened(value)}")
-        return value
+        return arguments[arguments.index(value)]  # 16 for the 16.0 of a JSON file
     if origin is tuple:
         if not isinstance(value, (tuple, list)):
             hint = f"; write [{_shortened(value)}]" if isinstance(value, str | int | float) else ""

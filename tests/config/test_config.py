@@ -377,6 +377,7 @@ IntSchedule = typing.Annotated[int, Range(1, 8)]
         (1, IntSchedule, 1),
         (8, IntSchedule, 8),
         ("float32", typing.Literal["float32", "bfloat16"], "float32"),
+        (16.0, typing.Literal[8, 16], 16),
         (5, float | Schedule, 5.0),
     ],
 )
