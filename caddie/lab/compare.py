@@ -248,8 +248,8 @@ def summary(facts: Mapping[str, Any]) -> str:
         )
         for letter, group in (("B", facts["runs"]), ("A", facts["against"]))
     ]
-    better = "better" if difference > 0 else "worse" if difference < 0 else "no better"
-    found = f"{difference:.6f} (B is {better})"
+    lower = "lower" if difference > 0 else "higher" if difference < 0 else "as A"
+    found = f"{difference:.6f} (B is {lower})"
     if facts["p"] is not None:
         lines = [("difference", f"{found}, 95 % interval {interval}"), *_verdict(facts, unit)]
     else:

@@ -11,7 +11,7 @@ from statistics import fmean, pstdev, stdev
 from caddie.errors import count
 from caddie.lab.stats import welch
 from caddie.run.contest_sets import CURRENT, FIRST
-from caddie.run.policy import CONTEST_2026
+from caddie.run.policy import CONTEST_2026, overrun_seconds
 from caddie.submit.logs import Log, Score
 from caddie.submit.review_claims import Claims
 from caddie.submit.review_rules import Findings
@@ -22,9 +22,6 @@ _EVALUATION_S = CONTEST_2026.evaluation.seconds or 0
 _SEEDS = 3
 _BYTES_ALIKE = 1e-3
 """Share of a set's bytes that scripts leave out, which cut it to whole windows."""
-_STEPS_OVER, _MS_OVER = 2, 1_000
-"""Average steps, and milliseconds, by which training may end late: it stops between steps, some scripts stop one late,
-and the last steps are longer. Of merged records the latest was 137 ms late."""
 _GAIN = Decimal("0.06")
 """Bits per byte by which no merged record's scoring lowered the plain score of its file; the most was 0.037."""
 _MOST_SHARDS = 476
@@ -129,7 +126,7 @@ def _check_training(log: Log, found: Findings) -> None:
         step = training / steps if steps else 0.0
         over = f"training took {training / 1e3:,.3f} s of {_TRAINING_MS / 1e3:,.0f}"
         over += f"; one step takes {step / 1e3:.3f} s" if step else ""
-        late = training - _TRAINING_MS > min(_STEPS_OVER * step or _MS_OVER, _MS_OVER)
+        late = training - _TRAINING_MS > 1_000 * overrun_seconds(step / 1e3)
         rule = "training-clock" if late else "training-step"
         found.add(rule, log.file, over, log.line(stopped))
     if stopped == "training_ms" and training is not None and training > _TRAINING_MS and "calibration" in log.facts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from caddie.recipes.recipe import Recipe
 from caddie.report.read import file_scores, pick, read_steps, result_errors
 from caddie.report.run_files import ARTIFACT, LOG, PARTS, RECIPE, RESULT
 from caddie.run.contest_sets import CURRENT
-from caddie.run.policy import CONTEST_2026, counted_bytes
+from caddie.run.policy import CONTEST_2026, counted_bytes, overrun_seconds
 from caddie.run.run_folder import read_finished
 
 RECORD, NON_RECORD = "10min_16mb", "non-record-unlimited-compute-16mb"
@@ -104,19 +105,20 @@ def check_run(run: Run, track: str, code_bytes: int) -> None:
         raise UserError(f"{folder}: file and script have {total:,} bytes, {total - cap:,} over {cap:,}; lower cap=N")
     if track == NON_RECORD:
         return
-    for clock, seconds in run.contest_seconds.items():
-        if over := over_time(clock, seconds):
+    for clock in run.contest_seconds:
+        if over := over_time(run, clock):
             raise UserError(f"{folder}: {clock} {over}; --non-record has no limit of time")
     if not on_contest_text(run):
         raise UserError(f"{folder} was scored on another text than {CURRENT.name}; --non-record takes any")
 
 
-def over_time(clock: str, seconds: float | None) -> str:
-    """Say how a clock is not within the contest's limit; empty if it is."""
-    most = {"training": CONTEST_2026.training, "evaluation": CONTEST_2026.evaluation}[clock].seconds
-    if seconds is None:
+def over_time(run: Run, clock: str) -> str:
+    """Say how a run's clock is not within the contest's limit; empty if it is."""
+    most = {"training": CONTEST_2026.training, "evaluation": CONTEST_2026.evaluation}[clock].seconds or math.inf
+    late = overrun_seconds(run.result["seconds"]["train"] / run.result["training"]["steps"])
+    if (seconds := run.contest_seconds[clock]) is None:
         return "was not timed"
-    return f"took {seconds:,.1f} s of {most:,.0f}" if most and seconds > most else ""
+    return f"took {seconds:,.1f} s of {most:,.0f}" if seconds > most + late * (clock == "training") else ""
 
 
 def on_contest_text(run: Run) -> bool:

@@ -102,7 +102,7 @@ def _facts(runs: Sequence[Run], by_seed: Mapping[str, Any], code_bytes: int) -> 
     totals = [run.counted_bytes + code_bytes for run in runs]
     deviations = {"val_bpb_std": stdev(bits), "val_loss_std": stdev(losses)} if len(runs) > 1 else {}
     first = runs[0].result
-    late = {clock for run in runs for clock, seconds in run.contest_seconds.items() if over_time(clock, seconds)}
+    late = {clock for run in runs for clock in run.contest_seconds if over_time(run, clock)}
     return {
         "blurb": first["why"],
         "date": time.strftime("%Y-%m-%d"),

@@ -459,7 +459,7 @@ def test_nothing_follows_from_one_seed_a_side(groups: Any, caddie: Call) -> None
     assert facts["difference"] == pytest.approx(0.01)
     assert [facts[name] for name in ("test", "p", "interval", "seeds_to_show_difference")] == [None] * 4
     said = caddie("compare", b[0], "--against", *a).out
-    assert "difference  0.010900 (B is better)\n" in said
+    assert "difference  0.010900 (B is lower)\n" in said
     assert f"\nB           {b[0]}\nA           {a[0]} and 2 more\n" in said
     assert "busy" not in said
     about = json.loads((b[0] / "result.json").read_text())
