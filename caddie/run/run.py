@@ -99,15 +99,7 @@ def run(
             compressed = pack(metadata, trained.weights, packing, folder / ARTIFACT, calibrations, progress)
             progress.note(f"packed into {(folder / ARTIFACT).stat().st_size:,} bytes of {cap.file_bytes:,}")
         with phases("score"):
-            artifact = load_packed(folder)
-            parts = [file.path for file in artifact.parts]
-            if study is None:
-                scored = score_in_new_process(
-                    artifact.path, corpus.folder, ranks.world, progress, parts, folder / DOCUMENTS
-                )
-            else:
-                there = artifact if ranks.device.type == "cpu" else load(artifact.path, ranks.device, parts)
-                scored = score_artifact(there, corpus, text, progress=progress, documents=folder / DOCUMENTS)
+            artifact, scored = score_packed(folder, corpus, text, ranks, progress, new_process=study is None)
         with phases("verify"):
             verdict = verify(artifact, cap.file_bytes, corpus=corpus, progress=progress)
         result = describe_run(recipe, corpus, trained, compressed, artifact, cap, ranks)
@@ -155,6 +147,18 @@ def metadata_of(recipe: Recipe, seed: int, corpus: Corpus) -> Metadata:
         raise UserError(f"an artifact carries caddie's own source alone, and not {names}; set pack.carry_source=false")
     metadata = metadata_without_source(recipe, seed, corpus)
     return replace(metadata, source=source_needed().section(SOURCE)) if recipe.pack.carry_source else metadata
+
+
+def score_packed(
+    folder: Path, corpus: Corpus, text: Text, ranks: Ranks, progress: Progress, new_process: bool
+) -> tuple[Artifact, dict[str, Any]]:
+    """Read the file of a run folder; return it with its score, taken in a new process or in this one."""
+    artifact, documents = load_packed(folder), folder / DOCUMENTS
+    parts = [file.path for file in artifact.parts]
+    if new_process:
+        return artifact, score_in_new_process(artifact.path, corpus.folder, ranks.world, progress, parts, documents)
+    there = artifact if ranks.device.type == "cpu" else load(artifact.path, ranks.device, parts)
+    return artifact, score_artifact(there, corpus, text, progress=progress, documents=documents)
 
 
 def score_artifact(
