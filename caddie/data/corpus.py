@@ -159,7 +159,7 @@ class Corpus:
         tokenizer = self.tokenizer()
         if self.manifest.byte_source != "documents" or byte_ids(tokenizer.token_bytes) is not None:
             return
-        alone = {piece.lstrip(b" ") or b" " for piece in tokenizer.token_bytes}
+        alone = {piece.lstrip(b" ") for piece in tokenizer.token_bytes}
         held_out = set().union(*(document.decode(errors="surrogateescape") for document in self.validation_documents()))
         spelled = {one: one.encode(errors="surrogateescape") for one in held_out - {" "}}
         lacking = [
