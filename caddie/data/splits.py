@@ -86,7 +86,7 @@ class Plan:
                 if credit >= 1.0:
                     chosen.append(document)
                     credit -= 1.0
-                credit += min(fraction, 1.0)
+                credit += fraction
         return chosen
 
 

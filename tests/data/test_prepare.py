@@ -96,6 +96,7 @@ def a_text(*documents: bytes) -> Any:
 
 def test_a_document_that_comes_again_is_counted_and_not_given_again() -> None:
     split = splits.FirstHeldOut(a_text(b"a", b"b", b"a", b"c", b"b", b"d"), "", held_out=2)
+    assert split.duplicates == 0, "none is read yet"
     expected = [("validation", b"a"), ("validation", b"b"), ("train", b"c"), ("train", b"d")]
     assert list(split.documents()) == expected
     assert split.duplicates == 2
@@ -107,6 +108,58 @@ def test_a_sample_ends_with_the_byte_that_was_asked_for() -> None:
     assert split.sample(3) == [b"abc"]
     assert split.sample(6) == [b"abc", b"def"]
     assert split.sample(7) == [b"abc", b"def", b"ghi"]
+
+
+def test_more_documents_are_needed_than_are_held_out() -> None:
+    three = a_text(b"a", b"b", b"c")
+    three.source.description = "three.jsonl"
+    assert len(list(splits.FirstHeldOut(three, "", held_out=2).documents())) == 3
+    for held_out in (3, 4):
+        needed = f"three.jsonl has 3 documents, and the first {held_out} are held out; fetch it again"
+        with pytest.raises(UserError, match=f"^{needed}$"):
+            list(splits.FirstHeldOut(three, "", held_out).documents())
+
+
+def test_a_text_that_lost_a_document_since_it_was_surveyed_is_refused() -> None:
+    text = a_text(b"a", b"b", b"a", b"new")
+    text.source.description = "a.jsonl"
+    assert list(splits.Plan(text, "", {b"b": "train", b"a": "validation"}, 0).documents()) == [
+        ("validation", b"a"),
+        ("train", b"b"),
+    ]
+    with pytest.raises(UserError, match=r"^a\.jsonl: changed while it was read; prepare it again$"):
+        list(splits.Plan(text, "", {b"a": "train", b"lost": "train"}, 0).documents())
+
+
+def test_splits_come_in_the_order_of_their_names() -> None:
+    named: Any = {bytes([number]): f"split {number % 8}" for number in range(32)}
+    assert splits.Plan(a_text(), "", named, 0).names == [f"split {number}" for number in range(8)]
+
+
+def test_documents_are_held_out_by_the_first_eight_bytes_of_their_hashes() -> None:
+    """Below a fraction of 2^64, but always the lowest and never the highest."""
+
+    def held_out(fraction: float, *hashes: str) -> list[str]:
+        sizes = {bytes.fromhex(one).ljust(16, b"\0"): 1 for one in hashes}
+        found = splits.divide(sizes, fraction, a_text().source, 0)
+        assert set(found) == set(sizes)
+        assert set(found.values()) <= {"train", "validation"}
+        return [one for one, split in zip(hashes, found.values(), strict=True) if split == "validation"]
+
+    hashes = ("80", "7fffffffffffffffff", "c0", "ff", "00", "8000000000000001", "3fff")
+    assert held_out(0.5, *hashes) == ["7fffffffffffffffff", "00", "3fff"]
+    assert held_out(0.75, *hashes) == ["80", "7fffffffffffffffff", "00", "8000000000000001", "3fff"]
+    assert held_out(0.001, "ff", "fe", "fd") == ["fd"]
+    assert held_out(0.999, "01", "02") == ["01"]
+    assert held_out(0.5, "7f", "7e") == ["7e"]
+
+
+def test_the_fingerprint_of_a_text_and_its_settings_is_that_of_corpora_made_before() -> None:
+    text = splits.Text(SimpleNamespace(fingerprint=lambda: "the files"), corpus.document_hash)  # type: ignore[arg-type]
+    made = text.fingerprint([{"kind": "RawBytes", "content": None}, 257, 0.1])
+    assert made == "49c4ca91549f3c44804275892ff1ccd690b45630449116db08fa8894690cb5df"
+    assert made == text.fingerprint([{"content": None, "kind": "RawBytes"}, 257, 0.1])
+    assert made != text.fingerprint([{"content": None, "kind": "RawBytes"}, 257, 0.2])
 
 
 def test_a_corpus_of_ids_is_compared_under_its_own_tokenizer_alone() -> None:
@@ -494,9 +547,15 @@ def test_what_is_said_of_a_text_agrees_in_number(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_bytes(lines("three"))
     arguments = {"tokenizer": made.tokenizer(), "against": made, "progress": progress}
     prepare.prepare_validation(tmp_path / "b.jsonl", folder=tmp_path / "alone", **arguments)
+    (tmp_path / "folder").mkdir()
+    shutil.copy(tmp_path / "b.jsonl", tmp_path / "folder")
+    (tmp_path / "folder" / "picture.png").write_bytes(b"\x89PNG\0\0")
+    prepare.prepare_validation(tmp_path / "folder", folder=tmp_path / "other", **arguments)
     said = "\n".join(progress.notes)
-    assert "2 documents, 6 bytes; 1 duplicate dropped" in said
-    assert "1 document, 5 bytes; 0 duplicates dropped" in said
+    assert f"reading {tmp_path / 'a.jsonl'}\n2 documents, 6 bytes; 1 duplicate dropped" in said
+    assert f"reading {tmp_path / 'b.jsonl'}\n1 document, 5 bytes; 0 duplicates dropped" in said
+    assert "\nskipped, for they are not text: 1 file\n1 document, 5 bytes; 0 duplicates dropped" in said
+    assert said.count("skipped") == 1
     assert "train: 1 document, 3 bytes, 4 tokens" in said
 
 
