@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from typing import Literal, TypeVar
@@ -43,9 +43,9 @@ class TrainingData:
     """Hash of the tokenizer."""
     bits_per_nat: float | None = None
     """Bits per byte of the text that equal one nat per token; None where its bytes are unknown."""
-    check_unchanged: Callable[[], None] | None = field(default=None, compare=False)
+    check_unchanged: Callable[[], None] | None = None
     """Raises an error if the shards have been changed."""
-    prefixes: Callable[[], Integers] | None = field(default=None, compare=False)
+    prefixes: Callable[[], Integers] | None = None
     """Returns the tokenizer's `prefixes`, for `train.prefix_loss`."""
 
     @property
@@ -184,7 +184,7 @@ class PackedDocuments(Loader):
 
 
 @contextmanager
-def prefetched(make: Callable[[int], T], indices: Iterable[int], ready: int = 2) -> Iterator[Generator[T]]:
+def prefetched(make: Callable[[int], T], indices: Iterable[int], ready: int) -> Iterator[Generator[T]]:
     """Yield an iterator over `make(index)` in order, computed by a background thread, `ready` results ahead.
 
     An exception of `make` is raised where its result is taken. The end of the block waits for the call in progress and

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parity import facts, matches, tensors
 
+from caddie.data import loaders
 from caddie.data.loaders import (
+    Batch,
     CoprimeStride,
     Loader,
     PackedDocuments,
     SequentialStream,
     ShuffledSequences,
     Stream,
+    TrainingData,
     hold_out,
     prefetched,
 )
@@ -143,6 +147,24 @@ def test_random_access_equals_one_pass(size: int, rows: int, loader: Loader, ind
     assert jumped.inputs.dtype == jumped.targets.dtype == np.int64
 
 
+@pytest.mark.parametrize(
+    ("loader", "firsts"),
+    [
+        (SequentialStream(), [65, 69, 74, 78, 83, 11, 16, 20, 25, 29, 34, 38, 43, 47, 52, 56]),
+        (SequentialStream(begin="first shard"), [11, 15, 20, 24, 29, 1, 38, 42, 47, 51, 56, 60, 65, 69, 74, 78]),
+        (ShuffledSequences(), [62, 66, 54, 42, 18, 78, 22, 26, 70, 14, 58, 38, 50, 46, 22, 52]),
+        (CoprimeStride(), [50, 42, 70, 62, 14, 78, 18, 22, 54, 26, 46, 38, 66, 58, 14, 72]),
+        (PackedDocuments(group=2), [56, 65, 11, 20, 38, 47, 56, 65]),
+        (PackedDocuments(group=2, begin="first shard"), [11, 20, 38, 47, 56, 65, 11, 20]),
+    ],
+)
+def test_a_seed_gives_the_order_that_it_gave_runs_before(loader: Loader, firsts: list[int]) -> None:
+    """First targets of rows of four, two to a micro-batch, over the end of an epoch; of documents one row of eight."""
+    stream = build(loader, distinct(23, 4, 40, 9), 8, 4, seed=3)
+    batches = [stream.micro_batch(index) for index in range(8)]
+    assert [first for batch in batches for first in batch.targets[:, 0].tolist()] == firsts
+
+
 def first_rows(loader: Loader, seed: int, epoch: int = 0) -> list[list[int]]:
     stream = build(loader, distinct(330, 330), 10, 10, seed)
     return [stream.micro_batch(epoch * 64 + index).inputs.ravel().tolist() for index in range(64)]
@@ -198,8 +220,8 @@ def test_a_short_shard_beside_a_long_one_is_no_hindrance(loader: Loader) -> None
 
 @pytest.mark.parametrize(("loader", "firsts"), [(SequentialStream(), 8), (PackedDocuments(group=2), 4)])
 def test_a_random_start_is_any_place_that_the_order_passes(loader: Loader, firsts: int) -> None:
-    """88 tokens are eight spans of ten and one; of two micro-batches in a group only the first is one to begin at."""
-    places = {build(loader, distinct(88), 10, 10, seed).micro_batch(0).targets[0, 0] for seed in range(60)}
+    """95 tokens hold eight spans of ten and one; of two micro-batches in a group only the first is one to begin at."""
+    places = {build(loader, distinct(95), 10, 10, seed).micro_batch(0).targets[0, 0] for seed in range(60)}
     assert places == {11 + index * 88 // firsts for index in range(firsts)}
 
 
@@ -220,6 +242,23 @@ def test_what_is_held_out_is_cut_off_the_end() -> None:
     assert len(held) == 9
     with pytest.raises(UserError, match="hold 29 tokens in all; hold out fewer"):
         hold_out(shards, 29)
+
+
+def test_training_data_is_known_by_its_documents_and_tokenizer() -> None:
+    assert TrainingData([], BOS, "documents", "tokenizer").identity == "documentstokenizer"
+
+
+def test_documents_that_begin_in_a_batch_are_those_of_its_inputs() -> None:
+    inputs = np.array([[BOS, 5, BOS], [6, 7, 8]])
+    assert Batch(inputs, np.full((2, 3), BOS)).begun(BOS) == 2
+
+
+def test_the_first_document_is_found_however_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loaders, "BOS_SCAN", 4)
+    for before in range(10):
+        shards = [np.concatenate([np.full(before, 5, np.uint16), *distinct(11, 30)])]
+        batch = build(PackedDocuments(begin="first shard"), shards, 6, 6).micro_batch(0)
+        assert batch.inputs.tolist() == [[BOS, 11, 12, 13, 14, 15]]
 
 
 def test_packed_needs_a_document() -> None:
@@ -245,8 +284,29 @@ def test_prefetch_keeps_the_order_and_works_ahead() -> None:
     assert len(made) <= 6
 
 
+def test_prefetch_is_as_many_results_ahead_as_were_asked_for_on_one_thread() -> None:
+    taken, threads = list[int](), set[int]()
+
+    def indices() -> Iterator[int]:
+        for index in range(10):
+            taken.append(index)
+            yield index
+
+    def make(index: int) -> int:
+        threads.add(threading.get_ident())
+        time.sleep(0.005)
+        return index
+
+    with prefetched(make, indices(), 3) as ready:
+        assert taken == [0, 1, 2]
+        assert [next(ready), next(ready)] == [0, 1]
+        assert taken == [0, 1, 2, 3, 4]
+        assert list(ready) == list(range(2, 10))
+    assert len(threads - {threading.get_ident()}) == len(threads) == 1
+
+
 def test_prefetch_ends_with_its_indices_and_leaves_no_thread() -> None:
-    with prefetched(lambda index: index, range(3)) as ready:
+    with prefetched(lambda index: index, range(3), 2) as ready:
         assert list(ready) == [0, 1, 2]
         ready.close()
         with pytest.raises(StopIteration):
@@ -267,7 +327,7 @@ def test_closing_drops_what_is_not_begun() -> None:
 
 
 def test_prefetch_raises_what_make_raised() -> None:
-    with prefetched(lambda index: 1 // (2 - index), range(9)) as ready:
+    with prefetched(lambda index: 1 // (2 - index), range(9), 2) as ready:
         assert next(ready) == 0
         assert next(ready) == 1
         with pytest.raises(ZeroDivisionError):
