@@ -28,7 +28,6 @@ from caddie.data.loaders import (
 from caddie.errors import UserError
 from caddie.lab.compare import compare
 from caddie.lab.stats import (
-    MOST_SEEDS,
     Estimate,
     Proportion,
     _least,
@@ -44,7 +43,6 @@ from caddie.lab.stats import (
     spearman,
     welch,
 )
-from caddie.lab.verdicts import _word as verdict
 from caddie.recipes.catalog import find
 from caddie.report.units import UNITS, convert
 from caddie.train import loop as training
@@ -199,13 +197,6 @@ def test_adjusted_p_by_hand_with_some_that_cannot_be_told() -> None:
     assert benjamini_hochberg([]) == []
 
 
-def test_the_words() -> None:
-    assert [verdict(sign, 0.01, None, 0.05) for sign in (-1.0, 1.0)] == ["better", "worse"]
-    assert verdict(-1.0, 0.05, 0.01, 0.05) == "same"
-    assert verdict(-1.0, 0.05, 0.05, 0.05) == "unclear"
-    assert verdict(-1.0, None, None, 0.05) == "unclear"
-
-
 # Ranks and shares
 
 PAIRS = st.lists(st.tuples(st.integers(-4, 4), st.integers(-4, 4)), min_size=2, max_size=12)
@@ -232,10 +223,12 @@ def test_ranks_by_hand() -> None:
     assert kendall([1, 2, 3, 4], [1, 2, 4, 3]) == pytest.approx(4 / 6)  # five pairs less one, of six
     assert order_agreement([1, 2, 3, 4], [1, 2, 4, 4]) == Proportion(5, 5)
     assert spearman([1, 2, math.inf], [1, 2, math.inf]) == pytest.approx(1.0)
-    assert sign_agreement([-1, 2, 0, 4], [-5, -1, 3, 9]) == Proportion(2, 3)
+    assert sign_agreement([-1, 2, 0, 4, 5], [-5, -1, 3, 9, 0]) == Proportion(2, 3)
     assert (Proportion(1, 4).value, Proportion(0, 0).value) == (0.25, None)
     assert Proportion(0, 0).interval() == (0.0, 1.0)
-    assert spearman([], []) is None
+    for a, b in (([], []), ([1], [2]), ([1, 1], [1, 2]), ([1, 2], [3, 3])):
+        assert spearman(a, b) is kendall(a, b) is None
+    assert (spearman([1, 2], [4, 3]), kendall([1, 2], [4, 3])) == pytest.approx((-1.0, -1.0))
     with pytest.raises(ValueError, match="shorter"):
         kendall([1, 2], [1])
 
@@ -338,6 +331,24 @@ def test_the_power_of_few_seeds_is_what_a_million_simulations_found() -> None:
         assert power(0.004, count, deviations[::-1]) == pytest.approx(power(0.004, count, deviations), rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("effect", "seeds", "deviations", "options", "wanted"),
+    [
+        (1.0, 2, (1.0,), {}, 0.0363224973),
+        (0.004, 3, (0.0009, 0.0018), {}, 0.356124583),
+        (1.0, 20, (1.0, 1.0), {"level": 0.025}, 0.868245192),
+        (3.0, 5, (0.1, 2.0), {"level": 0.05}, 0.861822668),
+        (0.003, 4, (0.001,), {"documents": 0.0005}, 0.754475261),
+        (0.003, 2, (0.001,), {"level": 0.025, "documents": 0.002}, 0.153536082),
+        (1e12, 2, (1.0,), {}, 1.0),
+    ],
+)
+def test_power_stays_what_reports_say(
+    effect: float, seeds: int, deviations: tuple[float, ...], options: dict[str, float], wanted: float
+) -> None:
+    assert power(effect, seeds, deviations, **options) == pytest.approx(wanted, rel=1e-7)
+
+
 def test_the_number_needed_is_the_first_with_enough_power() -> None:
     for deviations in ([0.0009, 0.0018], [0.001]):
         seeds = seeds_needed(0.002, deviations)
@@ -359,10 +370,11 @@ def test_seeds_needed_at_the_ends() -> None:
     assert seeds_needed(1e-9, [1.0, 1.0]) is None
     most = seeds_needed(0.05, [1.0, 1.0])
     assert most is not None
-    assert 8000 < most <= MOST_SEEDS
-    for least in (2, 3, 4, 5, 9_999, MOST_SEEDS):
+    assert 8000 < most <= 10_000
+    for least in (2, 3, 4, 5, 9_999, 10_000):
         assert _least(least.__le__) == least
-    assert _least((MOST_SEEDS + 1).__le__) is None
+    assert _least((1).__le__) == 2, "of one there is no spread"
+    assert _least((10_001).__le__) is None
 
 
 # Comparing runs

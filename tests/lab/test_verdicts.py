@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -13,7 +14,7 @@ from student import adjusted, two_sided, welch
 
 from caddie.errors import UserError
 from caddie.lab.stats import benjamini_hochberg, paired, seeds_to_decide
-from caddie.lab.verdicts import cost, judge, judge_pairs, measure
+from caddie.lab.verdicts import _word, cost, judge, judge_pairs, measure
 
 BASE = {1: 1.230, 2: 1.232, 3: 1.231, 4: 1.229}
 MOVES = (0.0003, -0.0002, 0.0001, -0.0002)
@@ -45,6 +46,13 @@ def test_a_study_by_hand() -> None:
     assert found["hardly"].seeds_needed == seeds_to_decide(0.0002, [6e-8**0.5])
 
 
+def test_the_words() -> None:
+    assert [_word(sign, 0.01, None, 0.05) for sign in (-1.0, 1.0)] == ["better", "worse"]
+    assert _word(-1.0, 0.05, 0.01, 0.05) == "same"
+    assert _word(-1.0, 0.05, 0.05, 0.05) == "unclear"
+    assert _word(-1.0, None, None, 0.05) == "unclear"
+
+
 def test_a_margin_moves_the_bar_and_lets_equal_things_be_the_same() -> None:
     entries = {"far": moved(-0.006), "near": moved(-0.003), "at": moved(-0.002), "same": moved(0.0001)}
     found = judge(BASE, entries, margin=0.002)
@@ -73,6 +81,9 @@ def test_seeds_that_both_have_are_paired_and_others_left_out() -> None:
     assert found.seeds == (1, 2, 3)
     assert found.mean == pytest.approx(fmean(entry[seed] for seed in (1, 2, 3)))
     assert found.p == pytest.approx(two_sided([entry[seed] - BASE[seed] for seed in (1, 2, 3)]))
+    two = judge({1: 1.25, 2: 1.5}, {"b": {1: 1.0, 2: 1.375}})["b"]
+    assert (two.seeds, two.test, two.difference) == ((1, 2), "paired", -0.1875)
+    assert two.deviation == pytest.approx(0.375 / 2**0.5)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -119,6 +130,29 @@ def test_what_does_not_vary_is_no_proof(base: dict[int, float], entry: dict[int,
     assert (found["b"].word, found["b"].reason) == ("unclear", says)
     assert {found["b"].interval, found["b"].p, found["b"].q, found["b"].q_same, found["b"].seeds_needed} == {None}
     assert found["other"].q == found["other"].p, "what was not tested is not counted"
+
+
+@pytest.mark.parametrize(("step", "reason"), [(1e-9, "nothing varies from seed to seed"), (3e-9, "")])
+def test_a_spread_below_the_last_digits_of_the_largest_score_is_rounding(step: float, reason: str) -> None:
+    """Of two seeds the standard error is half their step, and the bar 1e-12 of 1,000, not of a half."""
+    base = {1: 1000.0, 2: 0.5}
+    assert measure(base, base | {1: 1000.0 + step}, (1, 2)).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("seeds", "counted"), [((1337, 42, *range(100, 107)), (42, 1337)), (range(109, 100, -1), range(101, 110))]
+)
+def test_the_order_of_seeds_says_nothing_to_the_last_digit(seeds: Sequence[int], counted: Sequence[int]) -> None:
+    """Of paired seeds, which a set has in another order, and of Welch's test."""
+    chance = np.random.default_rng(0)
+    for scores in chance.normal(1.2, 0.01, (10, 2, 9)).round(4).tolist():
+        base, entry = (
+            dict(zip((1337, 42, *range(9, 2, -1)), scores[0], strict=True)),
+            dict(zip(seeds, scores[1], strict=True)),
+        )
+        found = judge(base, {"b": entry})["b"]
+        assert found.seeds == tuple(counted)
+        assert judge(dict(sorted(base.items())), {"b": dict(sorted(entry.items()))})["b"] == found
 
 
 @pytest.mark.parametrize("margin", [0.0, 0.001])
@@ -237,7 +271,7 @@ def test_what_cannot_be_judged_is_refused() -> None:
 def test_a_cost_by_hand() -> None:
     assert cost(600, 8, 3.0) == pytest.approx(4.0)  # 80 minutes of a GPU
     assert cost(0, 1, 0) == 0
-    for wrong in ((-1, 8, 3.0), (600, 0, 3.0), (600, 8, float("nan")), (600, 8, -3.0), (float("inf"), 8, 3.0)):
+    for wrong in ((-0.5, 8, 3.0), (600, 0, 3.0), (600, 8, float("nan")), (600, 8, -0.5), (float("inf"), 8, 3.0)):
         with pytest.raises(UserError, match="a cost needs seconds"):
             cost(*wrong)
 
