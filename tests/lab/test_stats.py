@@ -26,6 +26,7 @@ from caddie.data.loaders import (
     TrainingData,
 )
 from caddie.errors import UserError
+from caddie.lab import stats
 from caddie.lab.compare import compare
 from caddie.lab.stats import (
     Estimate,
@@ -226,6 +227,8 @@ def test_ranks_by_hand() -> None:
     assert sign_agreement([-1, 2, 0, 4, 5], [-5, -1, 3, 9, 0]) == Proportion(2, 3)
     assert (Proportion(1, 4).value, Proportion(0, 0).value) == (0.25, None)
     assert Proportion(0, 0).interval() == (0.0, 1.0)
+    assert Proportion(0, 10).interval() == pytest.approx((0.0, 1 - 0.025**0.1))  # none of ten with a chance of 0.025
+    assert Proportion(3, 3).interval(0.8) == pytest.approx((0.1 ** (1 / 3), 1.0))
     for a, b in (([], []), ([1], [2]), ([1, 1], [1, 2]), ([1, 2], [3, 3])):
         assert spearman(a, b) is kendall(a, b) is None
     assert (spearman([1, 2], [4, 3]), kendall([1, 2], [4, 3])) == pytest.approx((-1.0, -1.0))
@@ -354,6 +357,12 @@ def test_the_number_needed_is_the_first_with_enough_power() -> None:
         seeds = seeds_needed(0.002, deviations)
         assert seeds is not None
         assert power(0.002, seeds, deviations) >= 0.8 > power(0.002, seeds - 1, deviations)
+
+
+def test_a_number_with_just_the_wanted_power_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert seeds_needed(0.002, [0.001], wanted=power(0.002, 6, [0.001])) == 6
+    monkeypatch.setattr(stats, "POWER", 2 * power(1.5, 7, [1.0], 0.05) - 1.0)
+    assert seeds_to_decide(0.0, [1.0], 1.5) == 7
 
 
 def test_the_gaps_that_three_and_ten_seeds_show() -> None:
