@@ -154,6 +154,7 @@ def test_random_access_equals_one_pass(size: int, rows: int, loader: Loader, ind
         (SequentialStream(begin="first shard"), [11, 15, 20, 24, 29, 1, 38, 42, 47, 51, 56, 60, 65, 69, 74, 78]),
         (ShuffledSequences(), [62, 66, 54, 42, 18, 78, 22, 26, 70, 14, 58, 38, 50, 46, 22, 52]),
         (CoprimeStride(), [50, 42, 70, 62, 14, 78, 18, 22, 54, 26, 46, 38, 66, 58, 14, 72]),
+        (PackedDocuments(begin="first shard"), [11, 20, 38, 47, 56, 65, 78, 11]),
         (PackedDocuments(group=2), [56, 65, 11, 20, 38, 47, 56, 65]),
         (PackedDocuments(group=2, begin="first shard"), [11, 20, 38, 47, 56, 65, 11, 20]),
     ],
