@@ -101,9 +101,9 @@ def _sample(matrix: Integers) -> Integers:
 
     Rows differ along a matrix: the first of an embedding may be of tokens that texts hardly have.
     """
-    height = max(1, _TRIAL // _RUNS // max(1, matrix.shape[1]))
-    if matrix.size <= _TRIAL or len(matrix) <= _RUNS * height:
+    if matrix.size <= _TRIAL or len(matrix) <= _RUNS:
         return matrix
+    height = max(1, _TRIAL // _RUNS // matrix.shape[1])
     starts = np.arange(_RUNS) * (len(matrix) - height) // (_RUNS - 1)
     sample: Integers = matrix[(starts[:, None] + np.arange(height)).reshape(-1)]
     return sample
@@ -128,7 +128,7 @@ def _size(matrix: Integers, settings: _Settings, center_bytes: int) -> int:
 
 def _settings_of(stream: bytes) -> _Settings | None:
     """Return the settings of a stream, without `centered`; None for a stream of another codec."""
-    if len(stream) < 2 or stream[0] != ENTROPY_MODEL:
+    if not stream or stream[0] != ENTROPY_MODEL:
         return None
     return _CHOICES[Reader(stream[1:]).byte()]._replace(centered=0)
 
@@ -161,7 +161,7 @@ def _write(values: Integers, settings: _Settings, coder: SymbolCoder, center_byt
     _code(clipped, most, _mean(coder.byte(_mean_code(clipped))), settings, coder)
     if most == LARGEST:
         beyond = np.abs(values[np.abs(clipped) == LARGEST]) - LARGEST
-        size = coder.byte((int(beyond.max(initial=0)).bit_length() + 7) // 8)
+        size = coder.byte((int(beyond.max()).bit_length() + 7) // 8)
         rest = beyond.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :size]
         coder.code(rest.reshape(-1).astype(np.int32), BYTES, np.array([rest.size]))
 
@@ -225,7 +225,7 @@ def _tiles(rows: int, columns: int) -> Iterator[tuple[int, int, list[int]]]:
     """Yield blocks of rows, [top, bottom), and the column borders of their tiles."""
     top = 0
     while top < rows:
-        height = max(1, min(top // _GROWTH, 4 * _LARGEST_TILE // max(columns, 1)))
+        height = max(1, min(top // _GROWTH, 4 * _LARGEST_TILE // columns))
         bottom = rows if rows - top - height < height // 2 else top + height
         height = bottom - top
         borders = [0]

@@ -65,7 +65,7 @@ def width(rows: int, columns: int) -> int:
 def priors() -> Integers:
     """Return the prior of each magnitude, the same for both signs, by width and context: (widths, contexts, 256)."""
     with localcontext(Context(prec=40)):
-        exponentials = [int((1 << _BITS) * (Decimal(-step) / 64).exp()) for step in range(64 * 22)]
+        exponentials = [int((1 << _BITS) * (Decimal(-step) / 64).exp()) for step in range(1332)]  # to 0
         # 64 / (2 s**2) in 2**-16, for s = 2**(place / 16 - 3)
         factors = [int(Decimal(2) ** (27 - Decimal(place) / 8)) for place in range(_DEVIATIONS)]
     magnitudes = np.arange(LARGEST + 1)
@@ -94,5 +94,5 @@ def _logs() -> Integers:
     """Return logarithms of numbers from 1 up, by exponent and mantissa."""
     # The bits of number**64 are 64 times those of the number.
     logs = [(number**PER_OCTAVE).bit_length() - 1 for number in range(_MANTISSAS, 2 * _MANTISSAS)]
-    octaves = np.arange(64)[:, None] - (_MANTISSAS.bit_length() - 1)
+    octaves = np.arange(53)[:, None] - (_MANTISSAS.bit_length() - 1)
     return (np.array(logs, np.int64) + PER_OCTAVE * octaves).reshape(-1)

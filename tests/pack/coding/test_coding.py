@@ -303,7 +303,7 @@ def test_what_the_coder_is_given_makes_its_arithmetic_exact():
 
 
 def test_tiles_cover_a_matrix_once():
-    for rows, columns in ((1, 1), (1, 5000), (5000, 1), (64, 128), (37, 1000), (3, 0), (70_000, 3)):
+    for rows, columns in ((1, 1), (1, 5000), (5000, 1), (64, 128), (37, 1000), (70_000, 3)):
         seen = np.zeros((rows, columns), np.int8)
         for top, bottom, borders in model._tiles(rows, columns):
             assert borders == sorted(set(borders))
