@@ -73,12 +73,17 @@ class EntropyModel(ArrayCodec):
 
     def encode(self, array: Array, like: bytes = b"") -> bytes:
         """Return the stream with settings by trial (`_best`), or with those of `like`."""
-        if array.dtype.kind not in "biu" or array.dtype.itemsize > 4 or array.size >= _MOST_ELEMENTS:
+        if not codes(array.dtype) or array.size >= _MOST_ELEMENTS:
             return Packed(codec=Brotli(), columns=True, shuffle=True).encode(array)
         matrix = array.astype(np.int64).reshape(matrix_shape(array.shape))
         writer = Writer()
         _write(matrix, _settings_of(like) or _best(matrix, array.itemsize + 1), writer, array.itemsize + 1)
         return bytes([ENTROPY_MODEL]) + writer.finish(_seal(array))
+
+
+def codes(dtype: np.dtype[Any]) -> bool:
+    """Return True for integers of up to 32 bits."""
+    return dtype.kind in "biu" and dtype.itemsize <= 4
 
 
 def _best(matrix: Integers, center_bytes: int) -> _Settings:
@@ -168,8 +173,8 @@ def _write(values: Integers, settings: _Settings, coder: SymbolCoder, center_byt
 
 def read(data: bytes, dtype: np.dtype[Any], shape: Shape) -> Array:
     """Return the array of an `EntropyModel` stream; `UserError` for any other."""
-    reader = Reader(data[1:])
     try:
+        reader = Reader(data[1:])
         result = _read(matrix_shape(shape), reader, dtype.itemsize + 1).astype(dtype, order="C").reshape(shape)
         reader.finish(_seal(result))
     except Damaged:

@@ -38,9 +38,10 @@ _BITS = 30
 _DEVIATIONS = 16 * 12  # standard deviations, a sixteenth of an octave apart
 # Neighbours at these distances are mixed, one after another.
 _MIXED = (4, 4, 6, 8, 12, 16)
-# Variances of ln E|q| after each: a half of ln(2)**2 times the square of the distance in octaves.
-_VARIANCES_PER_THOUSAND = (15, 30, 64, 124, 259, 500)
-_BORDERS = [1.5 * variance for variance in _VARIANCES_PER_THOUSAND[:-1]]
+# Variances of ln E|q| in thousandths, from the third mixture to the last but one: each mixing adds a half of ln(2)**2
+# times the square of the distance in octaves. No estimate is as certain as the first two.
+_VARIANCES_PER_THOUSAND = (64, 124, 259)
+_BORDERS = [1.5 * variance for variance in _VARIANCES_PER_THOUSAND]
 
 
 def log2(numbers: npt.NDArray[Any]) -> Integers:
@@ -58,7 +59,7 @@ def contexts(logs: Integers) -> npt.NDArray[np.uint8]:
 
 def width(rows: int, columns: int) -> int:
     """Return the mixture for a magnitude estimated from so many rows of its column and columns of its row."""
-    return bisect_left(_BORDERS, 60 + 800 // rows + 800 // columns)
+    return 2 + bisect_left(_BORDERS, 60 + 800 // rows + 800 // columns)
 
 
 @cache

@@ -129,7 +129,7 @@ class ProcessPool:
     def _start(self, elements: list[int]) -> bool:
         """Start the processes if they are worth it; return True if any runs."""
         total = sum(elements)
-        if self.processes < 2 or total - max(0, *elements, total // self.processes) < _WORTH:
+        if total - max([*elements, total // self.processes]) < _WORTH:
             return False
         null = subprocess.DEVNULL
         command = [sys.executable, "-P", "-c", _LAUNCHER, str(Path(__file__).absolute().parents[3])]

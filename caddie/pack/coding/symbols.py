@@ -39,7 +39,7 @@ class SymbolCoder(ABC):
         """Write a byte, or read it; return it."""
         symbol = np.array([value], np.int32)
         self.code(symbol, BYTES, _ONE)
-        return int(symbol[0])
+        return int(symbol.item())
 
     def number(self, size: int, value: int = 0) -> int:
         """Write or read a signed integer of `size` bytes; return it."""
@@ -70,19 +70,20 @@ class Writer(SymbolCoder):
 
 
 class Reader(SymbolCoder):
-    """Reads the stream of a `Writer` under the same weights; raises `Damaged` if it ends too early."""
+    """Reads the stream of a `Writer` under the same weights; raises `Damaged` if it is empty or ends too early."""
 
     def __init__(self, data: bytes) -> None:
+        if not data or data[-1] == 0:  # the coder takes no last word of zero
+            raise Damaged
         words = np.frombuffer(data.ljust(-(-len(data) // 4) * 4, b"\0"), "<u4").astype(np.uint32)
-        self.damaged = not len(words) or data[-1] == 0  # the coder takes no last word of zero
-        self._coder = constriction.stream.stack.AnsCoder(words[:0] if self.damaged else words)
+        self._coder = constriction.stream.stack.AnsCoder(words)
 
     def code(self, symbols: Symbols, weights: Integers, counts: Integers) -> None:
         """Fill the symbols in."""
         start = 0
         for each, count in zip(weights, counts.tolist(), strict=True):
             # The rest of a whole stream is never shorter than its seal.
-            if self.damaged or self._coder.num_valid_bits() < CHECKSUM_BITS:
+            if self._coder.num_valid_bits() < CHECKSUM_BITS:
                 raise Damaged
             symbols[start : start + count] = self._coder.decode(_model(each), count)
             start += count

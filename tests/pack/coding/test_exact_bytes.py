@@ -7,6 +7,7 @@ integers alone, so that they are the same on every machine.
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Sequence
 from itertools import pairwise
 from math import isqrt
@@ -17,10 +18,12 @@ import numpy.typing as npt
 import pytest
 
 from caddie.errors import UserError
-from caddie.pack.coding import EntropyModel, decode
+from caddie.pack.codecs import Brotli, Lzma, Stored, Zlib, Zstd
+from caddie.pack.coding import EntropyModel, Packed, Smallest, decode
 from caddie.pack.coding import entropy_model as model
-from caddie.pack.coding.priors import contexts, log2
-from caddie.pack.coding.symbols import BYTES, Writer
+from caddie.pack.coding.packed import nearest_rows
+from caddie.pack.coding.priors import PER_OCTAVE, contexts, log2
+from caddie.pack.coding.symbols import BYTES, Meter, Reader, Writer
 
 Array = npt.NDArray[Any]
 
@@ -228,6 +231,57 @@ def test_a_reader_takes_up_to_eight_bytes_beyond_the_largest_magnitude(size: int
         assert decode(stream, array.dtype, array.shape).tolist() == array.tolist()
 
 
+def test_the_codecs_that_smallest_tries() -> None:
+    brotli = {"kind": "Brotli", "quality": 11}
+    plain = {"kind": "Packed", "columns": False, "shuffle": False, "sort_rows": False}
+    assert Smallest().to_json() == {
+        "kind": "Smallest",
+        "of": [{"kind": "EntropyModel"}, {**plain, "codec": {"kind": "Zstd", "level": 3}, "shuffle": True}],
+        "also": [
+            {**plain, "codec": {"kind": "Zlib", "level": 9}},
+            {**plain, "codec": brotli, "shuffle": True},
+            {**plain, "codec": brotli, "columns": True},
+        ],
+        "small_bytes": 4096,
+    }
+    assert Packed().to_json() == {**plain, "codec": brotli}
+
+
+def test_the_head_of_packed_bytes() -> None:
+    """Layout and codec in the first byte, then the upper three of the array's CRC-32."""
+    array = np.array([[1, -2], [3, 400]], ">i2")
+    data = array.astype("<i2").tobytes()
+    crc = (zlib.crc32(data) >> 8).to_bytes(3, "little")
+    assert Packed(codec=Stored()).encode(array) == b"\1" + crc + data
+    for place, codec in enumerate((Stored(), Zlib(), Lzma(), Zstd(), Brotli())):
+        for layout in range(8):
+            columns, shuffle, sort_rows = (bool(layout & bit) for bit in (1, 2, 4))
+            stream = Packed(codec=codec, columns=columns, shuffle=shuffle, sort_rows=sort_rows).encode(array)
+            assert stream[:4] == bytes([1 + layout + 8 * place]) + crc
+            assert decode(stream, array.dtype, array.shape).tolist() == array.tolist()
+    for first in range(41, 256):
+        with pytest.raises(UserError, match="no coded array that this version knows"):
+            decode(bytes([first]) + stream[1:], array.dtype, array.shape)
+    for dtype in ("i8", "u8", "f2", "f4"):
+        with pytest.raises(UserError, match="no coded array that this version knows"):
+            decode(EntropyModel().encode(array), dtype, array.shape)
+
+
+@pytest.mark.parametrize(
+    ("rows", "order"),
+    [
+        (np.array([[5, 5], [0, 0], [5, 9], [6, 6], [4, 4]], np.int8), [0, 3, 2, 4, 1]),
+        (np.array([100, -100, 90, 127, -128], np.int8), [0, 2, 3, 1, 4]),  # differences beyond the type
+        (np.array([2**62, -(2**62), 0]), [0, 2, 1]),
+        (np.array([2**63, 0, 2**64 - 1, 2**62], np.uint64), [0, 3, 1, 2]),
+        (np.array([0, 2, np.inf, 1, -np.inf]), [0, 3, 1, 2, 4]),
+        (np.zeros(0), []),
+    ],
+)
+def test_the_order_of_nearest_rows(rows: Array, order: list[int]) -> None:
+    assert nearest_rows(rows.reshape(-1, 2 if rows.ndim == 2 else 1)).tolist() == order
+
+
 def test_settings_that_no_version_wrote_are_refused() -> None:
     for number in (190, 191, 192, 193):
         writer = Writer()
@@ -308,6 +362,16 @@ def test_contexts_are_the_nearest_quarters_of_an_octave() -> None:
 
 def test_all_bytes_are_as_probable() -> None:
     assert BYTES.tolist() == [[2**24 // 256 - 1] * 256]
+
+
+def test_signed_numbers_in_bytes() -> None:
+    numbers, writer, meter = [0, 1, -1, 127, 128, -128, 200, 2**15, 2**23 - 1, -(2**23)], Writer(), Meter()
+    assert [writer.number(3, number) for number in numbers] == numbers
+    assert [meter.number(3, number) for number in numbers] == numbers
+    assert meter.size == 30 * 8 * PER_OCTAVE
+    reader = Reader(writer.finish(1 << 24 | 5))
+    assert [reader.number(3) for _ in numbers] == numbers
+    reader.finish(1 << 24 | 5)
 
 
 @pytest.mark.parametrize("skewed", [0, 1])

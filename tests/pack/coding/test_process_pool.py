@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Pipe
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -90,12 +91,38 @@ def test_an_error_leaves_the_processes_to_the_next(two: ProcessPool) -> None:
 
 def test_few_are_coded_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("subprocess.Popen", lambda *given, **options: pytest.fail("a process is started"))
-    assert ProcessPool(1).encode(Smallest(), JOBS) == STREAMS
+    for one in (ProcessPool(), ProcessPool(1)):
+        assert one.processes == 1
+        assert one.encode(Smallest(), JOBS) == STREAMS
     assert ProcessPool(2).encode(Smallest(), JOBS[:1]) == STREAMS[:1]
     # Whoever is started could take over all but the largest, or half.
     saved = sum(job.elements for job in JOBS[1:4])
     monkeypatch.setattr(process_pool, "_WORTH", saved + 1)
     assert ProcessPool(2).encode(Smallest(), JOBS[:4]) == STREAMS[:4]
+    monkeypatch.setattr(process_pool, "_WORTH", saved)
+    with pytest.raises(pytest.fail.Exception, match="a process is started"):
+        ProcessPool(2).encode(Smallest(), JOBS[:4])
+
+
+@pytest.mark.usefixtures("idle_here")
+def test_an_interrupt_leaves_the_processes_to_the_one_that_started_them(two: ProcessPool) -> None:
+    assert two.encode(Smallest(), JOBS) == STREAMS  # so that both have begun to serve
+    for process in two._started:
+        process.send_signal(signal.SIGINT)
+    assert [array.tobytes() for array in two.decode(CODED)] == [array.tobytes() for array in ARRAYS]
+    assert [process.poll() for process in two._started] == [None, None]
+
+
+def test_a_closed_pool_has_ended_its_processes_and_may_be_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ProcessPool(2) as pool:
+        process, (near_end, far_end) = subprocess.Popen(["sleep", "60"]), Pipe()
+        pool._started.append(process)
+        pool._idle.put(near_end)
+    assert process.returncode == -signal.SIGKILL
+    assert near_end.closed
+    far_end.close()
+    monkeypatch.setattr(process_pool, "_WORTH", 1 << 40)
+    assert pool.encode(Smallest(), JOBS) == STREAMS
 
 
 class Unheard(ArrayCodec):
