@@ -110,7 +110,7 @@ def _sample(matrix: Integers) -> Integers:
         return matrix
     height = max(1, _TRIAL // _RUNS // matrix.shape[1])
     starts = np.arange(_RUNS) * (len(matrix) - height) // (_RUNS - 1)
-    sample: Integers = matrix[(starts[:, None] + np.arange(height)).reshape(-1)]
+    sample: Integers = matrix[(starts[:, None] + np.arange(height)).ravel()]
     return sample
 
 
@@ -167,8 +167,8 @@ def _write(values: Integers, settings: _Settings, coder: SymbolCoder, center_byt
     if most == LARGEST:
         beyond = np.abs(values[np.abs(clipped) == LARGEST]) - LARGEST
         size = coder.byte((int(beyond.max()).bit_length() + 7) // 8)
-        rest = beyond.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :size]
-        coder.code(rest.reshape(-1).astype(np.int32), BYTES, np.array([rest.size]))
+        rest = beyond.astype("<u8").view(np.uint8).reshape(beyond.size, 8)[:, :size]
+        coder.code(rest.ravel().astype(np.int32), BYTES, np.array([rest.size]))
 
 
 def read(data: bytes, dtype: np.dtype[Any], shape: Shape) -> Array:
@@ -197,7 +197,7 @@ def _read(shape: tuple[int, int], coder: Reader, center_bytes: int) -> Array:
             raise Damaged
         places = np.abs(values) == LARGEST
         rest = np.zeros((int(places.sum()), size), np.int32)
-        coder.code(rest.reshape(-1), BYTES, np.array([rest.size]))
+        coder.code(rest.ravel(), BYTES, np.array([rest.size]))
         beyond = np.pad(rest, ((0, 0), (0, 8 - size))).astype(np.uint8)
         values = values.astype(np.int64)
         values[places] += np.sign(values[places]) * beyond.view("<i8")[:, 0]
@@ -211,7 +211,7 @@ def _median(values: Integers) -> int:
     """Return the median, the upper one of an even number of values."""
     least, half = int(values.min()), values.size // 2
     if int(values.max()) - least < _MOST_COUNTED:  # counting is many times as fast
-        return least + int(np.searchsorted(np.bincount((values - least).reshape(-1)).cumsum(), half, side="right"))
+        return least + int(np.searchsorted(np.bincount((values - least).ravel()).cumsum(), half, side="right"))
     return int(np.partition(values, half, axis=None)[half])
 
 
@@ -268,15 +268,15 @@ def _code(values: Symbols, most: int, mean: int, settings: _Settings, coder: Sym
         for left, right in pairwise(borders):
             beside = passed[left] + (row_trust << FRACTION_BITS)
             scales = ((row_sums << FRACTION_BITS) + row_trust * usual << FRACTION_BITS) // beside
-            places = priors.contexts(log2(scales)[:, None] + log_ratios[left:right]).reshape(-1)
+            places = priors.contexts(log2(scales)[:, None] + log_ratios[left:right]).ravel()
             tile = values[top:bottom, left:right]
             order, present = places.argsort(kind="stable"), np.bincount(places, minlength=priors.CONTEXTS)
             used = present.nonzero()[0]
             shares = prior[priors.width(top + column_trust, left + row_trust), used]
             weights = _weights(shares, counts[used], settings.skewed)
-            flat = tile.reshape(-1)[order] + np.int32(most)
+            flat = tile.ravel()[order] + np.int32(most)
             coder.code(flat, weights, present[used])
-            np.add.at(counts.reshape(-1), places[order] * np.int64(symbols) + flat, 1)
+            np.add.at(counts.ravel(), places[order] * np.int64(symbols) + flat, 1)
             if isinstance(coder, Reader):
                 back = np.empty_like(flat)
                 back[order] = flat

@@ -58,8 +58,8 @@ class Packed(ArrayCodec):
         if self.sort_rows:
             places = nearest_rows(matrix)
             order, matrix = places.astype(_order_dtype(len(matrix))).tobytes(), matrix[places]
-        flat = np.ascontiguousarray(matrix.T if self.columns else matrix).reshape(-1)
-        data = flat.view(np.uint8).reshape(-1, dtype.itemsize).T.tobytes() if self.shuffle else flat.tobytes()
+        flat = np.ascontiguousarray(matrix.T if self.columns else matrix).ravel()
+        data = flat.view(np.uint8).reshape(flat.size, dtype.itemsize).T.tobytes() if self.shuffle else flat.tobytes()
         kind = PACKED + layout + _LAYOUTS * _CODECS.index(type(self.codec))
         return bytes([kind]) + checksum(array).to_bytes(_CHECKSUM_BYTES, "little") + self.codec.encode(order + data)
 
@@ -74,7 +74,7 @@ def unpack(data: bytes, dtype: np.dtype[Any], shape: Shape) -> Array:
     found = _CODECS[number]().decode(data[1 + _CHECKSUM_BYTES :], order_bytes + math.prod(shape) * dtype.itemsize)
     flat = np.frombuffer(found, np.uint8, offset=order_bytes)
     if layout & _SHUFFLE:
-        flat = np.ascontiguousarray(flat.reshape(dtype.itemsize, -1).T).reshape(-1)
+        flat = np.ascontiguousarray(flat.reshape(dtype.itemsize, rows * columns).T).ravel()
     flat = flat.view(checked(dtype))
     matrix = flat.reshape(columns, rows).T if layout & _COLUMNS else flat.reshape(rows, columns)
     result = np.empty((rows, columns), dtype)

@@ -96,4 +96,4 @@ def _logs() -> Integers:
     # The bits of number**64 are 64 times those of the number.
     logs = [(number**PER_OCTAVE).bit_length() - 1 for number in range(_MANTISSAS, 2 * _MANTISSAS)]
     octaves = np.arange(53)[:, None] - (_MANTISSAS.bit_length() - 1)
-    return (np.array(logs, np.int64) + PER_OCTAVE * octaves).reshape(-1)
+    return (np.array(logs, np.int64) + PER_OCTAVE * octaves).ravel()

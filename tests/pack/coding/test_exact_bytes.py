@@ -342,13 +342,16 @@ def test_the_first_guess_of_a_magnitude() -> None:
         assert model._mean_code(np.eye(1, 1 + zeros, dtype=np.int64)) == code
 
 
+def logarithm(number: int) -> int:
+    """In 64ths, of the first eleven bits: one less than the bits of the 64th power, which integers hold exactly."""
+    cut = max(number.bit_length() - 11, 0)
+    return ((number >> cut) ** 64).bit_length() - 1 + 64 * cut
+
+
 def test_logarithms_of_the_first_eleven_bits() -> None:
-    """Bits of the 64th power: integers are exact, and what comes after the first eleven bits is left out."""
     raw = np.random.PCG64(0).random_raw(500)
     numbers = [*range(1, 5000), *(number >> 11 + place % 40 for place, number in enumerate(raw.tolist())), 2**53 - 1]
-    cut = [max(number.bit_length() - 11, 0) for number in numbers]
-    wanted = [((number >> bits) ** 64).bit_length() - 1 + 64 * bits for number, bits in zip(numbers, cut, strict=True)]
-    assert log2(np.array(numbers)).tolist() == wanted
+    assert log2(np.array(numbers)).tolist() == [logarithm(number) for number in numbers]
     assert log2(np.array([0, 1])).tolist() == [0, 0]
 
 
@@ -360,8 +363,21 @@ def test_contexts_are_the_nearest_quarters_of_an_octave() -> None:
     assert contexts(np.array([263, 264, 1255, 1256])).tolist() == [0, 1, 62, 63]
 
 
+def test_a_larger_array_than_any_here_is_packed() -> None:
+    assert model._MOST_ELEMENTS == 2**31, "the coder counts symbols in 32 bits"
+
+
 def test_all_bytes_are_as_probable() -> None:
     assert BYTES.tolist() == [[2**24 // 256 - 1] * 256]
+
+
+def test_the_size_that_settings_are_chosen_by() -> None:
+    """Code lengths of symbols under a probability of (weight + 1) / 2^24, in 64ths of a bit."""
+    weights = np.array([[0, 1, 2, 2**24 - 6], [2**20, 30, 2**24 - 2**20 - 34, 0]])
+    symbols, meter = np.array([0, 1, 2, 3, 3, 0, 1, 2, 3], np.int32), Meter()
+    meter.code(symbols, weights, np.array([5, 4]))
+    odds = [1, 2, 3, 2**24 - 5, 2**24 - 5, 2**20 + 1, 31, 2**24 - 2**20 - 33, 1]
+    assert meter.size == sum(24 * 64 - logarithm(each) for each in odds)
 
 
 def test_signed_numbers_in_bytes() -> None:
