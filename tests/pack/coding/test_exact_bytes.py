@@ -271,15 +271,16 @@ def test_the_head_of_packed_bytes() -> None:
     ("rows", "order"),
     [
         (np.array([[5, 5], [0, 0], [5, 9], [6, 6], [4, 4]], np.int8), [0, 3, 2, 4, 1]),
-        (np.array([100, -100, 90, 127, -128], np.int8), [0, 2, 3, 1, 4]),  # differences beyond the type
-        (np.array([2**62, -(2**62), 0]), [0, 2, 1]),
-        (np.array([2**63, 0, 2**64 - 1, 2**62], np.uint64), [0, 3, 1, 2]),
-        (np.array([0, 2, np.inf, 1, -np.inf]), [0, 3, 1, 2, 4]),
-        (np.zeros(0), []),
+        (np.array([[100], [-100], [90], [127], [-128]], np.int8), [0, 2, 3, 1, 4]),  # differences beyond the type
+        (np.array([[2**62], [-(2**62)], [0]]), [0, 2, 1]),
+        (np.array([[2**63], [0], [2**64 - 1], [2**62]], np.uint64), [0, 3, 1, 2]),
+        (np.array([[0.5], [2.5], [np.inf], [0.75], [0.625], [-np.inf]]), [0, 4, 3, 1, 2, 5]),
+        (np.array([[0, 0, 0], [1, 1, 1 + 2**-50], [1, 1, 1 + 2**-51]]), [0, 2, 1]),  # sums differ, means round alike
+        (np.zeros((0, 1)), []),
     ],
 )
 def test_the_order_of_nearest_rows(rows: Array, order: list[int]) -> None:
-    assert nearest_rows(rows.reshape(-1, 2 if rows.ndim == 2 else 1)).tolist() == order
+    assert nearest_rows(rows).tolist() == order
 
 
 def test_settings_that_no_version_wrote_are_refused() -> None:
