@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from math import isqrt
 from typing import Any
 
@@ -22,7 +22,7 @@ from caddie.pack.codecs import Brotli, Lzma, Stored, Zlib, Zstd
 from caddie.pack.coding import EntropyModel, Packed, Smallest, decode
 from caddie.pack.coding import entropy_model as model
 from caddie.pack.coding.packed import nearest_rows
-from caddie.pack.coding.priors import PER_OCTAVE, contexts, log2
+from caddie.pack.coding.priors import PER_OCTAVE, contexts, log2, width
 from caddie.pack.coding.symbols import BYTES, Meter, Reader, Writer
 
 Array = npt.NDArray[Any]
@@ -366,6 +366,14 @@ def test_contexts_are_the_nearest_quarters_of_an_octave() -> None:
 
 def test_a_larger_array_than_any_here_is_packed() -> None:
     assert model._MOST_ELEMENTS == 2**31, "the coder counts symbols in 32 bits"
+
+
+def test_mixtures_of_estimates() -> None:
+    """The less certain an estimate, the wider: borders are one and a half times 0.064, 0.124 and 0.259."""
+    counts = [*range(1, 60), 114, 133, 160, 200, 266, 267, 400, 401, 800, 801, 10**6]
+    for rows, columns in product(counts, counts):
+        variance = 60 + 800 // rows + 800 // columns
+        assert width(rows, columns) == 2 + (variance > 96) + (variance > 186) + (variance > 388.5)
 
 
 def test_all_bytes_are_as_probable() -> None:
