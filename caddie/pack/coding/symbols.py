@@ -20,7 +20,7 @@ Symbols = npt.NDArray[np.int32]
 
 PRECISION_BITS = 24
 """Bits of the coder's probabilities."""
-BYTES = np.full((1, 256), ((1 << PRECISION_BITS) - 256) // 256, np.int64)
+BYTES = np.full((1, 256), (1 << PRECISION_BITS) // 256 - 1, np.int64)
 """Weights under which all bytes have the same probability."""
 _ONE = np.ones(1, np.int64)
 
