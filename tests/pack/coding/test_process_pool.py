@@ -125,6 +125,14 @@ def test_a_closed_pool_has_ended_its_processes_and_may_be_used_again(monkeypatch
     assert pool.encode(Smallest(), JOBS) == STREAMS
 
 
+def test_the_work_of_an_array_without_and_with_a_similar_one() -> None:
+    """Trials go through a small array eight times, through 2^18 elements of a large one and three times through all."""
+    small, large = np.zeros(10, np.int8), np.broadcast_to(np.int8(0), (1 << 10, 1 << 12))
+    assert [EncodeJob(small).elements, EncodeJob(small, b"like").elements] == [90, 10]
+    assert [EncodeJob(large).elements, EncodeJob(large, b"like").elements] == [(4 << 22) + (1 << 18), 1 << 22]
+    assert DecodeJob(b"", np.dtype(np.int8), (3, 50_000, 70_000)).elements == 10_500_000_000
+
+
 class Unheard(ArrayCodec):
     """A codec that no other process knows."""
 
@@ -147,6 +155,28 @@ def test_a_job_whose_process_ends_is_done_here() -> None:
     pool._idle.put(Any)  # type: ignore[arg-type]
     jobs = [DecodeJob(b"", np.dtype(np.int8), (size,)) for size in (3, 1, 2)]
     assert list(pool._map(jobs, ends, lambda job: job.elements)) == [3, 1, 2]
+
+
+def test_an_error_ends_what_is_done_beside_it() -> None:
+    done = []
+
+    def fails(connection: Any, job: DecodeJob) -> None:
+        if job.elements == 99:
+            raise UserError("no")
+        time.sleep(0.02)
+        done.append(job)
+
+    pool = ProcessPool(2)
+    pool._started = [Any, Any]  # type: ignore[list-item]
+    for connection in pool._started:
+        pool._idle.put(connection)  # type: ignore[arg-type]
+    jobs = [DecodeJob(b"", np.dtype(np.int8), (99 - size,)) for size in range(40)]
+    with pytest.raises(UserError, match="no"):
+        list(pool._map(jobs, fails, lambda job: None))
+    begun = len(done)
+    assert begun < len(jobs) - 1, "those that had not begun are cancelled"
+    time.sleep(0.1)
+    assert len(done) == begun, "and those that had begun are waited for"
 
 
 @pytest.mark.long
