@@ -200,7 +200,7 @@ def _read(shape: tuple[int, int], coder: Reader, center_bytes: int) -> Array:
         coder.code(rest.ravel(), BYTES, np.array([rest.size]))
         beyond = np.pad(rest, ((0, 0), (0, 8 - size))).astype(np.uint8)
         values = values.astype(np.int64)
-        values[places] += np.sign(values[places]) * beyond.view("<i8")[:, 0]
+        values[places] += np.sign(values[places]) * beyond.view("<i8").ravel()
     if settings.layout == 2:
         values = values.cumsum(axis=0)
     values = values + np.int64(center) if center else values
