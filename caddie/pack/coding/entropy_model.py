@@ -76,8 +76,8 @@ class EntropyModel(ArrayCodec):
         if not codes(array.dtype) or array.size >= _MOST_ELEMENTS:
             return Packed(codec=Brotli(), columns=True, shuffle=True).encode(array)
         matrix = array.astype(np.int64).reshape(matrix_shape(array.shape))
-        writer = Writer()
-        _write(matrix, _settings_of(like) or _best(matrix, array.itemsize + 1), writer, array.itemsize + 1)
+        writer, center_bytes = Writer(), array.itemsize + 1
+        _write(matrix, _settings_of(like) or _best(matrix, center_bytes), writer, center_bytes)
         return bytes([ENTROPY_MODEL]) + writer.finish(_seal(array))
 
 

@@ -428,6 +428,7 @@ def test_the_sample_of_rows_is_of_the_whole_matrix():
     assert len(rows) == 512
     assert (rows[0], rows[-1]) == (0, 9_999)
     assert (np.diff(rows) == 1).sum() == 508, "in four runs"
+    assert model._sample(np.arange(10)[:, None] * np.ones((1, 9000)))[:, 0].tolist() == [0, 3, 6, 9]
     for small in (matrix[:512], matrix[:4].repeat(999, axis=1), matrix[:, :0]):
         assert model._sample(small) is small
 
