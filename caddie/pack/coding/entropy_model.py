@@ -132,10 +132,10 @@ def _size(matrix: Integers, settings: _Settings, center_bytes: int) -> int:
 
 
 def _settings_of(stream: bytes) -> _Settings | None:
-    """Return the settings of a stream, without `centered`; None for a stream of another codec."""
+    """Return the settings of a stream; None for one of another codec."""
     if not stream or stream[0] != ENTROPY_MODEL:
         return None
-    return _CHOICES[Reader(stream[1:]).byte()]._replace(centered=0)
+    return _CHOICES[Reader(stream[1:]).byte()]
 
 
 def _seal(array: Array) -> int:
