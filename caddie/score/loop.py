@@ -20,21 +20,16 @@ from caddie.score.scorer import Layout, Scorer, ScoringBatch, Step, Stream, nats
 from caddie.score.windows import Window
 
 Losses = npt.NDArray[np.float64]
-_BLOCK = 1 << 22  # tokens that are searched for documents at once
 _QUEUED = 16  # batches per worker, so that none waits long for the others
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def layout_of(tokens: npt.NDArray[np.uint16], bos: int, per_document: bool) -> Layout:
     """Return the stretches of a text: its documents, each up to the prediction of the next `bos`, or the whole text."""
-    predictions = len(tokens) - 1
-    begins = [np.zeros(1, np.int64)]
+    begins = np.zeros(1, np.int64)
     if per_document:
-        for block in range(0, predictions, _BLOCK):
-            positions = np.flatnonzero(tokens[block : min(block + _BLOCK, predictions)] == bos) + block
-            begins.append(positions[positions > 0])
-    starts = np.concatenate(begins)
-    return Layout(starts, np.append(starts[1:], predictions))
+        begins = np.append(begins, np.flatnonzero(tokens[1:-1] == bos) + 1)
+    return Layout(begins, np.append(begins[1:], len(tokens) - 1))
 
 
 def run(
@@ -75,8 +70,7 @@ def run(
         return found
 
     several = ranks.world > 1 and bool(scorer.share(ranks))
-    busy = workers * (ranks.world if several else 1)
-    least = busy * _QUEUED if stateless and busy > 1 else 0
+    least = _QUEUED * workers * ranks.world if stateless else 0
     with _mapping(workers) as each:
         plan = (_fixed(step, stream, may_overlap) for step in scorer.plan(layout, rows))
         for steps, batches in _queued(plan, lambda step: same_shape_batches(step, stream, rows, together), least):

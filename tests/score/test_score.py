@@ -29,6 +29,7 @@ from caddie.errors import CheckFailed, UserError
 from caddie.model import GPT, Cache, Model, build
 from caddie.runtime.distributed import Ranks
 from caddie.score import (
+    KINDS,
     SGD,
     ChunkSGD,
     DocumentLoRA,
@@ -52,6 +53,8 @@ from caddie.score import (
     use_quickest_threads,
     windows,
 )
+from caddie.score.ngram_tilt import NGramTilt
+from caddie.score.score import rows_and_workers
 
 quick = settings(derandomize=True, deadline=None, max_examples=150)
 
@@ -158,13 +161,16 @@ def test_a_long_text_has_its_windows_one_by_one() -> None:
 def test_a_stride_beyond_the_window_is_an_error(length: int, stride: int) -> None:
     with pytest.raises(UserError, match=r"^score\.stride must be from 1 to"):
         check_windows(length, stride)
+    check_windows(length, 1)
+    check_windows(length, length)
     with pytest.raises(UserError, match=r"^score\.stride must be from 1 to score\.sequence_length \(4\), not 5"):
         score(Known(16), random_text(100), Scoring(sequence_length=4, stride=5))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("predictions", [0, 1, 31])
 def test_a_text_shorter_than_a_window_says_what_to_do(predictions: int) -> None:
-    with pytest.raises(UserError, match=f"score.sequence_length={max(1, predictions)}$"):
+    wanted = rf"has {predictions + 1} tokens, too few .* of 32; .* score.sequence_length={max(1, predictions)}$"
+    with pytest.raises(UserError, match=wanted):
         check_windows(32, 8, predictions)
     check_windows(32, 8, 32)
     check_windows(32, 8)
@@ -240,13 +246,10 @@ def test_documents_are_stretches(tokens: list[int], stretches: list[tuple[int, i
     assert (whole.begins.tolist(), whole.ends.tolist()) == ([0], [len(tokens) - 1])
 
 
-@pytest.mark.long
-@quick
-@given(st.lists(st.integers(0, 3), min_size=2, max_size=40), st.integers(1, 7))
-def test_stretches_share_out_all_predictions(tokens: list[int], block: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("caddie.score.loop._BLOCK", block)
-        layout = layout_of(np.array(tokens, np.uint16), BOS, per_document=True)
+@settings(quick, max_examples=50)
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=40))
+def test_stretches_share_out_all_predictions(tokens: list[int]) -> None:
+    layout = layout_of(np.array(tokens, np.uint16), BOS, per_document=True)
     scored = [p for begin, end in zip(layout.begins, layout.ends, strict=True) for p in range(begin, end)]
     assert scored == list(range(len(tokens) - 1))
     expected = [0] + [p for p in range(1, len(tokens) - 1) if tokens[p] == BOS]
@@ -350,6 +353,26 @@ def test_a_step_is_charged_then_learnt_from_then_the_next_is_planned() -> None:
     assert not isinstance(events[5][2], Stream), "the scorer is not handed the text itself"
 
 
+def test_a_step_without_windows_is_a_step() -> None:
+    events = go(Planned([[(0, 0, 4)], [], [(4, 4, 8)]]))
+    learnt = [event[1] for event in events if event[0] == "update"]
+    assert learnt == [[(0, 0, 4)], [], [(4, 4, 8)]]
+
+
+def test_steps_of_a_scorer_without_state_are_scored_some_at_a_time() -> None:
+    class Stateless(Planned):
+        stateless = True
+
+    tokens = np.arange(1, 102, dtype=np.uint16)
+    scorer = Stateless([[(p, p, p + 1)] for p in range(100)], vocabulary=128)
+    layout = layout_of(tokens, BOS, per_document=False)
+    run(scorer, tokens, layout, 2, scorer.tell, vocabulary=128)
+    learnt = [window.first for event in scorer.events if event[0] == "update" for window in event[1]]
+    assert learnt == list(range(100)), "each step once, the last ones too"
+    planned_first = [event[0] for event in scorer.events].index("charged")
+    assert planned_first < 50, "a long text is not planned to its end before any of it is scored"
+
+
 def test_slots_that_are_together_share_a_batch() -> None:
     tokens = np.tile(np.array([BOS, 11, 12], np.uint16), 4)
     stream, slots = Stream(tokens, layout_of(tokens, BOS, per_document=True)), [0, 1, 2, 3]
@@ -442,6 +465,11 @@ def test_windows_of_several_stretches_are_asked_together() -> None:
         [[0, 11], [0, 21]],
         [[11, 12, 13], [21, 22, 23]],
     ]
+
+
+def test_windows_of_two_stretches_share_a_batch_in_any_order() -> None:
+    layout, step = layout_of(NINE, BOS, per_document=True), Step([Window(4, 4, 6), Window(0, 0, 2)], [0, 1])
+    assert [list(batch.slots) for batch in same_shape_batches(step, Stream(NINE, layout), 2)] == [[0, 1]]
 
 
 @quick
@@ -640,14 +668,24 @@ def test_a_process_answers_what_it_is_given(rank: int) -> None:
         def owners(self, batches: Sequence[ScoringBatch], world: int) -> list[int]:
             return [0, 1]
 
+        def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
+            logits = super().logits(inputs, slots, last)
+            logits[:, :, 31] = inputs[:, -last:] / 8
+            return logits
+
     class Alone(Ranks):
         def sum(self, tensors: Sequence[Tensor]) -> None:
             """Add nothing of the other process."""
 
-    scorer, paid = Shared([[(0, 0, 4), (4, 4, 8)]]), list[bool]()
-    tell, ranks = (lambda window, losses: paid.append(bool(losses.any()))), Alone(rank=rank, world=2)
-    run(scorer, NINE, layout_of(NINE, BOS, per_document=True), 1, tell, ranks=ranks, vocabulary=32)
-    assert paid == [rank == 0, rank == 1]
+    first, second = [(0, 0, 2), (4, 4, 6)], [(0, 2, 4), (4, 6, 8)]
+    scorer, paid = Shared([[*first, *second]]), dict[tuple[int, int, int], list[float]]()
+    tell, ranks = (lambda window, losses: paid.update({window: losses.tolist()})), Alone(rank=rank, world=2)
+    run(scorer, NINE, layout_of(NINE, BOS, per_document=True), 2, tell, ranks=ranks, vocabulary=32)
+    expected = [math.log(31 + math.exp(token / 8)) for token in NINE.tolist()]  # the next token is never 31
+    assert list(paid) == [*first, *second]
+    for window, losses in paid.items():
+        own = window in (first, second)[rank]
+        assert losses == pytest.approx(expected[window[1] : window[2]] if own else [0.0, 0.0])
 
 
 def test_looking_ahead_while_learning_is_refused() -> None:
@@ -848,20 +886,40 @@ def test_progress_is_reported_to_the_end() -> None:
 
 def test_an_artifact_has_the_scores_that_its_settings_have() -> None:
     model, text, watched = tiny_model(), random_text(60), Recorder(lambda event: None)
-    sgd = ChunkSGD(chunk_tokens=24, sgd=SGD(lr=0.1))
+    sgd, tilt = ChunkSGD(chunk_tokens=24, sgd=SGD(lr=0.1)), NGramTilt(order=2, threshold=0.5)
     for chosen, kinds in (
         (Scoring(sequence_length=12, stride=12), ["plain"]),
         (Scoring(sequence_length=12, stride=6), ["plain", "sliding"]),
         (Scoring(sequence_length=12, stride=12, ttt=sgd), ["plain", "adaptive"]),
         (Scoring(sequence_length=12, stride=6, ttt=sgd), ["plain", "sliding", "adaptive"]),
+        (Scoring(sequence_length=12, stride=6, tilt=tilt), ["plain", "sliding", "adaptive"]),
+        (Scoring(sequence_length=12, stride=12, ttt=sgd, tilt=tilt), ["plain", "adaptive"]),
     ):
         watched.phases.clear()
+        watched.events.clear()
         found = score_kinds(model, text, chosen, progress=watched)
         assert list(found) == watched.phases == kinds
-        alone = {"plain": chosen.plain, "sliding": chosen.but(ttt=None), "adaptive": chosen}
+        assert [event["text"] for event in watched.events if event["event"] == "doing"] == [KINDS[one] for one in kinds]
+        alone = {"plain": chosen.plain, "sliding": chosen.but(ttt=None, tilt=None), "adaptive": chosen}
         assert {kind: one.nats for kind, one in found.items()} == {
             kind: score(model, text, alone[kind]).nats for kind in kinds
         }
+
+
+def test_a_user_s_scorer_has_a_score_of_its_own_beside_them() -> None:
+    model, text, watched = tiny_model(), random_text(60), Recorder(lambda event: None)
+    chosen, told = Scoring(sequence_length=12, stride=6), list[tuple[str, int]]()
+    other = chosen.scorer(tiny_model(1), BOS)
+    scores = score_kinds(
+        model, text, chosen, other, watched, on_window=lambda kind, window, losses: told.append((kind, window.first))
+    )
+    assert list(scores) == watched.phases == ["plain", "sliding", "user"]
+    assert scores["user"].nats == score(tiny_model(1), text, chosen).nats
+    assert (scores["user"].sequence_length, scores["user"].stride) == (12, 12), "the settings of its sums"
+    firsts = [window.first for window in windows(0, 59, 12, 6)]
+    expected = [("plain", first) for first in range(0, 59, 12)]
+    expected += [(kind, first) for kind in ("sliding", "user") for first in firsts]
+    assert sorted(told) == sorted(expected)
 
 
 def test_scoring_leaves_the_model_as_it_was() -> None:
@@ -894,7 +952,10 @@ def test_double_precision_is_used_throughout() -> None:
     assert found != pytest.approx(single, rel=1e-12)
 
 
-def test_threads_are_chosen_by_plain_scores_of_a_first_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("length", "scored"), [(16, 8192), (8192, 8192), (8200, 8200)])
+def test_threads_are_chosen_by_plain_scores_of_a_first_stretch(
+    length: int, scored: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, before = Known(16), torch.get_num_threads()
 
     def try_one(counts: Sequence[int], work: Any) -> int:
@@ -902,9 +963,27 @@ def test_threads_are_chosen_by_plain_scores_of_a_first_stretch(monkeypatch: pyte
         return before
 
     monkeypatch.setattr(sys.modules["caddie.score.score"], "quickest", try_one)
-    use_quickest_threads(model, random_text(10_000), Scoring(sequence_length=16, stride=4, ttt=ChunkSGD()))  # type: ignore[arg-type]
+    use_quickest_threads(model, random_text(10_000), Scoring(sequence_length=length, stride=4, ttt=ChunkSGD()))  # type: ignore[arg-type]
     assert torch.get_num_threads() == before
-    assert sum(ids.numel() for ids, _, _ in model.seen) == 8192
+    assert sum(ids.numel() for ids, _, _ in model.seen) == scored
+
+
+def test_on_a_gpu_no_threads_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["caddie.score.score"], "quickest", lambda counts, work: pytest.fail("tried"))
+    use_quickest_threads(Known(16).to("meta"), random_text(100), Scoring(sequence_length=16))  # type: ignore[arg-type]
+
+
+def test_all_processes_take_the_fewest_threads_of_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    class BesideOneThread(Ranks):
+        def maximum(self, *values: float) -> list[float]:
+            return [max(value, -1) for value in values]
+
+    taken: list[int] = []
+    monkeypatch.setattr(sys.modules["caddie.score.score"], "quickest", lambda counts, work: 2)
+    monkeypatch.setattr(torch, "set_num_threads", taken.append)
+    use_quickest_threads(Known(16), random_text(100), Scoring(sequence_length=16), BesideOneThread())  # type: ignore[arg-type]
+    use_quickest_threads(Known(16), random_text(100), Scoring(sequence_length=16))  # type: ignore[arg-type]
+    assert taken == [1, 2]
 
 
 def test_each_number_of_threads_is_tried_and_the_quickest_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -940,6 +1019,36 @@ def test_on_a_gpu_one_batch_of_all_rows_runs_at_once(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys.modules["caddie.score.score"], "run", note)
     score(model, random_text(100), Scoring(sequence_length=16, stride=16, batch_tokens=1600))  # type: ignore[arg-type]
     assert asked == [(100, torch.device("meta"), 1)]
+
+
+@pytest.mark.parametrize(
+    ("length", "batch_tokens", "threads", "stateless", "wanted"),
+    [
+        (1024, 65_536, 1, True, (4, 1)),  # 4,096 tokens fit in the cache
+        (1024, 65_536, 2, True, (4, 2)),
+        (241, 65_536, 1, True, (16, 1)),  # 17 windows would be 4,097
+        (1024, 4096, 2, True, (2, 2)),
+        (1024, 3072, 2, True, (1, 2)),
+        (1024, 3072, 2, False, (3, 1)),
+        (1024, 1024, 2, True, (1, 1)),
+        (5000, 65_536, 2, True, (1, 2)),
+        (5000, 9999, 2, True, (1, 1)),
+    ],
+)
+def test_rows_and_workers_on_a_cpu(
+    length: int,
+    batch_tokens: int,
+    threads: int,
+    stateless: bool,
+    wanted: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    chosen = Scoring(sequence_length=length, batch_tokens=batch_tokens)
+    scorer = SimpleNamespace(stateless=stateless)
+    assert rows_and_workers(scorer, chosen, torch.device("cpu")) == wanted  # type: ignore[arg-type]
+    rows = batch_tokens // length
+    assert rows_and_workers(scorer, chosen, torch.device("meta")) == (rows, 1)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -992,7 +1101,16 @@ def test_a_window_that_is_longer_than_the_cache_is_a_batch() -> None:
     assert {len(ids) for ids, _, _ in model.seen} == {1}
 
 
-def test_a_batch_that_fails_fails_the_score(two_threads: None) -> None:
+def test_a_batch_that_fails_fails_the_score(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers, set_threads = list[int](), torch.set_num_threads
+
+    def note(threads: int) -> None:
+        numbers.append(threads)
+        set_threads(threads)
+
+    monkeypatch.setattr(torch, "set_num_threads", note)
+    before = threading.active_count()
+
     class Broken(Known):
         def answers(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
             if BOS in ids[:, 5:]:
@@ -1001,7 +1119,8 @@ def test_a_batch_that_fails_fails_the_score(two_threads: None) -> None:
 
     with pytest.raises(RuntimeError, match="broken"):
         score(Broken(16), random_text(100), Scoring(sequence_length=12, stride=12))  # type: ignore[arg-type]
-    assert torch.get_num_threads() == 2
+    assert numbers[-1] == 2, "set back, also where the number of a thread is that of the process"
+    assert threading.active_count() == before, "its workers have ended"
 
 
 @pytest.mark.parametrize("ttt", [None, ChunkSGD(chunk_tokens=24), DocumentLoRA(rank=1, chunk_tokens=6)])
@@ -1011,6 +1130,23 @@ def test_only_what_has_no_state_is_asked_several_things_at_once(ttt: Any) -> Non
 
 
 # Settings
+
+
+def test_the_defaults_that_scores_are_compared_by_stay() -> None:
+    assert json.dumps(Scoring(ttt=ChunkSGD(), tilt=NGramTilt()).to_json()) == (
+        '{"kind": "Scoring", "sequence_length": 1024, "stride": 64, "batch_tokens": 65536, "precision": "float32",'
+        ' "ttt": {"kind": "ChunkSGD", "chunk_tokens": 32768, "sgd": {"kind": "SGD", "lr": 0.005, "momentum": 0.9,'
+        ' "clip": 1.0, "rows": 32, "epochs": 3}},'
+        ' "tilt": {"kind": "NGramTilt", "order": 16, "threshold": 0.8, "boost": 2.625}}'
+    )
+    assert json.dumps(DocumentLoRA(phases=GlobalSGD()).to_json()) == (
+        '{"kind": "DocumentLoRA", "rank": 80, "alpha": 144.0, "lr": 0.0001, "beta1": 0.0, "beta2": 0.99, "eps": 1e-10,'
+        ' "weight_decay": 0.5, "chunk_tokens": 48, "short_chunks": [], "documents": 64,'
+        ' "targets": ["query", "key", "value", "attention", "mlp", "head"], "warm_start": true,'
+        ' "phases": {"kind": "GlobalSGD", "documents": 2500, "phases": 3, "chunk_tokens": 32768,'
+        ' "sgd": {"kind": "SGD", "lr": 0.001, "momentum": 0.9, "clip": 1.0, "rows": 32, "epochs": 1}}}'
+    )
+    assert (Scoring().ttt, Scoring().tilt) == (None, None)
 
 
 def test_plain_scoring_neither_slides_nor_learns() -> None:
@@ -1060,7 +1196,11 @@ def test_an_adaptation_is_chosen_on_the_command_line(typed: str, ttt: Any) -> No
 def test_the_score_names_the_adaptation_it_was_made_with() -> None:
     text, chosen = random_text(40), Scoring(sequence_length=8, stride=8, ttt=ChunkSGD(chunk_tokens=16))
     assert score(tiny_model(), text, chosen).ttt == "ChunkSGD(chunk_tokens=16)"
-    assert score(tiny_model(), text, chosen, scorer=chosen.plain.scorer(tiny_model(), BOS)).ttt is None
+    tilted = chosen.but(tilt=NGramTilt(order=2))
+    found = score(tiny_model(), text, tilted)
+    assert (found.ttt, found.tilt) == ("ChunkSGD(chunk_tokens=16)", "NGramTilt(order=2)")
+    found = score(tiny_model(), text, tilted, scorer=chosen.plain.scorer(tiny_model(), BOS))
+    assert (found.ttt, found.tilt) == (None, None)
 
 
 @pytest.mark.parametrize("cls", [Scoring, SGD, ChunkSGD, GlobalSGD, DocumentLoRA])
