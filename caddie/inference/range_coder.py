@@ -37,7 +37,7 @@ _STEPS = 64  # per nat
 _SHIFT = 1 / 3
 _LARGEST = float(1 << 20)  # nats; logits, infinite ones too, are clipped to this
 _WEIGHT_BITS = 32
-_BLOCK = 8192  # logits
+_BLOCK = 8192  # logits; part of the format, since those close to a border are listed by block
 _COUNTS = 1 << 40  # shares of the interval; all but a few mean "no logit is close to a border"
 _STATE_BITS, _WORD_BITS = 96, 32
 _WORD_MASK = (1 << _WORD_BITS) - 1
@@ -158,7 +158,7 @@ class Decoder:
 
 def _blocks(logits: Logits) -> Iterator[slice]:
     """Yield a few rows at a time: arrays of this size stay in the cache, which is four times as fast."""
-    rows = max(1, _BLOCK // max(1, logits.shape[1]))
+    rows = max(1, _BLOCK // logits.shape[1])
     return (slice(start, start + rows) for start in range(0, len(logits), rows))
 
 
@@ -192,6 +192,5 @@ def _weights() -> npt.NDArray[np.int64]:
     weights = [1 << _WEIGHT_BITS]
     with localcontext(Context(prec=50)):
         while weights[-1] > 1:
-            weight = (Decimal(-len(weights)) / _STEPS).exp() * (1 << _WEIGHT_BITS)
-            weights.append(max(int(weight.to_integral_value()), 1))
+            weights.append(round((Decimal(-len(weights)) / _STEPS).exp() * (1 << _WEIGHT_BITS)))
     return np.array(weights, np.int64)

@@ -116,13 +116,90 @@ def test_even_odds_among_256_symbols_are_bytes() -> None:
     assert encoded([(np.array([1, 2, 255]), np.zeros((3, 256)))]) == b"\x01\x02\xff"
 
 
-def test_the_format_stays() -> None:
+def patterned(rows: int, vocabulary: int) -> Step:
+    """Symbols and logits made of short fractions, far from the borders of the grid."""
+    places = np.arange(rows)[:, None] * 7 + np.arange(vocabulary)
+    return np.arange(rows) * 3 % vocabulary, (places * 37 % 101 - 50) / 8
+
+
+def with_borders(rows: int, vocabulary: int, near: dict[tuple[int, int], float]) -> Step:
+    """The same, but some logits are so many margins from a border."""
+    symbols, logits = patterned(rows, vocabulary)
+    for place, margins in near.items():
+        logits[place] = (17 * place[1] % 200 - 100 - 1 / 3) / 64 + margins * MARGIN
+    return symbols, logits
+
+
+ROWS = [
+    *("", "", "0006", "0005d543", "0005d5bbd7", "0005d5bbd7", "0005d5bbd7", "0005d5bbd678"),
+    *(
+        "0005d5bbd67a3c7e",
+        "0005d5bbd67a1f62",
+        "0005d5bbd67a0235",
+        "0005d5bbd679e509",
+        "0005d5bbd679c7e739",
+        "0005d5bbd679aab9a80e5d",
+        "0005d5bbd6798d8d1a260c",
+    ),
+]
+"""Streams of 0 to 14 symbols."""
+FORMAT = {
+    "two calls": ([patterned(9, 7), patterned(4, 7)], "00013eae31f520b70caaa34d503454"),
+    "two blocks": (
+        [with_borders(9, 1024, {(0, 3): 0.5, (7, 1000): -0.5, (8, 0): 0.9})],
+        "fffffffffe001ffd000000001074ac0af955febf4396dc0e64ff71090a578d",
+    ),
+    "two blocks of two rows": (
+        [with_borders(3, 2731, {(0, 9): -0.9, (1, 1): 0.0, (2, 2730): 0.1})],
+        "fffffffffe006efcf414ff7303cbd92e1b00b1ede48f",
+    ),
+    "all close": ([with_borders(2, 2, dict.fromkeys(np.ndindex(2, 2), 0.25))], "fffffffffc2ef4"),
+    **{f"{rows} rows": ([patterned(rows, 5)], data) for rows, data in enumerate(ROWS)},
+}
+
+
+@pytest.mark.parametrize(("steps", "data"), FORMAT.values(), ids=FORMAT)
+def test_the_format_stays(steps: list[Step], data: str) -> None:
     """Files that were compressed once must stay readable."""
-    steps = []
-    for rows in (9, 4):
-        places = np.arange(rows)[:, None] * 7 + np.arange(7)
-        steps.append((np.arange(rows) * 3 % 7, (places * 37 % 101 - 50) / 8))
-    assert encoded(steps).hex() == "00013eae31f520b70caaa34d503454"
+    assert encoded(steps).hex() == data
+    decoder = Decoder(bytes.fromhex(data))
+    for symbols, logits in steps:
+        assert decoder.decode(logits).tolist() == symbols.tolist()
+
+
+@pytest.mark.parametrize(("margins", "close"), [(-1.01, False), (-0.99, True), (0.99, True), (1.01, False)])
+def test_a_logit_is_close_within_the_margin(margins: float, close: bool) -> None:
+    assert MARGIN == 2.0**-36
+    symbols, logits = patterned(1, 100)
+    alone = len(encoded([(symbols, logits)]))
+    logits[0, 50] = (20 - 1 / 3) / 64 + margins * MARGIN
+    more = len(encoded([(symbols, logits)])) - alone
+    assert more >= 5 if close else more == 0, "40 bits say that there is one"
+
+
+def test_a_logit_at_just_the_margin_is_not_close() -> None:
+    place = 1 + 64 * MARGIN
+    logit = (place - 1 / 3) / 64
+    assert logit * 64 + 1 / 3 == place
+    symbols, logits = patterned(1, 100)
+    alone = len(encoded([(symbols, logits)]))
+    logits[0, 50] = logit
+    assert len(encoded([(symbols, logits)])) == alone
+
+
+def test_logits_beyond_a_million_nats_are_clipped() -> None:
+    logits = np.array([[math.inf, 1 << 20, (1 << 20) - 1, 0, -math.inf], [1, -math.inf, 0.5, 1e308, 1 << 21]])
+    whole, nat = 1 << 32, round(math.exp(-1) * (1 << 32))
+    assert np.diff(coder._sums(coder._places(logits))).tolist() == [[whole, whole, nat, 1, 1], [1, 1, 1, whole, whole]]
+
+
+@pytest.mark.parametrize(("length", "decoded"), [(0, 3), (3, 3), (4, 7), (7, 7), (8, 11), (12, 15)])
+def test_a_stream_ends_where_its_bytes_do(length: int, decoded: int) -> None:
+    """Each four symbols of one byte read four bytes; the first twelve of the stream may be missing."""
+    decoder = Decoder(bytes(length))
+    assert decoder.decode(np.zeros((decoded, 256))).tolist() == [0] * decoded
+    with pytest.raises(UserError, match=r"^the compressed stream ends before the tokens that it states; "):
+        decoder.decode(np.zeros((1, 256)))
 
 
 def test_what_is_certain_costs_nothing() -> None:
