@@ -121,8 +121,8 @@ def without_ones(tensors: Mapping[str, Arrays], count: int) -> dict[str, Arrays]
     """
     integers = {name: arrays["integers"].reshape(len(arrays["steps"]), -1) for name, arrays in tensors.items()}
     # All entries of a row cost the same, so rows are sorted, which are few.
-    counts = np.concatenate([np.zeros(0, np.int64), *((abs(rows) == 1).sum(1) for rows in integers.values())])
-    steps = np.concatenate([np.zeros(0, np.float32), *(arrays["steps"] for arrays in tensors.values())])
+    counts = np.concatenate([(abs(rows) == 1).sum(1) for rows in integers.values()])
+    steps = np.concatenate([arrays["steps"] for arrays in tensors.values()])
     order = np.argsort(steps, kind="stable")
     before = np.cumsum(counts[order]) - counts[order]
     taken = np.zeros_like(counts)

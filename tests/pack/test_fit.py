@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -126,13 +127,6 @@ def test_steps_that_fill_the_cap_are_kept_and_no_others_tried() -> None:
     assert len(again.curve) == 1
 
 
-def test_ones_of_the_smallest_steps_of_all_tensors_go_first() -> None:
-    steps = {"a": [3.0, 1.0], "b": [2.0, 5.0, 0.5]}
-    ones = {name: {"integers": np.ones((len(of), 2), np.int8), "steps": np.float32(of)} for name, of in steps.items()}
-    found = {name: arrays["integers"].tolist() for name, arrays in without_ones(ones, 5).items()}
-    assert found == {"a": [[1, 1], [0, 0]], "b": [[0, 1], [1, 1], [0, 0]]}
-
-
 def test_the_same_again() -> None:
     first, second = filled(31_000), FillCap().fit(drafts(), all_by(Waterfilling()), 31_000)
     assert [one.data for one in first.candidate.sections] == [one.data for one in second.candidate.sections]
@@ -183,6 +177,7 @@ def sized(**sizes: float) -> dict[float, Any]:
         (sized(o0=1.0, o4=-3.0, o2=0.5), 2 + 2 * 0.5 / 3.5),
         (sized(o0=0.001, o4=-3.0), 4 * 0.02),
         (sized(o0=3.0, o4=-0.001), 4 * 0.98),
+        (sized(o0=2.0, o1=0.0), 1.0 * 0.98),  # a file of just the size that is aimed at is small enough
     ],
 )
 def test_the_next_steps_by_hand(seen: dict[float, Any], wanted: float) -> None:
@@ -192,8 +187,109 @@ def test_the_next_steps_by_hand(seen: dict[float, Any], wanted: float) -> None:
 def test_what_is_too_fine_is_closed_in_on() -> None:
     seen = sized(o0=-3.0, m1=-1.0)
     assert _next(seen, {0.0: seen[0.0]}, 10_000) == -0.5
+    seen = sized(o0=-3.0) | {-0.5: SimpleNamespace(file_bytes=5000)}
+    assert _next(seen, {0.0: seen[0.0]}, 10_000) == -0.25
     seen = sized(o0=-3.0) | {-0.25: SimpleNamespace(file_bytes=5000)}
     assert _next(seen, {0.0: seen[0.0]}, 10_000) is None
+
+
+class Made:
+    """Makes candidates whose bytes and losses are functions of the octaves that steps are moved by."""
+
+    def __init__(self, size: Callable[[float], float], loss: Callable[[float], float | None]) -> None:
+        self.size, self.loss, self.tried = size, loss, list[float]()
+
+    def make(self, quantizers: Mapping[str, Quantizer]) -> Any:
+        place = math.log2(quantizers["w"].step)  # type: ignore[attr-defined]
+        self.tried.append(place)
+        size, loss = round(self.size(place)), self.loss(place)
+        return SimpleNamespace(place=place, file_bytes=size, predicted_loss=loss, weights={})
+
+
+def searched(size: Callable[[float], float], loss: Callable[[float], float | None], cap: int) -> tuple[Made, Fitted]:
+    made = Made(size, loss)
+    return made, FillCap().fit(made, {"w": Waterfilling(step=1.0)}, cap)  # type: ignore[arg-type]
+
+
+def usual(place: float) -> float:
+    return 100_000 * 2 ** (-0.7 * place)
+
+
+def bent(place: float) -> float:
+    return 20_000 + 100_000 * 2**-place
+
+
+def fourfold(place: float) -> float:
+    return 4**place
+
+
+@pytest.mark.parametrize(
+    ("size", "loss", "cap", "tried", "curve"),
+    [
+        (usual, fourfold, 61_000, [0, 1.1422, 1.0202], 3),
+        (usual, fourfold, 161_000, [0, -1.0981, -0.9801], 3),
+        (bent, fourfold, 61_000, [0, 1.5555, 1.3201, 1.2915, 1.2657, 1.2878], 6),
+        (bent, fourfold, 400_000, [0, -2.7479, -1.8876, -1.9245], 4),
+        (usual, lambda p: 1 + abs(p + 2.5), 1_000_000, [0, -5.2386, -4.7442], 2),  # finer than -2.5 costs more
+        # A cap that nothing fits is tried up to 20 octaves away.
+        (lambda p: 20_000 + 100 * 2**-p, fourfold, 10_000, [0, 1.6043, 7.143, 12.6689, 18.1945], 5),
+        (lambda p: 20_000 + max(0, 4 - p), lambda p: None, 10**9, [0, -6.02, -12.04, -18.06], 0),
+    ],
+    ids=["coarser", "finer", "coarser, bent", "finer, bent", "too fine", "none fits", "none fills"],
+)
+def test_the_steps_that_are_tried(
+    size: Callable[[float], float], loss: Callable[[float], float], cap: int, tried: list[float], curve: int
+) -> None:
+    """Frozen: the same weights and settings must give the same file."""
+    made, fitted = searched(size, loss, cap)
+    assert made.tried == pytest.approx(tried, abs=1e-4)
+    assert len(fitted.curve) == curve
+
+
+def test_a_size_that_jumps_over_the_cap_is_tried_sixteen_times() -> None:
+    made, fitted = searched(lambda p: 100_000 if p < 1.3 else 50_000, fourfold, 80_000)
+    assert len(made.tried) == 16
+    assert fitted.candidate.file_bytes == 50_000
+    assert min(abs(place - 1.3) for place in made.tried) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("size", "loss", "enough"),
+    [
+        (1000, 1.0, True),  # of a cap of 1,000
+        (998, 1.0, True),
+        (997, 1.0, False),
+        (1001, 1.0, False),
+        (500, 1e-9, False),
+        (500, 0.9e-9, True),
+        (500, None, False),
+    ],
+)
+def test_the_first_steps_are_kept_where_they_are_enough(size: int, loss: float | None, enough: bool) -> None:
+    made, _ = searched(lambda place: size if place == 0 else 999, lambda place: loss if place == 0 else 1.0, 1000)
+    assert (len(made.tried) == 1) == enough
+
+
+@pytest.mark.parametrize(("cost", "useful"), [(1.1, True), (1.11, False)])
+def test_steps_are_too_fine_where_coarser_ones_cost_less_by_a_tenth(cost: float, useful: bool) -> None:
+    _, fitted = searched(usual, lambda place: cost if place == 0 else 1.0, 61_000)
+    assert ((100_000, cost) in fitted.curve) == useful
+
+
+@pytest.mark.parametrize(("finer", "taken"), [((0.3, 0.4), True), ((0.3, 0.44), True), ((0.3, 0.45), False)])
+def test_without_a_predicted_loss_squared_errors_are_the_cost(finer: tuple[float, float], taken: bool) -> None:
+    """Of errors of 0.5 and 0.1, so that up to 0.286 are as good."""
+
+    class Erring(Made):
+        def make(self, quantizers: Mapping[str, Quantizer]) -> Any:
+            made = super().make(quantizers)
+            errors = (0.5, 0.1) if made.place == 0 else finer
+            made.weights = {str(error): SimpleNamespace(relative_error=error) for error in errors}
+            return made
+
+    made = Erring(lambda place: 500 if place == 0 else 1000, lambda place: None)
+    fitted = FillCap().fit(made, {"w": Waterfilling(step=1.0)}, 1000)  # type: ignore[arg-type]
+    assert (fitted.candidate.file_bytes == 1000) == taken
 
 
 # Where it ends
@@ -250,6 +346,35 @@ def test_one_with_steps_is_enough() -> None:
 
 # Pruning
 
+
+def test_ones_of_the_smallest_steps_go_first() -> None:
+    tensors = {
+        "a": {"integers": np.array([[1, 2, -1], [1, 0, 1]], np.int8), "steps": np.array([2, 1], np.float16)},
+        "b": {"integers": np.array([-1, 3, 1], np.int8), "steps": np.array([1], np.float16)},
+    }
+    expected = {
+        0: ([[1, 2, -1], [1, 0, 1]], [-1, 3, 1]),
+        1: ([[1, 2, -1], [0, 0, 1]], [-1, 3, 1]),
+        3: ([[1, 2, -1], [0, 0, 0]], [0, 3, 1]),
+        5: ([[0, 2, -1], [0, 0, 0]], [0, 3, 0]),
+        9: ([[0, 2, 0], [0, 0, 0]], [0, 3, 0]),
+    }
+    for count, (a, b) in expected.items():
+        found = without_ones(tensors, count)
+        assert found["a"]["integers"].tolist() == a
+        assert found["b"]["integers"].tolist() == b
+        assert found["a"]["integers"].dtype == np.int8
+        assert found["a"]["steps"] is tensors["a"]["steps"]
+    assert tensors["a"]["integers"][1].tolist() == [1, 0, 1], "what came in is left alone"
+
+
+def test_ones_of_the_smallest_steps_of_all_tensors_go_first() -> None:
+    steps = {"a": [3.0, 1.0], "b": [2.0, 5.0, 0.5]}
+    ones = {name: {"integers": np.ones((len(of), 2), np.int8), "steps": np.float32(of)} for name, of in steps.items()}
+    found = {name: arrays["integers"].tolist() for name, arrays in without_ones(ones, 5).items()}
+    assert found == {"a": [[1, 1], [0, 0]], "b": [[0, 1], [1, 1], [0, 0]]}
+
+
 WHOLE = Rows(bits=3, scale=Percentile(fraction=1.0))
 ROWS = torch.tensor([[3.0, 1.0, -1.0, 0.0], [6.0, 2.0, 2.0, -2.0]])
 
@@ -282,6 +407,31 @@ def test_ones_are_pruned_until_the_file_fits(cap: int, size: int, integers: list
     assert draft.file_bytes == size
     assert draft.weights["w"].arrays["integers"].tolist() == integers
     assert integers_of(draft.sections[0]).tolist() == integers
+
+
+@pytest.mark.parametrize(
+    ("bytes_of", "excess", "pruned"),
+    [
+        (lambda ones: ones, 1, 4),  # of 1,024 a part in 256 is 4
+        (lambda ones: ones, 10, 12),
+        (lambda ones: ones, 499, 500),
+        (lambda ones: ones, 1021, 1024),
+        (lambda ones: ones, 1024, 1024),
+        (lambda ones: max(ones, 500), 524, 524),  # the fewest of those that fit
+    ],
+)
+def test_ones_are_pruned_to_a_part_in_256(bytes_of: Callable[[int], int], excess: int, pruned: int) -> None:
+    ones = {"integers": np.ones((64, 16), np.int8), "steps": np.linspace(1, 2, 64, dtype=np.float32)}
+
+    def made(arrays: Any) -> Any:
+        weights = {"w": SimpleNamespace(quantizer=WHOLE, arrays=arrays["w"])}
+        return SimpleNamespace(weights=weights, file_bytes=100 + bytes_of(int(arrays["w"]["integers"].sum())))
+
+    candidates = SimpleNamespace(
+        make=lambda quantizers: made({"w": ones}), changed=lambda candidate, arrays: made(arrays)
+    )
+    found = PruneOnes().fit(candidates, {"w": WHOLE}, 1124 - excess).candidate  # type: ignore[arg-type]
+    assert 1024 - found.weights["w"].arrays["integers"].sum() == pruned
 
 
 @pytest.mark.parametrize("share", [0.999, 0.97, 0.93])

@@ -384,28 +384,6 @@ def test_eight_bit_floats_are_all_the_numbers_they_should_be() -> None:
 # Pruning
 
 
-def test_ones_of_the_smallest_steps_go_first() -> None:
-    tensors = {
-        "a": {"integers": np.array([[1, 2, -1], [1, 0, 1]], np.int8), "steps": np.array([2, 1], np.float16)},
-        "b": {"integers": np.array([-1, 3, 1], np.int8), "steps": np.array([1], np.float16)},
-    }
-    expected = {
-        0: ([[1, 2, -1], [1, 0, 1]], [-1, 3, 1]),
-        1: ([[1, 2, -1], [0, 0, 1]], [-1, 3, 1]),
-        3: ([[1, 2, -1], [0, 0, 0]], [0, 3, 1]),
-        5: ([[0, 2, -1], [0, 0, 0]], [0, 3, 0]),
-        9: ([[0, 2, 0], [0, 0, 0]], [0, 3, 0]),
-    }
-    for count, (a, b) in expected.items():
-        found = without_ones(tensors, count)
-        assert found["a"]["integers"].tolist() == a
-        assert found["b"]["integers"].tolist() == b
-        assert found["a"]["integers"].dtype == np.int8
-        assert found["a"]["steps"] is tensors["a"]["steps"]
-    assert tensors["a"]["integers"][1].tolist() == [1, 0, 1], "what came in is left alone"
-    assert without_ones({}, 3) == {}
-
-
 @often
 @given(st.integers(0, 1000), st.integers(0, 60))
 def test_as_many_go_as_are_asked_for_and_no_dearer_one(seed: int, count: int) -> None:
