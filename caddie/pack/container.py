@@ -89,7 +89,6 @@ class Contents:
 
 def pack(sections: Sequence[Section]) -> bytes:
     """Return the bytes of a file with `sections`; the same sections give the same bytes."""
-    _check_limit("raw data", sum(len(section.data) for section in sections), LIMITS.raw_bytes)
     stored = [section.data if isinstance(section.codec, Stored) else _encoded(section) for section in sections]
     codecs = [type(section.codec).__name__ for section in sections]
     names, lengths = [section.name for section in sections], [len(section.data) for section in sections]

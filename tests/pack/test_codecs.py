@@ -81,6 +81,16 @@ def test_every_setting_is_documented_and_has_a_default(name):
     assert Codec.from_json(name) == named(name)
 
 
+def test_the_defaults_that_sizes_are_compared_by_stay():
+    assert {name: named(name).to_json() for name in NAMES} == {
+        "Brotli": {"kind": "Brotli", "quality": 11},
+        "Lzma": {"kind": "Lzma", "preset": 9, "extreme": True},
+        "Stored": {"kind": "Stored"},
+        "Zlib": {"kind": "Zlib", "level": 9},
+        "Zstd": {"kind": "Zstd", "level": 22},
+    }
+
+
 @pytest.mark.parametrize("data", SAMPLES, ids=len)
 @pytest.mark.parametrize("name", NAMES)
 def test_round_trip(name, data):
@@ -194,6 +204,25 @@ def test_zstd_frame_that_claims_gigabytes():
     assert zstandard.get_frame_parameters(claim, format=zstandard.FORMAT_ZSTD1_MAGICLESS).content_size == 1 << 31
     with memory_below(1 << 20), pytest.raises(UserError):
         Zstd().decode(claim, 1 << 31)
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_what_was_30_kb_before_is_found(name):
+    data = random.Random(5).randbytes(30_000)
+    assert len(QUICK[name].encode(data + data)) < 31_000
+
+
+def test_zstd_allocates_no_more_than_its_best_ratio():
+    """A frame of 9 bytes that claims 32,768 times as many, and one that claims a byte more."""
+    empty = zstandard.ZstdCompressor(level=1).compress(b"a")
+    for claim, allocated in ((9 << 15, True), ((9 << 15) + 1, False)):
+        frame = bytes([0b1010_0000]) + claim.to_bytes(4, "little") + empty[6:]
+        assert len(frame) == 9
+        tracemalloc.start()
+        with pytest.raises(UserError):
+            Zstd().decode(frame, claim)
+        assert (tracemalloc.get_traced_memory()[1] >= claim) == allocated
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("codec", [Stored(), Zlib(), Zstd(), Brotli()])
