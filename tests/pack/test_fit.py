@@ -412,6 +412,7 @@ def test_ones_are_pruned_until_the_file_fits(cap: int, size: int, integers: list
 @pytest.mark.parametrize(
     ("bytes_of", "excess", "pruned"),
     [
+        (lambda ones: ones, 0, 0),
         (lambda ones: ones, 1, 4),  # of 1,024 a part in 256 is 4
         (lambda ones: ones, 10, 12),
         (lambda ones: ones, 499, 500),

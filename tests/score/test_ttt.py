@@ -586,29 +586,38 @@ def test_the_score_is_the_sum_of_what_is_charged() -> None:
 # All weights, chunk by chunk
 
 
-@pytest.mark.long
-def test_chunks_teach_what_plain_gradient_descent_would() -> None:
+@pytest.mark.parametrize(("chunk_tokens", "begins"), [(24, [[0]]), (50, [[0, 16], [32]])])
+def test_chunks_teach_what_plain_gradient_descent_would(chunk_tokens: int, begins: list[list[int]]) -> None:
+    """A chunk has whole rows of 16 tokens, which begin at `begins` and are learnt two at a time."""
     tokens, model = documents(60, 50), tiny_model()
-    found = in_place(scorer_of(CHUNKS, model), tokens)
+    chosen = CHUNKS.but({"chunk_tokens": chunk_tokens, "sgd.clip": 2.0})
+    found = in_place(scorer_of(chosen, model), tokens)
     ids = torch.from_numpy(tokens.astype(np.int64))
-    optimizer = torch.optim.SGD(model.parameters(), lr=CHUNKS.sgd.lr, momentum=0.9)
-    expected: list[float] = []
-    chunks = math.ceil(109 / 24)
+    parameters = list(model.parameters())
+    momenta = [torch.zeros_like(parameter) for parameter in parameters]
+    expected, norms = list[float](), list[float]()
+    chunks = math.ceil(109 / chunk_tokens)
     for chunk in range(chunks):
-        while len(expected) < 109 and len(expected) < 24 * (chunk + 1):
+        while len(expected) < 109 and len(expected) < chunk_tokens * (chunk + 1):
             first = len(expected)
             start, end = (0, LENGTH) if first == 0 else (first - STRIDE, min(first + STRIDE, 109))
             with torch.no_grad():
                 logits = model(ids[None, start:end], ids[None, start:end] == BOS, torch.float64)[0, first - start :]
             expected += F.cross_entropy(logits, ids[first + 1 : end + 1], reduction="none").tolist()
-        for _ in range(2 if chunk < chunks - 1 else 0):  # 24 predictions have one row of 16
-            row = ids[None, 24 * chunk : 24 * chunk + LENGTH + 1]
-            optimizer.param_groups[0]["lr"] = 0.3 * (1 + math.cos(math.pi * chunk / (chunks - 1))) / 2
-            optimizer.zero_grad()
-            F.cross_entropy(model(row[:, :-1], row[:, :-1] == BOS, torch.float64)[0], row[0, 1:]).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
+        lr = 0.3 * (1 + math.cos(math.pi * chunk / (chunks - 1))) / 2
+        for batch in 2 * begins if chunk < chunks - 1 else []:
+            starts = [chunk_tokens * chunk + begin for begin in batch]
+            rows = torch.stack([ids[start : start + LENGTH + 1] for start in starts])
+            logits = model(rows[:, :-1], rows[:, :-1] == BOS, torch.float64)
+            loss = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+            norms.append(math.sqrt(sum(float((gradient**2).sum()) for gradient in gradients)))
+            with torch.no_grad():
+                for parameter, momentum, gradient in zip(parameters, momenta, gradients, strict=True):
+                    momentum.mul_(0.9).add_(gradient * min(1.0, 2.0 / (norms[-1] + 1e-6)))
+                    parameter -= lr * momentum
     np.testing.assert_allclose(found, expected, rtol=1e-9)
+    assert min(norms) < 2 < max(norms), "some are clipped"
 
 
 def test_several_stretches_share_a_chunk(steps: list[tuple[float, float, Tensor]]) -> None:
