@@ -156,12 +156,7 @@ def load(
     if parameters > max(_SMALLEST_BOMB, _RATIO * size):
         raise UserError(f"the artifact's model has {parameters:,} parameters, too many for its {size:,} bytes")
     weights = decompress(gpt, quantizers, sections)
-    drawn = [buffer.numel() for buffer in model.buffers()]
-    if sum(drawn) > _CONSTANTS or max(drawn, default=0) > _CONSTANT:
-        raise UserError(
-            f"the artifact's model has {sum(drawn):,} random constants, over the limit of {_CONSTANTS:,}, "
-            f"or more than {_CONSTANT:,} in one matrix"
-        )
+    _check_constants([buffer.numel() for buffer in model.buffers()])
     model.load_state_dict(weights, assign=True)
     draw_constants(model)
     model.requires_grad_(False)
@@ -220,6 +215,15 @@ def _check_rules(config: Mapping[str, Any]) -> None:
     count = depth if isinstance(depth, (int, float)) else GPT().depth
     if isinstance(layers, dict) and len(layers) * count > _EXCEPTIONS:
         raise UserError(f"the artifact's {CONFIG} has {len(layers):,} exceptions for {depth} layers, too many to read")
+
+
+def _check_constants(sizes: Sequence[int]) -> None:
+    """Refuse what would take minutes to draw."""
+    if sum(sizes) > _CONSTANTS or max(sizes, default=0) > _CONSTANT:
+        raise UserError(
+            f"the artifact's model has {sum(sizes):,} random constants, over the limit of {_CONSTANTS:,}, "
+            f"or more than {_CONSTANT:,} in one matrix"
+        )
 
 
 def _dump(value: object) -> bytes:

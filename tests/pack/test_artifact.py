@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -205,3 +207,161 @@ def test_a_false_parameter_count_fails(tiny_run: Any, tmp_path: Path) -> None:
     false = tmp_path / "false"
     container.write(false, [container.Section(name, data, Brotli()) for name, data in sections.items()])
     assert failed(artifacts.load(false)) == {"parameter count is as stated"}
+
+
+# Limits on what a file from a stranger may ask for, each tried at the limit and one beyond.
+
+GOOD = Path(__file__).parent.parent / "golden" / "formats" / "scoring-plain.artifact"
+"""15,522 parameters in 11,263 bytes, with 257 ids and one layer."""
+Edit = Callable[[dict[str, Any]], object]
+
+
+def edited(folder: Path, edit: Edit = lambda config: None, **sections: bytes | None) -> Path:
+    """GOOD with a changed config and other sections, of which None are left out."""
+    found: dict[str, Any] = container.read(GOOD).sections
+    config = json.loads(found["config"])
+    edit(config)
+    found |= {"config": json.dumps(config).encode(), **sections}
+    path = folder / "edited"
+    container.write(path, [container.Section(name, data) for name, data in found.items() if data is not None])
+    return path
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        artifacts.load(path)
+    return str(caught.value)
+
+
+def test_windows_are_as_long_as_logits_fit(tmp_path: Path) -> None:
+    """2**28 logits of 257 ids are 1,044,495 tokens, in a window or in a batch."""
+
+    def of(length: int) -> Edit:
+        return lambda config: config["score"].update(sequence_length=length, batch_tokens=1 << 40)
+
+    assert artifacts.load(edited(tmp_path, of(1_044_495))).scoring.batch_tokens == 1_044_495
+    assert "windows of 1,044,496 tokens are too long for its vocabulary" in refusal(edited(tmp_path, of(1_044_496)))
+    assert artifacts.load(GOOD).scoring.batch_tokens == 65_536
+
+
+def test_a_model_is_in_proportion_to_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (artifacts._RATIO, artifacts._SMALLEST_BOMB) == (16, 64 << 20)
+    for ratio, smallest, refused in ((0, 15_522, False), (0, 15_521, True), (2, 0, False), (1, 0, True)):
+        monkeypatch.setattr(artifacts, "_RATIO", ratio)
+        monkeypatch.setattr(artifacts, "_SMALLEST_BOMB", smallest)
+        monkeypatch.setattr(artifacts, "_limits", lambda path: container.LIMITS)
+        if refused:
+            assert refusal(GOOD) == "the artifact's model has 15,522 parameters, too many for its 11,263 bytes"
+        else:
+            artifacts.load(GOOD)
+
+
+def test_the_memory_of_sections_is_in_proportion_to_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "sparse"
+    for size, raw in (
+        (0, 64 << 20),
+        (4 << 20, 64 << 20),
+        (5 << 20, 80 << 20),
+        (128 << 20, 2 << 30),
+        (1 << 30, 2 << 30),
+    ):
+        with open(path, "wb") as file:
+            file.truncate(size)
+        assert artifacts._limits(path) == replace(container.LIMITS, raw_bytes=raw)
+    assert artifacts._limits(tmp_path / "none") == container.LIMITS
+
+
+def test_a_model_has_no_more_layers_than_weights(tmp_path: Path) -> None:
+    def deep(layers: int) -> Edit:
+        return lambda config: config["model"].update(depth=layers)
+
+    assert "has 12 layers, too many for its 11 weights" in refusal(edited(tmp_path, deep(12)))
+    assert "is missing" in refusal(edited(tmp_path, deep(11)))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"quantizers": dict.fromkeys(map(str, range(256)))}, None),
+        ({"quantizers": dict.fromkeys(map(str, range(257)))}, "has 257 rules for quantizers, over the limit of 256"),
+        ({"model": {"layers": dict.fromkeys(map(str, range(64))), "depth": 1024}}, None),
+        ({"model": {"layers": dict.fromkeys(map(str, range(65))), "depth": 1024}}, "65 exceptions for 1024 layers"),
+        ({"model": {"layers": dict.fromkeys(map(str, range(65))), "depth": 1024.0}}, "65 exceptions for 1024.0 layers"),
+        ({"model": {"layers": dict.fromkeys(map(str, range(64))), "depth": 1024.5}}, "64 exceptions for 1024.5 layers"),
+        ({"model": {"layers": dict.fromkeys(map(str, range(7282)))}}, "7,282 exceptions for None layers"),  # of nine
+        ({"model": {"layers": dict.fromkeys(map(str, range(7281)))}}, None),
+        ({"model": {"layers": [0] * 99_999, "depth": 1024}, "quantizers": [0] * 999}, None),
+        ({"model": [], "quantizers": None}, None),
+        ({}, None),
+    ],
+)
+def test_rules_and_exceptions_are_few(config: dict[str, Any], message: str | None) -> None:
+    if message is None:
+        artifacts._check_rules(config)
+    else:
+        with pytest.raises(UserError, match=message):
+            artifacts._check_rules(config)
+
+
+def test_random_constants_are_few() -> None:
+    for sizes in ([], [1 << 23] * 8, [1 << 23, 1]):
+        artifacts._check_constants(sizes)
+    for sizes in ([*[1 << 23] * 8, 1], [(1 << 23) + 1], [1, (1 << 23) + 1]):
+        said = rf"has {sum(sizes):,} random constants, over the limit of 67,108,864, or more than 8,388,608 in one"
+        with pytest.raises(UserError, match=said):
+            artifacts._check_constants(sizes)
+
+
+def test_source_is_a_mebibyte_at_most(tmp_path: Path) -> None:
+    loaded = artifacts.load(edited(tmp_path, source=bytes(1 << 20)))
+    assert loaded.ledger["source"] == 1 << 20
+    assert loaded.file_bytes == (tmp_path / "edited").stat().st_size
+    path = edited(tmp_path, source=bytes((1 << 20) + 1))
+    assert refusal(path) == f"{path} carries 1,048,577 bytes of source, over the limit of 1,048,576"
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"config": None}, "is not a complete artifact: it has no config"),
+        ({"manifest": None}, "is not a complete artifact: it has no manifest"),
+        ({"tokenizer": None}, "is not a complete artifact: it has no tokenizer"),
+        ({"code": b""}, "is not an artifact: it has a section code, which nothing reads"),
+        ({"config": b"{"}, "the artifact's config is not JSON"),
+        ({"config": b"[" * 100_000}, "the artifact's config is not JSON"),
+        ({"config": b"[]"}, "the artifact's config is not a JSON object"),
+        ({"config": b"{}"}, "the artifact's config is not valid: no GPT"),
+        ({"manifest": b"{}"}, "the artifact's manifest is not valid: "),
+        ({"weights/blocks.0.mix": None}, "the artifact's weights do not fit its model: blocks.0.mix is missing"),
+        ({"weights/a": b""}, "the artifact's weights do not fit its model: a is unknown"),
+        (
+            {"weights/blocks.0.mix": b"\1\0\0\0"},
+            "the artifact's weights do not fit its model: blocks.0.mix ends within",
+        ),
+    ],
+)
+def test_sections_that_are_none_are_refused_by_name(
+    sections: dict[str, bytes | None], message: str, tmp_path: Path
+) -> None:
+    assert message in refusal(edited(tmp_path, **sections))
+
+
+def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
+    def smaller(config: dict[str, Any]) -> None:
+        config["model"]["vocabulary"] = 256
+
+    assert "the artifact's tokenizer has 257 ids and its model 256" in refusal(edited(tmp_path, smaller))
+    mix = container.read(GOOD).sections["weights/blocks.0.mix"]
+    assert "blocks.0.mix has 3 bytes too many" in refusal(edited(tmp_path, **{"weights/blocks.0.mix": mix + b"abc"}))
+    manifest = json.loads(container.read(GOOD).sections["manifest"]) | {"tokenizer_sha256": "0" * 64}
+    assert "is not the one its manifest names" in refusal(edited(tmp_path, manifest=json.dumps(manifest).encode()))
+
+
+def test_what_is_loaded_is_ready_to_score(tmp_path: Path) -> None:
+    path, before = edited(tmp_path), time.perf_counter()
+    loaded = artifacts.load(str(path))
+    assert 0 < loaded.load_seconds <= time.perf_counter() - before
+    assert (loaded.path, loaded.sha256) == (path, hashlib.sha256(path.read_bytes()).hexdigest())
+    assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
+    assert list(loaded.ledger) == ["weights", "tokenizer", "config", "manifest", "container"]
+    assert artifacts.load_tokenizer(path).sha256 == loaded.tokenizer.sha256
