@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -689,8 +690,9 @@ class Alone(Ranks):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize(("kind", "owners"), [(Divided, [0, 1, 1, 0]), (Stateless, [0, 1, 0, 1])])
-def test_a_process_answers_what_it_is_given(kind: type[Planned], owners: list[int], rank: int) -> None:
+@pytest.mark.parametrize(("kind", "owners"), [(Divided, [0, 1, 1, 0]), (Stateless, [0, 1, 0, 1]), (Tilted, [None] * 4)])
+def test_a_process_answers_what_it_is_given(kind: type[Planned], owners: list[int | None], rank: int) -> None:
+    """All that a scorer has which cannot share, here without an owner."""
     rows = [[(0, 0, 2), (4, 4, 6)], [(0, 2, 3), (4, 6, 7)], [(1, 3, 4)], [(6, 7, 8)]]  # of each batch
     scorer, paid = kind([list(chain(*rows))]), dict[tuple[int, int, int], list[float]]()
     tell, ranks = (lambda window, losses: paid.update({window: losses.tolist()})), Alone(rank=rank, world=2)
@@ -700,7 +702,22 @@ def test_a_process_answers_what_it_is_given(kind: type[Planned], owners: list[in
     for windows_of_batch, owner in zip(rows, owners, strict=True):
         for window in windows_of_batch:
             wanted = expected[slice(*window[1:])]
-            assert paid[window] == pytest.approx(wanted if owner == rank else [0.0] * len(wanted))
+            assert paid[window] == pytest.approx(wanted if owner in (rank, None) else [0.0] * len(wanted))
+
+
+def test_logits_are_shown_with_their_windows() -> None:
+    shown: list[tuple[list[tuple[int, int, int]], list[float]]] = []
+    run(
+        *(Tilted([[(0, 0, 2), (4, 4, 6)], [(0, 2, 4), (4, 6, 8)]]), NINE, layout_of(NINE, BOS, per_document=True), 2),
+        lambda window, losses: None,
+        vocabulary=32,
+        on_logits=lambda windows, logits: shown.append((list(windows), logits[:, :, 31].flatten().tolist())),
+    )
+    expected = (NINE / 8).tolist()
+    assert shown == [
+        ([(0, 0, 2), (4, 4, 6)], expected[0:2] + expected[4:6]),
+        ([(0, 2, 4), (4, 6, 8)], expected[2:4] + expected[6:8]),
+    ]
 
 
 def test_a_scorer_promises_nothing_unless_it_says_so() -> None:
@@ -820,6 +837,8 @@ def test_the_figures_follow_from_one_sum() -> None:
         "seconds": 1.5,
     }
     assert json.loads(json.dumps(figures)) == figures
+    assert found == replace(found, document_nats=np.zeros(3)), "scores of one text are compared by their sums"
+    assert "document_nats" not in repr(found)
 
 
 def test_the_byte_counts_are_those_of_the_text() -> None:
@@ -1112,6 +1131,12 @@ def test_on_a_cpu_each_thread_runs_a_batch(monkeypatch: pytest.MonkeyPatch, two_
     assert together == pytest.approx(score(model, text, chosen).nats, rel=1e-12)
 
 
+def test_a_single_worker_is_the_thread_itself() -> None:
+    slow = Slow(16)
+    score(slow, random_text(60), Scoring(sequence_length=12, stride=12, batch_tokens=12))  # type: ignore[arg-type]
+    assert slow.asked_by == {(threading.get_ident(), torch.get_num_threads())}
+
+
 def test_few_windows_at_once_are_shared_by_all_threads(two_threads: None) -> None:
     slow = Slow(16)
     score(slow, random_text(400), Scoring(sequence_length=12, stride=5, batch_tokens=240))  # type: ignore[arg-type]
@@ -1145,6 +1170,16 @@ def test_a_batch_that_fails_fails_the_score(two_threads: None, monkeypatch: pyte
         score(Broken(16), random_text(100), Scoring(sequence_length=12, stride=12))  # type: ignore[arg-type]
     assert numbers[-1] == 2, "set back, also where the number of a thread is that of the process"
     assert threading.active_count() == before, "its workers have ended"
+
+
+def test_batches_that_wait_are_left_when_scoring_is_interrupted(two_threads: None) -> None:
+    def interrupt(window: Window, losses: np.ndarray) -> None:
+        raise KeyboardInterrupt
+
+    slow, chosen = Slow(16), Scoring(sequence_length=12, stride=12, batch_tokens=24)
+    with pytest.raises(KeyboardInterrupt):
+        score(slow, random_text(700), chosen, on_window=interrupt)  # type: ignore[arg-type]
+    assert len(slow.seen) < 16
 
 
 @pytest.mark.parametrize("ttt", [None, ChunkSGD(chunk_tokens=24), DocumentLoRA(rank=1, chunk_tokens=6)])
