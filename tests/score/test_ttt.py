@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, chain, groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -618,6 +618,37 @@ def test_chunks_teach_what_plain_gradient_descent_would(chunk_tokens: int, begin
                     parameter -= lr * momentum
     np.testing.assert_allclose(found, expected, rtol=1e-9)
     assert min(norms) < 2 < max(norms), "some are clipped"
+
+
+@dataclass(frozen=True)
+class Gathering(Ranks):
+    """One of several processes, with what all of them found; it keeps what it found itself."""
+
+    found: list[Tensor] = field(default_factory=list)
+
+    def begin_all_gather(self, mine: Tensor) -> Callable[[], Tensor]:
+        """Return what all found, as far as that is known."""
+        if len(self.found) < self.world:
+            self.found.append(mine)
+        return lambda: torch.cat([*self.found, *[mine] * (self.world - len(self.found))])
+
+
+@pytest.mark.parametrize(
+    ("rows", "world", "busy"),
+    [(1, 2, 1), (2, 2, 2), (3, 8, 2), (8, 3, 2), (8, 8, 8), (20, 8, 8), (20, 16, 8), (7, 8, 4)],
+)
+def test_processes_divide_a_batch_and_find_the_gradient_of_one(rows: int, world: int, busy: int) -> None:
+    """To the bit: parts are the same and are summed in the same order; processes beyond the parts have none."""
+    batch = np.random.default_rng(0).integers(1, TINY.vocabulary, (rows, LENGTH + 1))
+
+    def gradient(ranks: Ranks) -> Tensor:
+        return Learner(tiny_model(), BOS, SGD(), torch.float64, ranks)._gradient(batch)
+
+    alone, found = gradient(Ranks()), list[Tensor]()
+    for rank in range(world):
+        gradient(Gathering(rank, world, found=found))
+    assert [bool(mine.any()) for mine in found] == [rank < busy for rank in range(world)]
+    assert torch.equal(gradient(Gathering(0, world, found=found)), alone)
 
 
 def test_several_stretches_share_a_chunk(steps: list[tuple[float, float, Tensor]]) -> None:
