@@ -682,11 +682,13 @@ class Stateless(Tilted):
     stateless = True
 
 
-class Alone(Ranks):
-    """One of several processes, to which the others send nothing."""
+class BesideAQuarter(Ranks):
+    """One of two processes, the other of which finds a quarter of a nat everywhere."""
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
-        """Add nothing of the other process."""
+        """Add what the other process found."""
+        for tensor in tensors:
+            tensor += 0.25
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -695,14 +697,16 @@ def test_a_process_answers_what_it_is_given(kind: type[Planned], owners: list[in
     """All that a scorer has which cannot share, here without an owner."""
     rows = [[(0, 0, 2), (4, 4, 6)], [(0, 2, 3), (4, 6, 7)], [(1, 3, 4)], [(6, 7, 8)]]  # of each batch
     scorer, paid = kind([list(chain(*rows))]), dict[tuple[int, int, int], list[float]]()
-    tell, ranks = (lambda window, losses: paid.update({window: losses.tolist()})), Alone(rank=rank, world=2)
+    tell, ranks = (lambda window, losses: paid.update({window: losses.tolist()})), BesideAQuarter(rank=rank, world=2)
     run(scorer, NINE, layout_of(NINE, BOS, per_document=True), 2, tell, ranks=ranks, vocabulary=32)
     expected = [math.log(31 + math.exp(token / 8)) for token in NINE.tolist()]
     assert list(paid) == list(chain(*rows))
     for windows_of_batch, owner in zip(rows, owners, strict=True):
         for window in windows_of_batch:
-            wanted = expected[slice(*window[1:])]
-            assert paid[window] == pytest.approx(wanted if owner in (rank, None) else [0.0] * len(wanted))
+            wanted = [
+                own * (owner in (rank, None)) + 0.25 * (owner is not None) for own in expected[slice(*window[1:])]
+            ]
+            assert paid[window] == pytest.approx(wanted)
 
 
 def test_logits_are_shown_with_their_windows() -> None:
