@@ -109,6 +109,19 @@ def test_a_carry_runs_through_words_that_are_full(last: int) -> None:
     assert data.rstrip(b"\0") == b"\x80" if last else data[:90] == b"\x7f" + 89 * b"\xff"
 
 
+def test_an_interval_of_64_bits_is_wide_enough() -> None:
+    """A word more would be four bytes of nothing."""
+    encoder = Encoder()
+    encoder._narrow(0, 1, 1 << 32)
+    assert encoder.finish() == b""
+    decoder = Decoder(b"")
+    assert decoder._find(1 << 32) == 0
+    decoder._narrow(0, 1)
+    assert decoder._find(1 << 32) == 0
+    with pytest.raises(UserError, match="ends before the tokens"):
+        decoder._narrow(0, 1)
+
+
 # In the bytes that the odds ask for.
 
 
