@@ -98,7 +98,7 @@ class NGramCounts:
             _extended(facts, len(self.contexts.keys)) for facts in (self.totals, self.top_counts, self.top_ids)
         )
         self.totals[rows] += numbers
-        mixed = (keys * _PAIR_FACTOR) ^ (ids.astype(np.uint64) * _FACTORS[self.context % len(_FACTORS)])
+        mixed = (keys * _PAIR_FACTOR) ^ (ids.astype(np.uint64) * _FACTORS[self.context])
         # The last event of a pair is when it reached its number: found as the first of the reversed events.
         pairs, reversed_last, numbers = np.unique(mixed[::-1], return_index=True, return_counts=True)
         last = len(mixed) - 1 - reversed_last

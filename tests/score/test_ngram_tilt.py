@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from itertools import zip_longest
+from operator import xor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,21 @@ from rich_models import TINY
 from torch import Tensor
 
 from caddie.model import Cache, Model, build
-from caddie.score import ChunkSGD, DocumentLoRA, Scoring, ScoringBatch, Text, layout_of, run, score
+from caddie.runtime.distributed import Ranks
+from caddie.score import (
+    ChunkSGD,
+    DocumentLoRA,
+    Layout,
+    Scoring,
+    ScoringBatch,
+    Step,
+    Text,
+    Window,
+    layout_of,
+    run,
+    score,
+    windows,
+)
 from caddie.score.ngram_tilt import NGramCounts, NGramTilt, _Table
 from caddie.score.scorer import Scorer, Stream
 
@@ -226,6 +244,26 @@ def test_a_cache_gives_the_same_hints() -> None:
     torch.testing.assert_close(torch.cat(parts, 1), whole[:, 6:])
 
 
+class Planned(Scorer):
+    """A scorer that says what it is asked."""
+
+    def __init__(self, **promises: Any) -> None:
+        for name, value in promises.items():
+            setattr(self, name, value)
+
+    def plan(self, layout: Layout, rows: int) -> Any:
+        yield rows
+
+    def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
+        return torch.zeros(len(inputs), last, 2)
+
+    def share(self, ranks: Ranks) -> Any:
+        return "shared", ranks
+
+    def owners(self, batches: Sequence[ScoringBatch], world: int) -> Any:
+        return ["owners", world]
+
+
 def test_settings() -> None:
     scoring = Scoring(tilt=TILT, ttt=ChunkSGD())
     assert scoring.plain.tilt is None
@@ -236,7 +274,92 @@ def test_settings() -> None:
     assert math.isfinite(found.nats)
 
 
-def test_keys_are_those_of_the_public_script() -> None:
-    ids = np.array([5, 7, 11, 13])
-    expected = [(5 * 36313) ^ (7 * 27191) ^ (11 * 51647), (7 * 36313) ^ (11 * 27191) ^ (13 * 51647)]
-    assert NGramCounts(4).keys(ids).tolist() == expected
+# fmt: off
+FACTORS = [
+    36313, 27191, 51647, 81929, 131071, 196613, 262147, 393241, 524309, 655373, 786433, 917521, 1048583, 1179653,
+    1310729, 1441801, 1572869, 1703941, 1835017, 1966087, 2097169, 2228243, 2359319, 2490389, 2621471, 2752549, 2883617,
+    3014687, 3145757, 3276833, 3407903, 3538973,
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("order", [2, 3, 16, 32])
+def test_keys_are_those_of_the_public_script(order: int) -> None:
+    ids = np.array([5, 7, 11, 13] * 10)
+    expected = []
+    for end in range(order - 1, len(ids) + 1):
+        products = [int(token) * factor for token, factor in zip(ids[end - order + 1 : end], FACTORS, strict=False)]
+        expected.append(reduce(xor, products))
+    counts = NGramCounts(order)
+    assert counts.keys(ids).tolist() == expected
+    assert counts.keys(np.stack([ids, ids])).tolist() == [expected] * 2
+    assert counts.keys(ids[: order - 2]).tolist() == []
+    counts.count(np.array(expected[:1], np.uint64), np.array([3]))
+    assert counts.pairs.keys.tolist() == [(expected[0] * 1000003 ^ 3 * FACTORS[order - 1]) % 2**64]
+
+
+def most_frequent(seen: dict[tuple[int, ...], list[int]], context: tuple[int, ...]) -> tuple[int, float]:
+    """The token that most often followed a context, first by the time at which it reached its number, and its share."""
+    numbers, best = Counter[int](), (0, 0)
+    for token in seen.get(context, []):
+        numbers[token] += 1
+        if numbers[token] > best[1]:
+            best = token, numbers[token]
+    return best[0], best[1] / max(1, sum(numbers.values()))
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.5, 0.6, 1.0])
+@pytest.mark.parametrize("per_document", [False, True])
+def test_the_tilt_by_hand(per_document: bool, threshold: float) -> None:
+    """Of a model that finds all of 6 ids equally likely, whose windows of 8 tokens advance by 3."""
+    tokens = np.random.default_rng(0).choice(6, 200, p=[0.1, 0.4, 0.2, 0.1, 0.1, 0.1]).astype(np.uint16)
+    layout = layout_of(tokens, BOS, per_document)
+    stretches = [
+        list(windows(*edges, 8, 3)) for edges in zip(layout.begins.tolist(), layout.ends.tolist(), strict=True)
+    ]
+    steps = [[window for window in column if window] for column in zip_longest(*stretches)]
+
+    class Uniform(Scorer):
+        def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
+            yield from (Step(step, range(len(step))) for step in steps)
+
+        def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
+            return torch.zeros(len(inputs), last, 6, dtype=torch.float64)
+
+    tilt, found = NGramTilt(order=3, threshold=threshold, boost=2.0), dict[Window, list[float]]()
+    run(
+        *(tilt.build(Uniform()), tokens, layout, 3, lambda window, losses: found.update({window: losses.tolist()})),
+        vocabulary=6,
+    )
+    seen: dict[tuple[int, ...], list[int]] = {}
+    tilted, ids = 0, tokens.tolist()
+    for step in steps:
+        for window in step:
+            expected = []
+            for place in range(window.first, window.end):
+                known = place > window.start
+                hint, share = most_frequent(seen, tuple(ids[place - 1 : place + 1])) if known else (0, 0.0)
+                boosted = share > 0 and share >= threshold
+                hit = boosted and hint == ids[place + 1]
+                expected.append(math.log(5 + math.exp(2)) - 2 * hit if boosted else math.log(6))
+                tilted += boosted
+            assert found[window] == pytest.approx(expected)
+        for begin, window in sorted(
+            (stretch[0].start, window) for stretch in stretches for window in stretch if window in step
+        ):
+            for place in range(max(window.first, begin + 1), window.end):
+                seen.setdefault(tuple(ids[place - 1 : place + 1]), []).append(ids[place + 1])
+    assert tilted > 5
+
+
+@pytest.mark.parametrize("of", [Planned(), Planned(stateless=True), Planned(per_document=True, together=3)])
+def test_the_tilt_keeps_what_its_scorer_promises(of: Planned) -> None:
+    scorer = TILT.build(of)
+    assert (scorer.per_document, scorer.together) == (of.per_document, of.together)
+    assert scorer.in_order is not of.per_document
+    assert scorer.fixed_between_updates is of.stateless
+    assert not scorer.stateless
+    layout = Layout(np.array([0]), np.array([9]))
+    assert list(scorer.plan(layout, 5)) == [1 if of.stateless else 5]
+    assert scorer.share(Ranks(1, 2)) == ("shared", Ranks(1, 2))
+    assert scorer.owners([], 2) == ["owners", 2]

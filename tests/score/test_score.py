@@ -417,8 +417,12 @@ def test_windows_of_one_shape_are_asked_together() -> None:
         ([[(0, 0, 4), (0, 0, 4)]], "predictions 0 to 4 after 4"),
         ([[(4, 4, 8), (0, 0, 4)]], "predictions 4 to 8 after 0"),
         ([[(0, 0, 4)], [(5, 4, 8)]], "predictions 4 to 8 after 4"),
+        ([[(-1, 0, 4)], [(4, 4, 8)]], "predictions 0 to 4 after 0"),
     ],
-    ids=["the end", "everything", "skips", "overlaps", "repeats", "twice at once", "goes back", "starts too late"],
+    ids=[
+        *("the end", "everything", "skips", "overlaps", "repeats", "twice at once", "goes back", "starts too late"),
+        "starts before the text",
+    ],
 )
 def test_a_plan_that_is_not_one_pass_is_refused(steps: list[list[tuple[int, int, int]]], message: str) -> None:
     with pytest.raises(CheckFailed, match=message):
