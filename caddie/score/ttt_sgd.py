@@ -146,7 +146,7 @@ class _ChunkSGD(Scorer):
         check_chunk("score.ttt.chunk_tokens", config.chunk_tokens, length)
         self._chunk_tokens, self._length, self._stride, self._bos = config.chunk_tokens, length, stride, bos
         self._learner = Learner(copy.deepcopy(model), bos, config.sgd, dtype)
-        self._chunk, self._chunks, self._per_stretch = 0, 1, config.chunk_tokens
+        self._per_stretch = config.chunk_tokens
 
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
         """Yield chunk after chunk, each with the windows whose first scored prediction lies in it."""
