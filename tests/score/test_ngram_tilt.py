@@ -143,6 +143,19 @@ def test_the_table_numbers_keys_in_the_order_in_which_they_come() -> None:
     np.testing.assert_array_equal(table.find_or_add(keys[::-1]), np.arange(len(keys))[::-1])
 
 
+@pytest.mark.parametrize(("count", "step"), [(4096, 1), (2048, 2)])
+def test_a_table_is_never_so_full_that_the_search_for_an_unknown_key_does_not_end(count: int, step: int) -> None:
+    """As many keys as it has slots at first, or as many as have every other slot."""
+    table, random = _Table(), np.random.default_rng(0)
+    keys = np.unique(random.integers(0, 2**63, 20_000).astype(np.uint64))
+    random.shuffle(keys)
+    keys = keys[table._slots(keys) % step == 0]
+    known, unknown = keys[:count], keys[count : count + 100]
+    table.find_or_add(known)
+    assert table.find(unknown).tolist() == [-1] * 100
+    np.testing.assert_array_equal(table.find(known), np.arange(count))
+
+
 def repeated_text(length: int = 400, vocabulary: int = 64) -> Text:
     """Documents of random ids that come again and again."""
     random = np.random.default_rng(5)
