@@ -23,7 +23,7 @@ from caddie.pack.coding import EntropyModel, Packed, Smallest, decode
 from caddie.pack.coding import entropy_model as model
 from caddie.pack.coding.packed import nearest_rows
 from caddie.pack.coding.priors import PER_OCTAVE, contexts, log2, width
-from caddie.pack.coding.symbols import BYTES, Meter, Reader, Writer
+from caddie.pack.coding.symbols import BYTES, Damaged, Meter, Reader, Writer
 
 Array = npt.NDArray[Any]
 
@@ -406,6 +406,9 @@ def test_signed_numbers_in_bytes() -> None:
     reader = Reader(writer.finish(1 << 24 | 5))
     assert [reader.number(3) for _ in numbers] == numbers
     reader.finish(1 << 24 | 5)
+    assert reader.byte() in range(256), "of the seal"
+    with pytest.raises(Damaged):
+        reader.byte()
 
 
 @pytest.mark.parametrize("skewed", [0, 1])
