@@ -274,7 +274,7 @@ def test_the_head_of_packed_bytes() -> None:
         (np.array([[100], [-100], [90], [127], [-128]], np.int8), [0, 2, 3, 1, 4]),  # differences beyond the type
         (np.array([[2**62], [-(2**62)], [0]]), [0, 2, 1]),
         (np.array([[2**63], [0], [2**64 - 1], [2**62]], np.uint64), [0, 3, 1, 2]),
-        (np.array([[0.5], [2.5], [np.inf], [0.75], [0.625], [-np.inf]]), [0, 4, 3, 1, 2, 5]),
+        (np.array([[0.5], [2.5], [np.inf], [0.75], [0.625], [-np.inf]], np.float32), [0, 4, 3, 1, 2, 5]),
         (np.array([[0, 0, 0], [1, 1, 1 + 2**-50], [1, 1, 1 + 2**-51]]), [0, 2, 1]),  # sums differ, means round alike
         (np.zeros((0, 1)), []),
     ],
