@@ -104,7 +104,9 @@ class ProcessPool:
     def _map(
         self, jobs: Sequence[Any], remote: Callable[[Connection, Any], Result], local: Callable[[Any], Result]
     ) -> Generator[Result]:
-        if not (self._started or self._start([job.elements for job in jobs])):
+        if not self._started:
+            self._start([job.elements for job in jobs])
+        if not self._started:
             yield from map(local, jobs)
             return
 
@@ -126,11 +128,11 @@ class ProcessPool:
         finally:
             threads.shutdown(cancel_futures=True)
 
-    def _start(self, elements: list[int]) -> bool:
-        """Start the processes if they are worth it; return True if any runs."""
+    def _start(self, elements: list[int]) -> None:
+        """Start the processes if they are worth it."""
         total = sum(elements)
         if total - max([*elements, total // self.processes]) < _WORTH:
-            return False
+            return
         null = subprocess.DEVNULL
         command = [sys.executable, "-P", "-c", _LAUNCHER, str(Path(__file__).absolute().parents[3])]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -143,7 +145,6 @@ class ProcessPool:
                     )
                 self._started.append(process)
                 self._idle.put(connection)
-        return bool(self._started)
 
 
 def _request(process: Connection, request: dict[str, Any], data: bytes, like: bytes = b"") -> bytes:
