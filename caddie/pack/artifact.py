@@ -219,7 +219,7 @@ def _check_rules(config: Mapping[str, Any]) -> None:
 
 def _check_constants(sizes: Sequence[int]) -> None:
     """Refuse what would take minutes to draw."""
-    if sum(sizes) > _CONSTANTS or max(sizes, default=0) > _CONSTANT:
+    if sum(sizes) > _CONSTANTS or any(size > _CONSTANT for size in sizes):
         raise UserError(
             f"the artifact's model has {sum(sizes):,} random constants, over the limit of {_CONSTANTS:,}, "
             f"or more than {_CONSTANT:,} in one matrix"
