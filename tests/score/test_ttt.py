@@ -524,6 +524,26 @@ def test_at_a_rate_of_zero_nothing_is_learnt(chosen: TestTimeTraining) -> None:
 
 
 SCOPED = TINY.but({"block.attention.scope": "document"})
+
+
+@pytest.mark.parametrize(
+    ("world", "shares"),
+    [
+        (1, [range(20)]),
+        (2, [range(12), range(12, 20)]),  # units of three slots: four and three of them
+        (3, [range(9), range(9, 15), range(15, 20)]),
+        (8, [range(3), range(3, 6), range(6, 9), range(9, 12), range(12, 15), range(15, 18), range(18, 20), range(0)]),
+    ],
+)
+def test_processes_adapt_neighbouring_documents(world: int, shares: list[range]) -> None:
+    chosen, found = LORA.but(documents=20), list[range]()
+    for rank in range(world):
+        scorer = scorer_of(chosen)
+        assert scorer.share(Ranks(rank, world))
+        found.append(scorer._adapters.documents)
+    assert found == shares
+
+
 ALL_TARGETS = LORA.but(targets=("query", "key", "value", "attention", "mlp", "head"), weight_decay=0.0)
 
 
