@@ -556,6 +556,7 @@ ALL_TARGETS = LORA.but(targets=("query", "key", "value", "attention", "mlp", "he
         pytest.param(VARIANTS["documents, cold"], TINY, 507.715424692, 37058.1404805, id="documents, cold"),
         pytest.param(VARIANTS["documents in phases"], TINY, 516.098107740, 37348.1730324, id="documents in phases"),
         pytest.param(LORA.but(short_chunks=((12, 2), (29, 3))), TINY, 511.118432129, 36932.0505871, id="short chunks"),
+        pytest.param(LORA.but(documents=9), TINY, 508.808409343, 36549.2239867, id="documents, two of a unit"),
         pytest.param(ALL_TARGETS, TINY, 508.846898838, 36946.4619285, id="all targets"),
         pytest.param(ALL_TARGETS, RECURRENT, 486.105450895, 35111.9174240, id="all targets, several runs"),
     ],
