@@ -216,7 +216,7 @@ def test_it_gives_the_file_of_a_records_run_on_shards_of_the_contest(
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert {"train_shards:2", f"world_size:{processes}"} <= set(lines)
-    assert any(line.startswith("quantized_ttt val_loss:") for line in lines) == (processes == 1)
+    assert any(line.startswith("quantized_ttt val_loss:") for line in lines), "by adapters, or by tilt alone"
     made, run = (tmp_path / folder / "artifact.caddie" for folder in ("lone/out", "run"))
     assert made.read_bytes() == run.read_bytes()
 
