@@ -382,7 +382,9 @@ def test_a_file_that_needs_others_is_refused_before_training(
     assert "carries caddie's own source alone, and not mine.py" in ended.err
 
 
-def test_files_are_found_by_the_classes_of_a_recipe(runs: Path, tmp_path: Path) -> None:
+def test_files_are_found_by_the_classes_of_a_recipe(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from caddie.recipes.catalog import find
 
     assert userfile.user_files(find("tiny")) == ()
@@ -393,9 +395,11 @@ def test_files_are_found_by_the_classes_of_a_recipe(runs: Path, tmp_path: Path) 
     other = find(f"{tmp_path}/mine.py:optimizer")
     with pytest.raises(UserError, match="have one name"):
         userfile.user_files(recipe, other)
-    nowhere = type("Nowhere", (type(recipe.model.block.attention.gate),), {"__module__": "nowhere"})
-    with pytest.raises(UserError, match="Nowhere is defined in no file"):
-        userfile.user_files(nowhere())
+    gate = type(recipe.model.block.attention.gate)
+    monkeypatch.setattr(gate, "__module__", "nowhere")
+    userfile._file_of.cache_clear()
+    with pytest.raises(UserError, match=f"{gate.__name__} is defined in no file"):
+        userfile.user_files(recipe)
 
 
 @pytest.mark.long
