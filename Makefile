@@ -30,7 +30,7 @@ test-long: $(CHECKS)
 	@echo "coverage by the long tests, least first; what they start in other processes is not counted"
 	@$(VENV)/bin/python -m coverage report | sed -n '1,17p; /^TOTAL/p'
 
-mutation: $(TESTS)
+mutation: $(CHECKS)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python bench/mutation.py --mutants $(or $(N),300) --seed $(or $(SEED),0)
 
 fuzz: $(TESTS)

@@ -40,7 +40,6 @@ from typing import NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as the tests set it, before PyTorch is imported
 
-import coverage
 import hypothesis.extra.numpy  # noqa: F401  imported once for all mutants, as are the next three
 import pytest
 import scipy.special
@@ -188,9 +187,11 @@ class First:
 
     def read(self, measured: Path) -> None:
         """Take what the tests reached and how long they took without a mutant."""
+        from coverage import CoverageData  # of `make lint` and this: `make test` does without
+
         assert self.mutant
         self.seconds = json.loads(measured.with_suffix(".json").read_text())
-        data = coverage.CoverageData(str(measured))
+        data = CoverageData(str(measured))
         data.read()
         content = source(self.mutant.file)
         begin, end = (content.count(b"\n", 0, place) + 1 for place in (self.mutant.begin, self.mutant.end))
