@@ -184,7 +184,7 @@ def test_files_are_written_as_they_were_before(tmp_path: Path) -> None:
 
 
 def test_a_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What failed meanwhile leaves no corpus, not even the one that was there."""
+    """Writing removes the old manifest first, so a failure leaves no corpus."""
     found = of_documents(tmp_path, b"one")
 
     def fail(*_: Any) -> None:

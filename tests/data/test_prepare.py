@@ -137,7 +137,7 @@ def test_splits_come_in_the_order_of_their_names() -> None:
 
 
 def test_documents_are_held_out_by_the_first_eight_bytes_of_their_hashes() -> None:
-    """Below a fraction of 2^64, but always the lowest and never the highest."""
+    """Hold out hashes below a fraction of 2^64: always the lowest, never the highest."""
 
     def held_out(fraction: float, *hashes: str) -> list[str]:
         sizes = {bytes.fromhex(one).ljust(16, b"\0"): 1 for one in hashes}

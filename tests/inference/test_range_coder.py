@@ -110,7 +110,7 @@ def test_a_carry_runs_through_words_that_are_full(last: int) -> None:
 
 
 def test_an_interval_of_64_bits_is_wide_enough() -> None:
-    """A word more would be four bytes of nothing."""
+    """Write no word for it: that would waste four bytes."""
     encoder = Encoder()
     encoder._narrow(0, 1, 1 << 32)
     assert encoder.finish() == b""
@@ -136,7 +136,7 @@ def patterned(rows: int, vocabulary: int) -> Step:
 
 
 def with_borders(rows: int, vocabulary: int, near: dict[tuple[int, int], float]) -> Step:
-    """The same, but some logits are so many margins from a border."""
+    """Return `patterned` with some logits moved to so many margins from a border."""
     symbols, logits = patterned(rows, vocabulary)
     for place, margins in near.items():
         logits[place] = (17 * place[1] % 200 - 100 - 1 / 3) / 64 + margins * MARGIN

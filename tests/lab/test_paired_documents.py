@@ -181,7 +181,7 @@ def test_documents_count_only_where_both_have_them_all() -> None:
 
 
 def test_documents_that_move_apart_with_every_seed_add_no_error() -> None:
-    """What they differ by is the seed's, whose error holds it already."""
+    """Count such a difference once: the error of the seeds holds it already."""
     sizes, moves = np.full(4, 100.0), np.array([3.0, -1.0, -1.0, -1.0])
     base = Documents(sizes, {1: 120.0 + 0.0 * moves, 2: 120.0 + 0.0 * moves})
     entry = Documents(sizes, {1: 119.0 + moves, 2: 118.0 - moves})

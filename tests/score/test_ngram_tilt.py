@@ -145,7 +145,7 @@ def test_the_table_numbers_keys_in_the_order_in_which_they_come() -> None:
 
 @pytest.mark.parametrize(("count", "step"), [(4096, 1), (2048, 2)])
 def test_a_table_is_never_so_full_that_the_search_for_an_unknown_key_does_not_end(count: int, step: int) -> None:
-    """As many keys as it has slots at first, or as many as have every other slot."""
+    """Add as many keys as the first table has slots, or one for every other slot."""
     table, random = _Table(), np.random.default_rng(0)
     keys = np.unique(random.integers(0, 2**63, 20_000).astype(np.uint64))
     random.shuffle(keys)
@@ -258,7 +258,7 @@ def test_a_cache_gives_the_same_hints() -> None:
 
 
 class Planned(Scorer):
-    """A scorer that says what it is asked."""
+    """Scorer with given answers to `stateless`, `together` and the like."""
 
     def __init__(self, **promises: Any) -> None:
         for name, value in promises.items():

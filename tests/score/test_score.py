@@ -698,7 +698,7 @@ class BesideAQuarter(Ranks):
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(("kind", "owners"), [(Divided, [0, 1, 1, 0]), (Stateless, [0, 1, 0, 1]), (Tilted, [None] * 4)])
 def test_a_process_answers_what_it_is_given(kind: type[Planned], owners: list[int | None], rank: int) -> None:
-    """All that a scorer has which cannot share, here without an owner."""
+    """Score every batch where the scorer cannot share (owner None), and its own elsewhere."""
     rows = [[(0, 0, 2), (4, 4, 6)], [(0, 2, 3), (4, 6, 7)], [(1, 3, 4)], [(6, 7, 8)]]  # of each batch
     scorer, paid = kind([list(chain(*rows))]), dict[tuple[int, int, int], list[float]]()
     tell, ranks = (lambda window, losses: paid.update({window: losses.tolist()})), BesideAQuarter(rank=rank, world=2)

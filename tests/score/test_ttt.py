@@ -686,7 +686,7 @@ class Gathering(Ranks):
     [(1, 2, 1), (2, 2, 2), (3, 8, 2), (8, 3, 2), (8, 8, 8), (20, 8, 8), (20, 16, 8), (7, 8, 4)],
 )
 def test_processes_divide_a_batch_and_find_the_gradient_of_one(rows: int, world: int, busy: int) -> None:
-    """To the bit: parts are the same and are summed in the same order; processes beyond the parts have none."""
+    """Sum the same parts in the same order, so to the bit; processes beyond the parts have none."""
     batch = np.random.default_rng(0).integers(1, TINY.vocabulary, (rows, LENGTH + 1))
 
     def gradient(ranks: Ranks) -> Tensor:

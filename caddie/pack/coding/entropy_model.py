@@ -73,7 +73,7 @@ class EntropyModel(ArrayCodec):
 
     def encode(self, array: Array, like: bytes = b"") -> bytes:
         """Return the stream with settings by trial (`_best`), or with those of `like`."""
-        if not codes(array.dtype) or array.size >= _MOST_ELEMENTS:
+        if not can_code(array.dtype) or array.size >= _MOST_ELEMENTS:
             return Packed(codec=Brotli(), columns=True, shuffle=True).encode(array)
         matrix = array.astype(np.int64).reshape(matrix_shape(array.shape))
         writer, center_bytes = Writer(), array.itemsize + 1
@@ -81,7 +81,7 @@ class EntropyModel(ArrayCodec):
         return bytes([ENTROPY_MODEL]) + writer.finish(_seal(array))
 
 
-def codes(dtype: np.dtype[Any]) -> bool:
+def can_code(dtype: np.dtype[Any]) -> bool:
     """Return True for integers of up to 32 bits."""
     return dtype.kind in "biu" and dtype.itemsize <= 4
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from caddie.errors import UserError
 from caddie.pack.codecs import Brotli, Zlib, Zstd
 from caddie.pack.coding.array_codec import ENTROPY_MODEL, Array, ArrayCodec, checked
-from caddie.pack.coding.entropy_model import EntropyModel, codes, read
+from caddie.pack.coding.entropy_model import EntropyModel, can_code, read
 from caddie.pack.coding.packed import STREAMS, Packed, unpack
 
 
@@ -38,7 +38,7 @@ def decode(data: bytes, dtype: npt.DTypeLike, shape: Sequence[int]) -> Array:
     dtype, shape = np.dtype(dtype), tuple(shape)
     checked(dtype)
     kind = data[0] if data else None
-    if kind == ENTROPY_MODEL and codes(dtype):
+    if kind == ENTROPY_MODEL and can_code(dtype):
         return read(data, dtype, shape)
     if kind in STREAMS:
         return unpack(data, dtype, shape)

@@ -53,7 +53,7 @@ def like(settings: model._Settings) -> bytes:
 
 
 def written(array: Array, settings: model._Settings | None = None) -> bytes:
-    """The stream, once it has been read."""
+    """Return the stream of an array, which must read as that array."""
     stream = EntropyModel().encode(array, like(settings) if settings else b"")
     assert decode(stream, array.dtype, array.shape).tobytes() == array.tobytes()
     return stream
