@@ -75,8 +75,8 @@ def end(command: Callable[[], object]) -> NoReturn:
 
 
 def _needed(error: click.ClickException) -> str:
-    """Name all options that a command needs where one is missing, so that they are not asked for one at a time."""
-    if not isinstance(error, click.MissingParameter) or not isinstance(error.param, click.Option) or not error.ctx:
+    """Name all options that a command needs where something is missing, so that they are not asked for one at a time."""
+    if not isinstance(error, click.MissingParameter) or not error.ctx:
         return ""
     options = [param.opts[0] for param in error.ctx.command.params if param.required and param.opts[0].startswith("-")]
     return f"; needed are {' and '.join([', '.join(options[:-1]), options[-1]])}" if len(options) > 1 else ""

@@ -9,6 +9,17 @@ import click
 from caddie.cli.options import FILE, options, path_argument, tell
 
 
+_LACKING = {
+    "three_seeds": "three seeds",
+    "contest_validation_set": "a score on the contest's validation set",
+    "train_under_600s": "training within 600 s",
+    "eval_under_600s": "scoring within 600 s",
+    "verified": "a verified artifact",
+    "scored_again": "a second scoring, for which the run's text must be there",
+}
+"""Field of `compliance` to what a submission lacks that does not keep it."""
+
+
 @click.command()
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=FILE)
 @click.option("--out", metavar="DIR", required=True, type=FILE, help="New folder to write.")
@@ -54,11 +65,15 @@ def submit(
             progress=display,
         )
     p = f", p = {facts['p_value']:.3g} against {facts['comparison_baseline']}" if "p_value" in facts else ""
-    why = " (not run on eight H100)" if facts["track"] == NON_RECORD and not non_record else ""
+    why = ", because it was not run on eight H100" if facts["track"] == NON_RECORD and not non_record else ""
+    total, code = facts["bytes_total"], facts["bytes_code"]
     lines = [
         f"{out}: {facts['val_bpb']:.5f} bits per byte, {count(len(facts['seeds']), 'seed')}{p}",
-        f"{facts['bytes_total']:,} bytes with {facts['bytes_code']:,} of train_gpt.py; track {facts['track']}{why}",
+        f"{total:,} bytes: {total - code:,} of the file without its tokenizer, {code:,} of train_gpt.py",
+        f"track {facts['track']}{why}",
     ]
+    if lacking := [says for field, says in _LACKING.items() if not facts["compliance"][field]]:
+        lines.append(f"for a record it lacks: {', '.join(lacking)}")
     tell({"folder": str(out), **facts}, as_json, "\n".join(lines))
 
 

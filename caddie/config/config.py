@@ -91,7 +91,7 @@ class Config(ABC):
             path, now = str(error), modernized_path(str(error))
             known = set(paths(self))
             hint = f"; it is now {now}" if now != path and now in known else suggest(now, known)
-            raise UserError(f"no setting {path}{hint}") from None
+            raise UserError(f"no setting {path}{hint or '; caddie techniques lists the settings'}") from None
         except RecursionError:
             raise UserError("a value is nested too deeply") from None
 

@@ -221,7 +221,7 @@ def step_words(one: Mapping[str, Any]) -> str:
 
 
 def _board_table(board: Sequence[Mapping[str, Any]], step_times: Mapping[str, Mapping[str, Any]]) -> str:
-    names = ["", "label", "bits per byte", "deviation", "trained", "lost by rounding", "bytes", "parameters"]
+    names = ["", "label", "bits per byte", "deviation", "trained", "quantization gap", "bytes", "parameters"]
     names.append("steps (each at full size)" if step_times else "steps")
     held = any(one["holdout"] is not None for one in board)
     rows = [

@@ -135,7 +135,7 @@ class Display(Progress):
                 self.note(f"held-out training text: {loss_line(event)}")
         elif kind == "start":
             self.note(start_line(event))
-            self.note("loss in nats per token, bpb in bits per byte of text; lower is better")
+            self.note("loss in nats per token and bpb in bits per byte, of the training text; lower is better")
         elif kind == "forecast":
             self._forecast(event)
         elif kind == "tokens" and event["total"]:
@@ -161,14 +161,14 @@ class Display(Progress):
         return tokens / seconds if tokens > 0 and seconds > 0 else None
 
     def _forecast(self, event: Event) -> None:
-        """Show the forecast size, and the loss by rounding from the middle on, for early weights round badly.
+        """Show the forecast size, and the quantization gap from the middle on, for early weights round badly.
 
         Off a terminal that is at the beginning, in the middle and at the end.
         """
         size, cap, half = event["file_bytes"], event["cap_bytes"], int(2 * event["progress"])
         line = f"forecast: file about {size / 1e6:.2f} of {cap / 1e6:.2f} MB"
         if half:
-            line += f", lost by rounding about {event['gap_bits_per_byte']:.4f} bpb (before calibration)"
+            line += f", quantization gap about {event['gap_bits_per_byte']:.4f} bpb before calibration"
         if self._live is not None:
             if self._file is None:
                 self._file = self._live.add_task("file", total=None, text="")

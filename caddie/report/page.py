@@ -248,7 +248,7 @@ def _tensors(result: Mapping[str, Any], key: str, form: str) -> list[Bar]:
 
 
 def _compression(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the predicted and measured loss by rounding, and the effect of other sizes."""
+    """Return the predicted and measured quantization gap, and the effect of other sizes."""
     found = result.get("compression") or {}
     step, more, fewer = (found.get(f"step_{name}") for name in ("bytes", "more_bits_per_byte", "fewer_bits_per_byte"))
     worth = None

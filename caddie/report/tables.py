@@ -132,7 +132,7 @@ def pack_table(facts: Mapping[str, Any]) -> str:
     loss = found["predicted_bits_per_byte"]
     lines = [table(rows, ["part", "bytes"]), ""]
     lines += [f"  {100 * size / cap:.2f} % of the cap", *_worth(found)]
-    lines.append(f"  predicted loss by rounding: {'not measured' if loss is None else f'{loss:.4f} bits per byte'}")
+    lines.append(f"  predicted quantization gap: {'not measured' if loss is None else f'{loss:.4f} bits per byte'}")
     lines += [f"  {facts['seconds']:,.1f} seconds", "", f"written  {printable(facts['artifact'])}"]
     return "\n".join([*lines, *(f"next     {printable(command)}" for command in facts["next"])])
 
@@ -245,7 +245,7 @@ def _scores(result: Mapping[str, Any]) -> list[str]:
     losses = [compression.get(f"{way}_bits_per_byte") for way in ("predicted", "measured")]
     if losses != [None, None]:
         lines += [_row("", "predicted", "measured")]
-        lines += [_row("  lost by rounding", *(number(loss, ".4f") for loss in losses))]
+        lines += [_row("  quantization gap", *(number(loss, ".4f") for loss in losses))]
     return lines
 
 
@@ -256,8 +256,8 @@ def _worth(compression: Mapping[str, Any]) -> list[str]:
     if bits is None:
         return []
     if step is None or more is None or fewer is None:
-        return [f"  {bits:.2f} bits per weight"]
-    said = f"{bits:.2f} bits per weight; {step:,} bytes more {more:+z.4f} bits per byte, fewer {fewer:+z.4f}"
+        return [f"  {bits:.2f} bits a weight"]
+    said = f"{bits:.2f} bits a weight; predicted: {step:,} bytes more {more:+z.4f} bpb, fewer {fewer:+z.4f}"
     return textwrap.wrap(said, terminal_width(), initial_indent="  ", subsequent_indent="  ")
 
 

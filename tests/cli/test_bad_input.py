@@ -211,6 +211,7 @@ WORDS = [
     Case("unknown verb", lambda b: ["rum"], "Did you mean 'run'?; see `caddie --help`"),
     Case("unknown option", lambda b: ["run", "tiny", "--fast"], "see `caddie run --help`"),
     Case("missing argument", lambda b: ["verify"], "Missing argument 'ARTIFACT'"),
+    Case("missing runs", lambda b: ["submit"], "'RUN...'; needed are --out, --author and --github-id; see"),
     Case("missing options", lambda b: ["submit", "RUN"], "'--out'; needed are --out, --author and --github-id; see"),
     Case("seed below zero", lambda b: b.run("--seed", "-1"), "'--seed': -1 is not in the range"),
     Case("seconds not a number", lambda b: b.run("--seconds", "nan"), "train.seconds must be a number, not NaN"),
@@ -376,7 +377,7 @@ RECIPES = [
 ]
 
 TEXTS = [
-    Case("text missing", lambda b: b.run(data="none.txt"), "none.txt: no such file or folder; give a text file"),
+    Case("text missing", lambda b: b.run(data="none.txt"), "none.txt: no such file or folder; give text, JSON lines"),
     Case("text a device", lambda b: b.run(data="/dev/null"), "/dev/null: not a regular file; save the text in one"),
     Case("text empty", lambda b: b.text("a.txt", ""), "a.txt: no documents"),
     Case("text too short", lambda b: b.text("a.txt", "One."), "a.txt: one document, and two or more are needed"),

@@ -384,7 +384,7 @@ def test_a_sweep_takes_caps(caddie: Call, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_missing_text_is_told_before_anything_else(caddie: Call, tmp_path: Path) -> None:
     ended = caddie("run", "tiny", "--data", tmp_path / "none", "--out", tmp_path / "run")
     assert ended.status == 2
-    assert ended.err.startswith(f"caddie: {tmp_path / 'none'}: no such file or folder; give a text file")
+    assert ended.err.startswith(f"caddie: {tmp_path / 'none'}: no such file or folder; give text, JSON lines")
     assert ended.err.count("\n") == 1
 
 

@@ -104,9 +104,9 @@ def test_a_busy_machine_is_told() -> None:
 
     assert "busy" not in told(None) + told(0.95) + told(0.8) + told(0.95, slow=2.0) + result_table(result)
     assert (
-        "The machine was busy: training got 56% of its threads' time, and nine steps of ten took 0.1 to 0.12 s."
+        "The machine was busy: training got 56% of its threads' time, and a step took 0.1 to 0.12 s."
     ) in told(0.56)
-    assert "training got 80% of its threads' time, and nine steps of ten took 0.1 to 2 s." in told(0.8, slow=2.0)
+    assert "training got 80% of its threads' time, and a step took 0.1 to 2 s." in told(0.8, slow=2.0)
 
 
 def test_quick_and_slow_steps() -> None:
@@ -140,9 +140,9 @@ def test_a_score_speaks_of_the_contest_only_where_it_matters() -> None:
 
 def test_result_table_without_a_fit() -> None:
     result = make_result()
-    assert "lost by rounding      0.0010    0.0012" in result_table(result)
+    assert "quantization gap      0.0010    0.0012" in result_table(result)
     result["compression"] |= {"step_more_bits_per_byte": None, "predicted_bits_per_byte": None}
-    assert "lost by rounding           -    0.0012" in result_table(result)
+    assert "quantization gap           -    0.0012" in result_table(result)
     assert "bytes more" not in result_table(result)
     del result["compression"]
     assert "rounding" not in result_table(result)
@@ -163,15 +163,15 @@ def test_pack_table() -> None:
     assert lines[-8:] == [
         "",
         "  88.89 % of the cap",
-        "  7.00 bits per weight; 100,000 bytes more -0.0008 bits per byte, fewer +0.0039",
-        "  predicted loss by rounding: 0.0010 bits per byte",
+        "  7.00 bits a weight; predicted: 100,000 bytes more -0.0008 bpb, fewer +0.0039",
+        "  predicted quantization gap: 0.0010 bits per byte",
         "  12.3 seconds",
         "",
         "written  run/artifact-600000.caddie",
         "next     caddie score run/artifact-600000.caddie --data corpus",
     ]
     facts["compression"] |= {"predicted_bits_per_byte": None, "step_bytes": None}
-    assert "predicted loss by rounding: not measured" in pack_table(facts)
+    assert "predicted quantization gap: not measured" in pack_table(facts)
 
 
 def test_what_a_phase_is_at_is_told_every_two_seconds() -> None:
@@ -345,7 +345,7 @@ def test_an_early_forecast_says_nothing_of_the_loss_by_rounding() -> None:
     about = {"event": "forecast", "file_bytes": 999_000, "cap_bytes": 1_000_000, "gap_bits_per_byte": 0.19}
     early, middle = show([{**about, "progress": share, "seconds": 0.0} for share in (0.0, 0.5)])[1:]
     assert early == "      forecast: file about 1.00 of 1.00 MB"
-    assert middle == f"{early}, lost by rounding about 0.1900 bpb (before calibration)"
+    assert middle == f"{early}, quantization gap about 0.1900 bpb before calibration"
 
 
 def test_without_standard_error_nothing_is_said(

@@ -245,5 +245,5 @@ def test_off_a_terminal_three_lines_are_enough() -> None:
         display.step({"event": "forecast", **event, "progress": twentieth / 20})
     lines = stream.getvalue().splitlines()
     early = "forecast: file about 15.86 of 16.00 MB"  # the first weights round badly, which says nothing of the last
-    said = f"{early}, lost by rounding about 0.0041 bpb (before calibration)"
+    said = f"{early}, quantization gap about 0.0041 bpb before calibration"
     assert [line.strip() for line in lines] == [early, said, said]

@@ -41,7 +41,7 @@ class Float16(_Floats, Quantizer):
     techniques = known(
         "A tied embedding is the head as well, and is hurt most by int8; gates and scales are too small to matter.",
         "openai/parameter-golf, 2026-03-18_FP16Embed_WD3600 (public system 003)",
-        "lost by rounding 0.007 to 0.0005 for 0.5 MB (public system 003)",
+        "quantization gap 0.007 to 0.0005 for 0.5 MB (public system 003)",
     )
     _format, _stored = torch.float16, np.dtype("<f2")
 

@@ -26,7 +26,7 @@ class Gptq(Wrapper, Quantizer):
     techniques = known(
         "Columns that are rounded later make good what the earlier ones lost.",
         "arXiv 2210.17323; openai/parameter-golf #593 and nearly all records after it",
-        "loss by rounding 0.0035 to 0.0042 for 0.008 with six bits (#593)",
+        "quantization gap 0.0035 to 0.0042 for 0.008 with six bits (#593)",
     )
 
     of: Rows = Rows()

@@ -25,7 +25,7 @@ class Rotated(Wrapper, Quantizer):
     techniques = known(
         "Sums of many weights are similar in size, so that no row is ruled by its largest.",
         "arXiv 2307.13304 and 2405.16406; openai/parameter-golf #670, #586, #609",
-        "-0.0002 and a larger file (#670, #609); without GPTQ the loss by rounding 0.0084 for 0.0093 (#586)",
+        "-0.0002 and a larger file (#670, #609); without GPTQ the quantization gap 0.0084 for 0.0093 (#586)",
     )
 
     of: Quantizer = Rows()

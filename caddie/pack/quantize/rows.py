@@ -21,7 +21,7 @@ class Rows(Quantizer):
     techniques = known(
         "Every row gets the step it needs.",
         "openai/parameter-golf, the baseline (8 bits), 6 bits from MixedQuant_Int6Int8_SlidingWindow on",
-        "loss by rounding: 8 bits 0.0004, 6 bits 0.006, 5 bits 0.012 (#375)",
+        "quantization gap: 8 bits 0.0004, 6 bits 0.006, 5 bits 0.012 (#375)",
         packed=Technique(
             "Without an entropy coder six bits for a weight are fewer than eight.",
             "openai/parameter-golf #1559, mixed_int6_int8_per_row_v1",
