@@ -6,6 +6,7 @@ machine ends, the file stays and names a process that is gone: the study is stop
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -88,12 +89,17 @@ def seconds_left(rows: Iterable[Mapping[str, Any]], left: int, workers: int) -> 
 def begin(study: str, runs: Path, results: Path, arguments: Sequence[str], total: int) -> StudyState:
     """Begin `caddie ARGUMENTS`, which does the `total` runs of a study, in a session of its own; return its state.
 
-    It prints to `study.log` in `results`. Raises `UserError` if a process is at the study.
+    It prints to `study.log` in `results`. Without a GPU its runs have one thread each: two threads of one small step
+    wait for each other dozens of times longer than they work as soon as anything else runs, and how many there are
+    changes the last bits. Raises `UserError` if a process is at the study.
     """
+    import torch
+
     before = read_state(runs / study)
     if before is not None and before.driver.alive:
         raise UserError(f"{before}; wait for it, or stop it: kill {before.driver.pid}")
     results.mkdir(parents=True, exist_ok=True)
+    threads = {} if torch.cuda.is_available() else {"OMP_NUM_THREADS": "1"}
     with (results / STUDY_LOG).open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "caddie", *arguments],
@@ -101,6 +107,7 @@ def begin(study: str, runs: Path, results: Path, arguments: Sequence[str], total
             stdout=output,
             stderr=output,
             start_new_session=True,
+            env={**threads, **os.environ},
         )
     done = before.done if before else 0
     left = before.seconds_left if before else None

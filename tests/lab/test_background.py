@@ -110,7 +110,7 @@ def test_what_is_wrong_is_told_before_it_begins(
 def test_a_background_study_is_killed_and_goes_on(tmp_path: Path) -> None:
     write_study(tmp_path, dict(list(ENTRIES.items())[:3]), seeds=2, steps=3)
     watched = Watched(tmp_path)
-    begun = json.loads(caddie(tmp_path, "--background", "--json").stdout)
+    begun = json.loads(caddie(tmp_path, "--background", "--workers", "1", "--json").stdout)
     pid = begun["driver"]["pid"]
     try:
         assert (begun["state"], begun["total"], begun["log"]) == ("running", 8, "study.log")
@@ -119,6 +119,7 @@ def test_a_background_study_is_killed_and_goes_on(tmp_path: Path) -> None:
         assert (again.returncode, f"kill {pid}" in again.stderr) == (2, True)
         until(watched.at_work)
         assert {psutil.Process(one).nice() for one in watched.at_work()} == {10}
+        assert {psutil.Process(one).environ()["OMP_NUM_THREADS"] for one in watched.at_work()} == {"1"}
         until(watched.read_rows)
         watched.look()
         os.kill(pid, signal.SIGKILL)
