@@ -75,7 +75,7 @@ def end(command: Callable[[], object]) -> NoReturn:
 
 
 def _needed(error: click.ClickException) -> str:
-    """Name all options that a command needs where something is missing, so that they are not asked for one at a time."""
+    """Name all options that a command needs if something is missing, so that they are not asked for one at a time."""
     if not isinstance(error, click.MissingParameter) or not error.ctx:
         return ""
     options = [param.opts[0] for param in error.ctx.command.params if param.required and param.opts[0].startswith("-")]

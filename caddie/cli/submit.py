@@ -8,7 +8,6 @@ import click
 
 from caddie.cli.options import FILE, options, path_argument, tell
 
-
 _LACKING = {
     "three_seeds": "three seeds",
     "contest_validation_set": "a score on the contest's validation set",

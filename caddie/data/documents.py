@@ -130,7 +130,9 @@ def _found(source: str | Path | None) -> Source:
     if not path.is_file():
         if Path(source).expanduser().exists():  # a pipe's resolved path does not
             raise UserError(f"{source}: not a regular file; save the text in one")
-        raise UserError(f"{source}: no such file or folder; give text, JSON lines, Parquet, a folder, {HUB}NAME or {LIBRARY}")
+        raise UserError(
+            f"{source}: no such file or folder; give text, JSON lines, Parquet, a folder, {HUB}NAME or {LIBRARY}"
+        )
     return Source(path.name.partition(".")[0], str(path), (path,), tolerant=False)
 
 
