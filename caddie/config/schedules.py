@@ -49,6 +49,12 @@ class TrainProgress:
         return self.budget.progress(self.step, self.seconds)
 
 
+def progress_at(fraction: float, budget: Budget = Budget(seconds=1.0)) -> TrainProgress:
+    """Return the first progress at which that fraction of the budget is spent."""
+    step = math.ceil(fraction * budget.steps) if budget.steps else 0
+    return TrainProgress(step, fraction * (budget.seconds or 0.0), budget)
+
+
 class Schedule(Config):
     """Socket: schedule of a value over the run."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from caddie.config.schedules import Budget, IntSchedule, TrainProgress, int_at
+from caddie.config.schedules import IntSchedule, int_at, progress_at
 from caddie.model.rope import RoPE
 from caddie.ops import multiplied
 from caddie.ops.attention import Visibility, attention
@@ -152,7 +152,7 @@ def reach(longest: IntSchedule | None, window: IntSchedule | None, progress: flo
 @constant_in_graphs
 def _int_at(number: IntSchedule, progress: float) -> int:
     """Return the number at that progress; PyTorch cannot trace `bisect`, and each stage of a run has its own graph."""
-    return int_at(number, TrainProgress(0, progress, Budget(seconds=1.0)))
+    return int_at(number, progress_at(progress))
 
 
 @constant_in_graphs

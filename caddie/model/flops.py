@@ -9,7 +9,7 @@ from typing import cast
 
 from torch import nn
 
-from caddie.config.schedules import Budget, IntSchedule, TrainProgress, int_at
+from caddie.config.schedules import IntSchedule, TrainProgress, int_at, progress_at
 from caddie.model import GPT, BlockModule, Linear, Model
 from caddie.model.attention import Attention
 from caddie.model.ngrams import NGramTable
@@ -45,7 +45,7 @@ def count(gpt: GPT, sequence_length: IntSchedule, progress: float = 1.0, documen
     and pieces of `longest` tokens count exactly. The convention is that of PaLM (arXiv 2204.02311, appendix B), with
     causality.
     """
-    train_progress = TrainProgress(0, progress, Budget(seconds=1.0))
+    train_progress = progress_at(progress)
     length = int_at(sequence_length, train_progress)
     model = gpt.outline()
     products, attended = _outside_blocks(model), 0.0

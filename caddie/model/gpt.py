@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from caddie.config import Config, Range, plain, show
-from caddie.config.schedules import Budget, TrainProgress, changes, int_at
+from caddie.config.schedules import changes, int_at, progress_at
 from caddie.errors import UserError
 from caddie.model.block import Block, BlockModule
 from caddie.model.context import Cache, Context
@@ -24,7 +24,7 @@ from caddie.model.linear import Linear, Product
 from caddie.model.mudd import DenseConnections
 from caddie.model.parallel_streams import ParallelStreams
 from caddie.model.parameters import Part, initialize
-from caddie.model.recurrence import PassEmbeddings, Recurrence
+from caddie.model.recurrence import NO_RECURRENCE, PassEmbeddings, Recurrence
 from caddie.model.skips import Skips, UNet
 from caddie.model.values import ValueEmbedding, ValueTable
 
@@ -129,24 +129,19 @@ class GPT(Config):
 
     def order(self, progress: float = 1.0) -> list[int]:
         """Return the layers in the order of their passes at that progress of the run."""
-        if self.recurrence is None:
-            return list(range(self.depth))
-        return self.recurrence.order(self.depth, self._passes(progress))
-
-    def _passes(self, progress: float) -> int:
-        assert self.recurrence
-        return int_at(self.recurrence.passes, TrainProgress(0, progress, Budget(seconds=1.0)))
+        again = self.recurrence or NO_RECURRENCE
+        return again.order(self.depth, int_at(again.passes, progress_at(progress)))
 
     @property
     def longest_order(self) -> list[int]:
         """Layers in the order of their passes while they have the most of them."""
-        return self.recurrence.order(self.depth, self.recurrence.most) if self.recurrence else list(range(self.depth))
+        again = self.recurrence or NO_RECURRENCE
+        return again.order(self.depth, again.most)
 
     def places(self, progress: float = 1.0) -> list[range]:
         """Return the passes of `longest_order` that each pass stands for at that progress: itself and any left out."""
-        if self.recurrence is None:
-            return [range(layer, layer + 1) for layer in range(self.depth)]
-        return self.recurrence.places(self.depth, self._passes(progress))
+        again = self.recurrence or NO_RECURRENCE
+        return again.places(self.depth, int_at(again.passes, progress_at(progress)))
 
     def own_mlps(self, layer: int) -> int:
         """Return the number of MLPs that a layer has for its repeated passes, beside that of the first."""

@@ -75,6 +75,10 @@ class Recurrence(Config):
         return [range(*ends) for ends in pairwise(begins)]
 
 
+NO_RECURRENCE = Recurrence(first=0, last=0, passes=1)
+"""Every layer runs once."""
+
+
 class PassEmbeddings(Part):
     """One vector for each pass, initially zero."""
 

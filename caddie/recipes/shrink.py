@@ -21,8 +21,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import torch
-
 from caddie.config import schedules
 from caddie.config.schedules import IntSchedule, IterationWarmdown, Number, PiecewiseConstant, Rewarmed, all_values
 from caddie.errors import UserError
@@ -293,8 +291,7 @@ def _small_model(gpt: GPT, scale: float, fewer: int) -> GPT:
         },
         embedding=embedding,
     )
-    with torch.device("meta"):
-        small.build()
+    small.outline()
     return small
 
 

@@ -15,12 +15,7 @@ import torch
 from torch import Tensor
 
 from caddie.config import schedules
-from caddie.config.schedules import (
-    Budget,
-    TrainProgress,
-    int_at,
-    value_at,
-)
+from caddie.config.schedules import Budget, TrainProgress, int_at, progress_at, value_at
 from caddie.data.loaders import Batch, Integers
 from caddie.errors import UserError
 from caddie.model import GPT, GroupedQueryAttention, build
@@ -54,12 +49,6 @@ class Shape:
     """True while weights are fake-quantized."""
     prefixed: bool
     """True while prefixes of the targets are predicted too."""
-
-
-def progress_at(fraction: float, budget: Budget) -> TrainProgress:
-    """Return the first progress at which that fraction of the budget is spent."""
-    step = math.ceil(fraction * budget.steps) if budget.steps else 0
-    return TrainProgress(step, fraction * (budget.seconds or 0.0), budget)
 
 
 class Execution(NamedTuple):

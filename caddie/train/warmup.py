@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caddie.config.schedules import Budget, TrainProgress
+from caddie.config.schedules import Budget, TrainProgress, progress_at
 from caddie.data.loaders import Batch
 from caddie.errors import UserError, first_line
 from caddie.ops import product_dtype
@@ -19,7 +19,7 @@ from caddie.runtime.autotune import allow_graphs, quickest, thread_counts, worth
 from caddie.runtime.progress import SILENT, Progress
 from caddie.train.cuda_graphs import Recordings, recorder
 from caddie.train.settings import Train
-from caddie.train.trainer import Execution, Trainer, progress_at
+from caddie.train.trainer import Execution, Trainer
 
 MOST_OF_RUN = 0.1
 """Largest part of the budget, of its steps or of its seconds, that the steps of a warm-up may take."""
