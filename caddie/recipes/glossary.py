@@ -11,7 +11,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Term:
 def terms() -> tuple[Term, ...]:
     """Return all words, in the order of the file."""
     found, section = [], ""
-    for line in resources.files("caddie").joinpath("recipes/glossary.txt").read_text(encoding="utf-8").splitlines():
+    for line in Path(__file__).with_name("glossary.txt").read_text(encoding="utf-8").splitlines():
         if line.startswith("# "):
             section = line[2:]
         elif line:

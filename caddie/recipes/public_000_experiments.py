@@ -7,15 +7,14 @@ as stated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import resources
 
 from caddie.config import Diff
 from caddie.config.schedules import Ramp
 from caddie.model import DenseGate, MixedValueResidual
 from caddie.pack.quantize import BestPercentile, Float16, Gptq, Percentile, Rotated, Rows
 from caddie.recipes.public_systems import parallel_muon
+from caddie.recipes.published import rows
 from caddie.recipes.recipe import Recipe
 from caddie.train.optim import AdamW
 from caddie.train.qat import SoftRound, StraightThrough
@@ -79,11 +78,7 @@ class Experiment:
         return parallel_muon.but(DIFFS[self.label], name=self.label, base="parallel_muon", why=self.outcome)
 
 
-def _read() -> Iterator[Experiment]:
-    path = resources.files("caddie").joinpath("recipes/public_000_experiments.txt")
-    for line in path.read_text(encoding="utf-8").splitlines()[1:]:
-        label, outcome, score, *note = line.split(" | ")
-        yield Experiment(label, outcome, None if score == "-" else float(score), "".join(note))
-
-
-public_000_experiments = tuple(_read())
+public_000_experiments = tuple(
+    Experiment(label, outcome, None if score == "-" else float(score), "".join(note))
+    for label, outcome, score, *note in rows("public_000_experiments.txt")
+)

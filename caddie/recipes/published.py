@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import NamedTuple
 
 from caddie.recipes.recipe import Figure
+
+
+def rows(name: str) -> list[list[str]]:
+    """Return the columns of a table beside this module, without its heading."""
+    lines = Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines()[1:]
+    return [line.split(" | ") for line in lines]
 
 
 @cache
 def published() -> dict[str, tuple[Figure, ...]]:
     """Return name of a recipe to its public results, in the order of the file."""
     found: dict[str, tuple[Figure, ...]] = {}
-    for line in (
-        resources.files("caddie").joinpath("recipes/published.txt").read_text(encoding="utf-8").splitlines()[1:]
-    ):
-        name, *about = line.split(" | ")
+    for name, *about in rows("published.txt"):
         found[name] = found.get(name, ()) + figures(*about)
     return found
 
@@ -54,6 +57,5 @@ class Speed(NamedTuple):
 @cache
 def speeds() -> dict[str, Speed]:
     """Return name of a recipe to the speed of its public runs, of those that have logs."""
-    text = resources.files("caddie").joinpath("recipes/published_steps.txt").read_text(encoding="utf-8")
-    rows = (line.split(" | ") for line in text.splitlines()[1:])
-    return {name: Speed(int(steps), float(step_ms), int(runs), source) for name, steps, step_ms, runs, source in rows}
+    found = rows("published_steps.txt")
+    return {name: Speed(int(steps), float(step_ms), int(runs), source) for name, steps, step_ms, runs, source in found}

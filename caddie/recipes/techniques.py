@@ -13,7 +13,7 @@ import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
-from importlib import resources
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from caddie.config import Config, Count, NonNegative, Positive, Range, Technique, field_types, show
@@ -141,7 +141,7 @@ def sockets() -> list[Socket]:
 
 def measurements() -> dict[str, Measurement]:
     """Return the effects measured here, by the name of the technique."""
-    text = resources.files("caddie").joinpath("recipes/measured.json").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("measured.json").read_text(encoding="utf-8")
     return {name: Measurement.from_json(value) for name, value in json.loads(text).items()}
 
 
