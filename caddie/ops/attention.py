@@ -262,15 +262,13 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:
     """Compute attention by FlexAttention: a kernel generated for the mask, which skips masked blocks."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    attend: Callable[..., Tensor] = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
+    attend: Callable[..., Tensor] = flex_attention if torch.compiler.is_compiling() else _compiled(flex_attention)
     return attend(q, k, v, block_mask=visible.blocks(q.device), enable_gqa=q.shape[1] != k.shape[1])
 
 
 @cache
-def _compiled_flex() -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention, dynamic=False)
+def _compiled(function: Callable[..., Any]) -> Any:
+    return torch.compile(function, dynamic=False)
 
 
 def _flash(generation: int, q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:

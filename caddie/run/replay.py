@@ -137,16 +137,13 @@ def compare(first: FinishedRun, second: FinishedRun) -> dict[str, Any]:
     else:
         promise = None
     loss, difference = _compare_losses(first.folder / LOG, second.folder / LOG), scores["replay"] - scores["run"]
-    differs = [
-        name
-        for name, same in (
-            ("weights", weights["run"] == weights["replay"] or weights["run"] is None),
-            ("loss", not loss["first_difference"]),
-            ("artifact", artifacts["run"] == artifacts["replay"]),
-            ("score", abs(difference) <= SAME_SCORE),
-        )
-        if not same
-    ]
+    alike = {
+        "weights": weights["run"] == weights["replay"] or weights["run"] is None,
+        "loss": not loss["first_difference"],
+        "artifact": artifacts["run"] == artifacts["replay"],
+        "score": abs(difference) <= SAME_SCORE,
+    }
+    differs = [name for name, same in alike.items() if not same]
     return {
         "run": str(first.folder),
         "replay": str(second.folder),

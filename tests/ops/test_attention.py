@@ -313,7 +313,7 @@ def flex_agrees(visible: Visibility, qkv: list[Tensor], traced: bool) -> None:
     """FlexAttention's output is the oracle's; on a CPU it has no backward. Tracing it for each shape takes long."""
     with pytest.MonkeyPatch.context() as patch, torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns that it is not compiled
-        patch.setattr(attend, "_compiled_flex", lambda: flex_attention)
+        patch.setattr(attend, "_compiled", lambda _: flex_attention)
         patch.setattr(
             "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", not traced, raising=False
         )
