@@ -94,13 +94,7 @@ class SelfGenerated(CalibrationText):
 
 
 def calibrate(
-    model: Model,
-    batches: Iterable[Tensor],
-    *,
-    bos: int,
-    ranks: Ranks = Ranks(),
-    seed: int = 0,
-    progress: Progress = SILENT,
+    model: Model, batches: Iterable[Tensor], *, bos: int, ranks: Ranks = Ranks(), progress: Progress = SILENT
 ) -> dict[str, Calibration]:
     """Return the calibration of each parameter by name, measured on `batches` of ids (rows, length).
 
@@ -125,7 +119,7 @@ def calibrate(
             for number, ids in enumerate(given[:count]):
                 done += 1
                 progress.step({"event": "doing", "text": f"batch {done} of {pilot + len(given)}"})
-                generator = torch.Generator(device).manual_seed((seed << 32) + number * ranks.world + ranks.rank)
+                generator = torch.Generator(device).manual_seed(number * ranks.world + ranks.rank)
                 for name, gradient in _gradients(model, weights, ids, bos, generator).items():
                     sums[name].add(gradient)
             ranks.sum([tensor for one in sums.values() for tensor in one.all])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -47,6 +47,11 @@ class Candidate:
     def sections(self) -> list[Section]:
         """The artifact's sections of weights."""
         return [stored.section for stored in self.weights.values()]
+
+
+def section_of(name: str, streams: Iterable[bytes]) -> Section:
+    """Return the section of a weight, of its coded arrays in the order of their layout."""
+    return Section(PREFIX + name, b"".join(len(one).to_bytes(LENGTH_BYTES, "little") + one for one in streams))
 
 
 class Candidates:
@@ -104,7 +109,6 @@ class Candidates:
             restored = quantizer.dequantize(arrays, shapes[name])
             error = float((restored - weight).norm() / weight.norm().clamp_min(1e-30))
             loss = None if calibration is None else predicted_loss(calibration, weight, restored)
-            coded = [streams[name, key] for key in quantizer.layout(shapes[name])]
-            data = b"".join(len(stream).to_bytes(LENGTH_BYTES, "little") + stream for stream in coded)
-            stored[name] = StoredWeight(quantizer, arrays, restored, Section(PREFIX + name, data), error, loss)
+            section = section_of(name, (streams[name, key] for key in quantizer.layout(shapes[name])))
+            stored[name] = StoredWeight(quantizer, arrays, restored, section, error, loss)
         return stored

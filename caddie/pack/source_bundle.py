@@ -15,8 +15,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from importlib import metadata
+from operator import itemgetter
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -51,22 +52,19 @@ class Bundle:
     """The files as one JSON object, for `unpack`."""
 
     @property
-    def codec(self) -> Codec:
-        """Codec that makes `data` smallest: Brotli or LZMA."""
-        return self._smallest[0]
-
-    @property
     def bytes(self) -> int:
         """Length of `data` after the codec: the code bytes."""
-        return self._smallest[1]
-
-    @cached_property
-    def _smallest(self) -> tuple[Codec, int]:  # on first use: it takes a second
-        return min(((codec, len(codec.encode(self.data))) for codec in (Brotli(), Lzma())), key=lambda each: each[1])
+        return _smallest(self.data)[0]
 
     def section(self, name: str) -> Section:
         """Return the bundle as a section of an artifact."""
-        return Section(name, self.data, self.codec)
+        return Section(name, self.data, _smallest(self.data)[1])
+
+
+@cache  # for a bundle it takes a second
+def _smallest(data: bytes) -> tuple[int, Codec]:
+    """Return the length of compressed data, and the codec that makes it least: Brotli or LZMA."""
+    return min(((len(codec.encode(data)), codec) for codec in (Brotli(), Lzma())), key=itemgetter(0))
 
 
 def modules_needed(roots: Sequence[str]) -> dict[str, str]:
@@ -210,7 +208,7 @@ def with_parts(described: dict[str, Any], needed: Sequence[bytes], training: Seq
     """
 
     def size(sources: Sequence[bytes]) -> int:
-        return sum(min(len(codec.encode(source)) for codec in (Brotli(), Lzma())) for source in sources)
+        return sum(_smallest(source)[0] for source in sources)
 
     more = size([source for source in training if source not in needed])
     return described | {

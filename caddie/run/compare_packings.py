@@ -17,11 +17,9 @@ from caddie.data.corpus import Corpus
 from caddie.model import Model, build
 from caddie.model.parameters import assign
 from caddie.pack.calibrate import TrainingText
-from caddie.pack.candidates import Candidate, Candidates
+from caddie.pack.candidates import Candidate, Candidates, section_of
 from caddie.pack.codecs import Lzma, Stored, Zlib, Zstd
 from caddie.pack.coding import ArrayCodec, EntropyModel, Packed, ProcessPool, Smallest, decode
-from caddie.pack.container import Section
-from caddie.pack.decompress import LENGTH_BYTES, PREFIX
 from caddie.pack.fit import FillCap
 from caddie.pack.quantize import BestPercentile, Float16, Gptq, Quantizer, Rows, SigmaClip, Trellis, Waterfilling
 from caddie.recipes.recipe import Recipe
@@ -188,7 +186,7 @@ class _Bench:
             begin = time.perf_counter()
             _decode(candidate, streams)
             decoded = time.perf_counter() - begin
-            sections = _sections(candidate, streams)
+            sections = [section_of(*one) for one in zip(candidate.weights, streams, strict=True)]
             weight_bits = 8 * sum(len(section.data) for section in sections)
             facts: dict[str, Any] = {"quantizer": way.name, "cap_bytes": cap, "fitted_with": way.fills, "coding": name}
             facts["bytes"] = self.metadata.file_bytes(dequantizers, sections)
@@ -231,14 +229,6 @@ def _encoded(candidate: Candidate, coding: ArrayCodec) -> Streams:
     return [
         [coding.encode(stored.arrays[key]) for key in stored.quantizer.layout(tuple(stored.restored.shape))]
         for stored in candidate.weights.values()
-    ]
-
-
-def _sections(candidate: Candidate, streams: Streams) -> list[Section]:
-    """The artifact's sections of weights, as `decompress` reads them."""
-    return [
-        Section(PREFIX + name, b"".join(len(stream).to_bytes(LENGTH_BYTES, "little") + stream for stream in found))
-        for name, found in zip(candidate.weights, streams, strict=True)
     ]
 
 
