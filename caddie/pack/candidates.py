@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import count
 
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from caddie.pack.coding import ArrayCodec, EncodeJob, ProcessPool
 from caddie.pack.container import Section
 from caddie.pack.decompress import LENGTH_BYTES, PREFIX
 from caddie.pack.quantize import Arrays, Calibration, Quantizer
+from caddie.runtime.progress import SILENT, Progress
 
 
 @dataclass(frozen=True)
@@ -63,14 +65,16 @@ class Candidates:
         calibrations: Mapping[str, Calibration],
         coding: ArrayCodec,
         size: Callable[[list[Section]], int],
-        on_candidate: Callable[[Candidate], None] | None = None,
         pool: ProcessPool | None = None,
+        progress: Progress = SILENT,
+        cap_bytes: int | None = None,
     ) -> None:
-        """`size` returns the bytes of the whole file that holds sections of weights, `on_candidate` gets every
-        candidate, and `pool` is a process pool, or this process alone."""
+        """`size` returns the bytes of the whole file that holds sections of weights, `pool` is a process pool, or this
+        process alone, and `progress` gets an event for every candidate, beside the cap if there is one."""
         self.weights = {name: weight.detach().float().cpu() for name, weight in weights.items()}
         self.calibrations = calibrations
-        self._coding, self._size, self._on_candidate, self._pool = coding, size, on_candidate, pool or ProcessPool()
+        self._coding, self._size, self._pool = coding, size, pool or ProcessPool()
+        self._progress, self._cap_bytes, self._numbers = progress, cap_bytes, count(1)
         self._kept: dict[str, StoredWeight] = {}
         self._streams: dict[tuple[str, str], bytes] = {}
         """First stream of each array. Its coder's settings, found by trial in two thirds of the time, serve other steps
@@ -93,8 +97,8 @@ class Candidates:
 
     def _candidate(self, weights: dict[str, StoredWeight]) -> Candidate:
         candidate = Candidate(weights, self._size([stored.section for stored in weights.values()]))
-        if self._on_candidate is not None:
-            self._on_candidate(candidate)
+        sizes = {"file_bytes": candidate.file_bytes, "cap_bytes": self._cap_bytes}
+        self._progress.step({"event": "candidate", "number": next(self._numbers), **sizes})
         return candidate
 
     def _store(self, found: Mapping[str, tuple[Quantizer, Arrays]]) -> dict[str, StoredWeight]:

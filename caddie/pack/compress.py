@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -20,7 +19,7 @@ from caddie.model.parameters import assign, declarations
 from caddie.pack import container
 from caddie.pack.artifact import Metadata
 from caddie.pack.calibrate import CalibrationText, TrainingText
-from caddie.pack.candidates import Candidate, Candidates
+from caddie.pack.candidates import Candidates
 from caddie.pack.coding import ArrayCodec, ProcessPool, Smallest
 from caddie.pack.container import Section
 from caddie.pack.fit import FillCap, Fit, Fitted
@@ -181,15 +180,11 @@ def compress(
     chosen = assign(config.quantizers, model, "pack.quantizers")
     quantizers = {name: chosen[name] for name in shapes}
     dequantizers = {rule: quantizer.dequantizer for rule, quantizer in config.quantizers.items()}
-    number, cap = count(1), {"cap_bytes": config.cap_bytes}
-
-    def report(candidate: Candidate) -> None:
-        progress.step({"event": "candidate", "number": next(number), "file_bytes": candidate.file_bytes, **cap})
-
     with ProcessPool(torch.get_num_threads()) as pool:
         known, ordered = calibrations if config.calibrated else {}, {name: weights[name] for name in shapes}
+        fit, cap = config.fit, config.cap_bytes
         candidates = Candidates(
-            ordered, known, config.coding, lambda sections: size(dequantizers, sections), report, pool
+            ordered, known, config.coding, lambda sections: size(dequantizers, sections), pool, progress, cap
         )
         replaced = config.protection.protected(ordered, quantizers, known) if config.protection else {}
         quantizers |= replaced
@@ -200,8 +195,7 @@ def compress(
         # The last match wins, so they come last.
         dequantizers = {rule: dequantizer for rule, dequantizer in dequantizers.items() if rule not in replaced}
         dequantizers |= {name: quantizer.dequantizer for name, quantizer in replaced.items()}
-        fit = config.fit
-        fitted = fit.fit(candidates, quantizers, config.cap_bytes) if fit else Fitted(candidates.make(quantizers))
+        fitted = fit.fit(candidates, quantizers, cap) if fit else Fitted(candidates.make(quantizers))
     tensors = [
         QuantizedTensor(name, declared[name].role, shapes[name], one.quantizer, one.relative_error, one.predicted_loss)
         for name, one in fitted.candidate.weights.items()

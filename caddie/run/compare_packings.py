@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -152,19 +151,14 @@ class _Bench:
     def packings(self, way: Way, cap: int | None) -> list[dict[str, Any]]:
         quantizers = assign(way.rules, self.model, "quantizers")
         dequantizers = {rule: quantizer.dequantizer for rule, quantizer in way.rules.items()}
-        number = count(1)
-
-        def report(candidate: Candidate) -> None:
-            sizes = {"file_bytes": candidate.file_bytes, "cap_bytes": cap}
-            self.progress.step({"event": "candidate", "number": next(number), **sizes})
-
         candidates = Candidates(
             self.weights,
             self.calibrations,
             CODINGS[way.fills] if way.fills else Packed(codec=Stored()),
             lambda sections: self.metadata.file_bytes(dequantizers, sections),
-            report,
             self.pool,
+            self.progress,
+            cap,
         )
         candidate = candidates.make(quantizers) if cap is None else FillCap().fit(candidates, quantizers, cap).candidate
         predicted = None if candidate.predicted_loss is None else candidate.predicted_loss * self.per_nat
