@@ -78,11 +78,7 @@ class MUDD(DenseConnections):
             "MUDDFormer, arXiv 2502.12170; openai/parameter-golf #1936",
             "in a bundle only (#1936)",
         ),
-        windows=Technique(
-            "A sum of fewer outputs costs less time.",
-            "openai/parameter-golf #1936",
-            "not isolated",
-        ),
+        windows=Technique("A sum of fewer outputs costs less time.", "openai/parameter-golf #1936", "not isolated"),
     )
 
     after: tuple[Pass, ...] = (2, 4, 6, 8, 10, 12, 15, 16)

@@ -33,7 +33,7 @@ class UNet(Skips):
 
     def build(self, count: int, width: int) -> Part:
         """Return the module."""
-        return _UNet(count, width)
+        return _UNet(count, width, gated=False)
 
 
 class GatedUNet(Skips):
@@ -47,22 +47,15 @@ class GatedUNet(Skips):
 
     def build(self, count: int, width: int) -> Part:
         """Return the module."""
-        return _GatedUNet(count, width)
+        return _UNet(count, width, gated=True)
 
 
 class _UNet(Part):
-    def __init__(self, count: int, width: int) -> None:
+    def __init__(self, count: int, width: int, gated: bool) -> None:
         super().__init__()
         self.weight = self.declare("weight", (count, width), "scalar", Constant(value=1.0))
+        self.gate = self.declare("gate", (count, width), "scalar", Constant(value=0.0)) if gated else None
 
     def forward(self, number: int, x: Tensor, saved: Tensor) -> Tensor:
-        return x + self.weight[number].to(x.dtype) * saved
-
-
-class _GatedUNet(_UNet):
-    def __init__(self, count: int, width: int) -> None:
-        super().__init__(count, width)
-        self.gate = self.declare("gate", (count, width), "scalar", Constant(value=0.0))
-
-    def forward(self, number: int, x: Tensor, saved: Tensor) -> Tensor:
-        return torch.lerp(self.weight[number].to(x.dtype) * saved, x, torch.sigmoid(self.gate[number]).to(x.dtype))
+        saved = self.weight[number].to(x.dtype) * saved
+        return x + saved if self.gate is None else torch.lerp(saved, x, torch.sigmoid(self.gate[number]).to(x.dtype))

@@ -19,12 +19,10 @@ from torch import Tensor
 from caddie.errors import UserError
 from caddie.ops import manual_backward, plain, products
 
+_PLAIN_AND_MANUAL = {"plain": "plain", "manual": "manual_backward"}
 IMPLEMENTATIONS: Mapping[str, Mapping[str, str]] = {
-    "cross_entropy": {"plain": "plain", "manual": "manual_backward", "Triton": "loss_kernels"},
-    "softcap": {"plain": "plain", "manual": "manual_backward"},
-    "squared": {"plain": "plain", "manual": "manual_backward"},
-    "rms_norm": {"plain": "plain", "manual": "manual_backward"},
-    "normed_rotation": {"plain": "plain", "manual": "manual_backward"},
+    "cross_entropy": {**_PLAIN_AND_MANUAL, "Triton": "loss_kernels"},
+    **dict.fromkeys(("softcap", "squared", "rms_norm", "normed_rotation"), _PLAIN_AND_MANUAL),
     "scaled_product": {"plain": "plain", "scaled_mm": "products"},
 }
 """For each operation, name of implementation to the module of `caddie.ops` that has it."""

@@ -75,12 +75,7 @@ def estimate_stages(gpt: GPT, pack: Pack, scoring: Scoring, predictions: int = 0
 
 
 def check_stages(
-    gpt: GPT,
-    pack: Pack,
-    scoring: Scoring,
-    predictions: int,
-    ranks: Ranks,
-    stages: Mapping[Stage, int] | None = None,
+    gpt: GPT, pack: Pack, scoring: Scoring, predictions: int, ranks: Ranks, stages: Mapping[Stage, int] | None = None
 ) -> None:
     """Raise `UserError` if packing or scoring will not fit this machine, with the number and a setting that fits.
 

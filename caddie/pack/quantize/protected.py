@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -135,19 +135,17 @@ class Protection(Config):
         calibrations: Mapping[str, Calibration],
     ) -> list[Candidate]:
         """Return all groups, the best first."""
-
-        def candidates() -> Iterator[Candidate]:
-            for name, weight in weights.items():
-                quantizer, inputs = quantizers[name], calibrations.get(name, Calibration()).inputs
-                if inputs is None or type(quantizer) is not Gptq or weight.numel() <= _FEWEST_NUMBERS:
-                    continue
-                if quantizer.of.bits >= self.bits or quantizer.of.packed:
-                    continue
-                saliency = inputs.diagonal().clamp_min(0).sqrt() * as_rows(weight).float().abs().mean(0).cpu()
-                for start in range(0, len(saliency) - self.columns + 1, self.columns):
-                    yield Candidate(float(saliency[start : start + self.columns].sum()), name, start)
-
-        return sorted(candidates(), key=lambda candidate: -candidate.score)
+        found = []
+        for name, weight in weights.items():
+            quantizer, inputs = quantizers[name], calibrations.get(name, Calibration()).inputs
+            if inputs is None or type(quantizer) is not Gptq or weight.numel() <= _FEWEST_NUMBERS:
+                continue
+            if quantizer.of.bits >= self.bits or quantizer.of.packed:
+                continue
+            saliency = inputs.diagonal().clamp_min(0).sqrt() * as_rows(weight).float().abs().mean(0).cpu()
+            for start in range(0, len(saliency) - self.columns + 1, self.columns):
+                found.append(Candidate(float(saliency[start : start + self.columns].sum()), name, start))
+        return sorted(found, key=lambda candidate: -candidate.score)
 
 
 class Candidate(NamedTuple):
