@@ -9,14 +9,13 @@ from caddie.pack.codecs import Zlib
 from caddie.pack.coding import Packed
 from caddie.pack.compress import Pack
 from caddie.pack.quantize import Float16, Float32, Percentile, Rows
-from caddie.recipes.recipe import Recipe, per_role
+from caddie.recipes.recipe import per_role
 from caddie.train.settings import Train
 
-baseline = Recipe(
-    why="The contest's naive baseline: 9 layers of width 512 for 600 seconds, int8 rows and zlib.",
-    train=Train(seconds=600, steps=20_000, lr_schedule=IterationWarmdown(steps=1200), warmup_steps=20),
-).but(
-    {
+RECIPES = {
+    "baseline": {
+        "why": "The contest's naive baseline: 9 layers of width 512 for 600 seconds, int8 rows and zlib.",
+        "train": Train(seconds=600, steps=20_000, lr_schedule=IterationWarmdown(steps=1200), warmup_steps=20),
         "pack.quantizers": {
             **dict.fromkeys(("embedding", "matrix", "head"), Rows(scale=Percentile(floor="absolute"))),
             "gate": Float16(),
@@ -27,28 +26,23 @@ baseline = Recipe(
         "pack.policy": "contest-2026",
         "score.stride": 1024,
         "score.precision": "bfloat16",
-    }
-)
-
-fp16_embedding = baseline.but(
-    {
+    },
+    "fp16_embedding": {
+        "base": "baseline",
+        "why": "Tied embedding in fp16 for 32 hidden channels, longer warmdown, higher rate.",
         "model.block.mlp.hidden": 992,
         "train.lr_schedule.steps": 3600,
         "train.optimizers.matrix.lr": 0.06,
         "pack.quantizers.embedding": Float16(),
     },
-    base="baseline",
-    why="Tied embedding in fp16 for 32 hidden channels, longer warmdown, higher rate.",
-)
-
-lower_lr = baseline.but(
-    {"train.optimizers.matrix.lr": 0.02, "train.optimizers.scalar.lr": 0.02, "train.optimizers.embedding.lr": 0.03},
-    base="baseline",
-    why="About half the learning rates, the best of a sweep over six.",
-)
-
-tiny = baseline.but(
-    {
+    "lower_lr": {
+        "base": "baseline",
+        "why": "About half the learning rates, the best of a sweep over six.",
+        **per_role("train.optimizers.*.lr", matrix=0.02, scalar=0.02, embedding=0.03),
+    },
+    "tiny": {
+        "base": "baseline",
+        "why": "The baseline at a size that two cores train in a minute; BigramHash rows stand in for depth.",
         "model.width": 128,
         "model.depth": 1,
         "model.embedding.bigrams": HashedNGrams(buckets=32_768),
@@ -73,6 +67,4 @@ tiny = baseline.but(
         "score.batch_tokens": 16_384,
         "score.precision": "float32",
     },
-    base="baseline",
-    why="The baseline at a size that two cores train in a minute; BigramHash rows stand in for depth.",
-)
+}

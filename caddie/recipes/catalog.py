@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from caddie.config import Diff
 from caddie.config.userfile import UserFile, execute, read_source, supply
 from caddie.errors import UserError, suggest
 from caddie.recipes import recipe_file
 from caddie.recipes.names import ALIASES, MODULES
-from caddie.recipes.public_000_experiments import public_000_experiments
+from caddie.recipes.public_000_experiments import DIFFS, public_000_experiments
 from caddie.recipes.published import published, speeds
 from caddie.recipes.recipe import Recipe
 from caddie.recipes.recipe_file import RunStart, read_recipe, recipe_path
@@ -22,11 +23,24 @@ def _named(values: dict[str, object]) -> dict[str, Recipe]:
     return {name: value.but(name=name) for name, value in values.items() if isinstance(value, Recipe)}
 
 
-_SHIPPED = {
-    name: recipe.but(public=published().get(name, ()))
-    for module in MODULES
-    for name, recipe in _named(vars(import_module(f"caddie.recipes.{module}"))).items()
-}
+def _based() -> dict[str, Recipe]:
+    """Return every recipe of the tables, each behind those that it is based on."""
+    tables = (import_module(f"caddie.recipes.{module}").RECIPES for module in MODULES)
+    diffs: dict[str, Diff] = {name: diff for table in tables for name, diff in table.items()}
+    found: dict[str, Recipe] = {}
+
+    def add(name: str) -> Recipe:
+        if name not in found:
+            base = add(diffs[name]["base"]) if "base" in diffs[name] else Recipe()
+            found[name] = base.but(diffs[name], name=name, public=published().get(name, ()))
+        return found[name]
+
+    for name in diffs:
+        add(name)
+    return found
+
+
+_SHIPPED = _based()
 _BY_ALIAS = {alias: _SHIPPED[name] for alias, name in ALIASES.items()}
 
 
@@ -50,7 +64,11 @@ def find(name: str, within: tuple[Path, ...] = ()) -> Recipe:
     if path == "seed_000":
         raise UserError(f"seed_000 is now public_000: write public_000:{attribute}")
     if path == "public_000":
-        known = {one.label: recipe for one in public_000_experiments if (recipe := one.recipe)}
+        outcomes, base = {one.label: one.outcome for one in public_000_experiments}, _SHIPPED["parallel_muon"]
+        known = {
+            label: base.but(diff, name=label, base=base.name, why=outcomes[label], public=())
+            for label, diff in DIFFS.items()
+        }
     else:
         known = _named(execute(Path(path))) if colon else _SHIPPED | _BY_ALIAS
     full, _, suffix = attribute.rpartition("_")

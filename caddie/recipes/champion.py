@@ -5,10 +5,11 @@ from __future__ import annotations
 from caddie.model import ChannelSmear, HashedNGrams, RMSNorm
 from caddie.model.parameters import Orthogonal
 from caddie.pack.compress import Pack
-from caddie.recipes.records import vocabulary_4096
 
-champion = vocabulary_4096.but(
-    {
+RECIPES = {
+    "champion": {
+        "base": "vocabulary_4096",
+        "why": "Chosen by ablation at mini scale: few layers, many hashed pairs; not measured at full size.",
         "model.depth": 5,
         "model.value_embedding.layers": (3, 4),
         "model.block.attention_norm": RMSNorm(),
@@ -19,6 +20,4 @@ champion = vocabulary_4096.but(
         "train.optimizers.embedding.lr": 0.06,
         "pack": Pack(policy="contest-2026"),
     },
-    base="vocabulary_4096",
-    why="Chosen by ablation at mini scale: few layers, many hashed pairs; not measured at full size.",
-)
+}

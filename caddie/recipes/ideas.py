@@ -18,17 +18,30 @@ from caddie.model.parameters import FanInNormal, Normal, Orthogonal
 from caddie.pack.codecs import Lzma, Zstd
 from caddie.pack.coding import Packed
 from caddie.pack.quantize import Float8, Float16, Gptq, Percentile, Rows, SigmaClip, Ternary
-from caddie.recipes.baseline import baseline, lower_lr
-from caddie.recipes.early_records import value_embeddings
 from caddie.recipes.recipe import per_role
-from caddie.recipes.records import coprime_loader, three_layer_recurrence
 from caddie.train.qat import StraightThrough
 
 _TRITS = Ternary(packed=True)
 _TERNARY_MAP = Dense(initial=Normal(std=0.02), normed=True)
 
-ternary = baseline.but(
-    {
+_FOLDED = {
+    "model.block.mlp": LeakyReluSquared(hidden=1536),
+    "model.block.residual_mix": PhaseMix(),
+    "model.block.attention.xsa": True,
+    "model.block.attention.value_residual": GatedValueResidual(),
+    "model.layers": {},
+    "train.seconds": 555,
+}
+"""Changes that #1110 and #1113 share."""
+
+_MHA = {"model.block.attention.key_value_heads": 8}
+"""Values as wide as the stream; narrower MLPs pay for them."""
+_MUDD_MAPS = {"pack.quantizers.dense_connections.*.up.weight": Gptq(of=Rows(bits=6, scale=SigmaClip(k=12.85)))}
+
+RECIPES = {
+    "ternary": {
+        "base": "baseline",
+        "why": "Ternary: 67 million parameters, nearly all -1, 0 or 1, in ten wide layers.",
         "model.vocabulary": 8192,
         "model.width": 768,
         "model.depth": 10,
@@ -61,22 +74,9 @@ ternary = baseline.but(
         "pack.coding": Packed(codec=Lzma(extreme=False)),
         "score.stride": 16,
     },
-    base="baseline",
-    why="Ternary: 67 million parameters, nearly all -1, 0 or 1, in ten wide layers.",
-)
-
-_FOLDED = {
-    "model.block.mlp": LeakyReluSquared(hidden=1536),
-    "model.block.residual_mix": PhaseMix(),
-    "model.block.attention.xsa": True,
-    "model.block.attention.value_residual": GatedValueResidual(),
-    "model.layers": {},
-    "train.seconds": 555,
-}
-"""Changes that #1110 and #1113 share."""
-
-universal_transformer = value_embeddings.but(
-    {
+    "universal_transformer": {
+        "base": "value_embeddings",
+        "why": "Depth recurrence of the whole model: three layers, four times; a third of the bytes.",
         **_FOLDED,
         "model.depth": 3,
         "model.block.mlp.linear.initial": Orthogonal(),
@@ -85,12 +85,9 @@ universal_transformer = value_embeddings.but(
         "model.value_embedding.layers": (0, 1),
         "model.value_embedding.initial": Orthogonal(gain=6**-0.5),
     },
-    base="value_embeddings",
-    why="Depth recurrence of the whole model: three layers, four times; a third of the bytes.",
-)
-
-random_mlps = lower_lr.but(
-    {
+    "random_mlps": {
+        "base": "lower_lr",
+        "why": "Twelve layers whose MLPs are random but for a part of rank 160; Random_Linear_Adapter.",
         "model.depth": 12,
         "model.block.mlp.hidden": 1536,
         "model.block.mlp.linear": RandomMap(rank=160, initial=FanInNormal()),
@@ -101,26 +98,16 @@ random_mlps = lower_lr.but(
         "score.sequence_length": 2048,
         "score.stride": 512,
     },
-    base="lower_lr",
-    why="Twelve layers whose MLPs are random but for a part of rank 160; Random_Linear_Adapter.",
-)
-
-random_maps = value_embeddings.but(
-    {
+    "random_maps": {
+        "base": "value_embeddings",
+        "why": "All maps random and orthogonal but for a part of rank 32: five megabytes in all.",
         **_FOLDED,
         "model.block.attention.linear": RandomMap(rank=32, initial=Orthogonal()),
         "model.block.mlp.linear": RandomMap(rank=32, initial=Orthogonal()),
     },
-    base="value_embeddings",
-    why="All maps random and orthogonal but for a part of rank 32: five megabytes in all.",
-)
-
-_MHA = {"model.block.attention.key_value_heads": 8}
-"""Values as wide as the stream; narrower MLPs pay for them."""
-_MUDD_MAPS = {"pack.quantizers.dense_connections.*.up.weight": Gptq(of=Rows(bits=6, scale=SigmaClip(k=12.85)))}
-
-mudd = three_layer_recurrence.but(
-    {
+    "mudd": {
+        "base": "three_layer_recurrence",
+        "why": "Light MUDD for skips and the mix of the input, values as wide as the stream; #1936, 1.0769.",
         **_MHA,
         "model.block.mlp.hidden": 1792,
         "model.layers": {"7-9": {"parallel": True}, "10": {"parallel": True, "mlp.hidden": 1728}},
@@ -129,18 +116,17 @@ mudd = three_layer_recurrence.but(
         "model.dense_connections": MUDD(),
         **_MUDD_MAPS,
     },
-    base="three_layer_recurrence",
-    why="Light MUDD for skips and the mix of the input, values as wide as the stream; #1936, 1.0769.",
-)
-
-last_layer_mudd = coprime_loader.but(
-    {**_MHA, "model.block.mlp.hidden": 1280, "model.dense_connections": LastLayerMUDD(), **_MUDD_MAPS},
-    base="coprime_loader",
-    why="MUDD in the last layer alone, as factors for each token; modded-nanogpt #259 in the contest's model.",
-)
-
-signed_bigrams = coprime_loader.but(
-    {"model.embedding.bigrams.signs": 8192},
-    base="coprime_loader",
-    why="Bigrams that share a row told apart by fixed random signs; modded-nanogpt #299.",
-)
+    "last_layer_mudd": {
+        "base": "coprime_loader",
+        "why": "MUDD in the last layer alone, as factors for each token; modded-nanogpt #259 in the contest's model.",
+        **_MHA,
+        "model.block.mlp.hidden": 1280,
+        "model.dense_connections": LastLayerMUDD(),
+        **_MUDD_MAPS,
+    },
+    "signed_bigrams": {
+        "base": "coprime_loader",
+        "why": "Bigrams that share a row told apart by fixed random signs; modded-nanogpt #299.",
+        "model.embedding.bigrams.signs": 8192,
+    },
+}

@@ -13,9 +13,7 @@ from caddie.config import Diff
 from caddie.config.schedules import Ramp
 from caddie.model import DenseGate, MixedValueResidual
 from caddie.pack.quantize import BestPercentile, Float16, Gptq, Percentile, Rotated, Rows
-from caddie.recipes.public_systems import parallel_muon
 from caddie.recipes.published import rows
-from caddie.recipes.recipe import Recipe
 from caddie.train.optim import AdamW
 from caddie.train.qat import SoftRound, StraightThrough
 
@@ -69,13 +67,6 @@ class Experiment:
     """Score, or none where the source has none."""
     note: str
     """Reason that there is nothing to set, or differences that matter to a comparison."""
-
-    @property
-    def recipe(self) -> Recipe | None:
-        """Return the whole recipe, or none if there is nothing to set."""
-        if self.label not in DIFFS:
-            return None
-        return parallel_muon.but(DIFFS[self.label], name=self.label, base="parallel_muon", why=self.outcome)
 
 
 public_000_experiments = tuple(

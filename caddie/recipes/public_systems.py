@@ -8,15 +8,16 @@ from caddie.model.parameters import Orthogonal
 from caddie.pack.codecs import Lzma
 from caddie.pack.coding import Packed
 from caddie.pack.quantize import BestPercentile, Gptq, Percentile, Rows
-from caddie.recipes.baseline import baseline
-from caddie.recipes.early_records import ORTHOGONAL, value_embeddings
+from caddie.recipes.early_records import ORTHOGONAL
 from caddie.recipes.recipe import per_role
 from caddie.score import SGD, ChunkSGD
 from caddie.train.optim import AdamW
 from caddie.train.qat import StraightThrough
 
-single_gpu = baseline.but(
-    {
+RECIPES = {
+    "single_gpu": {
+        "base": "baseline",
+        "why": "Eight layers for one GPU, partial RoPE, XSA in two layers; public system 001.",
         **ORTHOGONAL,
         "model.depth": 8,
         "model.block.mlp.hidden": 1536,
@@ -34,18 +35,15 @@ single_gpu = baseline.but(
         "score.sequence_length": 2048,
         "score.stride": 128,
     },
-    base="baseline",
-    why="Eight layers for one GPU, partial RoPE, XSA in two layers; public system 001.",
-)
-
-gold6 = value_embeddings.but(
-    {"train.batch_tokens": 262_144, "score.stride": 2048},
-    base="value_embeddings",
-    why="Eleven layers and small batches, for machines that make few steps; public system 002.",
-)
-
-parallel_muon = value_embeddings.but(
-    {
+    "gold6": {
+        "base": "value_embeddings",
+        "why": "Eleven layers and small batches, for machines that make few steps; public system 002.",
+        "train.batch_tokens": 262_144,
+        "score.stride": 2048,
+    },
+    "parallel_muon": {
+        "base": "value_embeddings",
+        "why": "LeakyReLU², Parallel Muon, score-first TTT; public system 000 builds on it.",
         "model.block.mlp": LeakyReluSquared(hidden=1536),
         "model.block.mlp.linear.initial": Orthogonal(),
         "model.embedding.bigrams": HashedNGrams(buckets=1536, dims=128, initial=Orthogonal()),
@@ -57,6 +55,4 @@ parallel_muon = value_embeddings.but(
         "pack.coding": Packed(codec=Lzma(extreme=False)),
         "score.ttt": ChunkSGD(sgd=SGD(lr=0.002)),
     },
-    base="value_embeddings",
-    why="LeakyReLU², Parallel Muon, score-first TTT; public system 000 builds on it.",
-)
+}

@@ -30,7 +30,6 @@ from caddie.pack.codecs import Lzma
 from caddie.pack.coding import Packed
 from caddie.pack.quantize import Float16, Percentile, Rows
 from caddie.recipes.catalog import find
-from caddie.recipes.public_systems import gold6, single_gpu
 from caddie.recipes.recipe import Recipe
 from caddie.recipes.shrink import AT_SCALE, mini
 from caddie.recipes.shrink import scale as at_scale
@@ -162,7 +161,7 @@ def of_seed_001(suffix: str) -> dict[str, Entry]:
     return {
         "001, 11 layers": changed(
             {
-                **twin_of(single_gpu, eleven, suffix),
+                **twin_of(find("single_gpu"), eleven, suffix),
                 "train.qat.blocks.*.mlp.*.weight": StraightThrough(quantizer=SIX_BITS),
                 "pack.quantizers.blocks.*.mlp.*.weight": SIX_BITS,
             },
@@ -173,7 +172,7 @@ def of_seed_001(suffix: str) -> dict[str, Entry]:
             cost=1600 / 1300,
         ),
         "001, four exclusive layers": changed(
-            twin_of(single_gpu, {"model.layers": {"4-7": {"attention.xsa": True}}}, suffix),
+            twin_of(find("single_gpu"), {"model.layers": {"4-7": {"attention.xsa": True}}}, suffix),
             "architecture",
             Claim(word="worse", source=SEED_001, note="about 3 % slower steps; the score is not stated"),
             why="The second half of the layers.",
@@ -203,12 +202,12 @@ def of_seed_002(suffix: str) -> dict[str, Entry]:
     """Changes of seed 002's twin."""
     return {
         "002, twice the batch": changed(
-            twin_of(gold6, {"train.batch_tokens": 524_288}, suffix),
+            twin_of(find("gold6"), {"train.batch_tokens": 524_288}, suffix),
             "schedule",
             Claim(word="worse", difference=0.0289, source=SEED_002, note="1.2362 for 1.2073, before quantization"),
         ),
         "002, four times the batch": changed(
-            twin_of(gold6, {"train.batch_tokens": 1_048_576}, suffix),
+            twin_of(find("gold6"), {"train.batch_tokens": 1_048_576}, suffix),
             "schedule",
             Claim(word="worse", difference=0.1437, source=SEED_002, note="1.3510 for 1.2073, before quantization"),
         ),

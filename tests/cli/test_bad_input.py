@@ -365,13 +365,13 @@ RECIPES = [
     Case("recipe file ends", lambda b: b.mine("raise SystemExit(3)"), "mine.py does not run"),
     Case(
         "recipe not in file",
-        lambda b: b.mine("from caddie.recipes.baseline import tiny", "mine.py:tinny"),
+        lambda b: b.mine("from caddie.recipes.catalog import find\ntiny = find('tiny')", "mine.py:tinny"),
         "mean tiny?",
     ),
     Case("not a recipe", lambda b: b.mine("mine = {'model.width': 8}"), "mine.py has no recipe mine"),
     Case(
         "recipe with a wrong path",
-        lambda b: b.mine("from caddie.recipes.baseline import tiny\nmine = tiny.but({'model.widht': 8})"),
+        lambda b: b.mine("from caddie.recipes.catalog import find\nmine = find('tiny').but({'model.widht': 8})"),
         "no setting model.widht (did you mean model.width?)",
     ),
 ]

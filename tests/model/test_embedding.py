@@ -18,7 +18,7 @@ from caddie.model.embedding import TokenTable
 from caddie.model.ngrams import buckets, ngrams, sign_rows
 from caddie.model.parameters import declarations, initialize
 from caddie.ops import rms_norm
-from caddie.recipes.baseline import baseline
+from caddie.recipes.catalog import find
 
 VOCABULARY, WIDTH = 48, 16
 EVERYTHING = TokenEmbedding(
@@ -281,7 +281,7 @@ def test_nothing_is_added_unless_asked_for() -> None:
     ids = some_ids()
     assert [name for name, _ in module.named_parameters()] == ["weight"]
     assert torch.equal(module(context(ids)), rms_norm(module.weight[ids]))
-    assert baseline.parameters == 17_059_912
+    assert find("baseline").parameters == 17_059_912
 
 
 def test_parameters_and_roles_by_hand() -> None:
@@ -305,6 +305,7 @@ def test_parameters_and_roles_by_hand() -> None:
     }
     assert {name for name, role in roles.items() if role == "matrix"} == {"trigrams.projection.weight"}
     assert {role for name, role in roles.items() if name.endswith(("gate.weight", "scale"))} == {"scalar"}
+    baseline = find("baseline")
     full = baseline.but({"model.embedding.bigrams": HashedNGrams(buckets=2048, dims=128)})
     assert full.parameters == baseline.parameters + 2048 * 128 + 128 * 512 + 1
 

@@ -10,11 +10,8 @@ import pytest
 from caddie.lab.stats import seeds_needed
 from caddie.recipes import frontier_ideas
 from caddie.recipes.catalog import find, shipped
-from caddie.recipes.recipe import Recipe
 
-IDEAS = sorted(
-    name for name, value in vars(frontier_ideas).items() if isinstance(value, Recipe) and name != "ngram_tilt"
-)
+IDEAS = sorted(frontier_ideas.RECIPES)
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "results" / "frontier-ideas.md"
 ROWS = [line for line in PAGE.read_text().splitlines() if line.startswith("| ") and "not yet decided" in line]
 DEVIATION, UNKNOWN = 0.00036, 0.0005
@@ -40,6 +37,11 @@ def test_an_idea_changes_one_thing_of_the_best_record(name: str) -> None:
     assert recipe.base == find("best_record").name
     assert len(find("best_record").settings.diff(recipe.settings)) <= 3
     assert not recipe.public
+
+
+def test_queries_and_keys_differ_in_their_groups_alone() -> None:
+    rules = find("head_pairs").train.optimizers
+    assert rules["blocks.*.attention.[qk]*.weight"] == rules["matrix"].but(group_rows=128)
 
 
 def test_groups_of_rows_shrink_with_the_heads() -> None:
