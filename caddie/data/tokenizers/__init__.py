@@ -21,9 +21,9 @@ from caddie.data.tokenizers.tokenizer import (
     ByteTable,
     Ids,
     Sample,
+    TextTokenizer,
     Tokenizer,
     TokenizerSource,
-    encode_around,
     of_file,
     of_size,
 )
@@ -32,7 +32,6 @@ from caddie.files import regular_bytes
 
 MARK = "\u2581"
 """SentencePiece's mark for a space."""
-_BATCH = 256  # documents
 _SHORT = 4096  # characters
 
 
@@ -69,7 +68,7 @@ class ByteTokenizer260(ByteTokenizer):
     first = 4
 
 
-class SentencePieceTokenizer(Tokenizer):
+class SentencePieceTokenizer(TextTokenizer):
     """A SentencePiece model.
 
     A `lossless` model (identity normalization, white space kept, byte fallback) encodes as byte ids the text that
@@ -110,20 +109,9 @@ class SentencePieceTokenizer(Tokenizer):
             np.array(boundary),
         )
         self.lossless = len(byte_ids) == 256 and _has_identity_normalizer(model)
-        self._byte_ids = np.array([byte_ids.get(byte, 0) for byte in range(256)], np.uint16)
+        self._byte_ids = np.array([byte_ids[byte] for byte in range(256)], np.uint16) if self.lossless else None
         # Without a piece for it, a space would fall back to the three bytes of the mark.
         self._raw = re.compile(f"([{bpe.RAW}]+)" if MARK in texts else f"([ {bpe.RAW}]+)")
-
-    def encode_many(self, documents: Sequence[bytes]) -> list[Ids]:
-        """Return the ids of each document, encoding a batch of documents at a time."""
-        encoded: list[Ids] = []
-        for start in range(0, len(documents), _BATCH):
-            batch = documents[start : start + _BATCH]
-            if self.lossless:
-                encoded += encode_around(self._raw, self._byte_ids, batch, self._encode_texts)
-            else:
-                encoded += self._encode_texts([document.decode(errors="replace") for document in batch])
-        return encoded
 
     def _encode_texts(self, texts: list[str]) -> list[Ids]:
         # All cores: 10 MB/s on two, 6 on one (1,024 ids, November 2026). Every call starts threads anew, which takes

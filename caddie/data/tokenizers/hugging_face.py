@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,10 @@ from caddie.data.tokenizers.tokenizer import (
     MOST_IDS,
     Ids,
     Sample,
-    Tokenizer,
+    TextTokenizer,
     TokenizerSource,
-    byte_ids,
-    encode_around,
     library_errors,
     of_file,
-    table_of,
 )
 from caddie.errors import UserError
 from caddie.files import regular_bytes
@@ -32,7 +29,6 @@ from caddie.files import regular_bytes
 _BEGINS = ("<s>", "<bos>", "<|begin_of_text|>", "<|endoftext|>", "[BOS]", "[CLS]")
 """Usual names of the token before a document."""
 _MARK = "\u2581"
-_RAW = re.compile("([\udc80-\udcff]+)")
 _PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _BYTE_OF = {
     **{chr(byte): byte for byte in _PRINTED},
@@ -41,7 +37,7 @@ _BYTE_OF = {
 """Byte of each character of ByteLevel: itself where it can be printed, else one from U+0100 on."""
 
 
-class HuggingFaceTokenizer(Tokenizer):
+class HuggingFaceTokenizer(TextTokenizer):
     """A `tokenizer.json`, whose key `bos_token` (or else a usual name) says which token comes before a document.
 
     Special tokens within a text are text. Raises `UserError` if the library is missing, or for a file that it cannot
@@ -73,24 +69,18 @@ class HuggingFaceTokenizer(Tokenizer):
         for token, index in vocabulary.items():
             if index != self.bos:
                 pieces[index] = token.encode() if token in added else _piece(token, decoders)
-        self.token_bytes, self.table, self._byte_ids = tuple(pieces), table_of(pieces), byte_ids(pieces)
+        self._set_pieces(pieces)
         # Where a model takes text that spells BOS for it, the text is cut within.
         self._cut = re.compile(f"(?<={re.escape(begin[:1])})(?={re.escape(begin[1:])})")
 
-    def encode_many(self, documents: Sequence[bytes]) -> list[Ids]:
-        """Return the ids of each document; bytes that are not UTF-8 are U+FFFD unless all bytes have ids."""
-        if self._byte_ids is not None:
-            return list(encode_around(_RAW, self._byte_ids, documents, self._encode_texts))
-        return self._encode_texts([document.decode(errors="replace") for document in documents])
-
     def _encode_texts(self, texts: list[str]) -> list[Ids]:
-        encoded = self._encode_batch(texts)
+        encoded = self._encoded(texts)
         for place, text in enumerate(texts):
             if self._begin in text and self.bos in encoded[place]:
-                encoded[place] = np.concatenate(self._encode_batch(self._cut.split(text)))
+                encoded[place] = np.concatenate(self._encoded(self._cut.split(text)))
         return encoded
 
-    def _encode_batch(self, texts: list[str]) -> list[Ids]:
+    def _encoded(self, texts: list[str]) -> list[Ids]:
         with library_errors("this tokenizer.json cannot encode the text"):
             batch = self._library.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.uint16) for encoding in batch]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,25 +12,20 @@ from caddie.data.tokenizers.tokenizer import (
     MOST_IDS,
     Ids,
     Sample,
-    Tokenizer,
+    TextTokenizer,
     TokenizerSource,
-    byte_ids,
-    encode_around,
     library_errors,
     of_file,
-    table_of,
 )
 from caddie.errors import UserError
 from caddie.files import regular_bytes
 
-_RAW = re.compile("([\udc80-\udcff]+)")
 
-
-class TiktokenTokenizer(Tokenizer):
+class TiktokenTokenizer(TextTokenizer):
     """Ranks, one a line: a token in base64 and its id. A line of JSON before them holds the pattern.
 
-    BOS is the id after the last. Raises `UserError` if the library is missing, for ranks that cannot be read or lack a
-    byte, a pattern that is none, and more than 65,536 ids.
+    BOS is the id after the last; names of special tokens within a text are text. Raises `UserError` if the library is
+    missing, for ranks that cannot be read or lack a byte, a pattern that is none, and more than 65,536 ids.
     """
 
     kind = "tiktoken"
@@ -52,18 +45,13 @@ class TiktokenTokenizer(Tokenizer):
         pieces = [b""] * self.vocabulary
         for token, rank in ranks.items():
             pieces[rank] = token
-        found = byte_ids(pieces)
-        if found is None:
+        self._set_pieces(pieces)
+        if self._byte_ids is None:
             raise UserError("these ranks lack a byte; take the whole file")
-        self.token_bytes, self.table, self._byte_ids = tuple(pieces), table_of(pieces), found
         with library_errors("tiktoken does not take these ranks or this pattern"):
             import tiktoken
 
             self._library = tiktoken.Encoding("caddie", pat_str=self._pattern, mergeable_ranks=ranks, special_tokens={})
-
-    def encode_many(self, documents: Sequence[bytes]) -> list[Ids]:
-        """Return the ids of each document; names of special tokens within it are text."""
-        return list(encode_around(_RAW, self._byte_ids, documents, self._encode_texts))
 
     def _encode_texts(self, texts: list[str]) -> list[Ids]:
         with library_errors("these ranks cannot encode the text"):

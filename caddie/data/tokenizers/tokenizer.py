@@ -23,6 +23,7 @@ Sample = Callable[[], Sequence[bytes]]
 """Draws training documents, for a tokenizer that learns."""
 MOST_IDS = 65_536
 """Ids that a shard of uint16 can hold."""
+_BATCH = 256  # documents
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,51 @@ class Tokenizer(ABC):
         return hashlib.sha256(self.kind.encode() + b"\0" + self.serialize()).hexdigest()
 
 
+class TextTokenizer(Tokenizer):
+    """A tokenizer by a library that takes text alone.
+
+    Bytes that it cannot represent get the ids of bytes. Where not all bytes have one, those that are not UTF-8 become
+    U+FFFD.
+    """
+
+    _byte_ids: Ids | None
+    """Id of each byte, (256,)."""
+    _raw = re.compile("([\udc80-\udcff]+)")
+    """What the library cannot represent, in one group: at least bytes that are not UTF-8, as in surrogateescape."""
+
+    def _set_pieces(self, pieces: Sequence[bytes]) -> None:
+        """Take the bytes of each id; in the contest's table an id without bytes is a boundary."""
+        self.token_bytes, self._byte_ids = tuple(pieces), byte_ids(pieces)
+        self.table = ByteTable(
+            np.array([len(piece.removeprefix(b" ")) for piece in pieces]),
+            np.array([piece.startswith(b" ") for piece in pieces]),
+            np.array([not piece for piece in pieces]),
+        )
+
+    @abstractmethod
+    def _encode_texts(self, texts: list[str]) -> list[Ids]:
+        """Return the ids of each text."""
+
+    def encode_many(self, documents: Sequence[bytes]) -> list[Ids]:
+        """Return the ids of each document, encoding a batch of documents at a time."""
+        batches = (documents[start : start + _BATCH] for start in range(0, len(documents), _BATCH))
+        return [ids for batch in batches for ids in self._encode_batch(batch)]
+
+    def _encode_batch(self, documents: Sequence[bytes]) -> Iterator[Ids]:
+        if self._byte_ids is None:
+            yield from self._encode_texts([document.decode(errors="replace") for document in documents])
+            return
+        # Text at even indices, bytes that the library cannot represent at odd ones.
+        split = [self._raw.split(document.decode(errors="surrogateescape")) for document in documents]
+        encoded = iter(self._encode_texts([text for runs in split for text in runs[::2]]))
+        for runs in split:
+            parts = [next(encoded)]
+            for between in runs[1::2]:
+                values = np.frombuffer(between.encode(errors="surrogateescape"), np.uint8)
+                parts += [self._byte_ids[values], next(encoded)]
+            yield np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+
 class TokenizerSource(Config, ABC):
     """Source of a tokenizer."""
 
@@ -147,34 +193,7 @@ def library_errors(what: str) -> Iterator[None]:
         raise UserError(f"{what} ({first_line(error)})") from None
 
 
-def encode_around(
-    raw: re.Pattern[str], byte_ids: Ids, documents: Sequence[bytes], encode: Callable[[list[str]], list[Ids]]
-) -> Iterator[Ids]:
-    """Yield the ids of each document: those of `encode` for text, those of `byte_ids`, (256,), where `raw` matches.
-
-    `raw` has one group, and matches at least the bytes that are not UTF-8, which are surrogates as in surrogateescape.
-    """
-    # Text at even indices, bytes that the library cannot represent at odd ones.
-    split = [raw.split(document.decode(errors="surrogateescape")) for document in documents]
-    encoded = iter(encode([text for runs in split for text in runs[::2]]))
-    for runs in split:
-        parts = [next(encoded)]
-        for between in runs[1::2]:
-            values = np.frombuffer(between.encode(errors="surrogateescape"), np.uint8)
-            parts += [byte_ids[values], next(encoded)]
-        yield np.concatenate(parts) if len(parts) > 1 else parts[0]
-
-
 def byte_ids(token_bytes: Sequence[bytes]) -> Ids | None:
     """Return the id of each byte, (256,); None if a byte has no id of its own."""
     found = {piece: index for index, piece in enumerate(token_bytes) if len(piece) == 1}
     return np.array([found[bytes([byte])] for byte in range(256)], np.uint16) if len(found) == 256 else None
-
-
-def table_of(token_bytes: Sequence[bytes]) -> ByteTable:
-    """Return the contest's table for pieces of text; an id without bytes is a boundary."""
-    return ByteTable(
-        np.array([len(piece.removeprefix(b" ")) for piece in token_bytes]),
-        np.array([piece.startswith(b" ") for piece in token_bytes]),
-        np.array([not piece for piece in token_bytes]),
-    )
