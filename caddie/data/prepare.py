@@ -32,14 +32,7 @@ from caddie.data.manifest import (
 )
 from caddie.data.shards import Tokens, write_shard
 from caddie.data.splits import FirstHeldOut, Plan, Text, divide, identity
-from caddie.data.tokenizers import (
-    CaseOps,
-    HuggingFaceFile,
-    SentencePieceFile,
-    TiktokenFile,
-    Tokenizer,
-    TokenizerSource,
-)
+from caddie.data.tokenizers import CaseOps, HuggingFaceFile, SentencePieceFile, TiktokenFile, Tokenizer, TokenizerSource
 from caddie.errors import UserError, count
 from caddie.files import making, regular_bytes
 from caddie.runtime.progress import Progress

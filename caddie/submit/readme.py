@@ -34,49 +34,32 @@ def readme(
     first = runs[0].result
     seeds = count(len(runs), "seed")
     spread = f" (sample standard deviation {facts['val_bpb_std']:.5f})" if "val_bpb_std" in facts else ""
-    return "\n".join(
-        [
-            f"# {facts['name']}",
-            "",
-            first["why"],
-            "",
-            f"**{facts['val_bpb']:.5f} bits per byte**, mean of {seeds}{spread}, on {facts['hardware']}.",
-            "",
-            "## Results",
-            "",
-            *_results(runs, facts),
-            "",
-            "Training and evaluation are seconds of this machine, as the contest counts them: calibration is training,",
-            "warm-up and packing are neither. Bytes are those of file and script.",
-            "",
-            *(_comparison(base, len(runs), facts["val_bpb"]) if base else []),
-            "## Recipe",
-            "",
-            *_settings(runs[0]),
-            "## Bytes",
-            "",
-            *_bytes(max(runs, key=lambda run: run.counted_bytes), code_bytes),
-            "",
-            "## Run it",
-            "",
-            "    pip install -r requirements.txt",
-            "    DATA_PATH=DIR SEED=1337 torchrun --standalone --nproc_per_node=8 train_gpt.py",
-            "",
-            "`train_gpt.py` trains, packs and scores, and says in its head how it finds the data. caddie wrote it; the",
-            f"runs here were made by caddie {first['versions']['caddie']} with the same source:",
-            "",
-            *(f"    {run.result['command']}" for run in runs if run.result.get("command")),
-            "",
-            "## Facts",
-            "",
-            *_facts(runs),
-            *_scored_again(off),
-            "",
-        ]
-    )
+    commands = (f"    {run.result['command']}" for run in runs if run.result.get("command"))
+    paragraphs = [
+        f"# {facts['name']}",
+        first["why"],
+        f"**{facts['val_bpb']:.5f} bits per byte**, mean of {seeds}{spread}, on {facts['hardware']}.",
+        "## Results",
+        _results(runs, facts),
+        "Training and evaluation are seconds of this machine, as the contest counts them: calibration is training,\n"
+        "warm-up and packing are neither. Bytes are those of file and script.",
+        *(_comparison(base, len(runs), facts["val_bpb"]) if base else []),
+        "## Recipe",
+        *_settings(runs[0]),
+        "## Bytes",
+        *_bytes(max(runs, key=lambda run: run.counted_bytes), code_bytes),
+        "## Run it",
+        "    pip install -r requirements.txt\n"
+        "    DATA_PATH=DIR SEED=1337 torchrun --standalone --nproc_per_node=8 train_gpt.py",
+        "`train_gpt.py` trains, packs and scores, and says in its head how it finds the data. caddie wrote it; the\n"
+        f"runs here were made by caddie {first['versions']['caddie']} with the same source:\n\n" + "\n".join(commands),
+        "## Facts",
+        "\n".join([*_facts(runs), *_scored_again(off)]),
+    ]
+    return "\n\n".join(paragraphs) + "\n"
 
 
-def _results(runs: Sequence[Run], facts: Mapping[str, Any]) -> list[str]:
+def _results(runs: Sequence[Run], facts: Mapping[str, Any]) -> str:
     names = ("seed", "steps", "training", "before packing", "val_bpb", "val_loss", "bytes", "evaluation")
     fields = ("val_bpb", "val_loss")
     rows = []
@@ -90,7 +73,7 @@ def _results(runs: Sequence[Run], facts: Mapping[str, Any]) -> list[str]:
     )
     if len(runs) > 1:
         rows.append(("std (sample)", "", "", "", *(f"{facts[f'{name}_std']:.8f}" for name in fields), "", ""))
-    return markdown_lines(names, rows)
+    return "\n".join(markdown_lines(names, rows))
 
 
 def _comparison(base: Base, seeds: int, mean: float) -> list[str]:
@@ -98,10 +81,8 @@ def _comparison(base: Base, seeds: int, mean: float) -> list[str]:
     p = f"p = {base.p:.3g}" if base.p is not None else "no p-value, which needs scores that vary on both sides"
     return [
         f"## Against {base.name}",
-        "",
-        f"{mean:.5f} (n = {seeds}) against {theirs:.5f} (n = {len(base.scores)}): {base.difference:+.5f} bits per byte",
+        f"{mean:.5f} (n = {seeds}) against {theirs:.5f} (n = {len(base.scores)}): {base.difference:+.5f} bits per byte\n"
         f"in favour of this one; {p} (Welch's test, one-sided, of any improvement).",
-        "",
     ]
 
 
@@ -111,13 +92,13 @@ def _settings(run: Run) -> list[str]:
     with suppress(UserError):
         known = find(base).settings if base else None
     if known is None:
-        return [f"It has {f'the base `{base}`' if base else 'no base'}; `train_gpt.py` holds every setting.", ""]
+        return [f"It has {f'the base `{base}`' if base else 'no base'}; `train_gpt.py` holds every setting."]
     before, after = (
         {path: plain(value) for path, value in diff.items()} for diff in (settings.diff(known), known.diff(settings))
     )
     rows = ((f"`{path}`", f"`{before.get(path, '')}`", f"`{value}`") for path, value in after.items())
-    lines = markdown_lines(("setting", str(base), "here"), rows)
-    return [f"Changes to `{base}`; `train_gpt.py` holds every setting.", "", *lines, ""]
+    table = "\n".join(markdown_lines(("setting", str(base), "here"), rows))
+    return [f"Changes to `{base}`; `train_gpt.py` holds every setting.", table]
 
 
 def _bytes(run: Run, code_bytes: int) -> list[str]:
@@ -126,8 +107,7 @@ def _bytes(run: Run, code_bytes: int) -> list[str]:
     rows = [*parts.items(), ("train_gpt.py", code_bytes), ("together", total)]
     return [
         f"Seed {run.seed}, the largest; the cap is {cap:,}. The contest does not count the tokenizer.",
-        "",
-        *markdown_lines(("part", "bytes"), ((name, f"{size:,}") for name, size in rows)),
+        "\n".join(markdown_lines(("part", "bytes"), ((name, f"{size:,}") for name, size in rows))),
     ]
 
 

@@ -84,12 +84,7 @@ class Values:
         """Variables assigned in a branch, and their labels before."""
 
     def note(
-        self,
-        kind: str,
-        node: ast.AST,
-        what: str = "",
-        scope: Scope | None = None,
-        models: frozenset[str] = frozenset(),
+        self, kind: str, node: ast.AST, what: str = "", scope: Scope | None = None, models: frozenset[str] = frozenset()
     ) -> None:
         """Note a place of interest; for a call, the function and the models that it is handed."""
         self.scope.places[kind].append(Place(getattr(node, "lineno", 0), self.loop, what, scope, models))

@@ -25,13 +25,7 @@ from caddie.pack.quantize import Calibration
 from caddie.recipes.recipe import Recipe
 from caddie.report.run_files import ARTIFACT
 from caddie.run.policy import file_cap, section_bytes
-from caddie.run.stages import (
-    calibrate_recipe,
-    held_out_text,
-    metadata_without_source,
-    score_trained,
-    training_data,
-)
+from caddie.run.stages import calibrate_recipe, held_out_text, metadata_without_source, score_trained, training_data
 from caddie.runtime.distributed import Ranks, join, lost_another
 from caddie.runtime.progress import SILENT, Event, Phases, Progress
 from caddie.score import check_windows, score_kinds, use_quickest_threads
