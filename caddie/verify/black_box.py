@@ -10,7 +10,7 @@ import hashlib
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -137,38 +137,39 @@ class LoopScorer(BlackBoxScorer):
             windows.append(window)
 
         def keep(batch: Sequence[Window], logits: Tensor) -> None:
-            for window, row in zip(batch, logits, strict=True):
-                for first, part in zip(range(window.first, window.end, _PART), row.split(_PART), strict=True):
-                    log_probs, end = torch.log_softmax(part.double(), -1), first + len(part)
-                    prints[first:end] = fingerprint(log_probs)
-                    ends[first:end] = log_probs[:, self.bos].cpu().numpy()
-                    begin, stop = np.searchsorted(positions, (first, end))
-                    wanted = torch.from_numpy(positions[begin:stop] - first).to(row.device)
-                    probabilities[begin:stop] = log_probs[wanted].exp().cpu().numpy()
+            for first, part in in_parts(batch, logits):
+                log_probs, end = torch.log_softmax(part.double(), -1), first + len(part)
+                prints[first:end] = fingerprint(log_probs)
+                ends[first:end] = log_probs[:, self.bos].cpu().numpy()
+                begin, stop = np.searchsorted(positions, (first, end))
+                wanted = torch.from_numpy(positions[begin:stop] - first).to(part.device)
+                probabilities[begin:stop] = log_probs[wanted].exp().cpu().numpy()
 
         run(counting, tokens, layout, rows, record, device, workers, vocabulary=gpt.vocabulary, on_logits=keep)
         scopes = {getattr(gpt.blocks[layer].attention, "scope", None) for layer in range(gpt.depth)}
-        segment = np.searchsorted(layout.begins, np.arange(predictions), side="right") - 1
-        learns, context = type(scorer).update is not Scorer.update, None
+        scored, learns, context = counting.scored(nats, layout), type(scorer).update is not Scorer.update, None
         if scorer.stateless or scorer.fixed_between_updates:
             context = np.zeros(predictions, np.int64)
             for window in windows:
                 context[window.first : window.end] = window.start
         elif scorer.per_document and not learns:
-            context = layout.begins[segment]
-        return ScoredText(
-            nats=nats,
-            step=counting.step,
-            segment=segment,
+            context = layout.begins[scored.segment]
+        return replace(
+            scored,
             probabilities=probabilities,
             isolated=bool(scorer.per_document) or (self._scorer is None and scopes == {"document"}),
             learns=learns,
             fingerprint=prints,
             ends=ends,
             windows=tuple(windows),
-            ends_known=bool(scorer.per_document),
             context=context,
         )
+
+
+def in_parts(batch: Sequence[Window], logits: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Yield the first prediction and the logits of a few at a time, so that as many distributions are in memory."""
+    for window, row in zip(batch, logits, strict=True):
+        yield from zip(range(window.first, window.end, _PART), row.split(_PART), strict=True)
 
 
 class StepsDone(Exception):

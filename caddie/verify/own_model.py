@@ -12,14 +12,12 @@ from caddie.data.tokenizers import Ids
 from caddie.model import Cache
 from caddie.pack.artifact import Artifact
 from caddie.score import Scoring, Window, windows
-from caddie.verify.black_box import Floats, Positions, ScoredText
+from caddie.verify.black_box import Floats, Positions, ScoredText, in_parts
 
 _ROW_TOKENS = 4096
 """Tokens of a batch."""
 _STEPS = 128
 """Most tokens drawn in a window."""
-_PART = 128
-"""Predictions whose distributions are in memory at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +62,7 @@ def reference(artifact: Artifact, scoring: Scoring, tokens: Ids, own: Sequence[W
     for batch in _batches(own):
         rows = np.stack([tokens[window.start : window.end] for window in batch])
         logits = _logits(artifact, scoring, rows, batch[0].end - batch[0].first)
-        parts = [
-            (first, part)
-            for window, row in zip(batch, logits, strict=True)
-            for first, part in zip(range(window.first, window.end, _PART), row.split(_PART), strict=True)
-        ]
-        for first, part in parts:
+        for first, part in in_parts(batch, logits):
             scored, true = slice(first, first + len(part)), tokens[first + 1 : first + 1 + len(part)]
             targets = torch.from_numpy(true.astype(np.int64))[:, None]
             log_probs = torch.log_softmax(part.double(), 1)

@@ -94,16 +94,14 @@ def verify(
     too; `lossless` compresses and decompresses some documents. Each search for leaks in a user's scorer takes
     `audit_seconds`. Raises `UserError` for wrong arguments.
     """
-    chosen = scoring or artifact.scoring
+    chosen, users = scoring or artifact.scoring, bool(scorer and not scorer.startswith(_KNOWN_BAD))
     check_windows(chosen.sequence_length, chosen.stride)
     if lossless and scorer:
         raise UserError("--lossless compresses with the scoring of the artifact or of score.*; leave out --scorer")
-    if audit_seconds and (not scorer or scorer.startswith(_KNOWN_BAD)):
+    if audit_seconds and not users:
         raise UserError("--audit-seconds is for a scorer of your own: --scorer FILE.py:NAME")
-    if scorer and scorer.startswith(_KNOWN_BAD):
+    if scorer and not users:
         known_bad(scorer.removeprefix(_KNOWN_BAD))
-    elif scorer:
-        scorer = str(Path(scorer).absolute())
     checks = file_checks(artifact, cap_bytes)
     documents = library()
     if corpus is not None:
@@ -113,10 +111,25 @@ def verify(
         checks.append(Check(HELD_OUT, *check_disjoint(*hashes)))
         checks += _vocabulary(artifact.tokenizer, corpus)
         checks += check_near_copies(artifact.tokenizer, corpus, secrets.randbits(32), progress)
+    seed = secrets.randbits(32)  # so that no scorer can know the random tokens
+    too_short = not long_enough(artifact.tokenizer, excerpts(documents, chosen, seed))
+    sources = library() if too_short else documents
+    job = {
+        "artifact": str(artifact.path.absolute()),
+        "parts": [str(file.path.absolute()) for file in artifact.parts],
+        "score": chosen.to_json(),
+        "scorer": str(Path(scorer).absolute()) if scorer and users else scorer,
+        "documents": [piece.decode("latin-1") for piece in excerpts(sources, chosen, seed)],
+        "in_order": [document.decode("latin-1") for document in in_order_from(sources, seed)],
+        "seed": seed,
+        "examples": examples,
+        "audit_seconds": audit_seconds,
+        "lossless": [piece.decode("latin-1") for piece in _sample(documents, seed)] if lossless else [],
+    }
     try:
-        probed, caught = _probe_in_sandbox(
-            artifact, chosen, scorer, documents, examples, lossless, audit_seconds, progress
-        )
+        if users:
+            return Verdict(checks=(*checks, *_probe_user_scorer(artifact, job, progress)))
+        probed, caught = _probe_in_sandbox(artifact, job, too_short, progress)
     except NoSandbox as error:
         return Verdict(checks=tuple(checks), not_run=str(error))
     return Verdict(checks=(*checks, *probed), caught=tuple(caught))
@@ -175,39 +188,13 @@ def _vocabulary(tokenizer: Tokenizer, corpus: Corpus) -> list[Check]:
 
 
 def _probe_in_sandbox(
-    artifact: Artifact,
-    scoring: Scoring,
-    scorer: str | None,
-    documents: Sequence[bytes],
-    examples: bool,
-    lossless: bool,
-    audit_seconds: float | None,
-    progress: Progress,
+    artifact: Artifact, job: dict[str, Any], too_short: bool, progress: Progress
 ) -> tuple[list[Check], list[Caught]]:
-    seed = secrets.randbits(32)  # so that no scorer can know the random tokens
-    path, sources = artifact.path.absolute(), documents
-    parts = [file.path.absolute() for file in artifact.parts]
-    if too_short := not long_enough(artifact.tokenizer, excerpts(sources, scoring, seed)):
-        sources = library()
-    job = {
-        "artifact": str(path),
-        "parts": [str(file) for file in parts],
-        "score": scoring.to_json(),
-        "scorer": scorer,
-        "documents": [piece.decode("latin-1") for piece in excerpts(sources, scoring, seed)],
-        "in_order": [document.decode("latin-1") for document in in_order_from(sources, seed)],
-        "seed": seed,
-        "examples": examples,
-        "audit_seconds": audit_seconds,
-        "lossless": [piece.decode("latin-1") for piece in _sample(documents, seed)] if lossless else [],
-    }
-    if scorer and not scorer.startswith(_KNOWN_BAD):
-        return _probe_user_scorer(artifact, job, progress), []
-    begin, stdin = time.perf_counter(), json.dumps(job).encode()
+    begin = time.perf_counter()
     outcome = run_in_sandbox(
         ["-c", _COMMAND],
-        readable=[path, *parts],
-        stdin=stdin,
+        readable=[Path(job["artifact"]), *map(Path, job["parts"])],
+        stdin=json.dumps(job).encode(),
         memory_bytes=MEMORY_BYTES,
         seconds=SECONDS,
         watch=_Probing(progress).read,
@@ -225,12 +212,12 @@ def _probe_in_sandbox(
     if "error" in answer:
         raise UserError(answer["error"])
     probed = [Check(**check) for check in answer.get("checks", [])]
-    if not trouble and file_sha256(path) != artifact.sha256:
+    if not trouble and file_sha256(artifact.path) != artifact.sha256:
         trouble = "the artifact file has changed"
     if not trouble and (missing := missing_probes(probed)):
         trouble = f"{len(missing)} probes gave no result, such as: {missing[0]}"
     memory = f"{outcome.peak_bytes >> 20:,} of {MEMORY_BYTES >> 20:,} MiB"
-    used = f"{memory}, {time.perf_counter() - begin:.0f} of {SECONDS:.0f} seconds; random seed {seed}"
+    used = f"{memory}, {time.perf_counter() - begin:.0f} of {SECONDS:.0f} seconds; random seed {job['seed']}"
     if too_short:
         used += "; the held-out text is too short to be probed with, Python's library took its place"
     used += _warning(artifact)
