@@ -43,16 +43,14 @@ class Corpus:
 
     def tokenizer(self) -> Tokenizer:
         """Return the tokenizer; `UserError` if it is not the one of the manifest."""
-        entry = self.manifest.tokenizer
+        entry, path = self.manifest.tokenizer, self.folder / self.manifest.tokenizer.file
         try:
-            data = (self.folder / entry.file).read_bytes()
+            data = path.read_bytes()
         except OSError as error:
-            raise UserError(
-                f"{self.folder / entry.file}: cannot read the tokenizer ({error.strerror}); prepare the data again"
-            ) from None
+            raise UserError(f"{path}: cannot read the tokenizer ({error.strerror}); prepare the data again") from None
         tokenizer = deserialize(entry.kind, data)
         if (tokenizer.sha256, tokenizer.bos, tokenizer.vocabulary) != (entry.sha256, entry.bos, entry.vocabulary):
-            raise UserError(f"{self.folder / entry.file}: not the tokenizer of the manifest; prepare the data again")
+            raise UserError(f"{path}: not the tokenizer of the manifest; prepare the data again")
         return tokenizer
 
     def train_shards(self) -> list[Tokens]:

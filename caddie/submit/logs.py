@@ -114,18 +114,13 @@ class Log:
     @property
     def seed(self) -> int | None:
         """The seed in the file's name, as in `train_seed42.log`, else the one that the log states."""
-        return self.named_seed if self.named_seed is not None else self.stated_seed
+        named = re.search(r"(?:seed[_-]?|_s|log_|train)(\d{1,18})(?!\d)", self.file.rpartition("/")[2])
+        return int(named[1]) if named else self.stated_seed
 
     @property
     def stated_seed(self) -> int | None:
         """The seed that the log states."""
         return int(self.facts["seed"].value) if "seed" in self.facts else None
-
-    @property
-    def named_seed(self) -> int | None:
-        """The seed in the file's name."""
-        named = re.search(r"(?:seed[_-]?|_s|log_|train)(\d{1,18})(?!\d)", self.file.rpartition("/")[2])
-        return int(named[1]) if named else None
 
     @property
     def final(self) -> list[Score]:

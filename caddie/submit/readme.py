@@ -81,8 +81,8 @@ def _comparison(base: Base, seeds: int, mean: float) -> list[str]:
     p = f"p = {base.p:.3g}" if base.p is not None else "no p-value, which needs scores that vary on both sides"
     return [
         f"## Against {base.name}",
-        f"{mean:.5f} (n = {seeds}) against {theirs:.5f} (n = {len(base.scores)}): {base.difference:+.5f} bits per byte\n"
-        f"in favour of this one; {p} (Welch's test, one-sided, of any improvement).",
+        f"{mean:.5f} (n = {seeds}) against {theirs:.5f} (n = {len(base.scores)}): {base.difference:+.5f} bits per byte"
+        f"\nin favour of this one; {p} (Welch's test, one-sided, of any improvement).",
     ]
 
 

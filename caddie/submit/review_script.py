@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import base64
-import binascii
 import lzma
 import re
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from caddie.submit.review_files import Folder
@@ -136,10 +136,8 @@ def _packed(source: str) -> bytes | None:
 
 def _decoded(packed: bytes) -> Iterator[bytes]:
     for decode in _DECODERS:
-        try:
+        with suppress(ValueError):
             yield decode(packed)
-        except (ValueError, binascii.Error):
-            continue
 
 
 def _inflated(raw: bytes) -> bytes | None:

@@ -36,11 +36,6 @@ class Run:
     steps: list[dict[str, Any]]
 
     @property
-    def train_shards(self) -> int | None:
-        """Training shards, where the corpus is there."""
-        return len(self.corpus.manifest.train.shards) if self.corpus else None
-
-    @property
     def scores(self) -> list[dict[str, Any]]:
         """Scores of the file, the last of which is the run's."""
         return list(file_scores(self.result).values())

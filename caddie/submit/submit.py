@@ -162,7 +162,7 @@ def _log(run: Run, code_bytes: int) -> list[str]:
         "precision": result["precision"],
         "seed": run.seed,
         "world_size": result["world"],
-        "train_shards": run.train_shards,
+        "train_shards": len(run.corpus.manifest.train.shards) if run.corpus else None,
         "val_tokens": run.scores[-1]["tokens"],
         "val_bytes": run.scores[-1]["source_bytes"],
         "model_params": result["training"]["parameters"],
