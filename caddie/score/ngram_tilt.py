@@ -94,16 +94,15 @@ class NGramCounts:
             return
         contexts, numbers = np.unique(keys, return_counts=True)
         rows = self.contexts.find_or_add(contexts)
-        self.totals, self.top_counts, self.top_ids = (
-            _extended(facts, len(self.contexts.keys)) for facts in (self.totals, self.top_counts, self.top_ids)
-        )
+        for facts in (self.totals, self.top_counts, self.top_ids):
+            facts.resize(len(self.contexts.keys), refcheck=False)  # with zeros
         self.totals[rows] += numbers
         mixed = (keys * _PAIR_FACTOR) ^ (ids.astype(np.uint64) * _FACTORS[self.context])
         # The last event of a pair is when it reached its number: found as the first of the reversed events.
         pairs, reversed_last, numbers = np.unique(mixed[::-1], return_index=True, return_counts=True)
         last = len(mixed) - 1 - reversed_last
         pair_rows = self.pairs.find_or_add(pairs)
-        self.pair_counts = _extended(self.pair_counts, len(self.pairs.keys))
+        self.pair_counts.resize(len(self.pairs.keys), refcheck=False)
         self.pair_counts[pair_rows] += numbers
         counts, of_pair = self.pair_counts[pair_rows], self.contexts.find(keys[last])
         order = np.lexsort((last, -counts, of_pair))
@@ -159,11 +158,6 @@ class _Table:
 
     def _after(self, slots: Positions) -> Positions:
         return (slots + 1) & (len(self._rows) - 1)
-
-
-def _extended(facts: Positions, length: int) -> Positions:
-    """Return the facts with zeros behind them."""
-    return np.concatenate([facts, np.zeros(length - len(facts), facts.dtype)])
 
 
 class _Tilted(Scorer):

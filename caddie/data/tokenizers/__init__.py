@@ -165,17 +165,14 @@ class CaseOpsTokenizer(Tokenizer):
 
 def deserialize(kind: str, data: bytes) -> Tokenizer:
     """Return the tokenizer of this kind from the `data` of its `serialize`; `UserError` if that fails."""
-    if kind == SentencePieceTokenizer.kind:
-        return SentencePieceTokenizer(data)
+    by_content = (SentencePieceTokenizer, HuggingFaceTokenizer, TiktokenTokenizer)
+    if made := next((cls for cls in by_content if cls.kind == kind), None):
+        return made(data)
     if kind == CaseOpsTokenizer.kind:
         return CaseOpsTokenizer(SentencePieceTokenizer(data))
     for byte_tokenizer in (ByteTokenizer, ByteTokenizer260):
         if kind == byte_tokenizer.kind and not data:
             return byte_tokenizer()
-    if kind == HuggingFaceTokenizer.kind:
-        return HuggingFaceTokenizer(data)
-    if kind == TiktokenTokenizer.kind:
-        return TiktokenTokenizer(data)
     raise UserError(f"no tokenizer of kind {kind!r} with {len(data):,} bytes")
 
 
