@@ -30,7 +30,7 @@ from caddie.verify.cheating_scorers import (
 )
 from caddie.verify.cheats import Cheat
 from caddie.verify.probe_case import ProbeCase
-from caddie.verify.probes import FAR, run_probes
+from caddie.verify.probes import DRAWN, FAR, HELD_OUT, run_probes
 
 
 def _spaces_twice(case: ProbeCase) -> ProbeCase:
@@ -47,14 +47,6 @@ def _one_in_training(case: ProbeCase) -> ProbeCase:
     held_out = frozenset(map(document_hash, case.documents))
     trained_on = frozenset(map(document_hash, (b"another document", case.documents[0])))
     return replace(case, held_out=held_out, trained_on=trained_on)
-
-
-def _cheat(cheat: Cheat) -> Callable[[ProbeCase], ProbeCase]:
-    return lambda case: replace(case, open=lambda: CheatScorer(case, cheat))
-
-
-def _scorer(cls: type[LoopScorer | Smear | HintsInFileOrder]) -> Callable[[ProbeCase], ProbeCase]:
-    return lambda case: replace(case, open=lambda: cls(case.artifact, case.scoring))
 
 
 def _waits(case: ProbeCase) -> ProbeCase:
@@ -97,6 +89,10 @@ def _counts_more(honest: ProbeCase, installed: ProbeCase) -> bool:
     return int(installed.count(ids).sum()) > int(honest.count(ids).sum())
 
 
+Acts = Callable[[ProbeCase, ProbeCase], bool]
+"""Tell from the honest case and the installed one if an example does anything with this artifact and text."""
+
+
 @dataclass(frozen=True)
 class KnownBad:
     """An example that must fail."""
@@ -107,56 +103,46 @@ class KnownBad:
     """Name of the check that must find it."""
     install: Callable[[ProbeCase], ProbeCase]
     """Return a case with the example in place of the artifact's own scorer."""
-    acts: Callable[[ProbeCase, ProbeCase], bool] = lambda honest, installed: True
-    """Tell from the honest case and the installed one if the example does anything with this artifact and text."""
+    acts: Acts = lambda honest, installed: True
+
+
+def _cheat(what: str, probe: str, cheat: Cheat, *acts: Acts) -> KnownBad:
+    return KnownBad(what, probe, lambda case: replace(case, open=lambda: CheatScorer(case, cheat)), *acts)
+
+
+def _scorer(what: str, probe: str, cls: type[LoopScorer | Smear | HintsInFileOrder], *acts: Acts) -> KnownBad:
+    return KnownBad(what, probe, lambda case: replace(case, open=lambda: cls(case.artifact, case.scoring)), *acts)
 
 
 KNOWN_BAD: dict[str, KnownBad] = {
-    "smear": KnownBad("a one-token smear across BOS", "documents are isolated", _scorer(Smear)),
-    "ngram_blend": KnownBad(
-        "n-gram counts that do not sum to one", "distributions sum to one", _cheat(cheats.ngram_blend)
-    ),
-    "byte_mixture": KnownBad("a mixture over bytes", "distributions sum to one", _cheat(cheats.byte_mixture)),
-    "slot": KnownBad("an offset fitted on the window it scores", "no look-ahead", _cheat(cheats.slot), _gains),
-    "hints_in_file_order": KnownBad(
-        "hints of documents that are scored later", "no look-ahead", _scorer(HintsInFileOrder)
-    ),
-    "adapts_first": KnownBad("adaptation before scoring", "no look-ahead", _scorer(AdaptsFirst), _gains),
-    "fitted_scale": KnownBad("a scale fitted to the text", "no look-ahead", _cheat(cheats.fitted_scale), _gains),
-    "shared_rows": KnownBad(
-        "rows that read one another's targets", "no look-ahead", _cheat(cheats.shared_rows), _gains
-    ),
-    "likely_peek_mostly": KnownBad(
+    "smear": _scorer("a one-token smear across BOS", "documents are isolated", Smear),
+    "ngram_blend": _cheat("n-gram counts that do not sum to one", "distributions sum to one", cheats.ngram_blend),
+    "byte_mixture": _cheat("a mixture over bytes", "distributions sum to one", cheats.byte_mixture),
+    "slot": _cheat("an offset fitted on the window it scores", "no look-ahead", cheats.slot, _gains),
+    "hints_in_file_order": _scorer("hints of documents that are scored later", "no look-ahead", HintsInFileOrder),
+    "adapts_first": _scorer("adaptation before scoring", "no look-ahead", AdaptsFirst, _gains),
+    "fitted_scale": _cheat("a scale fitted to the text", "no look-ahead", cheats.fitted_scale, _gains),
+    "shared_rows": _cheat("rows that read one another's targets", "no look-ahead", cheats.shared_rows, _gains),
+    "likely_peek_mostly": _cheat(
         "the likeliest token raised at 7 of 8 places where it comes next",
         "no look-ahead",
-        _cheat(cheats.likely_peek_mostly),
+        cheats.likely_peek_mostly,
         _gains,
     ),
     "waits": KnownBad("targets of its windows after 40,000 tokens", FAR, _waits, _reaches),
     "splices": KnownBad("targets of the whole text, put back where an audit spliced it", FAR, _splices, _has_whole),
-    "likely_peek": KnownBad(
-        "the likeliest token raised where it comes next",
-        "drawn text is not predicted",
-        _cheat(cheats.likely_peek),
-        _gains,
-    ),
-    "peek": KnownBad(
-        "a hundredth more for the true token", "random tokens are not predicted", _cheat(cheats.peek), _gains
-    ),
-    "knows_the_ends": KnownBad(
-        "known document ends", "document ends are not predicted", _cheat(cheats.knows_the_ends), _gains
-    ),
-    "constant": KnownBad("a constant", "context matters", _cheat(cheats.constant)),
+    "likely_peek": _cheat("the likeliest token raised where it comes next", DRAWN, cheats.likely_peek, _gains),
+    "peek": _cheat("a hundredth more for the true token", "random tokens are not predicted", cheats.peek, _gains),
+    "knows_the_ends": _cheat("known document ends", "document ends are not predicted", cheats.knows_the_ends, _gains),
+    "constant": _cheat("a constant", "context matters", cheats.constant),
     "remembers": KnownBad("state that outlives the scorer", "two runs agree", _remembers),
-    "dice": KnownBad("new noise in each run", "two runs agree", _cheat(cheats.dice)),
-    "trains_in_place": KnownBad(
-        "training of the artifact itself", "weights are unchanged by scoring", _scorer(TrainsInPlace)
-    ),
-    "table": KnownBad("a table of the official text", "document order does not matter", _cheat(cheats.table), _gains),
-    "targets_on_disk": KnownBad("targets read from disk", "reads nothing else", _cheat(cheats.targets_on_disk)),
+    "dice": _cheat("new noise in each run", "two runs agree", cheats.dice),
+    "trains_in_place": _scorer("training of the artifact itself", "weights are unchanged by scoring", TrainsInPlace),
+    "table": _cheat("a table of the official text", "document order does not matter", cheats.table, _gains),
+    "targets_on_disk": _cheat("targets read from disk", "reads nothing else", cheats.targets_on_disk),
     "double_space": KnownBad("leading spaces counted twice", "bytes are counted once", _spaces_twice, _counts_more),
     "three_byte_space": KnownBad("three bytes for a space", "bytes are counted once", _spaces_thrice, _counts_more),
-    "trained_on": KnownBad("a held-out training document", "held-out text was not trained on", _one_in_training),
+    "trained_on": KnownBad("a held-out training document", HELD_OUT, _one_in_training),
 }
 """Name to example."""
 
