@@ -74,8 +74,9 @@ class TokenizerEntry:
     """None for shards without their text."""
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, round_trip: RoundTripFigures | None) -> TokenizerEntry:
-        """Return the entry of a tokenizer stored in the corpus folder."""
+    def of(cls, tokenizer: Tokenizer, *figures: int) -> TokenizerEntry:
+        """Return the entry of a tokenizer stored in the corpus folder; `figures` are those of its round trips."""
+        round_trip = RoundTripFigures(*figures) if figures else None
         return cls(tokenizer.kind, TOKENIZER, tokenizer.vocabulary, tokenizer.bos, tokenizer.sha256, round_trip)
 
 

@@ -20,16 +20,7 @@ from caddie.data import corpus, published
 from caddie.data import documents as sources
 from caddie.data.corpus import Corpus
 from caddie.data.hub import Origin
-from caddie.data.manifest import (
-    MANIFEST,
-    TOKENIZER,
-    Manifest,
-    RoundTripFigures,
-    Shard,
-    Split,
-    SplitName,
-    TokenizerEntry,
-)
+from caddie.data.manifest import MANIFEST, TOKENIZER, Manifest, Shard, Split, SplitName, TokenizerEntry
 from caddie.data.shards import Tokens, write_shard
 from caddie.data.splits import FirstHeldOut, Plan, Text, divide, identity
 from caddie.data.tokenizers import CaseOps, HuggingFaceFile, SentencePieceFile, TiktokenFile, Tokenizer, TokenizerSource
@@ -197,7 +188,7 @@ def _make(
             source=plan.text.source.description,
             origin=plan.text.source.snapshot.origin if plan.text.source.snapshot else None,
             inputs=plan.inputs,
-            tokenizer=TokenizerEntry.of(tokenizer, RoundTripFigures(*map(sum, zip(*figures, strict=True)))),
+            tokenizer=TokenizerEntry.of(tokenizer, *map(sum, zip(*figures, strict=True))),
             train=train,
             validation=splits["validation"],
             hashed="documents",

@@ -75,7 +75,7 @@ def describe(
         source=str(shards),
         origin=origin,
         inputs=inputs,
-        tokenizer=TokenizerEntry.of(tokenizer, None),
+        tokenizer=TokenizerEntry.of(tokenizer),
         train=train,
         validation=validation,
         hashed="tokens",

@@ -12,7 +12,7 @@ from caddie.files import reason
 from caddie.lab.stats import welch
 from caddie.recipes.catalog import find
 from caddie.report.read import known_number, pick, read_object
-from caddie.submit.runs import Run, on_contest_text
+from caddie.submit.runs import Run
 
 JSON = "submission.json"
 
@@ -42,7 +42,7 @@ def compare_with(against: str, runs: Sequence[Run]) -> Base:
     if not scores:
         raise UserError(f"{against} has no scores to compare with; name a recipe or a submission that has")
     ours = runs[0].result["sha256"]["validation_documents"]
-    if text != ours and (text is not None or not on_contest_text(runs[0])):
+    if text != ours and (text is not None or not runs[0].on_contest_text):
         raise UserError(f"the runs were scored on another text than {against}; their scores do not compare")
     bits = [run.result["bits_per_byte"] for run in runs]
     p = welch(scores, bits).p_above(0.0) if min(len(scores), len(bits)) > 1 else None

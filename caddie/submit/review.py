@@ -10,22 +10,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from caddie.submit import review_runs
 from caddie.submit.logs import Log, parse_log
 from caddie.submit.review_claims import Claims, read_claims
 from caddie.submit.review_code import HELD_OUT, check_preparation, check_scripts
 from caddie.submit.review_files import Folder, list_folder, read_json
 from caddie.submit.review_rules import RULES, SEVERITIES, Finding, Findings
-from caddie.submit.review_runs import (
-    agree,
-    check_agreement,
-    check_configuration,
-    check_log,
-    check_p_value,
-    check_training_text,
-    cited,
-    headline,
-    seed_scores,
-)
 from caddie.submit.review_script import MOST_BYTES, main_script, parse, read_scripts
 
 _MOST_LOGS, _MOST_PREPARING, _MOST_NUMBERS = 40, 5, 2_000
@@ -77,18 +67,18 @@ def review(path: Path, against: Path | None = None) -> Review:
         found.add("file-missing", "train_gpt.py", "there is no script train_gpt.py")
     size = _check_scripts(read, main, found) if main else 0
     for log in read.logs:
-        check_log(log, read.chosen, read.claims, size, found)
-    check_agreement(read.logs, read.chosen, read.claims, read.claims_file, found)
-    check_configuration(read.logs, read.chosen, read.claims, found)
+        review_runs.check_log(log, read.chosen, read.claims, size, found)
+    review_runs.check_agreement(read.logs, read.chosen, read.claims, read.claims_file, found)
+    review_runs.check_configuration(read.logs, read.chosen, read.claims, found)
     _check_readme(read, found)
     _check_held_out(read, found)
     base = _read(against, Findings(False)) if against else None
     seeds = {log.seed for log in read.chosen}
     ours = [log for log in read.logs if log.seed in seeds]
-    check_training_text(ours, base.logs if base else [], found)
-    scores = map(float, seed_scores(read.chosen, read.claims))
-    theirs = map(float, seed_scores(base.chosen, base.claims)) if base else read.claims.base
-    check_p_value([*scores], [*theirs], read.claims, read.claims_file, found)
+    review_runs.check_training_text(ours, base.logs if base else [], found)
+    scores = map(float, review_runs.seed_scores(read.chosen, read.claims))
+    theirs = map(float, review_runs.seed_scores(base.chosen, base.claims)) if base else read.claims.base
+    review_runs.check_p_value([*scores], [*theirs], read.claims, read.claims_file, found)
     order = {severity: place for place, severity in enumerate(SEVERITIES)}
     findings = sorted(found, key=lambda one: (order[one.severity], one.file, one.line or 0))
     return Review(str(path), findings, [_facts(log, read.claims) for log in read.chosen])
@@ -107,7 +97,7 @@ def _read(path: Path, found: Findings) -> _Read:
     logs = [log for log in logs if log.scores or log.value("total_bytes") is not None]
     if not logs:
         found.add("file-missing", "train.log", "there is no log of a run")
-    return _Read(folder, claims, file or "submission.json", logs, cited(logs, claims))
+    return _Read(folder, claims, file or "submission.json", logs, review_runs.cited(logs, claims))
 
 
 def _unlimited(path: Path, data: Mapping[str, Any]) -> bool:
@@ -167,7 +157,7 @@ def _check_readme(read: _Read, found: Findings) -> None:
     numbers = dict.fromkeys(re.findall(r"(?<![\d.])\d\.\d{3,10}(?!\d)", text))
     written = [Decimal(number) for number in islice(numbers, _MOST_NUMBERS)]
     for what, score in (("val_bpb", read.claims.score), *((f"seed {k}", v) for k, v in read.claims.scores.items())):
-        if not any(agree(number, score) for number in written):
+        if not any(review_runs.agree(number, score) for number in written):
             found.add("score-readme", name or "", f"{what} {score} is not in it")
 
 
@@ -184,7 +174,7 @@ def _check_held_out(read: _Read, found: Findings) -> None:
 
 
 def _facts(log: Log, claims: Claims) -> dict[str, Any]:
-    score = headline(log, claims)
+    score = review_runs.headline(log, claims)
     training = log.value("training_ms")
     seconds = log.value("evaluation_s")
     return {

@@ -51,6 +51,25 @@ class Run:
         policy = next(one for one in self.result["policies"] if one["name"] == CONTEST_2026.name)
         return {clock: policy[clock]["seconds"] for clock in ("training", "evaluation")}
 
+    def over_time(self, clock: str) -> str:
+        """Say how the run's clock is not within the contest's limit; empty if it is."""
+        most = {"training": CONTEST_2026.training, "evaluation": CONTEST_2026.evaluation}[clock].seconds or math.inf
+        late = overrun_seconds(self.result["seconds"]["train"] / self.result["training"]["steps"])
+        if (seconds := self.contest_seconds[clock]) is None:
+            return "was not timed"
+        return f"took {seconds:,.1f} s of {most:,.0f}" if seconds > most + late * (clock == "training") else ""
+
+    @property
+    def on_contest_machine(self) -> bool:
+        """True if it was made on eight H100."""
+        return bool(self.result["world"] == 8 and "H100" in self.result["device"])
+
+    @property
+    def on_contest_text(self) -> bool:
+        """True if it was scored on the contest's validation set, by its totals."""
+        corpus = self.result["corpus"]
+        return CURRENT.fits(corpus["source_bytes"]["validation"], corpus["documents"]["validation"])
+
 
 def read_run(place: Path) -> Run:
     """Return the run in a folder; `UserError` unless its recipe and artifact are those of its result."""
@@ -77,11 +96,6 @@ def _corpus(place: object, sha256: str) -> Corpus | None:
     return None
 
 
-def on_contest_machine(run: Run) -> bool:
-    """Return True if a run was made on eight H100."""
-    return bool(run.result["world"] == 8 and "H100" in run.result["device"])
-
-
 def check_run(run: Run, track: str, code_bytes: int) -> None:
     """Raise `UserError` if a run may not be submitted to the track with a script of `code_bytes`."""
     result, folder, cap = run.result, run.folder, CONTEST_2026.cap_bytes or 0
@@ -101,22 +115,7 @@ def check_run(run: Run, track: str, code_bytes: int) -> None:
     if track == NON_RECORD:
         return
     for clock in run.contest_seconds:
-        if over := over_time(run, clock):
+        if over := run.over_time(clock):
             raise UserError(f"{folder}: {clock} {over}; --non-record has no limit of time")
-    if not on_contest_text(run):
+    if not run.on_contest_text:
         raise UserError(f"{folder} was scored on another text than {CURRENT.name}; --non-record takes any")
-
-
-def over_time(run: Run, clock: str) -> str:
-    """Say how a run's clock is not within the contest's limit; empty if it is."""
-    most = {"training": CONTEST_2026.training, "evaluation": CONTEST_2026.evaluation}[clock].seconds or math.inf
-    late = overrun_seconds(run.result["seconds"]["train"] / run.result["training"]["steps"])
-    if (seconds := run.contest_seconds[clock]) is None:
-        return "was not timed"
-    return f"took {seconds:,.1f} s of {most:,.0f}" if seconds > most + late * (clock == "training") else ""
-
-
-def on_contest_text(run: Run) -> bool:
-    """Return True if a run was scored on the contest's validation set, by its totals."""
-    corpus = run.result["corpus"]
-    return CURRENT.fits(corpus["source_bytes"]["validation"], corpus["documents"]["validation"])

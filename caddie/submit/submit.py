@@ -25,16 +25,7 @@ from caddie.submit.against import JSON, compare_with
 from caddie.submit.contest_log import after_scoring, after_training, before_training, step_line
 from caddie.submit.readme import readme
 from caddie.submit.recheck import check_result, score_again
-from caddie.submit.runs import (
-    NON_RECORD,
-    RECORD,
-    Run,
-    check_run,
-    on_contest_machine,
-    on_contest_text,
-    over_time,
-    read_run,
-)
+from caddie.submit.runs import NON_RECORD, RECORD, Run, check_run, read_run
 
 _OPTIONAL = (
     *("triton", "flash_attn", "flash_attn_interface"),
@@ -69,7 +60,7 @@ def submit(
     runs = [read_run(run.place) for run in read_group(places)]
     recipe = runs[0].recipe
     program = script(recipe.to_json())
-    track = NON_RECORD if non_record or not all(map(on_contest_machine, runs)) else RECORD
+    track = NON_RECORD if non_record or not all(run.on_contest_machine for run in runs) else RECORD
     files, by_seed = {"train_gpt.py": program.decode()}, {}
     for run in runs:
         with result_errors(run.folder / RESULT, "a submission"):
@@ -102,7 +93,7 @@ def _facts(runs: Sequence[Run], by_seed: Mapping[str, Any], code_bytes: int) -> 
     totals = [run.counted_bytes + code_bytes for run in runs]
     deviations = {"val_bpb_std": stdev(bits), "val_loss_std": stdev(losses)} if len(runs) > 1 else {}
     first = runs[0].result
-    late = {clock for run in runs for clock in run.contest_seconds if over_time(run, clock)}
+    late = {clock for run in runs for clock in run.contest_seconds if run.over_time(clock)}
     return {
         "blurb": first["why"],
         "date": time.strftime("%Y-%m-%d"),
@@ -124,7 +115,7 @@ def _facts(runs: Sequence[Run], by_seed: Mapping[str, Any], code_bytes: int) -> 
             "eval_under_600s": "evaluation" not in late,
             "three_seeds": len(runs) >= 3,
             "verified": passed(run.result["verified"] for run in runs),
-            "contest_validation_set": all(map(on_contest_text, runs)),
+            "contest_validation_set": all(run.on_contest_text for run in runs),
         },
         "sha256": {
             name: first["sha256"][name] for name in ("recipe", "tokenizer", "train_documents", "validation_documents")

@@ -33,7 +33,7 @@ def write_tokens(folder: Path, name: str, tokens: Sequence[int] | np.ndarray) ->
 def save(folder: Path, validation: Split, **fields: Any) -> Corpus:
     """Write and load a corpus with nothing to train on."""
     train = Split(0, 0, 0, 0, 0, set_sha256([]), ())
-    entry = TokenizerEntry.of(ByteTokenizer(), None)
+    entry = TokenizerEntry.of(ByteTokenizer())
     manifest = Manifest(
         name="by hand", source="a test", inputs="", tokenizer=entry, train=train, validation=validation, **fields
     )

@@ -91,9 +91,8 @@ class SentencePieceTokenizer(TextTokenizer):
             count = 0
         if not count:
             raise UserError(f"not a SentencePiece model, or a damaged one ({len(model):,} bytes)")
-        if count > MOST_IDS:
-            raise UserError(f"a tokenizer may have {MOST_IDS:,} ids; this SentencePiece model has {count:,}")
-        self._processor, self.vocabulary, self.bos = processor, count, processor.bos_id()
+        self._set_size(count, "this SentencePiece model has")
+        self._processor, self.bos = processor, processor.bos_id()
         if self.bos < 0:
             raise UserError("this SentencePiece model has no BOS id; train it with --bos_id=1")
 

@@ -14,15 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from caddie.data.tokenizers.tokenizer import (
-    MOST_IDS,
-    Ids,
-    Sample,
-    TextTokenizer,
-    TokenizerSource,
-    library_errors,
-    of_file,
-)
+from caddie.data.tokenizers.tokenizer import Ids, Sample, TextTokenizer, TokenizerSource, library_errors, of_file
 from caddie.errors import UserError
 from caddie.files import regular_bytes
 
@@ -62,9 +54,7 @@ class HuggingFaceTokenizer(TextTokenizer):
         if not isinstance(begin, str) or begin not in vocabulary:
             raise UserError('this tokenizer.json has no token for the start of a document; name one by bos="..."')
         self._value, self._begin, self.bos = value, begin, vocabulary[begin]
-        self.vocabulary = max(vocabulary.values()) + 1
-        if self.vocabulary > MOST_IDS:
-            raise UserError(f"a tokenizer may have {MOST_IDS:,} ids; this tokenizer.json has {self.vocabulary:,}")
+        self._set_size(max(vocabulary.values()) + 1, "this tokenizer.json has")
         pieces = [b""] * self.vocabulary
         for token, index in vocabulary.items():
             if index != self.bos:

@@ -8,15 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from caddie.data.tokenizers.tokenizer import (
-    MOST_IDS,
-    Ids,
-    Sample,
-    TextTokenizer,
-    TokenizerSource,
-    library_errors,
-    of_file,
-)
+from caddie.data.tokenizers.tokenizer import Ids, Sample, TextTokenizer, TokenizerSource, library_errors, of_file
 from caddie.errors import UserError
 from caddie.files import regular_bytes
 
@@ -37,11 +29,9 @@ class TiktokenTokenizer(TextTokenizer):
             pairs = [line.split() for line in lines.splitlines()]
             ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
         self._ranks, self.bos = ranks, max(ranks.values(), default=0) + 1
-        self.vocabulary = self.bos + 1
         if min(ranks.values(), default=-1) < 0 or len(set(ranks.values())) < len(ranks):
             raise UserError("these ranks are below 0, or two tokens have one; take the whole file")
-        if self.vocabulary > MOST_IDS:
-            raise UserError(f"a tokenizer may have {MOST_IDS:,} ids; these ranks and BOS are {self.vocabulary:,}")
+        self._set_size(self.bos + 1, "these ranks and BOS are")
         pieces = [b""] * self.vocabulary
         for token, rank in ranks.items():
             pieces[rank] = token

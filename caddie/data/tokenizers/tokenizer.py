@@ -117,6 +117,12 @@ class TextTokenizer(Tokenizer):
     _raw = re.compile("([\udc80-\udcff]+)")
     """What the library cannot represent, in one group: at least bytes that are not UTF-8, as in surrogateescape."""
 
+    def _set_size(self, vocabulary: int, of: str) -> None:
+        """Take the number of ids; `UserError`, which says what they are `of`, for more than a shard can hold."""
+        if vocabulary > MOST_IDS:
+            raise UserError(f"a tokenizer may have {MOST_IDS:,} ids; {of} {vocabulary:,}")
+        self.vocabulary = vocabulary
+
     def _set_pieces(self, pieces: Sequence[bytes]) -> None:
         """Take the bytes of each id; in the contest's table an id without bytes is a boundary."""
         self.token_bytes, self._byte_ids = tuple(pieces), byte_ids(pieces)
