@@ -28,18 +28,8 @@ from caddie.model import Cache
 from caddie.pack.artifact import Artifact
 from caddie.report.units import whole_bytes
 from caddie.runtime.progress import SILENT, Progress
-from caddie.score import (
-    Layout,
-    Scorer,
-    Scoring,
-    ScoringBatch,
-    Step,
-    Stream,
-    Text,
-    check_windows,
-    same_shape_batches,
-    score,
-)
+from caddie.score import Layout, Scorer, Scoring, ScoringBatch, Step, Stream, Text, same_shape_batches, score
+from caddie.score.windows import check_windows
 
 Tokens = npt.NDArray[np.uint16]
 Symbols = npt.NDArray[np.int64]

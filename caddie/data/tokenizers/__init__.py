@@ -16,17 +16,7 @@ from caddie.config import Count, known
 from caddie.data.tokenizers import bpe, caseops
 from caddie.data.tokenizers.hugging_face import HuggingFaceFile, HuggingFaceTokenizer
 from caddie.data.tokenizers.tiktoken_ranks import TiktokenFile, TiktokenTokenizer
-from caddie.data.tokenizers.tokenizer import (
-    MOST_IDS,
-    ByteTable,
-    Ids,
-    Sample,
-    TextTokenizer,
-    Tokenizer,
-    TokenizerSource,
-    of_file,
-    of_size,
-)
+from caddie.data.tokenizers.tokenizer import ByteTable, Ids, Sample, TextTokenizer, Tokenizer, TokenizerSource
 from caddie.errors import UserError
 from caddie.files import regular_bytes
 
@@ -207,7 +197,7 @@ class RawBytes(TokenizerSource):
         """Return the `ByteTokenizer`, or the `ByteTokenizer260`."""
         if vocabulary == ByteTokenizer260.vocabulary:
             return ByteTokenizer260()
-        return of_size(ByteTokenizer(), vocabulary, "RawBytes")
+        return self._made(vocabulary, ByteTokenizer)
 
 
 class SentencePieceSource(TokenizerSource):
@@ -226,7 +216,7 @@ class SentencePieceFile(SentencePieceSource):
 
     def build(self, vocabulary: int, sample: Sample, symbols: Sequence[str] = ()) -> SentencePieceTokenizer:
         """Return the model of the file."""
-        return of_file(self.path, vocabulary, lambda: SentencePieceTokenizer(regular_bytes(Path(self.path))))
+        return self._made(vocabulary, lambda: SentencePieceTokenizer(regular_bytes(Path(self.path))))
 
 
 class SentencePieceBPE(SentencePieceSource):

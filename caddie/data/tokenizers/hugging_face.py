@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from caddie.data.tokenizers.tokenizer import Ids, Sample, TextTokenizer, TokenizerSource, library_errors, of_file
+from caddie.data.tokenizers.tokenizer import Ids, Sample, TextTokenizer, TokenizerSource, library_errors
 from caddie.errors import UserError
 from caddie.files import regular_bytes
 
@@ -110,7 +110,7 @@ class HuggingFaceFile(TokenizerSource):
 
     def build(self, vocabulary: int, sample: Sample) -> HuggingFaceTokenizer:
         """Return the tokenizer of the file."""
-        return of_file(self.path, vocabulary, lambda: HuggingFaceTokenizer(self.data()))
+        return self._made(vocabulary, lambda: HuggingFaceTokenizer(self.data()))
 
     def data(self) -> bytes:
         """Return the file, with `bos` as its `bos_token` if it is set."""

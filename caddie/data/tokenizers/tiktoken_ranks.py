@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from caddie.data.tokenizers.tokenizer import Ids, Sample, TextTokenizer, TokenizerSource, library_errors, of_file
+from caddie.data.tokenizers.tokenizer import Ids, Sample, TextTokenizer, TokenizerSource, library_errors
 from caddie.errors import UserError
 from caddie.files import regular_bytes
 
@@ -64,7 +64,7 @@ class TiktokenFile(TokenizerSource):
 
     def build(self, vocabulary: int, sample: Sample) -> TiktokenTokenizer:
         """Return the tokenizer of the file or the encoding."""
-        return of_file(self.path, vocabulary, lambda: TiktokenTokenizer(self.data()))
+        return self._made(vocabulary, lambda: TiktokenTokenizer(self.data()))
 
     def data(self) -> bytes:
         """Return pattern and ranks, as `TiktokenTokenizer` takes them."""

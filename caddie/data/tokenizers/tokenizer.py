@@ -156,6 +156,9 @@ class TextTokenizer(Tokenizer):
             yield np.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
+T = TypeVar("T", bound=Tokenizer)
+
+
 class TokenizerSource(Config, ABC):
     """Source of a tokenizer."""
 
@@ -166,24 +169,16 @@ class TokenizerSource(Config, ABC):
         Raises `UserError` for a vocabulary that the source cannot have.
         """
 
-
-T = TypeVar("T", bound=Tokenizer)
-
-
-def of_size(tokenizer: T, vocabulary: int, name: str) -> T:
-    """Return the tokenizer; `UserError` that says what to set unless it has `vocabulary` ids."""
-    if tokenizer.vocabulary != vocabulary:
-        raise UserError(f"{name} has {tokenizer.vocabulary} ids; set model.vocabulary={tokenizer.vocabulary}")
-    return tokenizer
-
-
-def of_file(path: str, vocabulary: int, make: Callable[[], T]) -> T:
-    """Return what `make` makes of the file at `path`; `UserError` if it fails, or if it has not `vocabulary` ids."""
-    try:
-        tokenizer = make()
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"no tokenizer in {path!r}: {reason(error)}") from None
-    return of_size(tokenizer, vocabulary, path)
+    def _made(self, vocabulary: int, make: Callable[[], T]) -> T:
+        """Return what `make` makes, as of the file at `path`; `UserError` if it fails, or has other ids."""
+        name = getattr(self, "path", type(self).__name__)
+        try:
+            tokenizer = make()
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"no tokenizer in {name!r}: {reason(error)}") from None
+        if tokenizer.vocabulary != vocabulary:
+            raise UserError(f"{name} has {tokenizer.vocabulary} ids; set model.vocabulary={tokenizer.vocabulary}")
+        return tokenizer
 
 
 @contextmanager
