@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from caddie.data import published
-from caddie.data.corpus import Corpus, file_sha256
+from caddie.data.corpus import Corpus, document_hash, file_sha256, reusable
+from caddie.data.documents import find
 from caddie.data.hub import Snapshot, on_disk, on_hub
-from caddie.data.prepare import prepare_first
+from caddie.data.prepare import SAMPLE_BYTES, content_of, make_corpus
 from caddie.data.shards import open_shard
+from caddie.data.splits import FirstHeldOut, Text
 from caddie.data.tokenizers import CaseOps, RawBytes, SentencePieceFile, TokenizerSource
 from caddie.errors import UserError, suggest
 from caddie.runtime.progress import Progress
@@ -158,7 +159,8 @@ def fetch_documents(
 
     The first 50,000 are held out, as the contest does; training takes `train_shards` shards of 100 million tokens from
     the rest, in the order of the file. The corpus is written to `folder`, and the documents are kept in `downloads`.
-    Raises `UserError` if they are not those of their side-car.
+    Raises `UserError` if they are not those of their side-car. Memory holds the validation text, a shard, and about
+    0.2 kB a document.
     """
     snapshot = place.snapshot(VARIANTS["sp1024"], downloads)
     paths = {Path(path).name: path for path in snapshot.sizes}
@@ -167,17 +169,16 @@ def fetch_documents(
     names = [paths[DOCUMENTS_FACTS], paths[DOCUMENTS]]
     snapshot.check_room(names)
     facts, documents = (snapshot.fetch(name, progress) for name in names)
-    return prepare_first(
-        documents,
-        HELD_OUT,
-        folder=folder,
-        tokenizer_source=tokenizer_source,
-        vocabulary=vocabulary,
-        train_shards=train_shards,
-        check=partial(_check_documents, documents, facts, progress),
-        origin=snapshot.origin,
-        progress=progress,
-    )
+    origin, folder = snapshot.origin, folder.expanduser().resolve()
+    settings = [content_of(tokenizer_source), vocabulary, "first", HELD_OUT, train_shards, origin and asdict(origin)]
+    text = Text(find(documents), document_hash)
+    plan = FirstHeldOut(text, text.fingerprint(settings), HELD_OUT)
+    if found := reusable(folder, plan.inputs):
+        return found
+    _check_documents(documents, facts, progress)
+    progress.note(f"tokenizer: {type(tokenizer_source).__name__} with {vocabulary:,} ids")
+    tokenizer = tokenizer_source.build(vocabulary, lambda: plan.sample(SAMPLE_BYTES))
+    return make_corpus(plan, tokenizer, folder, progress, train_shards=train_shards, origin=origin)
 
 
 def _check_documents(documents: Path, facts: Path, progress: Progress) -> None:

@@ -8,7 +8,7 @@ import json
 import lzma
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ import zstandard
 from caddie.data import corpus, published
 from caddie.data import documents as sources
 from caddie.data.corpus import Corpus
-from caddie.data.hub import Origin
 from caddie.data.manifest import MANIFEST, TOKENIZER, Manifest, Shard, Split, SplitName, TokenizerEntry
 from caddie.data.shards import Tokens, write_shard
 from caddie.data.splits import FirstHeldOut, Plan, Text, divide, identity
@@ -69,7 +68,7 @@ def prepare(
         raise UserError(f"the validation fraction must lie between 0 and 1, not be {validation_fraction:g}")
     folder = folder.expanduser().resolve()
     text = Text(sources.find(source, column), corpus.document_hash)
-    inputs = text.fingerprint([_content(tokenizer_source), vocabulary, validation_fraction])
+    inputs = text.fingerprint([content_of(tokenizer_source), vocabulary, validation_fraction])
     if found := corpus.reusable(folder, inputs):
         return found
     sizes, duplicates = text.survey(progress)
@@ -84,7 +83,7 @@ def prepare(
         progress.note(f"encoding the held-out documents; the others, {others}, are left alone")
         unwritten = Split(len(trained_on), 0, size, 0, 0, corpus.set_sha256(trained_on), shards=()), trained_on
         plan = replace(plan, splits={key: split for key, split in plan.splits.items() if split == "validation"})
-    return _make(plan, tokenizer, folder, progress, unwritten, validation_fraction=validation_fraction)
+    return make_corpus(plan, tokenizer, folder, progress, unwritten, validation_fraction=validation_fraction)
 
 
 def prepare_validation(
@@ -117,38 +116,10 @@ def prepare_validation(
         raise UserError(f"{text.source.description}: every document is in {seen_in}; name another text")
     unwritten, removed = (replace(train, shards=()), trained_on), len(sizes) - len(plan.splits)
     fields: dict[str, Any] = {"hashed": against.manifest.hashed, "training_documents_removed": removed}
-    return _make(plan, tokenizer, folder, progress, unwritten, **fields)
+    return make_corpus(plan, tokenizer, folder, progress, unwritten, **fields)
 
 
-def prepare_first(
-    path: Path,
-    held_out: int,
-    *,
-    folder: Path,
-    tokenizer_source: TokenizerSource,
-    vocabulary: int,
-    train_shards: int,
-    check: Callable[[], None],
-    origin: Origin | None,
-    progress: Progress,
-) -> Corpus:
-    """Return the corpus of a text whose first `held_out` documents are for validation; the text is read as it comes.
-
-    Training takes `train_shards` full shards from the others, or all of them. `check` is called before anything is
-    read, unless the corpus is there already. Memory holds the validation text, a shard, and about 0.2 kB a document.
-    """
-    folder, text = folder.expanduser().resolve(), Text(sources.find(path), corpus.document_hash)
-    settings = [_content(tokenizer_source), vocabulary, "first", held_out, train_shards, origin and asdict(origin)]
-    plan = FirstHeldOut(text, text.fingerprint(settings), held_out)
-    if found := corpus.reusable(folder, plan.inputs):
-        return found
-    check()
-    progress.note(f"tokenizer: {type(tokenizer_source).__name__} with {vocabulary:,} ids")
-    tokenizer = tokenizer_source.build(vocabulary, lambda: plan.sample(SAMPLE_BYTES))
-    return _make(plan, tokenizer, folder, progress, train_shards=train_shards, origin=origin)
-
-
-def _make(
+def make_corpus(
     plan: Plan | FirstHeldOut,
     tokenizer: Tokenizer,
     folder: Path,
@@ -159,7 +130,8 @@ def _make(
 ) -> Corpus:
     """Write a corpus whose manifest has these `fields`; return it, its held-out text counted.
 
-    `unwritten` are split and hashes of the training documents where these are not written.
+    `unwritten` are split and hashes of the training documents where these are not written, `train_shards` the most
+    shards of them that are, if not all.
     """
     _check_own(folder)
     with making(folder, replaces=True) as partial:
@@ -200,10 +172,10 @@ def _make(
     return corpus.load_counted(folder)
 
 
-def _content(tokenizer_source: TokenizerSource) -> object:
+def content_of(tokenizer_source: TokenizerSource) -> object:
     """Return what identifies a tokenizer source: its settings, or the hash of its model file."""
     if isinstance(tokenizer_source, CaseOps):
-        return ["CaseOps", _content(tokenizer_source.of)]
+        return ["CaseOps", content_of(tokenizer_source.of)]
     if not isinstance(tokenizer_source, SentencePieceFile | HuggingFaceFile | TiktokenFile):
         return tokenizer_source.to_json()
     try:
