@@ -38,21 +38,17 @@ def watch_reads(allowed: Iterable[Path] = ()) -> Iterator[list[str]]:
 
 
 @contextmanager
-def unwatched() -> Iterator[None]:
-    """Record nothing in the block: a scorer's own process is started, which records for itself."""
+def unwatched() -> Iterator[list[str]]:
+    """Record nothing of the block but the phrases that it adds: those of another process, which records for itself."""
     watches = _watches()
-    held = watches[:]
+    held, phrases = watches[:], list[str]()
     watches.clear()
     try:
-        yield
+        yield phrases
     finally:
         watches[:] = held
-
-
-def record_reads(phrases: Iterable[str]) -> None:
-    """Add what another process has recorded."""
-    for watch in _watches():
-        watch.touched.extend(phrase for phrase in phrases if phrase not in watch.touched)
+        for watch in held:
+            watch.touched.extend(phrase for phrase in phrases if phrase not in watch.touched)
 
 
 _FILES = {

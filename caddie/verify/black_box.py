@@ -24,7 +24,7 @@ from caddie.pack.artifact import Artifact
 from caddie.score import Layout, ScoredPrefix, Scorer, Scoring, ScoringBatch, Step, Window, layout_of, run
 from caddie.score.loop import Losses
 from caddie.score.score import rows_and_workers
-from caddie.verify.audit_hook import record_reads, unwatched
+from caddie.verify.audit_hook import unwatched
 from caddie.verify.remote_scorer import open_scorer
 
 Floats = npt.NDArray[np.float64]
@@ -108,17 +108,13 @@ class LoopScorer(BlackBoxScorer):
         """Score in the loop. Steps and distributions are recorded from outside, not reported by the scorer."""
         if self._scorer is None:
             return self._recorded(self.make(), tokens, positions)
-        reads = list[str]()
-        try:
-            with unwatched():  # this process runs none of the user's code, and measures the other's memory meanwhile
-                remote = open_scorer(self.artifact, self._scorer)
-                try:
-                    return self._recorded(remote, tokens, positions)
-                finally:
-                    reads = remote.reads()
-                    remote.close()
-        finally:
-            record_reads(reads)
+        with unwatched() as reads:  # this process runs none of the user's code, and measures the other's memory
+            remote = open_scorer(self.artifact, self._scorer)
+            try:
+                return self._recorded(remote, tokens, positions)
+            finally:
+                reads += remote.reads()
+                remote.close()
 
     def make(self) -> Scorer:
         """Return the scorer of the settings."""

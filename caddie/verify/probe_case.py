@@ -270,10 +270,9 @@ def sized_case(
     long = min(LONG_TOKENS, int((_USER_SECONDS if scorer else _LONG_SECONDS) * per_second))
     tokens_per_byte = len(case.tokens) / max(1, int(case.count(case.tokens[case.tokens != case.bos]).sum()))
     lengths = tuple(1 + round(tokens_per_byte * len(document)) for document in in_order)
-    case = replace(case, document_tokens=lengths)
     text = text_in_order(artifact.tokenizer, in_order, long)
-    if len(text) > max(MOST_TOKENS, len(case.tokens)):
-        case = replace(case, long_text=text)
+    is_long = len(text) > max(MOST_TOKENS, len(case.tokens))
+    case = replace(case, document_tokens=lengths, long_text=text if is_long else None)
     if not scorer and scored.context is not None and not scored.learns:
         return case  # caddie's own code that remembers nothing
 

@@ -45,10 +45,10 @@ class WholeText:
     tokens: Ids
     text_bytes: int
 
-    def scored(self, progress: Progress = SILENT) -> ScoredText:
+    def scored(self) -> ScoredText:
         """Score the text as it is."""
         with self.open() as scorer:
-            return self._score(scorer, self.tokens, progress)
+            return self._score(scorer, self.tokens)
 
     def plain_nats(self) -> Floats:
         """Return the losses of the model itself in plain windows."""
