@@ -45,8 +45,7 @@ def shared_ngrams(
     part = (len(held_out) + total) // _ALL_TOKENS + 1
     factors = np.random.default_rng(seed).integers(1 << 63, size=length, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
     places, hashes = _ngrams(held_out, factors, part)
-    document = np.cumsum(held_out[1:] == bos, dtype=np.int64)
-    document = np.concatenate([[0], document])
+    document = np.cumsum(np.append(False, held_out[1:] == bos), dtype=np.int64)
     inside = document[places] == document[places + length - 1]
     owners, documents = document[places[inside]], int(document[-1]) + 1
     known, which = np.unique(hashes[inside], return_inverse=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from caddie.config import Config, Fraction, NonNegative, Range, Technique
+from caddie.config import Config, Fraction, NonNegative, Range, known
 from caddie.model import Cache
 from caddie.runtime.distributed import Ranks
 from caddie.score.scorer import Layout, Positions, ScoredPrefix, Scorer, ScoringBatch, Step
@@ -38,13 +38,11 @@ class NGramTilt(Config):
     come from a document that is scored later. Contexts are the last order - 1 ids, also across documents.
     """
 
-    techniques: ClassVar = {
-        "": Technique(
-            "Text that repeats itself verbatim is known better by its own history than by the model.",
-            "openai/parameter-golf #1514, #1145, the record at 1.0565 (#2135)",
-            "-0.0005 to -0.001 in bundles (#2135, #2140)",
-        )
-    }
+    techniques = known(
+        "Text that repeats itself verbatim is known better by its own history than by the model.",
+        "openai/parameter-golf #1514, #1145, the record at 1.0565 (#2135)",
+        "-0.0005 to -0.001 in bundles (#2135, #2140)",
+    )
 
     order: Annotated[int, Range(2, len(_FACTORS))] = 16
     """Length of the n-gram: the context and the token."""

@@ -15,6 +15,7 @@ import numpy as np
 from caddie.data.corpus import document_hash
 from caddie.data.tokenizers import Ids
 from caddie.errors import UserError, suggest
+from caddie.report.verification import OUTCOMES
 from caddie.verify import cheats
 from caddie.verify.black_box import LoopScorer
 from caddie.verify.cheating_scorers import (
@@ -177,9 +178,7 @@ class Caught:
     @property
     def outcome(self) -> str:
         """A word for the result: pass, FAIL, or inconclusive if there was nothing to find."""
-        if self.probe in self.failed:
-            return "pass"
-        return "FAIL" if self.acts else "inconclusive"
+        return OUTCOMES[True if self.probe in self.failed else False if self.acts else None]
 
 
 def catch(case: ProbeCase) -> list[Caught]:

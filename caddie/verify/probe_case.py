@@ -17,21 +17,12 @@ import numpy.typing as npt
 from caddie.data.tokenizers import Ids
 from caddie.pack.artifact import Artifact
 from caddie.score import Scorer, Scoring
+from caddie.verify import probe_text
 from caddie.verify.audit_hook import watch_reads
 from caddie.verify.black_box import BlackBoxScorer, Floats, LoopScorer, Positions, ScoredText
 from caddie.verify.changes import Change, chances, draw_change, found_with
 from caddie.verify.noise import ENDS, Noise, draw_noise
 from caddie.verify.own_model import DrawnText, Reference, draw_text, own_windows, reference
-from caddie.verify.probe_text import (
-    MOST_TOKENS,
-    SHORT,
-    WINDOWS,
-    fit_to_text,
-    longest_text,
-    probe_text,
-    text_in_order,
-    with_other_tokens,
-)
 from caddie.verify.remote_scorer import open_scorer
 from caddie.verify.whole_text import WholeText
 
@@ -148,7 +139,7 @@ class ProbeCase:
         if index not in self._changed:
             generator = np.random.default_rng([self.seed, 1, index])
             everywhere = np.flatnonzero(self.tokens != self.bos)
-            other = with_other_tokens(self.tokens, everywhere, self.bos, self.vocabulary, generator)
+            other = probe_text.with_other_tokens(self.tokens, everywhere, self.bos, self.vocabulary, generator)
             ends = np.flatnonzero(self.tokens[1:] == self.bos)
             other[ends + 1] = self.reference.drawn[ends]
             weights = chances(self.base, self.reference, self.tokens, self.bos)
@@ -191,7 +182,7 @@ class ProbeCase:
     def flip(self, places: Positions) -> ScoredText:
         """Score the text with other tokens at these positions."""
         generator = np.random.default_rng([self.seed, 3])
-        changed = with_other_tokens(self.tokens, places, self.bos, self.vocabulary, generator)
+        changed = probe_text.with_other_tokens(self.tokens, places, self.bos, self.vocabulary, generator)
         return self.open().score(changed, self.positions)
 
     @cached_property
@@ -219,11 +210,11 @@ def probe_case_of(
     *,
     seed: int,
     scorer: str | None = None,
-    length: int = SHORT,
+    length: int = probe_text.SHORT,
 ) -> ProbeCase:
     """Make a case for the scorer of `scoring`, or for a user's own, FILE.py:NAME, with a text of `length` tokens."""
-    tokens = probe_text(artifact.tokenizer, documents, length)
-    fitting = fit_to_text(scoring, len(tokens) - 1)
+    tokens = probe_text.probe_text(artifact.tokenizer, documents, length)
+    fitting = probe_text.fit_to_text(scoring, len(tokens) - 1)
     own = Path(scorer.rpartition(":")[0] or scorer) if scorer else None
     files = [own, Path(cache_from_source(str(own)))] if own else []  # Python looks for its bytecode
     return ProbeCase(
@@ -252,7 +243,8 @@ def sized_case(
 
     Its long text is of the documents `in_order`, if more of them can be scored in time than a probe text may have.
     """
-    length, longest = SHORT if scorer else scoring.sequence_length + max(256, 2 * scoring.stride), longest_text(scoring)
+    length = probe_text.SHORT if scorer else scoring.sequence_length + max(256, 2 * scoring.stride)
+    longest = probe_text.longest_text(scoring)
     while True:
         case = probe_case_of(artifact, scoring, documents, seed=seed, scorer=scorer, length=length)
         begin = time.perf_counter()
@@ -261,17 +253,17 @@ def sized_case(
         except Exception:
             return case  # the probes will tell why
         per_second = len(case.tokens) / (time.perf_counter() - begin)
-        needed = WINDOWS * max(window.end - window.start for window in scored.windows)
+        needed = probe_text.WINDOWS * max(window.end - window.start for window in scored.windows)
         if not scorer or needed < len(case.tokens) or length == longest:
             break
         length = min(longest, 2 * needed)
-    length = max(length, min(MOST_TOKENS, int(_SCORING_SECONDS * per_second)))
+    length = max(length, min(probe_text.MOST_TOKENS, int(_SCORING_SECONDS * per_second)))
     case = probe_case_of(artifact, scoring, documents, seed=seed, scorer=scorer, length=length)
     long = min(LONG_TOKENS, int((_USER_SECONDS if scorer else _LONG_SECONDS) * per_second))
     tokens_per_byte = len(case.tokens) / max(1, int(case.count(case.tokens[case.tokens != case.bos]).sum()))
     lengths = tuple(1 + round(tokens_per_byte * len(document)) for document in in_order)
-    text = text_in_order(artifact.tokenizer, in_order, long)
-    is_long = len(text) > max(MOST_TOKENS, len(case.tokens))
+    text = probe_text.text_in_order(artifact.tokenizer, in_order, long)
+    is_long = len(text) > max(probe_text.MOST_TOKENS, len(case.tokens))
     case = replace(case, document_tokens=lengths, long_text=text if is_long else None)
     if not scorer and scored.context is not None and not scored.learns:
         return case  # caddie's own code that remembers nothing
@@ -294,7 +286,7 @@ def with_whole_text(
 ) -> ProbeCase:
     """Return the case with as much of the documents, one after the other, as can be scored in time, or `least`."""
     tokenizer = case.artifact.tokenizer
-    tokens = text_in_order(tokenizer, documents, max(least, int(_WHOLE_SECONDS * per_second)))
+    tokens = probe_text.text_in_order(tokenizer, documents, max(least, int(_WHOLE_SECONDS * per_second)))
     if len(tokens) <= scoring.sequence_length:
         return case
     spelled = int(tokenizer.byte_lengths(tokens[tokens != tokenizer.bos]).sum())

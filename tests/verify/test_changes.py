@@ -288,8 +288,7 @@ def test_an_honest_scorer_passes_in_the_long_text_too(artifact: Artifact) -> Non
 def test_a_users_scorer_that_waits_is_found(
     artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("probe_case", "probe_text"):
-        monkeypatch.setattr(f"caddie.verify.{module}.MOST_TOKENS", 500)  # as if scoring were slow
+    monkeypatch.setattr("caddie.verify.probe_text.MOST_TOKENS", 500)  # as if scoring were slow
     monkeypatch.setattr("caddie.verify.probe_case.LONG_TOKENS", 3000)  # and this were long
     (tmp_path / "waits.py").write_text(WAITS.replace("AFTER", "1000"))
     given = artifact, artifact.scoring, excerpts(library(), artifact.scoring, 1)
