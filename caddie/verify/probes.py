@@ -210,12 +210,10 @@ def _past_matters(case: ProbeCase) -> Found:
         else:
             differs = case.differ(base.fingerprint, scored.fingerprint)
         tokens, behind, moved = tokens + len(change.changed), behind + later.sum(), moved + (differs & later).sum()
+    found = f"{tokens:,} tokens changed"
     if not moved:
-        return (
-            False,
-            f"{tokens:,} tokens changed: none of {behind:,} later predictions changed; the scorer reads no text",
-        )
-    return True, f"{tokens:,} tokens changed: {moved:,} of {behind:,} later predictions changed"
+        return False, f"{found}: none of {behind:,} later predictions changed; the scorer reads no text"
+    return True, f"{found}: {moved:,} of {behind:,} later predictions changed"
 
 
 def _sums(case: ProbeCase) -> Found:
@@ -331,10 +329,8 @@ def _bytes(case: ProbeCase) -> Found:
         evidence += f"; the contest's table would count {table:,}"
     if not changed:
         return True, evidence
-    plural = "s do" if len(changed) > 1 else " does"
-    evidence += (
-        f"; lossy tokenizer: {len(changed)} document{plural} not round-trip (the score counts the source's bytes)"
-    )
+    lossy = f"{len(changed)} documents do" if len(changed) > 1 else "1 document does"
+    evidence += f"; lossy tokenizer: {lossy} not round-trip (the score counts the source's bytes)"
     total, lost = sum(map(len, case.documents)), _restoring_bytes(changed)
     per_byte = f"{8 * lost / total:.3f} bits per byte beside the score to restore them"
     if lost <= _MOST_LOST / 8 * total + _TEXT_BYTES * len(changed):
