@@ -16,22 +16,12 @@ from caddie.data.corpus import document_hash
 from caddie.data.tokenizers import Ids
 from caddie.errors import UserError, suggest
 from caddie.report.verification import OUTCOMES
+from caddie.verify import cheating_scorers as scorers
 from caddie.verify import cheats
-from caddie.verify.black_box import LoopScorer
-from caddie.verify.cheating_scorers import (
-    AdaptsFirst,
-    CheatScorer,
-    HintsInFileOrder,
-    Remembers,
-    Smear,
-    Splices,
-    TrainsInPlace,
-    WaitingScorer,
-    Waits,
-)
+from caddie.verify.black_box import BlackBoxScorer
 from caddie.verify.cheats import Cheat
 from caddie.verify.probe_case import ProbeCase
-from caddie.verify.probes import DRAWN, FAR, HELD_OUT, run_probes
+from caddie.verify.probes import DRAWN, FAR, HELD_OUT, LOOK_AHEAD, run_probes
 
 
 def _spaces_twice(case: ProbeCase) -> ProbeCase:
@@ -51,22 +41,22 @@ def _one_in_training(case: ProbeCase) -> ProbeCase:
 
 
 def _waits(case: ProbeCase) -> ProbeCase:
-    scorer = WaitingScorer(case.artifact, case.scoring)
+    scorer = scorers.WaitingScorer(case.artifact, case.scoring)
     whole = case.whole and replace(case.whole, open=lambda: nullcontext(scorer.make()))
-    return replace(case, open=lambda: WaitingScorer(case.artifact, case.scoring), whole=whole)
+    return replace(case, open=lambda: scorers.WaitingScorer(case.artifact, case.scoring), whole=whole)
 
 
 def _splices(case: ProbeCase) -> ProbeCase:
-    scorer = Splices(case.scoring.plain.scorer(case.artifact.model, case.bos), case.scoring.sequence_length)
+    scorer = scorers.Splices(case.scoring.plain.scorer(case.artifact.model, case.bos), case.scoring.sequence_length)
     whole = case.whole and replace(
-        case.whole, open=lambda: nullcontext(scorer), tokens=case.whole.tokens[: Splices.TOKENS]
+        case.whole, open=lambda: nullcontext(scorer), tokens=case.whole.tokens[: scorers.Splices.TOKENS]
     )
     return replace(case, whole=whole)  # honest in short texts
 
 
 def _remembers(case: ProbeCase) -> ProbeCase:
     remembered = list[Ids]()
-    return replace(case, open=lambda: Remembers(case, remembered))
+    return replace(case, open=lambda: scorers.Remembers(case, remembered))
 
 
 def _has_whole(honest: ProbeCase, installed: ProbeCase) -> bool:
@@ -76,7 +66,7 @@ def _has_whole(honest: ProbeCase, installed: ProbeCase) -> bool:
 
 def _reaches(honest: ProbeCase, installed: ProbeCase) -> bool:
     """True if the whole text goes on after the example has waited."""
-    return honest.whole is not None and len(honest.whole.tokens) > Waits.AFTER + honest.scoring.sequence_length
+    return honest.whole is not None and len(honest.whole.tokens) > scorers.Waits.AFTER + honest.scoring.sequence_length
 
 
 def _gains(honest: ProbeCase, installed: ProbeCase) -> bool:
@@ -108,27 +98,24 @@ class KnownBad:
 
 
 def _cheat(what: str, probe: str, cheat: Cheat, *acts: Acts) -> KnownBad:
-    return KnownBad(what, probe, lambda case: replace(case, open=lambda: CheatScorer(case, cheat)), *acts)
+    return KnownBad(what, probe, lambda case: replace(case, open=lambda: scorers.CheatScorer(case, cheat)), *acts)
 
 
-def _scorer(what: str, probe: str, cls: type[LoopScorer | Smear | HintsInFileOrder], *acts: Acts) -> KnownBad:
+def _scorer(what: str, probe: str, cls: type[BlackBoxScorer], *acts: Acts) -> KnownBad:
     return KnownBad(what, probe, lambda case: replace(case, open=lambda: cls(case.artifact, case.scoring)), *acts)
 
 
 KNOWN_BAD: dict[str, KnownBad] = {
-    "smear": _scorer("a one-token smear across BOS", "documents are isolated", Smear),
+    "smear": _scorer("a one-token smear across BOS", "documents are isolated", scorers.Smear),
     "ngram_blend": _cheat("n-gram counts that do not sum to one", "distributions sum to one", cheats.ngram_blend),
     "byte_mixture": _cheat("a mixture over bytes", "distributions sum to one", cheats.byte_mixture),
-    "slot": _cheat("an offset fitted on the window it scores", "no look-ahead", cheats.slot, _gains),
-    "hints_in_file_order": _scorer("hints of documents that are scored later", "no look-ahead", HintsInFileOrder),
-    "adapts_first": _scorer("adaptation before scoring", "no look-ahead", AdaptsFirst, _gains),
-    "fitted_scale": _cheat("a scale fitted to the text", "no look-ahead", cheats.fitted_scale, _gains),
-    "shared_rows": _cheat("rows that read one another's targets", "no look-ahead", cheats.shared_rows, _gains),
+    "slot": _cheat("an offset fitted on the window it scores", LOOK_AHEAD, cheats.slot, _gains),
+    "hints_in_file_order": _scorer("hints of documents that are scored later", LOOK_AHEAD, scorers.HintsInFileOrder),
+    "adapts_first": _scorer("adaptation before scoring", LOOK_AHEAD, scorers.AdaptsFirst, _gains),
+    "fitted_scale": _cheat("a scale fitted to the text", LOOK_AHEAD, cheats.fitted_scale, _gains),
+    "shared_rows": _cheat("rows that read one another's targets", LOOK_AHEAD, cheats.shared_rows, _gains),
     "likely_peek_mostly": _cheat(
-        "the likeliest token raised at 7 of 8 places where it comes next",
-        "no look-ahead",
-        cheats.likely_peek_mostly,
-        _gains,
+        "the likeliest token raised at 7 of 8 places where it comes next", LOOK_AHEAD, cheats.likely_peek_mostly, _gains
     ),
     "waits": KnownBad("targets of its windows after 40,000 tokens", FAR, _waits, _reaches),
     "splices": KnownBad("targets of the whole text, put back where an audit spliced it", FAR, _splices, _has_whole),
@@ -138,7 +125,9 @@ KNOWN_BAD: dict[str, KnownBad] = {
     "constant": _cheat("a constant", "context matters", cheats.constant),
     "remembers": KnownBad("state that outlives the scorer", "two runs agree", _remembers),
     "dice": _cheat("new noise in each run", "two runs agree", cheats.dice),
-    "trains_in_place": _scorer("training of the artifact itself", "weights are unchanged by scoring", TrainsInPlace),
+    "trains_in_place": _scorer(
+        "training of the artifact itself", "weights are unchanged by scoring", scorers.TrainsInPlace
+    ),
     "table": _cheat("a table of the official text", "document order does not matter", cheats.table, _gains),
     "targets_on_disk": _cheat("targets read from disk", "reads nothing else", cheats.targets_on_disk),
     "double_space": KnownBad("leading spaces counted twice", "bytes are counted once", _spaces_twice, _counts_more),

@@ -48,7 +48,7 @@ _DEVIATIONS = 5.0
 """Standard deviations beyond which a mean rank is not chance: once in three million times."""
 _SPACES = b"a b  c   d\n e\t f \xc3\xa9 \xe4\xbd\xa0 \xe2\x98\x83 \xf0\x9d\x92\xb3 \xef\xbc\x91 .\n"
 DRAWN = "drawn text is not predicted"
-FAR = "no look-ahead far into a text"
+FAR, LOOK_AHEAD = "no look-ahead far into a text", "no look-ahead"
 HELD_OUT = "held-out text was not trained on"
 _MOST_LOST = 0.1
 """Bits per byte that a lossy tokenizer may lose. The contest's lose 0.05 of FineWeb; lower case alone loses 0.34."""
@@ -359,7 +359,7 @@ def check_disjoint(trained_on: frozenset[bytes], held_out: frozenset[bytes]) -> 
 PROBES: dict[str, Probe] = {
     "scores a text": _finite_losses,
     "reads nothing else": _reads,
-    "no look-ahead": _look_ahead,
+    LOOK_AHEAD: _look_ahead,
     FAR: _whole_text,
     DRAWN: _drawn,
     "random tokens are not predicted": _own_target,
