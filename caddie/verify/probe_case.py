@@ -21,7 +21,6 @@ from caddie.verify import probe_text
 from caddie.verify.audit_hook import watch_reads
 from caddie.verify.black_box import BlackBoxScorer, Floats, LoopScorer, Positions, ScoredText
 from caddie.verify.changes import Change, chances, draw_change, found_with
-from caddie.verify.noise import ENDS, Noise, draw_noise
 from caddie.verify.own_model import DrawnText, Reference, draw_text, own_windows, reference
 from caddie.verify.remote_scorer import open_scorer
 from caddie.verify.whole_text import WholeText
@@ -186,14 +185,14 @@ class ProbeCase:
         return self.open().score(changed, self.positions)
 
     @cached_property
-    def noise_text(self) -> Noise:
+    def noise_text(self) -> probe_text.Noise:
         """Random tokens, more than the probe text has if the scorer knows where documents end and these are long."""
         begins = np.flatnonzero(np.append(self.tokens, self.bos) == self.bos)
         documents, length = self.document_tokens or tuple(np.diff(begins).tolist()), len(self.tokens)
         if self.long_text is not None and self.base.ends_known:
-            length = max(length, min(len(self.long_text), int(ENDS * np.mean(documents))))
+            length = max(length, min(len(self.long_text), int(probe_text.ENDS * np.mean(documents))))
         generator = np.random.default_rng([self.seed, 2])
-        return draw_noise(documents, length, self.vocabulary, self.bos, generator)
+        return probe_text.draw_noise(documents, length, self.vocabulary, self.bos, generator)
 
     @cached_property
     def noise(self) -> tuple[Ids, Positions, ScoredText]:

@@ -1,9 +1,10 @@
-"""Texts that a scorer is tried on: beginnings of documents, documents in their order, and other tokens in places."""
+"""Texts that a scorer is tried on: beginnings of documents, documents in their order, other tokens, random tokens."""
 
 from __future__ import annotations
 
 import sysconfig
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +14,7 @@ import numpy as np
 from caddie.data.tokenizers import Ids, Tokenizer
 from caddie.errors import UserError
 from caddie.score import Scoring
-from caddie.verify.black_box import Positions
+from caddie.verify.black_box import Floats, Positions
 from caddie.verify.remote_scorer import LONGEST_CONTEXTS, LONGEST_WINDOW
 
 DOCUMENTS = 6
@@ -37,6 +38,10 @@ _COPIED_TOKENS = 24
 """Fewest tokens of a copied passage, if the long document has so many: it then holds nine n-grams of 16."""
 _TOKEN_BYTES = 8
 """More bytes than a token stands for in the mean."""
+ENDS = 12
+"""Fewest ends of documents in a random text on average. A known one gains five nats or more; the bound allows 14."""
+_LENGTHS = 64
+"""Lengths of documents that stand for all in a random text."""
 
 
 def text_in_order(tokenizer: Tokenizer, documents: Sequence[bytes], length: int) -> Ids:
@@ -151,3 +156,34 @@ def library() -> list[bytes]:
     if not found:
         raise UserError(f"{root}: this Python has no library sources; name a text with --data")
     return found
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Random tokens (N,), and the lowest expected loss of each prediction, (N - 1,)."""
+
+    tokens: Ids
+    nats: Floats
+    bos_or_not: Floats
+    """Part of the loss for predicting BOS or not."""
+
+
+def draw_noise(
+    documents: Sequence[int], length: int, vocabulary: int, bos: int, generator: np.random.Generator
+) -> Noise:
+    """Return so many random tokens in documents of about the given lengths, shorter ones if there were too few ends.
+
+    The length of each document is geometric; its mean is one of the lengths. All other tokens are uniform.
+    """
+    means = np.quantile(documents, (np.arange(_LENGTHS) + 0.5) / _LENGTHS)
+    means = np.clip(means, 2.0, max(2.0, length / ENDS))
+    tokens = generator.choice(np.delete(np.arange(vocabulary), bos), length).astype(np.uint16)
+    begins = np.cumsum(generator.geometric(1 / generator.choice(means, length)))
+    tokens[[0, *begins[begins < length]]] = bos
+    places, is_end = np.arange(length - 1), tokens[1:] == bos
+    age = places - np.maximum.accumulate(np.where(tokens[:-1] == bos, places, 0))
+    chance = 1 / means[:, None]
+    lasts = np.maximum((1 - chance) ** np.arange(age.max() + 1), 1e-300)  # so many tokens, for each mean
+    end = ((chance * lasts).mean(0) / lasts.mean(0))[age]
+    bos_or_not = np.where(is_end, -np.log(end), -np.log1p(-end))
+    return Noise(tokens, bos_or_not + np.where(is_end, 0.0, np.log(vocabulary - 1)), bos_or_not)

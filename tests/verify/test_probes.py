@@ -34,10 +34,10 @@ from caddie.verify.black_box import BlackBoxScorer, ScoredText, fingerprint
 from caddie.verify.changes import Change, settled
 from caddie.verify.cheating_scorers import CheatScorer
 from caddie.verify.known_bad import KNOWN_BAD, known_bad
-from caddie.verify.noise import draw_noise
 from caddie.verify.probe_case import Effort, ProbeCase, probe_case_of
 from caddie.verify.probe_text import (
     DOCUMENTS,
+    draw_noise,
     excerpts,
     fit_to_text,
     library,
