@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 import click
@@ -61,7 +62,9 @@ def end(command: Callable[[], object]) -> NoReturn:
         small = "not enough memory; take a smaller model, batch or sequence length"
         if loop or out_of_memory(error):
             status = fail(f"{path[:-1]}: too many levels of symbolic links" if loop else small, 2)
-        elif _lost_another(error):
+        elif (several := _several()) and several.lost_another(error):
+            if not several.reported_elsewhere():
+                fail("another process of this run has ended, and so does this one; its own output says why", 1)
             status = 1
         else:
             raise
@@ -69,7 +72,9 @@ def end(command: Callable[[], object]) -> NoReturn:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
     status = status if isinstance(status, int) else 0
-    if status in _STOPPED or _one_of_several():
+    # Threads of gloo's may still hold tensors when the interpreter is taken down, and then end the process by SIGABRT
+    # after all its work is done (pytorch/pytorch#179291).
+    if status in _STOPPED or ((several := _several()) and several.under_torchrun()):
         _leave(status)
     sys.exit(status)
 
@@ -82,17 +87,9 @@ def _needed(error: click.ClickException) -> str:
     return f"; needed are {' and '.join([', '.join(options[:-1]), options[-1]])}" if len(options) > 1 else ""
 
 
-def _one_of_several() -> bool:
-    """True if torchrun started this process.
-
-    Threads of gloo's may still hold tensors when the interpreter is taken down, and then end the process by SIGABRT
-    after all its work is done (pytorch/pytorch#179291).
-    """
-    if "torch" not in sys.modules:
-        return False
-    from caddie.runtime.distributed import under_torchrun
-
-    return under_torchrun()
+def _several() -> ModuleType | None:
+    """Return `caddie.runtime.distributed` if it was imported, as it was in every process that is one of several."""
+    return sys.modules.get("caddie.runtime.distributed")
 
 
 def _leave(status: int) -> NoReturn:
@@ -110,22 +107,8 @@ def _terminate(number: int, frame: object) -> NoReturn:
 
 def _stopped(message: str, number: int) -> int:
     """Return the exit status of a command that a signal stopped; of several processes the first prints the message."""
-    if "torch" in sys.modules:
-        from caddie.runtime.distributed import is_first
-
-        if not is_first():
-            return 128 + number
-    return fail(message, 128 + number)
-
-
-def _lost_another(error: Exception) -> bool:
-    """True if an exchange failed because another process has ended; says so where nobody else does."""
-    from caddie.runtime.distributed import lost_another, reported_elsewhere
-
-    lost = "torch" in sys.modules and lost_another(error)
-    if lost and not reported_elsewhere():
-        fail("another process of this run has ended, and so does this one; its own output says why", 1)
-    return lost
+    several = _several()
+    return fail(message, 128 + number) if several is None or several.is_first() else 128 + number
 
 
 def fail(message: str, status: int) -> int:
