@@ -27,6 +27,7 @@ TRACKERS = ("trackio", "wandb", "tensorboard")
 
 FILE = click.Path(path_type=Path)
 """Type of an option that names a file or folder."""
+_PATH = click.Path(readable=False)  # a string, for `hf:NAME` is no path of this machine
 
 
 class Finite(click.FloatRange):
@@ -40,18 +41,13 @@ class Finite(click.FloatRange):
         return number
 
 
-def complete_path(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Let the shell complete the path of a file or folder."""
-    return [CompletionItem(typed, type="file")]
-
-
 def complete_recipe(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
     """Return the recipes that begin as typed, with a twin for two cores once its recipe is typed; else a path."""
     from caddie.recipes.names import names
 
     known = [found for name in names() for found in ((name, f"{name}_mini") if name in typed else (name,))]
     begun = [CompletionItem(name) for name in known if name.startswith(typed)]
-    return begun or complete_path(context, parameter, typed)
+    return begun or FILE.shell_complete(context, parameter, typed)
 
 
 def recipe_argument(name: str = "recipe", **settings: Any) -> Decorator:
@@ -65,7 +61,7 @@ def options(*names: str) -> Decorator:
         "data": click.option(
             "--data",
             metavar="PATH",
-            shell_complete=complete_path,
+            type=_PATH,
             help="Text, JSON lines, Parquet, a folder of them, hf:NAME[:SPLIT], shards, or a corpus; by default"
             " Python's own library.",
         ),
@@ -73,7 +69,7 @@ def options(*names: str) -> Decorator:
             "--seed", type=click.IntRange(0, 2**32 - 1), default=1337, show_default=True, help="Random seed."
         ),
         "seconds": click.option("--seconds", type=float, help="Training time; short for train.seconds=."),
-        "out": click.option("--out", metavar="DIR", shell_complete=complete_path, help="Folder to write to."),
+        "out": click.option("--out", metavar="DIR", type=_PATH, help="Folder to write to."),
         "gpus": click.option("--gpus", type=click.IntRange(1), default=1, help="Processes, one for each GPU if any."),
         "json": click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
         "parts": click.option(
