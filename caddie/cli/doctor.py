@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import click
 
@@ -22,11 +22,9 @@ def doctor(
     settings: tuple[str, ...],
     seconds: float | None,
     gpus: int,
-    price: float | None,
-    quick: bool,
-    parts: tuple[Path, ...],
     as_json: bool,
     quiet: bool,
+    **how: Any,
 ) -> int:
     """Check this machine and estimate whether RECIPE fits it. RECIPE is tiny by default.
 
@@ -41,7 +39,7 @@ def doctor(
         others = (text for text in settings if not text.startswith("train.seconds="))
         settings = (*others, f"train.seconds={seconds!r}")
     with Display(quiet=quiet) as display:
-        found = examine(recipe, settings, world=gpus, parts=parts, price=price, quick=quick, progress=display)
+        found = examine(recipe, settings, world=gpus, progress=display, **how)
     tell(found.to_json(), as_json, found.text())
     if not found.go and as_json:
         raise CheckFailed(found.verdict())

@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -47,14 +47,11 @@ def _changed_recipe(artifact: Artifact, settings: tuple[str, ...], *others: str)
 def verify(
     artifact: Path,
     settings: tuple[str, ...],
-    scorer: str | None,
-    examples: bool,
-    lossless: bool,
     data: str | None,
     parts: tuple[Path, ...],
-    audit_seconds: float | None,
     as_json: bool,
     quiet: bool,
+    **how: Any,
 ) -> int:
     """Check ARTIFACT and probe its scorer for cheats. The probes run in a sandbox.
 
@@ -82,15 +79,7 @@ def verify(
     with Display(quiet=quiet) as display:
         display.phase("verify")
         verdict = verify_artifact(
-            loaded,
-            recipe.pack.cap_bytes,
-            scoring=recipe.score,
-            scorer=scorer,
-            corpus=corpus,
-            examples=examples,
-            lossless=lossless,
-            audit_seconds=audit_seconds,
-            progress=display,
+            loaded, recipe.pack.cap_bytes, scoring=recipe.score, corpus=corpus, progress=display, **how
         )
     lines = [f"{check.outcome}  {check.name}: {check.evidence}" for check in verdict.checks]
     if verdict.caught:
@@ -110,10 +99,7 @@ def verify(
 @settings_argument
 @click.option("--scorer", metavar="FILE.py:NAME", help="Score with a class of your own.")
 @click.option(
-    "--documents",
-    metavar="FILE",
-    type=FILE,
-    help="CSV file to write: bytes and bits of each held-out document.",
+    "--documents", metavar="FILE", type=FILE, help="CSV file to write: bytes and bits of each held-out document."
 )
 @click.option("--events", is_flag=True, hidden=True, help="Progress on standard error as JSON, for another process.")
 @options("data", "parts", "audit_seconds", "gpus", "json", "quiet")

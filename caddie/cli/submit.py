@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -28,17 +29,7 @@ _LACKING = {
 @click.option("--against", metavar="RECORD", help="Recipe with published scores, or a submission, to compare with.")
 @click.option("--non-record", is_flag=True, help="Write for the track without a limit of time.")
 @options("json", "quiet")
-def submit(
-    runs: tuple[Path, ...],
-    out: Path,
-    author: str,
-    github_id: str,
-    name: str | None,
-    against: str | None,
-    non_record: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def submit(runs: tuple[Path, ...], out: Path, as_json: bool, quiet: bool, **about: Any) -> None:
     """Write a submission folder for the contest.
 
     RUN is the folder of a finished run; all are of one recipe, each has another seed. The folder gets README.md,
@@ -53,18 +44,9 @@ def submit(
 
     with Display(quiet=quiet) as display:
         display.phase("submit")
-        facts = write_submission(
-            runs,
-            out,
-            author=author,
-            github_id=github_id,
-            name=name,
-            against=against,
-            non_record=non_record,
-            progress=display,
-        )
+        facts = write_submission(runs, out, progress=display, **about)
     p = f", p = {facts['p_value']:.3g} against {facts['comparison_baseline']}" if "p_value" in facts else ""
-    why = ", because it was not run on eight H100" if facts["track"] == NON_RECORD and not non_record else ""
+    why = ", because it was not run on eight H100" if facts["track"] == NON_RECORD and not about["non_record"] else ""
     total, code = facts["bytes_total"], facts["bytes_code"]
     lines = [
         f"{out}: {facts['val_bpb']:.5f} bits per byte, {count(len(facts['seeds']), 'seed')}{p}",
