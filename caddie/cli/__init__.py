@@ -9,7 +9,7 @@ from typing import NoReturn
 import click
 
 from caddie.cli import catalog as catalog
-from caddie.cli import doctor, lab, model, replay, score, share, study, submit
+from caddie.cli import doctor, lab, model, score, share, study, submit
 from caddie.cli import run as line
 from caddie.cli.exits import end
 
@@ -18,7 +18,7 @@ from caddie.cli.exits import end
 
 @click.group(
     commands=[
-        *[line.run, line.train, line.pack, score.verify, score.score, replay.replay],
+        *[line.run, line.train, line.pack, score.verify, score.score, line.replay],
         *[model.sample, model.compress, model.decompress],
         *[study.study, study.ablate, study.sweep, study.trial],
         *[lab.report, lab.compare, submit.submit, submit.review, share.push, share.export, share.track],

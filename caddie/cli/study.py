@@ -120,20 +120,21 @@ def study(
     if (background or status or estimate) and (holdout is not None or greedy or as_ladder):
         alone = "--background, --status and --estimate are for a study alone"
         raise UserError(f"{alone}, without --holdout, --select and --ladder")
+    how["out"] = how["out"] or results
     if status:
         return _status(found, how["as_json"])
     if estimate:
-        return _estimate(found, results, **how)
+        return _estimate(found, **how)
     if background:
-        return _begin(found, results, nice, **how)
+        return _begin(found, nice, **how)
     if nice and (lower := getattr(os, "nice", None)):  # Windows has none
         lower(nice)
         if os.getsid(0) == os.getpid():  # begun in the background
             share_niceness(os.getpid())
     if holdout is None:
         method = select if greedy else ladder if as_ladder else None
-        return _run(found, results, method=method, **how)
-    folder = Path(how["out"]) if how["out"] else results
+        return _run(found, method=method, **how)
+    folder = Path(how["out"])
     with Display(quiet=how["quiet"]) as display:
         rows = score_holdout(found, how["data"], holdout, results=folder, progress=display)
     scored = Results(found, rows, folder, how["price"])
@@ -151,7 +152,7 @@ def ablate(recipe: str, settings: tuple[str, ...], parts: tuple[Path, ...], **ho
     """Ablate RECIPE: revert each of its changes in turn."""
     from caddie.lab.study import ablate as ablation
 
-    return _run(ablation(named_recipe(recipe, settings, parts=parts), **_budget(how)), None, **how)
+    return _run(ablation(named_recipe(recipe, settings, parts=parts), **_budget(how)), **how)
 
 
 @click.command()
@@ -189,14 +190,14 @@ def sweep(
         raise UserError("a search is --search SAMPLER --trials N, with --pruner PRUNER if wanted and without --random")
     if sampler is not None and trials is not None:
         method = partial(search, space=space, trials=trials, sampler=sampler, pruner=pruner or "none")
-        return _run(Study(name=f"search-{base.name}", base=base, **equal), None, method=method, **how)
+        return _run(Study(name=f"search-{base.name}", base=base, **equal), method=method, **how)
     if drawn is not None:
         entries = draw(base, space, drawn)
-        return _run(Study(name=f"random-{base.name}", base=base, entries=entries, **equal), None, **how)
+        return _run(Study(name=f"random-{base.name}", base=base, entries=entries, **equal), **how)
     listed = {path: held for path, held in space.items() if not isinstance(held, Between)}
     if len(listed) < len(space):
         raise UserError("LOW..HIGH has no end of combinations; write values, or add --random N or --search SAMPLER")
-    return _run(grid(base, listed, **equal), None, **how)
+    return _run(grid(base, listed, **equal), **how)
 
 
 @click.command(hidden=True)
@@ -231,7 +232,7 @@ def _status(study: Study, as_json: bool) -> int:
     return 0
 
 
-def _estimate(study: Study, results: Path, *, data: str | None, out: str | None, as_json: bool, **how: Any) -> int:
+def _estimate(study: Study, *, data: str | None, out: str | Path, as_json: bool, **how: Any) -> int:
     """Print the hours of a study's runs, and write them beside its results, for the page of its claims."""
     from caddie.doctor.study_hours import study_hours
     from caddie.files import write_json
@@ -241,12 +242,12 @@ def _estimate(study: Study, results: Path, *, data: str | None, out: str | None,
 
     with Display(quiet=how["quiet"]) as display:
         hours = study_hours(study.name, plan(study, data, RUNS, display), display)
-    write_json((Path(out) if out else results) / ESTIMATE, hours.to_json())
+    write_json(Path(out) / ESTIMATE, hours.to_json())
     tell(hours.to_json(), as_json, str(hours))
     return 0
 
 
-def _begin(study: Study, results: Path, nice: int | None, *, data: str | None, as_json: bool, **how: Any) -> int:
+def _begin(study: Study, nice: int | None, *, data: str | None, out: str | Path, as_json: bool, **how: Any) -> int:
     """Begin a study in the background, after what can be checked at once, and print how to follow and stop it."""
     import torch
 
@@ -262,9 +263,8 @@ def _begin(study: Study, results: Path, nice: int | None, *, data: str | None, a
     arguments = [*typed, *(["--nice", str(NICE)] if nice is None else [])]
     if how["workers"] is None and how["on"] == "local":
         arguments += ["--workers", str(torch.cuda.device_count() or len(allowed_cores()))]
-    results = Path(how["out"]) if how["out"] else results
-    state = begin(study.name, RUNS, results, arguments, len(study.labels) * len(study.seeds))
-    log, pid = results / STUDY_LOG, state.driver.pid
+    state = begin(study.name, RUNS, Path(out), arguments, len(study.labels) * len(study.seeds))
+    log, pid = Path(out) / STUDY_LOG, state.driver.pid
     lines = [
         f"{study.name} runs in the background, as process {pid}; the same command goes on with it if it ends early"
     ]
@@ -276,10 +276,9 @@ def _begin(study: Study, results: Path, nice: int | None, *, data: str | None, a
 
 def _run(
     study: Study,
-    results: Path | None,
     *,
     method: Callable[..., Results | Selection | Ladder] | None = None,
-    out: str | None,
+    out: str | Path | None,
     workers: int | None,
     gpus: int,
     cores: int,
@@ -295,7 +294,7 @@ def _run(
 
     check_text_named(study.base, how["data"])
     how["keep_checkpoints"] |= method is not None  # the next round, scale or trial may begin with one
-    how |= {"executor": _executor(on, workers or 1, gpus, cores), "folder": Path(out) if out else results}
+    how |= {"executor": _executor(on, workers or 1, gpus, cores), "folder": Path(out) if out else None}
     typed, runs = shlex.join(["caddie", *sys.argv[1:]]), len(study.labels) * len(study.seeds)
     with resume_hint(typed, Path(), named=True), Display(quiet=quiet) as display:
         if method is None:
