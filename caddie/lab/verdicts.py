@@ -71,7 +71,7 @@ class Difference:
     """Difference of two groups of scores by seed, and its test."""
 
     seeds: tuple[int, ...]
-    """Seeds that count: the paired ones, or all of the entry."""
+    """Seeds that count: the paired ones, or all of the entry where the test is Welch's."""
     scores: Sequence[float]
     """Scores of the entry for these seeds."""
     value: float
@@ -84,6 +84,7 @@ class Difference:
     spread: Spread | None = None
     """None where nothing is paired."""
     reason: str = ""
+    """Reason why nothing was tested; empty after a test."""
     equal: bool = False
     """True if both have the same score at every seed, to the last digit."""
 
@@ -132,21 +133,16 @@ def _same_documents(documents: tuple[Documents, Documents], seeds: Sequence[int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """Judgement of one entry. None stands for what its seeds cannot tell."""
+class Verdict(Difference):
+    """Judgement of one entry: its difference from its rival. None stands for what its seeds cannot tell."""
 
     label: str
-    seeds: tuple[int, ...]
-    """Seeds that count: those of the base too, or all of its own where the test is Welch's."""
     mean: float
     """Bits per byte, over these seeds."""
     deviation: float | None
     """Standard deviation over these seeds."""
-    difference: float
-    """Bits per byte above its rival, over these seeds; negative is better."""
     interval: tuple[float, float] | None
     """Bounds of the difference with confidence 1 - level, for this entry alone."""
-    test: Test | None
     p: float | None
     """Two-sided, of the difference lying beyond the margin (`Estimate.p_beyond`)."""
     q: float | None
@@ -154,14 +150,16 @@ class Verdict:
     q_same: float | None
     """Adjusted p of the difference lying within the margin (`Estimate.p_within`); None without a margin."""
     word: Word
-    reason: str
-    """Reason why nothing was tested; empty after a test."""
     seeds_needed: int | None
     """Seeds that decide with 80 % power, by p of this entry alone, if difference and spread are as seen.
 
     None too where no number does: the documents are too few for that difference.
     """
-    spread: Spread | None
+
+    @property
+    def difference(self) -> float:
+        """Bits per byte above its rival, over these seeds; negative is better."""
+        return self.value
 
 
 def judge(
@@ -214,20 +212,16 @@ def judge_pairs(
     q_same = benjamini_hochberg([estimate.p_within(margin) if estimate and margin else None for estimate in estimates])
     return {
         label: Verdict(
+            **vars(one),
             label=label,
-            seeds=one.seeds,
             mean=fmean(one.scores),
             deviation=stdev(one.scores) if len(one.scores) > 1 else None,
-            difference=one.value,
             interval=one.estimate.interval(1.0 - level) if one.estimate else None,
-            test=one.test,
             p=p[place],
             q=q[place],
             q_same=q_same[place],
             word="same" if one.equal else _word(one.value, q[place], q_same[place], level),
-            reason=one.reason,
             seeds_needed=_seeds_needed(one, margin, level),
-            spread=one.spread,
         )
         for place, (label, one) in enumerate(found.items())
     }
