@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from caddie.errors import UserError, first_line
 from caddie.files import reason
@@ -34,19 +34,6 @@ _CURVES = {"step": "train", "held_out": "held_out", "forecast": "forecast"}
 """Kind of event to the prefix of its numbers' names."""
 _RESULT = ("bits_per_byte", "artifact_bytes", "cap_bytes", "under_cap", "verified", "scores", "seconds")
 """Fields of `result.json` that a tracker gets."""
-
-
-class Tracker(Protocol):
-    """One run in a tracker."""
-
-    place: str
-    """Address of the tracked run, or the command that shows it."""
-
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Add a point to each curve named."""
-
-    def finish(self, step: int, result: Mapping[str, float]) -> None:
-        """Add the result, after the last `step`, and send all that is left."""
 
 
 class Trackio:
@@ -113,11 +100,9 @@ class TensorBoard:
         self._writer.close()
 
 
-TRACKERS: dict[str, type[Trackio] | type[Wandb] | type[TensorBoard]] = {
-    "trackio": Trackio,
-    "wandb": Wandb,
-    "tensorboard": TensorBoard,
-}
+Tracker = Trackio | Wandb | TensorBoard
+"""One run in a tracker; `place` is its address there, or the command that shows it."""
+TRACKERS: dict[str, type[Tracker]] = {one.__name__.lower(): one for one in (Trackio, Wandb, TensorBoard)}
 """Name of a tracker's library, which is that of an extra too, to its adapter."""
 
 
