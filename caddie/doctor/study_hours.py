@@ -21,7 +21,7 @@ from caddie.report.tables import table
 from caddie.run.result import processor_name
 from caddie.run.stages import held_out_text
 from caddie.runtime.progress import SILENT, Progress
-from caddie.score import Text, score_kinds
+from caddie.score import score_kinds
 
 SCORED_TOKENS = 8192
 """Held-out tokens that are scored for a timing, in whole documents."""
@@ -131,14 +131,9 @@ def _scoring_seconds(run: Run) -> float:
     """Return core seconds of scoring the whole held-out text as a run does, with an untrained model."""
     text = held_out_text(Corpus.load(run.corpus))
     model = build(run.recipe.model, 0, torch.device("cpu")).eval()
-    stretch = _few_documents(text)
+    begins = (text.tokens == text.bos).nonzero()[0]
+    end = next((int(one) for one in begins if one >= SCORED_TOKENS), len(text.tokens) - 1)
+    stretch = replace(text, tokens=text.tokens[: end + 1])
     began = time.process_time()
     score_kinds(model, stretch, run.recipe.score)
     return (time.process_time() - began) * len(text.tokens) / len(stretch.tokens)
-
-
-def _few_documents(text: Text) -> Text:
-    """Return the first documents of a text, of `SCORED_TOKENS` or more."""
-    begins = (text.tokens == text.bos).nonzero()[0]
-    end = next((int(one) for one in begins if one >= SCORED_TOKENS), len(text.tokens) - 1)
-    return replace(text, tokens=text.tokens[: end + 1])

@@ -36,17 +36,12 @@ def row(study: Study, run: Run) -> Row | None:
         "seed": run.seed,
         "key": run.key,
         "diff": study.shown(run.label),
-        **_step_time(study, run.label),
     }
+    if time := study.step_times.get(run.label):  # of a step at full size, where the budget goes by it
+        facts |= {"step_ms": time.milliseconds, "step_ms_by": time.source}
     if not finished(run.folder):
         return facts | failure(run.folder) if (run.folder / ERROR).exists() else None
     return facts | measured(run.folder, read_result(run.folder / RESULT))
-
-
-def _step_time(study: Study, label: str) -> Row:
-    """Return the time of a step at full size, and its source, where a study's budget goes by it."""
-    one = study.step_times.get(label)
-    return {"step_ms": one.milliseconds, "step_ms_by": one.source} if one else {}
 
 
 def outcome(row: Row) -> str:

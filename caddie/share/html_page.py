@@ -20,21 +20,9 @@ from caddie.errors import UserError
 from caddie.files import replacing
 from caddie.model.parameters import assign
 from caddie.pack import artifact as artifacts
-from caddie.pack import container
+from caddie.pack import container, quantize
 from caddie.pack.artifact import CONFIG, Artifact
-from caddie.pack.quantize import (
-    Binary,
-    Float8,
-    Float16,
-    Float32,
-    LowRank,
-    Quantizer,
-    Rotated,
-    Rows,
-    Ternary,
-    Trellis,
-    Waterfilling,
-)
+from caddie.pack.quantize import Quantizer
 from caddie.report.page import number, template
 from caddie.report.read import pick, read_scored_result
 from caddie.report.run_files import RESULT
@@ -42,7 +30,10 @@ from caddie.share.program import program
 
 SCRIPTS = ("engine.js", "artifact.js", "tokenizers.js", "model.js", "worker.js")
 """Files of the worker's program, in their order."""
-_QUANTIZERS = (Float32, Float16, Float8, Rows, Waterfilling, Trellis, Ternary, Binary, LowRank, Rotated)
+_QUANTIZERS = (
+    *(quantize.Float32, quantize.Float16, quantize.Float8, quantize.Rows, quantize.Waterfilling, quantize.Trellis),
+    *(quantize.Ternary, quantize.Binary, quantize.LowRank, quantize.Rotated),
+)
 _OWN_TOKENIZERS = ("bytes", "bytes260", "sentencepiece", "caseops")  # that the page reads from the artifact itself
 _PARTS = {"config": "Model config", "source": "Source code"}
 _ENGLISH = (
@@ -75,8 +66,8 @@ def write_page(path: Path, out: Path) -> Path:
         artifact=_script(_base64(path.read_bytes())),
         engine=_script(_base64(_file("engine.wasm"))),
         words=_script(_base64(_file("brotli.bin"))),
-        worker=_script("\n".join(_text(name) for name in SCRIPTS)),
-        script=_script(_text("page.js")),
+        worker=_script(b"\n".join(map(_file, SCRIPTS)).decode()),
+        script=_script(_file("page.js").decode()),
     )
     with replacing(out) as temporary:
         temporary.write_text(page, encoding="utf-8")
@@ -125,10 +116,6 @@ def _known(quantizer: Quantizer) -> Quantizer:
 
 def _file(name: str) -> bytes:
     return files("caddie").joinpath("share", "html", name).read_bytes()
-
-
-def _text(name: str) -> str:
-    return _file(name).decode()
 
 
 def _base64(data: bytes) -> str:

@@ -22,7 +22,7 @@ def standalone(roots: Sequence[str]) -> dict[str, str]:
     sources = modules_needed(roots)
     modules = {_dotted(path) for path in sources}
     return {
-        _file(_dotted(path)): _HEAD.format(path=path) + _rewritten(text, modules)
+        f"{_name(_dotted(path))}.py": _HEAD.format(path=path) + _rewritten(text, modules)
         for path, text in sorted(sources.items())
     }
 
@@ -33,10 +33,6 @@ def _dotted(path: str) -> str:
 
 def _name(module: str) -> str:
     return module.removeprefix(_ROOT).replace(".", "_")
-
-
-def _file(module: str) -> str:
-    return f"{_name(module)}.py"
 
 
 def _rewritten(text: str, modules: set[str]) -> str:

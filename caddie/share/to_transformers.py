@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
-
 from caddie.errors import UserError
 from caddie.files import making, write_json
 from caddie.pack.artifact import Artifact, load
 from caddie.share.standalone import standalone
-from caddie.share.to_safetensors import CONFIG, TOKENIZER, WEIGHTS, settings, weights
+from caddie.share.to_safetensors import settings, write_model
 
 CODE = ("caddie.share.modeling_caddie", "caddie.share.tokenization_caddie")
 """Modules that transformers is told of; it copies them, and all that they import, where it runs them."""
@@ -46,11 +44,9 @@ def to_transformers(path: Path, out: Path) -> Path:
     ids = {"bos_token_id": bos, "eos_token_id": bos, "pad_token_id": bos, "use_cache": False}
     readme = {"name": out.name, "recipe": artifact.manifest.recipe, "sha256": artifact.sha256}
     with making(out) as folder:
-        save_file(weights(artifact, "model."), folder / WEIGHTS, {"format": "pt"})
-        write_json(folder / CONFIG, _config(artifact) | ids)
+        write_model(artifact, folder, _config(artifact) | ids, "model.")
         write_json(folder / "generation_config.json", ids)
         write_json(folder / "tokenizer_config.json", _tokenizer_config(artifact))
-        (folder / TOKENIZER).write_bytes(artifact.tokenizer.serialize())
         (folder / "README.md").write_text(_README.format(**readme), encoding="utf-8")
         for name, text in standalone(CODE).items():
             (folder / name).write_text(text, encoding="utf-8")
