@@ -55,8 +55,7 @@ def data(
     from caddie.run.resolve_corpus import audit_corpus, describe, fetch_corpus, make_corpus
 
     if source is not None and "=" in source and not Path(source).exists():
-        settings = (source, *settings)
-        source = None
+        settings, source = (source, *settings), None
     diff = assignments(settings)
     for path in diff:
         if not path.startswith("data.") and path != "model.vocabulary":
@@ -68,9 +67,8 @@ def data(
         raise UserError("--local takes the place of --repository and --revision; leave them out")
     own_tokenizer = fineweb is not None and fineweb != "documents"
     if fineweb is not None and (source or against or column or (own_tokenizer and tokenizer)):
-        brings = f"text{' and tokenizer' if own_tokenizer else ''}; leave out PATH, --column"
-        brings += ", --tokenizer" if own_tokenizer else ""
-        raise UserError(f"--fineweb brings its own {brings} and --against")
+        own, more = (" and tokenizer", ", --tokenizer") if own_tokenizer else ("", "")
+        raise UserError(f"--fineweb brings its own text{own}; leave out PATH, --column{more} and --against")
     if diff and (own_tokenizer or against):
         raise UserError(f"{next(iter(diff))} has no effect with --fineweb or --against; leave it out")
     if fineweb and (fraction := "data.validation_fraction") in diff:
@@ -148,8 +146,7 @@ def diff(a: str, b: str | None, settings: tuple[str, ...], parts: tuple[Path, ..
     from caddie.report.tables import crop, table
 
     if b is not None and "=" in b:
-        settings = (written_out(b), *settings)
-        b = None
+        settings, b = (written_out(b), *settings), None
     if parts:
         supply_parts([a, b] if b else [a], parts)
     left = find(a) if b else find(find(a).base or a)

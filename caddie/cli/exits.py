@@ -17,9 +17,7 @@ import click
 
 from caddie.errors import CheckFailed, UserError
 from caddie.report.tables import one_line
-
-_STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
-"""Exit statuses of a command that a signal stopped."""
+from caddie.runtime.interrupt import MESSAGES
 
 
 class Terminated(BaseException):
@@ -39,9 +37,9 @@ def end(command: Callable[[], object]) -> NoReturn:
     except SystemExit as error:
         status = error.code
     except (KeyboardInterrupt, click.exceptions.Abort):
-        status = _stopped("interrupted", signal.SIGINT)
+        status = _stopped(signal.SIGINT)
     except Terminated:
-        status = _stopped("terminated", signal.SIGTERM)
+        status = _stopped(signal.SIGTERM)
     except click.ClickException as error:
         hint = getattr(error, "ctx", None)
         usage = f"; see `{hint.command_path} --help`" if hint else ""
@@ -74,7 +72,7 @@ def end(command: Callable[[], object]) -> NoReturn:
     status = status if isinstance(status, int) else 0
     # Threads of gloo's may still hold tensors when the interpreter is taken down, and then end the process by SIGABRT
     # after all its work is done (pytorch/pytorch#179291).
-    if status in _STOPPED or ((several := _several()) and several.under_torchrun()):
+    if status - 128 in MESSAGES or ((several := _several()) and several.under_torchrun()):
         _leave(status)
     sys.exit(status)
 
@@ -105,10 +103,11 @@ def _terminate(number: int, frame: object) -> NoReturn:
     raise Terminated
 
 
-def _stopped(message: str, number: int) -> int:
+def _stopped(number: int, message: str = "") -> int:
     """Return the exit status of a command that a signal stopped; of several processes the first prints the message."""
     several = _several()
-    return fail(message, 128 + number) if several is None or several.is_first() else 128 + number
+    first = several is None or several.is_first()
+    return fail(message or MESSAGES[signal.Signals(number)], 128 + number) if first else 128 + number
 
 
 def fail(message: str, status: int) -> int:
@@ -136,4 +135,4 @@ def resume_hint(command: str, folder: Path, named: bool) -> Iterator[str]:
         yield f"stopped; go on with: {again}"
     except (Interrupted, KeyboardInterrupt, Terminated) as error:
         number = signal.SIGTERM if isinstance(error, Terminated) else getattr(error, "number", signal.SIGINT)
-        raise SystemExit(_stopped(f"{str(error) or 'stopped'}; go on with: {again}", number)) from None
+        raise SystemExit(_stopped(number, f"{str(error) or 'stopped'}; go on with: {again}")) from None
