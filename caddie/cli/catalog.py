@@ -11,8 +11,10 @@ from typing import Any
 import click
 
 from caddie.cli.options import named_recipe, options, recipe_argument, settings_argument, tell, written_out
-from caddie.config import Config, assignments, show
+from caddie.config import Config, assignments, plain, show
 from caddie.errors import UserError
+from caddie.report.display import Display
+from caddie.report.tables import crop, table
 from caddie.runtime.interrupt import ends_on_interrupt
 
 
@@ -51,7 +53,6 @@ def data(
     """
     from caddie.data.fineweb import Place
     from caddie.recipes.recipe import Recipe
-    from caddie.report.display import Display
     from caddie.run.resolve_corpus import audit_corpus, describe, fetch_corpus, make_corpus
 
     if source is not None and "=" in source and not Path(source).exists():
@@ -96,9 +97,7 @@ def recipes(as_json: bool) -> None:
     an experiment of public system 000.
     FILE.toml, FILE.json and FILE.py:NAME are recipes of your own, and the folder of a run stands for its recipe.
     """
-    from caddie.config import plain
     from caddie.recipes.catalog import shipped
-    from caddie.report.tables import table
 
     # The public results from the first to the best are nearly the history; recipes without one come first.
     facts, rows = [], []
@@ -140,10 +139,8 @@ def diff(a: str, b: str | None, settings: tuple[str, ...], parts: tuple[Path, ..
 
     Settings given as PATH=VALUE are changed in the last recipe named.
     """
-    from caddie.config import plain
     from caddie.model.flops import flops_per_token
     from caddie.recipes.catalog import find, supply_parts
-    from caddie.report.tables import crop, table
 
     if b is not None and "=" in b:
         settings, b = (written_out(b), *settings), None

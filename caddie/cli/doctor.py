@@ -8,6 +8,7 @@ import click
 
 from caddie.cli.options import Finite, options, recipe_argument, settings_argument, tell, written_out
 from caddie.errors import CheckFailed
+from caddie.report.display import Display
 
 
 @click.command()
@@ -31,7 +32,6 @@ def doctor(
     Takes a recipe and its settings as `caddie run` does. Changes nothing. The exit status is 0 for go and 1 for no-go.
     """
     from caddie.doctor import examine
-    from caddie.report.display import Display
 
     if "=" in recipe:
         recipe, settings = "tiny", (written_out(recipe), *settings)

@@ -10,6 +10,8 @@ import click
 from caddie.cli.options import FILE, Finite, load_artifact, options, path_argument, tell
 from caddie.errors import UserError
 from caddie.files import read_file, replacing
+from caddie.report.display import Display
+from caddie.report.tables import printable
 from caddie.runtime.interrupt import ends_on_interrupt
 
 Parts = tuple[Path, ...]
@@ -31,7 +33,6 @@ def sample(
 ) -> None:
     """Generate text."""
     from caddie.inference.sample import sample as write
-    from caddie.report.tables import printable
 
     model = load_artifact(artifact, parts)
     text = write(model, prompt, tokens, temperature, seed).decode("utf-8", "replace")
@@ -71,7 +72,6 @@ def decompress(artifact: Path, file: Path, out: Path | None, parts: Parts, as_js
 def _coded(verb: str, artifact: Path, parts: Parts, file: Path, target: Path, quiet: bool) -> tuple[int, int]:
     """Compress or decompress a file to `target`. Return the bytes of both."""
     from caddie.inference import text_codec
-    from caddie.report.display import Display
 
     if os.path.lexists(target):
         raise UserError(f"{target} exists; name another file with --out or remove it")

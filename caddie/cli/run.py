@@ -16,12 +16,17 @@ from caddie.cli.exits import judge, resume_hint
 from caddie.cli.options import FILE, named_recipe, options, path_argument, recipe_argument, settings_argument, tell
 from caddie.config import assignments, parse_assignment
 from caddie.config.renamed import modernized_path
+from caddie.config.userfile import user_files
 from caddie.errors import CheckFailed, UserError, count
+from caddie.report.display import Display
+from caddie.report.read import known_number, pick, read_json
+from caddie.report.run_files import ARTIFACT, PARTS, REPORT, RESULT
+from caddie.report.tables import pack_table, result_table
 from caddie.runtime.interrupt import ends_on_interrupt
+from caddie.runtime.progress import Phases
 
 if TYPE_CHECKING:
     from caddie.recipes.recipe import Recipe
-    from caddie.report.display import Display
     from caddie.runtime.distributed import Ranks
 
 
@@ -63,7 +68,6 @@ def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Co
     ) -> int:
         from caddie.doctor.host import allowed_cores
         from caddie.recipes.catalog import begun_from
-        from caddie.report.display import Display
         from caddie.run.resolve_corpus import check_text_named
         from caddie.run.run import check_recipe
         from caddie.run.run_folder import run_folder
@@ -107,8 +111,6 @@ def run(job: Job) -> tuple[dict[str, Any], str] | None:
     and text are taken as well unless others are given. All files go to runs/NAME-KEY-sSEED, unless --out names
     another folder; KEY stands for the settings. The same command continues a run that was interrupted.
     """
-    from caddie.report.run_files import REPORT
-    from caddie.report.tables import result_table
     from caddie.run.run import run as run_recipe
 
     result = run_recipe(**vars(job))
@@ -123,8 +125,6 @@ def train(job: Job) -> tuple[dict[str, Any], str] | None:
     and text are taken as well unless others are given. All files go to runs/NAME-KEY-sSEED, unless --out names
     another folder.
     """
-    from caddie.config.userfile import user_files
-    from caddie.report.run_files import PARTS
     from caddie.run.dead_settings import check_settings_matter
     from caddie.run.resolve_corpus import open_corpus
     from caddie.run.run import train_recipe
@@ -168,7 +168,6 @@ def replay(
     to RUN-replay, unless --out names another folder. Exit status 1 if weights or score differ where they must not:
     on a CPU, with a budget of steps, and the same program, libraries, machine and processes.
     """
-    from caddie.report.display import Display
     from caddie.run.replay import broken_promise, read_finished, replay_folder, summary
     from caddie.run.replay import replay as do_again
     from caddie.run.run import check_recipe
@@ -214,10 +213,6 @@ def pack(
     """
     from caddie.pack import artifact as artifacts
     from caddie.pack.compress import pack as pack_weights
-    from caddie.report.display import Display
-    from caddie.report.read import known_number, pick, read_json
-    from caddie.report.run_files import ARTIFACT, RESULT
-    from caddie.report.tables import pack_table
     from caddie.run.cap import cap_of_recipe
     from caddie.run.compare_packings import compare as compare_packings
     from caddie.run.compare_packings import summary
@@ -227,7 +222,6 @@ def pack(
     from caddie.run.run_folder import read_run, run_weights
     from caddie.run.stages import calibrate_recipe
     from caddie.runtime.distributed import Ranks, local_device
-    from caddie.runtime.progress import Phases
     from caddie.train.stage_memory import check_stages
 
     recipe, seed, corpus = read_run(folder, parts)

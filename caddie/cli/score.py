@@ -15,7 +15,10 @@ from caddie.cli.exits import judge
 from caddie.cli.options import FILE, load_artifact, options, path_argument, settings_argument, tell
 from caddie.config import assignments
 from caddie.errors import CheckFailed, UserError
+from caddie.report.display import Display
+from caddie.report.tables import score_table, table
 from caddie.runtime.interrupt import ends_on_interrupt
+from caddie.runtime.progress import JsonLines
 
 if TYPE_CHECKING:
     from caddie.pack.artifact import Artifact
@@ -62,8 +65,6 @@ def verify(
     the held-out documents of --data, which must be proven to be held out, else from those of the run folder that
     ARTIFACT lies in, else from Python's library.
     """
-    from caddie.report.display import Display
-    from caddie.report.tables import table
     from caddie.run.resolve_corpus import open_for_scoring
     from caddie.run.run_folder import cap_of, corpus_of
     from caddie.verify import verify as verify_artifact
@@ -123,13 +124,10 @@ def score(
     by score.PATH=VALUE, as in score.ttt=ChunkSGD. Several processes give the same score as one, in less time where
     nothing is learnt on the way.
     """
-    from caddie.report.display import Display
-    from caddie.report.tables import score_table
     from caddie.run.resolve_corpus import open_for_scoring
     from caddie.run.run import score_artifact
     from caddie.run.stages import held_out_text
     from caddie.runtime import distributed
-    from caddie.runtime.progress import JsonLines
 
     if audit_seconds and not scorer:
         raise UserError("--audit-seconds is for a scorer of your own: --scorer FILE.py:NAME")

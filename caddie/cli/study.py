@@ -26,10 +26,11 @@ from caddie.cli.options import (
 )
 from caddie.config import assignments
 from caddie.errors import UserError, count
+from caddie.lab.executors import Executor, Local, end_with_parent, share_niceness
+from caddie.report.display import Display
 from caddie.report.run_files import REPORT
 
 if TYPE_CHECKING:
-    from caddie.lab.executors import Executor
     from caddie.lab.ladder import Ladder
     from caddie.lab.results import Results
     from caddie.lab.selection import Selection
@@ -101,13 +102,11 @@ def study(
 
     Results go beside FILE.py, or to --out; run folders to runs/.
     """
-    from caddie.lab.executors import share_niceness
     from caddie.lab.holdout import score_holdout
     from caddie.lab.ladder import ladder
     from caddie.lab.results import Results
     from caddie.lab.selection import select
     from caddie.lab.study import find_study
-    from caddie.report.display import Display
 
     path, _, name = definition.rpartition(":") if ".py:" in definition else (definition, "", "study")
     place = Path(path).parent
@@ -206,7 +205,6 @@ def sweep(
 @options("gpus")
 def trial(job: Path, with_parent: bool, gpus: int) -> int:
     """Run the JOB of a study, as one of its processes or on another machine."""
-    from caddie.lab.executors import end_with_parent
     from caddie.lab.job import run_job
     from caddie.runtime import distributed
     from caddie.train.loop import Interrupted
@@ -238,7 +236,6 @@ def _estimate(study: Study, *, data: str | None, out: str | Path, as_json: bool,
     from caddie.files import write_json
     from caddie.lab.rows import ESTIMATE
     from caddie.lab.runner import plan
-    from caddie.report.display import Display
 
     with Display(quiet=how["quiet"]) as display:
         hours = study_hours(study.name, plan(study, data, RUNS, display), display)
@@ -289,7 +286,6 @@ def _run(
 ) -> int:
     """Run a study by `method` (`run_study` unless named) and print its results."""
     from caddie.lab.results import run_study
-    from caddie.report.display import Display
     from caddie.run.resolve_corpus import check_text_named
 
     check_text_named(study.base, how["data"])
@@ -319,8 +315,6 @@ def _executor(on: str, workers: int, gpus: int, cores: int) -> Executor:
         return Cluster(place, cores_each=cores, gpus_each=gpus)
     if on != "local" or cores:
         raise UserError("runs go --on local, ray[:ADDRESS] or slurm[:PARTITION]; --cores is for the latter two")
-    from caddie.lab.executors import Local
-
     return Local(workers, gpus)
 
 

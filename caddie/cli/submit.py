@@ -8,6 +8,8 @@ from typing import Any
 import click
 
 from caddie.cli.options import FILE, options, path_argument, tell
+from caddie.errors import count
+from caddie.report.display import Display
 
 _LACKING = {
     "three_seeds": "three seeds",
@@ -37,8 +39,6 @@ def submit(runs: tuple[Path, ...], out: Path, as_json: bool, quiet: bool, **abou
     scores without caddie. Each artifact is scored again where the run's text is there; a result that says otherwise
     is refused.
     """
-    from caddie.errors import count
-    from caddie.report.display import Display
     from caddie.submit.runs import NON_RECORD
     from caddie.submit.submit import submit as write_submission
 
