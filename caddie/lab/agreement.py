@@ -1,4 +1,4 @@
-"""Agreement of cheap measurements with full ones: early losses with final ones, small runs with large ones.
+"""Agreement of ranks: early losses with final ones, small runs with large ones, and our scores with public ones.
 
 Stopping the worse half of the runs early is successive halving (Jamieson and Talwalkar, "Non-stochastic best arm
 identification and hyperparameter optimization", AISTATS 2016).
@@ -10,8 +10,11 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from caddie.errors import UserError
 from caddie.lab.stats import Proportion, kendall, order_agreement, sign_agreement, spearman
@@ -22,6 +25,11 @@ Curve = Sequence[tuple[float, float]]
 The last point is the final one. It alone may be in another unit, such as bits per byte of the artifact, as early and
 final losses are ranked apart.
 """
+
+FEWEST = 4
+"""Fewest labels with a public score; the ranks of three correlate by chance."""
+DRAWS, LEVEL = 500, 0.05
+"""Bootstrap samples, and the part of them outside the interval."""
 
 Judged = Mapping[str, Mapping[str, Any]]
 """Label to verdict, with `difference` and `word`, as in `caddie.lab.findings`."""
@@ -131,6 +139,39 @@ def transfer(small: Judged, large: Judged, kinds: Mapping[str, str]) -> list[Tra
     return found
 
 
+def public_order(study: Mapping[str, Any], groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any] | None:
+    """Return correlations of ranks and the steps from label to label, best public score last; None for fewer than four.
+
+    The intervals are percentiles of a bootstrap that draws labels, and for each of them seeds, with replacement (Efron
+    and Tibshirani, "An introduction to the bootstrap", 1993): those of other labels of the kind, run with other seeds.
+    A step breaks the order where the public score falls and ours rises. `groups` has the finished runs of each label.
+    """
+    public = {label: entry.get("public_score") for label, entry in study["entries"].items()}
+    labels = [label for label, score in public.items() if score is not None and groups.get(label)]
+    if len(labels) < FEWEST:
+        return None
+    labels.sort(key=lambda label: -public[label])
+    ours = {label: [row["bits_per_byte"] for row in groups[label]] for label in labels}
+    theirs, means = [public[label] for label in labels], [fmean(ours[label]) for label in labels]
+    return {
+        "labels": labels,
+        "seeds": min(map(len, ours.values())),
+        "spearman": spearman(theirs, means),
+        "kendall": kendall(theirs, means),
+        **_intervals(theirs, list(ours.values())),
+        "steps": [
+            {
+                "from": labels[a],
+                "to": labels[b],
+                "public": theirs[b] - theirs[a],
+                "ours": means[b] - means[a],
+                "breaks": theirs[b] < theirs[a] and means[b] > means[a],
+            }
+            for a, b in pairwise(range(len(labels)))
+        ],
+    }
+
+
 def _losses(group: Mapping[str, Curve], progress: float) -> tuple[list[float], list[float]]:
     """Return early and final losses of a group; NaN ranks as the worst."""
     if len(group) < 2:
@@ -150,3 +191,18 @@ def _regret(early: Sequence[float], final: Sequence[float]) -> float:
     better = sorted(range(len(early)), key=early.__getitem__)[: (len(early) + 1) // 2]
     kept, best = min(final[place] for place in better), min(final)
     return 0.0 if kept == best else kept - best
+
+
+def _intervals(theirs: Sequence[float], ours: Sequence[Sequence[float]]) -> dict[str, list[float]]:
+    """Return the interval of each correlation."""
+    chance = np.random.default_rng(0)
+    found: dict[str, list[float]] = {"spearman_interval": [], "kendall_interval": []}
+    for _ in range(DRAWS):
+        drawn = chance.integers(len(ours), size=len(ours))
+        means = [fmean(chance.choice(ours[one], size=len(ours[one]))) for one in drawn]
+        public = [theirs[one] for one in drawn]
+        for name, measure in (("spearman_interval", spearman), ("kendall_interval", kendall)):
+            if (value := measure(public, means)) is not None:
+                found[name].append(value)
+    ends = [100 * LEVEL / 2, 100 - 100 * LEVEL / 2]
+    return {name: np.percentile(values, ends).tolist() for name, values in found.items()}

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from caddie.lab.agreement import Curve, early_agreement, safe_stop
-from caddie.lab.public_order import public_order
+from caddie.lab.agreement import Curve, early_agreement, public_order, safe_stop
 from caddie.lab.swept import swept
 from caddie.lab.verdicts import LEVEL, Documents, cost, judge_pairs
 from caddie.report.charts import is_finite, smooth

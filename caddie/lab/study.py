@@ -21,14 +21,16 @@ from caddie.config import Config, Count, Diff, Positive, parse_assignment, show
 from caddie.config.schedules import PiecewiseConstant
 from caddie.config.userfile import execute
 from caddie.errors import UserError
-from caddie.lab.fraction import shortened
 from caddie.lab.modelled import StepTime, full_name, step_time
 from caddie.recipes.catalog import find, shipped
 from caddie.recipes.recipe import Recipe
 from caddie.run.run import check_recipe
+from caddie.train.settings import Train
 
 BASE = "base"
 """Label of the base."""
+COUNTED = ("IterationWarmdown", "StepRamp", "Rewarmed", "TailEMA")
+"""Settings whose `steps` are a number of optimizer steps."""
 
 
 class EqualBudget(Config):
@@ -260,6 +262,31 @@ class Study:
     def part(self, fraction: float) -> Study:
         """Return this study with a fraction of each run's budget, under a name of its own."""
         return replace(self, name=f"{self.name}-{fraction:g}", fraction=fraction)
+
+
+def shortened(recipe: Recipe, fraction: float) -> Recipe:
+    """Return the recipe with this fraction of its seconds and steps, schedules and averages that count steps included.
+
+    A score of it is no estimate of the whole run's.
+    """
+    train = recipe.train
+    seconds = None if train.seconds is None else train.seconds * fraction
+    steps = None if train.steps is None else max(1, round(train.steps * fraction))
+    shorter = Train.from_json(_shorter(train.to_json(), fraction)).but(seconds=seconds, steps=steps)
+    return recipe.but(train=shorter)
+
+
+def _shorter(value: Any, fraction: float) -> Any:
+    if isinstance(value, list):
+        return [_shorter(item, fraction) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    found = {name: _shorter(item, fraction) for name, item in value.items()}
+    if found.get("kind") in COUNTED and found["steps"]:
+        found["steps"] = max(1, round(found["steps"] * fraction))
+    if found.get("kind") == "EMA":  # the weight of a step's weights at the same part of the run
+        found["decay"] **= 1 / fraction
+    return found
 
 
 def find_study(name: str) -> Study:

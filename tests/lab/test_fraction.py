@@ -13,9 +13,8 @@ from tiny_study import SETTINGS, write_study, write_text
 from caddie.config.schedules import IterationWarmdown, Rewarmed, StepRamp, Warmdown
 from caddie.errors import UserError
 from caddie.lab.findings import findings
-from caddie.lab.fraction import shortened
 from caddie.lab.rows import RESULTS, read_rows
-from caddie.lab.study import Entry, Seconds, Steps, Study
+from caddie.lab.study import Entry, Seconds, Steps, Study, shortened
 from caddie.recipes.catalog import find
 from caddie.train.averaging import EMA, TailEMA
 

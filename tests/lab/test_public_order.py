@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from test_report import make_row, make_study
 
+from caddie.lab.agreement import public_order
 from caddie.lab.findings import findings
-from caddie.lab.public_order import public_order
 from caddie.lab.report import markdown, page
 
 Groups = dict[str, list[dict[str, float]]]

@@ -27,9 +27,8 @@ from caddie.pack.quantize.floats import Float16
 from caddie.recipes.catalog import find, shipped
 from caddie.recipes.shrink import small_copy
 from caddie.score import Scoring
-from caddie.share.export import FORMATS
+from caddie.share.export import CODE, FORMATS
 from caddie.share.standalone import standalone
-from caddie.share.to_transformers import CODE
 
 needs_transformers = pytest.mark.skipif(not find_spec("transformers"), reason="pip install 'caddie[transformers]'")
 TEXT = "def read(self, name):\n\treturn self.Headers[name]  # 'naïve' ▁ <s> ЖЖ \U0001f600 <|1|> THE The \0 end\n"
