@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,23 +29,11 @@ if TYPE_CHECKING:
     from caddie.runtime.distributed import Ranks
 
 
-@dataclass(frozen=True)
-class Job:
-    """Arguments of a verb that trains, in one of its processes: those of `caddie.run.run.run`."""
-
-    recipe: Recipe
-    source: str | None
-    seed: int
-    folder: Path
-    command: str
-    ranks: Ranks
-    progress: Display
-
-
-def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Command:
+def trains(verb: Callable[..., tuple[dict[str, Any], str] | None]) -> click.Command:
     """Make the command of a verb that trains, with its options, processes and exit status.
 
-    The verb returns its result as JSON values and as text, or None in all processes but the first.
+    The verb takes the arguments of `caddie.run.run.run`. It returns its result as JSON values and as text, or None in
+    all processes but the first.
     """
 
     @click.command(verb.__name__, help=verb.__doc__)
@@ -93,7 +80,8 @@ def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Co
             if not ranks.first:
                 display.note(f"process {ranks.rank} of {ranks.world}: process 0 writes the run folder and the result")
             with resume_hint(typed, folder, bool(out)) as hint, tracked(track, folder, display):
-                result = ends_on_interrupt(verb, hint)(Job(chosen, data, seed, folder, typed, ranks, display))
+                job = {"recipe": chosen, "source": data, "seed": seed, "folder": folder, "command": typed}
+                result = ends_on_interrupt(verb, hint)(**job, ranks=ranks, progress=display)
         if result is None:
             return 0
         facts, text = result
@@ -104,7 +92,7 @@ def trains(verb: Callable[[Job], tuple[dict[str, Any], str] | None]) -> click.Co
 
 
 @trains
-def run(job: Job) -> tuple[dict[str, Any], str] | None:
+def run(folder: Path, **job: Any) -> tuple[dict[str, Any], str] | None:
     """Train, pack, score and verify RECIPE, and write a report.
 
     RECIPE is one that `caddie recipes` lists, FILE.toml, FILE.json, FILE.py:NAME, or the folder of a run, whose seed
@@ -113,12 +101,14 @@ def run(job: Job) -> tuple[dict[str, Any], str] | None:
     """
     from caddie.run.run import run as run_recipe
 
-    result = run_recipe(**vars(job))
-    return (result, result_table(result, job.folder / REPORT)) if result else None
+    result = run_recipe(folder=folder, **job)
+    return (result, result_table(result, folder / REPORT)) if result else None
 
 
 @trains
-def train(job: Job) -> tuple[dict[str, Any], str] | None:
+def train(
+    recipe: Recipe, source: str | None, seed: int, folder: Path, ranks: Ranks, progress: Display, **_: Any
+) -> tuple[dict[str, Any], str] | None:
     """Train RECIPE and keep its weights. `caddie pack` goes on from there.
 
     RECIPE is one that `caddie recipes` lists, FILE.toml, FILE.json, FILE.py:NAME, or the folder of a run, whose seed
@@ -132,20 +122,20 @@ def train(job: Job) -> tuple[dict[str, Any], str] | None:
     from caddie.train.memory import enough_memory
 
     with (
-        hold_folder(job.folder, job.ranks, job.progress, alone=True) as phases,
-        enough_memory(job.recipe.model, job.recipe.train, job.ranks, phases),
+        hold_folder(folder, ranks, progress, alone=True) as phases,
+        enough_memory(recipe.model, recipe.train, ranks, phases),
     ):
         with phases("prepare"):
-            corpus = open_corpus(job.recipe, job.source, job.progress, ranks=job.ranks)
-            check_settings_matter(job.recipe)
+            corpus = open_corpus(recipe, source, progress, ranks=ranks)
+            check_settings_matter(recipe)
         phases.begin("train")
-        trained = train_recipe(job.recipe, corpus, job.folder, job.seed, job.ranks, job.progress)
-    if not job.ranks.first:
+        trained = train_recipe(recipe, corpus, folder, seed, ranks, progress)
+    if not ranks.first:
         return None
-    kept = [word for file in user_files(job.recipe) for word in ("--parts", str(job.folder / PARTS / file.path.name))]
-    facts = {"folder": str(job.folder), "steps": trained.steps, "tokens": trained.tokens, "loss": trained.final_loss}
-    hint = shlex.join(["caddie", "pack", str(job.folder), *kept])
-    return facts, f"{trained.steps:,} steps; weights in {job.folder}; next: {hint}"
+    kept = [word for file in user_files(recipe) for word in ("--parts", str(folder / PARTS / file.path.name))]
+    facts = {"folder": str(folder), "steps": trained.steps, "tokens": trained.tokens, "loss": trained.final_loss}
+    hint = shlex.join(["caddie", "pack", str(folder), *kept])
+    return facts, f"{trained.steps:,} steps; weights in {folder}; next: {hint}"
 
 
 @click.command()
