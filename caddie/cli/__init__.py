@@ -9,7 +9,7 @@ from typing import NoReturn
 import click
 
 from caddie.cli import catalog as catalog
-from caddie.cli import doctor, lab, model, score, share, study, submit
+from caddie.cli import doctor, lab, model, score, share, study
 from caddie.cli import run as line
 from caddie.cli.exits import end
 
@@ -21,7 +21,7 @@ from caddie.cli.exits import end
         *[line.run, line.train, line.pack, score.verify, score.score, line.replay],
         *[model.sample, model.compress, model.decompress],
         *[study.study, study.ablate, study.sweep, study.trial],
-        *[lab.report, lab.compare, submit.submit, submit.review, share.push, share.export, share.track],
+        *[lab.report, lab.compare, share.submit, share.review, share.push, share.export, share.track],
         *[share.lm_eval, lab.board, doctor.doctor],
         *[catalog.data, catalog.recipes, catalog.techniques, catalog.diff],
     ],

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -126,11 +124,10 @@ def judge(checks: Sequence[Mapping[str, Any]]) -> int:
 
 
 @contextmanager
-def resume_hint(command: str, folder: Path, named: bool) -> Iterator[str]:
-    """Turn an interrupted run into its exit status and one line that says how to continue it, which is yielded too."""
+def resume_hint(again: str) -> Iterator[str]:
+    """Turn an interrupted run into its exit status and one line on how to go on, which is yielded too."""
     from caddie.train.loop import Interrupted
 
-    again = command if named else f"{command} --out {shlex.quote(str(folder))}"
     try:
         yield f"stopped; go on with: {again}"
     except (Interrupted, KeyboardInterrupt, Terminated) as error:

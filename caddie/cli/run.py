@@ -79,7 +79,8 @@ def trains(verb: Callable[..., tuple[dict[str, Any], str] | None]) -> click.Comm
         with distributed.join() as ranks, Display(quiet=quiet or not ranks.first_here) as display:
             if not ranks.first:
                 display.note(f"process {ranks.rank} of {ranks.world}: process 0 writes the run folder and the result")
-            with resume_hint(typed, folder, bool(out)) as hint, tracked(track, folder, display):
+            again = typed if out else f"{typed} --out {shlex.quote(str(folder))}"
+            with resume_hint(again) as hint, tracked(track, folder, display):
                 job = {"recipe": chosen, "source": data, "seed": seed, "folder": folder, "command": typed}
                 result = ends_on_interrupt(verb, hint)(**job, ranks=ranks, progress=display)
         if result is None:
@@ -170,7 +171,7 @@ def replay(
         return distributed.launch(world, sys.argv[1:])
     typed = f"{distributed.typed_program()} {shlex.join(sys.argv[1:])}"
     with distributed.join() as ranks, Display(quiet=quiet or not ranks.first_here) as display:
-        with resume_hint(typed, place, named=True):
+        with resume_hint(typed):
             facts = do_again(first, place, data, ranks, display, typed)
     if facts is None:
         return 0

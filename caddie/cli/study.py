@@ -292,7 +292,7 @@ def _run(
     how["keep_checkpoints"] |= method is not None  # the next round, scale or trial may begin with one
     how |= {"executor": _executor(on, workers or 1, gpus, cores), "folder": Path(out) if out else None}
     typed, runs = shlex.join(["caddie", *sys.argv[1:]]), len(study.labels) * len(study.seeds)
-    with resume_hint(typed, Path(), named=True), Display(quiet=quiet) as display:
+    with resume_hint(typed), Display(quiet=quiet) as display:
         if method is None:
             each = f"{count(len(study.labels), 'recipe')}, {count(len(study.seeds), 'seed')} each"
             display.note(f"{count(runs, 'run')}: {each}; after the first run the time left is known")

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from statistics import fmean
 from threading import Event
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from caddie.config import Diff, show
@@ -204,7 +204,11 @@ class _Proposals:
     def __init__(
         self, study: Study, space: Space, data: str | None, folder: Path, sampler: str, pruner: str, seed: int
     ) -> None:
-        self._optuna = optuna = _optuna()
+        try:
+            self._optuna = optuna = import_module("optuna")
+        except ImportError:
+            raise UserError("this search needs optuna; run: pip install 'caddie[search]'") from None
+        optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would print every trial
         self._recipe, self._seeds, self._space = study.recipe(BASE), len(study.seeds), space
         self._sampler, self._seed = SAMPLERS[sampler], seed
         keys = [run.key for run in plan(replace(study, entries={}), data, Path("runs"))]
@@ -276,15 +280,6 @@ def invalid_reason(recipe: Recipe, diff: Diff) -> str:
     except UserError as error:
         return str(error)
     return ""
-
-
-def _optuna() -> ModuleType:
-    try:
-        import optuna
-    except ImportError:
-        raise UserError("this search needs optuna; run: pip install 'caddie[search]'") from None
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would print every trial
-    return optuna
 
 
 @contextmanager

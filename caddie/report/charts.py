@@ -137,7 +137,10 @@ def loss_chart(steps: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[st
     `held_out` are the `held_out` events of the log, a line of their own.
     The first steep twentieth of the run may leave the picture at the top, so that the rest has room.
     """
-    known = [step for step in steps if is_finite(step.get("loss")) and is_finite(step.get("seconds"))]
+    known, tried = (
+        [one for one in events if is_finite(one.get("loss")) and is_finite(one.get("seconds"))]
+        for events in (steps, held_out)
+    )
     if len(known) < 2 or not known[-1]["seconds"] > 0:
         return None
     seconds, losses = [step["seconds"] for step in known], [step["loss"] for step in known]
@@ -146,11 +149,7 @@ def loss_chart(steps: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[st
     early = bisect_left(seconds, seconds[-1] / 20)
     settled = sorted(losses[early:])
     highest = max(mean for index, mean in zip(kept, means, strict=True) if index >= early)
-    measured = [
-        (min(one["seconds"], seconds[-1]), one["loss"])
-        for one in held_out
-        if is_finite(one.get("loss")) and is_finite(one.get("seconds"))
-    ]
+    measured = [(min(one["seconds"], seconds[-1]), one["loss"]) for one in tried]
     late = [loss for time, loss in measured if time >= seconds[-1] / 20]
     ticks = nice_ticks(min([*losses, *late]), max([highest, settled[len(settled) * 49 // 50], *late]), 5)
 
