@@ -22,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from statistics import fmean
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from caddie.config import Diff, show
 from caddie.errors import UserError
@@ -40,9 +40,6 @@ from caddie.report.read import read_steps
 from caddie.report.run_files import LOG, STOP
 from caddie.run.run import check_recipe
 from caddie.runtime.progress import Progress
-
-if TYPE_CHECKING:
-    import optuna
 
 JOURNAL = "search.jsonl"
 SAMPLERS = {"tpe": "TPESampler", "gp": "GPSampler", "nsgaii": "NSGAIISampler", "random": "RandomSampler"}
@@ -189,7 +186,7 @@ def search(
 class _Trial:
     """A trial of Optuna and the entry that it stands for."""
 
-    trial: optuna.Trial
+    trial: Any
     label: str
     entry: Entry
     reported: set[int] = field(default_factory=set)

@@ -166,8 +166,7 @@ def _head(result: Mapping[str, Any]) -> dict[str, Any]:
 def _downloads(
     result: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, str]]:
-    """Return the result as JSON and the events of the log as CSV, each in an address of its own, so that the page needs
-    no file beside it."""
+    """Return the result as JSON and the events of the log as CSV, each in an address, so that the page stands alone."""
     files = {
         "result.json": ("application/json", json.dumps(result, indent=2)),
         "steps.csv": ("text/csv", csv_table(steps, _STEP_COLUMNS)),

@@ -90,8 +90,7 @@ class CaddieLM(TemplateLM):  # type: ignore[misc]
             temperature = float(settings.get("temperature") or 0) if settings.get("do_sample") else 0.0
             prompt = self.tok_encode(context, add_special_tokens=False)
             limit = int(settings.get("max_gen_toks") or _TOKENS)
-            ids: list[int] = []
-            text = ""
+            ids, text = list[int](), ""
             for index in continuation(self._artifact, prompt, limit, temperature):
                 ids.append(index)
                 text = self._artifact.tokenizer.decode(ids).decode("utf-8", "replace")

@@ -119,8 +119,7 @@ class _Writer:
         self.head()
 
     def embedding(self) -> None:
-        config = known(self.gpt.embedding, "model.embedding")
-        assert isinstance(config, TokenEmbedding)
+        config: TokenEmbedding = known(self.gpt.embedding, "model.embedding")
         width, dims = self.gpt.width, config.dims
         self.emit("rows", "row" if dims else "x", dims or width, "embedding.weight")
         if dims:
@@ -186,7 +185,6 @@ class _Writer:
             self.sum("x", [("x", []), ("a", [attention])])
             self.sum("x1", [("x1", []), ("m", [mlp])])
             return
-        assert isinstance(config, RoutedStreams)
         routes = [[self.part("lanes.routes", 4 * layer + 2 * source + j, 1) for j in range(2)] for source in range(2)]
         gains = [self.part("lanes.gains", 2 * layer + j, 1) for j in range(2)]
         streams = ("x", "x1")
@@ -214,10 +212,8 @@ class _Writer:
     def attention(self, to: str, source: str, layer: int) -> None:
         """Write the output of attention, before its scale."""
         block, base, gpt = self.gpt.blocks[layer], f"blocks.{layer}.attention", self.gpt
-        config = known(block.attention, "model.block.attention")
-        assert isinstance(config, GroupedQueryAttention)
-        dense = known(config.linear, "model.block.attention.linear")
-        assert isinstance(dense, Dense)
+        config: GroupedQueryAttention = known(block.attention, "model.block.attention")
+        dense: Dense = known(config.linear, "model.block.attention.linear")
         values, heads, shared = config.value_width(gpt.width), config.heads, config.key_value_heads
         h = self.norm("h", source, block.attention_norm, layer)
         begin = 0
@@ -281,8 +277,7 @@ class _Writer:
         module = self.model.blocks[layer]
         assert isinstance(module, BlockModule)
         config = known(block.mlp, "model.block.mlp")
-        dense = known(config.linear, "model.block.mlp.linear")
-        assert isinstance(dense, Dense)
+        dense: Dense = known(config.linear, "model.block.mlp.linear")
         base = f"blocks.{layer}.later_mlps.{passed - 1}" if passed and module.later_mlps else f"blocks.{layer}.mlp"
         h, hidden = self.norm("h", source, block.mlp_norm, layer), config.hidden
         up = self.linear(f"up {hidden}", h, f"{base}.up")

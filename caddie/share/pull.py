@@ -49,9 +49,8 @@ def pull(place: str) -> Path:
     """
     repository, revision = split_place(place)
     home = DOWNLOADS / repository.replace("/", "--")
-    commit = revision
-    if not _COMMIT.fullmatch(revision):
-        commit = list_files(repository, revision, home, "model")[0].commit
+    named = _COMMIT.fullmatch(revision)
+    commit = revision if named else list_files(repository, revision, home, "model")[0].commit
     snapshot = on_hub(repository, commit, home / commit, kind="model")
     artifacts = [name for name in snapshot.sizes if name.endswith(Path(ARTIFACT).suffix)]
     if len(artifacts) != 1 or RESULT not in snapshot.sizes:
