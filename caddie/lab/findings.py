@@ -354,7 +354,7 @@ def _money(row: Row, price: float, seconds: float) -> float:
 
 def _costs(done: Sequence[Row], price: float | None) -> dict[str, Any]:
     paid = None if price is None else math.fsum(_money(row, price, spent(row)) for row in done)
-    core_seconds = math.fsum(spent(row) * (row.get("threads") or 1) for row in done)
+    core_seconds = math.fsum(spent(row) * ((is_finite(row.get("threads")) and row["threads"]) or 1) for row in done)
     return {"runs": len(done), "seconds": math.fsum(map(spent, done)), "core_seconds": core_seconds, "money": paid}
 
 
