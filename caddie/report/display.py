@@ -64,12 +64,6 @@ def step_line(event: Event, held_out: str = "") -> str:
     return "  ".join(fields)
 
 
-def tokens_line(done: int, total: int, speed: float | None) -> str:
-    """Format tokens done and, where the speed in tokens per second is known, speed and time left."""
-    rates = f"  {speed:,.0f} tokens/s  {clock((total - done) / speed)} left" if speed else ""
-    return f"{done:,} of {total:,} tokens{rates}"
-
-
 class Display(Progress):
     """Progress for people: a live bar on a terminal, a few plain lines elsewhere, nothing if quiet.
 
@@ -139,8 +133,7 @@ class Display(Progress):
         elif kind == "forecast":
             self._forecast(event)
         elif kind == "tokens" and event["total"]:
-            done, total = event["done"], event["total"]
-            self._show(done / total, tokens_line(done, total, self._speed(done)))
+            self._tokens(event["done"], event["total"])
         elif kind == "candidate":
             cap = f", the cap is {event['cap_bytes']:,}" if event["cap_bytes"] else ""
             self._doing(f"candidate {event['number']}: a file of {event['file_bytes']:,} bytes{cap}")
@@ -153,12 +146,13 @@ class Display(Progress):
         elif kind == "doing":
             self._doing(event["text"])
 
-    def _speed(self, done: int) -> float | None:
-        """Return tokens per second since the first event of the phase, which has the start in its time."""
-        if self._first_tokens is None:
-            self._first_tokens = done, self.now()
-        tokens, seconds = done - self._first_tokens[0], self.now() - self._first_tokens[1]
-        return tokens / seconds if tokens > 0 and seconds > 0 else None
+    def _tokens(self, done: int, total: int) -> None:
+        """Show tokens done, and speed and time left by those since the first event, whose time has the start in it."""
+        self._first_tokens = before, began = self._first_tokens or (done, self.now())
+        tokens, seconds = done - before, self.now() - began
+        speed = tokens / seconds if tokens > 0 and seconds > 0 else 0.0
+        rates = f"  {speed:,.0f} tokens/s  {clock((total - done) / speed)} left" if speed else ""
+        self._show(done / total, f"{done:,} of {total:,} tokens{rates}")
 
     def _forecast(self, event: Event) -> None:
         """Show the forecast size, and the quantization gap from the middle on, for early weights round badly.
