@@ -102,6 +102,7 @@ def study(
 
     Results go beside FILE.py, or to --out; run folders to runs/.
     """
+    from caddie.lab.background import read_state
     from caddie.lab.holdout import score_holdout
     from caddie.lab.ladder import ladder
     from caddie.lab.results import Results
@@ -121,7 +122,10 @@ def study(
         raise UserError(f"{alone}, without --holdout, --select and --ladder")
     how["out"] = how["out"] or results
     if status:
-        return _status(found, how["as_json"])
+        if (state := read_state(RUNS / found.name)) is None:
+            raise UserError(f"{found.name} was not begun here: {RUNS / found.name} tells of no run")
+        tell(state.to_json(), how["as_json"], str(state))
+        return 0
     if estimate:
         return _estimate(found, **how)
     if background:
@@ -217,16 +221,6 @@ def trial(job: Path, with_parent: bool, gpus: int) -> int:
         run_job(job)
     except Interrupted as error:
         return 128 + error.number
-    return 0
-
-
-def _status(study: Study, as_json: bool) -> int:
-    """Print how far a study has come."""
-    from caddie.lab.background import read_state
-
-    if (state := read_state(RUNS / study.name)) is None:
-        raise UserError(f"{study.name} was not begun here: {RUNS / study.name} tells of no run")
-    tell(state.to_json(), as_json, str(state))
     return 0
 
 

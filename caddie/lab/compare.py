@@ -18,7 +18,7 @@ import numpy as np
 
 from caddie.errors import UserError
 from caddie.lab.stats import LEVEL, MOST_SEEDS, POWER, mean, seeds_needed, welch
-from caddie.lab.verdicts import Difference, Documents, measure
+from caddie.lab.verdicts import Documents, measure
 from caddie.report.documents import Figures, run_documents
 from caddie.report.read import busy_machine, read_scored_result, result_errors
 from caddie.report.run_files import RESULT
@@ -104,7 +104,7 @@ def compare(
     b, a = (read_group(group) for group in (places, against))
     _check_both(b, a, unit)
     costs_b, costs_a = ({run.seed: run.cost(unit) for run in group} for group in (b, a))
-    facts = {
+    facts: dict[str, Any] = {
         "unit": unit,
         "by": by,
         "by_bits_per_byte": convert(by, unit, "bits-per-byte", tokens=b[0].tokens, source_bytes=b[0].source_bytes),
@@ -124,8 +124,21 @@ def compare(
     same = costs_b.keys() == costs_a.keys()
     both = (_documents(b, unit), _documents(a, unit))
     known = (both[0], both[1]) if both[0] and both[1] else None
-    # A less B, which is positive where B is better
-    return facts | _tested(measure(costs_b, costs_a, list(costs_b) if same else (), known), costs_b, costs_a, by)
+    found = measure(costs_b, costs_a, list(costs_b) if same else (), known)  # A less B: positive where B is better
+    why = "both groups have the same seeds" if same else "the groups have different seeds"
+    facts |= {"test": found.test or ("paired" if same else "welch"), "why": why}
+    if found.estimate is None:
+        return facts | {"why": f"{why}, but nothing varies from seed to seed, so there is no p"}
+    p = found.estimate.p_above(by)
+    facts["p_welch"] = welch(list(costs_a.values()), list(costs_b.values())).p_above(by)
+    facts |= {f"p_{found.test}": p, "p": p, "interval": found.estimate.interval()}
+    facts["spread"] = found.spread and found.spread.to_json()
+    documents = (found.spread and found.spread.documents) or 0.0
+    if by > 0:
+        facts["seeds_to_show_by"] = seeds_needed(by, found.deviations, documents=documents)
+    if found.value > by:
+        facts["seeds_to_show_difference"] = seeds_needed(found.value - by, found.deviations, documents=documents)
+    return facts
 
 
 def _documents(runs: Sequence[ScoredRun], unit: Unit) -> Documents | None:
@@ -138,24 +151,6 @@ def _documents(runs: Sequence[ScoredRun], unit: Unit) -> Documents | None:
         return None
     per_byte = runs[0].cost(unit) / runs[0].bits_per_byte
     return Documents(sizes[0] / per_byte, {seed: bits for seed, (_, bits) in known.items()})
-
-
-def _tested(found: Difference, b: Mapping[int, float], a: Mapping[int, float], by: float) -> dict[str, Any]:
-    same = b.keys() == a.keys()
-    why = "both groups have the same seeds" if same else "the groups have different seeds"
-    facts: dict[str, Any] = {"test": found.test or ("paired" if same else "welch"), "why": why}
-    if found.estimate is None:
-        return facts | {"why": f"{why}, but nothing varies from seed to seed, so there is no p"}
-    p = found.estimate.p_above(by)
-    facts |= {"p_welch": welch(list(a.values()), list(b.values())).p_above(by)}
-    facts |= {f"p_{found.test}": p, "p": p, "interval": found.estimate.interval()}
-    documents = (found.spread and found.spread.documents) or 0.0
-    facts["spread"] = found.spread and found.spread.to_json()
-    if by > 0:
-        facts["seeds_to_show_by"] = seeds_needed(by, found.deviations, documents=documents)
-    if found.value > by:
-        facts["seeds_to_show_difference"] = seeds_needed(found.value - by, found.deviations, documents=documents)
-    return facts
 
 
 def _facts(runs: Sequence[ScoredRun], unit: Unit) -> dict[str, Any]:

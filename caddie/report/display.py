@@ -186,16 +186,12 @@ class Display(Progress):
             if self._task is None:
                 self._task = self._live.add_task("train", total=None, text="")
             self._live.update(self._task, total=1.0, completed=progress, text=line)
-        elif self._is_due(progress):
-            print(f"{progress:4.0%}  {line}", file=self.stream, flush=True)
-
-    def _is_due(self, progress: float) -> bool:
+            return
         now, tenth = self.now(), int(progress * 10 + 1e-9)
         gap, ends = now - self._last_line, progress >= 1.0 and self._last_tenth < 10
-        due = ends or (gap >= SHORTEST_GAP and tenth > self._last_tenth) or gap >= LONGEST_GAP
-        if due:
+        if ends or (gap >= SHORTEST_GAP and tenth > self._last_tenth) or gap >= LONGEST_GAP:
             self._last_line, self._last_tenth = now, max(tenth, self._last_tenth)
-        return due
+            print(f"{progress:4.0%}  {line}", file=self.stream, flush=True)
 
     def _end_phase(self) -> None:
         if self._live is None or self._task is None:

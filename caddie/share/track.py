@@ -129,8 +129,12 @@ def send(kind: str, tracker: Tracker, folder: Path, end: threading.Event) -> int
     with _errors(kind):
         while not over:
             over = end.wait(POLL_SECONDS)  # and then all that was written before is read
-            events, offset = _new_events(folder / LOG, offset)
-            for event in latest(events, sent):
+            with (folder / LOG).open("rb") as file:
+                file.seek(offset)  # a resumed run writes a new file that begins with the old one
+                chunk = file.read()
+            whole = chunk[: chunk.rfind(b"\n") + 1]
+            offset += len(whole)
+            for event in latest(parse_events(whole.split(b"\n"), parse_finite), sent):
                 last, count = max(last, event["step"]), count + 1
                 tracker.log(event["step"], numbers(event))
         result = read_result(folder / RESULT) if (folder / RESULT).exists() else {}
@@ -211,18 +215,6 @@ def _watch(kind: str, folder: Path, process: subprocess.Popen[str], said: IO[str
         lines = said.read().strip().splitlines() or [f"it ended with status {status}"]
         why = f"took more than {PATIENCE_SECONDS:.0f} s to end" if status < 0 else lines[-1].removeprefix("caddie: ")
         progress.note(f"{kind}: {why}; the run is whole, and `caddie track {folder} --to {kind}` sends it again")
-
-
-def _new_events(log: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """Return the events of the whole lines of a log from a byte on, and the byte after them.
-
-    A resumed run writes a new file that begins with the old one, so the byte means the same there.
-    """
-    with log.open("rb") as file:
-        file.seek(offset)
-        chunk = file.read()
-    whole = chunk[: chunk.rfind(b"\n") + 1]
-    return [*parse_events(whole.split(b"\n"), parse_finite)], offset + len(whole)
 
 
 @contextmanager
