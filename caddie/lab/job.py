@@ -118,8 +118,10 @@ def run_job(job: Path) -> None:
 
 def _do(one: Mapping[str, Any], folder: Path, spec: Mapping[str, Any], ranks: Ranks) -> None:
     trained = Path(spec["trained"])
-    if folder != trained and ranks.first:
-        _adopt(trained, folder)
+    if folder != trained and ranks.first and adoptable(trained) and not (folder / CHECKPOINT).exists():
+        for name in (LOG, CHECKPOINT):  # it begins where the other run of this training ended
+            with replacing(folder / name) as temporary:
+                shutil.copyfile(trained / name, temporary)
     ranks.wait()
     try:
         run(
@@ -146,12 +148,3 @@ def _do(one: Mapping[str, Any], folder: Path, spec: Mapping[str, Any], ranks: Ra
 def adoptable(folder: Path) -> bool:
     """True if a finished run still has the files with which another of the same training begins."""
     return finished(folder) and (folder / CHECKPOINT).exists() and (folder / LOG).exists()
-
-
-def _adopt(source: Path, folder: Path) -> None:
-    """Let a run begin where another with the same training ended, unless it began already."""
-    if adoptable(source) and not (folder / CHECKPOINT).exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in (LOG, CHECKPOINT):
-            with replacing(folder / name) as temporary:
-                shutil.copyfile(source / name, temporary)

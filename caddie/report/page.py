@@ -38,7 +38,6 @@ _STAGES = (
 )
 _PARTS = {"config": "Model config", "source": "Source code", "container": "Container overhead"}
 _STEP_COLUMNS = ("step", "seconds", "progress", "loss", "bits_per_byte", "tokens", "tokens_per_second", "lr_scale")
-_HELD_OUT_COLUMNS = ("step", "seconds", "progress", "loss", "bits_per_byte", "tokens")
 _PHASE_COLORS = (5, 1, 0, 3, 4, 2)
 
 
@@ -172,7 +171,7 @@ def _downloads(
         "steps.csv": ("text/csv", csv_table(steps, _STEP_COLUMNS)),
     }
     if held_out:
-        files["held_out.csv"] = "text/csv", csv_table(held_out, _HELD_OUT_COLUMNS)
+        files["held_out.csv"] = "text/csv", csv_table(held_out, _STEP_COLUMNS[:6])  # they have no speed
     return [
         {"name": name, "address": f"data:{kind};base64,{base64.b64encode(content.encode(errors='replace')).decode()}"}
         for name, (kind, content) in files.items()
