@@ -67,7 +67,6 @@ def page(facts: Mapping[str, Any]) -> str:
         by_seconds=curves(facts["curves"]["seconds"], colored, "seconds"),
         space=sizes(board),
         sweep=sweep_lines(facts["swept"]) if facts["swept"] else None,
-        sweep_words=sweep_words,
         frontier=sorted((one for one in board if one["frontier"]), key=lambda one: one["artifact_bytes"]),
         held_out=[one for one in board if one["holdout"] is not None],
     )
@@ -87,7 +86,7 @@ def _context(facts: Mapping[str, Any]) -> dict[str, Any]:
         "open_rows": OPEN_ROWS,
         **{
             function.__name__: function
-            for function in (signed, bits, whole, more, chance, duration, money, order_words, step_words)
+            for function in (signed, bits, whole, more, chance, duration, money, order_words, step_words, sweep_words)
         },
     }
 

@@ -8,14 +8,13 @@ from typing import Any
 
 from caddie.report.charts import is_finite
 
-Row = Mapping[str, Any]
 Changes = Mapping[str, float | None]
 """Path to the number that a label changes in the base; None for other values."""
 FEWEST = 3
 """Fewest values of the first axis for a chart."""
 
 
-def swept(study: Mapping[str, Any], groups: Mapping[str, Sequence[Row]]) -> dict[str, Any] | None:
+def swept(study: Mapping[str, Any], groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any] | None:
     """Return the scores over the one or two numbers in which most labels of a study differ, else None.
 
     Settings that change together are one axis. The axis with more values comes first; the other has a line for each of

@@ -78,27 +78,13 @@ def to_transformers(path: Path, out: Path) -> Path:
     if artifact.parts:
         names = " and ".join(file.stated.name for file in artifact.parts)
         raise UserError(f"{path} has classes in {names}, which transformers would run; export it to safetensors")
-    bos = artifact.tokenizer.bos
+    gpt, bos = artifact.model.config, artifact.tokenizer.bos
     ids = {"bos_token_id": bos, "eos_token_id": bos, "pad_token_id": bos, "use_cache": False}
-    readme = {"name": out.name, "recipe": artifact.manifest.recipe, "sha256": artifact.sha256}
-    with making(out) as folder:
-        write_model(artifact, folder, _config(artifact) | ids, "model.")
-        write_json(folder / "generation_config.json", ids)
-        write_json(folder / "tokenizer_config.json", _tokenizer_config(artifact))
-        (folder / "README.md").write_text(_README.format(**readme), encoding="utf-8")
-        for name, text in standalone(CODE).items():
-            (folder / name).write_text(text, encoding="utf-8")
-    return out
-
-
-def _config(artifact: Artifact) -> dict[str, Any]:
-    gpt = artifact.model.config
-    module, _ = (name.rpartition(".")[2] for name in CODE)
-    return {
+    config = {
         "architectures": ["CaddieForCausalLM"],
         "auto_map": {
-            "AutoConfig": f"{module}.CaddieConfig",
-            "AutoModelForCausalLM": f"{module}.CaddieForCausalLM",
+            "AutoConfig": "modeling_caddie.CaddieConfig",
+            "AutoModelForCausalLM": "modeling_caddie.CaddieForCausalLM",
         },
         "model_type": "caddie",
         "dtype": "float32",
@@ -106,19 +92,23 @@ def _config(artifact: Artifact) -> dict[str, Any]:
         "hidden_size": gpt.width,
         "num_hidden_layers": gpt.depth,
         "max_position_embeddings": artifact.scoring.sequence_length,
-        **settings(artifact),
     }
-
-
-def _tokenizer_config(artifact: Artifact) -> dict[str, Any]:
-    _, module = (name.rpartition(".")[2] for name in CODE)
-    return {
+    tokenizer = {
         "tokenizer_class": "CaddieTokenizer",
-        "auto_map": {"AutoTokenizer": [f"{module}.CaddieTokenizer", None]},
+        "auto_map": {"AutoTokenizer": ["tokenization_caddie.CaddieTokenizer", None]},
         "kind": artifact.tokenizer.kind,
         "padding_side": "left",
         "clean_up_tokenization_spaces": False,
     }
+    readme = {"name": out.name, "recipe": artifact.manifest.recipe, "sha256": artifact.sha256}
+    with making(out) as folder:
+        write_model(artifact, folder, config | settings(artifact) | ids, "model.")
+        write_json(folder / "generation_config.json", ids)
+        write_json(folder / "tokenizer_config.json", tokenizer)
+        (folder / "README.md").write_text(_README.format(**readme), encoding="utf-8")
+        for name, text in standalone(CODE).items():
+            (folder / name).write_text(text, encoding="utf-8")
+    return out
 
 
 FORMATS: Mapping[str, Callable[[Path, Path], Path]] = {
