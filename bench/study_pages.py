@@ -99,7 +99,7 @@ def claims_page(studies: Path = STUDIES) -> str:
                 f"{claim['word']} {signed(claim['difference']) or ''}".strip(),
                 *_found(verdict),
                 *(_found(again) if again else ("not run", "-")),
-                "-" if hours is None else f"{hours:.1f}",
+                "-" if hours is None or again else f"{hours:.1f}",
             ]
         )
     rows.sort(key=lambda row: row[0])
@@ -149,25 +149,25 @@ def _found(verdict: Mapping[str, Any]) -> tuple[str, str]:
 def _plans(every: list[Kept]) -> Iterator[str]:
     """Yield the lines on studies at scale that have an estimate, those of the claims first, and their sums."""
     planned = sorted((one for one in every if one.at_scale and one.estimate), key=lambda one: one.top == "ablations")
-    rows = []
+    rows, left = [], dict[str, tuple[int, float]]()
     for one in planned:
         estimate, facts = one.estimate or {}, one.facts
         done = facts["cost"]["runs"] if facts else 0
-        rows.append(
-            [f"studies/{one.title}", len(estimate["labels"]), done, estimate["runs"], f"{estimate['core_hours']:.1f}"]
-        )
+        runs = max(0, estimate["runs"] - done)
+        left[one.title] = runs, estimate["core_hours"] * runs / estimate["runs"]
+        rows.append([f"studies/{one.title}", len(estimate["labels"]), done, runs, f"{left[one.title][1]:.1f}"])
     yield "Each of these is one command, which goes on where it ended; `--fraction 0.1` does a tenth of the training:"
     yield ""
     yield "    caddie study studies/NAME --data train_open.jsonl.xz --background"
     yield ""
-    yield markdown_table(["study", "labels", "runs done", "runs left then", "core hours left then"], rows)
+    yield markdown_table(["study", "labels", "runs done", "runs left", "core hours left"], rows)
     for what, chosen in (
         ("The claims", [one for one in planned if one.name.startswith("scale")]),
         ("Every line of the best record and of champion", [one for one in planned if one.top == "ablations"]),
     ):
-        runs, hours = (sum((one.estimate or {})[name] for one in chosen) for name in ("runs", "core_hours"))
+        runs, hours = (sum(left[one.title][column] for one in chosen) for column in (0, 1))
         yield ""
-        yield f"{what}: {count(runs, 'run')}, {hours:,.0f} core hours, by {count(len(chosen), 'estimate')}."
+        yield f"{what}: {count(runs, 'run')} left, {hours:,.0f} core hours, by {count(len(chosen), 'estimate')}."
 
 
 def costs_page(studies: Path = STUDIES) -> str:

@@ -52,18 +52,23 @@ def test_what_was_not_run_at_scale_is_said_to_be_so(folder: Path) -> None:
 
 def test_hours_come_from_the_estimate_and_figures_from_rows_at_scale(folder: Path) -> None:
     scale = folder / "learning_rate" / "scale"
-    shutil.copytree(folder / "learning_rate", scale)
+    scale.mkdir()
     one = {"runs": 3, "steps": 9, "train_seconds": 3000.0, "score_seconds": 600.0, "trained_with": None}
-    (scale / ESTIMATE).write_text(json.dumps({"labels": {RATE: one}, "runs": 3, "core_hours": 3.0}))
+    (scale / ESTIMATE).write_text(json.dumps({"labels": {RATE: one}, "runs": 132, "core_hours": 44.0}))
+    page = claims_page(folder)
+    assert row(page, RATE)[-3:] == ["not run", "-", "3.0"]
+    assert "The claims: 132 runs left, 44 core hours, by 1 estimate." in page
+    for name in (RESULTS, STUDY):
+        shutil.copy(folder / "learning_rate" / name, scale)
     page = claims_page(folder)
     cells = row(page, RATE)
     assert cells[:3] == ["004", f"{RATE} (steps)", f"better {MINUS}0.0056"]
     assert cells[3:5] == cells[5:7]
     assert cells[4] == "better"
-    assert cells[7] == "3.0"
+    assert cells[7] == "-"
     assert "6 of 6 were run, 5 are decided" in page
-    assert "| studies/learning\\_rate/study.py:scale | 1 | 66 | 3 | 3.0 |" in page
-    assert "The claims: 3 runs, 3 core hours, by 1 estimate." in page
+    assert "| studies/learning\\_rate/study.py:scale | 1 | 66 | 66 | 22.0 |" in page
+    assert "The claims: 66 runs left, 22 core hours, by 1 estimate." in page
 
 
 def test_parts_of_studies_are_no_studies_of_the_page(folder: Path) -> None:
