@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -32,7 +33,7 @@ from caddie.report.tables import duration
 from caddie.run.resolve_corpus import open_corpus
 from caddie.run.run import check_recipe
 from caddie.run.run_folder import write_error
-from caddie.run.run_lock import this_process
+from caddie.run.run_lock import Holder, this_process
 from caddie.runtime.progress import SILENT, Progress
 
 ATTEMPTS = 3
@@ -67,40 +68,9 @@ def run_jobs(
         for run in planned if retry else ():
             for name in (STOP, ERROR):  # in this order, for without its error a run is not over
                 (run.folder / name).unlink(missing_ok=True)
-        total, folder, driver = total or len(planned), runs / study.name, this_process()
-        over, begun, busy = {run.folder for run in planned if run.over}, Counter[Path](), None
-
-        def written(text: str) -> list[Row]:
-            """Write rows and state, and show how many runs are over and how long the others will take."""
-            if not keep_checkpoints:
-                _remove_checkpoints(planned, folder)
-            rows = keep(study, planned, results)
-            done = sum(run.over for run in planned)
-            left = seconds_left(rows, total - done, executor.workers)
-            StudyState(study.name, str(results.resolve()), done, total, left, driver).write(folder)
-            text += f"  {duration(left)} left" if left else ""
-            progress.step({"event": "runs", "done": done, "total": total, "text": text})
-            return rows
-
-        write_json(results / STUDY, {**study.to_json(), "command": command})
-        rows = written("done so far")
-        while groups := _groups([run for run in planned if not run.over]):
-            trained = {training_of(run): run for run in reversed(planned) if adoptable(run.folder)}
-            context = {"study": study.name, "workers": executor.workers}
-            jobs = {write_job(group, context, trained.get(training_of(group[0]))): group for group in groups}
-            for job, death in executor.run(list(jobs)):
-                begun[job] += 1
-                left = [run for run in jobs[job] if not run.over]
-                moved = any(run.over and run.folder not in over for run in jobs[job])
-                if left and not moved and (death or begun[job] >= ATTEMPTS):
-                    write_error(left[0].folder, death or f"it was begun {ATTEMPTS} times and never ended")
-                for run in jobs[job]:
-                    if run.folder not in over and (facts := row(study, run)) is not None:
-                        over.add(run.folder)
-                        rows = written(outcome(facts))
-                        if not busy and (busy := busy_machine({"training": facts})):
-                            _tell_busy(facts, busy, progress)
-        return rows
+        total = total or len(planned)
+        driving = _Driving(study, planned, results, runs / study.name, executor.workers, total, progress)
+        return driving.drive(executor, command, keep_checkpoints)
 
 
 @contextmanager
@@ -176,18 +146,74 @@ def _key_by_now(folder: Path) -> str | None:
     return None
 
 
-def _tell_busy(facts: Row, busy: str, progress: Progress) -> None:
-    """Say that other programs slow the runs down; a run itself says so in its own log alone."""
-    fewer = ", or stop and start again with OMP_NUM_THREADS=1" if (facts["threads"] or 1) > 1 else ""
-    progress.note(f"{facts['label']}, seed {facts['seed']}: {busy} End other programs{fewer}.")
+@dataclass
+class _Driving:
+    """A study that this process runs, as far as it has come."""
 
+    study: Study
+    planned: list[Run]
+    results: Path
+    runs: Path
+    """Folder of the study's runs."""
+    workers: int
+    total: int
+    progress: Progress
+    driver: Holder = field(default_factory=this_process)
+    over: set[Path] = field(default_factory=set)
+    rows: list[Row] = field(default_factory=list)
+    told_busy: bool = False
 
-def _remove_checkpoints(planned: Iterable[Run], folder: Path) -> None:
-    """Remove the checkpoints of finished runs in the study's folder whose training no other run needs."""
-    needed = {training_of(run) for run in planned if not run.over}
-    for run in planned:
-        if run.folder.parent == folder and training_of(run) not in needed and finished(run.folder):
-            (run.folder / CHECKPOINT).unlink(missing_ok=True)
+    def drive(self, executor: Executor, command: str, keep_checkpoints: bool) -> list[Row]:
+        """Do the runs that are not over, and return a row for every run."""
+        study, planned = self.study, self.planned
+        context = {"study": study.name, "workers": executor.workers}
+        begun: Counter[Path] = Counter()
+        self.over = {run.folder for run in planned if run.over}
+        write_json(self.results / STUDY, {**study.to_json(), "command": command})
+        self._keep("done so far")
+        while groups := _groups([run for run in planned if not run.over]):
+            trained = {training_of(run): run for run in reversed(planned) if adoptable(run.folder)}
+            jobs = {write_job(group, context, trained.get(training_of(group[0]))): group for group in groups}
+            for job, death in executor.run(list(jobs)):
+                begun[job] += 1
+                left = [run for run in jobs[job] if not run.over]
+                moved = any(run.over and run.folder not in self.over for run in jobs[job])
+                if left and not moved and (death or begun[job] >= ATTEMPTS):
+                    write_error(left[0].folder, death or f"it was begun {ATTEMPTS} times and never ended")
+                for run in jobs[job]:
+                    if run.folder not in self.over and (facts := row(study, run)) is not None:
+                        self.over.add(run.folder)
+                        self._keep(outcome(facts))
+                        self._tell_busy(facts)
+                if not keep_checkpoints:
+                    self._remove_checkpoints()
+        if not keep_checkpoints:
+            self._remove_checkpoints()
+        return self.rows
+
+    def _keep(self, text: str) -> None:
+        """Write rows and state, and show how many runs are over and how long the others will take."""
+        self.rows = keep(self.study, self.planned, self.results)
+        done = sum(run.over for run in self.planned)
+        left = seconds_left(self.rows, self.total - done, self.workers)
+        results = str(self.results.resolve())
+        StudyState(self.study.name, results, done, self.total, left, self.driver).write(self.runs)
+        text += f"  {duration(left)} left" if left else ""
+        self.progress.step({"event": "runs", "done": done, "total": self.total, "text": text})
+
+    def _tell_busy(self, facts: Row) -> None:
+        """Say once that other programs slow the runs down; a run itself says so in its own log alone."""
+        if not self.told_busy and (busy := busy_machine({"training": facts})):
+            self.told_busy = True
+            fewer = ", or stop and start again with OMP_NUM_THREADS=1" if (facts["threads"] or 1) > 1 else ""
+            self.progress.note(f"{facts['label']}, seed {facts['seed']}: {busy} End other programs{fewer}.")
+
+    def _remove_checkpoints(self) -> None:
+        """Remove the checkpoints of the study's finished runs whose training no other run needs."""
+        needed = {training_of(run) for run in self.planned if not run.over}
+        for run in self.planned:
+            if run.folder.parent == self.runs and training_of(run) not in needed and finished(run.folder):
+                (run.folder / CHECKPOINT).unlink(missing_ok=True)
 
 
 def _groups(left: Iterable[Run]) -> list[list[Run]]:
