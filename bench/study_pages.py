@@ -53,6 +53,12 @@ class Kept:
             return None
         return findings(read_study(self.folder / STUDY), read_rows(self.folder / RESULTS))
 
+    @property
+    def runs(self) -> int:
+        """Runs of a study with rows: every entry and the base, with each seed."""
+        described = self.facts["study"] if self.facts else {"entries": (), "seeds": ()}
+        return len(described["entries"]) * len(described["seeds"])
+
     @cached_property
     def estimate(self) -> dict[str, Any] | None:
         """Core hours of the runs that were left when it was estimated, or None."""
@@ -99,7 +105,7 @@ def claims_page(studies: Path = STUDIES) -> str:
                 f"{claim['word']} {signed(claim['difference']) or ''}".strip(),
                 *_found(verdict),
                 *(_found(again) if again else ("not run", "-")),
-                "-" if hours is None or again else f"{hours:.1f}",
+                "-" if hours is None or (again and len(again["seeds"]) >= len(verdict["seeds"])) else f"{hours:.1f}",
             ]
         )
     rows.sort(key=lambda row: row[0])
@@ -153,8 +159,9 @@ def _plans(every: list[Kept]) -> Iterator[str]:
     for one in planned:
         estimate, facts = one.estimate or {}, one.facts
         done = facts["cost"]["runs"] if facts else 0
-        runs = max(0, estimate["runs"] - done)
-        left[one.title] = runs, estimate["core_hours"] * runs / estimate["runs"]
+        runs = one.runs - done if facts else estimate["runs"]
+        each = estimate["core_hours"] / max(1, estimate["runs"])
+        left[one.title] = runs, each * runs
         rows.append([f"studies/{one.title}", len(estimate["labels"]), done, runs, f"{left[one.title][1]:.1f}"])
     yield "Each of these is one command, which goes on where it ended; `--fraction 0.1` does a tenth of the training:"
     yield ""

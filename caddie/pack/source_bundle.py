@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import metadata
 from operator import itemgetter
 from pathlib import Path
@@ -61,7 +61,7 @@ class Bundle:
         return Section(name, self.data, _smallest(self.data)[1])
 
 
-@cache  # for a bundle it takes a second
+@lru_cache(maxsize=8)  # for a bundle it takes a second
 def _smallest(data: bytes) -> tuple[int, Codec]:
     """Return the length of compressed data, and the codec that makes it least: Brotli or LZMA."""
     return min(((len(codec.encode(data)), codec) for codec in (Brotli(), Lzma())), key=itemgetter(0))

@@ -123,7 +123,7 @@ def busy_machine(result: Mapping[str, Any]) -> str | None:
     ranged = is_finite(quick) and is_finite(slow)
     if not is_finite(share) or share >= (_UNSTEADY_SHARE if ranged and slow > 1.5 * quick else BUSY_SHARE):
         return None
-    took = f", and a step took {quick:.2g} to {slow:.2g} s" if ranged else ""
+    took = f", and most steps took {quick:.2g} to {slow:.2g} s" if ranged else ""
     return f"The machine was busy: training got {share:.0%} of its threads' time{took}."
 
 

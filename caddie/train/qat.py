@@ -33,6 +33,10 @@ class QAT(Config):
     def quantized(self, weight: Tensor, view: View) -> Tensor:
         """Return the fake-quantized float32 weight of any shape, at the strength of the view."""
 
+    def sharpness_at(self, train_progress: TrainProgress) -> float:
+        """Return the sharpness of soft rounding, 1 for kinds that have none."""
+        return 1.0
+
 
 class View:
     """Fake-quantized view that a linear layer has of its weight, at first of strength 0.
@@ -50,7 +54,7 @@ class View:
     def set(self, train_progress: TrainProgress) -> None:
         """Set the numbers for the step at `train_progress`."""
         self.strength.fill_(value_at(self.config.strength, train_progress))
-        self.sharpness.fill_(max(0.01, value_at(getattr(self.config, "sharpness", 1.0), train_progress)))
+        self.sharpness.fill_(self.config.sharpness_at(train_progress))
         self.step.fill_(train_progress.step)
 
     def __call__(self, weight: Tensor) -> Tensor:
@@ -84,6 +88,10 @@ class SoftRound(QAT):
 
     sharpness: Annotated[Number, Range(0.01, 1e4)] = Ramp(start=1.0, end=16.0, begin=0.85)
     """Sharpness α of `soft_round`; never below 0.01, where the function is a straight line already."""
+
+    def sharpness_at(self, train_progress: TrainProgress) -> float:
+        """Return the scheduled sharpness, at least 0.01."""
+        return max(0.01, value_at(self.sharpness, train_progress))
 
     def quantized(self, weight: Tensor, view: View) -> Tensor:
         """Return W moved toward its softly rounded version."""

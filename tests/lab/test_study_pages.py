@@ -67,8 +67,8 @@ def test_hours_come_from_the_estimate_and_figures_from_rows_at_scale(folder: Pat
     assert cells[4] == "better"
     assert cells[7] == "-"
     assert "6 of 6 were run, 5 are decided" in page
-    assert "| studies/learning\\_rate/study.py:scale | 1 | 66 | 66 | 22.0 |" in page
-    assert "The claims: 66 runs left, 22 core hours, by 1 estimate." in page
+    assert "| studies/learning\\_rate/study.py:scale | 1 | 66 | 0 | 0.0 |" in page
+    assert "The claims: 0 runs left, 0 core hours, by 1 estimate." in page
 
 
 def test_parts_of_studies_are_no_studies_of_the_page(folder: Path) -> None:

@@ -250,7 +250,7 @@ def test_a_busy_machine_is_told(tmp_path: Path) -> None:
     assert not any("busy" in line for line in read(tmp_path).text)
     busy = make_result()
     busy["training"] |= {"cpu_share": 0.56, "step_seconds": {"p5": 0.1, "p95": 2.0}}
-    said = "The machine was busy: training got 56% of its threads' time, and a step took 0.1 to 2 s."
+    said = "The machine was busy: training got 56% of its threads' time, and most steps took 0.1 to 2 s."
     assert said in read(tmp_path, busy).text
 
 
