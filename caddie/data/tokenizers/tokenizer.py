@@ -115,7 +115,7 @@ class TextTokenizer(Tokenizer):
     _byte_ids: Ids | None
     """Id of each byte, (256,)."""
     _raw = re.compile("([\udc80-\udcff]+)")
-    """What the library cannot represent, in one group: at least bytes that are not UTF-8, as in surrogateescape."""
+    """Pattern, of one group, of text that the library cannot represent: at least bytes that are not UTF-8."""
 
     def _set_size(self, vocabulary: int, of: str) -> None:
         """Take the number of ids; `UserError`, which says what they are `of`, for more than a shard can hold."""
