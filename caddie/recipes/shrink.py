@@ -64,6 +64,8 @@ AT_SCALE = {
     "pack.calibration": TrainingText(tokens=16_384),
 }
 """Changes of such twins in a study of equal modelled time: the budget is the study's, little text is scored."""
+AT_SCALE_COMPILED = {**AT_SCALE, "train.precision": "bfloat16", "train.compile": "always"}
+"""The same as records are trained: compiled, in bfloat16. Steps take 0.62 of the time (`docs/log.md`, 2026-11-26)."""
 
 _VOCABULARY, _WIDTH, _HIDDEN, _BUCKETS, _ROW = 96, 64, 48, 64, 64
 """Most ids, channels, hidden channels, hashed rows and tokens per row of a copy, where that divides."""

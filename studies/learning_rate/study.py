@@ -19,7 +19,7 @@ from caddie.config import Diff
 from caddie.data.loaders import ShuffledSequences
 from caddie.lab.study import BASE, Claim, Entry, ModelledSeconds, Steps, Study
 from caddie.recipes.catalog import find
-from caddie.recipes.shrink import AT_SCALE
+from caddie.recipes.shrink import AT_SCALE_COMPILED
 
 LOWER_LR = "openai/parameter-golf, records/track_10min_16mb/2026-03-18_LowerLR (seed 004)"
 LONGER_WARMDOWN = "openai/parameter-golf, records/track_10min_16mb/2026-03-18_FP16Embed_WD3600 (seed 003)"
@@ -99,7 +99,7 @@ study = Study(
 scale = Study(
     name="learning_rate_scale",
     why="Which learning rate is best when the twin makes all the steps?",
-    base=find("baseline_scale").but({**AT_SCALE, "train.loader": ShuffledSequences()}),
+    base=find("baseline_scale").but({**AT_SCALE_COMPILED, "train.loader": ShuffledSequences()}),
     entries={**{label: one for label, one in grid.items() if one.claim}, **alone({"train.lr_schedule.steps": 3600})},
     budget=ModelledSeconds(seconds=600),
     margin=0.002,

@@ -8,8 +8,9 @@ the seed lost in time (slower steps, larger batches) is asked again by `study_se
 CPU says nothing of a GPU. Rows are shuffled: in the order of the text a step of the twin would be mostly one document.
 Scores are those of the packed file without overlap, where the seed's are with it.
 
-`scale` asks all of it in equal modelled time of twins that make all the steps, scored with overlap: a change has its
-steps by what a step of it cost the seed, where it says so. Ones are pruned by their share, not by a cap of bytes.
+`scale`, `scale_pack` and `scale_score` ask all of it in equal modelled time of twins that make all the steps, scored
+with overlap: a change has its steps by what a step of it cost the seed, where it says so. The last two begin with the
+base's trained weights, so they are quick. Ones are pruned by their share, not by a cap of bytes.
 
 Not here, because nothing of them is a setting: five ways to write kernels (CUTLASS, two in Triton, CUDA, a fused norm),
 which change no result; FP8, which is for speed where a CPU has no products of it; benchmarks on constant data, stale
@@ -31,7 +32,7 @@ from caddie.lab.study import Claim, Entry, ModelledSeconds, Seconds, Steps, Stud
 from caddie.pack.fit import Candidates, Fit, Fitted, PruneOnes, without_ones
 from caddie.pack.quantize import Percentile, Quantizer, Rotated, Rows
 from caddie.recipes.catalog import find
-from caddie.recipes.shrink import AT_SCALE
+from caddie.recipes.shrink import AT_SCALE_COMPILED
 from caddie.score import SGD, ChunkSGD, DocumentLoRA
 from caddie.train.qat import StraightThrough
 
@@ -278,15 +279,39 @@ study_seconds = replace(
 )
 
 PUBLIC_STEPS = 7189
-scale = Study(
-    name="negative_results_scale",
-    why="Does what did not help a record help a twin that makes its steps?",
-    base=find("parallel_muon_scale").but({**AT_SCALE, "train.loader": ShuffledSequences(), "score.ttt": None}),
-    entries={
-        label: one
-        for label, one in {**experiments("scale", PUBLIC_STEPS), **larger_batches("scale")}.items()
-        if one.claim
-    },
-    budget=ModelledSeconds(seconds=600),
-    margin=0.002,
+CLAIMED = {
+    label: one for label, one in {**experiments("scale", PUBLIC_STEPS), **larger_batches("scale")}.items() if one.claim
+}
+
+
+def changing(*parts: str) -> dict[str, Entry]:
+    """Return the claims on changes of these parts of a recipe alone."""
+    return {label: one for label, one in CLAIMED.items() if {path.split(".")[0] for path in one.diff} <= set(parts)}
+
+
+def at_scale(name: str, why: str, entries: dict[str, Entry]) -> Study:
+    """Return a study of some of the claims; a stride of 64 for the twin's 8 scores in an eighth of the time."""
+    small = {**AT_SCALE_COMPILED, "score.stride": 64, "score.ttt": None}
+    return Study(
+        name=name,
+        why=why,
+        base=find("parallel_muon_scale").but({**small, "train.loader": ShuffledSequences()}),
+        entries=entries,
+        budget=ModelledSeconds(seconds=600),
+        margin=0.002,
+    )
+
+
+scale_pack = at_scale(
+    "negative_results_scale_pack", "What do other ways to round make of a twin that made its steps?", changing("pack")
+)
+scale_score = at_scale(
+    "negative_results_scale_score",
+    "What does test-time training gain for a twin that made its steps?",
+    changing("score"),
+)
+scale = at_scale(
+    "negative_results_scale",
+    "Does what did not help a record help a twin that makes its steps?",
+    {label: one for label, one in CLAIMED.items() if label not in {**scale_pack.entries, **scale_score.entries}},
 )
