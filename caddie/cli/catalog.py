@@ -99,13 +99,23 @@ def recipes(as_json: bool) -> None:
     """
     from caddie.recipes.catalog import shipped
 
-    # The public results from the first to the best are nearly the history; recipes without one come first.
-    facts, rows = [], []
-    for one in sorted(shipped().values(), key=lambda recipe: -(recipe.published or 9.0)):
+    # The public results from the first to the best are nearly the history; the best, read last, stay on the screen.
+    ordered = sorted(shipped().values(), key=lambda recipe: -(recipe.published or 9.0))
+    facts, own, records = [], [], []
+    for one in ordered:
         known = {"name": one.name, "why": one.why, "base": one.base, "parameters": one.parameters}
         facts.append({**known, "public": [plain(figure) for figure in one.public]})
-        rows.append((one.name, f"{one.parameters:,}", f"{one.published:.4f}" if one.published else None, one.why))
-    tell({"recipes": facts}, as_json, table(rows, ["recipe", "parameters", "bpb", "purpose; its record"]))
+        if one.published:
+            records.append((one.name, f"{one.parameters:,}", f"{one.published:.4f}", one.why))
+        else:
+            own.append((one.name, f"{one.parameters:,}", one.why))
+    text = [
+        "Without a public score: begin with tiny; the others are ideas to try.\n",
+        table(own, ["recipe", "parameters", "purpose; its source"]),
+        "\nPublic results, from the first to the best, in bits per byte (bpb) of the contest's held-out text:\n",
+        table(records, ["recipe", "parameters", "bpb", "purpose; its record"]),
+    ]
+    tell({"recipes": facts}, as_json, "\n".join(text))
 
 
 @click.command()

@@ -135,7 +135,8 @@ class Display(Progress):
         elif kind == "tokens" and event["total"]:
             self._tokens(event["done"], event["total"])
         elif kind == "candidate":
-            cap = f", the cap is {event['cap_bytes']:,}" if event["cap_bytes"] else ""
+            room = event["cap_bytes"] - event["file_bytes"] if event["cap_bytes"] else None
+            cap = "" if room is None else f", {abs(room):,} {'under' if room >= 0 else 'over'} the cap"
             self._doing(f"candidate {event['number']}: a file of {event['file_bytes']:,} bytes{cap}")
         elif kind == "runs":
             text = f"{event['done']} of {event['total']} runs  {event['text']}"

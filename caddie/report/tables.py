@@ -284,7 +284,7 @@ def _compressors(result: Mapping[str, Any]) -> list[str]:
 
 def _policies(result: Mapping[str, Any]) -> list[str]:
     policies = result.get("policies") or []
-    rows = [("counted by policy", "bytes", "cap", "training s", "evaluation s")] if policies else []
+    rows = [("by the rules of", "bytes", "cap", "training s", "evaluation s")] if policies else []
     for entry in policies:
         size, cap = entry["bytes"], entry["cap_bytes"]
         room = number(cap, ",") if size is None or cap is None else f"{'over' if size > cap else 'of'} {cap:,}"

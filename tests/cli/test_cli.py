@@ -298,8 +298,11 @@ def test_recipes_are_listed_with_size_and_public_figures(caddie: Call) -> None:
     sizes = {"baseline": 17_059_912, "fp16_embedding": 16_765_000, "lower_lr": 17_059_912, "tiny": 4_424_323}
     assert {name: listed[name]["parameters"] for name in sizes} == sizes
     assert all(recipe["why"].endswith(".") for recipe in listed.values())
-    first = caddie("recipes").out.splitlines()[1].split()
-    assert first[:3] == ["tiny", "4,424,323", "-"], "no public score"
+    own, records = (part.splitlines() for part in caddie("recipes").out.split("Public results"))
+    assert own[3].split()[:3] == ["tiny", "4,424,323", "The"], "the first without a public score"
+    scores = [float(line.split()[2]) for line in records if line[:1].isalpha() and line.split()[2].startswith("1.")]
+    assert scores == sorted(scores, reverse=True)
+    assert len(scores) == len([recipe for recipe in listed.values() if recipe["public"]])
     assert listed["baseline"]["base"] is None
     assert {listed[name]["base"] for name in ("fp16_embedding", "lower_lr", "tiny")} == {"baseline"}
     assert listed["tiny"]["public"] == []

@@ -187,6 +187,13 @@ def test_what_a_phase_is_at_is_told_every_two_seconds() -> None:
     assert quiet.getvalue() == ""
 
 
+def line_of(event: dict[str, Any]) -> str:
+    """What an event shows off a terminal."""
+    stream = io.StringIO()
+    Display(stream=stream, now=Hands()).step(event)
+    return stream.getvalue()
+
+
 def test_every_kind_of_event_has_its_line() -> None:
     lines = {
         "start": {"precision": "float32", "threads": 2, "compiled": False, "attention": None},
@@ -195,14 +202,12 @@ def test_every_kind_of_event_has_its_line() -> None:
         "tokens": {"done": 50, "total": 100},
         "end": {"step": 812, "seconds": 60.0, "loss": 2.5},
     }
-    shown = {}
-    for kind, event in lines.items():
-        stream = io.StringIO()
-        Display(stream=stream, now=Hands()).step({**event, "event": kind})
-        shown[kind] = stream.getvalue()
+    shown = {kind: line_of({**event, "event": kind}) for kind, event in lines.items()}
     assert shown["start"].startswith("float32, 2 threads, not compiled\n")
     assert "lower is better" in shown["start"]
-    assert shown["candidate"] == "      candidate 3: a file of 999,219 bytes, the cap is 1,000,000\n"
+    assert shown["candidate"] == "      candidate 3: a file of 999,219 bytes, 781 under the cap\n"
+    over = {**lines["candidate"], "event": "candidate", "file_bytes": 1_000_300}
+    assert line_of(over) == "      candidate 3: a file of 1,000,300 bytes, 300 over the cap\n"
     assert shown["runs"] == "2 of 6 runs  base, seed 1  2.0001 bpb\n"
     assert shown["tokens"] == " 50%  50 of 100 tokens\n"
     assert shown["end"] == ""
@@ -222,7 +227,7 @@ def test_result_table_under_policies() -> None:
     result["seconds"]["train"] = 600.4
     result["evaluation"] |= {"load": None, "score": 713.8}
     lines = result_table(result | {"policies": state(result)}).splitlines()
-    start = lines.index("counted by policy          bytes              cap     training s   evaluation s")
+    start = lines.index("by the rules of            bytes              cap     training s   evaluation s")
     assert lines[start + 1 : start + 8] == [
         "  contest-2026        16,024,713  over 16,000,000 600.4 over 600 713.8 over 600",
         "  strict              16,037,725  over 16,000,000 619.8 over 600              -",
