@@ -71,6 +71,13 @@ TRIALS: Mapping[str, Sequence[Settings]] = {
     ),
 }
 """Changes in turn; each is tried on the best settings so far, the first on none. caddie has `tiny` as it is."""
+LONG_SECONDS = 300.0
+LONG_TRIALS: Mapping[str, Sequence[Settings]] = {
+    "caddie": ({}, {"recipe": "small"}),
+    "nanoGPT": ({}, {"n_embd": 192, "n_head": 6}, {"n_layer": 4}, {"n_embd": 256}, {"learning_rate": 1e-3}),
+    "nanochat": ({}, {"depth": 4}, {"aspect_ratio": 96}, {"depth": 6}, {"max_seq_len": 512}),
+}
+"""Changes for trials of `LONG_SECONDS` or more; the first is tried on the best settings of shorter ones."""
 CAPS = (300_000, 1_000_000, 4_000_000)
 MAIN_CAP = 1_000_000
 """Cap by which trials are judged. Another cap gets settings of its own where they gain more than `MARGIN` there."""
@@ -134,8 +141,10 @@ def judged(rows: Sequence[Row], contender: str, cap: int) -> list[Row]:
     return sorted(sound, key=lambda row: (row["bits_per_byte"], row["trial"]))
 
 
-def chosen(rows: Sequence[Row], contender: str, cap: int) -> Settings | None:
-    """Return the settings for a cap by the trials in `rows`, or None without any."""
+def chosen(rows: Sequence[Row], contender: str, cap: int, seconds: float) -> Settings | None:
+    """Return the settings for a cap by the longest trials in `rows` of at most `seconds`, or None without any."""
+    budgets = [row["budget"] for row in judged(rows, contender, MAIN_CAP) if row["budget"] <= seconds]
+    rows = [row for row in rows if row["budget"] == max(budgets, default=None)]
     best, here = judged(rows, contender, MAIN_CAP), judged(rows, contender, cap)
     if not best:
         return dict(here[0]["settings"]) if here else None
@@ -145,13 +154,19 @@ def chosen(rows: Sequence[Row], contender: str, cap: int) -> Settings | None:
     return dict((here or best)[0]["settings"])
 
 
+def trials(contender: str, seconds: float) -> Sequence[Settings]:
+    """Return the changes to try in trials of `seconds`."""
+    return (LONG_TRIALS if seconds >= LONG_SECONDS else TRIALS)[contender]
+
+
 def next_trial(rows: Sequence[Row], contender: str, source: str, seconds: float, caps: tuple[int, ...]) -> Job | None:
     """Return the first trial that `rows` lack, or None after the last."""
-    mine = [row for row in rows if row["text"] == text_name(source) and row["budget"] == seconds]
-    for number, change in enumerate(TRIALS[contender]):
+    here = [row for row in rows if row["text"] == text_name(source)]
+    mine = [row for row in here if row["budget"] == seconds]
+    shorter = [row for row in here if row["budget"] < seconds]
+    for number, change in enumerate(trials(contender, seconds)):
         before = [row for row in mine if row["trial"] is not None and row["trial"] < number]
-        best = judged(before, contender, MAIN_CAP)
-        settings = {**(best[0]["settings"] if best else {}), **change}
+        settings = {**(chosen(before or shorter, contender, MAIN_CAP, seconds) or {}), **change}
         job = Job(contender, settings, source, seconds, SEARCH_SEED, caps, trial=number)
         if job.left(mine):
             return job
@@ -164,7 +179,7 @@ def finals(
     """Return a job for each of the settings that are chosen for any cap."""
     found: list[Job] = []
     for cap in caps:
-        settings = chosen(rows, contender, cap)
+        settings = chosen(rows, contender, cap, seconds)
         if settings is None:
             continue
         same = next((job for job in found if job.settings == settings), None)
@@ -267,20 +282,23 @@ def jobs(given: argparse.Namespace, rows: list[Row]) -> Iterator[Job]:
 
 def plan(given: argparse.Namespace, rows: Sequence[Row]) -> str:
     """Return what is left, and about how long it takes; how many finals differ is known after the search."""
-    trials, left, known = 0, 0.0, True
+    planned, left, known = 0, 0.0, True
     caps = tuple(given.caps)
     for contender in given.contenders:
         made = {
-            row["trial"] for row in rows if row["contender"] == contender and row["text"] == text_name(given.search)
+            row["trial"]
+            for row in rows
+            if (row["contender"], row["text"], row["budget"])
+            == (contender, text_name(given.search), given.search_seconds)
         }
-        missing = len(TRIALS[contender]) - len(made - {None})
-        trials, known = trials + missing, known and not missing
+        missing = len(trials(contender, given.search_seconds)) - len(made - {None})
+        planned, known = planned + missing, known and not missing
         for seed, seconds in product(given.seeds, given.seconds):
             wanted = finals(rows, contender, given.data, seconds, caps, seed)
             count = len(caps) if missing else len([job for job in wanted if job.left(rows)])
             left += count * (seconds + BESIDE_SECONDS)
-    search = trials * (given.search_seconds + BESIDE_SECONDS)
-    return f"{trials} trials, about {clock(search)}; finals, {'about' if known else 'at most'} {clock(left)}"
+    search = planned * (given.search_seconds + BESIDE_SECONDS)
+    return f"{planned} trials, about {clock(search)}; finals, {'about' if known else 'at most'} {clock(left)}"
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -314,7 +332,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         CONTENDERS[name]({}, checkouts[name])
     print(plan(given, rows), flush=True)
     for job in () if given.plan else jobs(given, rows):
-        kind = "final" if job.trial is None else f"trial {job.trial + 1} of {len(TRIALS[job.contender])}"
+        kind = "final" if job.trial is None else f"trial {job.trial + 1} of {len(trials(job.contender, job.seconds))}"
         print(f"{job.contender}, {kind}: {json.dumps(job.settings)}, {job.seconds:g} s on {job.source}", flush=True)
         found = run_job(job, checkouts[job.contender], job.left(rows))
         rows += found

@@ -10,7 +10,7 @@ from typing import Any
 
 from caddie.errors import UserError
 from caddie.files import reason
-from caddie.lab.executors import GRACE_SECONDS, death, finish, start
+from caddie.lab.executors import GRACE_SECONDS, TICK_SECONDS, Ended, death, finish, start
 
 RETRIES = 5
 """Most restarts of a job after its machine was lost."""
@@ -54,8 +54,8 @@ class Cluster:
         gpus_each = gpus_each or int(any(node.get("GPU", 0) for node in nodes))
         self._gpus_each, self._cores_each, self.workers = share(nodes, gpus_each, cores_each)
 
-    def run(self, jobs: Sequence[Path]) -> Iterator[tuple[Path, str | None]]:
-        """Yield each job as it ends, with the reason why its process died early, or None."""
+    def run(self, jobs: Sequence[Path]) -> Iterator[Ended | None]:
+        """Yield each job as it ends, and None every `TICK_SECONDS` while none does."""
         retries = {"max_retries": RETRIES, "retry_exceptions": [Stopped]}
         task = self._ray.remote(_do).options(
             num_cpus=self._cores_each, num_gpus=self._gpus_each, scheduling_strategy="SPREAD", **retries
@@ -64,8 +64,8 @@ class Cluster:
         waiting = {task.remote(str(job.resolve()), *given): job for job in jobs}
         try:
             while waiting:
-                ended = self._ray.wait(list(waiting))[0][0]
-                yield waiting.pop(ended), self._outcome(ended)
+                ended, _ = self._ray.wait(list(waiting), timeout=TICK_SECONDS)
+                yield (waiting.pop(ended[0]), self._outcome(ended[0])) if ended else None
         finally:
             for reference in waiting:
                 self._ray.cancel(reference)

@@ -23,8 +23,14 @@ from caddie.runtime.interrupt import SIGKILL
 
 GRACE_SECONDS = 20.0
 """Seconds that a run has to write its checkpoint when it must stop."""
+TICK_SECONDS = 1.0
+"""Seconds after which a caller may show what the jobs do."""
 POLL_SECONDS = 0.2
 """Seconds between two checks of a job; a waiting system call would keep a cluster's engine from interrupting it."""
+
+
+Ended = tuple[Path, str | None]
+"""A job that ended, and the reason why its process died early, or None."""
 
 
 class Executor(Protocol):
@@ -34,8 +40,8 @@ class Executor(Protocol):
     def workers(self) -> int:
         """Jobs at once."""
 
-    def run(self, jobs: Sequence[Path]) -> Iterator[tuple[Path, str | None]]:
-        """Yield each job as it ends, with the reason why its process died early, or None."""
+    def run(self, jobs: Sequence[Path]) -> Iterator[Ended | None]:
+        """Yield each job as it ends, and None now and then while none does."""
 
 
 class Local:
@@ -57,9 +63,10 @@ class Local:
         threads = len(cores) // workers
         self._cores = [cores[slot * threads : (slot + 1) * threads] for slot in range(workers)]
 
-    def run(self, jobs: Sequence[Path]) -> Iterator[tuple[Path, str | None]]:
-        """Yield each job as it ends, with the reason why its process died early, or None."""
+    def run(self, jobs: Sequence[Path]) -> Iterator[Ended | None]:
+        """Yield each job as it ends, and None every `TICK_SECONDS` while none does."""
         waiting, busy = list(reversed(jobs)), dict[int, tuple[subprocess.Popen[bytes], Path]]()
+        ticked = time.monotonic()
         try:
             while waiting or busy:
                 for slot in range(self.workers):
@@ -72,6 +79,9 @@ class Local:
                         stop(process)
                         yield job, death(process.returncode)
                 time.sleep(0.05)
+                if time.monotonic() - ticked >= TICK_SECONDS:
+                    yield None
+                    ticked = time.monotonic()
         finally:
             for process, _ in busy.values():
                 process.terminate()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -27,8 +28,9 @@ from caddie.lab.job import Run, adoptable, finished, write_job
 from caddie.lab.rows import RESULTS, STUDY, Row, outcome, read_study, row, write_rows
 from caddie.lab.study import Study
 from caddie.recipes.recipe import Recipe
-from caddie.report.read import busy_machine, pick, read_json
-from caddie.report.run_files import CHECKPOINT, ERROR, RECIPE, STOP, TASK
+from caddie.report.display import loss_line
+from caddie.report.read import Log, busy_machine, pick, read_json
+from caddie.report.run_files import CHECKPOINT, ERROR, LOG, RECIPE, STOP, TASK
 from caddie.report.tables import duration
 from caddie.run.resolve_corpus import open_corpus
 from caddie.run.run import check_recipe
@@ -162,6 +164,8 @@ class _Driving:
     over: set[Path] = field(default_factory=set)
     rows: list[Row] = field(default_factory=list)
     told_busy: bool = False
+    began: float = field(default_factory=time.time)
+    logs: dict[Path, Log] = field(default_factory=dict)
 
     def drive(self, executor: Executor, command: str, keep_checkpoints: bool) -> list[Row]:
         """Do the runs that are not over, and return a row for every run."""
@@ -174,22 +178,53 @@ class _Driving:
         while groups := _groups([run for run in planned if not run.over]):
             trained = {training_of(run): run for run in reversed(planned) if adoptable(run.folder)}
             jobs = {write_job(group, context, trained.get(training_of(group[0]))): group for group in groups}
-            for job, death in executor.run(list(jobs)):
+            for ended in executor.run(list(jobs)):
+                if ended is None:
+                    self._collect(groups)
+                    self._show_running(groups)
+                    continue
+                job, death = ended
                 begun[job] += 1
                 left = [run for run in jobs[job] if not run.over]
-                moved = any(run.over and run.folder not in self.over for run in jobs[job])
-                if left and not moved and (death or begun[job] >= ATTEMPTS):
+                if left == jobs[job] and (death or begun[job] >= ATTEMPTS):
                     write_error(left[0].folder, death or f"it was begun {ATTEMPTS} times and never ended")
-                for run in jobs[job]:
-                    if run.folder not in self.over and (facts := row(study, run)) is not None:
-                        self.over.add(run.folder)
-                        self._keep(outcome(facts))
-                        self._tell_busy(facts)
+                self._collect([jobs[job]])
                 if not keep_checkpoints:
                     self._remove_checkpoints()
         if not keep_checkpoints:
             self._remove_checkpoints()
         return self.rows
+
+    def _collect(self, groups: Iterable[list[Run]]) -> None:
+        """Keep the rows of the runs that ended since."""
+        for run in (run for group in groups for run in group):
+            if run.folder not in self.over and run.over and (facts := row(self.study, run)) is not None:
+                self.over.add(run.folder)
+                self._keep(outcome(facts))
+                self._tell_busy(facts)
+
+    def _show_running(self, groups: Iterable[list[Run]]) -> None:
+        """Show how far the run of each group is that has begun since this process did."""
+        first = (next((run for run in group if run.folder not in self.over), None) for group in groups)
+        logs = [(run, log) for run in first if run and (log := self._log(run))]
+        if not logs:
+            return
+        parts = [float(log.last["progress"]) for _, log in logs]
+        (run, log), share = logs[0], parts[0]
+        doing = "packing and scoring" if log.ended else f"{share:.0%} trained, {loss_line(log.last)}"
+        text = f"{len(self.over)} of {self.total} runs  {run.label}, seed {run.seed}: {doing}"
+        text += f"; {len(logs) - 1} more at work" if len(logs) > 1 else ""
+        done = (len(self.over) + sum(parts)) / self.total
+        self.progress.step({"event": "running", "progress": min(done, 1.0), "text": text})
+
+    def _log(self, run: Run) -> Log | None:
+        """Return the log of a run that has made a step since this process began, or None."""
+        path = run.folder / LOG
+        with suppress(OSError, UserError):
+            if path.stat().st_mtime >= self.began:
+                self.logs[run.folder] = log = self.logs.get(run.folder, Log()).read(path)
+                return log if {"progress", "loss"} <= log.last.keys() else None
+        return None
 
     def _keep(self, text: str) -> None:
         """Write rows and state, and show how many runs are over and how long the others will take."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from caddie.errors import UserError
-from caddie.lab.executors import death, finish, start, stop
+from caddie.lab.executors import Ended, death, finish, start, stop
 
 POLL_SECONDS = 10.0
 """Seconds between two checks of the jobs."""
@@ -59,15 +60,17 @@ class Slurm:
         self._task = _Task(str(Path.cwd()), cores_each, gpus_each)
         self.workers = workers
 
-    def run(self, jobs: Sequence[Path]) -> Iterator[tuple[Path, str | None]]:
-        """Yield each job as it ends, with the reason why its process died early, or None."""
-        from submitit.helpers import as_completed
-
+    def run(self, jobs: Sequence[Path]) -> Iterator[Ended | None]:
+        """Yield each job as it ends, and None every `POLL_SECONDS` while none does."""
         submitted = self._executor.map_array(self._task, [str(job.resolve()) for job in jobs])
         waiting = dict(zip(submitted, jobs, strict=True))
         try:
-            for ended in as_completed(list(waiting), poll_frequency=POLL_SECONDS):
-                yield waiting.pop(ended), _outcome(ended)
+            while waiting:
+                ended = [job for job in waiting if job.done()]
+                yield from ((waiting.pop(job), _outcome(job)) for job in ended)
+                if not ended:
+                    yield None
+                    time.sleep(POLL_SECONDS)
         finally:
             for job in waiting:
                 job.cancel()

@@ -144,6 +144,8 @@ class Display(Progress):
                 self._show(event["done"] / event["total"], text)
             else:
                 self.note(text)
+        elif kind == "running":  # off a terminal as seldom as steps
+            self._show(event["progress"], event["text"])
         elif kind == "doing":
             self._doing(event["text"])
 

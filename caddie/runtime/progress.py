@@ -16,7 +16,8 @@ Event = Mapping[str, Any]
 | `start`, `step`, `held_out`, `forecast`, `end` | those of `log.jsonl` (`docs/result.md`) | training |
 | `tokens` | `done`, `total` | scoring, coding text |
 | `candidate` | `number`, `file_bytes`, `cap_bytes` | packing |
-| `runs` | `done`, `total`, `text` | studies |
+| `runs` | `done`, `total`, `text` | studies, as a run ends |
+| `running` | `progress`, `text` | studies, while runs go on |
 | `doing` | `text` | all other work |
 """
 

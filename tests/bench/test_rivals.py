@@ -112,6 +112,7 @@ def test_the_search_ends_after_the_last_trial() -> None:
     while job := rivals.next_trial(rows, "nanochat", "other", 60.0, (rivals.MAIN_CAP,)):
         rows.append(row("nanochat", trial=job.trial, settings=job.settings))
     assert len(rows) == len(rivals.TRIALS["nanochat"]) == len(rivals.TRIALS["nanoGPT"]) == 9
+    assert len(rivals.LONG_TRIALS["nanochat"]) == len(rivals.LONG_TRIALS["nanoGPT"])
 
 
 def test_a_cap_has_settings_of_its_own_only_where_they_gain_more_than_chance() -> None:
@@ -119,18 +120,33 @@ def test_a_cap_has_settings_of_its_own_only_where_they_gain_more_than_chance() -
     rows = [row(settings=wide, trial=0), row(settings=small, trial=1, bits_per_byte=2.1)]
     for trial, bits in ((0, 2.3), (1, 2.3 - rivals.MARGIN / 2)):
         rows.append(row(settings=(wide, small)[trial], trial=trial, cap_bytes=300_000, bits_per_byte=bits))
-    assert rivals.chosen(rows, "nanoGPT", 300_000) == wide
+    assert rivals.chosen(rows, "nanoGPT", 300_000, 60.0) == wide
     rows[-1]["bits_per_byte"] = 2.3 - 2 * rivals.MARGIN
-    assert rivals.chosen(rows, "nanoGPT", 300_000) == small
-    assert rivals.chosen(rows, "nanoGPT", rivals.MAIN_CAP) == wide
-    assert rivals.chosen(rows, "nanochat", 300_000) is None
+    assert rivals.chosen(rows, "nanoGPT", 300_000, 60.0) == small
+    assert rivals.chosen(rows, "nanoGPT", rivals.MAIN_CAP, 60.0) == wide
+    assert rivals.chosen(rows, "nanochat", 300_000, 60.0) is None
     jobs = rivals.finals(rows, "nanoGPT", "demo", 300.0, (300_000, rivals.MAIN_CAP, 4_000_000))
     assert [(job.settings, job.caps) for job in jobs] == [(small, (300_000,)), (wide, (rivals.MAIN_CAP, 4_000_000))]
 
 
+def test_longer_trials_begin_with_the_best_settings_of_shorter_ones_and_decide_longer_finals() -> None:
+    rows = [row(), row(trial=1, settings={"n_layer": 2}, bits_per_byte=1.9)]
+    job = rivals.next_trial(rows, "nanoGPT", "other", 300.0, (rivals.MAIN_CAP,))
+    assert job is not None
+    assert (job.trial, job.settings) == (0, {"n_layer": 2})
+    rows.append(row(budget=300.0, settings=job.settings, bits_per_byte=1.5))
+    rows.append(row(budget=300.0, trial=1, settings={"n_layer": 4}, bits_per_byte=1.4))
+    following = rivals.next_trial(rows, "nanoGPT", "other", 300.0, (rivals.MAIN_CAP,))
+    assert following is not None
+    assert (following.trial, following.settings) == (2, {"n_layer": 4, **rivals.LONG_TRIALS["nanoGPT"][2]})
+    for seconds, layers in ((60.0, 2), (299.0, 2), (300.0, 4), (1800.0, 4)):
+        (final,) = rivals.finals(rows, "nanoGPT", "demo", seconds, (rivals.MAIN_CAP,))
+        assert final.settings == {"n_layer": layers}
+
+
 def test_finals_are_never_chosen_by_finals() -> None:
     rows = [row(), row(trial=None, text="demo", settings={"n_embd": 8}, bits_per_byte=0.1)]
-    assert rivals.chosen(rows, "nanoGPT", rivals.MAIN_CAP) == {}
+    assert rivals.chosen(rows, "nanoGPT", rivals.MAIN_CAP, 60.0) == {}
 
 
 # Training, packing, scoring
@@ -349,11 +365,12 @@ def test_a_setting_that_is_not_there(checkout: Path) -> None:
 
 
 def test_every_trial_is_of_settings_that_are_there(checkout: Path) -> None:
-    for change in rivals.TRIALS["nanoGPT"]:
-        NanoGPT(change, checkout)
-    for change in rivals.TRIALS["caddie"]:
-        CONTENDERS["caddie"](change)
-    assert all(change.keys() <= Nanochat.defaults.keys() for change in rivals.TRIALS["nanochat"])
+    for trials in (rivals.TRIALS, rivals.LONG_TRIALS):
+        for change in trials["nanoGPT"]:
+            NanoGPT(change, checkout)
+        for change in trials["caddie"]:
+            CONTENDERS["caddie"](change)
+        assert all(change.keys() <= Nanochat.defaults.keys() for change in trials["nanochat"])
 
 
 # The picture

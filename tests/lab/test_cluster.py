@@ -27,6 +27,7 @@ from caddie.errors import UserError
 from caddie.lab import executors as attached
 from caddie.lab import slurm
 from caddie.lab.cluster import Cluster, Stopped, _do, share
+from caddie.lab.executors import TICK_SECONDS
 from caddie.lab.slurm import Slurm
 
 # What engines themselves leave open is not ours.
@@ -93,7 +94,7 @@ class PretendedRay(SimpleNamespace):
     def __init__(self) -> None:
         failed = type("RayTaskError", (Lost,), {"cause": None})
         super().__init__(
-            exceptions=SimpleNamespace(RayTaskError=failed, RayError=Lost), cancelled=[], asked={}, ends={}
+            exceptions=SimpleNamespace(RayTaskError=failed, RayError=Lost), cancelled=[], asked={}, ends={}, waits=0
         )
 
     def is_initialized(self) -> bool:
@@ -110,8 +111,9 @@ class PretendedRay(SimpleNamespace):
         self.asked = asked
         return SimpleNamespace(remote=lambda job, *given: (job, *given))
 
-    def wait(self, waiting: list[Any], **options: object) -> tuple[list[Any], list[Any]]:
-        return waiting[-1:], waiting[:-1]
+    def wait(self, waiting: list[Any], timeout: float, **options: object) -> tuple[list[Any], list[Any]]:
+        self.waits += 1
+        return ([], waiting) if self.waits % 2 and timeout == TICK_SECONDS else (waiting[-1:], waiting[:-1])
 
     def get(self, task: tuple[str, ...]) -> object:
         end = self.ends.get(Path(task[0]).name)
@@ -142,9 +144,13 @@ def test_every_end_of_a_task(ray: PretendedRay) -> None:
     cluster = Cluster()
     assert cluster.workers == 2
     assert list(cluster.run(jobs)) == [
+        None,
         (Path("lost"), "its machine was lost 6 times; no node"),
+        None,
         (Path("stopped"), None),
+        None,
         (Path("died"), "its process died"),
+        None,
         (Path("well"), None),
     ]
     assert (ray.asked["num_cpus"], ray.asked["num_gpus"], ray.cancelled) == (4, 1, [])
@@ -161,6 +167,7 @@ def test_a_machine_that_cannot_do_jobs_ends_the_study(ray: PretendedRay, tmp_pat
 
 def test_jobs_are_cancelled_when_the_study_stops(ray: PretendedRay) -> None:
     running = Cluster().run([Path("a"), Path("b"), Path("c")])
+    assert next(running) is None
     assert next(running) == (Path("c"), None)
     running.close()  # type: ignore[attr-defined]
     assert ray.cancelled == ["a", "b"]
@@ -235,7 +242,7 @@ def test_jobs_through_submitit(script: Path, monkeypatch: pytest.MonkeyPatch) ->
     doomed.write_text("import os; os.kill(os.getpid(), 9)")
     executor = Slurm(workers=2, cores_each=1, logs=logs, engine="debug")
     assert executor.workers == 2
-    assert dict(executor.run([script, doomed])) == {
+    assert dict(ended for ended in executor.run([script, doomed]) if ended) == {
         script: None,
         doomed: "its process was ended by signal 9, out of memory?",
     }

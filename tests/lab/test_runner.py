@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -120,6 +121,62 @@ def test_every_run_once_and_those_of_one_training_together(text: str, folders: d
     again = Pretended()
     assert run_jobs(study(), text, executor=again, **folders) == rows
     assert again.jobs == []
+
+
+STEP = {"event": "step", "step": 1, "loss": 2.0, "seconds": 1.0, "tokens": 9}
+
+
+class Ticking(Pretended):
+    """Ticks while the first run of each job trains, and once more when that run alone is over."""
+
+    def run(self, jobs: Sequence[Path]) -> Iterator[Any]:
+        yield None
+        for job in jobs:
+            told = json.loads(job.read_text())
+            folder = Path(told["runs"][0]["folder"])
+            (folder / "log.jsonl").write_text(json.dumps({**STEP, "progress": 0.25}) + "\n")
+            yield None
+            result = make_result() | {"study": {**told["study"], "label": told["runs"][0]["label"]}}
+            write_json(folder / "result.json", result)
+            yield None
+            yield from super().run([job])
+
+
+def test_what_runs_do_is_shown_and_a_row_is_kept_as_soon_as_its_run_ends(text: str, folders: dict[str, Path]) -> None:
+    kept: list[int] = []
+
+    class Watching(RecordedProgress):
+        def step(self, event: Mapping[str, Any]) -> None:
+            super().step(event)
+            kept.append(len(read_rows(folders["results"] / RESULTS)))
+
+    progress = Watching()
+    rows = run_jobs(study(seeds=(1,)), text, executor=Ticking(), progress=progress, **folders)
+    assert len(rows) == 3
+    shown = [(event["event"], event["text"], before) for event, before in zip(progress.events, kept, strict=True)]
+    assert shown[:3] == [
+        ("runs", "done so far", 0),
+        ("running", "0 of 3 runs  base, seed 1: 25% trained, loss 2.0000", 0),
+        ("runs", shown[2][1], 1),
+    ]
+    assert shown[2][1].startswith("base, seed 1  1.")
+    assert [event["progress"] for event in progress.events if event["event"] == "running"] == pytest.approx(
+        [1 / 12, 3 / 4]
+    )
+
+
+def test_a_log_of_an_earlier_start_is_not_shown(text: str, folders: dict[str, Path]) -> None:
+    class Waiting(Pretended):
+        def run(self, jobs: Sequence[Path]) -> Iterator[Any]:
+            for job in jobs:
+                (job.parent / "log.jsonl").write_text(json.dumps({**STEP, "progress": 0.5}) + "\n")
+                os.utime(job.parent / "log.jsonl", (1e9, 1e9))
+            yield None
+            yield from super().run(jobs)
+
+    progress = RecordedProgress()
+    run_jobs(study(seeds=(1,)), text, executor=Waiting(), progress=progress, **folders)
+    assert {event["event"] for event in progress.events} == {"runs"}
 
 
 def test_runs_from_before_a_setting_came_are_kept(text: str, folders: dict[str, Path]) -> None:
@@ -473,7 +530,7 @@ def test_a_run_gets_no_more_threads_than_the_user_allows(
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: None, raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", asked)
-    assert list(Local().run([tmp_path / JOB])) == [(tmp_path / JOB, None)]
+    assert list(filter(None, Local().run([tmp_path / JOB]))) == [(tmp_path / JOB, None)]
     assert (tmp_path / OUTPUT).read_text().strip() == given
 
 

@@ -198,6 +198,7 @@ def test_every_kind_of_event_has_its_line() -> None:
     lines = {
         "start": {"precision": "float32", "threads": 2, "compiled": False, "attention": None},
         "candidate": {"number": 3, "file_bytes": 999_219, "cap_bytes": 1_000_000},
+        "running": {"progress": 0.4, "text": "2 of 6 runs  base, seed 2: 40% trained"},
         "runs": {"done": 2, "total": 6, "text": "base, seed 1  2.0001 bpb"},
         "tokens": {"done": 50, "total": 100},
         "end": {"step": 812, "seconds": 60.0, "loss": 2.5},
@@ -208,6 +209,7 @@ def test_every_kind_of_event_has_its_line() -> None:
     assert shown["candidate"] == "      candidate 3: a file of 999,219 bytes, 781 under the cap\n"
     over = {**lines["candidate"], "event": "candidate", "file_bytes": 1_000_300}
     assert line_of(over) == "      candidate 3: a file of 1,000,300 bytes, 300 over the cap\n"
+    assert shown["running"] == " 40%  2 of 6 runs  base, seed 2: 40% trained\n"
     assert shown["runs"] == "2 of 6 runs  base, seed 1  2.0001 bpb\n"
     assert shown["tokens"] == " 50%  50 of 100 tokens\n"
     assert shown["end"] == ""
