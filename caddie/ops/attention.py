@@ -27,7 +27,7 @@ SHORT_ROW = 512
 forward and backward, than the fused kernel (`bench/attention.py`, 2026-11-21; `docs/log.md`)."""
 QUERIES = 128
 """Queries of plain products at a time, with the keys up to the last of them: in rows of 256 and 512 a quarter faster,
-forward and backward, than all at once (`docs/performance.md`)."""
+forward and backward, than all at once (`docs/log.md`)."""
 
 
 class Visibility:

@@ -27,7 +27,7 @@ def keep_freed_memory() -> bool:
     """Keep up to 1 GiB of freed memory in the process for reuse. Return True if the C library allows it (glibc does).
 
     Otherwise the memory of a large tensor goes back to the system and returns page by page, each zeroed. A training
-    step on a CPU met 7,000 to 9,000 such pages, an eighth to a fifth of its time (`docs/performance.md`). New threads
+    step on a CPU met 7,000 to 9,000 such pages, an eighth to a fifth of its time (`docs/log.md`). New threads
     then share one heap, because glibc keeps 64 MiB at most of each heap of their own.
     """
     try:  # found in the running interpreter: the audit hook of `verify` reports libraries that are loaded
