@@ -1,4 +1,4 @@
-"""Draw the pictures of the README and of `docs/architecture.md`, and list the files on that page.
+"""Draw the pictures of the README and of `docs/architecture.md`, and list every file in `docs/files.md`.
 
     python bench/pictures.py        # writes docs/images/*.svg and the list
 
@@ -25,9 +25,10 @@ from svg import box, picture, words
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "caddie"
 PAGE = ROOT / "docs" / "architecture.md"
+FILES = ROOT / "docs" / "files.md"
 IMAGES = ROOT / "docs" / "images"
-FILES = "## Every Python file in a line"
-"""Heading of the list of files, the last of the page."""
+LIST = "## Every Python file in a line"
+"""Heading of the list, the last of `FILES`."""
 
 LINE = ("data", "model", "train", "pack", "score", "verify", "inference", "run")
 """Folders through which a run goes; drawn in colour."""
@@ -307,7 +308,7 @@ PICTURES = {
 
 
 def page_with_files(page: str) -> str:
-    """The architecture page with its last section made anew: every module and the first sentence of its docstring."""
+    """The page of files with its last section made anew: every module and the first sentence of its docstring."""
     parts = []
     for folder in order():
         modules = sorted((PACKAGE / folder).rglob("*.py")) or [PACKAGE / f"{folder}.py"]
@@ -315,12 +316,12 @@ def page_with_files(page: str) -> str:
             sentence = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0].replace("\n", " ")
             if path.name != "__init__.py" or path.parent.name == "tokenizers":
                 parts.append(f"- `{path.relative_to(PACKAGE)}`: {sentence}")
-    return page.partition(FILES)[0] + FILES + "\n\n" + "\n".join(parts) + "\n"
+    return page.partition(LIST)[0] + LIST + "\n\n" + "\n".join(parts) + "\n"
 
 
 def main() -> None:
     """Write all pictures and the list of files."""
-    PAGE.write_text(page_with_files(PAGE.read_text()))
+    FILES.write_text(page_with_files(FILES.read_text()))
     IMAGES.mkdir(exist_ok=True)
     for name, draw in PICTURES.items():
         (IMAGES / name).write_text(draw())

@@ -91,9 +91,9 @@ def test_the_api_reference_has_every_public_name() -> None:
     assert {name.rpartition(".")[2] for name in documented} >= set(caddie.__all__)
 
 
-def test_the_architecture_page_names_files_that_exist() -> None:
+def test_the_pages_of_the_source_name_files_that_exist() -> None:
     page = (DOCS / "architecture.md").read_text()
-    named = re.findall(r"`([a-z]+/[\w/]*(?:\.py|\.json|/))`", page)
+    named = re.findall(r"`([a-z]+/[\w/]*(?:\.py|\.json|/))`", page + (DOCS / "files.md").read_text())
     assert len(named) > 50
     tops = {"tests/", "bench/", "studies/", "data/", "caddie/"}
     missing = [name for name in named if not ((ROOT / "caddie" / name).exists() or (ROOT / name).exists())]

@@ -19,7 +19,7 @@ def test_the_committed_picture_is_fresh(name: str) -> None:
 
 
 def test_the_list_of_files_is_fresh() -> None:
-    page = drawing.PAGE.read_text()
+    page = drawing.FILES.read_text()
     assert page == drawing.page_with_files(page), "if this is meant: python bench/pictures.py"
     for name in ("pack/fit.py", "data/tokenizers/bpe.py", "errors.py"):
         assert f"- `{name}`: " in page
