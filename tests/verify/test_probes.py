@@ -51,7 +51,7 @@ from caddie.verify.verify import _vocabulary
 
 verification = import_module("caddie.verify.verify")
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "metric.md"
+DOCS = Path(__file__).parent.parent.parent / "docs"
 quick = settings(derandomize=True, deadline=None, max_examples=20)
 
 
@@ -572,7 +572,10 @@ def scorers(page: Path) -> Iterator[tuple[str, str, set[str]]]:
 
 @pytest.mark.parametrize(
     ("name", "code", "fails"),
-    [pytest.param(*case, id=case[0], marks=[pytest.mark.long] * (case[0] != "peeks.py")) for case in scorers(PAGE)],
+    [
+        pytest.param(*case, id=case[0], marks=[pytest.mark.long] * (case[0] != "peeks.py"))
+        for case in scorers(DOCS / "scorers.md")
+    ],
 )
 def test_the_scorers_on_the_page(name: str, code: str, fails: set[str], artifact: Artifact, tmp_path: Path) -> None:
     (tmp_path / name).write_text(code)
@@ -585,19 +588,19 @@ def test_the_scorers_on_the_page(name: str, code: str, fails: set[str], artifact
 
 
 def test_the_page_shows_every_example_and_probe() -> None:
-    page = PAGE.read_text()
+    page = (DOCS / "metric.md").read_text()
     rows = re.findall(r"^\| `known_bad:(\w+)` \|.*\| `([^`]+)` \|$", page, flags=re.MULTILINE)
     assert dict(rows) == {name: example.probe for name, example in KNOWN_BAD.items()}
     for probe in PROBES:
         assert f"`{probe}`" in page
 
 
-def test_the_page_names_tests_that_there_are() -> None:
-    named = set(re.findall(r"`(test_\w+)`", PAGE.read_text()))
+def test_the_page_of_attacks_names_tests_that_there_are() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (DOCS / "results" / "probes.md").read_text()))
     sources = [
         path.read_text()
         for folder in ("verify", "score")
-        for path in (PAGE.parents[1] / "tests" / folder).glob("test_*.py")
+        for path in (DOCS.parent / "tests" / folder).glob("test_*.py")
     ]
     assert len(named) > 10
     assert named <= {name for source in sources for name in re.findall(r"^def (test_\w+)\(", source, re.MULTILINE)}
