@@ -31,6 +31,8 @@ TRAINING_QUIET_SECONDS = 300.0
 """A training run that writes nothing for this time is stale."""
 QUIET_SECONDS = 1800.0
 """The same for a run that prepares or scores, which writes less often."""
+UNHELD_QUIET_SECONDS = 30.0
+"""The same for a folder that no process holds, as after Ctrl-C."""
 LONGEST_TEXT = 300
 """Most characters of a text."""
 
@@ -103,6 +105,7 @@ class RunFolder:
             return "running" if alive else "waiting"
         training = self.log.last and not self.log.ended
         quiet = TRAINING_QUIET_SECONDS if training else QUIET_SECONDS
+        quiet = quiet if self.holder else UNHELD_QUIET_SECONDS
         return "stale" if time.time() - self.changed > quiet else "running"
 
     def reason(self, state: str) -> str:
@@ -113,6 +116,8 @@ class RunFolder:
         if state == "failed" and not reasons:
             dead = f"its process, {self.holder.pid}, was killed" if self.holder else ""
             reasons.append(dead or "no reason was written down")
+        if state == "stale" and not self.holder:
+            reasons.append("it was stopped; the same command continues it")
         if pick(result, "verified") == "no":
             reasons.append("verification failed")
         if pick(result, "under_cap") is False:

@@ -112,7 +112,7 @@ def recipes(as_json: bool) -> None:
     text = [
         "Without a public score: begin with tiny; the others are ideas to try.\n",
         table(own, ["recipe", "parameters", "purpose; its source"]),
-        "\nPublic results, from the first to the best, in bits per byte (bpb) of the contest's held-out text:\n",
+        "\nPublic results, from the first to the best, in bits per byte (bpb):\n",
         table(records, ["recipe", "parameters", "bpb", "purpose; its record"]),
     ]
     tell({"recipes": facts}, as_json, "\n".join(text))

@@ -17,6 +17,14 @@ from caddie.errors import CheckFailed, UserError
 from caddie.report.tables import one_line
 from caddie.runtime.interrupt import MESSAGES
 
+_NUMBERS = {
+    "is not a valid integer range": "is not a whole number",
+    "is not a valid integer": "is not a whole number",
+    "is not a valid float range": "is not a number",
+    "is not a valid float": "is not a number",
+}
+"""Click's words for a mistake, and plain ones."""
+
 
 class Terminated(BaseException):
     """Raised by SIGTERM."""
@@ -41,7 +49,10 @@ def end(command: Callable[[], object]) -> NoReturn:
     except click.ClickException as error:
         hint = getattr(error, "ctx", None)
         usage = f"; see `{hint.command_path} --help`" if hint else ""
-        status = fail(" ".join(error.format_message().split()).rstrip(".") + _needed(error) + usage, 2)
+        said = " ".join(error.format_message().split()).rstrip(".")
+        for words, plain in _NUMBERS.items():
+            said = said.replace(words, plain)
+        status = fail(said + _needed(error) + usage, 2)
     except (UserError, CheckFailed) as error:
         status = fail(str(error), 2 if isinstance(error, UserError) else 1)
     except BrokenPipeError:

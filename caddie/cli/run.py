@@ -253,7 +253,7 @@ def pack(
     }
     tell(facts, as_json, pack_table(facts))
     if (over := packed.file_bytes - cap.file_bytes) > 0:
-        raise CheckFailed(f"{packed.path} has {packed.file_bytes:,} bytes, {over:,} over the cap")
+        raise CheckFailed(f"{packed.path} has {packed.file_bytes:,} bytes, {over:,} over the cap; give a larger cap")
 
 
 def _pack_setting(text: str) -> tuple[str, object]:

@@ -84,7 +84,8 @@ def verify(
         )
     lines = [f"{check.outcome}  {check.name}: {check.evidence}" for check in verdict.checks]
     if verdict.caught:
-        rows = [[bad.name, bad.outcome, f"{bad.probe}: {bad.evidence}"] for bad in verdict.caught]
+        words = {"pass": "caught", "FAIL": "NOT CAUGHT"}
+        rows = [[bad.name, words.get(bad.outcome, "idle"), f"{bad.probe}: {bad.evidence}"] for bad in verdict.caught]
         lines += ["", table(rows, ["known-bad example", "", "must be caught by, and what that saw"])]
     facts = [asdict(check) for check in verdict.checks]
     caught = [asdict(bad) | {"passed": bad.passed, "outcome": bad.outcome} for bad in verdict.caught]

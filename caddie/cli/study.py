@@ -29,6 +29,7 @@ from caddie.errors import UserError, count
 from caddie.lab.executors import Executor, Local, end_with_parent, share_niceness
 from caddie.report.display import Display
 from caddie.report.run_files import REPORT
+from caddie.report.tables import duration
 
 if TYPE_CHECKING:
     from caddie.lab.ladder import Ladder
@@ -289,7 +290,9 @@ def _run(
     with resume_hint(typed), Display(quiet=quiet) as display:
         if method is None:
             each = f"{count(len(study.labels), 'recipe')}, {count(len(study.seeds), 'seed')} each"
-            display.note(f"{count(runs, 'run')}: {each}; after the first run the time left is known")
+            seconds = study.recipe(study.labels[0]).train.seconds
+            time = f"training takes up to {duration(runs * seconds / how['executor'].workers)}, " if seconds else ""
+            display.note(f"{count(runs, 'run')}: {each}; {time}after the first run the time left is known")
         found = (method or run_study)(study, command=typed, progress=display, **how)
     return _print(found, as_json)
 

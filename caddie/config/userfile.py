@@ -70,7 +70,7 @@ def read_source(path: Path) -> bytes:
         where = "" if path.is_absolute() else f" in {Path.cwd()}"
         raise UserError(f"no file {path}{where}; name a Python file that is there, as FILE.py or FILE.py:NAME")
     if path.suffix != ".py":
-        raise UserError(f"{path} is not a Python file")
+        raise UserError(f"{path} is not a Python file; name one that ends in .py")
     return path.read_bytes()
 
 

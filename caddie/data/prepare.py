@@ -115,6 +115,8 @@ def prepare_validation(
         seen_in = "the training or the held-out text" if unseen else "the training text"
         raise UserError(f"{text.source.description}: every document is in {seen_in}; name another text")
     unwritten, removed = (replace(train, shards=()), trained_on), len(sizes) - len(plan.splits)
+    if removed:
+        progress.note(f"{removed:,} of {len(sizes):,} documents left out: they are in {against.folder}'s text")
     fields: dict[str, Any] = {"hashed": against.manifest.hashed, "training_documents_removed": removed}
     return make_corpus(plan, tokenizer, folder, progress, unwritten, **fields)
 

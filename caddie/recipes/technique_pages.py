@@ -21,8 +21,9 @@ def overview() -> str:
             lines += _told(variant.settings)
     lines += [
         "",
-        "(base) marks what the recipe `baseline` has. `caddie techniques WORD` explains a name",
-        "above, a setting such as model.block.mlp, or a word such as XSA or bpb.",
+        "(base) marks what the recipe `baseline` has. `caddie techniques WORD`",
+        "explains a name above, a setting such as model.block.mlp, or a word such as",
+        "XSA or bpb.",
     ]
     return "\n".join(crop(line, WIDTH) for line in lines[1:])
 

@@ -53,7 +53,8 @@ def read_result(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"no {path}; a report is made from the folder of a finished run") from None
     except (UnicodeDecodeError, ValueError, RecursionError):
-        raise UserError(f"{path} is not JSON; run the recipe again") from None
+        todo = "name the folder of its run" if path.suffix == ".caddie" else "run the recipe again"
+        raise UserError(f"{path} is not JSON; {todo}") from None
     version = pick(result, "version")
     if version != VERSION:
         raise UserError(f"{path} has version {show(version)}, this program reads {VERSION}; run the recipe again")

@@ -27,7 +27,7 @@ from caddie.score.windows import Window, check_windows
 KINDS = {
     "plain": "windows side by side",
     "sliding": "windows that overlap, so that each token has a longer past",
-    "adaptive": "the model learns from tokens that were scored",
+    "adaptive": "what was scored helps with what follows, by test-time training or n-gram tilt",
     "user": "a scorer in a file of the user's",
 }
 """Kinds of scores of an artifact, and what each scores by; the last that it has is its score."""

@@ -59,7 +59,9 @@ RULES: Mapping[str, Rule] = {
     "score-std": Rule("note", PRACTICE, "the standard deviation says which one it is"),
     "score-std-wrong": Rule("warning", PRACTICE, "the standard deviation follows from the seeds"),
     "score-live": Rule("error", "techniques 13.2", "the score is that of the file, not of the trained model"),
-    "score-gain": Rule("warning", "merged records", "no legal way of scoring gained over 0.06 bits per byte"),
+    "score-gain": Rule(
+        "warning", "merged records", "no merged record gained over 0.06 bits per byte by its way of scoring"
+    ),
     # seeds and statistics
     "seeds": Rule("warning", README, "three seeds", None),
     "seed-log": Rule("error", README, "each seed has a log"),

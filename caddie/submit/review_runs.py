@@ -195,7 +195,7 @@ def _check_scoring(log: Log, score: Score | None, found: Findings) -> None:
     plain = [one for one in log.final if one.line < score.line and not one.name.startswith("val_bpb")]
     if plain and plain[0].bits - score.bits > _GAIN:
         said = f"`{score.name}` is {plain[0].bits - score.bits:.4f} bits per byte below `{plain[0].name}`;"
-        found.add("score-gain", log.file, f"{said} no legal way of scoring gained over {_GAIN}", score.line)
+        found.add("score-gain", log.file, f"{said} no merged record's way of scoring gained over {_GAIN}", score.line)
     if "before_quantization" in log.facts:
         said = "the weights were trained on validation text before they were quantized and scored on it"
         found.add("score-first", log.file, said, log.line("before_quantization"))

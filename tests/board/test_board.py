@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -302,8 +302,12 @@ def test_states_of_runs_that_go_wrong(ask: Ask, root: Path) -> None:
     age(write(root / "again", recipe=recipe(), error=error), 50)
     write(root / "again", log=lines(3))
     age(write(root / "quiet", recipe=recipe(), log=lines(3)), folders.TRAINING_QUIET_SECONDS + 5)
-    age(write(root / "scoring", recipe=recipe(), log=lines(3) + '{"event": "end"}\n'), folders.QUIET_SECONDS - 5)
+    scoring = write(root / "scoring", recipe=recipe(), log=lines(3) + '{"event": "end"}\n')
+    (scoring / ".lock").write_text(json.dumps(asdict(this_process())))
+    age(scoring, folders.QUIET_SECONDS - 5)
     age(write(root / "killed", recipe=recipe(), log=lines(3) + '{"event": "end"}\n'), folders.QUIET_SECONDS + 5)
+    age(write(root / "stopped", recipe=recipe(), log=lines(3)), folders.UNHELD_QUIET_SECONDS + 5)
+    age(write(root / "begun", recipe=recipe(), log=lines(3)), folders.UNHELD_QUIET_SECONDS - 5)
     write(root / "untold", error={})
     write(root / "nan", recipe=recipe(), log=lines(2) + lines(1, 3).replace("3.0", "NaN"))
     write(root / "over", result={**make_result(), "under_cap": False, "verified": False})
@@ -311,8 +315,9 @@ def test_states_of_runs_that_go_wrong(ask: Ask, root: Path) -> None:
     found = runs(ask)
     assert {name: row["state"] for name, row in found.items()} == {
         **{"failed": "failed", "again": "running", "quiet": "stale", "scoring": "running", "killed": "stale"},
-        **{"untold": "failed", "nan": "running", "over": "finished"},
+        **{"untold": "failed", "nan": "running", "over": "finished", "stopped": "stale", "begun": "running"},
     }
+    assert found["stopped"]["reason"] == "it was stopped; the same command continues it"
     assert found["failed"]["reason"] == "the loss is not finite"
     assert found["again"]["reason"] == ""
     assert found["untold"]["reason"] == "no reason was written down"
