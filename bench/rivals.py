@@ -74,10 +74,29 @@ TRIALS: Mapping[str, Sequence[Settings]] = {
 LONG_SECONDS = 300.0
 LONG_TRIALS: Mapping[str, Sequence[Settings]] = {
     "caddie": ({}, {"recipe": "small"}),
-    "nanoGPT": ({}, {"n_embd": 192, "n_head": 6}, {"n_layer": 4}, {"n_embd": 256}, {"learning_rate": 1e-3}),
-    "nanochat": ({}, {"depth": 4}, {"aspect_ratio": 96}, {"depth": 6}, {"max_seq_len": 512}),
+    "nanoGPT": (
+        {},
+        {"block_size": 256, "batch_size": 8},
+        {"n_embd": 192, "n_head": 6},
+        {"block_size": 512, "batch_size": 4},
+        {"n_layer": 4},
+        {"block_size": 1024, "batch_size": 2},
+        {"learning_rate": 1e-3},
+        {"n_layer": 3},
+    ),
+    "nanochat": (
+        {},
+        {"max_seq_len": 512},
+        {"aspect_ratio": 96},
+        {"max_seq_len": 1024},
+        {"depth": 4},
+        {"depth": 3},
+        {"matrix_lr": 0.1, "embedding_lr": 1.5, "unembedding_lr": 0.04},
+        {"aspect_ratio": 128},
+    ),
 }
-"""Changes for trials of `LONG_SECONDS` or more; the first is tried on the best settings of shorter ones."""
+"""Changes for trials of `LONG_SECONDS` or more. The first is tried on the best settings of shorter trials. The others
+have as many as chose `small` (`docs/log.md`)."""
 CAPS = (300_000, 1_000_000, 4_000_000)
 MAIN_CAP = 1_000_000
 """Cap by which trials are judged. Another cap gets settings of its own where they gain more than `MARGIN` there."""

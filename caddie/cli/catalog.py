@@ -110,7 +110,7 @@ def recipes(as_json: bool) -> None:
         else:
             own.append((one.name, f"{one.parameters:,}", one.why))
     text = [
-        "Without a public score: begin with tiny; the others are ideas to try.\n",
+        "Without a public score: begin with tiny or small; the others are ideas.\n",
         table(own, ["recipe", "parameters", "purpose; its source"]),
         "\nPublic results, from the first to the best, in bits per byte (bpb):\n",
         table(records, ["recipe", "parameters", "bpb", "purpose; its record"]),

@@ -67,4 +67,17 @@ RECIPES = {
         "score.batch_tokens": 16_384,
         "score.precision": "float32",
     },
+    "small": {
+        "base": "tiny",
+        "why": "For five minutes of two cores: two wider layers, and rows of 1,024 tokens to copy from.",
+        "model.width": 192,
+        "model.depth": 2,
+        "model.block.attention.heads": 3,
+        "model.block.attention.key_value_heads": 3,
+        "model.block.mlp.hidden": 384,
+        "train.seconds": 300,
+        "train.sequence_length": 1024,
+        "score.sequence_length": 1024,
+        "score.stride": 512,
+    },
 }

@@ -36,8 +36,8 @@ from caddie.report.run_files import RECIPE
 from caddie.runtime.distributed import Ranks
 from caddie.runtime.progress import SILENT, Progress
 
-TINY = "tiny"
-"""The only recipe that is not for the contest's text."""
+FOR_ANY_TEXT = ("tiny", "small")
+"""The recipes that are not for the contest's text."""
 CORPORA = Path("data")
 """Folder of prepared texts, below the working directory."""
 AUDIT_BYTES = 1 << 22
@@ -253,7 +253,7 @@ def contest_variant(recipe: Recipe) -> str | None:
     tokenizer = recipe.data.tokenizer
     kind = {CaseOps: "caseops", RawBytes: "byte"}.get(type(tokenizer), "sp")
     name = f"{kind}{recipe.model.vocabulary}"
-    return name if name in VARIANTS and recipe.name in shipped() and recipe.name != TINY else None
+    return name if name in VARIANTS and recipe.name in shipped() and recipe.name not in FOR_ANY_TEXT else None
 
 
 def check_text_named(recipe: Recipe, source: str | None) -> None:

@@ -135,13 +135,14 @@ def test_longer_trials_begin_with_the_best_settings_of_shorter_ones_and_decide_l
     assert job is not None
     assert (job.trial, job.settings) == (0, {"n_layer": 2})
     rows.append(row(budget=300.0, settings=job.settings, bits_per_byte=1.5))
-    rows.append(row(budget=300.0, trial=1, settings={"n_layer": 4}, bits_per_byte=1.4))
+    better = {"n_layer": 2, **rivals.LONG_TRIALS["nanoGPT"][1]}
+    rows.append(row(budget=300.0, trial=1, settings=better, bits_per_byte=1.4))
     following = rivals.next_trial(rows, "nanoGPT", "other", 300.0, (rivals.MAIN_CAP,))
     assert following is not None
-    assert (following.trial, following.settings) == (2, {"n_layer": 4, **rivals.LONG_TRIALS["nanoGPT"][2]})
-    for seconds, layers in ((60.0, 2), (299.0, 2), (300.0, 4), (1800.0, 4)):
+    assert (following.trial, following.settings) == (2, {**better, **rivals.LONG_TRIALS["nanoGPT"][2]})
+    for seconds, settings in ((60.0, {"n_layer": 2}), (299.0, {"n_layer": 2}), (300.0, better), (1800.0, better)):
         (final,) = rivals.finals(rows, "nanoGPT", "demo", seconds, (rivals.MAIN_CAP,))
-        assert final.settings == {"n_layer": layers}
+        assert final.settings == settings
 
 
 def test_finals_are_never_chosen_by_finals() -> None:
