@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,8 +66,9 @@ def verify(
     ARTIFACT lies in, else from Python's library.
     """
     from caddie.run.resolve_corpus import open_for_scoring
-    from caddie.run.run_folder import cap_of, corpus_of
+    from caddie.run.run_folder import cap_of, corpus_of, is_file_of_result
     from caddie.verify import verify as verify_artifact
+    from caddie.verify.probes import Check
 
     loaded = load_artifact(artifact, parts)
     if not any(setting.startswith("pack.cap_bytes=") for setting in settings) and (cap := cap_of(loaded)):
@@ -82,6 +83,9 @@ def verify(
         verdict = verify_artifact(
             loaded, recipe.pack.cap_bytes, scoring=recipe.score, corpus=corpus, progress=display, **how
         )
+    if not is_file_of_result(loaded):
+        evidence = "result.json beside it is of another file, so its figures say nothing of this one"
+        verdict = replace(verdict, checks=(Check("file of the result", False, evidence), *verdict.checks))
     lines = [f"{check.outcome}  {check.name}: {check.evidence}" for check in verdict.checks]
     if verdict.caught:
         words = {"pass": "caught", "FAIL": "NOT CAUGHT"}

@@ -175,6 +175,12 @@ def cap_of(artifact: Artifact) -> int | None:
     return cap_of_stated(about["recipe"], needed, [*sources.values()], artifact.ledger, cap).file_bytes
 
 
+def is_file_of_result(artifact: Artifact) -> bool:
+    """Return False if the result beside an artifact of a run is that of another file."""
+    scored = pick(read_json(artifact.path.parent / RESULT), "sha256", "artifact")
+    return artifact.path.name != ARTIFACT or scored in (None, artifact.sha256)
+
+
 def run_weights(folder: Path, recipe: Recipe, corpus: Corpus) -> dict[str, Tensor]:
     """Return the weights of a run folder; `UserError` if they are not those of this model and text."""
     documents = corpus.manifest.train.document_set_sha256

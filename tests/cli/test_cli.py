@@ -493,6 +493,17 @@ def test_verify_holds_a_file_against_the_cap_that_it_was_packed_for(
         assert f" of {expected} bytes" in size(tmp_path / name)
 
 
+@pytest.mark.usefixtures("unprobed")
+def test_verify_fails_a_file_that_the_result_beside_it_is_not_of(tiny_run: Any, caddie: Call, tmp_path: Path) -> None:
+    shutil.copy(tiny_run.artifact, tmp_path)
+    result = json.loads((tiny_run.folder / "result.json").read_text())
+    for sha256, expected in ((result["sha256"]["artifact"], 0), ("0" * 64, 1)):
+        result["sha256"]["artifact"] = sha256
+        (tmp_path / "result.json").write_text(json.dumps(result))
+        ended = caddie("verify", tmp_path / tiny_run.artifact.name)
+        assert (ended.status, "FAIL  file of the result: " in ended.out) == (expected, bool(expected))
+
+
 @pytest.mark.parametrize(("chunk", "learned"), [(32_768, False), (512, True)])
 def test_a_text_shorter_than_a_chunk_says_that_nothing_was_learned(
     chunk: int, learned: bool, tiny_run: Any, caddie: Call
