@@ -143,7 +143,7 @@ def measure(recipe: Recipe, processes: int, steps: int = STEPS) -> Pace:
     artifact_bytes = forecaster.forecast(weights, anew=True).file_bytes  # as a run does before its first step
     if ranks.device.type == "cpu":
         torch.set_num_threads(max(1, torch.get_num_threads() // processes))  # as when so many are started
-        rows = train.but(batch_tokens=train.longest_row, micro_batches=1, warmup_steps=1)
+        rows = train.but(batch_tokens=train.longest_row, micro_batches=1, warmup_steps=1, compile="never")
         rough = _timed(recipe.model, rows, ranks, 0, artifact_bytes)
         shapes = len(rough.seconds_per_token)
         before = _CHOICES + shapes * warmup_steps(train, shapes)

@@ -126,8 +126,9 @@ def _trainings(suffix: str) -> dict[str, list[str]]:
 
 
 def _training(recipe: Recipe) -> str:
-    """Return the key of all that a training step depends on; the order of the data is no part of it."""
-    return f"{recipe.model.key()}-{recipe.train.but(seconds=1.0, steps=None, loader=SequentialStream()).key()}"
+    """Return the key of all that a training step depends on, but for the data's order and how this machine runs it."""
+    same = {"seconds": 1.0, "steps": None, "loader": SequentialStream(), "precision": "auto", "compile": "auto"}
+    return f"{recipe.model.key()}-{recipe.train.but(same).key()}"
 
 
 def _full_size(recipe: Recipe, twin: Recipe) -> Recipe:

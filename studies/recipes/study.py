@@ -11,8 +11,8 @@ from caddie.pack.calibrate import TrainingText
 from caddie.recipes.catalog import find, shipped
 from caddie.recipes.recipe import Recipe
 
-SMALLEST = {"tiny"}
-"""Recipes that are of this size as they are; the demo's has a text of its own."""
+SMALLEST = {"tiny", "small"}
+"""Recipes that are of this size as they are, for other texts than the contest's."""
 LATER = {"asymmetric_softcap", "longer_rows", "growing_rows", "finer_corrections", "ngram_tilt"}
 LATER |= {"mudd", "last_layer_mudd", "signed_bigrams"}
 """Recipes that came after the study, and what is based on them."""

@@ -680,6 +680,18 @@ def test_steps_that_would_take_too_long_are_not_made(monkeypatch: pytest.MonkeyP
     assert found.tokens_per_second > 1
 
 
+def test_the_compiler_is_not_timed_by_the_rough_look_that_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed, seen = pace._timed, list[str]()
+
+    def watched(gpt: Any, train: Any, *given: Any) -> Any:
+        seen.append(train.compile)
+        return timed(gpt, train.but(compile="never"), *given)
+
+    monkeypatch.setattr(pace, "_timed", watched)
+    pace.measure(pace.named("tiny", (*SMALL, "train.compile=always")), 1, steps=2)
+    assert seen == ["never", "always"]
+
+
 def test_documents_are_random_and_begin_as_they_should() -> None:
     tokens = pace._documents(300, 60_000)
     begins = (tokens == 1).sum()
