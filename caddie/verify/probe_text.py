@@ -75,6 +75,8 @@ def probe_text(tokenizer: Tokenizer, documents: Sequence[bytes], length: int) ->
             break
         most = first if index == 0 else max(_LEAST_TOKENS, other - 2 * index)
         ids = tokenizer.encode(document[: most * _TOKEN_BYTES])[: most - 1]
+        if len(ids) + 1 < _LEAST_TOKENS and len(parts) >= DOCUMENTS:  # the rest of a document, and there are enough
+            continue
         parts.append(np.append(np.uint16(tokenizer.bos), ids))
         tokens += len(parts[-1])
     if min(map(len, parts), default=0) < _LEAST_TOKENS:

@@ -381,6 +381,16 @@ def test_ends_are_found_where_only_long_documents_have_them_known(artifact: Arti
         assert checked(on, "document ends are not predicted").passed
 
 
+def test_the_rest_of_a_short_document_is_left_out_of_a_long_probe_text() -> None:
+    """A text of 7,682 bytes is cut into pieces of 320, the last of which has two bytes."""
+    pieces = excerpts([b"It is one document. " * 384 + b"ab"], Scoring(sequence_length=128, stride=128), 1)
+    assert min(map(len, pieces)) == 2
+    tokens = probe_text(ByteTokenizer(), pieces, 16_384)
+    begins = np.flatnonzero(tokens == ByteTokenizer().bos)
+    assert len(begins) > 6
+    assert min(np.diff([*begins, len(tokens)])) >= 8
+
+
 def test_noise_is_long_enough_for_a_scorer_that_knows_long_documents(artifact: Artifact) -> None:
     scoring = artifact.scoring.but(ttt=SHIPPED["documents"])
     on = replace(case(artifact, scoring), document_tokens=(60,), long_text=np.zeros(3000, np.uint16))
