@@ -101,14 +101,13 @@ def recipes(as_json: bool) -> None:
 
     # The public results from the first to the best are nearly the history; the best, read last, stay on the screen.
     ordered = sorted(shipped().values(), key=lambda recipe: -(recipe.published or 9.0))
-    facts, own, records = [], [], []
-    for one in ordered:
-        known = {"name": one.name, "why": one.why, "base": one.base, "parameters": one.parameters}
-        facts.append({**known, "public": [plain(figure) for figure in one.public]})
-        if one.published:
-            records.append((one.name, f"{one.parameters:,}", f"{one.published:.4f}", one.why))
-        else:
-            own.append((one.name, f"{one.parameters:,}", one.why))
+    facts = [
+        {name: getattr(one, name) for name in ("name", "why", "base", "parameters")}
+        | {"public": [plain(figure) for figure in one.public]}
+        for one in ordered
+    ]
+    own = [(one.name, f"{one.parameters:,}", one.why) for one in ordered if not one.published]
+    records = [(one.name, f"{one.parameters:,}", f"{one.published:.4f}", one.why) for one in ordered if one.published]
     text = [
         "Without a public score: begin with tiny or small; the others are ideas.\n",
         table(own, ["recipe", "parameters", "purpose; its source"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -16,14 +17,6 @@ import click
 from caddie.errors import CheckFailed, UserError
 from caddie.report.tables import one_line
 from caddie.runtime.interrupt import MESSAGES
-
-_NUMBERS = {
-    "is not a valid integer range": "is not a whole number",
-    "is not a valid integer": "is not a whole number",
-    "is not a valid float range": "is not a number",
-    "is not a valid float": "is not a number",
-}
-"""Click's words for a mistake, and plain ones."""
 
 
 class Terminated(BaseException):
@@ -50,8 +43,8 @@ def end(command: Callable[[], object]) -> NoReturn:
         hint = getattr(error, "ctx", None)
         usage = f"; see `{hint.command_path} --help`" if hint else ""
         said = " ".join(error.format_message().split()).rstrip(".")
-        for words, plain in _NUMBERS.items():
-            said = said.replace(words, plain)
+        said = re.sub("not a valid integer( range)?", "not a whole number", said)
+        said = re.sub("not a valid float( range)?", "not a number", said)
         status = fail(said + _needed(error) + usage, 2)
     except (UserError, CheckFailed) as error:
         status = fail(str(error), 2 if isinstance(error, UserError) else 1)

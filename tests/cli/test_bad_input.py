@@ -213,6 +213,8 @@ WORDS = [
     Case("missing argument", lambda b: ["verify"], "Missing argument 'ARTIFACT'"),
     Case("missing runs", lambda b: ["submit"], "'RUN...'; needed are --out, --author and --github-id; see"),
     Case("missing options", lambda b: ["submit", "RUN"], "'--out'; needed are --out, --author and --github-id; see"),
+    Case("seed of words", lambda b: b.run("--seed", "foo"), "'--seed': 'foo' is not a whole number; see"),
+    Case("seconds of words", lambda b: b.run("--seconds", "abc"), "'--seconds': 'abc' is not a number; see"),
     Case("seed below zero", lambda b: b.run("--seed", "-1"), "'--seed': -1 is not in the range"),
     Case("seconds not a number", lambda b: b.run("--seconds", "nan"), "train.seconds must be a number, not NaN"),
     Case("no processes", lambda b: b.run("--gpus", "0"), "'--gpus': 0 is not in the range"),

@@ -188,7 +188,7 @@ def test_what_a_phase_is_at_is_told_every_two_seconds() -> None:
 
 
 def line_of(event: dict[str, Any]) -> str:
-    """What an event shows off a terminal."""
+    """Return the text of an event off a terminal."""
     stream = io.StringIO()
     Display(stream=stream, now=Hands()).step(event)
     return stream.getvalue()
