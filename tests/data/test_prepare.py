@@ -696,8 +696,10 @@ def test_a_foreign_text_is_held_out_from_training(made: Corpus, tmp_path: Path) 
     held_out = [document.decode() for document in made.validation_documents()]
     trained = [text for text in TEXTS if text not in held_out]
     (tmp_path / "other.jsonl").write_bytes(lines("new", trained[0], held_out[0], trained[1], "newer", "new"))
-    arguments = {"tokenizer": made.tokenizer(), "progress": SILENT}
+    progress = RecordedProgress()
+    arguments = {"tokenizer": made.tokenizer(), "progress": progress}
     found = prepare.prepare_validation(tmp_path / "other.jsonl", folder=tmp_path / "v", against=made, **arguments)
+    assert any("2 of 5 documents left out" in note for note in progress.notes)
     assert found.validation_documents() == [b"new", held_out[0].encode(), b"newer"]
     assert (found.manifest.training_documents_removed, found.manifest.duplicates_removed) == (2, 1)
     assert found.manifest.train.document_set_sha256 == made.manifest.train.document_set_sha256
