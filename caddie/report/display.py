@@ -23,6 +23,8 @@ SHORTEST_GAP = 2.0
 """Least seconds between two plain lines, except before the last."""
 LONGEST_GAP = 60.0
 """Most seconds between two plain lines of a phase."""
+_PHASE_WIDTH, _BAR_WIDTH = 9, 10
+"""Characters of the longest phase's name, and the fewest of a bar."""
 _SETTLED = 1.0
 """Seconds of training before which its speed and the time left are chance."""
 
@@ -51,17 +53,23 @@ def loss_line(event: Event) -> str:
     return f"loss {number(event['loss'], '.4f')}" + (f"  {bits:.4f} bpb" if bits is not None else "")
 
 
-def step_line(event: Event, held_out: str = "") -> str:
+def step_line(event: Event, held_out: str = "", room: float = math.inf) -> str:
     """Format step, loss, bits per byte if there is an estimate, speed and time left, from a `step` event of the log.
 
-    `held_out` is the `loss_line` of the last text that was held out, if any.
+    `held_out` are the bits per byte of the last text that was held out, if any. Fields that do not fit into `room`
+    characters are left out, the least needed first.
     """
-    progress, seconds = event["progress"], event["seconds"]
+    progress, seconds, bits = event["progress"], event["seconds"], event.get("bits_per_byte")
     left = seconds * (1.0 - progress) / progress if progress > 0 else math.nan
-    fields = [f"step {event['step']:,}", loss_line(event), *([f"held out {held_out}"] if held_out else [])]
+    fields = {"step": f"step {event['step']:,}", "loss": f"loss {number(event['loss'], '.4f')}"}
+    fields |= {"bits": f"{bits:.4f} bpb"} if bits is not None else {}
+    fields |= {"held out": f"held out {held_out}"} if held_out else {}
     if seconds >= _SETTLED or progress >= 1.0:
-        fields += [f"{number(event['tokens_per_second'], ',.0f')} tokens/s", f"{clock(left)} left"]
-    return "  ".join(fields)
+        fields |= {"speed": f"{number(event['tokens_per_second'], ',.0f')} tokens/s", "left": f"{clock(left)} left"}
+    for least in ("loss" if bits is not None else "held out", "held out", "step", "speed"):
+        if len("  ".join(fields.values())) > room:
+            fields.pop(least, None)
+    return "  ".join(fields.values())
 
 
 class Display(Progress):
@@ -122,7 +130,8 @@ class Display(Progress):
             return
         kind = event["event"]
         if kind == "step":  # off a terminal only at each tenth of the budget or once a minute
-            self._show(event["progress"], step_line(event, self._held_out))
+            whole, fitting = (step_line(event, self._held_out, room) for room in (math.inf, self._room()))
+            self._show(event["progress"], whole, fitting)
         elif kind == "held_out":
             self._held_out = loss_line(event).rpartition("  ")[2]  # bits per byte alone, where they are known
             if event["progress"] >= 1.0:
@@ -164,8 +173,8 @@ class Display(Progress):
         """
         size, cap, half = event["file_bytes"], event["cap_bytes"], int(2 * event["progress"])
         line = f"forecast: file about {size / 1e6:.2f} of {cap / 1e6:.2f} MB"
-        if half:
-            line += f", quantization gap about {event['gap_bits_per_byte']:.4f} bpb before calibration"
+        gap = f", quantization gap about {event['gap_bits_per_byte']:.4f} bpb before calibration" if half else ""
+        line += gap if len(line + gap) <= self._room() else ""
         if self._live is not None:
             if self._file is None:
                 self._file = self._live.add_task("file", total=None, text="")
@@ -183,12 +192,17 @@ class Display(Progress):
             self._last_line = self.now()
             print(f"      {line}", file=self.stream, flush=True)
 
-    def _show(self, progress: float, line: str) -> None:
+    def _room(self) -> float:
+        """Return the characters that a line may have beside its phase and bar; no limit off a terminal."""
+        return math.inf if self._live is None else self._live.console.width - _PHASE_WIDTH - _BAR_WIDTH - 2
+
+    def _show(self, progress: float, line: str, fitting: str | None = None) -> None:
+        """Show a line, and how far its phase is; beside the bar what is `fitting` of it."""
         self._last_step = line
         if self._live is not None:
             if self._task is None:
                 self._task = self._live.add_task("train", total=None, text="")
-            self._live.update(self._task, total=1.0, completed=progress, text=line)
+            self._live.update(self._task, total=1.0, completed=progress, text=line if fitting is None else fitting)
             return
         now, tenth = self.now(), int(progress * 10 + 1e-9)
         gap, ends = now - self._last_line, progress >= 1.0 and self._last_tenth < 10
@@ -205,7 +219,7 @@ class Display(Progress):
             self._file = None
         self._live.refresh()
         self._task = None
-        line = f"{self._phase or 'train':<9}{self.now() - self._began:8,.1f} s"
+        line = f"{self._phase or 'train':<{_PHASE_WIDTH}}{self.now() - self._began:8,.1f} s"
         self.note(f"{line}   {self._last_step.rpartition('  ')[0]}".rstrip())
 
 
@@ -214,12 +228,14 @@ def _live(stream: TextIO) -> LiveBars | None:
         return None
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
 
     console = Console(file=stream)
     if not console.is_interactive:
         return None
+    name = Column(no_wrap=True, min_width=_PHASE_WIDTH)
     return Progress(
-        TextColumn("{task.description}", markup=False, style="bold"),
+        TextColumn("{task.description}", markup=False, style="bold", table_column=name),
         BarColumn(bar_width=None),
         TextColumn("{task.fields[text]}", markup=False),
         console=console,

@@ -316,6 +316,37 @@ def test_step_line() -> None:
     assert step_line(event) == "step 404  loss 2.5000  1.2500 bpb  27,716 tokens/s  0:30 left"
 
 
+def test_step_line_keeps_what_is_looked_at_where_room_is_short() -> None:
+    event = steps()[100] | {"loss": 2.5, "bits_per_byte": 1.25, "seconds": 30.0, "progress": 0.5}
+    assert step_line(event, "1.5000 bpb", room=60) == "step 404  1.2500 bpb  27,716 tokens/s  0:30 left"
+    assert step_line(event, "1.5000 bpb", room=40) == "1.2500 bpb  27,716 tokens/s  0:30 left"
+    assert step_line(event, "1.5000 bpb", room=0) == "1.2500 bpb  0:30 left"
+    assert step_line(event | {"bits_per_byte": None}, room=0) == "loss 2.5000  0:30 left"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminal")
+@pytest.mark.parametrize("width", [80, 50])
+def test_a_narrow_terminal_shows_phase_and_time_left(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    event = steps()[100] | {"loss": 2.5, "bits_per_byte": 1.25, "seconds": 30.0, "progress": 0.5}
+    size = {"event": "forecast", "file_bytes": 9e5, "cap_bytes": 1e6, "gap_bits_per_byte": 0.01, "progress": 0.5}
+    main, end = os.openpty()
+    with os.fdopen(end, "w") as stream:
+        with Display(stream=stream) as display:
+            display.phase("calibrate")
+            for one in ({**event, "event": "held_out"}, event, size):
+                display.step(one)
+            assert display._live is not None
+            display._live.refresh()
+        shown = os.read(main, 1 << 16).decode()
+    os.close(main)
+    assert "…" not in shown
+    assert "calibrate" in shown
+    assert "0:30 left" in shown
+    assert "file about 0.90 of 1.00 MB" in shown
+
+
 def test_held_out_text_stands_beside_the_loss() -> None:
     first, *_, last = steps()
     told = [{**first, "event": "held_out", "loss": 2.6, "bits_per_byte": 1.5}, first]
