@@ -207,7 +207,6 @@ def pack(
     from caddie.run.cap import cap_of_recipe
     from caddie.run.compare_packings import compare as compare_packings
     from caddie.run.compare_packings import summary
-    from caddie.run.policy import section_bytes
     from caddie.run.result import describe_compression
     from caddie.run.run import metadata_of
     from caddie.run.run_folder import read_run, run_weights
@@ -224,7 +223,7 @@ def pack(
     with Display(quiet=quiet) as display:
         recipe = recipe.but(assignments(settings, _pack_setting))
         metadata, phases = metadata_of(recipe, seed, corpus), Phases(display)
-        cap = cap_of_recipe(recipe, section_bytes(metadata))
+        cap = cap_of_recipe(recipe, metadata)
         if cap.policy:
             display.note(str(cap))
         path = out or folder / (f"artifact-{cap.cap_bytes}.caddie" if settings else ARTIFACT)

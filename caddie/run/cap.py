@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from caddie.config.userfile import UserFile, user_files
+from caddie.errors import UserError
+from caddie.pack.artifact import Metadata
 from caddie.pack.compress import Pack
 from caddie.pack.source_bundle import describe_source, with_parts
 from caddie.recipes.recipe import Recipe
 from caddie.report.read import pick
-from caddie.run.policy import FileCap, code_bytes, file_cap
+from caddie.run.policy import FileCap, code_bytes, file_cap, section_bytes
 
 
-def cap_of_recipe(recipe: Recipe, parts: Mapping[str, int] = MappingProxyType({})) -> FileCap:
-    """Return the bytes that the file of a recipe may have; `parts` are those of its sections, as far as known.
+def cap_of_recipe(recipe: Recipe, metadata: Metadata | None = None) -> FileCap:
+    """Return the bytes that the file of a recipe may have; `metadata` is what stands beside its weights.
 
-    Raises `UserError` if the code takes the whole cap.
+    Raises `UserError` if code or metadata take the whole cap.
     """
     source = source_of_recipe(recipe) if recipe.pack.policy else {}
-    return file_cap(recipe.pack, code_bytes(source), parts)
+    found = file_cap(recipe.pack, code_bytes(source), section_bytes(metadata) if metadata else {})
+    if metadata and (least := metadata.file_bytes({}, ())) >= found.file_bytes:
+        raise UserError(
+            f"tokenizer and settings alone take {least:,} of the {found.file_bytes:,} bytes that the file may have; "
+            "give a larger cap, as cap=1000000"
+        )
+    return found
 
 
 def cap_of_stated(

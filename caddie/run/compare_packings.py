@@ -24,7 +24,6 @@ from caddie.pack.quantize import BestPercentile, Float16, Gptq, Quantizer, Rows,
 from caddie.recipes.recipe import Recipe
 from caddie.report.tables import table
 from caddie.run.cap import cap_of_recipe
-from caddie.run.policy import section_bytes
 from caddie.run.run import metadata_of
 from caddie.run.run_folder import read_run, run_weights
 from caddie.run.stages import bits_per_nat, calibrate_recipe
@@ -90,7 +89,7 @@ def compare(
     recipe, seed, corpus = read_run(folder, parts)
     metadata = metadata_of(recipe, seed, corpus)
     asked = [recipe.but({"pack.cap_bytes": cap}) for cap in caps] or [recipe]
-    caps = [cap_of_recipe(one, section_bytes(metadata)).file_bytes for one in asked]
+    caps = [cap_of_recipe(one, metadata).file_bytes for one in asked]
     progress.phase("calibrate")
     packings, done, total = [], 0, sum(len(caps) if way.fills else 1 for way in WAYS)
     with ProcessPool(torch.get_num_threads()) as pool:

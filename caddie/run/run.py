@@ -29,7 +29,6 @@ from caddie.report.run_files import ARTIFACT, DOCUMENTS
 from caddie.run.cap import cap_of_recipe, files_to_score
 from caddie.run.contest_sets import identify
 from caddie.run.dead_settings import check_settings_matter
-from caddie.run.policy import section_bytes
 from caddie.run.resolve_corpus import check_source, describe, open_corpus
 from caddie.run.result import describe_run, describe_scores, write_result
 from caddie.run.run_folder import begin_run, hold_folder, load_packed, run_folder
@@ -94,7 +93,7 @@ def run(
             return None
         with phases("pack"):
             metadata = metadata_of(recipe, seed, corpus)
-            cap = cap_of_recipe(recipe, section_bytes(metadata))
+            cap = cap_of_recipe(recipe, metadata)
             packing = recipe.pack.but(cap_bytes=cap.file_bytes)
             compressed = pack(metadata, trained.weights, packing, folder / ARTIFACT, calibrations, progress)
             progress.note(f"packed into {(folder / ARTIFACT).stat().st_size:,} bytes of {cap.file_bytes:,}")
@@ -123,7 +122,7 @@ def train_recipe(
 ) -> Trained:
     """Train into a run folder, which keeps recipe, log, checkpoint and weights."""
     data, metadata = training_data(corpus), metadata_of(recipe, seed, corpus)
-    cap = cap_of_recipe(recipe, section_bytes(metadata))
+    cap = cap_of_recipe(recipe, metadata)
     if cap.policy:
         progress.note(str(cap))
     begin_run(folder, recipe, seed, corpus, data, ranks, progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -64,6 +65,21 @@ def test_a_command_that_is_refused_leaves_no_folder(
     (folder / "recipe.json").write_text("{}")  # of a run that had begun
     assert caddie(*arguments).status == 2
     assert json.loads((folder / "error.json").read_text())["phase"] == "prepare"
+
+
+@pytest.mark.parametrize("verb", ["run", "train"])
+def test_a_cap_below_tokenizer_and_settings_is_refused_before_training(
+    verb: str, tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "out"
+    ended = caddie(verb, "tiny", *tiny_run.settings, "cap=10", "--data", tiny_run.corpus, "--out", folder, "--quiet")
+    assert ended.status == 2
+    assert re.fullmatch(
+        r"caddie: tokenizer and settings alone take [\d,]+ of the 10 bytes that the file may have; give a larger cap, "
+        r"as cap=1000000\n",
+        ended.err,
+    )
+    assert not folder.exists()
 
 
 def test_a_second_run_is_refused_by_one_line_and_changes_nothing(

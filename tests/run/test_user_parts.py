@@ -21,7 +21,7 @@ from caddie.pack import artifact as artifacts
 from caddie.pack.artifact import load, load_tokenizer
 from caddie.pack.source_bundle import describe_source, with_parts
 from caddie.recipes.recipe import Recipe
-from caddie.run.cap import cap_of_recipe
+from caddie.run.cap import cap_of_recipe, source_of_recipe
 from caddie.run.policy import code_bytes, file_cap
 from caddie.run.run_folder import cap_of
 
@@ -327,7 +327,7 @@ def test_a_file_packed_alone_is_held_against_the_cap_that_it_was_packed_for(
     assert name == "reading" or not userfile._run, "nothing was run"
     userfile.execute(runs / "mine.py")
     recipe = Recipe.from_json(about["recipe"])
-    assert kept == cap_of_recipe(recipe, artifact.ledger).file_bytes
+    assert kept == file_cap(recipe.pack, code_bytes(source_of_recipe(recipe)), artifact.ledger).file_bytes
     alone = file_cap(recipe.pack, code_bytes(describe_source(about["recipe"])), artifact.ledger).file_bytes
     assert 300 < alone - kept < len(MINE), "the file counts"
     (folder / "parts" / "mine.py").write_text("changed")
