@@ -96,7 +96,7 @@ def compare(
 ) -> dict[str, Any]:
     """Test if the runs at `places` (B) cost less than those `against` (A), by at least `by` in `unit`.
 
-    Returns the facts that `caddie compare --json` prints. The test is paired where both groups have the same seeds,
+    Returns the facts that `caddie compare --json` prints; its differences are of B less A, as in studies. The test is paired where both groups have the same seeds,
     else Welch's; None stands where there are too few seeds. Raises `UserError` for runs that must not be compared.
     """
     if not math.isfinite(by):
@@ -110,7 +110,7 @@ def compare(
         "by_bits_per_byte": convert(by, unit, "bits-per-byte", tokens=b[0].tokens, source_bytes=b[0].source_bytes),
         "runs": _facts(b, unit),
         "against": _facts(a, unit),
-        "difference": fmean(costs_a.values()) - fmean(costs_b.values()),
+        "difference": fmean(costs_b.values()) - fmean(costs_a.values()),
         **dict.fromkeys(("interval", "test")),
         "why": "a test needs two seeds a side",
         **dict.fromkeys(("p", "p_welch", "p_paired", "p_documents", "spread")),
@@ -131,7 +131,8 @@ def compare(
         return facts | {"why": f"{why}, but nothing varies from seed to seed, so there is no p"}
     p = found.estimate.p_above(by)
     facts["p_welch"] = welch(list(costs_a.values()), list(costs_b.values())).p_above(by)
-    facts |= {f"p_{found.test}": p, "p": p, "interval": found.estimate.interval()}
+    low, high = found.estimate.interval()
+    facts |= {f"p_{found.test}": p, "p": p, "interval": (-high, -low)}
     facts["spread"] = found.spread and found.spread.to_json()
     documents = (found.spread and found.spread.documents) or 0.0
     if by > 0:
@@ -243,8 +244,8 @@ def summary(facts: Mapping[str, Any]) -> str:
         )
         for letter, group in (("B", facts["runs"]), ("A", facts["against"]))
     ]
-    lower = "lower" if difference > 0 else "higher" if difference < 0 else "as A"
-    found = f"{difference:.6f} (B is {lower})"
+    lower = "lower" if difference < 0 else "higher" if difference > 0 else "as A"
+    found = f"{difference:+z.6f} (B is {lower})"
     if facts["p"] is not None:
         lines = [("difference", f"{found}, 95 % interval {interval}"), *_verdict(facts, unit)]
     else:
@@ -270,7 +271,7 @@ def _verdict(facts: Mapping[str, Any], unit: str) -> list[tuple[str, str]]:
     else:
         test = f"one-sided Welch test, as {facts['why']}"
     seeds = "no number gives a yes"
-    if facts["difference"] > by:
+    if facts["difference"] < -by:
         power = f"for p < {level} with {100 * facts['power']:.0f} % power"
         seeds = f"{_seeds(facts['seeds_to_show_difference'])} a side {power}"
     answer = f"{'yes' if p < level else 'not shown'}, p = {_p(p)}"
@@ -278,7 +279,7 @@ def _verdict(facts: Mapping[str, Any], unit: str) -> list[tuple[str, str]]:
     if spread := facts["spread"]:
         parts = [f"{name} {spread[name]:.6f}" for name in ("paired", "unpaired", "seeds", "documents") if spread[name]]
         lines.append(("error", f"standard error {', '.join(parts)}"))
-    lines += [("seeds", f"{seeds}, if the difference is {facts['difference']:.6f}")]
+    lines += [("seeds", f"{seeds}, if the difference is {facts['difference']:+z.6f}")]
     if by:
         lines.append(("", f"{_seeds(facts['seeds_to_show_by'])} a side to tell a difference of {by:g} from none"))
     return lines

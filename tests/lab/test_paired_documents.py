@@ -300,7 +300,7 @@ def test_compare_uses_the_documents_of_run_folders(unit: Any, tmp_path: Path) ->
     assert facts["test"] == "documents"
     assert facts["p"] == facts["p_documents"]
     wanted = judge_pairs({"b": (scored(base), scored(entry))}, documents={"b": (base, entry)})["b"]
-    factor = facts["difference"] / -wanted.difference
+    factor = facts["difference"] / wanted.difference
     assert facts["spread"]["documents"] == pytest.approx(factor * wanted.spread.documents, rel=1e-3)
     assert 2 * facts["p"] == pytest.approx(wanted.p, rel=1e-3)
     text = summary(facts)

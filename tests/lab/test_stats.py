@@ -421,7 +421,7 @@ def test_same_seeds_are_paired_in_any_order(groups: Any) -> None:
     b, a = groups
     facts = compare([b[2], b[0], b[1]], a)
     assert facts["test"] == "paired"
-    assert facts["difference"] == pytest.approx(np.mean(A_BITS) - np.mean(B_BITS))
+    assert facts["difference"] == pytest.approx(np.mean(B_BITS) - np.mean(A_BITS))
     assert facts["p"] == facts["p_paired"] == pytest.approx(student.two_sided(np.subtract(A_BITS, B_BITS).tolist()) / 2)
     assert facts["p_welch"] == pytest.approx(student.welch(A_BITS, B_BITS)[0] / 2)
     assert facts["runs"]["seeds"] == [0, 1, 2]
@@ -445,7 +445,7 @@ def test_other_seeds_are_not_paired(groups: Any, tmp_path: Path) -> None:
 def test_worse_is_not_better(groups: Any) -> None:
     b, a = groups
     facts = compare(a, b)
-    assert facts["difference"] < 0
+    assert facts["difference"] > 0
     assert facts["p"] > 0.99
     assert facts["seeds_to_show_difference"] is None
 
@@ -462,7 +462,7 @@ def test_the_bar_may_be_in_any_unit(groups: Any) -> None:
         assert facts["p"] == pytest.approx(bar["p"], rel=1e-6)
         assert facts["by_bits_per_byte"] == pytest.approx(bits)
         in_bits = convert(facts["difference"], unit, "bits-per-byte", **counts)
-        assert in_bits == pytest.approx(np.mean(A_BITS) - np.mean(B_BITS))
+        assert in_bits == pytest.approx(np.mean(B_BITS) - np.mean(A_BITS))
     assert compare(b, a)["p"] < bar["p"]
 
 
@@ -471,16 +471,16 @@ def test_seeds_are_counted_for_the_bar_and_for_what_was_seen(groups: Any) -> Non
     facts = compare(b, a, by=0.001)
     deviation = float(np.std(np.subtract(A_BITS, B_BITS), ddof=1))
     assert facts["seeds_to_show_by"] == seeds_needed(0.001, [deviation])
-    assert facts["seeds_to_show_difference"] == seeds_needed(facts["difference"] - 0.001, [deviation])
+    assert facts["seeds_to_show_difference"] == seeds_needed(-facts["difference"] - 0.001, [deviation])
 
 
 def test_nothing_follows_from_one_seed_a_side(groups: Any, caddie: Call) -> None:
     b, a = groups
     facts = compare(b[:1], a[:1])
-    assert facts["difference"] == pytest.approx(0.01)
+    assert facts["difference"] == pytest.approx(-0.01)
     assert [facts[name] for name in ("test", "p", "interval", "seeds_to_show_difference")] == [None] * 4
     said = caddie("compare", b[0], "--against", *a).out
-    assert "difference  0.010900 (B is lower)\n" in said
+    assert "difference  -0.010900 (B is lower)\n" in said
     assert f"\nB           {b[0]}\nA           {a[0]} and 2 more\n" in said
     assert "busy" not in said
     about = json.loads((b[0] / "result.json").read_text())
