@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -57,6 +58,8 @@ def submit(
     """
     if os.path.lexists(out):  # said before the work
         raise UserError(f"{out} exists; name a new folder by --out")
+    if not re.fullmatch(r"[A-Za-z0-9](-?[A-Za-z0-9]){0,38}", github_id):
+        raise UserError(f"--github-id takes a name on GitHub, as octocat, not {github_id!r}")
     runs = [read_run(run.place) for run in read_group(places)]
     recipe = runs[0].recipe
     program = script(recipe.to_json())

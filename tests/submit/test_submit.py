@@ -366,6 +366,14 @@ def test_a_file_with_its_source_is_refused(runs: list[Path]) -> None:
         submitted.check_run(run, submitted.NON_RECORD, 0)
 
 
+@pytest.mark.parametrize("name", ["Ada Lovelace", "@ada", "", "ada-", "a" * 40])
+def test_a_name_that_is_none_on_github_is_refused(name: str, runs: list[Path], caddie: Call) -> None:
+    ended = caddie("submit", *runs, "--out", "out", "--author", "Ada", "--github-id", name)
+    assert ended.status == 2
+    assert ended.err.endswith(f"caddie: --github-id takes a name on GitHub, as octocat, not {name!r}\n")
+    assert not Path("out").exists()
+
+
 def test_a_folder_is_written_whole_or_not_at_all(
     runs: list[Path], caddie: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
