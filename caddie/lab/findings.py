@@ -18,6 +18,7 @@ from caddie.lab.agreement import Curve, early_agreement, public_order, safe_stop
 from caddie.lab.swept import swept
 from caddie.lab.verdicts import LEVEL, Documents, cost, judge_pairs
 from caddie.report.charts import is_finite, smooth
+from caddie.report.verification import passed
 
 Row = Mapping[str, Any]
 """One run, as a line of `results.jsonl`."""
@@ -56,8 +57,9 @@ def findings(described: Mapping[str, Any], rows: Sequence[Row], price: float | N
     groups = {label: [row for row in done if row["label"] == label] for label in study["entries"]}
     verdicts = _verdicts(study, groups, price)
     board = sorted((_standing(label, group) for label, group in groups.items() if group), key=lambda one: one["mean"])
-    places = [(one["artifact_bytes"], one["mean"]) for one in board if one["artifact_bytes"] is not None]
-    for one in board:  # the Pareto frontier of size and score
+    valid = [one for one in board if False not in (one["verified"], one["under_cap"])]
+    places = [(one["artifact_bytes"], one["mean"]) for one in valid if one["artifact_bytes"] is not None]
+    for one in valid:  # the Pareto frontier of size and score
         size, score = place = one["artifact_bytes"], one["mean"]
         one["frontier"] = place in places and not any(s <= size and m <= score and (s, m) != place for s, m in places)
     return {
@@ -130,6 +132,7 @@ def _verdicts(
                 "word": word,
                 "reason": verdict.reason if verdict else f"{rival} has no finished run",
                 "agrees": agrees if claim else None,
+                **_valid(groups[label]),
                 "bytes": _more_bytes(groups[label], groups[rival]),
                 "seconds": fmean(map(_seconds, groups[label])),
                 "money": None if price is None else fmean(_money(row, price, _seconds(row)) for row in groups[label]),
@@ -200,8 +203,14 @@ def _standing(label: str, group: Sequence[Row]) -> dict[str, Any]:
         "mean": fmean(scores),
         "deviation": stdev(scores) if len(scores) > 1 else None,
         **{name: _mean(row.get(name) for row in group) for name in (*means, *stages)},
+        **_valid(group),
         "frontier": False,
     }
+
+
+def _valid(group: Sequence[Row]) -> dict[str, bool | None]:
+    """Return `verified` and `under_cap` of a label: False if an artifact of it is not, None if that is not known."""
+    return {name: passed(row.get(name) for row in group) for name in ("verified", "under_cap")}
 
 
 def _mean(values: Iterable[Any]) -> float | None:

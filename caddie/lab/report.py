@@ -24,7 +24,7 @@ MINUS = "\N{MINUS SIGN}"
 _COLUMNS = (
     *("study", "label", "kind", "seed", "key", "state", "error"),
     *("bits_per_byte", "trained", "averaged", "packed", "quantization_loss", "holdout"),
-    *("artifact_bytes", "parameters", "steps", "tokens", "tokens_per_second", "train_seconds", "total_seconds"),
+    *("verified", "under_cap", "artifact_bytes", "parameters", "steps", "tokens", "tokens_per_second", "train_seconds", "total_seconds"),
     *("step_ms", "step_ms_by"),
     *("device", "precision", "threads", "workers", "cpu_share", "code", "program_sha256", "scorer_sha256"),
 )
@@ -86,7 +86,7 @@ def _context(facts: Mapping[str, Any]) -> dict[str, Any]:
         "open_rows": OPEN_ROWS,
         **{
             function.__name__: function
-            for function in (signed, bits, whole, more, chance, duration, money, order_words, step_words, sweep_words)
+            for function in (signed, bits, whole, more, chance, duration, money, flaw, order_words, step_words, sweep_words)
         },
     }
 
@@ -202,6 +202,7 @@ def _verdicts_table(verdicts: Sequence[Mapping[str, Any]], base: str) -> str:
         against = "" if one["against"] == base else f" (against {one['against']})"
         interval = " to ".join(signed(end) or "-" for end in one["interval"] or ()) or "-"
         changes = ", ".join(f"{path}={value}" for path, value in one["diff"].items())
+        against += f" ({flaw(one)})" if flaw(one) else ""
         row = [one["label"] + against, changes, len(one["seeds"]), bits(one["mean"]), signed(one["difference"]) or "-"]
         row += [interval, *((bits(one["spread"][name]) if one["spread"] else "-") for name in ("paired", "unpaired"))]
         row += [chance(one["q_same" if one["word"] == "same" else "q"]) or "-", one["word"]]
@@ -212,6 +213,11 @@ def _verdicts_table(verdicts: Sequence[Mapping[str, Any]], base: str) -> str:
         rows.append([*row, duration(one["seconds"]), *([money(one["money"])] if priced else [])])
     names += ["a source says", "we"] if claimed else []
     return markdown_table([*names, "a run takes", *(["costs"] if priced else [])], rows)
+
+
+def flaw(one: Mapping[str, Any]) -> str:
+    """Say why the artifacts of a label do not count; nothing for those that do."""
+    return "over the cap" if one["under_cap"] is False else "failed verification" if one["verified"] is False else ""
 
 
 def step_words(one: Mapping[str, Any]) -> str:
@@ -226,7 +232,7 @@ def _board_table(board: Sequence[Mapping[str, Any]], step_times: Mapping[str, Ma
     rows = [
         [
             place,
-            one["label"] + (" (frontier)" if one["frontier"] else ""),
+            one["label"] + (" (frontier)" if one["frontier"] else f" ({flaw(one)})" if flaw(one) else ""),
             *(bits(one[name]) or "-" for name in ("mean", "deviation", "trained", "quantization_loss")),
             *(whole(one[name]) or "-" for name in ("artifact_bytes", "parameters")),
             (whole(one["steps"]) or "-") + (f" ({step_words(step_times[one['label']])})" if step_times else ""),

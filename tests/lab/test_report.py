@@ -441,6 +441,28 @@ def test_the_frontier_is_what_nothing_beats_twice() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ({"verified": False, "under_cap": False}, "over the cap"),
+        ({"verified": False, "under_cap": True}, "failed verification"),
+    ],
+)
+def test_a_file_that_does_not_count_is_marked_and_on_no_frontier(fault: dict[str, bool], said: str) -> None:
+    study, rows = plan("small", "other"), by_hand(base=[1.0, 1.1], small=[1.3, 1.2], other=[1.4, 1.4])
+    for row in rows:
+        size = {"base": 300, "small": 100, "other": 200}[row["label"]]
+        row |= {"artifact_bytes": size, "verified": True, "under_cap": True}
+    rows[3] |= fault  # one seed of small
+    facts = findings(study, rows)
+    assert {one["label"] for one in facts["board"] if one["frontier"]} == {"base", "other"}
+    [verdict] = [one for one in facts["verdicts"] if one["label"] == "small"]
+    assert {name: verdict[name] for name in fault} == fault
+    assert markdown(facts).count(f"small ({said})") == 2, "leaderboard and verdicts"
+    assert page(facts).count(f'small <small class="wrong">{said}</small>') == 2
+    assert said not in markdown(findings(study, rows[:2] + rows[4:]))
+
+
 def test_equal_size_and_score_are_both_on_the_frontier() -> None:
     board = findings(plan("twin"), by_hand(base=[1.0], twin=[1.0]))["board"]
     assert [one["frontier"] for one in board] == [True, True]
