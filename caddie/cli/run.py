@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -98,12 +99,35 @@ def run(folder: Path, **job: Any) -> tuple[dict[str, Any], str] | None:
 
     RECIPE is one that `caddie recipes` lists, FILE.toml, FILE.json, FILE.py:NAME, or the folder of a run, whose seed
     and text are taken as well unless others are given. All files go to runs/NAME-KEY-sSEED, unless --out names
-    another folder; KEY stands for the settings. The same command continues a run that was interrupted.
+    another folder; KEY stands for the settings. The same command continues a run that was interrupted, and shows
+    the result of one that is finished.
     """
     from caddie.run.run import run as run_recipe
 
-    result = run_recipe(folder=folder, **job)
-    return (result, result_table(result, folder / REPORT)) if result else None
+    result = _finished(folder, **job) if _is_finished(folder, job["ranks"]) else run_recipe(folder=folder, **job)
+    return ({"folder": str(folder), **result}, result_table(result, folder / REPORT)) if result else None
+
+
+def _is_finished(folder: Path, ranks: Ranks) -> bool:
+    """Return True if a process sees a result in the folder, so that all decide the same."""
+    return any(ranks.maximum(float(os.path.exists(folder / RESULT))))
+
+
+def _finished(
+    folder: Path, recipe: Recipe, source: str | None, seed: int, ranks: Ranks, progress: Display, **_: Any
+) -> dict[str, Any] | None:
+    """Return the result of the finished run in a folder, in the first process; `UserError` if it is another run."""
+    from caddie.report.page import write_report
+    from caddie.run.resolve_corpus import open_corpus
+    from caddie.run.run_folder import finished_result
+
+    if not ranks.first:
+        return None
+    result = finished_result(folder, recipe, seed, open_corpus(recipe, source, progress))
+    if not (folder / REPORT).exists():  # it was killed when it had written its result
+        write_report(folder)
+    progress.note(f"{folder} holds this run, finished before; its result:")
+    return result
 
 
 @trains

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from caddie.config import Count, coerce
-from caddie.data.corpus import Corpus, is_corpus
+from caddie.data.corpus import is_corpus
 from caddie.errors import UserError
 from caddie.recipes.recipe_file import RunStart, read_start
 from caddie.report.read import known_number, pick, read_scored_result, read_steps
@@ -20,6 +20,7 @@ from caddie.report.run_files import LOG, RESULT, WEIGHTS
 from caddie.report.tables import printable, table
 from caddie.run.resolve_corpus import open_corpus
 from caddie.run.run import run
+from caddie.run.run_folder import check_text
 from caddie.runtime.distributed import Ranks
 from caddie.runtime.progress import SILENT, Progress
 
@@ -92,23 +93,9 @@ def replay(
     if data is None and not is_corpus(found):
         raise UserError(f"the corpus of {first.folder} is no longer in {found}; name it, or its text, with --data")
     corpus = open_corpus(recipe, data or found, progress, ranks=ranks)
-    _check_text(first, corpus)
+    check_text(first.folder, first.result, corpus)
     result = run(recipe, corpus.folder, seed=seed, folder=out, ranks=ranks, progress=progress, command=command)
     return None if result is None else compare(first, FinishedRun(out, first.start, result))
-
-
-def _check_text(first: FinishedRun, corpus: Corpus) -> None:
-    hashes = {
-        "training documents": ("train_documents", corpus.manifest.train.document_set_sha256),
-        "held-out documents": ("validation_documents", corpus.manifest.validation.document_set_sha256),
-        "tokenizer": ("tokenizer", corpus.manifest.tokenizer.sha256),
-    }
-    for what, (name, now) in hashes.items():
-        if (then := pick(first.result, "sha256", name)) != now:
-            raise UserError(
-                f"{corpus.folder} is not the text of {first.folder}: the SHA-256 of its {what} is {now[:12]}, "
-                f"not {_short(then)[:12]}; name that text with --data"
-            )
 
 
 def compare(first: FinishedRun, second: FinishedRun) -> dict[str, Any]:

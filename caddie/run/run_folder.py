@@ -143,6 +143,33 @@ def read_finished(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return result, about
 
 
+def finished_result(folder: Path, recipe: Recipe, seed: int, corpus: Corpus) -> dict[str, Any]:
+    """Return the result of a finished run; `UserError` if it is of other settings, another seed or another text."""
+    result = read_scored_result(folder / RESULT)
+    if (pick(result, "sha256", "recipe"), pick(result, "seed")) != (recipe.sha256, seed):
+        raise UserError(
+            f"{folder} holds a finished run of other settings or another seed; name another folder with --out or "
+            "remove it"
+        )
+    check_text(folder, result, corpus)
+    return result
+
+
+def check_text(folder: Path, result: Mapping[str, Any], corpus: Corpus) -> None:
+    """Raise `UserError` unless a corpus is that of the run in a folder, by the hashes in its result."""
+    hashes = {
+        "training documents": ("train_documents", corpus.manifest.train.document_set_sha256),
+        "held-out documents": ("validation_documents", corpus.manifest.validation.document_set_sha256),
+        "tokenizer": ("tokenizer", corpus.manifest.tokenizer.sha256),
+    }
+    for what, (name, now) in hashes.items():
+        if (then := pick(result, "sha256", name)) != now:
+            raise UserError(
+                f"{corpus.folder} is not the text of {folder}: the SHA-256 of its {what} is {now[:12]}, "
+                f"not {str(then)[:12]}; name that text with --data"
+            )
+
+
 def corpus_of(folder: Path) -> Corpus:
     """Return the corpus of a run folder, whatever classes its recipe has; `UserError` if it is none."""
     return Corpus.load(read_place(folder))

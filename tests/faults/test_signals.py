@@ -56,7 +56,7 @@ def test_a_run_stops_in_any_phase_and_goes_on(
     assert "go on with: caddie run tiny" in line
     check_files(folder)
     again = Command(folder, *RUN).end()
-    assert again.status == 0 or "holds a finished run" in again.err, again
+    assert again.status == 0, again
     assert tensors(folder / WEIGHTS) == tensors(undisturbed / WEIGHTS)
     assert (folder / ARTIFACT).read_bytes() == (undisturbed / ARTIFACT).read_bytes()
 

@@ -190,6 +190,28 @@ def check_run_folder(run: Path, result: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("unprobed")  # `test_probes.py` probes a copy
+def test_a_finished_run_shows_its_result_and_stays(folder: Path, result: dict[str, Any], tmp_path: Path) -> None:
+    (folder / "run" / "report.html").unlink()
+    before = {path.name: path.stat().st_mtime_ns for path in (folder / "run").iterdir()}
+    same = ("tiny", *SMALL, "model.vocabulary=400", "--data", "texts", "--out", "run")
+    assert caddie(folder, "run", *same) == {"folder": "run", **result}
+    with contextlib.chdir(folder):
+        ended = call("run", *same)
+    assert ended.out.startswith(f"tiny, seed {result['seed']}: {result['bits_per_byte']:.4f} bits per byte")
+    assert ended.err.endswith("run holds this run, finished before; its result:\n")
+    shutil.copytree(folder / "texts", tmp_path / "other")
+    (tmp_path / "other" / "more.txt").write_text("One more document. " * 500)
+    for other, says in (
+        (("--seed", "2"), "run holds a finished run of other settings or another seed"),
+        (("cap=900000",), "run holds a finished run of other settings or another seed"),
+        (("--data", str(tmp_path / "other")), "is not the text of run: the SHA-256 of its"),
+    ):
+        assert says in caddie(folder, "run", *same, *other, status=2)
+    (folder / "run" / "report.html").stat()  # made anew, and nothing else
+    after = {path.name: path.stat().st_mtime_ns for path in (folder / "run").iterdir() if path.name != "report.html"}
+    assert after == before
+
+
 def test_scores_anywhere_without_the_training_data(folder: Path, by_two: Path, tmp_path: Path) -> None:
     """The artifact and a corpus without its training shards, copied elsewhere, give the number of the run."""
     result = json.loads((by_two / "result.json").read_text())  # its score is of another process
@@ -358,7 +380,7 @@ def test_a_run_keeps_the_bits_of_each_held_out_document(tiny_run: Any, tmp_path:
         "score", tiny_run.artifact, "--data", tiny_run.corpus, "--documents", tmp_path / "no" / "d", "--quiet"
     )
     assert (ended.status, ended.out) == (2, "")
-    assert "cannot write" in ended.err
+    assert "make it, or name another file by --documents" in ended.err
 
 
 def test_the_bytes_of_documents_add_up_whatever_they_are_counted_from(
