@@ -96,8 +96,9 @@ def compare(
 ) -> dict[str, Any]:
     """Test if the runs at `places` (B) cost less than those `against` (A), by at least `by` in `unit`.
 
-    Returns the facts that `caddie compare --json` prints; its differences are of B less A, as in studies. The test is paired where both groups have the same seeds,
-    else Welch's; None stands where there are too few seeds. Raises `UserError` for runs that must not be compared.
+    Returns the facts that `caddie compare --json` prints. Differences are of B less A, so that a negative one is
+    better. The test is paired where both groups have the same seeds, else Welch's; None stands where there are too few
+    seeds. Raises `UserError` for runs that must not be compared.
     """
     if not math.isfinite(by):
         raise UserError(f"--by must be a finite number, not {by}")
@@ -111,7 +112,7 @@ def compare(
         "runs": _facts(b, unit),
         "against": _facts(a, unit),
         "difference": fmean(costs_b.values()) - fmean(costs_a.values()),
-        **dict.fromkeys(("interval", "test")),
+        **dict.fromkeys(("answer", "interval", "test")),
         "why": "a test needs two seeds a side",
         **dict.fromkeys(("p", "p_welch", "p_paired", "p_documents", "spread")),
         "level": LEVEL,
@@ -132,7 +133,7 @@ def compare(
     p = found.estimate.p_above(by)
     facts["p_welch"] = welch(list(costs_a.values()), list(costs_b.values())).p_above(by)
     low, high = found.estimate.interval()
-    facts |= {f"p_{found.test}": p, "p": p, "interval": (-high, -low)}
+    facts |= {f"p_{found.test}": p, "p": p, "interval": (-high, -low), "answer": "yes" if p < LEVEL else "not shown"}
     facts["spread"] = found.spread and found.spread.to_json()
     documents = (found.spread and found.spread.documents) or 0.0
     if by > 0:
@@ -274,7 +275,7 @@ def _verdict(facts: Mapping[str, Any], unit: str) -> list[tuple[str, str]]:
     if facts["difference"] < -by:
         power = f"for p < {level} with {100 * facts['power']:.0f} % power"
         seeds = f"{_seeds(facts['seeds_to_show_difference'])} a side {power}"
-    answer = f"{'yes' if p < level else 'not shown'}, p = {_p(p)}"
+    answer = f"{facts['answer']}, p = {_p(p)}"
     lines = [("question", f"{question}?"), ("answer", answer), ("test", test)]
     if spread := facts["spread"]:
         parts = [f"{name} {spread[name]:.6f}" for name in ("paired", "unpaired", "seeds", "documents") if spread[name]]

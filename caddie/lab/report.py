@@ -22,9 +22,10 @@ OPEN_ROWS = 40
 """Rows of a long list that are shown before the rest is folded away."""
 MINUS = "\N{MINUS SIGN}"
 _COLUMNS = (
-    *("study", "label", "kind", "seed", "key", "state", "error"),
+    *("study", "label", "kind", "seed", "state", "error"),
     *("bits_per_byte", "trained", "averaged", "packed", "quantization_loss", "holdout"),
-    *("verified", "under_cap", "artifact_bytes", "parameters", "steps", "tokens", "tokens_per_second", "train_seconds", "total_seconds"),
+    *("verified", "under_cap", "artifact_bytes"),
+    *("parameters", "steps", "tokens", "tokens_per_second", "train_seconds", "total_seconds"),
     *("step_ms", "step_ms_by"),
     *("device", "precision", "threads", "workers", "cpu_share", "code", "program_sha256", "scorer_sha256"),
 )
@@ -84,10 +85,8 @@ def _context(facts: Mapping[str, Any]) -> dict[str, Any]:
         "plot": forest(facts["verdicts"], facts["study"]["margin"]),
         "claimed": any(one["claim"] for one in facts["verdicts"]),
         "open_rows": OPEN_ROWS,
-        **{
-            function.__name__: function
-            for function in (signed, bits, whole, more, chance, duration, money, flaw, order_words, step_words, sweep_words)
-        },
+        **{one.__name__: one for one in (signed, bits, whole, more, chance, duration, money, flaw)},
+        **{one.__name__: one for one in (order_words, step_words, sweep_words)},
     }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from html_page import Parsed
+from json_page import fields_below, fields_by_verb
 from run_folder import make_events, make_result, write_run
 
 from caddie.config import plain
@@ -461,6 +462,13 @@ def test_a_file_that_does_not_count_is_marked_and_on_no_frontier(fault: dict[str
     assert markdown(facts).count(f"small ({said})") == 2, "leaderboard and verdicts"
     assert page(facts).count(f'small <small class="wrong">{said}</small>') == 2
     assert said not in markdown(findings(study, rows[:2] + rows[4:]))
+
+
+def test_the_page_on_json_has_all_fields() -> None:
+    facts = findings(make_study(), make_rows())
+    assert set(facts["verdicts"][0]) == fields_below("Verdicts")
+    assert set(facts["board"][0]) == fields_below("Board")
+    assert fields_by_verb()["study"] - {"results", "report"} <= set(facts)
 
 
 def test_equal_size_and_score_are_both_on_the_frontier() -> None:
