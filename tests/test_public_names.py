@@ -57,6 +57,25 @@ def test_paths_and_prompts_may_be_plain_strings(tiny_run: Any) -> None:
     assert text == caddie.sample(artifact, b"ab", tokens=2)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "source", "seed", "says"),
+    [
+        ("tiny", None, 1, "run takes a recipe, as caddie.find\\('tiny'\\), not 'tiny'"),
+        (None, None, -1, "seed must be from 0 to 4,294,967,295, not -1"),
+        (None, None, 1 << 33, "seed must be from 0 to"),
+        (None, None, "1", "seed must be a whole number, not the text '1'"),
+        (None, "", 1, "the path of the text is empty"),
+        (None, "none.txt", 1, "none.txt"),
+    ],
+)
+def test_a_run_in_python_is_refused_before_it_makes_a_folder(
+    recipe: Any, source: str | None, seed: Any, says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(caddie.UserError, match=says):
+        caddie.run(recipe or caddie.find("tiny"), source, seed=seed, folder=tmp_path / "run", progress=caddie.SILENT)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.usefixtures("one_process", "unprobed", "alive_once")
 def test_a_run_in_python_shows_its_progress_unless_told_not_to(
     tiny_run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -25,9 +25,19 @@ TRACKERS = ("trackio", "wandb", "tensorboard")
 """Trackers that a run can be sent to."""
 
 
-FILE = click.Path(path_type=Path)
+class _Path(click.Path):
+    """A path; click's own takes an empty one, such as a variable that was never set, for the working directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path, or fail."""
+        if value == "":
+            self.fail("it is empty; name a file or folder.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+FILE = _Path(path_type=Path)
 """Type of an option that names a file or folder."""
-_PATH = click.Path(readable=False)  # a string, for `hf:NAME` is no path of this machine
+_PATH = _Path(readable=False)  # a string, for `hf:NAME` is no path of this machine
 
 
 class Finite(click.FloatRange):

@@ -140,6 +140,8 @@ def score(
         return distributed.launch(gpus, sys.argv[1:])
     with distributed.join() as ranks, Display(quiet=quiet or events or not ranks.first) as display:
         progress = JsonLines(sys.stderr) if events and ranks.first else display
+        if documents is not None and not documents.absolute().parent.is_dir():
+            raise UserError(f"no folder {documents.parent}; make it, or name another file by --documents")
         loaded = load_artifact(artifact, parts)
         scoring = _changed_recipe(loaded, settings).score
         corpus = open_for_scoring(loaded, data, progress, ranks)

@@ -10,6 +10,7 @@ from caddie.config.config import (
     NonNegative,
     Positive,
     Range,
+    Seed,
     Technique,
     assignments,
     coerce,

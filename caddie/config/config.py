@@ -42,6 +42,8 @@ Count = Annotated[int, Range(1, 1 << 40)]
 """Integer of at least one."""
 Channels = Annotated[int, Range(1, 65_536)]
 """Number of channels."""
+Seed = Annotated[int, Range(0, 2**32 - 1)]
+"""Random seed."""
 Fraction = Annotated[float, Range(0.0, 1.0)]
 """Number from 0 to 1."""
 Positive = Annotated[float, Range(1e-30, 1e30)]
@@ -91,6 +93,7 @@ class Config(ABC):
             path, now = str(error), modernized_path(str(error))
             known = set(paths(self))
             hint = f"; it is now {now}" if now != path and now in known else suggest(now, known)
+            hint = "; a run takes it by --seed" if path == "seed" else hint
             raise UserError(f"no setting {path}{hint or '; caddie techniques lists the settings'}") from None
         except RecursionError:
             raise UserError("a value is nested too deeply") from None
@@ -308,7 +311,17 @@ def _coerce_scalar(value: object, annotation: type, name: str) -> Any:
         if annotation is int and float(value).is_integer():
             return int(value)
     nouns = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    raise UserError(f"{name} must be {nouns.get(annotation, annotation.__name__)}, not {_shortened(value)}")
+    found = f"the text {value!r}" if isinstance(value, str) and _is_json(value) else _shortened(value)
+    raise UserError(f"{name} must be {nouns.get(annotation, annotation.__name__)}, not {found}")
+
+
+def _is_json(text: str) -> bool:
+    """Return True for a text that would be another value on a command line, such as "30"."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _bound(value: float) -> str:

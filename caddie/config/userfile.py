@@ -97,7 +97,8 @@ def _executed(place: Path, path: Path, source: bytes) -> Mapping[str, object]:
     except (Exception, SystemExit) as error:
         decorated = "overwrite attribute __setattr__" in str(error)
         hint = "; a class of settings needs no @dataclass any more" if decorated else ""
-        raise UserError(f"{path} does not run: {type(error).__name__}: {error}{hint}") from error
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        raise UserError(f"{path} does not run: {kind}{error}{hint}") from error
     _keep(UserFile(place, source))
     return vars(module)
 

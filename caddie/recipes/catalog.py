@@ -76,6 +76,8 @@ def find(name: str, within: tuple[Path, ...] = ()) -> Recipe:
         recipe = known[full]
         return mini(recipe) if suffix == "mini" else scale(recipe, suffix, public_steps(recipe))
     if attribute not in known:
+        if not name:
+            raise UserError("the name of the recipe is empty; `caddie recipes` lists them")
         hint = suggest(attribute, known)
         if colon:
             raise UserError(f"{path} has no recipe {attribute}{hint}")

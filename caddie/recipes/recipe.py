@@ -71,6 +71,10 @@ class Recipe(Config):
         """Return the hash of the settings."""
         return hashlib.sha256(json.dumps(self.settings.to_json()).encode()).hexdigest()
 
+    def key(self) -> str:
+        """Return the first eight hexadecimal digits of the hash, as in `result.json` and the names of run folders."""
+        return self.sha256[:8]
+
     @property
     def published(self) -> float | None:
         """Return the public bits per byte, the mean over the seeds of its first source; none if there is no result."""

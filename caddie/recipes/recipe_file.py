@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from caddie.config import Config, Range, coerce, parse_assignment
+from caddie.config import Config, Seed, coerce, parse_assignment
 from caddie.config.userfile import Stated, read_stated, supply
 from caddie.errors import UserError
 from caddie.files import read_file
@@ -93,7 +93,7 @@ def _start(path: Path, held: Mapping[str, Any]) -> RunStart:
     with _named(path):
         if missing := [name for name in ("recipe", "seed", "corpus") if name not in held]:
             raise UserError(f"it is no {RECIPE} of a run, for it has no {missing[0]}")
-        seed = coerce(held["seed"], Annotated[int, Range(0, 2**32 - 1)], "seed")
+        seed = coerce(held["seed"], Seed, "seed")
         corpus = coerce(held["corpus"], str, "corpus")
     supply(_stated(path, held), (), path.parent, path.parent / PARTS)
     with _named(path):
@@ -114,13 +114,22 @@ def _table(path: Path) -> dict[str, Any]:
     if len(data) > _LARGEST_BYTES:
         raise UserError(f"{path} is no recipe: it has {len(data):,} bytes, and may have {_LARGEST_BYTES:,}")
     try:
-        held = tomllib.loads(data.decode()) if form == "TOML" else json.loads(data)
+        held = tomllib.loads(data.decode()) if form == "TOML" else json.loads(data, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         what = "nested too deeply" if isinstance(error, RecursionError) else error
         raise UserError(f"{path} is not {form}: {what}") from None
     if not isinstance(held, dict):
         raise UserError(f"{path} is no recipe: it holds no object of settings")
     return held
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of a JSON file; `ValueError` if a key stands there twice, where the last alone would count."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"{next(key for key in keys if keys.count(key) > 1)} is set twice; leave one out")
+    return found
 
 
 @contextmanager

@@ -87,6 +87,8 @@ def check_source(source: str | Path | None) -> None:
 
     Such a corpus would pass for a folder of text, held-out documents and all.
     """
+    if source == "":
+        raise UserError("the path of the text is empty; name a text, or leave it out for Python's own library")
     folder = Path(source).expanduser() if source is not None else None
     if folder is None or is_corpus(folder):
         return

@@ -59,7 +59,7 @@ def describe_run(
         "recipe": recipe.name,
         "why": recipe.why,
         "base": recipe.base,
-        "key": recipe.sha256[:8],
+        "key": recipe.key(),
         "diff": {path: plain(value) for path, value in diff.items()},
         "artifact_bytes": artifact.file_bytes,
         "cap_bytes": cap.file_bytes,

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from caddie.config import show
+from caddie.config import Seed, coerce, show
 from caddie.data.corpus import Corpus
 from caddie.errors import CheckFailed, UserError
 from caddie.model.parameters import assign
@@ -64,13 +64,13 @@ def run(
 
     Raises `UserError` before training for all that can be known before. Finished stages stay in the folder.
     """
+    check_arguments(recipe, source, seed, ranks.world if ranks else 1)
     ranks, folder = ranks or Ranks(device=local_device()), Path(folder or run_folder(recipe, seed))
     with (
         hold_folder(folder, ranks, progress, alone=study is None) as phases,
         enough_memory(recipe.model, recipe.train, ranks, phases),
     ):
         progress = phases.progress
-        check_source(source)
         with phases("prepare"):
             corpus = open_corpus(recipe, source, progress, ranks=ranks)
             text = held_out_text(corpus)
@@ -105,6 +105,15 @@ def run(
         result |= describe_scores(scores, scored, verdict, phases.seconds)
         result |= {"command": command, "seed": seed, **({"study": dict(study)} if study is not None else {})}
         return write_result(folder, result)
+
+
+def check_arguments(recipe: Recipe, source: str | Path | None, seed: int, world: int) -> None:
+    """Raise `UserError` for arguments of `run` that are no recipe, no text or no seed, or do not fit together."""
+    if not isinstance(recipe, Recipe):
+        raise UserError(f"run takes a recipe, as caddie.find('tiny'), not {recipe!r}")
+    coerce(seed, Seed, "seed")
+    check_source(source)
+    check_recipe(recipe, world)
 
 
 def check_recipe(recipe: Recipe, world: int = 1) -> None:

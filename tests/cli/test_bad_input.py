@@ -222,6 +222,15 @@ WORDS = [
         "micro-batches", lambda b: b.run("--gpus", "2"), "train.micro_batches (1) must be a multiple of the 2 processes"
     ),
     Case("unknown recipe", lambda b: ["run", "tinny"], "no recipe tinny (did you mean tiny?)"),
+    Case("empty recipe", lambda b: ["run", ""], "the name of the recipe is empty; `caddie recipes` lists them"),
+    Case("empty text", lambda b: ["run", "tiny", "--data", ""], "'--data': it is empty; name a file or folder; see"),
+    Case("empty path", lambda b: ["verify", ""], "it is empty; name a file or folder; see"),
+    Case("seed as a setting", lambda b: b.run("seed=5"), "no setting seed; a run takes it by --seed"),
+    Case(
+        "documents nowhere",
+        lambda b: [*b.score(b.tiny.corpus), "--documents", "none/documents.csv"],
+        "no folder none; make it, or name another file by --documents",
+    ),
     Case("unknown path", lambda b: b.run("model.widht=64"), "no setting model.widht (did you mean model.width?)"),
     Case("no equals sign", lambda b: b.run("model.width"), "'model.width' is not a setting; write PATH=VALUE"),
     Case(
@@ -531,7 +540,11 @@ RUNS = [
         lambda b: ["report", b.folder("result.json", lambda data: '{"version": 1}')],
         "kept/result.json",
     ),
-    Case("finished", lambda b: b.run(out=b.folder("none", None)), "kept holds a finished run; name another folder"),
+    Case(
+        "finished",
+        lambda b: b.run("--seed", "3", out=b.folder("none", None)),
+        "kept holds a finished run of other settings or another seed; name another folder with --out or remove it",
+    ),
     Case(
         "checkpoint broken",
         lambda b: b.run(out=b.folder("checkpoint.safetensors", half, keep="checkpoint*")),

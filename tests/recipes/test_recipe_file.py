@@ -135,6 +135,7 @@ def run(**changes: Any) -> dict[str, Any]:
         ("a.toml", 'base = "tiny"\nname = 3', "a.toml: name must be text"),
         ("a.json", "{", "a.json is not JSON"),
         ("a.json", "[1]", "a.json is no recipe: it holds no object"),
+        ("a.json", '{"train": {"steps": 3, "steps": 4}}', "a.json is not JSON: steps is set twice; leave one out"),
         ("a.json", "[" * 100_000, "a.json is not JSON: nested too deeply"),
         ("a.json", " " * (2 << 20), "a.json is no recipe: it has 2,097,152 bytes"),
         ("a.json", {"kind": "Recipe", "modle": {}}, "a.json: Recipe has no setting modle (did you mean model?)"),
