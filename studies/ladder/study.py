@@ -1,7 +1,7 @@
 """The ladder of records: do twins that make all the steps come out in the order of the public scores?
 
 Each rung is the twin of a record with all its steps, its own quantization and its own scoring, test-time training too
-(`NAME_scale`, `docs/studies.md`). Every rung has 600 seconds of eight H100, by its public step time. Each is set
+(`NAME_scale`, `docs/studies.md`), compiled and in bfloat16 as records train. Every rung has 600 seconds of eight H100, by its public step time. Each is set
 against the rung before it; the claim is the difference of the public scores. `larger` is the same at width 96.
 
 The last rung is `champion`, which has no public score. A record's file is as large as its quantizers make it; the
@@ -18,7 +18,7 @@ from itertools import pairwise
 from caddie.lab.study import BASE, Claim, Entry, ModelledSeconds, Study
 from caddie.recipes.catalog import find, shipped
 from caddie.recipes.recipe import Recipe
-from caddie.recipes.shrink import AT_SCALE, small_cap
+from caddie.recipes.shrink import AT_SCALE_COMPILED, small_cap
 
 RUNGS = (
     "baseline",
@@ -43,7 +43,7 @@ COMPARABLE = {"baseline": 1.2275}
 
 def twin(name: str, suffix: str) -> Recipe:
     """Return the twin of a rung as it is trained and scored here, without a budget of its own."""
-    diff = dict(AT_SCALE)
+    diff = dict(AT_SCALE_COMPILED)
     if name == CHAMPION:
         diff |= {"pack.policy": None, "pack.cap_bytes": small_cap(find(RECORD), find(f"{RECORD}_{suffix}"))}
     return find(f"{name}_{suffix}").but(diff)
