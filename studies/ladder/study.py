@@ -1,8 +1,9 @@
 """The ladder of records: do twins that make all the steps come out in the order of the public scores?
 
 Each rung is the twin of a record with all its steps, its own quantization and its own scoring, test-time training too
-(`NAME_scale`, `docs/studies.md`), compiled and in bfloat16 as records train. Every rung has 600 seconds of eight H100, by its public step time. Each is set
-against the rung before it; the claim is the difference of the public scores. `larger` is the same at width 96.
+(`NAME_scale`, `docs/studies.md`), compiled and in bfloat16 as records train. Every rung has 600 seconds of eight H100,
+by its public step time. Each is set against the rung before it; the claim is the difference of the public scores.
+`larger` is the same at width 96.
 
 The last rung is `champion`, which has no public score. A record's file is as large as its quantizers make it; the
 champion's packer fills its cap, and 16,000,000 bytes hold the twin many times. So the twin's cap is the part of the
