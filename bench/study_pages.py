@@ -105,7 +105,7 @@ def claims_page(studies: Path = STUDIES) -> str:
                 f"{claim['word']} {signed(claim['difference']) or ''}".strip(),
                 *_found(verdict),
                 *(_found(again) if again else ("not run", "-")),
-                "-" if hours is None or (again and len(again["seeds"]) >= len(verdict["seeds"])) else f"{hours:.1f}",
+                _left(again, hours) if again else "-" if hours is None else f"{hours:.1f}",
             ]
         )
     rows.sort(key=lambda row: row[0])
@@ -125,6 +125,9 @@ def claims_page(studies: Path = STUDIES) -> str:
         "A claim that was asked in equal steps and in equal seconds stands here twice; at scale one run answers both."
         " Core hours are those of three seeds of the entry alone, its rival's apart, as `caddie study --estimate` has"
         " them: training by FLOPs from a timing of the base, scoring timed, packing left out.",
+        "",
+        "Of a claim that three seeds left undecided, the seeds that would decide it with 80 % power if difference and"
+        " spread are as seen, those run included, and the core hours that the others would take.",
         "",
         "Made from the studies' rows; a test fails when it is old.",
         "",
@@ -150,6 +153,16 @@ def _found(verdict: Mapping[str, Any]) -> tuple[str, str]:
     interval = " to ".join(signed(end) or "-" for end in verdict["interval"] or ())
     measured = (signed(verdict["difference"]) or "-") + (f" ({interval})" if interval else "")
     return measured, verdict["word"] if verdict["word"] in DECIDED else "undecided"
+
+
+def _left(verdict: Mapping[str, Any], hours: float | None) -> str:
+    """Return the core hours that a claim which was run still takes: of seeds planned, or of those that would decide."""
+    if verdict["word"] in DECIDED:
+        return "-"
+    if (needed := verdict["seeds_needed"]) is None:
+        return "no number of seeds decides"
+    more = needed - len(verdict["seeds"])
+    return f"{needed:,} seeds: {more * verdict['seconds'] / 3600:.1f}" if more > 0 else f"{hours or 0.0:.1f}"
 
 
 def _plans(every: list[Kept]) -> Iterator[str]:

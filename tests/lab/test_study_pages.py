@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from study_pages import STUDIES, claims_page, costs_page
+from study_pages import STUDIES, _left, claims_page, costs_page
 
 from caddie.lab.report import MINUS
 from caddie.lab.rows import ESTIMATE, RESULTS, STUDY
@@ -40,7 +42,25 @@ def row(page: str, label: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
+def cells_of(page: str) -> list[list[str]]:
+    """The cells of all claims."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.count("|") == 9]
+
+
 RATE = "rate 0.02, warm-down 0.09"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "hours", "left"),
+    [
+        ({"word": "better", "seeds_needed": 9}, None, "-"),
+        ({"word": "unclear", "seeds_needed": 9}, None, "9 seeds: 12.0"),
+        ({"word": "unclear", "seeds_needed": 2}, 1.25, "1.2"),
+        ({"word": "unclear", "seeds_needed": None}, 1.0, "no number of seeds decides"),
+    ],
+)
+def test_what_an_undecided_claim_would_still_take(verdict: dict[str, Any], hours: float | None, left: str) -> None:
+    assert _left({**verdict, "seeds": [1, 2, 3], "seconds": 7200.0}, hours) == left
 
 
 def test_what_was_not_run_at_scale_is_said_to_be_so(folder: Path) -> None:
@@ -66,6 +86,8 @@ def test_hours_come_from_the_estimate_and_figures_from_rows_at_scale(folder: Pat
     assert cells[3:5] == cells[5:7]
     assert cells[4] == "better"
     assert cells[7] == "-"
+    undecided = next(one for one in cells_of(page) if one[6] == "undecided")
+    assert re.fullmatch(r"\d[\d,]* seeds: \d+\.\d", undecided[7])
     assert "6 of 6 were run, 5 are decided" in page
     assert "| studies/learning\\_rate/study.py:scale | 1 | 66 | 0 | 0.0 |" in page
     assert "The claims: 0 runs left, 0 core hours, by 1 estimate." in page
