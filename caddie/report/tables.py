@@ -238,7 +238,8 @@ def _scores(result: Mapping[str, Any]) -> list[str]:
         if any(entries):
             lines.append(_row("  " + label, *(number(entry and entry["bits_per_byte"], ".4f") for entry in entries)))
     if adaptive := result["scores"].get("quantized_adaptive"):
-        lines.append(_row("  packed, adaptive", number(adaptive["bits_per_byte"], ".4f")))
+        sliding = ["-"] if result["scores"].get("quantized_sliding") else []  # it adapts over the same windows
+        lines.append(_row("  packed, adaptive", *sliding, number(adaptive["bits_per_byte"], ".4f")))
     if result["scores"].get("quantized_sliding"):
         lines.append("  sliding windows overlap: a longer past")
     compression = result.get("compression") or {}

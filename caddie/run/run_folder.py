@@ -166,7 +166,7 @@ def check_text(folder: Path, result: Mapping[str, Any], corpus: Corpus) -> None:
         if (then := pick(result, "sha256", name)) != now:
             raise UserError(
                 f"{corpus.folder} is not the text of {folder}: the SHA-256 of its {what} is {now[:12]}, "
-                f"not {str(then)[:12]}; name that text with --data"
+                f"not {str(then)[:12]}; name that text with --data, or another folder with --out"
             )
 
 

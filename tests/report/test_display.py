@@ -311,6 +311,16 @@ def test_printable_is_one_line() -> None:
     assert printable("a\tb\r\nc\x00\x9b") == "a   b c\ufffd\ufffd"
 
 
+@pytest.mark.parametrize(("sliding", "place"), [(True, "         -    1.2345"), (False, "    1.2345")])
+def test_the_adaptive_score_stands_below_that_of_its_windows(sliding: bool, place: str) -> None:
+    result = make_result()
+    result["scores"]["quantized_adaptive"] = {"bits_per_byte": 1.2345}
+    if not sliding:
+        result["scores"]["quantized_sliding"] = None
+    (line,) = [line for line in result_table(result, Path("report.html")).splitlines() if "packed, adaptive" in line]
+    assert line.startswith(f"  packed, adaptive  {place}")
+
+
 def test_step_line() -> None:
     event = steps()[100] | {"loss": 2.5, "bits_per_byte": 1.25, "seconds": 30.0, "progress": 0.5}
     assert step_line(event) == "step 404  loss 2.5000  1.2500 bpb  27,716 tokens/s  0:30 left"
