@@ -17,6 +17,11 @@ from caddie.lab.report import markdown
 from caddie.lab.rows import RESULTS, read_rows
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+SAME_SCORER = {
+    "047c019a5cd204fba33391ada9d0f9e35ebd887ff06ba8a5ed7fb703e83c2c41":
+    "d6342d032c7b899d01fa72ecefbdad2a24c39443b245f03e27750cd183d3ed20",
+}  # fmt: skip
+"""Scorer to a later version that gave the same bits: three runs of 2026-11-26 were made with both (docs/log.md)."""
 KEPT = sorted(path.parent for path in (ROOT / "studies").rglob(RESULTS))
 
 
@@ -85,8 +90,10 @@ def test_what_was_found_is_what_the_results_say(told: dict[str, Any]) -> None:
             (label, seed) for label, _ in labels for seed in described["seeds"]
         ]
         assert all(row["diff"] == study["shown"][row["label"]] for row in rows)
-        for name in ("scorer_sha256", "workers"):
-            assert len({row[name] for row in rows if row["state"] == "finished"}) == 1
+        done = [row for row in rows if row["state"] == "finished"]
+        assert len({SAME_SCORER.get(row["scorer_sha256"], row["scorer_sha256"]) for row in done}) == 1
+        if described["equal"] != "modelled seconds":  # in which no clock counts
+            assert len({row["workers"] for row in done}) == 1
         report = markdown(findings(described, rows))
         assert (folder / "report.md").read_text() == report, f"write it anew: caddie report {folder.relative_to(ROOT)}"
         assert (folder / "report.html").stat().st_size > 10_000
