@@ -124,7 +124,7 @@ def test_a_diff_leads_from_one_recipe_to_the_other(a: Recipe, b: Recipe) -> None
     assert list(a.but(diff).train.optimizers) == list(b.train.optimizers), "the last match wins, so order counts"
     assert b.but(b.diff(a)) == a
     assert a.diff(a) == {}
-    assert (diff == {}) == (a.key() == b.key())
+    assert (a.settings.diff(b.settings) == {}) == (a.key() == b.key()), "names and reasons are no settings"
 
 
 @pytest.mark.long
