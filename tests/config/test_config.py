@@ -112,7 +112,10 @@ def some_recipes(draw: st.DrawFn) -> Recipe:
     diff = draw(diffs)
     if "matrix" not in diff.get("train.optimizers", {"matrix": None}):
         diff.pop("train.optimizers.matrix.lr", None)
-    return RECIPES[draw(st.sampled_from(ANY_DEPTH))].but(diff)
+    base = RECIPES[draw(st.sampled_from(ANY_DEPTH))]
+    if base.model.depth < 4:  # the layers that exceptions name must be there
+        diff.setdefault("model.depth", 4)
+    return base.but(diff)
 
 
 @pytest.mark.long
