@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from caddie.errors import count
-from caddie.lab.findings import findings, spent
+from caddie.lab.findings import findings
+from caddie.lab.measured import spent
 from caddie.lab.report import markdown_table, signed
 from caddie.lab.rows import ESTIMATE, RESULTS, STUDY, read_rows, read_study
 from caddie.report.charts import is_finite

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from caddie.errors import UserError
 from caddie.files import write_json
-from caddie.lab.findings import spent
+from caddie.lab.measured import spent
 from caddie.report.read import known_number, read_object
 from caddie.report.run_files import DRIVER
 from caddie.report.tables import duration

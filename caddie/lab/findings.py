@@ -1,4 +1,4 @@
-"""Findings of a study as plain data: verdicts, ranks, the frontier of size and score, curves and notes.
+"""Findings of a study as plain data: verdicts, ranks, the frontier of size and score, and curves.
 
 It takes a study's description (`Study.to_json`, kept as `study.json`) and one row per run, not the study's own code, so
 what was measured long ago can still be read.
@@ -15,33 +15,17 @@ from typing import Any
 import numpy as np
 
 from caddie.lab.agreement import Curve, early_agreement, public_order, safe_stop
+from caddie.lab.measured import Row, costs, how_measured, run_money, run_notes, run_seconds
 from caddie.lab.swept import swept
-from caddie.lab.verdicts import LEVEL, Documents, cost, judge_pairs
+from caddie.lab.verdicts import LEVEL, Documents, judge_pairs
 from caddie.report.charts import is_finite, smooth
 from caddie.report.verification import passed
 
-Row = Mapping[str, Any]
-"""One run, as a line of `results.jsonl`."""
 POINTS = 60
 """Points of a curve that is the mean over seeds."""
 EARLY = (0.1, 0.25, 0.5, 0.75)
 """Progress at which ranks are compared with the final ones."""
-ALONE = 0.9
-"""Least share of its threads' time of a run that was alone on the machine."""
-STEADY = 1.1
-"""Largest ratio of the speeds of two seeds on an undisturbed machine."""
 WORDS = ("better", "worse", "same", "unclear")
-_SURROUNDINGS = {
-    "device": "device",
-    "precision": "number format",
-    "threads": "number of threads",
-    "workers": "number of runs at once",
-    "world": "number of processes",
-    "code": "version of the code",
-    "program_sha256": "program",
-    "scorer_sha256": "scorer",
-}
-_TEXTS = {"validation_documents": "held-out text", "train_documents": "training text", "tokenizer": "tokenizer"}
 
 
 def findings(described: Mapping[str, Any], rows: Sequence[Row], price: float | None = None) -> dict[str, Any]:
@@ -77,9 +61,9 @@ def findings(described: Mapping[str, Any], rows: Sequence[Row], price: float | N
         },
         "early": _early(groups),
         "failed": _failures(kept),
-        "notes": _notes(study, rows, done, groups),
-        "cost": _costs(done, price),
-        "measured": [*_measured(study, done), *_pairing(verdicts)],
+        "notes": run_notes(study, rows, done, groups),
+        "cost": costs(done, price),
+        "measured": [*how_measured(study, done), *_pairing(verdicts)],
     }
 
 
@@ -134,8 +118,8 @@ def _verdicts(
                 "agrees": agrees if claim else None,
                 **_valid(groups[label]),
                 "bytes": _more_bytes(groups[label], groups[rival]),
-                "seconds": fmean(map(_seconds, groups[label])),
-                "money": None if price is None else fmean(_money(row, price, _seconds(row)) for row in groups[label]),
+                "seconds": fmean(map(run_seconds, groups[label])),
+                "money": _mean(run_money(row, price, run_seconds(row)) for row in groups[label] if price is not None),
             }
         )
     return sorted(found, key=lambda one: math.inf if one["difference"] is None else one["difference"])
@@ -267,135 +251,3 @@ def _failures(kept: Sequence[Row]) -> list[dict[str, Any]]:
             reason = row.get("error") or ("no finite score" if row.get("state") == "finished" else "not finished")
             seeds.setdefault((row["label"], str(reason)), []).append(row.get("seed"))
     return [{"label": label, "seeds": found, "error": reason} for (label, reason), found in seeds.items()]
-
-
-def _notes(
-    study: Mapping[str, Any], rows: Sequence[Row], done: Sequence[Row], groups: Mapping[str, Sequence[Row]]
-) -> list[str]:
-    notes = []
-    planned = {(label, seed) for label in study["entries"] for seed in study["seeds"]}
-    if missing := planned - {(row.get("label"), row.get("seed")) for row in rows}:
-        notes.append(f"Not run yet: {len(missing):,} of {len(planned):,} planned runs.")
-    if pruned := sum(row.get("state") == "pruned" for row in rows):
-        notes.append(f"Ended early by the search: {pruned:,} of {len(planned):,} runs, which have no score.")
-    for name, what in _SURROUNDINGS.items():
-        notes += _mixed(what, [(row, row.get(name)) for row in done])
-    for name, what in _TEXTS.items():
-        notes += _mixed(what, [(row, (row.get("sha256") or {}).get(name)) for row in done])
-    notes += _disturbed(done, groups) if study.get("equal") == "seconds" else []
-    for label, group in groups.items():
-        if len({(row.get("sha256") or {}).get("recipe") for row in group}) > 1:
-            notes.append(f"{label} has runs of different settings; run the study again.")
-    faults = (
-        ("verified", False, "fail verification"),
-        ("verified", None, "were not verified, or without a decision"),
-        ("under_cap", False, "are over their cap"),
-    )
-    for name, outcome, what in faults:
-        if wrong := dict.fromkeys(row["label"] for row in done if row.get(name, "unknown") is outcome):
-            notes.append(f"Artifacts that {what}: {_listed(list(wrong))}.")
-    notes += _mixed("holdout text", [(row, row["holdout_documents"]) for row in done if row.get("holdout_documents")])
-    if len({frozenset(row["seed"] for row in group) for group in groups.values() if group}) > 1:
-        notes.append("Labels have different seeds: verdicts compare those in common, means of the leaderboard all.")
-    if foreign := dict.fromkeys(str(row.get("label")) for row in rows if row.get("label") not in study["entries"]):
-        notes.append(f"Left out, because the study no longer has them: {_listed(list(foreign))}.")
-    return notes
-
-
-def _disturbed(done: Sequence[Row], groups: Mapping[str, Sequence[Row]]) -> list[str]:
-    """Return notes if runs were not alone, or seeds of a label, which do the same work, had different speeds."""
-    notes = []
-    shares = [(row["cpu_share"], row) for row in done if is_finite(row.get("cpu_share"))]
-    if crowded := [one for one in shares if one[0] < ALONE]:
-        share, row = min(crowded, key=lambda one: one[0])
-        notes.append(
-            f"Not alone on their threads: {len(crowded):,} of {len(shares):,} runs had under {ALONE:.0%} of the time "
-            f"(least: {row['label']}, seed {row['seed']}, {share:.0%}), so they trained less in the same seconds."
-        )
-    ratios: dict[str, float] = {}
-    for label, group in groups.items():
-        speeds: list[float] = [row["tokens_per_second"] for row in group if is_finite(row.get("tokens_per_second"))]
-        if len(speeds) > 1 and min(speeds) > 0:
-            ratios[label] = max(speeds) / min(speeds)
-    if wrong := [label for label, ratio in ratios.items() if ratio > STEADY]:
-        worst = max(wrong, key=lambda label: ratios[label])
-        notes.append(
-            f"The machine's speed changed: {len(wrong):,} of {len(ratios):,} labels have seeds that went more than "
-            f"{STEADY - 1:.0%} faster than others (most: {worst}, {ratios[worst] - 1:.0%}), and so saw more text."
-        )
-    return notes
-
-
-def _mixed(what: str, values: Sequence[tuple[Row, object]]) -> list[str]:
-    """Return a note if runs differ: the usual value, and the labels that have another."""
-    labels: dict[str, list[str]] = {}
-    for row, value in values:
-        labels.setdefault("unknown" if value is None else str(value), []).append(row["label"])
-    if len(labels) < 2:
-        return []
-    usual, *others = sorted(labels, key=lambda value: -len(labels[value]))
-    counted = "; ".join(
-        f"{value[:40]} in {len(labels[value]):,} ({_listed(list(dict.fromkeys(labels[value])))})" for value in others
-    )
-    return [f"Runs differ in their {what}: {usual[:40]} in {len(labels[usual]):,}; {counted}."]
-
-
-def _listed(names: Sequence[str], most: int = 5) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
-
-
-def _seconds(row: Row) -> float:
-    return next((row[name] for name in ("total_seconds", "train_seconds") if is_finite(row.get(name))), 0.0)
-
-
-def spent(row: Row) -> float:
-    """Return the seconds of a run itself; training that several runs share counts once."""
-    shared = row.get("trained_with") not in (None, row["label"])
-    return _seconds(row) - (row["train_seconds"] if shared and is_finite(row.get("train_seconds")) else 0.0)
-
-
-def _money(row: Row, price: float, seconds: float) -> float:
-    """Return the price of these seconds of a run; runs that share a machine without a GPU share its price."""
-    workers = row.get("workers")
-    beside = workers if isinstance(workers, int) and str(row.get("device")).startswith("cpu") else 1
-    return cost(seconds, row.get("world") or 1, price / max(1, beside))
-
-
-def _costs(done: Sequence[Row], price: float | None) -> dict[str, Any]:
-    paid = None if price is None else math.fsum(_money(row, price, spent(row)) for row in done)
-    core_seconds = math.fsum(spent(row) * ((is_finite(row.get("threads")) and row["threads"]) or 1) for row in done)
-    return {"runs": len(done), "seconds": math.fsum(map(spent, done)), "core_seconds": core_seconds, "money": paid}
-
-
-def _measured(study: Mapping[str, Any], done: Sequence[Row]) -> list[tuple[str, str]]:
-    """Return the lines on how it was measured; several values of one thing stand side by side."""
-
-    def all_of(values: Iterable[object]) -> str:
-        return _listed(list(dict.fromkeys(str(value) for value in values if value is not None))) or "not known"
-
-    lines = [
-        ("Base", str(study["base"])),
-        ("Budget", study["budget"]),
-        ("Seeds", ", ".join(map(str, study["seeds"]))),
-        ("Margin, bits per byte", f"{study['margin']:g}"),
-        ("Level of q", f"{LEVEL:g}"),
-    ]
-    lines += [(what.capitalize(), all_of(row.get(name) for row in done)) for name, what in _SURROUNDINGS.items()]
-    shares = [row["cpu_share"] for row in done if is_finite(row.get("cpu_share"))]
-    lines += [("Least share of its threads' time", f"{min(shares):.0%}")] if shares else []
-    lines += [
-        (f"SHA-256 of the {what}", all_of((row.get("sha256") or {}).get(name) for row in done))
-        for name, what in _TEXTS.items()
-    ]
-    times = study["step_times"]
-    for source in dict.fromkeys(one["source"] for one in times.values()):
-        what = "stated by the study" if source == "stated" else "by FLOPs" if source == "FLOPs" else source
-        notes = all_of(one["note"] for one in times.values() if one["source"] == source)
-        lines.append((f"Time of a step on eight H100, {what}", notes))
-    cost = _costs(done, None)
-    hours, core_hours = (f"{cost[name] / 3600:,.3g}" for name in ("seconds", "core_seconds"))
-    lines.append(("Cost", f"{cost['runs']:,} runs of {hours} hours together, {core_hours} core hours"))
-    command = study.get("command") or ""
-    if command.startswith("caddie study ") and study.get("fraction", 1) == 1:
-        lines.append(("A tenth of it", f"{command} --fraction 0.1"))
-    return [*([("Command", command)] if command else []), *lines]
