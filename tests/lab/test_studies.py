@@ -21,7 +21,7 @@ SAME_SCORER = {
     "047c019a5cd204fba33391ada9d0f9e35ebd887ff06ba8a5ed7fb703e83c2c41":
     "d6342d032c7b899d01fa72ecefbdad2a24c39443b245f03e27750cd183d3ed20",
 }  # fmt: skip
-"""Scorer to a later version that gave the same bits: three runs of 2026-11-26 were made with both (docs/log.md)."""
+"""Scorer to a later version that gave the three files of the base of `scale_score` the same scores (docs/log.md)."""
 KEPT = sorted(path.parent for path in (ROOT / "studies").rglob(RESULTS))
 
 
