@@ -146,11 +146,10 @@ def read_finished(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def finished_result(folder: Path, recipe: Recipe, seed: int, corpus: Corpus) -> dict[str, Any]:
     """Return the result of a finished run; `UserError` if it is of other settings, another seed or another text."""
     result = read_scored_result(folder / RESULT)
-    if (pick(result, "sha256", "recipe"), pick(result, "seed")) != (recipe.sha256, seed):
-        raise UserError(
-            f"{folder} holds a finished run of other settings or another seed; name another folder with --out or "
-            "remove it"
-        )
+    other = pick(result, "sha256", "recipe") != recipe.sha256
+    if other or pick(result, "seed") != seed:
+        what = "other settings" if other else f"seed {pick(result, 'seed')}, not {seed}"
+        raise UserError(f"{folder} holds a finished run of {what}; name another folder with --out or remove it")
     check_text(folder, result, corpus)
     return result
 

@@ -543,7 +543,7 @@ RUNS = [
     Case(
         "finished",
         lambda b: b.run("--seed", "3", out=b.folder("none", None)),
-        "kept holds a finished run of other settings or another seed; name another folder with --out or remove it",
+        "kept holds a finished run of seed 1337, not 3; name another folder with --out or remove it",
     ),
     Case(
         "checkpoint broken",

@@ -202,8 +202,8 @@ def test_a_finished_run_shows_its_result_and_stays(folder: Path, result: dict[st
     shutil.copytree(folder / "texts", tmp_path / "other")
     (tmp_path / "other" / "more.txt").write_text("One more document. " * 500)
     for other, says in (
-        (("--seed", "2"), "run holds a finished run of other settings or another seed"),
-        (("cap=900000",), "run holds a finished run of other settings or another seed"),
+        (("--seed", "2"), f"run holds a finished run of seed {result['seed']}, not 2; name another folder"),
+        (("cap=900000",), "run holds a finished run of other settings; name another folder"),
         (("--data", str(tmp_path / "other")), "is not the text of run: the SHA-256 of its"),
     ):
         assert says in caddie(folder, "run", *same, *other, status=2)
