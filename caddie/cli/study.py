@@ -233,7 +233,8 @@ def _estimate(study: Study, *, data: str | None, out: str | Path, as_json: bool,
     from caddie.lab.runner import plan
 
     with Display(quiet=how["quiet"]) as display:
-        hours = study_hours(study.name, plan(study, data, RUNS, display), display)
+        planned = plan(study, data, RUNS, display, results=Path(out))
+        hours = study_hours(study.name, planned, display)
     write_json(Path(out) / ESTIMATE, hours.to_json())
     tell(hours.to_json(), as_json, str(hours))
     return 0

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from caddie.data.corpus import Corpus
 from caddie.data.prepare import prepare_validation
-from caddie.errors import UserError
+from caddie.errors import UserError, count
 from caddie.files import write_json
 from caddie.lab.job import finished
-from caddie.lab.rows import Row, read_holdout
+from caddie.lab.rows import RESULTS, Row, read_holdout
 from caddie.lab.runner import keep, plan
 from caddie.lab.study import Study
 from caddie.pack import artifact as artifacts
@@ -32,10 +32,13 @@ def score_holdout(
     Returns the study's rows with `holdout` in bits per byte. `progress` gets a `runs` event for each run. Raises
     `UserError` while runs are left to do, and if `text` has no new document.
     """
-    planned = plan(study, data, runs, progress)
+    planned = plan(study, data, runs, progress, results=results)
     if left := sum(not run.over for run in planned):
         what = f"{left} of {len(planned)} runs of {study.name} are left to do"
         raise UserError(f"{what}; the holdout comes after the last")
+    if gone := sum(run.row is not None for run in planned):
+        what = f"the artifacts of {count(gone, 'run')} are not here, only rows in {results / RESULTS}"
+        raise UserError(f"{what}; score them where they are, or run the study again with another --out")
     corpora: dict[Path, Corpus] = {}
     chosen = [run for run in planned if finished(run.folder)]
     for number, run in enumerate(chosen, 1):

@@ -60,11 +60,13 @@ class Run:
     folder: Path
     recipe: Recipe
     corpus: Path
+    row: Mapping[str, Any] | None = None
+    """What the study's results say of a finished run whose folder is gone, or on another machine."""
 
     @property
     def over(self) -> bool:
         """True if it is finished or has failed."""
-        return finished(self.folder) or (self.folder / ERROR).exists()
+        return self.row is not None or finished(self.folder) or (self.folder / ERROR).exists()
 
 
 def finished(folder: Path) -> bool:

@@ -39,6 +39,8 @@ def row(study: Study, run: Run) -> Row | None:
     }
     if time := study.step_times.get(run.label):  # of a step at full size, where the budget goes by it
         facts |= {"step_ms": time.milliseconds, "step_ms_by": time.source}
+    if run.row is not None:
+        return {**run.row, **facts}
     if not finished(run.folder):
         return facts | failure(run.folder) if (run.folder / ERROR).exists() else None
     return facts | measured(run.folder, read_result(run.folder / RESULT))
@@ -130,7 +132,7 @@ def read_rows(path: Path) -> list[Row]:
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict) or not _is_row(found):
-            raise UserError(f"{path}: line {number} is no run of a study; run the study again to write it anew")
+            raise UserError(f"{path}: line {number} is no run of a study; remove it, and run the study again")
         rows.append(found)
     beside = path.with_name(DOCUMENTS)
     if not beside.exists():
@@ -140,6 +142,12 @@ def read_rows(path: Path) -> list[Row]:
         {**row, "documents": [sizes.tolist(), bits[name].tolist()]} if (name := _column(row)) in bits else row
         for row in rows
     ]
+
+
+def finished_rows(folder: Path) -> dict[str, Row]:
+    """Return key to row of every finished run in a folder of results, which may have none."""
+    rows = read_rows(folder / RESULTS) if (folder / RESULTS).exists() else []
+    return {str(row.get("key")): row for row in rows if row["state"] == "finished"}
 
 
 def _is_row(found: Mapping[str, Any]) -> bool:

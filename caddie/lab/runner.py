@@ -1,7 +1,8 @@
 """Run a study; finished runs are not run again, whatever ended the last attempt.
 
 A run is over when its folder holds `result.json` or `error.json`, both of which appear whole; so nothing that is killed
-can lose a finished run or count one twice. `results.jsonl` is made anew from the folders after every job.
+can lose a finished run or count one twice. `results.jsonl` is made anew from the folders after every job; of a finished
+run whose folder is gone it keeps the row, so that a study goes on from what was committed, on another machine too.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from filelock import FileLock, Timeout
 
 from caddie.config.userfile import user_files
 from caddie.data.corpus import Corpus
-from caddie.errors import UserError
+from caddie.errors import UserError, count
 from caddie.files import write_json
 from caddie.lab.background import StudyState, seconds_left
 from caddie.lab.executors import Executor
 from caddie.lab.job import Run, adoptable, finished, write_job
-from caddie.lab.rows import RESULTS, STUDY, Row, outcome, read_study, row, write_rows
+from caddie.lab.rows import RESULTS, STUDY, Row, finished_rows, outcome, read_study, row, write_rows
 from caddie.lab.study import Study
 from caddie.recipes.recipe import Recipe
 from caddie.report.display import loss_line
@@ -63,9 +64,9 @@ def run_jobs(
     study. Unless they are kept, checkpoints of finished runs are removed once no run of the study begins with them.
     Raises `UserError` before the first run for all that can be known by then.
     """
-    planned = plan(study, data, runs, progress)
     if (results / STUDY).exists() and read_study(results / STUDY)["name"] != study.name:
         raise UserError(f"{results} holds the results of another study; name another folder with --out")
+    planned = plan(study, data, runs, progress, results=results)
     with alone(runs / study.name / ".lock", f"the study {study.name} is being run by another process"):
         for run in planned if retry else ():
             for name in (STOP, ERROR):  # in this order, for without its error a run is not over
@@ -97,14 +98,19 @@ def checked_recipes(study: Study) -> dict[str, Recipe]:
     return recipes
 
 
-def plan(study: Study, data: str | None, runs: Path, progress: Progress = SILENT) -> list[Run]:
-    """Return every run of a study, seeds last, so that a disturbance of the machine falls on all labels."""
+def plan(
+    study: Study, data: str | None, runs: Path, progress: Progress = SILENT, *, results: Path | None = None
+) -> list[Run]:
+    """Return every run of a study, seeds last, so that a disturbance of the machine falls on all labels.
+
+    A finished run whose folder is gone has its row of `results`, the folder of the study's results.
+    """
     recipes = checked_recipes(study)
     corpora: dict[str, Corpus] = {}
     for recipe in recipes.values():
         if _text(recipe) not in corpora:
             corpora[_text(recipe)] = open_corpus(recipe, data, progress)
-    found = _finished(runs)
+    found, rows = _finished(runs), finished_rows(results) if results else {}
     planned, places = [], dict[str, Path]()
     for seed in study.seeds:
         for label, recipe in recipes.items():
@@ -113,7 +119,8 @@ def plan(study: Study, data: str | None, runs: Path, progress: Progress = SILENT
             slug = re.sub(r"[^\w.=-]+", "-", label).strip("-.")[:60]
             own = runs / study.name / f"{slug}-{key[:8]}-s{seed}"
             folder = places.setdefault(key, own if finished(own) else found.get(key, own))
-            planned.append(Run(study.name, label, seed, key, folder, recipe, corpus.folder))
+            known = None if folder.exists() else rows.get(key)
+            planned.append(Run(study.name, label, seed, key, folder, recipe, corpus.folder, known))
     return planned
 
 
@@ -174,6 +181,9 @@ class _Driving:
         begun: Counter[Path] = Counter()
         self.over = {run.folder for run in planned if run.over}
         write_json(self.results / STUDY, {**study.to_json(), "command": command})
+        if kept := sum(run.row is not None for run in planned):
+            what = f"{count(kept, 'run')} finished elsewhere, by {self.results / RESULTS}"
+            self.progress.note(f"{what}; to do them again here, name another folder with --out")
         self._keep("done so far")
         while groups := _groups([run for run in planned if not run.over]):
             trained = {training_of(run): run for run in reversed(planned) if adoptable(run.folder)}
@@ -231,8 +241,8 @@ class _Driving:
         self.rows = keep(self.study, self.planned, self.results)
         done = sum(run.over for run in self.planned)
         left = seconds_left(self.rows, self.total - done, self.workers)
-        results = str(self.results.resolve())
-        StudyState(self.study.name, results, done, self.total, left, self.driver).write(self.runs)
+        results, failed = str(self.results.resolve()), sum(row["state"] == "failed" for row in self.rows)
+        StudyState(self.study.name, results, done, failed, self.total, left, self.driver).write(self.runs)
         text += f"  {duration(left)} left" if left else ""
         self.progress.step({"event": "runs", "done": done, "total": self.total, "text": text})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -205,6 +206,25 @@ def test_a_study_that_was_stopped_goes_on(text: str, folders: dict[str, Path]) -
         run_jobs(study(), text, executor=first, **folders)
     run_jobs(study(), text, executor=second, **folders)
     assert sorted(first.done + second.done) == sorted(ALL)
+
+
+def test_a_study_goes_on_from_its_rows_where_the_folders_are_gone(text: str, folders: dict[str, Path]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs(study(), text, executor=Pretended(stop_after=3), **folders)
+    before = read_rows(folders["results"] / RESULTS)
+    assert before
+    shutil.rmtree(folders["runs"])
+    second, progress = Pretended(), RecordedProgress()
+    rows = run_jobs(study(), text, executor=second, progress=progress, **folders)
+    assert sorted([(row["label"], row["seed"]) for row in before] + second.done) == sorted(ALL)
+    assert [row for row in rows if row["key"] in {one["key"] for one in before}] == before
+    assert any(f"{len(before)} runs finished elsewhere" in note for note in progress.notes)
+    with pytest.raises(UserError, match=f"the artifacts of {len(before)} runs are not here"):
+        score_holdout(study(), text, text, **folders)
+    again = run_jobs(study(why="another question"), text, executor=Pretended(), **folders)
+    assert again == rows == read_rows(folders["results"] / RESULTS)
+    rows = run_jobs(study(), text, executor=(elsewhere := Pretended()), **folders | {"results": folders["runs"] / "x"})
+    assert (len(rows), len(elsewhere.done)) == (6, len(before)), "other results know of no rows"
 
 
 def test_what_fails_is_a_row_and_runs_again_only_when_asked(text: str, folders: dict[str, Path]) -> None:
