@@ -435,7 +435,8 @@ function showStudies(studies) {
   const list = find("studies");
   const said = studies.map((one) => {
     const left = typeof one.seconds_left === "number" && one.done < one.total ? `, ${digits(one.seconds_left / 3600, 1)} h left` : "";
-    return [one.study, one.state, `${number(one.done, 0)} of ${number(one.total, 0)} runs${left}`];
+    const failed = one.failed > 0 ? `, ${number(one.failed, 0)} failed` : "";
+    return [one.study, one.state, `${number(one.done, 0)} of ${number(one.total, 0)} runs${failed}${left}`];
   });
   const text = JSON.stringify(said);
   if (list.dataset.said === text) return;

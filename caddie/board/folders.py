@@ -190,7 +190,7 @@ class Folders:
             runs = [run.row(name) for name, run in self._by_name.items()]
             states = [state for folder in self._studies if (state := read_state(folder)) is not None]
         place = shown(self.root.name or str(self.root))
-        names = ("study", "state", "done", "total", "seconds_left")
+        names = ("study", "state", "done", "failed", "total", "seconds_left")
         studies = [{name: getattr(state, name) for name in names} for state in states]
         return {"folder": place, "complete": complete, "runs": runs, "studies": studies}
 

@@ -224,7 +224,8 @@ def pack(
     """Quantize and pack the weights of the run folder RUN.
 
     Settings are cap=N, the bytes that the file may have, and pack.PATH=VALUE. With any, the run's own artifact is
-    kept and the new one is RUN/artifact-N.caddie, unless --out names another. --compare takes several cap=N.
+    kept and the new one is RUN/artifact-N.caddie, with the key of its settings where they are more than a cap, unless
+    --out names another. --compare takes several cap=N.
     """
     from caddie.pack import artifact as artifacts
     from caddie.pack.compress import pack as pack_weights
@@ -245,12 +246,13 @@ def pack(
         tell(facts, as_json, summary(facts))
         return
     with Display(quiet=quiet) as display:
-        recipe = recipe.but(assignments(settings, _pack_setting))
+        recipe = recipe.but(changes := assignments(settings, _pack_setting))
         metadata, phases = metadata_of(recipe, seed, corpus), Phases(display)
         cap = cap_of_recipe(recipe, metadata)
         if cap.policy:
             display.note(str(cap))
-        path = out or folder / (f"artifact-{cap.cap_bytes}.caddie" if settings else ARTIFACT)
+        key = f"-{recipe.pack.key()}" if changes.keys() - {"pack.cap_bytes"} else ""  # several may have one cap
+        path = out or folder / (f"artifact-{cap.cap_bytes}{key}.caddie" if settings else ARTIFACT)
         ranks = Ranks(device=local_device())
         check_stages(recipe.model, recipe.pack, recipe.score, 0, ranks, {"packing": 1})
         weights, calibrations = run_weights(folder, recipe, corpus), {}

@@ -37,6 +37,8 @@ class StudyState:
     results: str
     """Folder of its results."""
     done: int
+    """Runs that are over, the failed ones too."""
+    failed: int
     total: int
     seconds_left: float | None
     """Estimate, None before the first run has ended."""
@@ -61,7 +63,8 @@ class StudyState:
     def __str__(self) -> str:
         by = f"process {self.driver.pid} on {self.driver.host} since {self.driver.since}"
         left = f", {duration(self.seconds_left)} left" if self.seconds_left and self.state != "finished" else ""
-        return f"{self.study}: {self.state}, {self.done:,} of {self.total:,} runs{left} ({by})"
+        failed = f", {self.failed:,} failed (--retry runs them again)" if self.failed else ""
+        return f"{self.study}: {self.state}, {self.done:,} of {self.total:,} runs{failed}{left} ({by})"
 
 
 def read_state(folder: Path) -> StudyState | None:
@@ -70,8 +73,8 @@ def read_state(folder: Path) -> StudyState | None:
         found: Mapping[str, Any] = read_object(folder / DRIVER)
         who = found["driver"]
         driver = Holder(str(who["host"])[:100], int(who["pid"]), float(who["started"]), str(who["since"])[:40])
-        counts = int(found["done"]), int(found["total"])
-        if not 0 <= counts[0] <= counts[1] < 1 << 40:
+        counts = int(found["done"]), int(found.get("failed", 0)), int(found["total"])
+        if not 0 <= counts[1] <= counts[0] <= counts[2] < 1 << 40:
             return None
         return StudyState(
             str(found["study"])[:100], str(found["results"]), *counts, known_number(found["seconds_left"]), driver
@@ -109,8 +112,7 @@ def begin(study: str, runs: Path, results: Path, arguments: Sequence[str], total
             start_new_session=True,
             env={**threads, **os.environ},
         )
-    done = before.done if before else 0
-    left = before.seconds_left if before else None
-    begun = StudyState(study, str(results.resolve()), done, total, left, this_process(process.pid))
+    done, failed, left = (before.done, before.failed, before.seconds_left) if before else (0, 0, None)
+    begun = StudyState(study, str(results.resolve()), done, failed, total, left, this_process(process.pid))
     begun.write(runs / study)
     return begun

@@ -180,7 +180,10 @@ def cap_of(artifact: Artifact) -> int | None:
     No user's file is run: those that only training needs are counted by the copies in the folder. `UserError` if one of
     these is another file.
     """
-    folder, named = artifact.path.parent, re.fullmatch(r"artifact-(\d{1,12})\.caddie", artifact.path.name)
+    folder, named = (
+        artifact.path.parent,
+        re.fullmatch(r"artifact-(\d{1,12})(?:-[0-9a-f]+)?\.caddie", artifact.path.name),
+    )
     if not named and artifact.path.name != ARTIFACT:
         return None
     if not named and isinstance(kept := pick(read_json(folder / RESULT), "cap_bytes"), int):

@@ -326,7 +326,7 @@ def test_states_of_runs_that_go_wrong(ask: Ask, root: Path) -> None:
 
 
 def test_studies_with_their_runs_and_the_time_left(ask: Ask, root: Path) -> None:
-    state = StudyState("rates", "somewhere", 3, 12, 5400.0, this_process())
+    state = StudyState("rates", "somewhere", 3, 0, 12, 5400.0, this_process())
     state.write(root / "rates")
     replace(state, study="gone", driver=replace(this_process(), started=1.0)).write(root / "gone")
     replace(state, study=HOSTILE, done=12).write(root / "whole")
@@ -335,9 +335,9 @@ def test_studies_with_their_runs_and_the_time_left(ask: Ask, root: Path) -> None
     told = json.loads(ask("/api/runs")[2])
     assert told["runs"] == [], "none of them is a run"
     assert told["studies"] == [
-        {"study": "gone", "state": "stopped", "done": 3, "total": 12, "seconds_left": 5400.0},
-        {"study": "rates", "state": "running", "done": 3, "total": 12, "seconds_left": 5400.0},
-        {"study": HOSTILE, "state": "finished", "done": 12, "total": 12, "seconds_left": 5400.0},
+        {"study": "gone", "state": "stopped", "done": 3, "failed": 0, "total": 12, "seconds_left": 5400.0},
+        {"study": "rates", "state": "running", "done": 3, "failed": 0, "total": 12, "seconds_left": 5400.0},
+        {"study": HOSTILE, "state": "finished", "done": 12, "failed": 0, "total": 12, "seconds_left": 5400.0},
     ]
 
 
@@ -586,7 +586,7 @@ def test_the_page_in_a_browser(served: Board, root: Path, tmp_path: Path) -> Non
         write(run, recipe=recipe(seed, rate), task={"study": "rates", "label": label, "seed": seed})
     live = write(root / "live", recipe=recipe(2, name="live"), log=lines(5))
     write(root / HOSTILE, task={"label": HOSTILE}, error={"error": HOSTILE})
-    StudyState(HOSTILE, "", 3, 12, 5400.0, this_process()).write(root / "rates")
+    StudyState(HOSTILE, "", 3, 0, 12, 5400.0, this_process()).write(root / "rates")
     with Browser(tmp_path / "profile") as browser:
         browser.size(1200)
         browser.open(served.url)

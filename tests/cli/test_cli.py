@@ -212,7 +212,7 @@ def test_pack_at_another_cap_keeps_the_artifact_that_was_scored(copy: Path, cadd
     quick = ("pack.fit=FillCap", "pack.coding=Packed(codec=Zlib)")
     ended = caddie("pack", copy, "cap=4500", *quick)
     assert ended.status == 0
-    path = copy / "artifact-4500.caddie"
+    [path] = copy.glob("artifact-4500-*.caddie")
     assert f"written  {path}\nnext     caddie score {path} --data " in ended.out
     assert 0.98 * 4500 <= path.stat().st_size <= 4500, "a few bytes are a step"
     assert (copy / "artifact.caddie").read_bytes() == scored
@@ -227,7 +227,10 @@ def test_pack_at_another_cap_keeps_the_artifact_that_was_scored(copy: Path, cadd
     assert facts["compression"]["predicted_bits_per_byte"] > 0
     assert facts["compression"]["step_more_bits_per_byte"] < 0 < facts["compression"]["step_fewer_bits_per_byte"]
     assert len(facts["compression"]["curve"]) > 1
-    assert not (copy / "artifact-4000.caddie").exists()
+    assert not list(copy.glob("artifact-4000*"))
+    kept = path.read_bytes()
+    assert caddie("pack", copy, "cap=4500", *quick[:1], "pack.coding=Packed(codec=Lzma)").status == 0
+    assert (path.read_bytes(), len(list(copy.glob("artifact-4500-*.caddie")))) == (kept, 2), "one for each setting"
 
 
 def test_a_policy_s_cap_counts_the_code(copy: Path, unprobed: None, caddie: Call) -> None:
@@ -235,7 +238,8 @@ def test_a_policy_s_cap_counts_the_code(copy: Path, unprobed: None, caddie: Call
     source = json.loads((copy / "result.json").read_text())["source"]
     code = source["needed_bytes"] + source["training_bytes"]
     ended = caddie("pack", copy, f"cap={code + 4500}", *quick, "--json")
-    facts, path = json.loads(ended.out), copy / f"artifact-{code + 4500}.caddie"
+    facts = json.loads(ended.out)
+    path = Path(facts["artifact"])
     counted, free = facts["cap"].pop("code"), facts["ledger"]["tokenizer"]
     assert (
         f"less code of {counted['source_needed']:,} to score and {counted['source_training']:,} to train" in ended.err
@@ -478,7 +482,8 @@ def test_verify_holds_a_file_against_the_cap_that_it_was_packed_for(
     cap = tiny_run.printed["cap_bytes"]
     assert f" of {cap:,} bytes" in size(tiny_run.artifact)
     assert " of 70,001 bytes" in size(tiny_run.artifact, "cap=70001")
-    for name, expected in (("artifact-65432.caddie", "65,432"), ("elsewhere.caddie", "16,000,000")):
+    of_name = dict.fromkeys(("artifact-65432.caddie", "artifact-65432-0a1b2c3d.caddie"), "65,432")
+    for name, expected in (of_name | {"elsewhere.caddie": "16,000,000"}).items():
         shutil.copy(tiny_run.artifact, tmp_path / name)
         assert f" of {expected} bytes" in size(tmp_path / name)
 

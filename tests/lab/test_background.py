@@ -23,7 +23,7 @@ from caddie.errors import UserError
 from caddie.lab.background import StudyState, begin, read_state, seconds_left
 from caddie.run.run_lock import Holder, this_process
 
-STATE = StudyState("rates", "results", 1, 3, 7200.0, Holder("another machine", 1, 0.0, "then"))
+STATE = StudyState("rates", "results", 1, 0, 3, 7200.0, Holder("another machine", 1, 0.0, "then"))
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -35,11 +35,21 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert replace(STATE, driver=replace(this_process(), started=0.0)).state == "stopped", "a number used again"
     done = replace(STATE, done=3)
     assert (done.state, "left" in str(done)) == ("finished", False)
+    assert "3 of 3 runs, 2 failed (--retry runs them again) (process" in str(replace(done, failed=2))
     assert STATE.to_json()["state"] == "elsewhere"
 
 
 @pytest.mark.parametrize(
-    "change", [{"done": "x"}, {"done": None}, {"driver": 3}, {"driver": {}}, {"seconds_left": "long"}, {"total": 1e999}]
+    "change",
+    [
+        {"done": "x"},
+        {"done": None},
+        {"failed": 2},
+        {"driver": 3},
+        {"driver": {}},
+        {"seconds_left": "long"},
+        {"total": 1e999},
+    ],
 )
 def test_a_file_that_is_no_state(change: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "driver.json").write_text(json.dumps(STATE.to_json() | change))
