@@ -110,14 +110,14 @@ def claims_page(studies: Path = STUDIES) -> str:
             ]
         )
     rows.sort(key=lambda row: row[0])
-    head = ["seed", "claim (equal)", "the seed says", "30 seconds", "verdict", "at scale", "verdict", "core hours left"]
+    head = ["system", "claim (equal)", "it says", "30 seconds", "verdict", "at scale", "verdict", "core hours left"]
     agree, disagree, undecided = (words.count(word) for word in ("agrees", "disagrees", "open"))
     ran, decided = len(later) - later.count("not run"), sum(word in DECIDED for word in later)
     lines = [
-        "# The seeds' claims",
+        "# The claims of the public systems",
         "",
-        f"{len(rows)} claims of the seeds on single changes, side by side with what came of them here, in bits per byte"
-        " against the same rival; minus is better, in brackets the 95 % interval of three seeds. **30 seconds** are"
+        f"{len(rows)} claims of the public systems about single changes, beside our results, in bits per byte against"
+        " the same rival; negative is better, in brackets the 95 % interval of three random seeds. **30 seconds** are"
         f" twins of half a minute (`NAME_mini`): {agree} claims are true there, {disagree} not, {undecided} undecided."
         " **At scale** are twins that make all the steps of the public runs (`NAME_scale`), in equal modelled time on"
         f" eight H100 ([studies](../studies.md#modelled-seconds)): {ran} of {len(rows)} were run,"
@@ -127,8 +127,8 @@ def claims_page(studies: Path = STUDIES) -> str:
         " Core hours are those of three seeds of the entry alone, its rival's apart, as `caddie study --estimate` has"
         " them: training by FLOPs from a timing of the base, scoring timed, packing left out.",
         "",
-        "Of a claim that three seeds left undecided, the seeds that would decide it with 80 % power if difference and"
-        " spread are as seen, those run included, and the core hours that the others would take.",
+        "The last column gives, for an undecided claim, the random seeds that would decide it with 80 % power if"
+        " difference and spread stay as measured (those already run included), and the core hours of the further ones.",
         "",
         "Made from the studies' rows; a test fails when it is old.",
         "",

@@ -25,7 +25,7 @@ from caddie.runtime.interrupt import ends_on_interrupt
 @click.option("--shards", type=click.IntRange(1), default=1, show_default=True, help="Training shards to fetch.")
 @click.option("--repository", metavar="OWNER/NAME", help="Where --fineweb fetches from, if not its usual place.")
 @click.option("--revision", metavar="NAME", help="Branch, tag or commit of it.")
-@click.option("--local", metavar="DIR", help="A copy of the repository on disk, in its place.")
+@click.option("--local", metavar="DIR", help="Read a copy of the repository on disk instead.")
 @click.option("--tokenizer", metavar="FILE", help="An artifact or a model file, in place of data.tokenizer.")
 @click.option("--column", metavar="NAME", help="Column of Parquet, or key of JSON lines, with the text, if not text.")
 @click.option("--against", metavar="CORPUS", help="Drop documents that this corpus trains on; hold out all others.")

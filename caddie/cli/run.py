@@ -223,9 +223,9 @@ def pack(
 ) -> None:
     """Quantize and pack the weights of the run folder RUN.
 
-    Settings are cap=N, the bytes that the file may have, and pack.PATH=VALUE. With any, the run's own artifact is
-    kept and the new one is RUN/artifact-N.caddie, with the key of its settings where they are more than a cap, unless
-    --out names another. --compare takes several cap=N.
+    Settings are cap=N, the bytes that the file may have (under a policy with the code that counts), and
+    pack.PATH=VALUE. With any setting, the run's own artifact is kept, and the new file is RUN/artifact-N.caddie.
+    Settings other than the cap add their key to its name; --out names another file. --compare takes several cap=N.
     """
     from caddie.pack import artifact as artifacts
     from caddie.pack.compress import pack as pack_weights

@@ -123,11 +123,11 @@ def score(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Score ARTIFACT in bits per byte on held-out text. It is refused unless it was proven to be held out.
+    """Score ARTIFACT in bits per byte on held-out text. A text that was not proven to be held out is refused.
 
     ARTIFACT is a file, the folder of a run, or hf:USER/NAME[@REVISION]. Another scoring than the artifact's own is set
     by score.PATH=VALUE, as in score.ttt=ChunkSGD. Several processes give the same score as one, in less time where
-    nothing is learnt on the way.
+    the scorer can divide its work.
     """
     from caddie.run.resolve_corpus import open_for_scoring
     from caddie.run.run import score_artifact

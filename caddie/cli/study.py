@@ -45,8 +45,12 @@ _run_options = all_of(
     click.option("--on", metavar="WHERE", default="local", help="local, ray[:ADDRESS] or slurm[:PARTITION]."),
     click.option("--cores", type=click.IntRange(0), default=0, help="Cores of each run on a cluster."),
     click.option("--gpus", type=click.IntRange(0), default=0, help="GPUs of each run; 0 takes what there is."),
-    click.option("--workers", type=click.IntRange(1), help="Runs at once; 1, or as many as cores with --background."),
-    click.option("--keep-checkpoints", is_flag=True, help="Keep those of finished runs, for later ones to begin with."),
+    click.option(
+        "--workers", type=click.IntRange(1), help="Runs at once; 1, with --background one for each GPU or core."
+    ),
+    click.option(
+        "--keep-checkpoints", is_flag=True, help="Keep checkpoints of finished runs, for later runs to start from."
+    ),
 )
 """Options of all verbs that run a study."""
 RUNS = Path("runs")
@@ -80,10 +84,12 @@ def _budget(options: dict[str, Any]) -> dict[str, Any]:
 @click.option("--select", "greedy", is_flag=True, help="Greedy selection: add the best entry until none is better.")
 @click.option("--ladder", "as_ladder", is_flag=True, help="Run it at each of its scales and compare them.")
 @click.option(
-    "--fraction", type=Finite(0, 1, min_open=True), help="Do this part of each budget, as a study of its own."
+    "--fraction",
+    type=Finite(0, 1, min_open=True),
+    help="Give each run this fraction of its budget, as a study of its own.",
 )
 @click.option("--background", is_flag=True, help="Go on without the terminal, one run for each core; return at once.")
-@click.option("--nice", type=click.IntRange(0, 19), help="Leave the machine to other work; 10 with --background.")
+@click.option("--nice", type=click.IntRange(0, 19), help="Niceness of the runs; 10 with --background.")
 @click.option("--status", is_flag=True, help="Print how far the study has come, and do nothing.")
 @click.option("--estimate", is_flag=True, help="Print the core hours that the runs left take, and run none.")
 @_run_options
@@ -183,7 +189,10 @@ def sweep(
     parts: tuple[Path, ...],
     **how: Any,
 ) -> int:
-    """Run RECIPE with other values and judge each. All combinations are run, or those that a search proposes."""
+    """Run RECIPE with other values and judge each.
+
+    Runs all combinations, N random ones, or those that a search proposes.
+    """
     from caddie.lab.search import Between, draw, read_space, search
     from caddie.lab.study import Study
     from caddie.lab.study import sweep as grid

@@ -8,7 +8,7 @@ A twin keeps every choice of its recipe and shrinks its numbers. Widths, rows an
 - `NAME_scale` makes as many steps as the recipe's public runs, at its depth, so that schedules, averages, recurrence
   and test-time training are what they are at full size. Weight decay shrinks with the square root of the tokens of a
   step, as the part of a normalized update does that is no noise: weights end where that part and decay are in balance.
-  It takes minutes to an hour (`docs/studies.md`).
+  It takes minutes to hours (`docs/studies.md`).
 
 A copy keeps the depth and every layer as well, so that it shows what each setting does (`run/dead_settings.py`).
 """
@@ -110,7 +110,7 @@ def _times(number: Number, factor: float) -> Number:
 
 
 def small_cap(recipe: Recipe, twin: Recipe) -> int:
-    """Return the part of a recipe's cap that its twin is of the recipe in weights, in bytes."""
+    """Return the recipe's cap times the twin's share of its parameters, in bytes."""
     return recipe.pack.cap_bytes * twin.parameters // recipe.parameters
 
 

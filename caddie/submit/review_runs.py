@@ -81,8 +81,8 @@ def headline(log: Log, claims: Claims) -> Score | None:
 def check_log(log: Log, chosen: Sequence[Log], claims: Claims, script_bytes: int, found: Findings) -> None:
     """Check one log: bytes, clocks, validation set, and how it scored.
 
-    What a log does wrong that the score does not come from is a note, but for its training where the score comes from
-    a log of evaluation alone.
+    Findings in a log that the score does not come from are lowered to notes, but for its training where the score comes
+    from an evaluation-only log.
     """
     score = headline(log, claims)
     alone = [one for one in chosen if "training_ms" not in one.facts and one.seed == log.seed]
