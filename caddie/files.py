@@ -72,6 +72,8 @@ def making(folder: Path, replaces: bool = False) -> Iterator[Path]:
                 folder.rename(old)
             partial.rename(folder)
         finally:
+            if not folder.exists() and old.exists():  # it ended between the two
+                old.rename(folder)
             for left in (partial, old):
                 shutil.rmtree(left, ignore_errors=True)
     except (OSError, ValueError) as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from caddie.errors import UserError
-from caddie.files import read_file, replacing, unfinished
+from caddie.files import making, read_file, replacing, unfinished
 
 
 @pytest.fixture(scope="module")
@@ -107,3 +107,22 @@ def test_devices_and_pipes_are_not_read(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=rf"{path}: cannot be read \({why}\)"):
             read_file(path)
+
+
+def test_a_folder_that_was_to_be_replaced_is_still_there_after_an_interruption_between_two_renames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, rename = tmp_path / "corpus", Path.rename
+    folder.mkdir()
+    (folder / "old").touch()
+
+    def interrupted(path: Path, target: Path) -> Path:
+        moved = rename(path, target)
+        if path == folder:
+            raise KeyboardInterrupt
+        return moved
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt), making(folder, replaces=True) as partial:
+        (partial / "new").touch()
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["corpus", "corpus/old"]

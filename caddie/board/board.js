@@ -43,7 +43,7 @@ const LIVE = {
   "training.final_loss": "loss",
   "seconds.train": "seconds",
 };
-const STATES = ["running", "waiting", "finished", "stale", "failed"];
+const STATES = ["running", "waiting", "finished", "trained", "stale", "failed"];
 
 const view = { filter: "", sort: "", runs: [], axis: "step" };
 const lines = new Map(); // name of a run: its row in the table

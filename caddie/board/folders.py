@@ -19,7 +19,7 @@ from typing import Any
 from caddie.files import reason
 from caddie.lab.background import read_state
 from caddie.report.read import Log, known_number, pick, read_object, read_regular
-from caddie.report.run_files import DRIVER, ERROR, LOG, RECIPE, REPORT, RESULT, TASK
+from caddie.report.run_files import DRIVER, ERROR, LOG, RECIPE, REPORT, RESULT, TASK, WEIGHTS
 from caddie.report.verification import verified
 from caddie.run.run_lock import Holder, holder
 
@@ -93,7 +93,7 @@ class RunFolder:
 
     @property
     def state(self) -> str:
-        """`finished`, `failed`, `running`, `stale` or, with nothing but its task written, `waiting`."""
+        """`finished`, `trained`, `failed`, `running`, `stale` or, with nothing but its task written, `waiting`."""
         if RESULT in self.files:
             return "failed" if RESULT in self.faults else "finished"
         if ERROR in self.files and not (LOG in self.files and self.files[LOG].st_mtime > self.files[ERROR].st_mtime):
@@ -103,6 +103,8 @@ class RunFolder:
             return "failed"
         if not {RECIPE, LOG} & set(self.files):
             return "running" if alive else "waiting"
+        if self.log.ended and WEIGHTS in self.files and not alive:
+            return "trained"
         training = self.log.last and not self.log.ended
         quiet = TRAINING_QUIET_SECONDS if training else QUIET_SECONDS
         quiet = quiet if self.holder else UNHELD_QUIET_SECONDS
@@ -116,6 +118,8 @@ class RunFolder:
         if state == "failed" and not reasons:
             dead = f"its process, {self.holder.pid}, was killed" if self.holder else ""
             reasons.append(dead or "no reason was written down")
+        if state == "trained":
+            reasons.append("caddie pack makes its file; the same command of caddie run does all that is left")
         if state == "stale" and not self.holder:
             reasons.append("it was stopped; the same command continues it")
         if pick(result, "verified") == "no":
@@ -229,12 +233,15 @@ class Folders:
                 waiting += [(path, depth + 1) for path in below]
             if files.pop(DRIVER, None):
                 studies.append(folder)
-            if set(files) - {REPORT}:
+            if set(files) - {REPORT, WEIGHTS}:
                 found[folder] = self._runs.get(folder) or RunFolder(folder)
                 found[folder].look(files, changed)
         self._runs, self._studies = found, sorted(studies)
         self._by_name = {shown(str(folder.relative_to(self.root).as_posix())): run for folder, run in found.items()}
         return not waiting
+
+
+_FILES = {RECIPE, LOG, RESULT, ERROR, TASK, REPORT, DRIVER, WEIGHTS}
 
 
 def _list(folder: Path) -> tuple[list[Path], dict[str, os.stat_result], float]:
@@ -244,9 +251,7 @@ def _list(folder: Path) -> tuple[list[Path], dict[str, os.stat_result], float]:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
                 below.append(folder / entry.name)
-            elif entry.name in (RECIPE, LOG, RESULT, ERROR, TASK, REPORT, DRIVER) and entry.is_file(
-                follow_symlinks=False
-            ):
+            elif entry.name in _FILES and entry.is_file(follow_symlinks=False):
                 files[entry.name] = entry.stat(follow_symlinks=False)
     return below, files, folder.stat().st_mtime
 

@@ -77,7 +77,8 @@ def verify(
     corpus = open_for_scoring(loaded, data) if data else None
     if not data:
         with suppress(UserError):  # an artifact may stand alone, or its corpus be gone
-            corpus = open_for_scoring(loaded, str(corpus_of(loaded.path.parent).folder))
+            corpus = corpus_of(loaded.path.parent)
+        corpus = corpus and open_for_scoring(loaded, corpus.folder)
     with Display(quiet=quiet) as display:
         display.phase("verify")
         verdict = verify_artifact(

@@ -44,7 +44,12 @@ _run_options = all_of(
     click.option("--retry", is_flag=True, help="Run again what failed."),
     click.option("--on", metavar="WHERE", default="local", help="local, ray[:ADDRESS] or slurm[:PARTITION]."),
     click.option("--cores", type=click.IntRange(0), default=0, help="Cores of each run on a cluster."),
-    click.option("--gpus", type=click.IntRange(0), default=0, help="GPUs of each run; 0 takes what there is."),
+    click.option(
+        "--gpus",
+        type=click.IntRange(0),
+        default=0,
+        help="GPUs of each run; 0 takes one if there is any, on Slurm none.",
+    ),
     click.option(
         "--workers", type=click.IntRange(1), help="Runs at once; 1, with --background one for each GPU or core."
     ),
@@ -264,7 +269,8 @@ def _begin(study: Study, nice: int | None, *, data: str | None, out: str | Path,
     typed = [word for word in sys.argv[1:] if word != "--background"]
     arguments = [*typed, *(["--nice", str(NICE)] if nice is None else [])]
     if how["workers"] is None and how["on"] == "local":
-        arguments += ["--workers", str(torch.cuda.device_count() or len(allowed_cores()))]
+        each = max(1, how["gpus"]) if torch.cuda.is_available() else 1
+        arguments += ["--workers", str(max(1, (torch.cuda.device_count() or len(allowed_cores())) // each))]
     state = begin(study.name, RUNS, Path(out), arguments, len(study.labels) * len(study.seeds))
     log, pid = Path(out) / STUDY_LOG, state.driver.pid
     lines = [

@@ -246,7 +246,11 @@ def coerce(value: object, annotation: Any, name: str) -> Any:
         if not isinstance(value, (tuple, list)):
             hint = f"; write [{_shortened(value)}]" if isinstance(value, str | int | float) else ""
             raise UserError(f"{name} must be a list, not {_shortened(value)}{hint}")
-        return tuple(coerce(item, arguments[0], f"{name}.{index}") for index, item in enumerate(value))
+        kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
+        if len(value) != len(kinds):
+            raise UserError(f"{name} must be a list of {len(kinds)}, not {_shortened(value)}")
+        pairs = enumerate(zip(value, kinds, strict=True))
+        return tuple(coerce(item, kind, f"{name}.{index}") for index, (item, kind) in pairs)
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, Mapping):
             raise UserError(f"{name} must be a mapping, not {_shortened(value)}")

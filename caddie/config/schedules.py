@@ -92,6 +92,11 @@ class Ramp(Schedule):
     finish: Fraction = 1.0
     """Progress at which the line reaches `end`."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.begin > self.finish:
+            raise UserError(f"Ramp begins at {self.begin:g} and finishes at {self.finish:g}; it must not finish before")
+
     def at(self, train_progress: TrainProgress) -> float:
         """Return the value at `train_progress`."""
         progress, length = train_progress.progress, self.finish - self.begin
@@ -139,12 +144,17 @@ class Rewarmed(Schedule):
     steps: Count = 32
     """Steps of a warm-up."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if list(self.begins) != sorted(self.begins):
+            raise UserError(f"the begins of Rewarmed must rise, as in [0.3, 0.6], not {list(self.begins)}")
+
     def at(self, train_progress: TrainProgress) -> float:
         """Return the value at `train_progress`."""
         value, progress = value_at(self.of, train_progress), train_progress.progress
         if not (passed := bisect_right(self.begins, progress)) or not train_progress.step:
             return value
-        first = math.ceil(self.begins[passed - 1] * train_progress.step / progress)
+        first = math.ceil(self.begins[passed - 1] * train_progress.step / progress) if progress else 0
         return value * min(1.0, (train_progress.step - first + 1) / self.steps)
 
 

@@ -24,6 +24,8 @@ from caddie.files import replacing
 DOCUMENTS = "documents.npz"
 VALIDATION_TEXT = "validation.jsonl.zst"
 HASH_BYTES = 16
+_MOST_STATED = 1.1
+"""Most bytes that files of byte counts may state for each byte that the tokens spell: tokenizers lose less."""
 
 
 class Corpus:
@@ -71,7 +73,7 @@ class Corpus:
         """Return the bytes of the validation documents; `UserError` without text, or if the file has changed."""
         if self.manifest.byte_source != "documents":
             raise UserError(f"the corpus in {self.folder} was made from token shards and has no text")
-        documents = list(sources.find(self.folder / VALIDATION_TEXT).documents())
+        documents = list(sources.find(self.folder / VALIDATION_TEXT).documents(whole=True))
         if len(documents) != self.manifest.validation.documents:
             raise UserError(f"{self.folder / VALIDATION_TEXT}: not the text of the manifest; prepare the data again")
         return documents
@@ -136,6 +138,11 @@ class Corpus:
             if count != (claimed := getattr(split, name)):
                 path = self.folder / MANIFEST
                 raise UserError(f"{path} states {claimed:,} {name} for validation; there are {count:,}")
+        if split.byte_counts and split.source_bytes > _MOST_STATED * decoded_bytes:
+            raise UserError(
+                f"{self.folder}: its files of byte counts state {split.source_bytes:,} bytes for tokens that spell "
+                f"{decoded_bytes:,}, so a score would be too low; prepare the data again from the documents"
+            )
 
     def check_disjoint(self) -> None:
         """Raise `UserError` if a document is in both splits, or if the document hashes are not the manifest's."""
@@ -154,8 +161,16 @@ class Corpus:
 
         One unknown token may stand for any of them, and then a score would charge for less than the text.
         """
-        tokenizer = self.tokenizer()
-        if self.manifest.byte_source != "documents" or byte_ids(tokenizer.token_bytes) is not None:
+        if self.manifest.byte_source != "documents":
+            return
+        tokenizer, bos = self.tokenizer(), self.manifest.tokenizer.bos
+        empty = [number for number, piece in enumerate(tokenizer.token_bytes) if not piece and number != bos]
+        if unknown := int(np.isin(self.validation_tokens(), empty).sum()):
+            raise UserError(
+                f"{unknown:,} held-out tokens stand for text that they do not spell, so its score would be that of "
+                "another text; take a tokenizer with an id for each byte"
+            )
+        if byte_ids(tokenizer.token_bytes) is not None:
             return
         alone = {piece.lstrip(b" ") for piece in tokenizer.token_bytes}
         held_out = set().union(*(document.decode(errors="surrogateescape") for document in self.validation_documents()))

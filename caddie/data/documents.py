@@ -21,6 +21,7 @@ import zstandard
 
 from caddie.data.hub import Snapshot, on_hub
 from caddie.errors import UserError, first_line
+from caddie.files import reason
 from caddie.runtime.progress import SILENT, Progress
 
 LIBRARY = "stdlib"
@@ -52,17 +53,19 @@ class Source:
     snapshot: Snapshot | None = None
     """Fetches the files of a data set on the hub, each when it is read first."""
 
-    def documents(self, skipped: list[Path] | None = None, progress: Progress = SILENT) -> Iterator[bytes]:
+    def documents(
+        self, skipped: list[Path] | None = None, progress: Progress = SILENT, *, whole: bool = False
+    ) -> Iterator[bytes]:
         """Yield every document in order; files that are not text are added to `skipped`.
 
         A file is one document, and so is each line of JSON lines (.jsonl, .ndjson), under the key "text", and each row
         of Parquet (.parquet), in the column "text" or the only one of text. A document of more than 64 KiB that has
-        none beside it is `cut`. Files may be compressed (.gz, .xz, .zst). Raises `UserError`, which names file and
-        line, for what cannot be read.
+        none beside it is `cut`, unless all are to be `whole`. Files may be compressed (.gz, .xz, .zst). Raises
+        `UserError`, which names file and line, for what cannot be read.
         """
         found = self._texts(skipped, progress)
         first, second = next(found, None), next(found, None)
-        if first is not None and second is None and len(first) > UNCUT_BYTES:
+        if first is not None and second is None and len(first) > UNCUT_BYTES and not whole:
             yield from cut(first)
         else:
             yield from filter(None, (first, second))
@@ -95,7 +98,7 @@ class Source:
             return hashlib.sha256(repr((self.snapshot.origin, self.files, *named)).encode()).hexdigest()
         states = ((path, path.stat()) for path in self.files)
         text = "".join(f"{path}\0{state.st_size}\0{state.st_mtime_ns}\0" for path, state in states)
-        return hashlib.sha256("\0".join([text, *named]).encode()).hexdigest()
+        return hashlib.sha256("\0".join([text, *named]).encode(errors="surrogateescape")).hexdigest()
 
 
 def find(source: str | Path | None, column: str | None = None) -> Source:
@@ -186,7 +189,12 @@ def cut(text: bytes) -> Iterator[bytes]:
 
 
 def _walk(root: Path, skipped: re.Pattern[str]) -> Iterator[Path]:
-    for folder, folders, files in os.walk(root):
+    """Yield the files below a folder in order, those of linked folders not; `UserError` for one that cannot be read."""
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"{error.filename}: cannot be read ({reason(error)})")
+
+    for folder, folders, files in os.walk(root, onerror=refuse):
         folders[:] = sorted(name for name in folders if not skipped.fullmatch(name))
         for name in sorted(files):
             path = Path(folder, name)

@@ -193,8 +193,8 @@ def _regret(early: Sequence[float], final: Sequence[float]) -> float:
     return 0.0 if kept == best else kept - best
 
 
-def _intervals(theirs: Sequence[float], ours: Sequence[Sequence[float]]) -> dict[str, list[float]]:
-    """Return the interval of each correlation."""
+def _intervals(theirs: Sequence[float], ours: Sequence[Sequence[float]]) -> dict[str, list[float] | None]:
+    """Return the interval of each correlation; None where all are tied."""
     chance = np.random.default_rng(0)
     found: dict[str, list[float]] = {"spearman_interval": [], "kendall_interval": []}
     for _ in range(DRAWS):
@@ -205,4 +205,4 @@ def _intervals(theirs: Sequence[float], ours: Sequence[Sequence[float]]) -> dict
             if (value := measure(public, means)) is not None:
                 found[name].append(value)
     ends = [100 * LEVEL / 2, 100 - 100 * LEVEL / 2]
-    return {name: np.percentile(values, ends).tolist() for name, values in found.items()}
+    return {name: np.percentile(values, ends).tolist() if values else None for name, values in found.items()}

@@ -171,7 +171,8 @@ def sweep_words(found: Mapping[str, Any]) -> str:
 
 def order_words(order: Mapping[str, Any]) -> str:
     """Describe the agreement with the order of the public scores."""
-    ends = {name: " to ".join(f"{end:.2f}" for end in order[f"{name}_interval"]) for name in ("spearman", "kendall")}
+    intervals = {name: order[f"{name}_interval"] or () for name in ("spearman", "kendall")}
+    ends = {name: " to ".join(f"{end:.2f}" for end in interval) or "-" for name, interval in intervals.items()}
     return (
         f"{len(order['labels'])} labels with public scores, {count(order['seeds'], 'seed')} or more each: rank"
         f" correlation {number(order['spearman'], '.2f')} (Spearman, 95 % interval {ends['spearman']}),"

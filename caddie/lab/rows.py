@@ -169,8 +169,9 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     known = [(_column(row), *row["documents"]) for row in rows if row.get("documents")]
     beside = path.with_name(DOCUMENTS)
-    beside.unlink(missing_ok=True)  # figures of other rows
-    if known:
+    if not known:
+        beside.unlink(missing_ok=True)  # figures of other rows
+    else:
         sizes = known[0][1]
         bits = {column: own for column, of_text, own in known if of_text == sizes}
         write_documents(beside, sizes, bits)

@@ -119,7 +119,7 @@ def plan(
             slug = re.sub(r"[^\w.=-]+", "-", label).strip("-.")[:60]
             own = runs / study.name / f"{slug}-{key[:8]}-s{seed}"
             folder = places.setdefault(key, own if finished(own) else found.get(key, own))
-            known = None if folder.exists() else rows.get(key)
+            known = None if finished(folder) else rows.get(key)
             planned.append(Run(study.name, label, seed, key, folder, recipe, corpus.folder, known))
     return planned
 

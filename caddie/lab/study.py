@@ -152,9 +152,22 @@ class Study:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\w.-]{1,80}", self.name) or self.name.startswith("."):
             raise UserError(f"a study's name is letters, digits, - and _, which {self.name[:80]!r} is not")
+        for name, kind, example in (
+            ("base", Recipe, 'find("tiny")'),
+            ("budget", (EqualBudget, type(None)), "Steps(steps=200)"),
+            ("entries", Mapping, '{"deeper": Entry(diff={"model.depth": 6})}'),
+            ("scales", Mapping, '{"small": {"model.width": 64}}'),
+        ):
+            if not isinstance(value := getattr(self, name), kind):
+                raise UserError(f"{name} of the study {self.name} cannot be {value!r:.80}; give {name}={example}")
         if BASE in self.entries:
             raise UserError(f"the label {BASE} is the base itself; name the entry otherwise")
+        for scale, diff in self.scales.items():
+            if not isinstance(diff, Mapping):
+                raise UserError(f"the scale {scale} must be dotted paths to values, not {diff!r:.80}")
         for label, entry in self.entries.items():
+            if not isinstance(entry, Entry):
+                raise UserError(f"the entry {label} must be an Entry, not {entry!r:.80}; give Entry(diff={{...}})")
             if not isinstance(entry.diff, Mapping) or not all(isinstance(path, str) for path in entry.diff):
                 raise UserError(f"the diff of {label} must be dotted paths to values")
             if entry.step_cost is not None and not 0.0 < entry.step_cost < math.inf:

@@ -72,9 +72,8 @@ def mean_visible(attention: Attention, length: int, train_progress: TrainProgres
 
 def _outside_blocks(model: Model) -> int:
     """Return multiply-adds per token of all but the layers; a tied table is a product where the head reads it."""
-    maps = [part.weight for part in model.head.modules() if isinstance(part, Linear)]
-    untied = any(len(weight) == model.config.vocabulary for weight in maps)
-    return _products(model) - _products(model.blocks) + (0 if untied else model.embedding.weight.numel())
+    tied = model.head.table is None
+    return _products(model) - _products(model.blocks) + (model.embedding.weight.numel() if tied else 0)
 
 
 def _products(module: nn.Module) -> int:

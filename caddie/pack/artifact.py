@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -152,7 +151,7 @@ def load(
         raise UserError(f"the artifact's model has {gpt.depth:,} layers, too many for its {held:,} weights")
     model = gpt.outline()
     # A stream of a few bytes may stand for any number of zeros, so the model has to be in proportion to the file.
-    parameters, size = sum(parameter.numel() for parameter in model.parameters()), path.stat().st_size
+    parameters, size = sum(parameter.numel() for parameter in model.parameters()), contents.file_bytes
     if parameters > max(_SMALLEST_BOMB, _RATIO * size):
         raise UserError(f"the artifact's model has {parameters:,} parameters, too many for its {size:,} bytes")
     weights = decompress(gpt, quantizers, sections)
@@ -162,15 +161,14 @@ def load(
     model.requires_grad_(False)
     stored = {entry.name: entry.stored_bytes for entry in contents.entries}
     tensor_bytes = {name.removeprefix(PREFIX): size for name, size in stored.items() if name.startswith(PREFIX)}
-    data = path.read_bytes()
     ledger = {
         "weights": sum(tensor_bytes.values()),
         **{name: stored[name] for name in (TOKENIZER, CONFIG, MANIFEST, SOURCE) if name in stored},
-        "container": len(data) - sum(stored.values()),
+        "container": contents.file_bytes - sum(stored.values()),
     }
-    digest, model = hashlib.sha256(data).hexdigest(), model.to(device)
+    model = model.to(device)
     seconds = time.perf_counter() - begin
-    return Artifact(path, digest, model, tokenizer, scoring, manifest, ledger, tensor_bytes, seconds, files)
+    return Artifact(path, contents.sha256, model, tokenizer, scoring, manifest, ledger, tensor_bytes, seconds, files)
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:

@@ -29,7 +29,7 @@ import stat
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -85,6 +85,9 @@ class Contents:
 
     sections: dict[str, bytes]
     entries: list[Entry]
+    file_bytes: int
+    sha256: str = field(compare=False)
+    """Hash of the whole file, as it was when the sections were read."""
 
 
 def pack(sections: Sequence[Section]) -> bytes:
@@ -117,7 +120,7 @@ def unpack(blob: bytes, limits: Limits = LIMITS) -> Contents:
         position = end
     if hashlib.sha256(memoryview(blob)[:position]).digest() != blob[position:]:
         raise UserError(f"the checksum over the whole file does not match; {_DAMAGED}")
-    return Contents(sections, entries)
+    return Contents(sections, entries, len(blob), hashlib.sha256(blob).hexdigest())
 
 
 def write(path: str | os.PathLike[str], sections: Sequence[Section]) -> None:

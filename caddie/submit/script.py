@@ -18,7 +18,7 @@ from caddie.data import published
 from caddie.data.corpus import Corpus, is_corpus
 from caddie.data.tokenizers import CaseOps, SentencePieceFile, TokenizerSource
 from caddie.errors import CheckFailed, UserError
-from caddie.files import replacing
+from caddie.files import reason, replacing
 from caddie.pack.artifact import load
 from caddie.pack.compress import pack
 from caddie.pack.quantize import Calibration
@@ -52,6 +52,9 @@ def main(
     except (UserError, CheckFailed) as error:
         print(f"train_gpt.py: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
+    except OSError as error:
+        print(f"train_gpt.py: {error.filename or error}: {reason(error)}", file=sys.stderr)
+        return 2
     except (DistError, RuntimeError) as error:
         if not lost_another(error):
             raise

@@ -133,7 +133,7 @@ def estimate_memory(gpt: GPT, train: Train, ranks: Ranks = Ranks()) -> MemoryEst
     mode = nullcontext() if real else FakeTensorMode()
     process = psutil.Process().memory_info().rss + _LIBRARIES
     with mode, _LiveBytes() as live:
-        trainer = Trainer(gpt, train.but(batch_tokens=parts * micro, micro_batches=parts), 0, Ranks())
+        trainer = Trainer(gpt, train.but(batch_tokens=parts * micro, micro_batches=parts, compile="never"), 0, Ranks())
         trainer.dtype = (
             torch.bfloat16 if ranks.device.type == "cuda" or train.precision == "bfloat16" else torch.float32
         )

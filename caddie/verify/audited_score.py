@@ -30,7 +30,7 @@ class Audit:
     """Result of auditing the score of a user's scorer."""
 
     decided: bool
-    """False if a leak of `changes.GAIN` in this text would too seldom have been found."""
+    """False if the scorer could read files, or a leak of `changes.GAIN` would too seldom have been found."""
     evidence: str
 
 
@@ -60,11 +60,12 @@ def score_audited(
             longest = max(longest, window.end - window.start)
 
     with closing(open_scorer(artifact, name)) as own:
-        progress.note(f"the scorer runs with {own.isolation}")
+        isolated, isolation = own.isolated, f"The scorer ran with {own.isolation}."
+        progress.note(isolation)
         counting = CountingScorer(own, predictions)
         scores = score_kinds(artifact.model, text, scoring, counting, progress, ranks, keep)
     if isinstance(own, RemoteTokens):
-        return scores, Audit(True, "The scorer was shown charged tokens alone.")
+        return scores, Audit(isolated, f"The scorer was shown charged tokens alone. {isolation}")
     if not ranks.first:
         return scores, Audit(True, "")
     progress.phase("audit")
@@ -84,7 +85,8 @@ def score_audited(
     passed, evidence = audit(whole, base, losses["plain"], seed=seed, seconds=seconds, decides=True, progress=progress)
     if passed is False:
         raise CheckFailed(f"{name}: {evidence}")
-    return scores, Audit(passed is not None, f"Audit of the scorer: {evidence}. {drawn}".strip())
+    said = f"Audit of the scorer: {evidence}. {drawn}".strip()
+    return scores, Audit(isolated and passed is not None, f"{said} {isolation}")
 
 
 def _drawn(artifact: Artifact, scoring: Scoring, name: str, text: Text, length: int) -> str:

@@ -90,7 +90,7 @@ class ProbeCase:
     @cached_property
     def long(self) -> ProbeCase | None:
         """The same scorer on the long text; None if there is none, or if the scorer is shown charged tokens alone."""
-        if self.long_text is None or self.shows_one_token:
+        if self.long_text is None or self.base.charged_alone:
             return None
         return replace(self, tokens=self.long_text, long_text=None)
 
@@ -155,13 +155,8 @@ class ProbeCase:
             yield change, scored
             places += len(change.places)
             done = places >= self.effort.places and self.found_with(places) >= self.effort.found
-            if done or self.shows_one_token or time.perf_counter() - begin > self.effort.seconds:
+            if done or self.base.charged_alone or time.perf_counter() - begin > self.effort.seconds:
                 return
-
-    @property
-    def shows_one_token(self) -> bool:
-        """True if the loop shows the scorer single tokens, none of which it has not charged."""
-        return bool(self.base.windows) and max(window.end - window.start for window in self.base.windows) == 1
 
     def found_with(self, places: int) -> float:
         """Return the probability that so many places find a leak of `changes.GAIN` in this text."""

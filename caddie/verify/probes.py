@@ -122,7 +122,7 @@ def _search(case: ProbeCase) -> Found:
             what = f"settled losses and distributions changed with later tokens: {int(wrong.sum()):,}"
             return False, f"{what}, such as that of token {place + 1} after a change from token {token} on"
     settled_before = f"none of {earlier:,} losses settled before them changed, nor a distribution; {later:,} others did"
-    if case.shows_one_token:
+    if case.base.charged_alone:
         return True, f"{places:,} places of changes: {settled_before}; the scorer is shown charged tokens alone"
     power = case.found_with(places)
     more = undecided(power, time.perf_counter() - begin) if case.users else ""
@@ -132,7 +132,7 @@ def _search(case: ProbeCase) -> Found:
 
 def _whole_text(case: ProbeCase) -> Found | None:
     """Score a whole text again with another one from secret places on: no loss up to there may change."""
-    if case.whole is None or case.shows_one_token:
+    if case.whole is None or case.base.charged_alone:
         return None
     begin = time.perf_counter()
     base = case.whole.scored()
@@ -333,7 +333,7 @@ def _bytes(case: ProbeCase) -> Found:
     evidence += f"; lossy tokenizer: {lossy} not round-trip (the score counts the source's bytes)"
     total, lost = sum(map(len, case.documents)), _restoring_bytes(changed)
     per_byte = f"{8 * lost / total:.3f} bits per byte beside the score to restore them"
-    if lost <= _MOST_LOST / 8 * total + _TEXT_BYTES * len(changed):
+    if lost <= _MOST_LOST / 8 * total + _TEXT_BYTES:
         return True, f"{evidence}; it takes some {per_byte}"
     other = f"and {_MOST_LOST} are allowed: this scores another text; SentencePieceBPE loses none"
     return False, f"{evidence}; it takes {per_byte}, {other}"

@@ -73,6 +73,11 @@ class ScorerServer:
             raise UserError(f"{self._artifact} could not be loaded in a sandbox: {why}")
 
     @property
+    def isolated(self) -> bool:
+        """True if its processes reach no disk and no network."""
+        return bool(self._sandboxed and self._sandboxed.isolated)
+
+    @property
     def isolation(self) -> str:
         """Sentence that describes the isolation."""
         return self._sandboxed.isolation if self._sandboxed else "not started"
@@ -180,6 +185,8 @@ class _Link:
             answer, data = self._channel.receive(max(most, _TEXT_BYTES))
         except (EOFError, OSError):
             raise _Ended(f"{self.name}: its process ended: {self.server.last_words()}") from None
+        except UserError:  # it was stopped at a limit
+            raise
         except ValueError as error:
             raise self.nonsense(str(error)) from None
         if answer in (channel.WRONG, channel.REFUSED):
@@ -268,6 +275,11 @@ class RemoteScorer(Scorer):
             phrases = json.loads(self._link.ask(channel.READS, b"", _TEXT_BYTES)[1])
             return [_printable(str(phrase).encode()) for phrase in phrases]
         return []
+
+    @property
+    def isolated(self) -> bool:
+        """True if its process reaches no disk and no network."""
+        return self._link.server.isolated
 
     @property
     def isolation(self) -> str:

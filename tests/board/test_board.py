@@ -306,6 +306,9 @@ def test_states_of_runs_that_go_wrong(ask: Ask, root: Path) -> None:
     (scoring / ".lock").write_text(json.dumps(asdict(this_process())))
     age(scoring, folders.QUIET_SECONDS - 5)
     age(write(root / "killed", recipe=recipe(), log=lines(3) + '{"event": "end"}\n'), folders.QUIET_SECONDS + 5)
+    trained = write(root / "trained", recipe=recipe(), log=lines(3) + '{"event": "end"}\n')
+    (trained / "weights.safetensors").touch()
+    age(trained, folders.QUIET_SECONDS + 5)
     age(write(root / "stopped", recipe=recipe(), log=lines(3)), folders.UNHELD_QUIET_SECONDS + 5)
     age(write(root / "begun", recipe=recipe(), log=lines(3)), folders.UNHELD_QUIET_SECONDS - 5)
     write(root / "untold", error={})
@@ -314,7 +317,14 @@ def test_states_of_runs_that_go_wrong(ask: Ask, root: Path) -> None:
     write(root / "no_run" / "inner", other={})
     found = runs(ask)
     assert {name: row["state"] for name, row in found.items()} == {
-        **{"failed": "failed", "again": "running", "quiet": "stale", "scoring": "running", "killed": "stale"},
+        **{
+            "failed": "failed",
+            "again": "running",
+            "quiet": "stale",
+            "scoring": "running",
+            "killed": "stale",
+            "trained": "trained",
+        },
         **{"untold": "failed", "nan": "running", "over": "finished", "stopped": "stale", "begun": "running"},
     }
     assert found["stopped"]["reason"] == "it was stopped; the same command continues it"

@@ -139,6 +139,19 @@ def test_a_schedule_stands_where_a_number_stands() -> None:
         coerce(-1, NonNegativeNumber, "lr")
 
 
+def test_begins_and_ends_in_the_wrong_order_are_an_error() -> None:
+    with pytest.raises(UserError, match="must not finish before"):
+        Ramp(start=1.0, end=0.0, begin=0.9, finish=0.1)
+    with pytest.raises(UserError, match="must rise"):
+        Rewarmed(of=1.0, begins=(0.5, 0.2))
+
+
+def test_a_warm_up_from_the_start_needs_no_time_to_have_passed() -> None:
+    """On a GPU the loss of a step is read after the next has begun, when no second may have been counted."""
+    rewarmed = Rewarmed(of=1.0, begins=(0.0, 0.5), steps=4)
+    assert rewarmed.at(TrainProgress(1, 0.0, Budget(seconds=600.0))) == 0.5
+
+
 # Stairs and whole numbers in pieces
 
 

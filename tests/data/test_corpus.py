@@ -86,7 +86,7 @@ def test_the_bytes_of_each_document_are_those_that_are_predicted(tmp_path: Path)
 
 def test_what_the_manifest_says_of_its_files_is_counted(tmp_path: Path) -> None:
     of_stream(tmp_path).count_again()
-    of_stream(tmp_path, STREAM, [9] * len(STREAM)).count_again()
+    of_stream(tmp_path, STREAM, [int(token != BOS) for token in STREAM]).count_again()
     of_stream(tmp_path, np.array([BOS, 7, BOS], np.uint16)).count_again()
     of_documents(tmp_path, b"a", b"bc").count_again()
 
@@ -111,6 +111,25 @@ def test_other_documents_than_the_manifest_s_are_refused(tmp_path: Path, fields:
 def test_ids_over_those_of_the_tokenizer_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{tmp_path} holds out ids over 256; prepare the data again"):
         of_stream(tmp_path, np.array([BOS, 257], np.uint16)).count_again()
+
+
+def test_a_side_car_that_counts_a_byte_three_times_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="state 24 bytes for tokens that spell 8, so a score would be too low"):
+        of_stream(tmp_path, STREAM, [3 * int(token != BOS) for token in STREAM]).count_again()
+
+
+def test_a_lone_long_document_is_read_as_it_was_written(tmp_path: Path) -> None:
+    document = b"a line of a book\n" * 5000
+    assert of_documents(tmp_path, document).validation_documents() == [document]
+
+
+def test_held_out_tokens_that_spell_nothing_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every character may have a token, and the tokenizer still make one unknown token of a word."""
+    found = of_documents(tmp_path, b"ab", b"a")
+    pieces = (*(bytes([byte]) for byte in range(ord("b"))), b"")
+    monkeypatch.setattr(Corpus, "tokenizer", lambda self: SimpleNamespace(token_bytes=pieces))
+    with pytest.raises(UserError, match="1 held-out tokens stand for text that they do not spell"):
+        found.check_spelled()
 
 
 def test_a_side_car_of_another_length_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from test_report import make_row, make_study
 
 from caddie.lab.agreement import public_order
 from caddie.lab.findings import findings
-from caddie.lab.report import markdown, page
+from caddie.lab.report import markdown, order_words, page
 
 Groups = dict[str, list[dict[str, float]]]
 
@@ -36,6 +36,13 @@ def test_the_correlations_and_steps_are_those_by_hand() -> None:
     steps = [(one["from"], one["to"], round(one["public"], 4), round(one["ours"], 4)) for one in found["steps"]]
     assert steps[1] == ("b", "c", -0.05, 0.03)
     assert [one["breaks"] for one in found["steps"]] == [False, True, False, False]
+
+
+def test_scores_that_are_all_tied_have_no_correlation() -> None:
+    tied = public_order(*ladder(*[(1.08, own) for _, own in RUNGS]))
+    assert tied is not None
+    assert (tied["spearman"], tied["spearman_interval"], tied["kendall_interval"]) == (None, None, None)
+    assert "correlation - (Spearman, 95 % interval -), - (Kendall, -)" in order_words(tied)
 
 
 def test_labels_come_in_the_order_of_their_public_scores() -> None:

@@ -221,8 +221,11 @@ def test_a_study_goes_on_from_its_rows_where_the_folders_are_gone(text: str, fol
     assert any(f"{len(before)} runs finished elsewhere" in note for note in progress.notes)
     with pytest.raises(UserError, match=f"the artifacts of {len(before)} runs are not here"):
         score_holdout(study(), text, text, **folders)
+    run = plan(study(), text, folders["runs"], results=folders["results"])[0]
+    write_error(run.folder, "it was tried again for other results")
     again = run_jobs(study(why="another question"), text, executor=Pretended(), **folders)
     assert again == rows == read_rows(folders["results"] / RESULTS)
+    (run.folder / ERROR).unlink()
     rows = run_jobs(study(), text, executor=(elsewhere := Pretended()), **folders | {"results": folders["runs"] / "x"})
     assert (len(rows), len(elsewhere.done)) == (6, len(before)), "other results know of no rows"
 
@@ -239,6 +242,7 @@ def test_what_fails_is_a_row_and_runs_again_only_when_asked(text: str, folders: 
     assert {row["state"] for row in rows} == {"finished"}
     folder = next((folders["runs"] / "tiny").glob("low-rate-*-s1"))
     (folder / "result.json").unlink()
+    (folders["results"] / RESULTS).unlink()
     write_error(folder, Pruned("too slow"))
     write_json(folder / STOP, {"reason": "too slow"})
     rows = run_jobs(study(), text, executor=Pretended(), **folders)

@@ -442,6 +442,12 @@ def test_other_seeds_are_not_paired(groups: Any, tmp_path: Path) -> None:
     assert facts["test"] == "welch"
 
 
+def test_the_rival_s_runs_may_follow_an_equals_sign(groups: Any, caddie: Any) -> None:
+    b, a = groups
+    typed = ("compare", *b, f"--against={a[0]}", *a[1:], "--json")
+    assert json.loads(caddie(*typed).out)["against"]["places"] == list(map(str, a))
+
+
 def test_worse_is_not_better(groups: Any) -> None:
     b, a = groups
     facts = compare(a, b)

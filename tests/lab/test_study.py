@@ -70,6 +70,11 @@ def test_budgets() -> None:
         ({"entries": {"a": Entry(diff={1: 2})}}, "the diff of a must be dotted paths"),  # type: ignore[dict-item]
         ({"entries": {"a": Entry(diff=["model.depth"])}}, "the diff of a must be dotted paths"),  # type: ignore[arg-type]
         ({"margin": -0.1}, "margin"),
+        ({"base": "tiny"}, "base of the study shapes cannot be 'tiny'; give base=find"),
+        ({"budget": 100}, "budget of the study shapes cannot be 100; give budget=Steps"),
+        ({"entries": ["a"]}, "entries of the study shapes"),
+        ({"entries": {"a": {"model.depth": 6}}}, "the entry a must be an Entry"),
+        ({"scales": {"x": 3}}, "the scale x must be dotted paths"),
         ({"entries": {"base": Entry(diff={})}}, "the base itself"),
         ({"entries": {"": Entry(diff={})}}, "a label is"),
         ({"entries": {"two\nlines": Entry(diff={})}}, "a label is"),

@@ -79,6 +79,7 @@ def counted(gpt: GPT, dtype: torch.dtype = torch.float32) -> float:
         {},
         {"head": UntiedHead()},
         {"embedding": TokenEmbedding(dims=12, bigrams=HashedNGrams(buckets=50, dims=9))},
+        {"embedding": TokenEmbedding(dims=SMALL.vocabulary)},
         {"block.mlp": SwiGLU(hidden=20)},
         {"block.mlp.linear": RandomMap(rank=5)},
         {"recurrence": Recurrence(first=1, last=1, passes=3)},

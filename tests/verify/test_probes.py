@@ -433,6 +433,19 @@ def test_a_tokenizer_that_loses_what_makes_the_score_is_found(folds: bytes, pass
     assert ("this scores another text" in evidence) != passes
 
 
+def test_what_is_lost_of_short_documents_counts_as_well(artifact: Artifact) -> None:
+    lower = replace(artifact, tokenizer=Folding(bytes(range(256)).lower()))
+    on = replace(case(lower), documents=[text[:500] for text in library()[:24]])
+    assert "this scores another text" in checked(on, "bytes are counted once").evidence
+
+
+def test_windows_of_one_token_do_not_spare_a_scorer_the_later_probes(artifact: Artifact) -> None:
+    """It may plan longer ones later; only the loop of a `TokenScorer` shows charged tokens alone."""
+    single = case(artifact, artifact.scoring.but(sequence_length=1, stride=1))
+    assert max(window.end - window.start for window in single.base.windows) == 1
+    assert "charged tokens alone" not in checked(single, "no look-ahead").evidence
+
+
 @pytest.mark.parametrize(
     ("held_out", "train", "passes"),
     [
