@@ -250,16 +250,16 @@ def test_a_path_to_nowhere_is_an_error(path: str) -> None:
         ("pack.coding", "Smalest", r"pack.coding must be one of .* \(did you mean Smallest"),
         ("pack.fit", "FillCup", r"pack.fit must be one of FillCap, PruneOnes, .* \(did you mean FillCap"),
         ("pack.cap_bytes", 0, "pack.cap_bytes must be from 1"),
-        (
-            "score.ttt",
-            {"kind": "DocumentLoRA", "short_chunks": [[256]]},
-            r"score\.ttt\.short_chunks\.0 must be a list of 2, not \[256\]",
-        ),
     ],
 )
 def test_a_wrong_value_names_its_whole_path(path: str, value: object, message: str) -> None:
     with pytest.raises(UserError, match="^" + message):
         RECIPES["tiny"].but({path: value})
+
+
+def test_a_list_of_a_fixed_length_is_held_to_it() -> None:
+    with pytest.raises(UserError, match=r"short_chunks\.0 must be a list of 2, not \[256\]"):
+        RECIPES["tiny"].but({"score.ttt": {"kind": "DocumentLoRA", "short_chunks": [[256]]}})
 
 
 def test_the_original_is_untouched() -> None:
