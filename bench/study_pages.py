@@ -118,7 +118,8 @@ def claims_page(studies: Path = STUDIES) -> str:
         "",
         f"{len(rows)} claims of the public systems about single changes, beside our results, in bits per byte against"
         " the same rival; negative is better, in brackets the 95 % interval of three random seeds. **30 seconds** are"
-        f" twins of half a minute (`NAME_mini`): {agree} claims are true there, {disagree} not, {undecided} undecided."
+        " twins of half a minute (`NAME_mini`), where less than 0.001 is the same:"
+        f" {agree} claims are true there, {disagree} not, {undecided} undecided."
         " **At scale** are twins that make all the steps of the public runs (`NAME_scale`), in equal modelled time on"
         f" eight H100 ([studies](../studies.md#modelled-seconds)): {ran} of {len(rows)} were run,"
         f" {decided} are decided, that is better, worse, or the same within 0.002.",
