@@ -72,9 +72,9 @@ class Kept:
         return one["runs"] * (one["train_seconds"] + one["score_seconds"]) / 3600 if one else None
 
     def verdict(self, label: str) -> Mapping[str, Any] | None:
-        """Return the verdict on an entry, or None if it was not run."""
-        found = self.facts["verdicts"] if self.facts else ()
-        return next((one for one in found if one["label"] == label), None)
+        """Return the verdict on an entry, or None until all its seeds were run."""
+        found, seeds = (self.facts["verdicts"], self.facts["study"]["seeds"]) if self.facts else ((), ())
+        return next((one for one in found if one["label"] == label and len(one["seeds"]) == len(seeds)), None)
 
 
 def kept(studies: Path = STUDIES) -> list[Kept]:
