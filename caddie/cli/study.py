@@ -118,6 +118,7 @@ def study(
     from caddie.lab.holdout import score_holdout
     from caddie.lab.ladder import ladder
     from caddie.lab.results import Results
+    from caddie.lab.rows import RESULTS, finished_rows
     from caddie.lab.selection import select
     from caddie.lab.study import find_study
 
@@ -135,7 +136,9 @@ def study(
     how["out"] = how["out"] or results
     if status:
         if (state := read_state(RUNS / found.name)) is None:
-            raise UserError(f"{found.name} was not begun here: {RUNS / found.name} tells of no run")
+            kept = len(finished_rows(Path(how["out"])))
+            elsewhere = f"; {count(kept, 'run')} finished elsewhere, by {how['out']}/{RESULTS}" if kept else ""
+            raise UserError(f"{found.name} was not begun here: {RUNS / found.name} tells of no run{elsewhere}")
         tell(state.to_json(), how["as_json"], str(state))
         return 0
     if estimate:

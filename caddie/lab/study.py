@@ -155,6 +155,8 @@ class Study:
         for name, kind, example in (
             ("base", Recipe, 'find("tiny")'),
             ("budget", (EqualBudget, type(None)), "Steps(steps=200)"),
+            ("seeds", (tuple, list), "(1, 2, 3)"),
+            ("margin", (int, float), "0.001"),
             ("entries", Mapping, '{"deeper": Entry(diff={"model.depth": 6})}'),
             ("scales", Mapping, '{"small": {"model.width": 64}}'),
         ):
@@ -309,7 +311,7 @@ def find_study(name: str) -> Study:
         path, attribute = name, "study"
     found = execute(Path(path)).get(attribute)
     if not isinstance(found, Study):
-        raise UserError(f"{path} defines no study {attribute}; write {attribute} = Study(...), or FILE.py:NAME")
+        raise UserError(f"{path} has no Study by the name {attribute}; write {attribute} = Study(...), or FILE.py:NAME")
     return found
 
 

@@ -115,6 +115,15 @@ def test_what_is_wrong_is_told_before_it_begins(
     assert not (tmp_path / "study.log").exists()
 
 
+def test_the_status_tells_of_rows_that_came_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_study(tmp_path, {}, seeds=1, steps=1)
+    row = {"label": "base", "seed": 1, "key": "a", "state": "finished"}
+    (tmp_path / "results.jsonl").write_text(json.dumps(row) + "\n")
+    ended = call("study", "study.py", "--data", "text.jsonl", "--status")
+    assert (ended.status, "tells of no run; 1 run finished elsewhere, by " in ended.err) == (2, True)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="reads /proc")
 def test_a_background_study_is_killed_and_goes_on(tmp_path: Path) -> None:

@@ -71,6 +71,8 @@ def test_budgets() -> None:
         ({"entries": {"a": Entry(diff=["model.depth"])}}, "the diff of a must be dotted paths"),  # type: ignore[arg-type]
         ({"margin": -0.1}, "margin"),
         ({"base": "tiny"}, "base of the study shapes cannot be 'tiny'; give base=find"),
+        ({"seeds": 2}, "seeds of the study shapes cannot be 2"),
+        ({"margin": "x"}, "margin of the study shapes cannot be 'x'"),
         ({"budget": 100}, "budget of the study shapes cannot be 100; give budget=Steps"),
         ({"entries": ["a"]}, "entries of the study shapes"),
         ({"entries": {"a": {"model.depth": 6}}}, "the entry a must be an Entry"),
@@ -197,7 +199,7 @@ def test_a_study_is_found_in_a_file(tmp_path: Path) -> None:
     )
     assert find_study(str(file)).name == "one"
     assert find_study(f"{file}:other").name == "two"
-    with pytest.raises(UserError, match="defines no study third"):
+    with pytest.raises(UserError, match="has no Study by the name third"):
         find_study(f"{file}:third")
     with pytest.raises(UserError, match="no file"):
         find_study(str(tmp_path / "none.py"))
