@@ -165,7 +165,7 @@ class Corpus:
             return
         tokenizer, bos = self.tokenizer(), self.manifest.tokenizer.bos
         empty = [number for number, piece in enumerate(tokenizer.token_bytes) if not piece and number != bos]
-        if unknown := int(np.isin(self.validation_tokens(), empty).sum()):
+        if empty and (unknown := int(np.isin(self.validation_tokens(), empty).sum())):
             raise UserError(
                 f"{unknown:,} held-out tokens stand for text that they do not spell, so its score would be that of "
                 "another text; take a tokenizer with an id for each byte"

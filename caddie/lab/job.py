@@ -61,7 +61,7 @@ class Run:
     recipe: Recipe
     corpus: Path
     row: Mapping[str, Any] | None = None
-    """What the study's results say of a finished run whose folder is gone, or on another machine."""
+    """Row of a finished run whose folder is gone or on another machine, from the study's results; else None."""
 
     @property
     def over(self) -> bool:

@@ -1,4 +1,4 @@
-"""What stands beside a study's findings: notes on its runs, what they cost, and how they were measured."""
+"""Notes on a study's runs, their cost, and how they were measured."""
 
 from __future__ import annotations
 
