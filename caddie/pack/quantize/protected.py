@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -121,11 +121,8 @@ class Protection(Config):
     ) -> dict[str, Quantizer]:
         """Return parameter name to quantizer for the matrices of the best groups."""
         found: dict[str, Quantizer] = {}
-        for candidate in self.ranked(weights, quantizers, calibrations)[: self.groups]:
-            gptq = quantizers[candidate.name]
-            assert isinstance(gptq, Gptq)
-            protected = Protected(of=gptq, start=candidate.start, columns=self.columns, bits=self.bits)
-            found.setdefault(candidate.name, protected)
+        for _, name, protected in self.ranked(weights, quantizers, calibrations)[: self.groups]:
+            found.setdefault(name, protected)
         return found
 
     def ranked(
@@ -133,27 +130,17 @@ class Protection(Config):
         weights: Mapping[str, Tensor],
         quantizers: Mapping[str, Quantizer],
         calibrations: Mapping[str, Calibration],
-    ) -> list[Candidate]:
-        """Return all groups, the best first."""
+    ) -> list[tuple[float, str, Protected]]:
+        """Return score, parameter and quantizer of all groups, the best first."""
         found = []
         for name, weight in weights.items():
-            quantizer, inputs = quantizers[name], calibrations.get(name, Calibration()).inputs
-            if inputs is None or type(quantizer) is not Gptq or weight.numel() <= _FEWEST_NUMBERS:
+            gptq, inputs = quantizers[name], calibrations.get(name, Calibration()).inputs
+            if inputs is None or type(gptq) is not Gptq or weight.numel() <= _FEWEST_NUMBERS:
                 continue
-            if quantizer.of.bits >= self.bits or quantizer.of.packed:
+            if gptq.of.bits >= self.bits or gptq.of.packed:
                 continue
             saliency = inputs.diagonal().clamp_min(0).sqrt() * as_rows(weight).float().abs().mean(0).cpu()
             for start in range(0, len(saliency) - self.columns + 1, self.columns):
-                found.append(Candidate(float(saliency[start : start + self.columns].sum()), name, start))
-        return sorted(found, key=lambda candidate: -candidate.score)
-
-
-class Candidate(NamedTuple):
-    """A group of columns that could be protected."""
-
-    score: float
-    """Sum over the columns of root mean square of the input times mean |weight|."""
-    name: str
-    """Parameter."""
-    start: int
-    """First column."""
+                score = float(saliency[start : start + self.columns].sum())
+                found.append((score, name, Protected(of=gptq, start=start, columns=self.columns, bits=self.bits)))
+        return sorted(found, key=lambda group: -group[0])

@@ -148,9 +148,10 @@ def test_protected_columns_are_chosen_as_in_the_record(frontier: Path) -> None:
     weights = {name: golden[f"w.{name}"].float() for name in quantizers}
     protection = Protection(columns=config["group"])
     found = protection.ranked(weights, quantizers, means)
-    assert [(name, start) for _, name, start in found] == [(name, start) for _, name, start, _ in config["candidates"]]
-    for ours, (score, *_) in zip(found, config["candidates"], strict=True):
-        assert ours.score == pytest.approx(score, rel=1e-5)
+    groups = [(name, one.start, one.columns) for _, name, one in found]
+    assert groups == [(name, start, config["group"]) for _, name, start, _ in config["candidates"]]
+    for (ours, *_), (score, *_) in zip(found, config["candidates"], strict=True):
+        assert ours == pytest.approx(score, rel=1e-5)
     for groups in (1, 2):
         chosen = protection.but(groups=groups).protected(weights, quantizers, means)
         assert (
