@@ -16,12 +16,10 @@ from caddie.config import Count, known
 from caddie.data.tokenizers import bpe, caseops
 from caddie.data.tokenizers.hugging_face import HuggingFaceFile, HuggingFaceTokenizer
 from caddie.data.tokenizers.tiktoken_ranks import TiktokenFile, TiktokenTokenizer
-from caddie.data.tokenizers.tokenizer import ByteTable, Ids, Sample, TextTokenizer, Tokenizer, TokenizerSource
+from caddie.data.tokenizers.tokenizer import MARK, ByteTable, Ids, Sample, TextTokenizer, Tokenizer, TokenizerSource
 from caddie.errors import UserError
 from caddie.files import regular_bytes
 
-MARK = "\u2581"
-"""SentencePiece's mark for a space."""
 _SHORT = 4096  # characters
 
 

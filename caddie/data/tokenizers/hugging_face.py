@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from caddie.data.tokenizers.tokenizer import Ids, Sample, TextTokenizer, TokenizerSource, library_errors
+from caddie.data.tokenizers.tokenizer import MARK, Ids, Sample, TextTokenizer, TokenizerSource, library_errors
 from caddie.errors import UserError
 from caddie.files import regular_bytes
 
 _BEGINS = ("<s>", "<bos>", "<|begin_of_text|>", "<|endoftext|>", "[BOS]", "[CLS]")
 """Usual names of the token before a document."""
-_MARK = "\u2581"
 _PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _BYTE_OF = {
     **{chr(byte): byte for byte in _PRINTED},
@@ -54,12 +53,10 @@ class HuggingFaceTokenizer(TextTokenizer):
         if not isinstance(begin, str) or begin not in vocabulary:
             raise UserError('this tokenizer.json has no token for the start of a document; name one by bos="..."')
         self._value, self._begin, self.bos = value, begin, vocabulary[begin]
-        self._set_size(max(vocabulary.values()) + 1, "this tokenizer.json has")
-        pieces = [b""] * self.vocabulary
-        for token, index in vocabulary.items():
-            if index != self.bos:
-                pieces[index] = token.encode() if token in added else _piece(token, decoders)
-        self._set_pieces(pieces)
+        pieces = {
+            index: token.encode() if token in added else _piece(token, decoders) for token, index in vocabulary.items()
+        }
+        self._set_pieces({**pieces, self.bos: b""}, "this tokenizer.json has")
         # Where a model takes text that spells BOS for it, the text is cut within.
         self._cut = re.compile(f"(?<={re.escape(begin[:1])})(?={re.escape(begin[1:])})")
 
@@ -97,7 +94,7 @@ def _piece(token: str, decoders: set[str]) -> bytes:
         return (token[2:] if token.startswith("##") else f" {token}").encode()
     if "BPEDecoder" in decoders:
         return token.replace("</w>", " ").encode()
-    return token.replace(_MARK, " ").encode()
+    return token.replace(MARK, " ").encode()
 
 
 class HuggingFaceFile(TokenizerSource):

@@ -31,11 +31,7 @@ class TiktokenTokenizer(TextTokenizer):
         self._ranks, self.bos = ranks, max(ranks.values(), default=0) + 1
         if min(ranks.values(), default=-1) < 0 or len(set(ranks.values())) < len(ranks):
             raise UserError("these ranks are below 0, or two tokens have one; take the whole file")
-        self._set_size(self.bos + 1, "these ranks and BOS are")
-        pieces = [b""] * self.vocabulary
-        for token, rank in ranks.items():
-            pieces[rank] = token
-        self._set_pieces(pieces)
+        self._set_pieces({rank: token for token, rank in ranks.items()} | {self.bos: b""}, "these ranks and BOS are")
         if self._byte_ids is None:
             raise UserError("these ranks lack a byte; take the whole file")
         with library_errors("tiktoken does not take these ranks or this pattern"):

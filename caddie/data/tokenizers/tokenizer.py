@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +21,8 @@ from caddie.files import reason
 Ids = npt.NDArray[np.uint16]
 Sample = Callable[[], Sequence[bytes]]
 """Draws training documents, for a tokenizer that learns."""
+MARK = "\u2581"
+"""SentencePiece's mark for a space."""
 MOST_IDS = 65_536
 """Ids that a shard of uint16 can hold."""
 _BATCH = 256  # documents
@@ -123,8 +125,13 @@ class TextTokenizer(Tokenizer):
             raise UserError(f"a tokenizer may have {MOST_IDS:,} ids; {of} {vocabulary:,}")
         self.vocabulary = vocabulary
 
-    def _set_pieces(self, pieces: Sequence[bytes]) -> None:
-        """Take the bytes of each id; in the contest's table an id without bytes is a boundary."""
+    def _set_pieces(self, by_id: Mapping[int, bytes], of: str) -> None:
+        """Take the bytes of each id, b"" for ids in between; in the contest's table an id without bytes is a boundary.
+
+        `UserError` for too many ids, as by `_set_size`.
+        """
+        self._set_size(max(by_id) + 1, of)
+        pieces = [by_id.get(index, b"") for index in range(self.vocabulary)]
         self.token_bytes, self._byte_ids = tuple(pieces), byte_ids(pieces)
         self.table = ByteTable(
             np.array([len(piece.removeprefix(b" ")) for piece in pieces]),
@@ -159,7 +166,7 @@ class TextTokenizer(Tokenizer):
 T = TypeVar("T", bound=Tokenizer)
 
 
-class TokenizerSource(Config, ABC):
+class TokenizerSource(Config):
     """Source of a tokenizer."""
 
     @abstractmethod
