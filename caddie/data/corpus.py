@@ -24,6 +24,7 @@ from caddie.files import replacing
 DOCUMENTS = "documents.npz"
 VALIDATION_TEXT = "validation.jsonl.zst"
 HASH_BYTES = 16
+FileState = tuple[str, int, int]
 _MOST_STATED = 1.1
 """Most bytes that files of byte counts may state for each byte that the tokens spell: tokenizers lose less."""
 
@@ -35,8 +36,8 @@ class Corpus:
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
-        self._hashed: dict[Shard, tuple[int, int]] = {}
-        """Size and time of the shards that `check_shards` has read."""
+        self._hashed: dict[Shard, FileState] = {}
+        """States of the shards that `check_shards` has read."""
 
     @classmethod
     def load(cls, folder: Path) -> Corpus:
@@ -100,7 +101,7 @@ class Corpus:
         shards = [shard.file for shard in (*split.shards, *split.byte_counts)]
         paths = [self.folder.resolve() / name for name in (self.manifest.tokenizer.file, VALIDATION_TEXT, *shards)]
         there = filter(os.path.exists, paths)  # False too for a name that is too long to be one
-        state = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in there]
+        state = [file_state(path) for path in there]
         return hashlib.sha256(repr((self.manifest, state)).encode()).hexdigest()
 
     def count_again(self) -> None:
@@ -191,7 +192,7 @@ class Corpus:
         for shard in (*chosen.shards, *chosen.byte_counts):
             self.open(shard)
             path = self.folder / shard.file
-            self._hashed[shard] = _state(path)  # before it is read, so that a change meanwhile is seen
+            self._hashed[shard] = file_state(path)  # before it is read, so that a change meanwhile is seen
             if file_sha256(path) != shard.sha256:
                 raise UserError(f"{path}: changed since it was prepared; prepare the data again")
 
@@ -199,7 +200,7 @@ class Corpus:
         """Hash the shards again that were written since `check_shards`; `UserError` names one that has changed."""
         for shard, state in self._hashed.items():
             path = self.folder / shard.file
-            if path.exists() and _state(path) != state and file_sha256(path) != shard.sha256:
+            if path.exists() and file_state(path) != state and file_sha256(path) != shard.sha256:
                 raise UserError(f"{path} was changed while it was in use; prepare the data again, and start anew")
 
     def open(self, shard: Shard) -> Tokens:
@@ -253,10 +254,10 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _state(path: Path) -> tuple[int, int]:
-    """Return size and time of a file."""
+def file_state(path: Path) -> FileState:
+    """Return path, bytes and time in nanoseconds of a file: another if it was written since."""
     status = path.stat()
-    return status.st_size, status.st_mtime_ns
+    return str(path), status.st_size, status.st_mtime_ns
 
 
 def document_hash(document: bytes) -> bytes:

@@ -56,7 +56,7 @@ def describe(
     sidecars = sorted(shards.glob(SIDECARS))
     tokenizer = tokenizer_source.build(vocabulary, _no_text)
     files = [*paths["train"], *paths["validation"], *sidecars]
-    state = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    state = [corpus.file_state(path) for path in files]
     made_from = [FORMAT, tokenizer.sha256, state, *([asdict(origin)] if origin else [])]
     inputs = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
     if found := corpus.reusable(folder, inputs):
