@@ -22,7 +22,6 @@ from caddie.runtime.progress import Progress
 
 PATTERNS = {"train": "*_train_*.bin", "validation": "*_val_*.bin"}
 SIDECARS = "*_val_bytes_*.bin"
-CHUNK_TOKENS = 1 << 22
 FORMAT = 2
 """Part of every fingerprint; raise it when the same shards give another corpus."""
 
@@ -118,19 +117,15 @@ def _no_text() -> NoReturn:
 def _split(paths: Sequence[Path], folder: Path, tokenizer: Tokenizer, progress: Progress) -> tuple[Split, set[bytes]]:
     opened = [open_shard(path) for path in paths]
     described: list[Shard] = []
-    table_bytes, last = 0, np.empty(0, np.uint16)
     for path, tokens in zip(paths, opened, strict=True):
         if int(tokens.max()) >= tokenizer.vocabulary:
             raise UserError(f"{path}: token {int(tokens.max())}, but the tokenizer has {tokenizer.vocabulary} ids")
-        for begin in range(0, len(tokens), CHUNK_TOKENS):
-            chunk = np.concatenate([last, tokens[begin : begin + CHUNK_TOKENS]])
-            table_bytes += tokenizer.table_bytes(chunk)
-            last = chunk[-1:]
         described.append(_entry(path, len(tokens), folder))
         progress.note(f"{path.name}: {len(tokens):,} tokens")
-    hashes, decoded_bytes = [], 0
+    hashes, decoded_bytes, table_bytes = [], 0, 0
     for ids in split_documents(opened, tokenizer.bos):
         hashes.append(corpus.document_hash(ids.tobytes()))
         decoded_bytes += int(tokenizer.byte_lengths(ids)[1:].sum())  # the first is BOS, or context only
+        table_bytes += tokenizer.table_bytes(ids)  # so here, and BOS has none
     sizes = (sum(map(len, opened)), decoded_bytes, decoded_bytes, table_bytes)
     return Split(len(hashes), *sizes, corpus.set_sha256(hashes), tuple(described)), set(hashes)
