@@ -90,7 +90,7 @@ class Stream(ABC):
         """Return batch number `index`, from 0."""
 
 
-class Loader(Config, ABC):
+class Loader(Config):
     """The order in which training reads its shards."""
 
     @abstractmethod
