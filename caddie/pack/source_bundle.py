@@ -206,15 +206,9 @@ def with_parts(described: dict[str, Any], needed: Sequence[bytes], training: Seq
 
     Each is compressed by itself, since it comes beside the program, and as it is: its code may read its own comments.
     """
-
-    def size(sources: Sequence[bytes]) -> int:
-        return sum(_smallest(source)[0] for source in sources)
-
-    more = size([source for source in training if source not in needed])
-    return described | {
-        "needed_bytes": described["needed_bytes"] + size(needed),
-        "training_bytes": described["training_bytes"] + more,
-    }
+    more = {"needed_bytes": needed, "training_bytes": [source for source in training if source not in needed]}
+    sizes = {name: sum(_smallest(source)[0] for source in sources) for name, sources in more.items()}
+    return described | {name: described[name] + size for name, size in sizes.items()}
 
 
 @cache
