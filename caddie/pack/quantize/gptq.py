@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, cast
 
 import torch
@@ -68,15 +68,13 @@ class Gptq(Wrapper, Quantizer):
             order = torch.argsort(diagonal, descending=True, stable=True)
             upper = _upper_factor_of_inverse(hessian[order][:, order])
             columns = (rows * alive).T[order].contiguous()
-            chosen = set(fine[1]) if fine else set[int]()
-            others = [number for number, column in enumerate(order.tolist()) if column in chosen]
+            others = dict.fromkeys(fine[1], (fine[0], self.of.stored(fine[0].steps))) if fine else {}
             found, errors = [], []
             for grid in grids:
-                by_column = dict.fromkeys(range(len(columns)), (grid, self.of.stored(grid.steps)))
-                if fine:
-                    by_column |= dict.fromkeys(others, (fine[0], self.of.stored(fine[0].steps)))
+                usual = grid, self.of.stored(grid.steps)
+                by_column = [others.get(column, usual) for column in order.tolist()]
                 found.append(_round_columns(columns, upper, by_column, self.block))
-                steps = torch.stack([steps for _, steps in by_column.values()])
+                steps = torch.stack([steps for _, steps in by_column])
                 errors.append((columns - found[-1] * steps).square().mean())
             best = int(torch.stack(errors).argmin())
         integers = torch.empty_like(columns)
@@ -99,7 +97,7 @@ def _upper_factor_of_inverse(hessian: Tensor) -> Tensor:
     return cast(Tensor, torch.linalg.solve_triangular(factor, torch.eye(len(factor), dtype=factor.dtype), upper=True))
 
 
-def _round_columns(columns: Tensor, upper: Tensor, grids: Mapping[int, tuple[Grid, Tensor]], block: int) -> Tensor:
+def _round_columns(columns: Tensor, upper: Tensor, grids: Sequence[tuple[Grid, Tensor]], block: int) -> Tensor:
     """Return the integers of W^T, (columns, rows), by the grid and the stored steps of each column.
 
     A column of W is contiguous there.

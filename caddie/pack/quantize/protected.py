@@ -61,7 +61,7 @@ class Protected(Wrapper, Quantizer):
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
         """Return the arrays of `of`, with the group's integers among them, and the group's steps (rows,)."""
         rows = as_rows(plain(weight))
-        fine = self._rows.best(rows, self._rows.but(bits=self.bits).grids(rows, calibration))
+        fine = self._rows.but(bits=self.bits).grid(rows, calibration)
         if calibration.inputs is None or not weight.numel():
             arrays = self._rows.quantize(weight, calibration)
             integers = as_rows(torch.from_numpy(arrays["integers"]))

@@ -61,12 +61,22 @@ class Rows(Quantizer):
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
         """Return `integers` (int8, the weight's shape) or `packed` (bytes), and `steps` (rows,)."""
         rows = as_rows(plain(weight))
-        grid = self.best(rows, self.grids(rows, calibration))
+        grid = self.grid(rows, calibration)
         return self.arrays(grid.clipped(rows).round(), grid, tuple(weight.shape))
 
-    def grids(self, rows: Tensor, calibration: Calibration = Calibration()) -> list[Grid]:
+    def grids(self, rows: Tensor, calibration: Calibration) -> list[Grid]:
         """Return the scale's candidates for a matrix (rows, columns)."""
         return self.scale.grids(rows, self.largest, self.stored, calibration)
+
+    def grid(self, rows: Tensor, calibration: Calibration = Calibration()) -> Grid:
+        """Return the candidate of the least squared error, the first of equals, without leaving the device."""
+        grids = self.grids(rows, calibration)
+        if len(grids) == 1:
+            return grids[0]
+        seen = [grid.clipped(rows).round() * self.stored(grid.steps)[:, None] for grid in grids]
+        least = torch.stack([(rows - restored).square().mean() for restored in seen]).argmin().reshape(1)
+        steps, limits = torch.stack([g.steps for g in grids]), torch.stack([g.limits for g in grids])
+        return Grid(steps.index_select(0, least)[0], limits.index_select(0, least)[0])
 
     def arrays(self, integers: Tensor, grid: Grid, shape: tuple[int, ...]) -> Arrays:
         """Return the stored arrays of integers (rows, columns), float32, for a weight of this shape."""
@@ -95,19 +105,10 @@ class Rows(Quantizer):
         """Return integers · steps, without a calibration."""
         rows = as_rows(weight.float())
         values = rows.detach()
-        grid = self.best(values, self.grids(values))
+        grid = self.grid(values)
         # What is added is 0 and carries the gradient, past the clip too: it touches the largest of every row.
         integers = rounding(grid.clipped(values) + (rows - values) / grid.steps[:, None])
         return (integers * self.stored(grid.steps)[:, None]).reshape(weight.shape)
-
-    def best(self, rows: Tensor, grids: list[Grid]) -> Grid:
-        """Return the grid of the least squared error, the first of equals, without leaving the device."""
-        if len(grids) == 1:
-            return grids[0]
-        seen = [grid.clipped(rows).round() * self.stored(grid.steps)[:, None] for grid in grids]
-        least = torch.stack([(rows - restored).square().mean() for restored in seen]).argmin().reshape(1)
-        steps, limits = torch.stack([g.steps for g in grids]), torch.stack([g.limits for g in grids])
-        return Grid(steps.index_select(0, least)[0], limits.index_select(0, least)[0])
 
     @property
     def _step_dtype(self) -> np.dtype[np.generic]:
