@@ -198,7 +198,7 @@ def _tokenizer(sections: Mapping[str, bytes]) -> tuple[Manifest, Tokenizer]:
 
 
 def _limits(path: Path) -> container.Limits:
-    with suppress(OSError):  # reading the file says what is wrong with it
+    with suppress(OSError, ValueError):  # reading the file says what is wrong with it
         raw_bytes = min(container.LIMITS.raw_bytes, max(_SMALLEST_BOMB, _RATIO * path.stat().st_size))
         return replace(container.LIMITS, raw_bytes=raw_bytes)
     return container.LIMITS

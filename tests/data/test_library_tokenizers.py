@@ -233,6 +233,15 @@ def test_another_begin_can_be_named(folder: Path) -> None:
         HuggingFaceFile(path=f"{folder}/bert.json", bos="<none>").build(330, list)
 
 
+def test_a_file_that_is_nested_too_deeply_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "deep.json"
+    path.write_bytes(b"[" * 100_000)
+    for bos in ("", "<s>"):
+        with pytest.raises(UserError, match=r"^no tokenizer in .*deep.json.*: .*recursion") as caught:
+            HuggingFaceFile(path=str(path), bos=bos).build(330, list)
+        assert "\n" not in str(caught.value)
+
+
 def test_another_pattern_can_be_named(folder: Path) -> None:
     path = f"{folder}/tiktoken.tiktoken"
     assert TiktokenFile(path=path).build(262, list).encode(b"athe").tolist() == [*b"a", 257]

@@ -269,6 +269,7 @@ def test_the_memory_of_sections_is_in_proportion_to_the_file(tmp_path: Path) -> 
             file.truncate(size)
         assert artifacts._limits(path) == replace(container.LIMITS, raw_bytes=raw)
     assert artifacts._limits(tmp_path / "none") == container.LIMITS
+    assert "null byte; name an artifact" in refusal(Path("a\0b"))
 
 
 def test_a_model_has_no_more_layers_than_weights(tmp_path: Path) -> None:

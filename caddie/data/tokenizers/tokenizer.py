@@ -181,7 +181,7 @@ class TokenizerSource(Config):
         name = getattr(self, "path", type(self).__name__)
         try:
             tokenizer = make()
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise UserError(f"no tokenizer in {name!r}: {reason(error)}") from None
         if tokenizer.vocabulary != vocabulary:
             raise UserError(f"{name} has {tokenizer.vocabulary} ids; set model.vocabulary={tokenizer.vocabulary}")
