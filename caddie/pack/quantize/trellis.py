@@ -127,7 +127,7 @@ class Trellis(WaterfillingSteps, Quantizer):
         along = squares.mean(1) > _LEAST_SIZE**2
         across = squares[along].mean(0) > _LEAST_SIZE**2
         if along.sum() < _LEAST_ROWS or not across.any():
-            return nearest
+            return super()._rounding(weights)
         by_row, by_column = squares[along][:, across].mean(1), squares[along].mean(0)
         by_column /= by_column[across].mean()
         deviations = (by_row[:, None] * by_column).sqrt()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self, cast
 
@@ -83,9 +82,9 @@ class WaterfillingSteps:
         """Return the same with `factor` times the step."""
         return cast(Self, self.but(step=self.step * factor))
 
-    @abstractmethod
     def _rounding(self, weights: Tensor) -> RoundColumn:
-        """Return the rounding of columns of `weights` (rows, columns), which are in steps."""
+        """Return the rounding of columns of `weights` (rows, columns), which are in steps: to the nearest integers."""
+        return nearest
 
     def _arrays(
         self, points: Tensor, row_steps: Tensor, column_steps: Tensor, step: float, shape: tuple[int, ...]
@@ -142,9 +141,6 @@ class Waterfilling(WaterfillingSteps, Quantizer):
     def dequantizer(self) -> Quantizer:
         """The default: no setting is needed to dequantize."""
         return Waterfilling()
-
-    def _rounding(self, weights: Tensor) -> RoundColumn:
-        return nearest
 
 
 def _upper(matrix: Tensor) -> Tensor:
