@@ -156,6 +156,11 @@ def _numbers() -> str:
     return platform.node()
 
 
+def expanded(path: str | Path) -> Path:
+    """Return a path with the home folder in place of `~` or `~USER`; that of an unknown user stays as it is."""
+    return Path(os.path.expanduser(path))  # `Path.expanduser` raises RuntimeError for it
+
+
 def regular_bytes(path: Path) -> bytes:
     """Return the bytes of a regular file; `OSError` at once for anything else, such as a device or a pipe."""
     with os.fdopen(os.open(path, open_flags("O_RDONLY", "O_NONBLOCK", "O_CLOEXEC")), "rb") as file:

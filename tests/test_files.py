@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from caddie.errors import UserError
-from caddie.files import making, read_file, replacing, unfinished
+from caddie.files import expanded, making, read_file, replacing, unfinished
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +107,11 @@ def test_devices_and_pipes_are_not_read(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=rf"{path}: cannot be read \({why}\)"):
             read_file(path)
+
+
+def test_the_home_of_an_unknown_user_is_a_name_like_any() -> None:
+    assert expanded("~/a") == expanded(Path("~/a")) == Path.home() / "a"
+    assert expanded("~no-such-user/a") == Path("~no-such-user/a")
 
 
 def test_a_folder_that_was_to_be_replaced_is_still_there_after_an_interruption_between_two_renames(

@@ -21,7 +21,7 @@ import zstandard
 
 from caddie.data.hub import Snapshot, on_hub
 from caddie.errors import UserError, first_line
-from caddie.files import reason
+from caddie.files import expanded, reason
 from caddie.runtime.progress import SILENT, Progress
 
 LIBRARY = "stdlib"
@@ -124,14 +124,14 @@ def _found(source: str | Path | None) -> Source:
         return Source(LIBRARY, f"the standard library of Python {platform.python_version()}", files, tolerant=True)
     if str(source).startswith(HUB):
         return _data_set(str(source)[len(HUB) :])
-    path = Path(source).expanduser().resolve()
+    path = expanded(source).resolve()
     if path.is_dir():
         files = tuple(_walk(path, re.compile(r"\..*")))
         if not files:
             raise UserError(f"{path}: the folder holds no files; give a text file, JSON lines or a folder of them")
         return Source(path.name, str(path), files, tolerant=True)
     if not path.is_file():
-        if Path(source).expanduser().exists():  # a pipe's resolved path does not
+        if expanded(source).exists():  # a pipe's resolved path does not
             raise UserError(f"{source}: not a regular file; save the text in one")
         raise UserError(
             f"{source}: no such file or folder; give text, JSON lines, Parquet, a folder, {HUB}NAME or {LIBRARY}"

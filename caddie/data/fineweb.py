@@ -17,6 +17,7 @@ from caddie.data.shards import open_shard
 from caddie.data.splits import FirstHeldOut, Text
 from caddie.data.tokenizers import CaseOps, RawBytes, SentencePieceFile, TokenizerSource
 from caddie.errors import UserError, suggest
+from caddie.files import expanded
 from caddie.runtime.progress import Progress
 
 HELD_OUT = 50_000
@@ -100,7 +101,7 @@ def fetch_fineweb(name: str, train_shards: int, folder: Path, progress: Progress
         others = "" if other_place else "; a --repository or --local of yours may have spN for other N"
         known = f"{', '.join(VARIANTS)} and documents{suggest(name, VARIANTS)}"
         raise UserError(f"no variant {name}; there are {known}{others}")
-    variant, folder = VARIANTS.get(name) or _sentencepiece(int(name[2:])), folder.expanduser().resolve()
+    variant = VARIANTS.get(name) or _sentencepiece(int(name[2:]))
     snapshot = place.snapshot(variant, folder)
     training, validation, sidecars = (_shards(snapshot, variant, kind) for kind in ("train", "val", "val_bytes"))
     if train_shards > len(training):
@@ -169,7 +170,7 @@ def fetch_documents(
     names = [paths[DOCUMENTS_FACTS], paths[DOCUMENTS]]
     snapshot.check_room(names)
     facts, documents = (snapshot.fetch(name, progress) for name in names)
-    origin, folder = snapshot.origin, folder.expanduser().resolve()
+    origin, folder = snapshot.origin, expanded(folder).resolve()
     settings = [content_of(tokenizer_source), vocabulary, "first", HELD_OUT, train_shards, origin and asdict(origin)]
     text = Text(find(documents), document_hash)
     plan = FirstHeldOut(text, text.fingerprint(settings), HELD_OUT)

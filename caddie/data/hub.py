@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from caddie.data.shards import open_shard
 from caddie.errors import UserError, first_line
-from caddie.files import write_json
+from caddie.files import expanded, write_json
 from caddie.runtime.progress import Progress
 
 SOURCE = "source.json"
@@ -94,7 +94,7 @@ class Snapshot:
 
 def on_disk(folder: Path) -> Snapshot:
     """Return the snapshot of a copy on disk, laid out as the repository is; `UserError` if there is no such folder."""
-    folder = folder.expanduser().resolve()
+    folder = expanded(folder).resolve()
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; name one that holds the repository's files")
     files = (path for path in folder.rglob("*") if path.is_file())
@@ -117,7 +117,7 @@ def on_hub(
     `bars` shows that library's progress bars. Raises `UserError` if huggingface_hub is not installed, the repository
     cannot be reached, or the folder holds files of another repository or commit.
     """
-    folder = folder.expanduser().resolve()
+    folder = expanded(folder).resolve()
     held = _held(folder / SOURCE)
     if held is None:
         held = list_files(repository, revision, folder, kind, endpoint)
@@ -184,7 +184,7 @@ def hub_library(folder: Path, bars: bool, what: str, absent: str, advice: str, d
     wanted = {
         "HF_HOME": home,
         "HF_XET_CACHE": f"{home}/xet",
-        "HF_TOKEN_PATH": str(Path(os.environ.get("HF_HOME", usual), "token").expanduser()),
+        "HF_TOKEN_PATH": str(expanded(Path(os.environ.get("HF_HOME", usual), "token"))),
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "0" if bars else "1",
     }

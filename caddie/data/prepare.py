@@ -24,7 +24,7 @@ from caddie.data.shards import Tokens, write_shard
 from caddie.data.splits import FirstHeldOut, Plan, Text, divide, identity
 from caddie.data.tokenizers import CaseOps, HuggingFaceFile, SentencePieceFile, TiktokenFile, Tokenizer, TokenizerSource
 from caddie.errors import UserError, count
-from caddie.files import making, regular_bytes
+from caddie.files import expanded, making, regular_bytes
 from caddie.runtime.progress import Progress
 
 SHARD_TOKENS = 100_000_000
@@ -57,7 +57,7 @@ def prepare(
     hashed, but neither encoded nor written: enough to score on, and to prove what was held out. Raises `UserError` for
     a source, tokenizer, vocabulary or fraction that cannot be used.
     """
-    path = Path(source).expanduser() if source is not None else None
+    path = expanded(source) if source is not None else None
     if path and column is not None and (corpus.is_corpus(path) or published.is_published(path)):
         raise UserError(f"{path} holds tokens, and a column is named; leave it out")
     if path and corpus.is_corpus(path):
@@ -66,7 +66,7 @@ def prepare(
         return published.describe(path, folder, tokenizer_source, vocabulary, progress)
     if not 0 < validation_fraction < 1:
         raise UserError(f"the validation fraction must lie between 0 and 1, not be {validation_fraction:g}")
-    folder = folder.expanduser().resolve()
+    folder = expanded(folder).resolve()
     text = Text(sources.find(source, column), corpus.document_hash)
     inputs = text.fingerprint([content_of(tokenizer_source), vocabulary, validation_fraction])
     if found := corpus.reusable(folder, inputs):
@@ -101,7 +101,7 @@ def prepare_validation(
     With `unseen`, the documents that `against` validates on are left out too. Figures and document hashes of the
     training split are copied from `against`. Raises `UserError` if no document is left.
     """
-    folder = folder.expanduser().resolve()
+    folder = expanded(folder).resolve()
     text = Text(sources.find(source, column), identity(tokenizer, against))
     train = against.manifest.train
     inputs = text.fingerprint([tokenizer.sha256, train.document_set_sha256, *(["unseen"] if unseen else [])])

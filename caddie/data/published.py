@@ -18,6 +18,7 @@ from caddie.data.manifest import Manifest, Shard, Split, TokenizerEntry
 from caddie.data.shards import open_shard, split_documents
 from caddie.data.tokenizers import Tokenizer, TokenizerSource
 from caddie.errors import UserError
+from caddie.files import expanded
 from caddie.runtime.progress import Progress
 
 PATTERNS = {"train": "*_train_*.bin", "validation": "*_val_*.bin"}
@@ -46,7 +47,7 @@ def describe(
     (`*_val_bytes_*.bin`) if there are any, else those that the tokens decode to. Raises `UserError` if a split is
     missing, a shard is damaged, or the tokenizer or a side-car does not fit.
     """
-    shards, folder = shards.expanduser().resolve(), folder.expanduser().resolve()
+    shards, folder = expanded(shards).resolve(), expanded(folder).resolve()
     paths = {name: _shards(shards, pattern) for name, pattern in PATTERNS.items()}
     for name, present in paths.items():
         if not present:

@@ -26,7 +26,7 @@ from caddie.data.tokenizers import (
     deserialize,
 )
 from caddie.errors import UserError
-from caddie.files import regular_bytes, replacing
+from caddie.files import expanded, regular_bytes, replacing
 from caddie.pack import artifact as artifacts
 from caddie.pack.artifact import Artifact
 from caddie.recipes.catalog import shipped
@@ -89,7 +89,7 @@ def check_source(source: str | Path | None) -> None:
     """
     if source == "":
         raise UserError("the path of the text is empty; name a text, or leave it out for Python's own library")
-    folder = Path(source).expanduser() if source is not None else None
+    folder = expanded(source) if source is not None else None
     if folder is None or is_corpus(folder):
         return
     if any(any(folder.glob(name)) for name in OWN_SHARDS):
@@ -100,7 +100,7 @@ def check_source(source: str | Path | None) -> None:
 def _corpus_folder(source: str | Path | None, settings: list[object]) -> Path:
     place = str(source or LIBRARY)
     if source and not place.startswith(HUB):
-        place = str(Path(source).expanduser().resolve())
+        place = str(expanded(source).resolve())
     digest = hashlib.sha256(json.dumps([place, *settings], sort_keys=True).encode()).hexdigest()[:8]
     return CORPORA / f"{Path(place).name.split('.')[0].replace(':', '-') or 'root'}-{digest}"
 
@@ -116,8 +116,8 @@ def open_for_scoring(
     ranks.await_turn()
     tokenizer, manifest = artifact.tokenizer, artifact.manifest
     check_source(source)
-    if source is not None and is_corpus(Path(source).expanduser()):
-        corpus = Corpus.load(Path(source).expanduser())
+    if source is not None and is_corpus(expanded(source)):
+        corpus = Corpus.load(expanded(source))
     else:
         fraction = manifest.validation_fraction or Data().validation_fraction
         corpus = prepare(

@@ -389,6 +389,7 @@ RECIPES = [
 
 TEXTS = [
     Case("text missing", lambda b: b.run(data="none.txt"), "none.txt: no such file or folder; give text, JSON lines"),
+    Case("text of nobody", lambda b: b.run(data="~no-such-user/a.txt"), "~no-such-user/a.txt: no such file or folder"),
     Case("text a device", lambda b: b.run(data="/dev/null"), "/dev/null: not a regular file; save the text in one"),
     Case("text empty", lambda b: b.text("a.txt", ""), "a.txt: no documents"),
     Case("text too short", lambda b: b.text("a.txt", "One."), "a.txt: one document, and two or more are needed"),
