@@ -94,7 +94,7 @@ class OurSteps(Repeated):
             text, tokens=trainer.micro_tokens, sequence_length=train.longest_row, seed=seed, bos=BOS
         )
         rows = stream.micro_batch(0).inputs.shape
-        execution, _ = warm_up(trainer, train.budget, rows)
+        execution, _ = warm_up(trainer, rows)
         self._open = ExitStack()
         self.batches = self._open.enter_context(prefetch(stream, trainer.indices(0), self.device, BOS))
         self._cut()
@@ -112,7 +112,7 @@ class OurSteps(Repeated):
     def turn_to(self, at: int) -> None:
         """Go on with the shape number `at` of the run."""
         train = self._recipe.train
-        self.moment = list(self.trainer.shapes(train.budget).values())[at]
+        self.moment = list(self.trainer.shapes().values())[at]
         work = count(self._recipe.model, train.sequence_length, self.moment.progress, self._seen)
         self.facts |= {
             "tokens": int_at(train.batch_tokens, self.moment),

@@ -160,10 +160,10 @@ def _timed(gpt: GPT, train: Train, ranks: Ranks, steps: int, artifact_bytes: int
     stream = train.loader.build(documents, tokens=count, sequence_length=train.longest_row, seed=0, bos=_BOS)
     rows = stream.micro_batch(0).inputs.shape
     began = time.perf_counter()
-    execution, _ = warm_up(trainer, train.budget, rows)
+    execution, _ = warm_up(trainer, rows)
     warmed = time.perf_counter() - began
     found = []
-    moments = trainer.shapes(train.budget).values()
+    moments = trainer.shapes().values()
     each = ceil(steps / len(moments)) or 1
     with prefetch(stream, trainer.indices(0), ranks.device, _BOS) as batches:
         for moment in moments:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caddie.config.schedules import Budget, TrainProgress
+from caddie.config.schedules import TrainProgress
 from caddie.data.loaders import Batch
 from caddie.data.shards import Tokens
 from caddie.errors import UserError
@@ -70,10 +70,10 @@ class BackgroundJobs:
 class RunState(ABC):
     """A run in training as its hooks see it."""
 
-    def __init__(self, trainer: Trainer, budget: Budget, log: Log) -> None:
-        self.trainer, self.config, self.log = trainer, trainer.config, log
+    def __init__(self, trainer: Trainer, log: Log) -> None:
+        self.trainer, self.config, self.budget, self.log = trainer, trainer.config, trainer.config.budget, log
         self.background = BackgroundJobs(trainer.asynchronous)
-        self.at = self.done = TrainProgress(0, 0.0, budget)
+        self.at = self.done = TrainProgress(0, 0.0, self.budget)
         """Before the next step, and after the last step whose loss was read."""
         self.cpu = CpuShare(torch.get_num_threads())
         self.position, self.loss = 0, math.nan

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from caddie.config.schedules import Budget, TrainProgress, value_at
+from caddie.config.schedules import TrainProgress, value_at
 from caddie.data.loaders import Batch, TrainingData, hold_out
 from caddie.errors import CheckFailed, UserError
 from caddie.model import GPT
@@ -92,7 +92,6 @@ def train(
     Raises `Interrupted` after SIGINT or SIGTERM and `CheckFailed` when the loss is no longer finite; in both cases the
     checkpoint in `folder` is good.
     """
-    budget = config.budget
     prefixes = None
     if config.prefix_loss:
         if data.prefixes is None:
@@ -108,12 +107,12 @@ def train(
     )
     shape = stream.micro_batch(0).inputs.shape
     begin = time.perf_counter()
-    execution, warmup_steps = warm_up(trainer, budget, shape, progress)
+    execution, warmup_steps = warm_up(trainer, shape, progress)
     warmed = time.perf_counter() - begin
     identity = checkpoint_identity(gpt, config, data, seed)
     with closing(Log(folder, data.bits_per_nat, ranks.first, progress)) as log:
         measured = (forecaster, held_out) if ranks.first else (None, [])
-        run = Run(trainer, budget, folder / CHECKPOINT, identity, log, *measured, data.bos)
+        run = Run(trainer, folder / CHECKPOINT, identity, log, *measured, data.bos)
         run.restore()
         if run.at.progress >= 1.0:
             log.note(f"training is done, at step {run.at.step:,}")
@@ -173,7 +172,6 @@ class Run(RunState):
     def __init__(
         self,
         trainer: Trainer,
-        budget: Budget,
         checkpoint: Path,
         identity: dict[str, str],
         log: Log,
@@ -181,8 +179,8 @@ class Run(RunState):
         held_out: Sequence[Batch] = (),
         bos: int = 0,
     ) -> None:
-        super().__init__(trainer, budget, log)
-        self.budget, self.bos = budget, bos
+        super().__init__(trainer, log)
+        self.bos = bos
         self.checkpoint = Checkpoint(self, checkpoint, identity)
         self.forecast = Forecast(self, forecaster)
         self.held_out = HeldOut(self, held_out, bos)

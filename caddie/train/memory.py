@@ -137,7 +137,7 @@ def estimate_memory(gpt: GPT, train: Train, ranks: Ranks = Ranks()) -> MemoryEst
         trainer.dtype = (
             torch.bfloat16 if ranks.device.type == "cuda" or train.precision == "bfloat16" else torch.float32
         )
-        shapes = trainer.shapes(train.budget)
+        shapes = trainer.shapes()
         passes = trainer.model.orders
         shape = max(shapes, key=lambda one: (len(passes[one.stage]), one.sequence_length, one.quantized, one.prefixed))
         saved = [tensor.clone() for tensor in trainer.state().values()]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from caddie.config import schedules
-from caddie.config.schedules import Budget, TrainProgress, int_at, progress_at, value_at
+from caddie.config.schedules import TrainProgress, int_at, progress_at, value_at
 from caddie.data.loaders import Batch, Integers
 from caddie.errors import UserError
 from caddie.model import GPT, GroupedQueryAttention, build
@@ -142,14 +142,14 @@ class Trainer:
         prefixed = value_at(self.config.prefix_loss, train_progress) > 0.0
         return Shape(self.model.stage(train_progress.progress), length, self.views.active(train_progress), prefixed)
 
-    def shapes(self, budget: Budget) -> dict[Shape, TrainProgress]:
+    def shapes(self) -> dict[Shape, TrainProgress]:
         """Return every shape of the run with the progress at which it first occurs, in order."""
         found: dict[Shape, TrainProgress] = {}
         strengths = [view.strength for view in self.config.qat.values()]
         numbers = (self.config.batch_tokens, self.config.sequence_length, self.config.prefix_loss, *strengths)
         begins = schedules.changes(number for number in numbers if isinstance(number, schedules.PiecewiseConstant))
         for fraction in sorted({*np.linspace(0.0, 1.0, 1000, endpoint=False).tolist(), *self.model.stages, *begins}):
-            train_progress = progress_at(fraction, budget)
+            train_progress = progress_at(fraction, self.config.budget)
             if train_progress.progress < 1.0:  # else no step begins there
                 found.setdefault(self.shape(train_progress), train_progress)
         return found

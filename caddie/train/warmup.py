@@ -39,9 +39,7 @@ def warmup_steps(train: Train, shapes: int) -> int:
     return min(train.warmup_steps, max(1, round(MOST_OF_RUN * train.steps / shapes)))
 
 
-def warm_up(
-    trainer: Trainer, budget: Budget, rows: tuple[int, int], progress: Progress = SILENT
-) -> tuple[Execution, int]:
+def warm_up(trainer: Trainer, rows: tuple[int, int], progress: Progress = SILENT) -> tuple[Execution, int]:
     """Run every shape on random tokens, choose precision, threads, compilation and CUDA graphs, and undo the steps.
 
     Return the execution chosen and the number of steps. `rows` is the shape of micro-batches. With a budget of steps
@@ -49,18 +47,18 @@ def warm_up(
     that no gradient reaches in any shape or that never moves. Where the first steps did not show it, up to nine more
     look. Each step is reported to `progress`.
     """
-    warming = _WarmUp(trainer, budget, rows, progress)
+    warming = _WarmUp(trainer, rows, progress)
     return warming.run(), warming.steps
 
 
 class _WarmUp:
-    def __init__(self, trainer: Trainer, budget: Budget, rows: tuple[int, int], progress: Progress = SILENT) -> None:
+    def __init__(self, trainer: Trainer, rows: tuple[int, int], progress: Progress = SILENT) -> None:
         self.trainer = trainer
-        self.budget = budget
+        self.budget = trainer.config.budget
         self.rows = rows
-        self.timed = budget.seconds is not None and trainer.ranks.device.type == "cpu" and trainer.ranks.world == 1
-        self.seconds = _patience(budget)
-        self.points = list(trainer.shapes(budget).values())
+        self.timed = self.budget.seconds is not None and trainer.ranks.device.type == "cpu" and trainer.ranks.world == 1
+        self.seconds = _patience(self.budget)
+        self.points = list(trainer.shapes().values())
         self.progress, self.steps, self.planned, self.began = progress, 0, 0, time.perf_counter()
         self.unreached = set(trainer.trained)  # parameters that no gradient has reached so far
 

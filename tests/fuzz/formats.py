@@ -245,7 +245,7 @@ def checkpoint(good: Good) -> Callable[[random.Random], Case]:
             if number:
                 load_weights(path, own)
             else:
-                run = Run(trainer, recipe.train.budget, path, identity, None, None)  # type: ignore[arg-type]
+                run = Run(trainer, path, identity, None, None)  # type: ignore[arg-type]
                 run.restore()
 
         return read

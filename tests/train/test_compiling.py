@@ -62,7 +62,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Callable[..., Any]]:
 
 def warmed(config: Train) -> Trainer:
     trainer = Trainer(TINY, config, 7, Ranks())
-    module.warm_up(trainer, Budget(config.seconds, config.steps), (2, 32))
+    module.warm_up(trainer, (2, 32))
     return trainer
 
 
@@ -102,7 +102,7 @@ def test_an_uncompiled_step_leaves_the_compiler_alone() -> None:
         "from caddie.train.warmup import warm_up; from caddie.train.trainer import Trainer\n"
         "recipe = find('baseline_mini')\n"
         "train = recipe.train.but(compile='never', steps=3, seconds=None)\n"
-        "warm_up(Trainer(recipe.model, train, 0, Ranks()), train.budget, (8, 128))\n"
+        "warm_up(Trainer(recipe.model, train, 0, Ranks()), (8, 128))\n"
         "print(sorted({'torch._dynamo', 'torch._inductor', 'sympy'} & {*sys.modules}))"
     )
     given = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -185,7 +185,7 @@ def test_threads_are_not_chosen_by_the_time_that_the_compiler_takes(
     trainer = Trainer(TINY, LONG.but(compile="always"), 7, Ranks())
     compiled = trainer.forward
     threads = torch.get_num_threads()
-    chosen, _ = module.warm_up(trainer, Budget(1e6, None), (2, 32))
+    chosen, _ = module.warm_up(trainer, (2, 32))
     torch.set_num_threads(threads)
     assert ran == [(1, False), (2, False)]
     assert chosen.threads == 2
@@ -263,7 +263,7 @@ def test_a_compiler_that_is_broken_on_one_rank_is_left_on_all_before_they_exchan
     ranks = Pair(other=other)
     trainer = Trainer(TINY, STEPS.but(micro_batches=2), 7, ranks)
     trainer.compile(True)  # as on a GPU, where nothing is timed
-    warming = module._WarmUp(trainer, STEPS.budget, (1, 32))
+    warming = module._WarmUp(trainer, (1, 32))
     assert not warming.timed
     warming.points = [TrainProgress(0, 0.0, STEPS.budget)]
     warming.choose_compiling()
@@ -295,7 +295,7 @@ def test_a_compiler_that_is_broken_at_a_later_shape_is_left_too(
     early, late = TrainProgress(0, 0.0, STEPS.budget), TrainProgress(1, 0.5, STEPS.budget)
     monkeypatch.setattr(module, "worth_compiling", lambda seconds, shapes: True)
     trainer.compilable = True
-    warming = module._WarmUp(trainer, STEPS.budget, (2, 32))
+    warming = module._WarmUp(trainer, (2, 32))
     warming.timed, warming.points = True, [early, late]
     warming.choose_compiling()
     assert trained == ([early, late] if chosen else [early])

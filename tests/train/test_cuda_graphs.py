@@ -17,7 +17,7 @@ from test_compiling import Pair
 from test_loop import DATA, GROWING, STEPS, TINY, equal, made
 from torch import nn
 
-from caddie.config.schedules import Budget, PiecewiseConstant, Ramp, TrainProgress
+from caddie.config.schedules import PiecewiseConstant, Ramp, TrainProgress
 from caddie.errors import UserError
 from caddie.model import GPT, Recurrence
 from caddie.ops import IMPLEMENTATIONS, use_implementations
@@ -141,7 +141,7 @@ def test_keys_have_recordings_of_their_own_and_gradients_one_place(record: Count
 
 def warmed(config: Train) -> Trainer:
     trainer = Trainer(TINY, config, 7, Ranks())
-    warmup.warm_up(trainer, Budget(steps=8), (4, 32))
+    warmup.warm_up(trainer, (4, 32))
     assert all(parameter.grad is None for parameter in trainer.parameters.values())
     return trainer
 
@@ -188,7 +188,7 @@ def test_a_rank_whose_recording_failed_ends_all(here: bool, record: Counted) -> 
     ranks = Pair(other=1.0)
     trainer = Trainer(TINY, STEPS.but(cuda_graphs="auto"), 7, ranks)
     why = "operation not permitted when stream is capturing" if here else "in another process"
-    warming = warmup._WarmUp(trainer, STEPS.budget, (4, 32))
+    warming = warmup._WarmUp(trainer, (4, 32))
     warming.points = [TrainProgress(0, 0.0, STEPS.budget)]
     loss = "manual" if here else "plain"
     with use_implementations(cross_entropy=loss), pytest.raises(UserError, match=f"set never: {why}$"):

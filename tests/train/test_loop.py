@@ -318,8 +318,8 @@ def test_steps_and_rows_grow_and_resume_to_the_bit(tmp_path: Path) -> None:
 def test_every_shape_of_a_run_is_warmed_up() -> None:
     gpt = TINY.but({"recurrence": Recurrence(first=1, last=1, passes=PiecewiseConstant(values=(1, 2), begins=(0.4,)))})
     view = StraightThrough(strength=Ramp(start=0.0, end=1.0, begin=0.8, finish=0.9))
-    trainer = Trainer(gpt, GROWING.but(qat={"matrix": view}), 7, Ranks())
-    shapes = trainer.shapes(Budget(seconds=10.0))
+    trainer = Trainer(gpt, GROWING.but(qat={"matrix": view}, seconds=10.0, steps=None), 7, Ranks())
+    shapes = trainer.shapes()
     assert [(s.stage, s.sequence_length, s.quantized) for s in shapes] == [
         (0, 16, False),
         (0, 32, False),
@@ -377,7 +377,7 @@ def test_the_warm_up_is_a_tenth_of_the_steps_and_says_how_far_it_is(tmp_path: Pa
 def test_the_warm_up_counts_its_steps_out_of_those_it_will_make() -> None:
     shown = Recorder(lambda event: None)
     trainer = Trainer(TINY, STEPS.but(steps=300, warmup_steps=12), 7, Ranks())
-    warm_up(trainer, Budget(None, 300), (4, 32), shown)
+    warm_up(trainer, (4, 32), shown)
     assert [event["text"] for event in shown.events] == [f"warm-up, step {step} of 12" for step in range(1, 13)]
 
 

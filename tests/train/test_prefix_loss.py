@@ -105,9 +105,9 @@ def test_learned_caps_and_other_losses_go_with_it() -> None:
 
 def test_steps_with_and_without_it_have_graphs_of_their_own_which_are_warmed_up() -> None:
     made = trainer(STEPS)
-    assert [shape.prefixed for shape in made.shapes(STEPS.budget)] == [True, False]
+    assert [shape.prefixed for shape in made.shapes()] == [True, False]
     assert [made.shape(at(step)).prefixed for step in range(9)] == [True] * 6 + [False] * 3
-    assert [shape.prefixed for shape in trainer(STEPS.but(prefix_loss=0.0)).shapes(STEPS.budget)] == [False]
+    assert [shape.prefixed for shape in trainer(STEPS.but(prefix_loss=0.0)).shapes()] == [False]
 
 
 def test_a_last_third_is_trained_as_without_it() -> None:
