@@ -109,13 +109,11 @@ class HeadModule(Part):
         """
         logits, targets, cap = logits.flatten(0, 1), targets.flatten(), self.config.softcap
         second = (None, None) if others is None or weights is None else (others.flatten(), weights.flatten())
-        if cap is None:  # the form is left unread, so that `caddie.run.dead_settings` finds it dead
-            return cross_entropy(logits, targets, None, "tanh", z_loss, *second)
-        if self.config.learned_caps == "trained":
-            assert self.caps is not None
-            logits = asymmetric_softcap(logits.float(), *self.caps)
-            return cross_entropy(logits, targets, None, "tanh", z_loss, *second)
-        return cross_entropy(logits, targets, cap, self.config.softcap_form, z_loss, *second)
+        if self.caps is not None and self.config.learned_caps == "trained":
+            logits, cap = asymmetric_softcap(logits.float(), *self.caps), None
+        # Without a cap the form is left unread, so that `caddie.run.dead_settings` finds it dead.
+        form: Softcap = "tanh" if cap is None else self.config.softcap_form
+        return cross_entropy(logits, targets, cap, form, z_loss, *second)
 
 
 class TiedHead(Head):
