@@ -6,7 +6,6 @@ been tested against stand-ins with the documented signatures, and are not yet me
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache, partial
@@ -17,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from caddie.ops.dispatch import constant_in_graphs
+from caddie.ops.dispatch import constant_in_graphs, has, has_triton
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -168,7 +167,7 @@ def _on_cuda(device: torch.device, dtype: torch.dtype, size: int, kind: str, cou
     if kind == "causal":
         cudnn = major == 10 and (torch.backends.cudnn.version() or 0) >= 91501  # type: ignore[no-untyped-call]
         return ("SDPA (cuDNN)" if cudnn else "SDPA (flash)") if half else "SDPA"
-    flexible = size >= 16 and dtype != torch.float64 and _has("triton", "jit")
+    flexible = size >= 16 and dtype != torch.float64 and has_triton()
     return "FlexAttention" if flexible else "SDPA with a dense mask"
 
 
@@ -176,23 +175,16 @@ def _on_cuda(device: torch.device, dtype: torch.dtype, size: int, kind: str, cou
 def _flash_attention(major: int) -> dict[str, str]:
     """Return kind to FlashAttention backend at this compute capability; PyTorch's own varlen has all from 2.12 on."""
     functions = "flash_attn_func", "flash_attn_varlen_func"
-    varlen = major >= 8 and torch.__version__ >= "2.12" and _has("torch.nn.attention.varlen", "varlen_attn")
-    if major == 9 and _has("flash_attn_interface", *functions):
+    varlen = major >= 8 and torch.__version__ >= "2.12" and has("torch.nn.attention.varlen", "varlen_attn")
+    if major == 9 and has("flash_attn_interface", *functions):
         name = "FlashAttention 3"
     elif major in (9, 10) and varlen and _activated("FA4"):
         return {"causal": "FlashAttention 4", **dict.fromkeys(("window", "documents"), "FlashAttention 4 varlen")}
-    elif major >= 8 and _has("flash_attn", *functions):
+    elif major >= 8 and has("flash_attn", *functions):
         name = "FlashAttention 2"
     else:
         return dict.fromkeys(("window", "documents"), "PyTorch's varlen") if varlen else {}
     return {"causal": name, "window": name, "documents": f"{name} varlen"}
-
-
-def _has(module: str, *names: str) -> bool:
-    try:
-        return set(names) <= set(dir(importlib.import_module(module)))
-    except Exception:
-        return False
 
 
 def _activated(package: str) -> bool:

@@ -77,11 +77,15 @@ def choose(operation: str, device: torch.device, dtype: torch.dtype, compiling: 
 @cache
 def has_triton() -> bool:
     """True if Triton kernels can be launched on a GPU, which takes Triton and a C compiler."""
+    return has("triton", "jit") and any(map(shutil.which, ("cc", "gcc", "clang")))
+
+
+def has(module: str, *names: str) -> bool:
+    """True if a module can be imported and has these names, which a folder left behind by a package has not."""
     try:
-        importlib.import_module("triton")
-    except Exception:  # an import may fail in any way; then there is no Triton
+        return set(names) <= set(dir(importlib.import_module(module)))
+    except Exception:  # an import may fail in any way
         return False
-    return any(map(shutil.which, ("cc", "gcc", "clang")))
 
 
 @contextmanager

@@ -202,10 +202,16 @@ def own_varlen(*args: Any, window_size: tuple[int, int] = (-1, -1), enable_gqa: 
 
 @contextmanager
 def machine(
-    major: int, activated: str = "", cudnn: int = 0, torch_version: str = "2.12.0", **modules: dict[str, Any]
+    major: int,
+    activated: str = "",
+    cudnn: int = 0,
+    torch_version: str = "2.12.0",
+    compiler: str = "cc",
+    **modules: dict[str, Any],
 ) -> Iterator[None]:
-    """A GPU of this compute capability, these modules and nothing else."""
+    """A GPU of this compute capability, these modules, a C compiler and nothing else."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shutil.which", lambda name: name if name == compiler else None)
         patch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
         patch.setattr(attend, "_activated", lambda implementation: implementation == activated)
         patch.setattr(torch.backends.cudnn, "version", lambda: cudnn)
@@ -215,8 +221,10 @@ def machine(
             vars(module).update(modules.get(name.rpartition(".")[2], {}))
             patch.setitem(sys.modules, name, module if modules.get(name.rpartition(".")[2]) else None)
         attend._flash_attention.cache_clear()
+        attend.has_triton.cache_clear()
         yield
     attend._flash_attention.cache_clear()
+    attend.has_triton.cache_clear()
 
 
 PACKAGE = {"flash_attn_func": fake_rows, "flash_attn_varlen_func": fake_varlen}
@@ -240,6 +248,8 @@ def test_what_is_there_is_used() -> None:
         assert choose(CUDA, torch.bfloat16, 64, 4, 256, False, None) == DENSE
     with machine(9, triton=TRITON):
         assert names() == ("SDPA (flash)", "FlexAttention", "FlexAttention")
+    with machine(9, triton=TRITON, compiler="none"):
+        assert names() == ("SDPA (flash)", DENSE, DENSE)
     with machine(9, triton=TRITON, varlen=OWN):
         assert names() == ("SDPA (flash)", OWN_NAME, OWN_NAME)
         assert names(torch.float32) == ("SDPA", "FlexAttention", "FlexAttention")
@@ -272,7 +282,7 @@ def test_a_package_that_fails_to_import_is_absent(monkeypatch: pytest.MonkeyPatc
         raise OSError("undefined symbol")
 
     with machine(9, triton=TRITON, flash_attn=PACKAGE, varlen=OWN):
-        monkeypatch.setattr(attend.importlib, "import_module", broken)
+        monkeypatch.setattr("importlib.import_module", broken)
         assert names() == ("SDPA (flash)", DENSE, DENSE)
     monkeypatch.undo()
     assert attend._activated("no such implementation") is False

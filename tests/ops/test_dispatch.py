@@ -254,8 +254,11 @@ def test_the_choice_by_device_dtype_and_compiler(monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_triton_or_a_c_compiler_the_reference_is_picked(monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = (None, "gcc", "plain"), (ModuleType("triton"), None, "plain"), (ModuleType("triton"), "gcc", "Triton")
-    for module, compiler, expected in cases:
+    triton = ModuleType("triton")
+    vars(triton)["jit"] = None
+    cases = (None, "gcc", "plain"), (triton, None, "plain"), (triton, "gcc", "Triton")
+    left_behind = ModuleType("triton"), "gcc", "plain"
+    for module, compiler, expected in (*cases, left_behind):
         choice.has_triton.cache_clear()
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, "triton", module)  # None: importing it is an error
