@@ -32,9 +32,10 @@ forward and backward, than all at once (`docs/log.md`)."""
 class Visibility:
     """Causal mask of a batch: a query attends to itself and earlier positions of its segment, within the window.
 
-    The T `queries` are the last of the S `keys`; T < S only with a cache. `segments` (B, S) numbers the segment of each
-    position, rising along a row; None: a row is one segment. `window` is the number of positions attended to, the
-    query's own included; None: all. Masks are made once, on first use, for all layers of a forward.
+    The T `queries` are the last of the S `keys`; T < S with a cache, and in a layer that only returns its last
+    positions. `segments` (B, S) numbers the segment of each position, rising along a row; None: a row is one segment.
+    `window` is the number of positions attended to, the query's own included; None: all. Masks are made once, on first
+    use, for all layers of a forward.
 
     FlashAttention takes the starts of segments, whose number depends on the data, but a compiled graph needs fixed
     shapes. So there is `room` for that many segments in the batch, padded with empty ones. Training counts them while
