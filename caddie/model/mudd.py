@@ -216,14 +216,10 @@ class Coefficients(Part):
         self.down = Linear(hidden, len(initial), Constant(value=0.0), role="scalar")
         self.bias = self.declare("bias", (len(initial),), "scalar", start)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the coefficients for the stream x (B, T, width), in the order of their names, (B, T, names)."""
-        coefficients: Tensor = (self.down(F.gelu(self.up(x))) + self.bias.to(x.dtype)) * FACTOR
-        return coefficients
-
     def named(self, x: Tensor) -> dict[str, Tensor]:
-        """Return name to coefficient, each (B, T, 1)."""
-        return dict(zip(self.names, torch.split(self(x), 1, -1), strict=True))
+        """Return name to coefficient for the stream x (B, T, width), each (B, T, 1)."""
+        coefficients = (self.down(F.gelu(self.up(x))) + self.bias.to(x.dtype)) * FACTOR
+        return dict(zip(self.names, torch.split(coefficients, 1, -1), strict=True))
 
 
 def _norm(x: Tensor) -> Tensor:

@@ -109,9 +109,11 @@ def test_coefficients_agree_with_the_script(frontier: Path) -> None:
                 "bias": data["b2"][number, :count],
             }
         )
-        near(part(x), data[name])
-        assert torch.equal(part.named(x)[str(count - 1)], part(x)[..., -1:])
-        total = total + (part(x) * data[f"up{number}"]).sum()
+        named = part.named(x)
+        assert [*named] == [*map(str, range(count))]
+        found = torch.cat([*named.values()], -1)
+        near(found, data[name])
+        total = total + (found * data[f"up{number}"]).sum()
         parts.append(part)
     keys = {"up.weight": "grad_w1", "down.weight": "grad_w2", "bias": "grad_b2"}
     weights = [(number, name) for number in range(2) for name in keys]
@@ -245,14 +247,14 @@ def test_the_last_layer_by_hand() -> None:
     for block in list(model.blocks)[:3]:
         outputs.append(block(outputs[-1], x0, context))
     h0, h1, h2 = outputs[1:]
-    k = [before(h2)[..., n, None] for n in range(14)]
+    k = [*before.named(h2).values()]
     assert context.bigrams is not None
     halves = torch.cat((k[6] * table[..., :16], k[7] * table[..., 16:]), -1)
     context.values[3] = k[0] * x0 + k[1] * h1 + k[2] * h2 + halves
     x = last.mixed(h2 + k[3] * x0 + k[4] * h1 + k[5] * h2, x0)
     y = k[8] * x + k[9] * last.attention_output(x, context) + k[10] * x0 + k[11] * context.bigrams
     y = k[12] * y + k[13] * last.mlp_output(x, context)
-    c = [behind(y)[..., n, None] for n in range(5)]
+    c = [*behind.named(y).values()]
     y = y + c[0] * x0 + c[1] * h1 + c[2] * h2 + c[3] * h0 + c[4] * table
     torch.testing.assert_close(model(IDS, dtype=torch.float64), model.head(y, model.embedding))
 
