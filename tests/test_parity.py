@@ -160,7 +160,7 @@ def test_quantized_weights(
     golden = goldens[folder]
     model = golden.model()
     chosen = rules or golden.recipe.train.qat
-    Views(chosen, model, "rules").set(TrainProgress(1, 1.0, Budget(seconds=1.0)))
+    Views(chosen, model).set(TrainProgress(1, 1.0, Budget(seconds=1.0)))
     logits, losses = losses_of(golden, model, golden.tokens["inputs"], golden.tokens["targets"], Case())
     ours, script = recorded(golden.expected, f"{case}.logits", logits)
     assert (ours - script).abs().max() < 5e-4

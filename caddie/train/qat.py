@@ -145,20 +145,19 @@ class Views:
     So there are two graphs to compile, with views and without; numbers that change within a graph are tensors.
     """
 
-    def __init__(self, rules: Mapping[str, QAT], model: nn.Module, what: str) -> None:
+    def __init__(self, rules: Mapping[str, QAT], model: nn.Module) -> None:
         """Build the views by role or pattern of parameter names; the last match wins.
 
-        Only weights of linear layers have views. Raises `UserError`, which begins with `what`, for a rule that matches
-        none of them.
+        Only weights of linear layers have views. Raises `UserError` for a rule that matches none of them.
         """
         linears = {f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, Linear)}
         self.by_name: dict[str, View] = {}
         """Parameter name to view."""
         for rule, config in rules.items():
-            chosen = assign({"**": False, rule: True}, model, what)  # ** matches every name
+            chosen = assign({"**": False, rule: True}, model, "train.qat")  # ** matches every name
             reached = [name for name in linears if chosen[name]]
             if not reached:
-                raise UserError(f"{what}: {rule} reaches no linear layer, and only their weights have a view")
+                raise UserError(f"train.qat: {rule} reaches no linear layer, and only their weights have a view")
             self.by_name.update(dict.fromkeys(reached, View(config, linears[reached[0]].weight.device)))
         self._linears = {name: linears[name] for name in self.by_name}
 

@@ -81,7 +81,7 @@ class Trainer:
             if members := {name: parameter for name, parameter in self.trained.items() if chosen[name] == rule}:
                 self.updaters[rule] = optimizer.build(members, ranks)
         self.average = Average(config.averaging, self.parameters) if config.averaging else None
-        self.views = Views(config.qat, self.model, "train.qat")
+        self.views = Views(config.qat, self.model)
         self.dtype = torch.float32
         self.asynchronous = ranks.device.type == "cuda"
         """True if the device runs asynchronously, so that the loss of a step is known only after it."""

@@ -119,7 +119,7 @@ def test_every_recipe_fits_together(name: str) -> None:
     optimizers = assign(recipe.train.optimizers, model, "train.optimizers")
     quantizers = assign(recipe.pack.quantizers, model, "pack.quantizers").values()
     assert not isinstance(recipe.pack.fit, FillCap) or any(q.coarser(2.0) != q for q in quantizers)
-    Views(recipe.train.qat, model, "train.qat")
+    Views(recipe.train.qat, model)
     assert recipe.train.micro_tokens(world=8 if recipe.train.micro_batches == 8 else 1) > 0
     shapes = {parameter: tensor.ndim for parameter, tensor in model.named_parameters()}
     assert all(type(optimizer).__name__ != "Muon" or shapes[p] == 2 for p, optimizer in optimizers.items())
@@ -297,7 +297,7 @@ def test_an_experiment_changes_something_or_says_why_not(experiment: Experiment)
     model = on_meta(recipe)
     assign(recipe.train.optimizers, model, "train.optimizers")
     assign(recipe.pack.quantizers, model, "pack.quantizers")
-    Views(recipe.train.qat, model, "train.qat")
+    Views(recipe.train.qat, model)
     assert recipe.train.micro_tokens(world=8) > 0
 
 

@@ -251,7 +251,7 @@ BACKENDS = [
 def test_the_switch_changes_the_loss_of_a_compiled_model(kind: type[QAT], quantizer: Rows, backend: str) -> None:
     net, x = Net(), sample(4, 12)
     plain = number(net(x))
-    views = Views({"matrix": kind(quantizer=quantizer, strength=Ramp(start=0.0, end=1.0))}, net, "rules")
+    views = Views({"matrix": kind(quantizer=quantizer, strength=Ramp(start=0.0, end=1.0))}, net)
     views.attach(True)
     compiled = torch.compile(net, backend=backend, fullgraph=True, dynamic=False)
     assert number(compiled(x)) == pytest.approx(plain, rel=1e-6)
@@ -325,7 +325,7 @@ def test_there_are_two_graphs() -> None:
         "first.*": StraightThrough(quantizer=COARSE, strength=Ramp(start=0.0, end=1.0, begin=0.3)),
         "second.*": SoftRound(quantizer=COARSE),
     }
-    views = Views(rules, net, "rules")
+    views = Views(rules, net)
     compiled = torch.compile(net, backend=backend, fullgraph=True, dynamic=False)
     losses = []
     for progress in (0.0, 0.3, 0.5, 0.8, 0.9, 1.0, 0.1):
@@ -359,7 +359,7 @@ def model() -> nn.Module:
 def test_views_change_no_name_and_no_state(model: nn.Module) -> None:
     names, state, declared = [*dict(model.named_parameters())], [*model.state_dict()], declarations(model)
     modules = [name for name, _ in model.named_modules()]
-    views = Views({"matrix": StraightThrough(), "blocks.1.*": SoftRound(quantizer=COARSE)}, model, "rules")
+    views = Views({"matrix": StraightThrough(), "blocks.1.*": SoftRound(quantizer=COARSE)}, model)
     views.attach(True)
     assert [*dict(model.named_parameters())] == names
     assert [*model.state_dict()] == state
@@ -380,7 +380,7 @@ def test_views_change_no_name_and_no_state(model: nn.Module) -> None:
 
 
 def test_views_are_attached_while_they_act(model: nn.Module) -> None:
-    views = Views({"matrix": StraightThrough(quantizer=COARSE)}, model, "rules")
+    views = Views({"matrix": StraightThrough(quantizer=COARSE)}, model)
     ids = torch.randint(0, 64, (1, 16), generator=torch.Generator().manual_seed(0))
     starts = torch.zeros(1, 16, dtype=torch.bool)
 
@@ -402,7 +402,7 @@ def test_views_are_attached_while_they_act(model: nn.Module) -> None:
 
 
 def test_no_rules_no_views(model: nn.Module) -> None:
-    views = Views({}, model, "rules")
+    views = Views({}, model)
     views.set(at(1.0))
     assert not views.by_name
     assert not views.active(at(1.0))
@@ -411,12 +411,12 @@ def test_no_rules_no_views(model: nn.Module) -> None:
 @pytest.mark.parametrize("rule", ["embedding", "scalar", "embedding.*"])
 def test_a_rule_that_reaches_no_linear_layer_is_an_error(model: nn.Module, rule: str) -> None:
     with pytest.raises(UserError, match=rf"train\.qat: {rule[:5]}.*reaches no linear layer"):
-        Views({rule: StraightThrough()}, model, "train.qat")
+        Views({rule: StraightThrough()}, model)
 
 
 def test_a_misspelt_rule_is_an_error(model: nn.Module) -> None:
     with pytest.raises(UserError, match=r"blocs.* matches no parameter"):
-        Views({"blocs.*": StraightThrough()}, model, "train.qat")
+        Views({"blocs.*": StraightThrough()}, model)
 
 
 def test_settings_are_checked() -> None:
