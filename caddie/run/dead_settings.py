@@ -298,7 +298,7 @@ def _training_facts(copy: Copy, moments: list[TrainProgress]) -> Iterator[object
         loss = trainer.step(iter([data.micro_batch(number)]), moment, BOS)
         trainer.forget_gradients()
         trainer.watch(_at(moments[-1], moment.step + 1), value_at(train.lr_schedule, moment))
-        average = trainer.average.result() if trainer.average else {}
+        average = trainer.average.weights if trainer.average else {}
         yield loss, _digest(trainer.parameters), _digest(average)
 
 
@@ -310,7 +310,7 @@ def _long_average(train: Train, last: TrainProgress) -> object:
     for moment in _spread(last, STEPS):
         weight["weight"].fill_(math.sin(moment.step))
         average.update(weight, _at(last, moment.step + 1), value_at(train.lr_schedule, moment))
-    return _digest(average.result())
+    return _digest(average.weights)
 
 
 def _digest(tensors: Mapping[str, torch.Tensor]) -> bytes:

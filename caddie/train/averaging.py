@@ -30,7 +30,8 @@ class Average:
 
     def __init__(self, config: Averaging, weights: Mapping[str, Tensor]) -> None:
         self.config = config
-        self.average = {name: tensor.detach().float().clone() for name, tensor in weights.items()}
+        self.weights = {name: tensor.detach().float().clone() for name, tensor in weights.items()}
+        """The average in float32, which is the latest weights while nothing was collected."""
         self.counters = {name: torch.tensor(number, dtype=torch.float64) for name, number in config.counters.items()}
 
     @torch.no_grad()
@@ -41,16 +42,12 @@ class Average:
         the learning rates in that step.
         """
         if share := self.config.share(train_progress, lr_scale, self.counters):
-            new = [weights[name].detach().float() for name in self.average]
-            torch._foreach_lerp_(list(self.average.values()), new, share)
-
-    def result(self) -> dict[str, Tensor]:
-        """Return the average in float32, which is the latest weights while nothing was collected."""
-        return self.average
+            new = [weights[name].detach().float() for name in self.weights]
+            torch._foreach_lerp_(list(self.weights.values()), new, share)
 
     def state(self) -> dict[str, Tensor]:
         """Return everything that must survive a restart; the tensors themselves, to be copied into."""
-        weights = {f"weights/{name}": tensor for name, tensor in self.average.items()}
+        weights = {f"weights/{name}": tensor for name, tensor in self.weights.items()}
         return weights | {f"counters/{name}": tensor for name, tensor in self.counters.items()}
 
 

@@ -209,7 +209,7 @@ class Forecast:
     def _forecast(self, anew: bool = False) -> None:
         forecaster, trainer, at = self.forecaster, self.run.trainer, self.run.at
         assert forecaster is not None
-        weights: Mapping[str, Tensor] = trainer.average.result() if trainer.average else trainer.parameters
+        weights: Mapping[str, Tensor] = trainer.average.weights if trainer.average else trainer.parameters
         if trainer.asynchronous:  # the next steps change the tensors themselves
             weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
 

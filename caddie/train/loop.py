@@ -140,7 +140,7 @@ def train(
         log.write({"event": "end", "step": run.at.step, "seconds": run.at.seconds, "loss": run.loss})
     last = {name: parameter.detach().clone() for name, parameter in trainer.parameters.items()}
     trained = Trained(
-        weights=trainer.average.result() if trainer.average else last,
+        weights=trainer.average.weights if trainer.average else last,
         last=last,
         steps=run.at.step,
         tokens=run.position * trainer.micro_tokens,

@@ -41,7 +41,7 @@ def follow(averaging: Averaging, values: dict[int, float], of: int, lr_scale: di
     average = Average(averaging, one(0.0))
     for step, value in values.items():
         average.update(one(value), at(step, of), (lr_scale or {}).get(step, 1.0))
-    return average.result()["w"].item()
+    return average.weights["w"].item()
 
 
 def squares(steps: int) -> dict[int, float]:
@@ -62,30 +62,30 @@ def test_the_average_agrees_with_the_scripts(parity: Path) -> None:
         for step, weight in enumerate(weights[1:], 1):
             average.update({"w": weight}, at(step, 400), 1.0)
             in_progress.update({"w": weight}, at(step, 400), 1.0)
-        torch.testing.assert_close(average.result()["w"], expected, rtol=2e-6, atol=1e-6)
-        torch.testing.assert_close(in_progress.result()["w"], expected, rtol=2e-6, atol=2e-6)
+        torch.testing.assert_close(average.weights["w"], expected, rtol=2e-6, atol=1e-6)
+        torch.testing.assert_close(in_progress.weights["w"], expected, rtol=2e-6, atol=2e-6)
         assert (weights[-1] - expected).abs().max() > 1e-2
 
 
 def test_the_exponential_average_by_hand() -> None:
     average = Average(EMA(decay=0.75), one(8.0))
     average.update(one(0.0), at(1), 1.0)
-    assert average.result()["w"].item() == 6.0
+    assert average.weights["w"].item() == 6.0
     average.update(one(2.0), at(2), 1.0)
-    assert average.result()["w"].item() == 5.0
+    assert average.weights["w"].item() == 5.0
 
 
 def test_the_average_of_progress_forgets_by_what_was_spent() -> None:
     fraction = 0.25 / math.log(2)  # half of what was is forgotten in a quarter of the budget
     average = Average(ProgressEMA(fraction=fraction), one(8.0))
     average.update(one(0.0), at(1, 4), 1.0)
-    assert average.result()["w"].item() == pytest.approx(4.0)
+    assert average.weights["w"].item() == pytest.approx(4.0)
     average.update(one(2.0), at(3, 4), 1.0)  # half of the budget: 3/4 of the way
-    assert average.result()["w"].item() == pytest.approx(2.5)
+    assert average.weights["w"].item() == pytest.approx(2.5)
     average.update(one(100.0), at(2, 4), 1.0)  # a larger budget takes progress back
-    assert average.result()["w"].item() == pytest.approx(2.5)
+    assert average.weights["w"].item() == pytest.approx(2.5)
     average.update(one(4.5), at(3, 4), 1.0)
-    assert average.result()["w"].item() == pytest.approx(3.5)
+    assert average.weights["w"].item() == pytest.approx(3.5)
 
 
 @pytest.mark.long
@@ -95,7 +95,7 @@ def test_the_average_of_progress_means_the_same_on_every_machine() -> None:
         average = Average(ProgressEMA(fraction=0.05), {"w": torch.zeros(1)})
         for step in range(1, steps + 1):
             average.update(one(step / steps), at(step, steps), 1.0)
-        found.append(average.result()["w"].item())
+        found.append(average.weights["w"].item())
     # ∫ p·exp((p - 1)/f)/f dp = 1 - f + f·exp(-1/f) in the limit of many steps
     assert found[1] == pytest.approx(0.95, abs=2e-4)
     assert found[0] == pytest.approx(found[1], abs=0.006)  # half a step
@@ -145,20 +145,20 @@ def test_it_is_the_mean_of_the_last_checkpoints(last: int, every: int, before: i
 @pytest.mark.parametrize("averaging", [SWA(fraction=0.4, snapshots=2), SWA(fraction=1.0, snapshots=10, lr_below=0.5)])
 def test_before_the_first_snapshot_the_weights_are_handed_on(averaging: Averaging) -> None:
     average = Average(averaging, one(7.0))
-    assert average.result()["w"].item() == 7.0
+    assert average.weights["w"].item() == 7.0
     for step in range(1, 7):
         average.update(one(float(step)), at(step), 1.0)
-        assert average.result()["w"].item() == step
+        assert average.weights["w"].item() == step
 
 
 def test_a_larger_budget_starts_the_snapshots_anew() -> None:
     average = Average(SWA(fraction=0.5, snapshots=2), one(0.0))
     for step in range(1, 11):
         average.update(one(float(step)), at(step, 10), 1.0)
-    assert average.result()["w"].item() == (8 + 10) / 2  # 0.75 is crossed at step 8
+    assert average.weights["w"].item() == (8 + 10) / 2  # 0.75 is crossed at step 8
     for step in range(11, 41):
         average.update(one(float(step)), at(step, 40), 1.0)
-    assert average.result()["w"].item() == (30 + 40) / 2
+    assert average.weights["w"].item() == (30 + 40) / 2
 
 
 # Every average
@@ -182,7 +182,7 @@ def test_every_average_of_a_constant_is_the_constant(name: str) -> None:
     average = Average(AVERAGES[name], constant)
     for step in range(51):
         for key, value in constant.items():
-            assert torch.allclose(average.result()[key], value, rtol=1e-6)
+            assert torch.allclose(average.weights[key], value, rtol=1e-6)
         average.update(constant, at(step + 1, 51), 1.0)
 
 
@@ -193,10 +193,10 @@ def test_every_average_is_applied(name: str) -> None:
     for step, weights in enumerate(seen[1:], 1):
         average.update(weights, at(step), 1.0)
     for key, last in seen[-1].items():
-        assert (average.result()[key] - last.float()).abs().max() > 0.05
+        assert (average.weights[key] - last.float()).abs().max() > 0.05
         stacked = torch.stack([weights[key].float() for weights in seen])
-        assert (average.result()[key] <= stacked.amax(0)).all()
-        assert (average.result()[key] >= stacked.amin(0)).all()
+        assert (average.weights[key] <= stacked.amax(0)).all()
+        assert (average.weights[key] >= stacked.amin(0)).all()
 
 
 @pytest.mark.parametrize("name", sorted(variants(Averaging)))
@@ -206,7 +206,7 @@ def test_every_average_keeps_its_own_numbers_and_resumes_to_the_bit(name: str, s
     first = {key: value.clone() for key, value in seen[0].items()}
     average = Average(AVERAGES[name], first)
     first["w"].fill_(100.0)
-    assert torch.equal(average.result()["w"], seen[0]["w"]), "not a view of the weights"
+    assert torch.equal(average.weights["w"], seen[0]["w"]), "not a view of the weights"
     for step in range(1, stop + 1):
         average.update(seen[step], at(step), 1.0)
     saved = copied(average)
@@ -224,5 +224,5 @@ def test_every_average_keeps_its_own_numbers_and_resumes_to_the_bit(name: str, s
         assert isinstance(tensor, Tensor)
         assert not tensor.requires_grad
     for key in seen[0]:
-        assert torch.equal(average.result()[key], resumed.result()[key])
-        assert average.result()[key].dtype == torch.float32
+        assert torch.equal(average.weights[key], resumed.weights[key])
+        assert average.weights[key].dtype == torch.float32
