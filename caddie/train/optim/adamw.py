@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from caddie.config import Fraction, Positive, Technique, known
+from caddie.config import Positive, Range, Technique, known
 from caddie.config.schedules import NonNegativeNumber, TrainProgress, value_at
 from caddie.runtime.distributed import Ranks
 from caddie.train.optim.optimizer import Optimizer, Updater, sum_of_squares
+
+Decay = Annotated[float, Range(0.0, 0.999999)]
+"""Decay of a running mean; at 1 it would stay zero, and AdamW divides it by 1 - 1."""
 
 
 class AdamW(Optimizer):
@@ -30,9 +34,9 @@ class AdamW(Optimizer):
         ),
     )
 
-    beta1: Fraction = 0.9
+    beta1: Decay = 0.9
     """Decay of the running mean of the gradient."""
-    beta2: Fraction = 0.95
+    beta2: Decay = 0.95
     """Decay of the running mean of the squared gradient."""
     epsilon: Positive = 1e-8
     """Added to the root of the mean squared gradient."""

@@ -803,6 +803,13 @@ def test_adamw_first_step_by_hand() -> None:
     assert parameter.detach().flatten().tolist() == pytest.approx([0.95 - 0.1, -1.9 + 0.1], rel=1e-6)
 
 
+@pytest.mark.parametrize("name", ["beta1", "beta2"])
+def test_a_mean_that_nothing_enters_is_refused(name: str) -> None:
+    """The first step would divide zero by zero."""
+    with pytest.raises(UserError, match=f"{name} must be from 0 to 0.999999, not 1.0"):
+        AdamW(lr=0.1, **{name: 1.0})
+
+
 def test_muon_first_step_by_hand() -> None:
     # A diagonal gradient stays diagonal: buffer = g, u = g + 0.9·g; a tall matrix moves by sqrt(4/2) more.
     parameter = nn.Parameter(torch.zeros(4, 2))
