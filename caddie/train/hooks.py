@@ -21,7 +21,7 @@ from torch import Tensor
 from caddie.config.schedules import TrainProgress
 from caddie.data.loaders import Batch
 from caddie.data.shards import Tokens
-from caddie.errors import UserError
+from caddie.errors import CheckFailed, UserError
 from caddie.files import reason
 from caddie.report.run_files import LOG
 from caddie.runtime.cpu_share import BUSY_SHARE, CpuShare
@@ -171,6 +171,9 @@ class Checkpoint:
         """Write the checkpoint whole or not at all, after all launched steps are done and found good."""
         run, trainer = self.run, self.run.trainer
         run.read_losses(0)
+        if broken := [name for name, tensor in trainer.parameters.items() if not bool(tensor.isfinite().all())]:
+            run.background.wait()
+            raise self.stays(f"{broken[0]} was not finite after step {run.done.step:,}, though its gradient was")
         run.at = self.saved = run.done
         state = trainer.state()
         if trainer.ranks.first:
@@ -179,6 +182,13 @@ class Checkpoint:
             if trainer.asynchronous:  # the next steps change the tensors while they are written
                 state = {name: tensor.to("cpu", copy=True) for name, tensor in state.items()}
             run.background.submit(lambda: save_tensors(self.path, state, {**self.identity, **words}))
+
+    def stays(self, why: str) -> CheckFailed:
+        """Return the error of a run that ends without a new checkpoint; it names the one before."""
+        return CheckFailed(
+            f"{why}; the weights of step {self.saved.step:,} are in {self.path}; lower train.optimizers.*.lr or set "
+            "train.clip_norm, under another --out"
+        )
 
 
 class Forecast:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from caddie.config.schedules import TrainProgress, value_at
 from caddie.data.loaders import Batch, TrainingData, hold_out
-from caddie.errors import CheckFailed, UserError
+from caddie.errors import UserError
 from caddie.model import GPT
 from caddie.report.run_files import CHECKPOINT, WEIGHTS
 from caddie.runtime.cpu_share import CpuShare
@@ -239,11 +239,7 @@ class Run(RunState):
             loss = later.read()
             if not math.isfinite(loss):
                 self.background.wait()
-                raise CheckFailed(
-                    f"the loss or its gradient was {loss} at step {step - 1:,}; the weights of step "
-                    f"{self.checkpoint.saved.step:,} are in {self.checkpoint.path}; lower train.optimizers.*.lr or set "
-                    "train.clip_norm, under another --out"
-                )
+                raise self.checkpoint.stays(f"the loss or its gradient was {loss} at step {step - 1:,}")
             seconds = time.perf_counter() - self.began
             seconds, signalled = self.trainer.ranks.maximum(seconds, float(max(self.received, default=0)))
             self.done, self.loss, self.signalled = TrainProgress(step, seconds, self.budget), loss, int(signalled)
