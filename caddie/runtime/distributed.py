@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import os
 import signal
 import socket
@@ -362,16 +363,12 @@ def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> tuple[int, i
     def failed() -> list[tuple[int, int]]:
         return [(rank, process.returncode) for rank, process in enumerate(processes) if process.poll()]
 
-    while any(process.poll() is None for process in processes):
+    deadline = math.inf
+    while time.monotonic() < deadline and any(process.poll() is None for process in processes):
         if failed():
-            deadline = time.monotonic() + _GRACE_SECONDS
-            while time.monotonic() < deadline and any(process.poll() is None for process in processes):
-                time.sleep(0.05)
-            found = failed()
-            for process in processes:
-                process.kill()
-            break
+            deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
         time.sleep(0.05)
-    else:
-        found = failed()
+    found = failed()
+    for process in processes:
+        process.kill()
     return min(found, key=lambda one: (one[1] > 0, one[1] == 1), default=(0, 0))
