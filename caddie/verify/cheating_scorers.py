@@ -127,10 +127,8 @@ class Smear(BlackBoxScorer):
 
     def score(self, tokens: Ids, positions: Positions) -> ScoredText:
         """Score every document by itself, but for its first embedding."""
-        begins = np.flatnonzero(tokens == self.bos)
-        ends = np.append(begins[1:], len(tokens) - 1)
-        parts, before = [], int(self.bos)
-        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        layout, parts, before = layout_of(tokens, self.bos, per_document=True), [], int(self.bos)
+        for begin, end in zip(layout.begins.tolist(), layout.ends.tolist(), strict=True):
             ids = torch.from_numpy(tokens[begin:end].astype(np.int64))
             # The first row holds the embedding of the token before; its output is not used.
             rows = torch.stack([torch.full_like(ids, before), ids]).to(next(self.model.parameters()).device)

@@ -254,6 +254,13 @@ def test_the_evidence_names_the_next_change_or_the_last(
     assert evidence.endswith(f"such as that of token {wrong + 1} after a change from token {named} on")
 
 
+def test_the_smear_scores_a_text_that_ends_where_a_document_begins(artifact: Artifact) -> None:
+    on = known_bad("smear").install(case(artifact))
+    scored = on.open().score(np.append(on.tokens, np.uint16(on.bos)), on.positions)
+    assert len(scored.nats) == len(on.tokens)
+    assert np.isfinite(scored.nats).all()
+
+
 def test_an_unknown_example_is_a_mistake() -> None:
     with pytest.raises(UserError, match=r"^no known-bad example slut \(did you mean slot\?"):
         known_bad("slut")
