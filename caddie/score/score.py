@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from caddie.config import Config, Count, Range, show
+from caddie.data.tokenizers import Ids
 from caddie.model import Model
 from caddie.report.units import bits_per_byte, nats_per_byte, nats_per_token
 from caddie.runtime.autotune import quickest, thread_counts
@@ -160,12 +162,7 @@ def score(
             on_window(window, losses)
         progress.step({"event": "tokens", "done": scored, "total": predictions})
 
-    device, layout = next(model.parameters()).device, layout_of(text.tokens, text.bos, bool(chosen.per_document))
-    # All ranks need the same batches, however many threads each has.
-    sizes = rows_and_workers(chosen, scoring, device)
-    rows, workers = (-int(least) for least in ranks.maximum(*(-size for size in sizes)))
-    vocabulary = model.config.vocabulary
-    run(chosen, text.tokens, layout, rows, add, device, workers, ranks, vocabulary=vocabulary)
+    run_text(chosen, model, text.tokens, text.bos, scoring, add, ranks)
     assert scored == predictions
     return Score(
         nats=nats,
@@ -180,6 +177,25 @@ def score(
         seconds=time.perf_counter() - begin,
         document_nats=document_nats,
     )
+
+
+def run_text(
+    scorer: Scorer,
+    model: Model,
+    tokens: Ids,
+    bos: int,
+    scoring: Scoring,
+    on_window: Callable[[Window, Losses], None],
+    ranks: Ranks = Ranks(),
+    on_logits: Callable[[Sequence[Window], Tensor], None] | None = None,
+) -> None:
+    """Run a scorer of a model over a text in the batches, and with the threads, of its score: see `run`."""
+    device, layout = next(model.parameters()).device, layout_of(tokens, bos, bool(scorer.per_document))
+    # All ranks need the same batches, however many threads each has.
+    sizes = rows_and_workers(scorer, scoring, device)
+    rows, workers = (-int(least) for least in ranks.maximum(*(-size for size in sizes)))
+    vocabulary = model.config.vocabulary
+    run(scorer, tokens, layout, rows, on_window, device, workers, ranks, vocabulary=vocabulary, on_logits=on_logits)
 
 
 def rows_and_workers(scorer: Scorer, scoring: Scoring, device: torch.device) -> tuple[int, int]:

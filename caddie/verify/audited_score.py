@@ -13,7 +13,7 @@ from caddie.errors import CheckFailed
 from caddie.pack.artifact import Artifact
 from caddie.runtime.distributed import Ranks
 from caddie.runtime.progress import Progress
-from caddie.score import Score, Scoring, Text, Window, layout_of, score_kinds
+from caddie.score import Score, Scoring, Text, Window, score_kinds
 from caddie.score.loop import Losses
 from caddie.verify.black_box import CountingScorer, LoopScorer
 from caddie.verify.probe_case import ProbeCase
@@ -62,7 +62,7 @@ def score_audited(
     with closing(open_scorer(artifact, name)) as own:
         isolated, isolation = own.isolated, f"The scorer ran with {own.isolation}."
         progress.note(isolation)
-        counting = CountingScorer(own, predictions)
+        counting = CountingScorer(own)
         scores = score_kinds(artifact.model, text, scoring, counting, progress, ranks, keep)
     if isinstance(own, RemoteTokens):
         return scores, Audit(isolated, f"The scorer was shown charged tokens alone. {isolation}")
@@ -80,7 +80,7 @@ def score_audited(
         tokens=text.tokens,
         text_bytes=text.source_bytes,
     )
-    base = counting.scored(losses["user"], layout_of(text.tokens, text.bos, counting.per_document))
+    base = counting.scored(losses["user"])
     seed, seconds = secrets.randbits(32), max(took, seconds or 0.0)
     passed, evidence = audit(whole, base, losses["plain"], seed=seed, seconds=seconds, decides=True, progress=progress)
     if passed is False:

@@ -21,9 +21,8 @@ from torch import Tensor
 from caddie.data.tokenizers import Ids
 from caddie.model import Cache, Model
 from caddie.pack.artifact import Artifact
-from caddie.score import Layout, ScoredPrefix, Scorer, Scoring, ScoringBatch, Step, Window, layout_of, run
+from caddie.score import Layout, ScoredPrefix, Scorer, Scoring, ScoringBatch, Step, Window, run_text
 from caddie.score.loop import Losses
-from caddie.score.score import rows_and_workers
 from caddie.verify.audit_hook import unwatched
 from caddie.verify.remote_scorer import RemoteTokens, open_scorer
 
@@ -123,12 +122,9 @@ class LoopScorer(BlackBoxScorer):
         return self.scoring.scorer(self.model, self.bos)
 
     def _recorded(self, scorer: Scorer, tokens: Ids, positions: Positions) -> ScoredText:
-        layout = layout_of(tokens, self.bos, bool(scorer.per_document))
-        predictions, gpt = len(tokens) - 1, self.model.config
+        counting, predictions, gpt = CountingScorer(scorer), len(tokens) - 1, self.model.config
         (nats, prints, ends), windows = np.zeros((3, predictions)), list[Window]()
         probabilities = np.zeros((len(positions), gpt.vocabulary))
-        counting, device = CountingScorer(scorer, predictions), next(self.model.parameters()).device
-        rows, workers = rows_and_workers(scorer, self.scoring, device)
 
         def record(window: Window, losses: Losses) -> None:
             nats[window.first : window.end] = losses
@@ -143,15 +139,15 @@ class LoopScorer(BlackBoxScorer):
                 wanted = torch.from_numpy(positions[begin:stop] - first).to(part.device)
                 probabilities[begin:stop] = log_probs[wanted].exp().cpu().numpy()
 
-        run(counting, tokens, layout, rows, record, device, workers, vocabulary=gpt.vocabulary, on_logits=keep)
+        run_text(counting, self.model, tokens, self.bos, self.scoring, record, on_logits=keep)
         scopes = {getattr(gpt.blocks[layer].attention, "scope", None) for layer in range(gpt.depth)}
-        scored, learns, context = counting.scored(nats, layout), type(scorer).update is not Scorer.update, None
+        scored, learns, context = counting.scored(nats), type(scorer).update is not Scorer.update, None
         if scorer.stateless or scorer.fixed_between_updates:
             context = np.zeros(predictions, np.int64)
             for window in windows:
                 context[window.first : window.end] = window.start
         elif scorer.per_document and not learns:
-            context = layout.begins[scored.segment]
+            context = counting.layout.begins[scored.segment]
         return replace(
             scored,
             probabilities=probabilities,
@@ -176,24 +172,25 @@ class StepsDone(Exception):
 
 
 class CountingScorer(Scorer):
-    """Another scorer, in the loop as that one would be; records the step of each prediction.
+    """Another scorer, in the loop as that one would be; records the layout and the step of each prediction.
 
     Raises `StepsDone` when `last_step` has been scored.
     """
 
-    def __init__(self, scorer: Scorer, predictions: int, last_step: int | None = None) -> None:
-        self.scorer, self.last_step, self.step = scorer, last_step, np.zeros(predictions, np.int64)
+    def __init__(self, scorer: Scorer, last_step: int | None = None) -> None:
+        self.scorer, self.last_step = scorer, last_step
         for claim in ("per_document", "in_order", "stateless", "fixed_between_updates", "together"):
             setattr(self, claim, getattr(scorer, claim))
 
-    def scored(self, nats: Floats, layout: Layout) -> ScoredText:
-        """Return the losses of a text of this layout with the steps in which they were made."""
-        segment = np.searchsorted(layout.begins, np.arange(len(nats)), side="right") - 1
+    def scored(self, nats: Floats) -> ScoredText:
+        """Return the losses of the text that it was run over with the steps in which they were made."""
+        segment = np.searchsorted(self.layout.begins, np.arange(len(nats)), side="right") - 1
         ends_known = bool(self.per_document)
         return ScoredText(nats=nats, step=self.step, segment=segment, probabilities=None, ends_known=ends_known)
 
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
         """Yield the scorer's own steps."""
+        self.layout, self.step = layout, np.zeros(layout.predictions, np.int64)
         for number, step in enumerate(self.scorer.plan(layout, rows)):
             if self.last_step is not None and number > self.last_step:
                 raise StepsDone

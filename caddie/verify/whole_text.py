@@ -20,9 +20,8 @@ from torch import Tensor
 from caddie.data.tokenizers import Ids
 from caddie.model import Model
 from caddie.runtime.progress import SILENT, Progress
-from caddie.score import Scorer, Scoring, Window, layout_of, run
+from caddie.score import Scorer, Scoring, Window, run_text
 from caddie.score.loop import Losses
-from caddie.score.score import rows_and_workers
 from caddie.score.scorer import nats
 from caddie.verify.black_box import CountingScorer, Floats, ScoredText, StepsDone
 from caddie.verify.changes import GAIN, may_change_ends, percent, undecided
@@ -62,8 +61,8 @@ class WholeText:
     def _score(
         self, scorer: Scorer, text: Ids, progress: Progress = SILENT, last_step: int | None = None
     ) -> ScoredText:
-        layout, predictions = layout_of(text, self.bos, bool(scorer.per_document)), len(text) - 1
-        found, done = np.full(predictions, np.nan), 0
+        counting, predictions, done = CountingScorer(scorer, last_step), len(text) - 1, 0
+        found = np.full(predictions, np.nan)
 
         def charge(batch: Sequence[Window], logits: Tensor) -> None:
             rows = np.stack([self.tokens[window.first + 1 : window.end + 1] for window in batch]).astype(np.int64)
@@ -76,12 +75,9 @@ class WholeText:
             done += len(losses)
             progress.step({"event": "tokens", "done": done, "total": predictions})
 
-        counting, device = CountingScorer(scorer, predictions, last_step), next(self.model.parameters()).device
-        rows, workers = rows_and_workers(counting, self.scoring, device)
-        vocabulary = self.model.config.vocabulary
         with suppress(StepsDone):
-            run(counting, text, layout, rows, tell, device, workers, vocabulary=vocabulary, on_logits=charge)
-        return counting.scored(found, layout)
+            run_text(counting, self.model, text, self.bos, self.scoring, tell, on_logits=charge)
+        return counting.scored(found)
 
 
 def audit(

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -206,15 +207,14 @@ def test_what_the_judge_does_meanwhile_is_not_laid_to_the_scorer(
 
 
 def test_probes_score_with_several_threads_as_scoring_does(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
-    from caddie.verify import black_box
-
-    used, score_text = list[int](), black_box.run
+    loop = import_module("caddie.score.score")
+    used, score_text = list[int](), loop.run
 
     def run(*given: Any, **named: Any) -> None:
         used.append(given[6])
         score_text(*given, **named)
 
-    monkeypatch.setattr(black_box, "run", run)
+    monkeypatch.setattr(loop, "run", run)
     threads, one = torch.get_num_threads(), case(artifact).base
     torch.set_num_threads(2)
     try:
