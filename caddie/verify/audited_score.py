@@ -18,7 +18,7 @@ from caddie.score.loop import Losses
 from caddie.verify.black_box import CountingScorer, LoopScorer
 from caddie.verify.probe_case import ProbeCase
 from caddie.verify.probes import DRAWN, PROBES
-from caddie.verify.remote_scorer import RemoteTokens, open_scorer
+from caddie.verify.remote_scorer import RemoteTokens, open_scorer, scorer_server
 from caddie.verify.whole_text import WholeText, audit
 
 _DRAWN_TOKENS, _DRAWN_SECONDS, _WINDOWS = 4096, 2.0, 3
@@ -60,7 +60,8 @@ def score_audited(
             longest = max(longest, window.end - window.start)
 
     with closing(open_scorer(artifact, name)) as own:
-        isolated, isolation = own.isolated, f"The scorer ran with {own.isolation}."
+        sandboxed = scorer_server(artifact).sandboxed
+        isolated, isolation = sandboxed.isolated, f"The scorer ran with {sandboxed.isolation}."
         progress.note(isolation)
         counting = CountingScorer(own)
         scores = score_kinds(artifact.model, text, scoring, counting, progress, ranks, keep)

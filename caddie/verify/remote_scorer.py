@@ -30,7 +30,7 @@ from caddie.pack.artifact import Artifact
 from caddie.runtime.distributed import Ranks
 from caddie.score import Layout, ScoredPrefix, Scorer, ScoringBatch, Step, Window
 from caddie.verify import channel
-from caddie.verify.sandbox import Sandboxed, open_sandbox
+from caddie.verify.sandbox import open_sandbox
 from caddie.verify.scorer_process import allow_debuggers, fork_server
 
 MEMORY_BYTES, ANSWER_SECONDS = 8 << 30, 300.0
@@ -49,48 +49,26 @@ class ScorerServer:
     """A process in a sandbox that has loaded an artifact and forks one for each scorer; it ends with this object."""
 
     def __init__(self, artifact: Path, sha256: str, parts: tuple[Path, ...] = ()) -> None:
-        self._artifact, self._sha256, self._parts = artifact, sha256, parts
-        self._close = weakref.finalize(self, lambda: None)
-        self._sandboxed: Sandboxed | None = None
-
-    def _start(self) -> None:
-        stack = ExitStack()
-        ours, theirs = socket.socketpair()
+        paths, stack = [artifact, *parts], ExitStack()
+        self._control, theirs = socket.socketpair()
+        stack.callback(self._control.close)
         with theirs:
-            paths = [self._artifact, *self._parts]
-            sandboxed = stack.enter_context(open_sandbox(fork_server(paths), readable=paths, stdin=theirs.fileno()))
-        self._close = weakref.finalize(self, stack.close)
-        if not sandboxed.isolated:  # then a scorer may see this process
+            command = fork_server(paths)
+            self.sandboxed = stack.enter_context(open_sandbox(command, readable=paths, stdin=theirs.fileno()))
+        self.close = weakref.finalize(self, stack.close)
+        """End all its processes."""
+        if not self.sandboxed.isolated:  # then a scorer may see this process
             allow_debuggers(False)
-        self._sandboxed, self._control, self._tail = sandboxed, ours, deque[bytes](maxlen=_TAIL_LINES)
-        stack.callback(ours.close)
-        errors = sandboxed.process.stderr
+        errors, self._tail = self.sandboxed.process.stderr, deque[bytes](maxlen=_TAIL_LINES)
         assert errors is not None
         threading.Thread(target=_drain, args=(os.dup(errors.fileno()), self._tail), daemon=True).start()
-        if (loaded := ours.recv(64).decode()) != self._sha256:
+        if (loaded := self._control.recv(64).decode()) != sha256:
             why = "it has changed" if loaded else self.last_words()
             self.close()
-            raise UserError(f"{self._artifact} could not be loaded in a sandbox: {why}")
-
-    @property
-    def isolated(self) -> bool:
-        """True if its processes reach no disk and no network."""
-        return bool(self._sandboxed and self._sandboxed.isolated)
-
-    @property
-    def isolation(self) -> str:
-        """Sentence that describes the isolation."""
-        return self._sandboxed.isolation if self._sandboxed else "not started"
-
-    @property
-    def resident_bytes(self) -> int:
-        """Memory of all its processes."""
-        return self._sandboxed.resident_bytes() if self._sandboxed else 0
+            raise UserError(f"{artifact} could not be loaded in a sandbox: {why}")
 
     def connect(self) -> socket.socket:
         """Return a socket to a new process, which knows the artifact alone and shares no pipe with an earlier one."""
-        if self._sandboxed is None or self._sandboxed.process.poll() is not None:
-            self._start()
         ours, theirs = socket.socketpair()
         reading, writing = os.pipe()
         threading.Thread(target=_drain, args=(reading, self._tail), daemon=True).start()
@@ -103,11 +81,6 @@ class ScorerServer:
         time.sleep(0.1)  # for the thread that reads them
         lines = [line for line in self._tail if line.strip()]
         return _printable(lines[-1]) if lines else "without a message"
-
-    def close(self) -> None:
-        """End all its processes."""
-        self._close()
-        self._sandboxed = None
 
 
 def _drain(number: int, tail: deque[bytes]) -> None:
@@ -122,9 +95,11 @@ def _printable(text: bytes | bytearray) -> str:
 
 
 def scorer_server(artifact: Artifact, new: bool = False) -> ScorerServer:
-    """Return the server of an artifact; that of the last artifact is kept, because it takes seconds to start."""
-    make = ScorerServer if new else _server
-    return make(artifact.path.absolute(), artifact.sha256, tuple(file.path.absolute() for file in artifact.parts))
+    """Return a server of an artifact that runs; that of the last artifact is kept, as it takes seconds to start."""
+    given = artifact.path.absolute(), artifact.sha256, tuple(file.path.absolute() for file in artifact.parts)
+    if not new and _server(*given).sandboxed.process.poll() is not None:
+        _server.cache_clear()
+    return (ScorerServer if new else _server)(*given)
 
 
 _server = lru_cache(maxsize=1)(ScorerServer)
@@ -145,7 +120,7 @@ def open_scorer(artifact: Artifact, name: str, *, own_sandbox: bool = False) -> 
         return _begin(_Link(server, name, own_sandbox), *given)
     except (_Ended, OSError):  # an earlier scorer may have killed the process that this one was to come from
         server.close()
-        return _begin(_Link(server, name, own_sandbox), *given)
+        return _begin(_Link(scorer_server(artifact, own_sandbox), name, own_sandbox), *given)
 
 
 def _begin(link: _Link, job: dict[str, Any], vocabulary: int, longest: int) -> RemoteScorer:
@@ -209,7 +184,7 @@ class _Link:
         now = time.monotonic()
         self._next_check = now + _CHECK_SECONDS
         limit = ""
-        if self.server.resident_bytes > MEMORY_BYTES:
+        if self.server.sandboxed.resident_bytes() > MEMORY_BYTES:
             limit = f"took more than {MEMORY_BYTES >> 20:,} MiB of memory"
         elif now > self._until:
             limit = f"gave no answer for {ANSWER_SECONDS:,.0f} seconds"
@@ -275,16 +250,6 @@ class RemoteScorer(Scorer):
             phrases = json.loads(self._link.ask(channel.READS, b"", _TEXT_BYTES)[1])
             return [_printable(str(phrase).encode()) for phrase in phrases]
         return []
-
-    @property
-    def isolated(self) -> bool:
-        """True if its process reaches no disk and no network."""
-        return self._link.server.isolated
-
-    @property
-    def isolation(self) -> str:
-        """Sentence that describes the isolation of its process."""
-        return self._link.server.isolation
 
     def close(self) -> None:
         """End the scorer's process."""

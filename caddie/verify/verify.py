@@ -248,9 +248,9 @@ def _probe_user_scorer(artifact: Artifact, job: dict[str, Any], progress: Progre
         answer = _run_job(job, progress)
     finally:
         torch.set_num_threads(threads)
-    server = scorer_server(artifact)
+    isolation = scorer_server(artifact).sandboxed.isolation
     used = f"{time.perf_counter() - begin:.0f} seconds; random seed {job['seed']}{_warning(artifact)}"
-    sandbox = Check("runs in a sandbox", True, f"the scorer alone, with {server.isolation}; {used}")
+    sandbox = Check("runs in a sandbox", True, f"the scorer alone, with {isolation}; {used}")
     return [sandbox, *(Check(**check) for check in answer["checks"])]
 
 

@@ -269,9 +269,8 @@ def test_a_file_that_is_not_there_is_a_mistake(artifact: Artifact) -> None:
 @pytest.mark.long
 def test_an_artifact_that_has_changed_is_named(artifact: Artifact, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(COUNTS)
-    server = module.ScorerServer(artifact.path, "0" * 64)
     with pytest.raises(UserError, match=r"could not be loaded in a sandbox: it has changed$"):
-        server.connect()
+        module.ScorerServer(artifact.path, "0" * 64)
 
 
 @pytest.mark.parametrize(
@@ -314,7 +313,7 @@ def test_nothing_of_one_scorer_is_left_for_the_next(artifact: Artifact, scored: 
     fork = "self.last = None\n        if not os.fork():\n            os.setsid()\n            while True: pass"
     scored(COUNTS)
     server = scorer_server(artifact)
-    (family,) = [psutil.Process(server._sandboxed.process.pid)]
+    (family,) = [psutil.Process(server.sandboxed.process.pid)]
     before = len(family.children(recursive=True))
     scored(COUNTS.replace("self.last = None", fork))
     assert len(family.children(recursive=True)) > before
@@ -373,8 +372,7 @@ def test_without_seccomp_a_sandbox_of_its_own_keeps_state_apart(
     (tmp_path / "mine.py").write_text(MARKS)
     scorer_server(artifact).close()
     try:
-        scorer_server(artifact).connect().close()
-        if "Linux namespaces" not in (isolation := scorer_server(artifact).isolation):
+        if "Linux namespaces" not in (isolation := scorer_server(artifact).sandboxed.isolation):
             pytest.skip(isolation)
         assert [marks(artifact, tmp_path / "mine.py")[0] for _ in range(2)] == [1, 2]
         processes = len(psutil.Process().children(recursive=True))
@@ -412,7 +410,7 @@ def test_where_there_is_no_sandbox_the_judge_hides_its_memory(
     server, get_dumpable = module.ScorerServer(artifact.path, artifact.sha256), 3
     try:
         server.connect().close()
-        assert server.isolation.startswith("plain subprocess")
+        assert server.sandboxed.isolation.startswith("plain subprocess")
         assert ctypes.CDLL(None).prctl(get_dumpable) == 0
     finally:
         server.close()
@@ -424,7 +422,7 @@ def test_where_there_is_no_sandbox_the_judge_hides_its_memory(
 def test_it_ends_with_its_judge(artifact: Artifact) -> None:
     server = module.ScorerServer(artifact.path, artifact.sha256)
     server.connect().close()
-    process = server._sandboxed.process
+    process = server.sandboxed.process
     del server
     assert process.poll() is not None
     assert not psutil.pid_exists(process.pid) or os.getpid() != psutil.Process(process.pid).ppid()
