@@ -99,7 +99,6 @@ def draw_change(
     base: ScoredText,
     reference: Reference,
     uniform: Ids,
-    weights: Floats,
     bos: int,
     generator: np.random.Generator,
     all_later: bool = False,
@@ -108,10 +107,10 @@ def draw_change(
 
     A replaced token is a random one, the likeliest other one or one drawn from the model's distribution; half of the
     places are changed alone, the others to the end of their window or up to 3.5 windows on. A BOS is changed only as
-    the first token of a change, and only if `weights` allow it; none is inserted. With `all_later`, all tokens that are
+    the first token of a change, and only if `chances` allow it; none is inserted. With `all_later`, all tokens that are
     scored in later steps are replaced too, wherever they stand, unless windows or documents are independent anyway.
     """
-    predictions = len(tokens) - 1
+    predictions, weights = len(tokens) - 1, chances(base, reference, tokens, bos)
     ends = np.full(predictions, predictions)
     for window in base.windows:
         ends[window.first : window.end] = window.end

@@ -20,7 +20,7 @@ from caddie.score import Scorer, Scoring
 from caddie.verify import probe_text
 from caddie.verify.audit_hook import watch_reads
 from caddie.verify.black_box import BlackBoxScorer, Floats, LoopScorer, Positions, ScoredText
-from caddie.verify.changes import Change, chances, draw_change, found_with
+from caddie.verify.changes import Change, draw_change, found_with
 from caddie.verify.own_model import DrawnText, Reference, draw_text, own_windows, reference
 from caddie.verify.remote_scorer import open_scorer
 from caddie.verify.whole_text import WholeText
@@ -141,9 +141,8 @@ class ProbeCase:
             other = probe_text.with_other_tokens(self.tokens, everywhere, self.bos, self.vocabulary, generator)
             ends = np.flatnonzero(self.tokens[1:] == self.bos)
             other[ends + 1] = self.reference.drawn[ends]
-            weights = chances(self.base, self.reference, self.tokens, self.bos)
-            drawn = self.tokens, self.base, self.reference, other, weights, self.bos, generator
-            change = draw_change(*drawn, all_later=index % 2 == 1)
+            later = index % 2 == 1
+            change = draw_change(self.tokens, self.base, self.reference, other, self.bos, generator, all_later=later)
             self._changed[index] = change, self.open().score(change.tokens, np.zeros(0, np.int64))
         return self._changed[index]
 

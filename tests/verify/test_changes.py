@@ -78,8 +78,7 @@ def test_a_change_leaves_the_context_of_its_places(independent: bool) -> None:
     base = windows_of_four(40, context=context)
     drawn_places, kinds = set(), set()
     for seed in range(60):
-        weights = chances(base, model, tokens, BOS)
-        change = draw_change(tokens, base, model, uniform, weights, BOS, np.random.default_rng(seed))
+        change = draw_change(tokens, base, model, uniform, BOS, np.random.default_rng(seed))
         assert 17 not in set(change.changed) - set(change.places)
         assert np.flatnonzero(change.tokens != tokens).tolist() == change.changed.tolist()
         assert set(change.places) <= set(change.changed)
@@ -97,8 +96,7 @@ def test_documents_of_one_step_are_changed_together() -> None:
     segment, step = np.repeat(np.arange(4), 4)[:15], np.repeat([0, 1], [8, 7])
     base = scored(15, segment=segment, step=step, learns=True)
     model = Reference(nats=np.ones(15), likely=np.full(15, 9, np.uint16), drawn=np.full(15, 9, np.uint16))
-    weights = chances(base, model, tokens, BOS)
-    change = draw_change(tokens, base, model, np.full(16, 8, np.uint16), weights, BOS, np.random.default_rng(0))
+    change = draw_change(tokens, base, model, np.full(16, 8, np.uint16), BOS, np.random.default_rng(0))
     assert len(change.places) == 2
     assert (change.tokens[tokens == BOS] == BOS).all()
     assert len({int(step[place - 1]) for place in change.places}) == 1
